@@ -21,6 +21,7 @@ from ..types import Array
 from .adversary import AdversaryView
 from .leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
 from .sums import sizes_in
+from .updates import of_several, public_model
 
 __all__ = ["cells", "clusters_from_sizes", "clusters_in", "linked_clusters"]
 
@@ -158,9 +159,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     mine, theirs = (guess(view, clients, renumbered, case.seed) for view in (case.view, case.reference))
     if len({groups[c] for c in clients}) < 2:
         return [nothing(case, NAME, metric, "there is one true group: no identity to find")], None
+    named = len(set(mine.values())) > 1
+    if not named and case.prior.config is not None and of_several(case.view, public_model(case.prior).dimension):
+        words = "not attempted: no message names a cluster, but what each client sends for every cluster's model tells how it is mixed"
+        return [nothing(case, NAME, metric, words)], None
     if set(mine.values()) == {UNNAMED}:
         return [nothing(case, NAME, metric, "no message of this view names a client's cluster")], None
-    if len(set(mine.values())) < 2 and not (compares(case.view) or compares(case.reference)):
+    if not named and not (compares(case.view) or compares(case.reference)):
         return [nothing(case, NAME, metric, "all clients are sent the same model and summed together: no cluster is named")], None
     names = np.array([groups[c] for c in clients])
     largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)

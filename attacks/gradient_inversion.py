@@ -40,7 +40,7 @@ from .lbfgs import minimise
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 from .local_training import LocalTraining, trainings_in
 from .token_recovery import embedding_of, token_cells
-from .updates import Step, local_of, public_model, single_steps, steps_in
+from .updates import Step, local_of, public_model, single_steps, steps_in, unread
 
 __all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "methods_of", "unroll"]
 
@@ -284,7 +284,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     mine, theirs = (single_steps(steps_in(view, model.dimension, case)) for view in (case.view, case.reference))
     apart = (set(mine) & set(theirs)) - set(case.view.coalition)
     if not apart:
-        return [nothing(case, NAME, "image_psnr_db", "no single client's update can be read in this view")], None
+        why = unread(case.view, model.dimension) or "no single client's update can be read in this view"
+        return [nothing(case, NAME, "image_psnr_db", why)], None
     assert prior.config is not None  # as `_refusal` found
     private = prior.config.privacy.unit != "none"
     most = MOST_IMAGES if private else max(MOST_IMAGES, most_samples(fitting_layer(model)))

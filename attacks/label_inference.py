@@ -39,12 +39,12 @@ from .label_readings import (
     top_labels,
 )
 from .label_sums import SumRead, distinct_sums, noisy_shares_in, planted, shares_in, sums_read, words_of
-from .leakage import Case, Cell, Prior, Truth, cell, nothing, popular_set
+from .leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
 from .local_training import trainings_in
 from .noisy_shares import Readings, shares_under_noise
-from .significance import RATE, Status, chance, chance_of_matching
+from .significance import RATE, Status, chance, chance_of_matching, chance_of_renaming, power
 from .sums import CohortSum, means_in, sizes_in, sums_in
-from .updates import Step, hidden_updates, less_known, public_model, steps_in, updates_in
+from .updates import Step, hidden_updates, less_known, public_model, steps_in, unread
 
 __all__ = [
     "auxiliary_shares", "bias_span", "cells", "class_probabilities", "counts_from_bias", "guess", "labels_from_bias", "readings_of",
@@ -154,8 +154,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
                 f"not attempted: updates are under a secret {hidden}, which hides their coordinates; key_recovery reads permuted ones, "
                 "gram_updates the inner products of all"
             )
-        if any(row.shape != (model.dimension,) for row in updates_in(case.view, model.dimension).values()):
-            why = "not attempted: updates are in this view, but of a part of the model only; that part may well show labels"
+        why = unread(case.view, model.dimension) or why
         if known and not hidden:
             why = "not attempted: updates are in this view, but not the turns before them, from which clients' corrections follow"
         return [nothing(case, NAME, "histogram_l1", why), whole], None
@@ -175,7 +174,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     first = _of_members(sums, read, own, clients, prior, model) if read else _guess(mine, prior, clients, model, rounds)
     guesses = [first, _guess(None, prior, clients, model, rounds)]
     guesses.append(first if theirs is mine else _guess(theirs, prior.unprotected(), clients, model, rounds))
-    figures, arrays = label_cells(case, NAME, clients, guesses, f"{source}; {prior.description}")
+    figures, arrays = label_cells(case, NAME, clients, guesses, f"{source}; {prior.description}", together=not apart)
     if not apart and any(one.status == "at_baseline" for one in figures):
         updates = theirs if are_single(theirs) else {}
         single = {(step.round, client): step.update for client, several in updates.items() for step in several}
@@ -192,17 +191,20 @@ def _with_power(case: Case, one: Cell, clients: list[int], blank: Guess, found: 
         words = f"{one.note}; its power is not known, since no leak of such sums could be planted"
         return replace(one, status="inconclusive", note=words)
     if one.metric == "histogram_l1":
-        beside, scores = -score_l1(blank, truth, clients), [-score_l1(shares, truth, clients) for shares in found]
+        beside, scores = score_l1(blank, truth, clients), [score_l1(shares, truth, clients) for shares in found]
+        chances = [share_chance(shares, beside, blank.shares[clients[0]], case, clients) for shares in found]
     else:
         clients = partial_sets(case, clients)
         popular = popular_set([truth.label_sets[client] for client in clients])
         beside = np.array([float(truth.label_sets[client] == popular) for client in clients])
         scores = [score_sets(shares, truth, prior, clients) for shares in found]
-    shown = sum(chance(score, beside, one.margin) < RATE for score in scores)
+        sets = [[top_labels(shares.shares[client], prior.labels_per_client[client]) for client in clients] for shares in found]
+        chances = [set_chance(named, right, beside, case, clients) for named, right in zip(sets, scores, strict=True)]
+    shown = sum(one < RATE for one in chances)
     low = float(stats.binomtest(shown, len(found), alternative="greater").proportion_ci(0.95, method="exact").low)
     words = (
         f"{one.note}; planted leak: each sum without one member drawn at random, shown in {shown} of {len(found)} "
-        f"(figure there {abs(float(np.mean(scores))):.2f}), conservative power {low:.2f}"
+        f"(figure there {float(np.mean(scores)):.2f}), conservative power {low:.2f}"
     )
     status: Status = "at_baseline" if low >= POWER else "inconclusive"
     return replace(one, status=status, power=shown / len(found), power_low=low, note=words)
@@ -313,8 +315,31 @@ def partial_sets(case: Case, clients: Sequence[int]) -> list[int]:
     return [client for client in clients if case.prior.labels_per_client[client] < case.prior.classes]
 
 
-def label_set_cell(case: Case, name: str, clients: Sequence[int], score: Callable[[list[int]], list[Array]], note: str) -> Cell:
-    """Label sets of the clients that lack a label; `score` of these gives scores with the view and on the unprotected view."""
+def set_chance(sets: Sequence[frozenset[int]], right: Array, beside: Array, case: Case, clients: Sequence[int]) -> float:
+    """How probable it is that label sets which were named together are `right` (n,) so much more often than `beside` (n,).
+
+    By a test over clients, and under a random renaming of all labels: the larger p.
+    """
+    real = [case.truth.label_sets[client] for client in clients]
+    return max(chance(right, beside, MARGIN["label_set_accuracy"]), chance_of_names(sets, real, case.prior.classes, case.seed))
+
+
+def share_chance(one: Guess, beside: Array, centre: Array, case: Case, clients: Sequence[int]) -> float:
+    """The same of label shares, whose errors are compared with those `beside` (n,), around the `centre` (classes,) that is the best guess
+    without a view."""
+    guessed, real = (np.stack([of(client) for client in clients]) for of in (one.shares.__getitem__, case.truth.histogram))
+    renamed = chance_of_renaming(guessed, real, centre, stream(case.seed, "shares renamed"))
+    return max(chance(-np.abs(guessed - real).sum(axis=1), -beside, MARGIN["histogram_l1"]), renamed)
+
+
+def label_set_cell(
+    case: Case, name: str, clients: Sequence[int], score: Callable[[list[int]], list[Array]], note: str,
+    together: Callable[[list[int]], list[list[frozenset[int]]]] | None = None,
+) -> Cell:  # fmt: skip
+    """Label sets of the clients that lack a label; `score` of these gives scores with the view and on the unprotected view.
+
+    `together`, where the labels of all clients were named at once, gives the label sets in the same way.
+    """
     metric, truth = "label_set_accuracy", case.truth
     partial = partial_sets(case, clients)
     if not partial:
@@ -323,20 +348,42 @@ def label_set_cell(case: Case, name: str, clients: Sequence[int], score: Callabl
     mine, theirs = score(partial)
     blank = np.array([float(truth.label_sets[client] == popular) for client in partial])
     words = f"{note}; baseline: the most common label set for everyone"
-    return cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words)
+    if together is None:
+        return cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words)
+    named = zip(together(partial), (mine, theirs), strict=True)
+    first, second = (set_chance(sets, right, blank, case, partial) for sets, right in named)
+    made = cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words, chances=(first, second))
+    return replace(made, power=power(mine, blank, theirs, blank, MARGIN[metric]))
 
 
-def label_cells(case: Case, name: str, clients: list[int], guesses: list[Guess], note: str) -> tuple[list[Cell], dict[str, Array]]:
-    """Histograms and label sets of clients, guessed with, without and on the unprotected view; the cells and what a picture needs."""
+def label_cells(
+    case: Case, name: str, clients: list[int], guesses: list[Guess], note: str, *, together: bool = False
+) -> tuple[list[Cell], dict[str, Array]]:  # fmt: skip
+    """Histograms and label sets of clients, guessed with, without and on the unprotected view; the cells and what a picture needs.
+
+    `together`: guesses of several clients are of one reading, so that they are right or wrong together.
+    """
     prior, truth = case.prior, case.truth
+    mine, blank, theirs = guesses
     l1 = [score_l1(one, truth, clients) for one in guesses]
-    words = f"{note}; baseline: the label shares of the auxiliary data"
-    figures = [cell(case, name, "histogram_l1", *l1, margin=MARGIN["histogram_l1"], lower_is_better=True, note=words)]
-    mine, _, theirs = guesses
-    figures.append(label_set_cell(case, name, clients, lambda some: [score_sets(one, truth, prior, some) for one in (mine, theirs)], note))
+    words, margin = f"{note}; baseline: the label shares of the auxiliary data", MARGIN["histogram_l1"]
+    chances = None
+    if together:
+        first, second = (share_chance(one, l1[1], blank.shares[clients[0]], case, clients) for one in (mine, theirs))
+        chances = first, second
+    made = cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=words, chances=chances)
+    if together:
+        made = replace(made, power=power(-l1[0], -l1[1], -l1[2], -l1[1], margin))
+
+    def sets(some: list[int]) -> list[list[frozenset[int]]]:
+        return [[top_labels(one.shares[client], prior.labels_per_client[client]) for client in some] for one in (mine, theirs)]
+
+    scored = label_set_cell(
+        case, name, clients, lambda some: [score_sets(one, truth, prior, some) for one in (mine, theirs)], note, sets if together else None
+    )
     arrays = {
         "clients": np.array(clients),
         "label_truth": np.stack([truth.histogram(c) for c in clients]),
         "label_guess": np.stack([guesses[0].shares[c] for c in clients]),
     }
-    return figures, arrays
+    return [made, scored], arrays

@@ -18,7 +18,6 @@ that plants leaks of its own states its power itself. A figure that is a proof n
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from operator import eq
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,8 @@ class Cell:
     def line(self) -> str:
         """The cell as one line of text."""
         if self.value is None:
-            return f"{self.attack} / {self.metric} ({self.adversary}, {self.protection}): {self.status}; {self.note}"
+            why = self.note.removeprefix(NOT_ATTEMPTED).lstrip(":, ")  # the status says that already
+            return f"{self.attack} / {self.metric} ({self.adversary}, {self.protection}): {self.status}; {why}"
         known = f", k = {self.k_known}" if self.k_known else ""
         interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
         beside = f"baseline {self.baseline:.3f}" + ("" if self.reference is None else f", unprotected {self.reference:.3f}")
@@ -350,11 +350,9 @@ def chance_of_names(
 
     For attacks that name all clients at once: one lucky name makes all clients of a group right together.
     """
-    rng, reached = stream(seed, "labels renamed"), sum(map(eq, found, truth))
-    again = 0
-    for _ in range(times):
-        name = rng.permutation(classes).tolist()
-        again += sum(frozenset(name[label] for label in one) == real for one, real in zip(found, truth, strict=True)) >= reached
+    sets, real = (np.array([[label in one for label in range(classes)] for one in several]) for several in (found, truth))
+    rng, reached = stream(seed, "labels renamed"), int((sets == real).all(axis=1).sum())
+    again = sum(int((sets == real[:, rng.permutation(classes)]).all(axis=1).sum()) >= reached for _ in range(times))
     return (1 + again) / (1 + times)
 
 

@@ -40,7 +40,7 @@ from .membership import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable, evidence, passes_of, read_steps
 from .membership_shadows import Game, Target, games_of, models_in, pairs_of
 from .significance import RATE, Status
-from .updates import Step, public_model, updates_in
+from .updates import Step, public_model, unread
 
 __all__ = ["Outcome", "auc_gain", "cells", "chance_of_swaps", "curve_of", "member_chance", "member_p", "outcome"]
 
@@ -221,7 +221,8 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
     bound = config.privacy.clip_norm if config.privacy.unit == "client" else 0.0
     (mine, until), (theirs, _) = (_targets(case, config, view, model) for view in (case.view, case.reference))
     if not mine or not theirs:
-        return [nothing(case, NAME, "model_lira_auc", "no model that clients trained can be read in this view")], {}
+        why = unread(case.view, model.dimension) or "no model that clients trained can be read in this view"
+        return [nothing(case, NAME, "model_lira_auc", why)], {}
     played = []
     for targets, how, norm in ((mine, private, bound), (theirs, plain, 0.0)):
         games = []
@@ -235,7 +236,8 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
         seen, beside = ([game for pair in games if (game := pair[place]) is not None] for games in played)
         if min(sum(int(game.member.sum()) for game in several) for several in (seen, beside)) < FEWEST_ASKED:
             hidden = what == "own_model" and not any(target.own for target in mine)
-            why = "no single client's update can be read in this view" if hidden else UNSEEN[what]
+            unseen = unread(case.view, model.dimension) or "no single client's update can be read in this view"
+            why = unseen if hidden else UNSEEN[what]
             figures.append(nothing(case, NAME, f"{what}_lira_auc", why))
             continue
         rounds = max(len(target.chain) for target in mine)
@@ -288,10 +290,8 @@ def _unread(case: Case, config: Config) -> str:
 
 def _unreadable(case: Case) -> str:
     """Why no update of a whole model can be read."""
-    dimension = public_model(case.prior).dimension
-    if any(row.shape != (dimension,) for row in updates_in(case.view, dimension).values()):
-        return "not attempted: updates are in this view, but of a part of the model only; that part may well show who was in"
-    return "no update, and no mean update of a cluster, can be read in this view"
+    why = unread(case.view, public_model(case.prior).dimension)
+    return why or "no update, and no mean update of a cluster, can be read in this view"
 
 
 def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], list[Step]]:

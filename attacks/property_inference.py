@@ -42,7 +42,7 @@ from .property_statements import FEWEST, Statement, shares_held, statements, who
 from .property_sums import distinct, shares_in_sums, tells_apart
 from .property_trials import chance_dealt, interval, is_toss, score, trials_of
 from .significance import RATE, Status
-from .updates import Step, public_model, steps_in
+from .updates import Step, public_model, steps_in, unread
 
 __all__ = ["cells", "infer_property"]
 
@@ -223,7 +223,8 @@ def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[i
             figures.append(_error_cell(case, f"{source}_{statement.name}_share_error", clients, statement, scores, note))
         else:
             figures.append(_cell(case, source, statement.name, clients, scores, has, note))
-    return figures or [nothing(case, NAME, f"{source}_auc", UNSEEN[source])]
+    other = unread(case.view, public_model(prior).dimension) if source == "update" and not figures else ""
+    return figures or [nothing(case, NAME, f"{source}_auc", other or UNSEEN[source])]
 
 
 def _alike(mine: Mapping[int, Any], theirs: Mapping[int, Any], prior: Prior) -> bool:

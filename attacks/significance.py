@@ -9,8 +9,8 @@ from scipy import stats
 from ..types import Array
 
 __all__ = [
-    "ENOUGH", "Status", "chance", "chance_of_matching", "chance_of_orders", "confidence_interval", "interval", "is_count", "judge",
-    "orders", "power", "proportion_interval", "t_chance", "t_power",
+    "ENOUGH", "Status", "chance", "chance_of_matching", "chance_of_orders", "chance_of_renaming", "confidence_interval", "interval",
+    "is_count", "judge", "orders", "power", "proportion_interval", "t_chance", "t_power", "vary",
 ]  # fmt: skip
 
 FEWEST_SCORES = 3
@@ -20,6 +20,8 @@ RATE = 0.025
 """How often a figure without a leak may be called one, from one run or from several together."""
 ENOUGH = 0.9
 """The power that `at_baseline` requires, at least."""
+ROUNDED = 1e-9
+"""Values that differ by less, as a share of the largest, are equal but for rounding."""
 FEWEST_COUNTS = 6
 """Fewer scores of 0 and 1 that all succeed where the baseline fails are as probable by chance as `RATE` allows: 2⁻⁵ is .031."""
 SHARES = ("_accuracy", "_exact", "_auc", "_tpr")
@@ -33,9 +35,14 @@ RANGES = {
 Status = Literal["leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
 
 
+def vary(values: Array) -> bool:
+    """Whether values differ by more than rounding. Equal ones have a deviation of some 1e-17, which makes any mean look certain."""
+    return len(values) > 1 and float(np.ptp(values)) > ROUNDED * float(np.abs(values).max())
+
+
 def confidence_interval(values: Array) -> tuple[float, float]:
     """A 95 % t-interval for the mean of independent values; a point where they do not vary."""
-    if len(values) < 2 or float(np.std(values)) == 0.0:
+    if not vary(values):
         return float(np.mean(values)), float(np.mean(values))
     half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
     return float(np.mean(values)) - half, float(np.mean(values)) + half
@@ -55,7 +62,7 @@ def interval(metric: str, values: Array, counted: int) -> tuple[float | None, fl
     """The 95 % interval of a mean: exact for counts, else by t and within what the metric can be; none where values do not vary."""
     if counted:
         return proportion_interval(values)
-    if float(np.ptp(values)) == 0.0:
+    if not vary(values):
         return None, None
     least, most = next((limits for end, limits in RANGES.items() if metric.endswith(end)), (-float("inf"), float("inf")))
     low, high = confidence_interval(values)
@@ -70,8 +77,8 @@ def t_chance(gain: Array, margin: float) -> float:
     margin.
     """
     above = float(np.mean(gain)) - margin
-    if len(gain) < 2 or float(np.std(gain)) == 0.0:
-        return 3.0 ** -len(gain) if above > 0 else 1.0
+    if not vary(gain):
+        return 3.0 ** -len(gain) if above > ROUNDED * max(abs(margin), float(np.abs(gain).max())) else 1.0
     return float(stats.t.sf(above * np.sqrt(len(gain)) / np.std(gain, ddof=1), len(gain) - 1))
 
 
@@ -95,7 +102,7 @@ def t_power(mean: float, spread: float, n: int, margin: float, rate: float) -> f
     """How often a t-test at `rate` of `n` normal values with this mean and standard deviation shows that their mean is above `margin`."""
     if n < 2 or mean <= margin:
         return 0.0
-    if spread == 0.0:
+    if spread <= ROUNDED * abs(mean):
         return 1.0
     return float(stats.nct.sf(stats.t.isf(rate, n - 1), n - 1, (mean - margin) * np.sqrt(n) / spread))
 
@@ -131,6 +138,19 @@ def chance_of_matching(errors: Array, rng: np.random.Generator) -> float:
     )
     reached = int((errors[np.arange(k), deals].sum(axis=1) <= own + 1e-9).sum())
     return reached / len(deals) if k <= MATCHED else (1 + reached) / (1 + MATCHINGS)
+
+
+def chance_of_renaming(guessed: Array, true: Array, centre: Array, rng: np.random.Generator) -> float:
+    """How probable it is that label shares `guessed` (n, c) are as near to the true ones, in L1, if all labels are renamed at random.
+
+    For clients whose labels are named together, or read off the same sums: one lucky name makes many of them right, so that they are not
+    n independent scores. What is renamed are differences from the `centre` (c,), the best guess without a view: of shares that are those
+    nothing is left to luck.
+    """
+    errors = np.zeros((len(centre), len(centre)))  # of each label under each name
+    for shares, real in zip(guessed - centre, true - centre, strict=True):
+        errors += np.abs(shares[:, None] - real[None, :])
+    return chance_of_matching(errors, rng)
 
 
 def orders(guessed: Array, true: Array) -> Array:

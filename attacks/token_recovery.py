@@ -28,7 +28,7 @@ from ..types import Array, check_array
 from .label_readings import bias_span
 from .leakage import Case, Cell, Prior, cell, nothing
 from .local_training import trainings_in
-from .updates import Step, local_of, public_model, single_steps, steps_in
+from .updates import Step, local_of, public_model, single_steps, steps_in, unread
 
 __all__ = ["embedding_of", "token_cells", "tokens_from_rows", "window_from_rows"]
 
@@ -230,7 +230,8 @@ def token_cells(case: Case, name: str) -> list[Cell]:
     )
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))[: CLIENTS_PER_DRAW * case.budget.draws]
     if not clients:
-        return [nothing(case, name, metrics[0], "no single client's update can be read in this view")]
+        why = unread(case.view, model.dimension) or "no single client's update can be read in this view"
+        return [nothing(case, name, metrics[0], why)]
     truth = {client: case.truth.data[client][0].reshape(-1, model.shape[0]).astype(np.int64) for client in clients}
     note = (
         f"words of {len(clients)} client(s), padding and the unknown word included, by the embedding's rows that move, first update; "

@@ -23,12 +23,13 @@ from .adversary import UPDATES, AdversaryView, parts_in, updates_sent
 from .leakage import Case, Cell, Prior, cell, nothing
 from .local_training import NotRecorded, trainings_in
 from .significance import FEWEST_SCORES, chance_of_orders, orders
-from .updates import public_model
+from .updates import public_model, unread
 
 __all__ = ["cells", "counts_from_lengths", "lengths_in"]
 
 NAME = "update_norms"
 ERROR, ORDER = "samples_error", "samples_order_auc"
+"""|log(n̂ / n)|, of which the median is the best guess for everyone: of |n̂ − n| / n a smaller number would be, whatever it is made from."""
 MARGIN = {ERROR: 0.1, ORDER: 0.05}
 PRETENDED, FEWEST, MOST = 96, 4, 512
 """So many clients of the attacker's own, with from `FEWEST` to `MOST` samples."""
@@ -111,7 +112,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     mine, theirs = lengths_in(case.view), lengths_in(case.reference)
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if len(clients) < FEWEST_SCORES:
-        return [nothing(case, NAME, ORDER, "no single updates of enough clients, in any form, are in this view")], None
+        why = unread(case.view, public_model(prior).dimension) or "no single updates of enough clients, in any form, are in this view"
+        return [nothing(case, NAME, ORDER, why)], None
     true = np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
     if len(np.unique(true)) < 2:
         return [nothing(case, NAME, ORDER, "all clients have the same number of samples: there is nothing to find")], None
@@ -122,11 +124,16 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     made = [np.array([one[client] for client in clients]) for one in found]
     note = f"{len(clients)} clients, first round; {prior.description.partition(';')[0]}; baseline: the median number for everyone"
     first, second = (chance_of_orders(one, true, stream(case.seed, "numbers of samples dealt again")) for one in made[::2])
-    order, errors = [orders(one, true) for one in made], [np.abs(one - true) / true for one in made]
+    order, errors = [orders(one, true) for one in made], [errors_of(one, true) for one in made]
     return [
         cell(case, NAME, ORDER, *order, margin=MARGIN[ORDER], note=note, chances=(first, second)),
-        cell(case, NAME, ERROR, *errors, margin=MARGIN[ERROR], lower_is_better=True, note=note),
+        cell(case, NAME, ERROR, *errors, margin=MARGIN[ERROR], lower_is_better=True, note=f"|log(n̂/n)|; {note}"),
     ], None
+
+
+def errors_of(guessed: Array, true: Array) -> Array:
+    """|log(n̂ / n)| (n,) of guessed and true numbers of samples."""
+    return np.asarray(np.abs(np.log(guessed / true)))
 
 
 def _refusal(case: Case) -> str:

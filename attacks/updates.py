@@ -16,14 +16,15 @@ from ..algorithms.fesem import TrainAndAssign
 from ..contract.transcript import Message, payload_rows
 from ..engine.models import Model
 from ..types import Array
-from .adversary import UPDATES, AdversaryView, hidden_by, updates_sent
+from .adversary import UPDATES, AdversaryView, hidden_by, parts_in, updates_sent
 from .coalition import known_means
 from .leakage import Case, Prior
 from .local_training import LocalTraining, NotRecorded, training_of
 from .sums import means_in, models_sent
 
 __all__ = [
-    "Step", "asked_in", "hidden_updates", "less_known", "local_of", "public_model", "single_steps", "steps_in", "updates_in",
+    "Step", "asked_in", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in", "unread",
+    "updates_in",
 ]  # fmt: skip
 
 
@@ -84,6 +85,26 @@ def hidden_updates(view: AdversaryView) -> str:
     """The kind of the transform that hides the coordinates of others' updates from the adversary; empty where none does."""
     blind = (one for one in view.select("mean", "blind update") if set(payload_rows(one)) - set(view.coalition))
     return next((kind for one in blind if (kind := hidden_by(view, str(one.context.get("transform", "")), "mean"))), "")
+
+
+def unread(view: AdversaryView, dimension: int) -> str:
+    """Why an attack on updates of whole models is not attempted though clients' own are in a view: they are of another form. Else empty."""
+    if of_several(view, dimension):
+        return "not attempted: what each client sends for means is in this view, but of several models at once; that may well show it"
+    if any(row.shape != (dimension,) for row in updates_in(view, dimension).values()):
+        return "not attempted: updates are in this view, but of a part of the model only; that part may well show it"
+    return ""
+
+
+def of_several(view: AdversaryView, dimension: int) -> bool:
+    """Whether what other clients send for means can be read and is of several models at once (FedSoft, FedRC)."""
+    for message in view.select("mean", "update"):
+        if "transform" not in message.context and set(payload_rows(message)) - set(view.coalition):
+            rows, parts = updates_sent(view, message), parts_in(view, message).values()
+            several = [part for part in parts if part.ndim == 3 and part[0].size > dimension] if rows is None else [rows]
+            if any(part[0].size > dimension for part in several):
+                return True
+    return False
 
 
 def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:

@@ -74,7 +74,7 @@ class TooFewClients(ProtocolError):
             f"too few clients are left to remove the masks: {sizes}; a cohort of this size needs {min_cohort}, "
             "its threshold, which is never below the minimum cohort size"
             if threshold
-            else f"no group reaches the minimum cohort size of {min_cohort} clients (group sizes: {sizes}); "
+            else f"no group reaches the minimum cohort size of {min_cohort} clients (group sizes: {sizes}; min_cohort = {min_cohort}); "
             "their sums would show individuals"
         )
 

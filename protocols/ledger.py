@@ -7,8 +7,8 @@ Rules
 - **Durable before.** With a path, the new ledger has reached the disk (written aside, flushed, renamed, folder flushed) when `charge`
   returns: a program that dies between charge and release has charged too much, never too little.
 - **Never taken back.** There is no refund. A round that was interrupted and is run again draws new noise, so it is charged again.
-- **Once per noise.** A value that carries its noise is charged by whoever holds it at its first release (see `Receipt`); showing the same
-  noisy value again is free. A value without noise that goes through a noising operation gets fresh noise, so each release is charged.
+- **Once per noise.** A value that carries its noise is charged once, before its first release (see `Receipt`); showing the same noisy value
+  again is free. A value without noise that goes through a noising operation gets fresh noise, so each release is charged.
 - **Membership counts.** Who is in a cohort is public here. Where membership follows from data, the value that revealed it (a gathered
   choice, a Gram's labels) was itself a charged release.
 

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -13,6 +15,7 @@ import pytest
 from fake_grid import FakeGrid
 from flwr.app import Context, Message
 from quick_flower import commands
+from safetensors.numpy import load_file
 
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
@@ -83,13 +86,13 @@ def _same(client: ClientData, context: Context, tables: dict[str, Any]) -> Clien
 
 class DyingGrid(FakeGrid):
     """A grid in this process whose nodes die just when they would get the n-th message of a stage; they are back when nodes are next asked
-    for. `key_holder`: a node beside those of the clients holds the keys of encrypted similarity.
+    for. `holders`: nodes beside those of the clients, numbered after them, hold the keys or the shares of a comparison.
     """
 
     def __init__(
-        self, folder: Path, scene: Population, protection: str, plan: Mapping[tuple[str, int], Iterable[int]], key_holder: bool = False
+        self, folder: Path, scene: Population, protection: str, plan: Mapping[tuple[str, int], Iterable[int]], holders: int = 0
     ) -> None:
-        write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)), key_holder=key_holder)
+        write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)), key_holder=holders)
         configs = {}
         for client in scene.clients:
             path = folder / f"client{client.id}.toml"
@@ -97,9 +100,10 @@ class DyingGrid(FakeGrid):
             path.write_text(f"{files}[protection]\n{protection}\n")
             configs[client.id] = {"settings": str(path)}
         apps = {client.id: client_app(partial(_same, client)) for client in scene.clients}
-        if key_holder:
-            path, node = folder / "key-holder.toml", 1 + max(apps)
-            files = 'role = "key-holder"\nidentity = "keys/key-holder.key"\nroster = "keys/roster.txt"\nstate = "state-holder"\n'
+        for number in range(holders):
+            name, node = f"key-holder{number or ''}", len(scene.clients) + number
+            path = folder / f"{name}.toml"
+            files = f'role = "key-holder"\nidentity = "keys/{name}.key"\nroster = "keys/roster.txt"\nstate = "state-{name}"\n'
             path.write_text(f"{files}[protection]\n{protection}\n")
             configs[node] = {"settings": str(path)}
             apps[node] = client_app(partial(_same, scene.clients[0]))  # it has no data, and nobody asks it for any
@@ -131,21 +135,35 @@ def loopback() -> Any:
 def quick_loopback(folder: Path) -> Any:
     """The same on commands of Flower that wait and import less (`quick_flower`), which it writes into `folder`.
 
-    Flower is asked for its word on a run where the run folder is complete, and else every half minute: asking starts a process.
+    Flower is asked for its word on a run where the run folder is complete, and else every half minute: asking starts a process. A run is
+    submitted when all have done their imports, which take long on a busy machine.
     """
     module = loopback()
     module.BIN = commands(folder / "bin", module.BIN)
-    ask, asked = module.status, time.monotonic()
+    ask, submit, asked = module.status, module.submit, time.monotonic()
+
+    def submitted(machines: Any) -> str:
+        until = time.monotonic() + 600
+        while not all(ready(machines.out / f"{name}.log") for name in machines.running) and time.monotonic() < until:
+            time.sleep(0.2)
+        return str(submit(machines))
 
     def status(machines: Any, run_id: str) -> str:
         nonlocal asked
-        if not (machines.out / "run" / "summary.json").exists() and time.monotonic() < asked + 30:
+        if not Path(machines.run_config["out"], "summary.json").exists() and time.monotonic() < asked + 30:
             return "running"
         asked = time.monotonic()
         return str(ask(machines, run_id))
 
-    module.status = status
+    module.status, module.submit = status, submitted
     return module
+
+
+def ready(log: Path) -> bool:
+    """Whether the SuperExec of each SuperLink or SuperNode that wrote here has started, which it says when it has done its imports."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    started = text.count("Starting Flower SuperLink") + text.count("Starting Flower SuperNode")
+    return 0 < started == text.count("Starting Flower SuperExec")
 
 
 class Survivors:
@@ -199,6 +217,17 @@ def survivors_of(run: Path, messages: int) -> dict[int, tuple[int, ...]]:
     return found
 
 
+def check_models(run: Path, changes: list[str], atol: float) -> Any:
+    """The models are those of the plain sums of each round's survivors. The clustering of the same experiment in one process."""
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    clustering, models = local_models(changes, survivors_of(run, summary["messages"]))
+    found = load_file(run / "checkpoints" / "models.safetensors")
+    assert len(found) == len(models)
+    for i, model in enumerate(models):
+        np.testing.assert_allclose(found[f"model/{i}"], model, atol=atol)
+    return clustering
+
+
 def run_with_deaths(module: Any, machines: Any, out: Path, plan: list[list[Any]], seconds: float, forget: Sequence[int] = ()) -> str:
     """Submit; restart each SuperNode that kills itself; Flower's word at the end. Clients in `forget` keep no state on disk."""
     app = out / "app" / "clustered"
@@ -226,6 +255,36 @@ def run_with_deaths(module: Any, machines: Any, out: Path, plan: list[list[Any]]
             due = time.monotonic() + 5 * (time.monotonic() - asked)
         time.sleep(0.2)
     raise AssertionError(f"the run is still {word!r} after {seconds:g} s")
+
+
+def begun(journal: Path, known: int = 0) -> list[str]:
+    """The stages that have begun since the journal had `known` lines; all, where it has fewer by now."""
+    entries = [json.loads(line) for line in journal.read_text(encoding="utf-8").split("\n")[:-1]] if journal.exists() else []
+    return [entry["stage"] for entry in entries[known if known <= len(entries) else 0 :] if "answered" not in entry]
+
+
+def kill_in_stage(module: Any, machines: Any, run_id: str, stage: tuple[str, int], names: Sequence[str]) -> None:
+    """Kill these processes by their own ids, and only these, when a stage has begun for the n-th time from now on."""
+    journal = Path(machines.run_config["out"]) / "stages.jsonl"
+    known = journal.read_text(encoding="utf-8").count("\n") if journal.exists() else 0
+    until = time.monotonic() + 600
+    while begun(journal, known).count(stage[0]) < stage[1]:
+        word = module.status(machines, run_id)
+        assert not word.startswith("finished"), f"{stage}: the run ended as {word!r} before it"
+        assert time.monotonic() < until, f"{stage} was never reached; begun: {begun(journal, known)}"
+        time.sleep(0.02)
+    for name in names:
+        os.kill(machines.running[name].pid, signal.SIGKILL)
+    for name in names:
+        machines.running[name].wait(10)
+
+
+def start_again(module: Any, machines: Any, names: Sequence[str]) -> None:
+    """Start processes by the commands that they were started with."""
+    for name in names:
+        machines.start(name, *machines.running[name].args)
+        if name == "superlink":
+            module.health(machines.ports[0], 120, None)
 
 
 def said(run: Path, messages: int) -> list[tuple[Any, ...]]:
@@ -273,6 +332,6 @@ def deaths_of(out: Path) -> list[list[Any]]:
 
 
 __all__ = [
-    "APP", "DyingGrid", "check_run_folder", "deaths_of", "local_models", "loopback", "quick_loopback", "rows_of", "run_with_deaths", "said",
-    "stages_of", "survivors_of",
+    "APP", "DyingGrid", "begun", "check_models", "check_run_folder", "deaths_of", "kill_in_stage", "local_models", "loopback",
+    "quick_loopback", "rows_of", "run_with_deaths", "said", "stages_of", "start_again", "survivors_of",
 ]  # fmt: skip

@@ -1,8 +1,9 @@
 """Flower's own SuperNode and SuperExec, with less waiting and fewer imports: what most deployments of the tests run on.
 
 Nearly all of a small deployment's time goes into imports (4 s of processor time for each message: a process that loads Flower, PyTorch and
-scikit-learn) and fixed waits. Here a SuperExec has the imports done and forks itself for each message, so a client still is a process of
-its own that knows nothing of the one before; SuperNodes look for messages more often; and their heartbeats are as frequent as a SuperLink
+scikit-learn) and fixed waits. Here a SuperExec has the imports done and forks itself for each message and each server's app, so a client
+still is a process of its own that knows nothing of the one before. An app that starts slowly on a busy machine loses its token after 30 s,
+and a SuperExec starts another beside it. SuperNodes look for messages more often; and their heartbeats are as frequent as a SuperLink
 allows, so a killed one is given up after 20 s instead of 60. Nothing else differs. `make test-flower` starts Flower as it is.
 """
 
@@ -22,6 +23,8 @@ __all__ = ["commands", "superexec", "supernode"]
 POLL_SECONDS = 0.25
 HEARTBEAT_SECONDS = 10
 """`HEARTBEAT_MIN_INTERVAL` of Flower 1.41; a node that misses two is offline."""
+APPS = {"flwr-clientapp": "flwr.supernode.cli", "flwr-serverapp": "flwr.superlink.cli"}
+"""Commands that are forked, and the module that has each as a function."""
 
 
 def commands(folder: Path, installed: Path) -> Path:
@@ -54,28 +57,29 @@ def supernode() -> None:
 
 
 def superexec() -> None:
-    """`flower-superexec` that forks itself for each client app."""
+    """`flower-superexec` that forks itself for each app."""
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.superexec.executor import subprocess_executor
 
     starting: Any = subprocess_executor
     starting.subprocess = SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=started)
-    if "--parent-pid" in sys.argv and b"flower-supernode" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes():
-        for module in ("flwr.supernode.cli", "cflpriv.flower.client", "cflpriv.experiments", "cflpriv.data", "sklearn.datasets"):
+    if "--parent-pid" in sys.argv:
+        at_node = b"flower-supernode" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+        ours = ("flwr.supernode.cli", "cflpriv.flower.client") if at_node else ("flwr.superlink.cli", "cflpriv.flower.server")
+        for module in (*ours, "cflpriv.experiments", "cflpriv.data", "sklearn.datasets"):
             import_module(module)
         from cflpriv import build_population, load_config  # noqa: F401
     flower_superexec()
 
 
 def started(command: list[str], **streams: Any) -> Any:
-    """What `Popen` starts, or a client app by a fork of this process."""
-    from flwr.supernode.cli import flwr_clientapp
-
+    """What `Popen` starts, or an app by a fork of this process."""
     with_children(os.WNOHANG)
-    if command[0] != "flwr-clientapp":
+    if command[0] not in APPS:
         return subprocess.Popen(command, **streams)
+    main = getattr(import_module(APPS[command[0]]), command[0].replace("-", "_"))
     if not os.fork():
-        forked(flwr_clientapp, command)
+        forked(main, command)
     return None
 
 

@@ -5,7 +5,7 @@ list shorter than the minimum cohort size; the passive mode, in which clients do
 taken again without it, after which the first sum is finished as well; complaints that nobody made, so that a client opens its shares.
 
 Checks: "what leaves this machine shows no more than the sum over at least `min_cohort` survivors" (protocols/secagg/client.py, Guarantee),
-and the rows "two stories about who survived" and "asks for both shares of a client" of docs/secure_aggregation.md.
+and the rows "reports two sets of survivors" and "asks for both shares of a client" of docs/secure_aggregation.md.
 """
 
 from dataclasses import replace

@@ -11,10 +11,11 @@ from ...errors import InputError
 from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView, updates_sent
-from ..label_inference import label_set_cell
+from ..label_inference import Guess as Shares
+from ..label_inference import label_set_cell, share_chance, top_labels
 from ..leakage import Case, Cell, Prior, Truth, cell, nothing
 from ..local_training import LocalTraining, NotRecorded, training_of
-from ..significance import Status
+from ..significance import Status, power
 from ..sums import models_sent
 from ..updates import public_model
 from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels
@@ -153,11 +154,15 @@ def _histogram(one: Guess, client: int, classes: int) -> Array:
     return one.histograms.get(client, np.full(classes, 1.0 / classes))
 
 
+def sets_of(one: Guess, prior: Prior, clients: list[int]) -> list[frozenset[int]]:
+    """The labels of largest share of each client; none for one without a guess."""
+    sizes, found = prior.labels_per_client, one.histograms
+    return [top_labels(found[client], sizes[client]) if client in found else frozenset() for client in clients]
+
+
 def score_sets(one: Guess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
     """1 where the labels of largest share are a client's label set; 0 for one without a guess."""
-    sizes = prior.labels_per_client
-    found = {client: frozenset(np.argsort(-shares, kind="stable")[: sizes[client]].tolist()) for client, shares in one.histograms.items()}
-    return np.array([float(found.get(client) == truth.label_sets[client]) for client in clients])
+    return np.array([float(found == truth.label_sets[client]) for found, client in zip(sets_of(one, prior, clients), clients, strict=True)])
 
 
 def score_l1(one: Guess, truth: Truth, clients: list[int], classes: int) -> Array:
@@ -211,6 +216,20 @@ def _structure_cell(case: Case, mine: Guess, theirs: Guess, clients: list[int], 
     )  # fmt: skip
 
 
+def _histogram_cell(case: Case, mine: Guess, theirs: Guess, clients: list[int], note: str) -> Cell:
+    """Histograms by name. All labels are named at once, so a gain is chance if another naming gives as much."""
+    classes, margin = case.prior.classes, MARGIN["histogram_l1"]
+    l1 = [score_l1(one, case.truth, clients, classes) for one in (mine, Guess(), theirs)]
+    even = np.full(classes, 1.0 / classes)
+    named = [Shares({client: _histogram(one, client, classes) for client in clients}) for one in (mine, theirs)]
+    first, second = (share_chance(one, l1[1], even, case, clients) for one in named)
+    made = cell(
+        case, NAME, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=f"{note}; baseline: equal shares",
+        chances=(first, second),
+    )  # fmt: skip
+    return replace(made, power=power(-l1[0], -l1[1], -l1[2], -l1[1], margin))
+
+
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Structure, label sets, histograms and coordinates from updates under a secret permutation of their coordinates."""
     prior, truth = case.prior, case.truth
@@ -236,19 +255,19 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "label_set_accuracy", "the updates of clients that do not collude are not in this view")], None
     seen = unmixed(seen, prior)
     mine, theirs = guess(case.view, prior), guess(case.reference, prior.unprotected())
-    found, blank = mine.recovery, Guess()
+    found = mine.recovery
     assert found is not None  # there were updates
     sure = f"the attacker's own confidence {found.confidence:.2f}" + (", so it abstains" if found.abstains else "")
     note = f"structure by {found.structure.by}; {sure}; {len(seen.rounds)} round(s) under one transform; {prior.description}"
-    classes = prior.classes
-    errors = [score_l1(one, truth, clients, classes) for one in (mine, blank, theirs)]
+    both = (mine, theirs)
     figures = [
-        cell(
-            case, NAME, "histogram_l1", *errors, margin=MARGIN["histogram_l1"], lower_is_better=True, note=f"{note}; baseline: equal shares"
-        ),
+        _histogram_cell(case, mine, theirs, clients, note),
         _structure_cell(case, mine, theirs, clients, note),
-        label_set_cell(case, NAME, clients, lambda some: [score_sets(one, truth, prior, some) for one in (mine, theirs)], note),
-    ]
+        label_set_cell(
+            case, NAME, clients, lambda some: [score_sets(one, truth, prior, some) for one in both], note,
+            lambda some: [sets_of(one, prior, some) for one in both],
+        ),
+    ]  # fmt: skip
     exact = exact_share(mine, seen, clear, clients)
     placed = f"of {len(mine.coordinates)} coordinates placed" if mine.coordinates else "no coordinate placed"
     status: Status = "leaks" if exact > MARGIN["coordinates_exact"] else "at_baseline"

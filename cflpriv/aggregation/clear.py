@@ -56,10 +56,7 @@ class ServerSum:
                 continue
             arrived.append(Contribution(client, update, asked.weight[client] or float(answer.samples), labels[client]))
         call = replace(call, contributions=tuple(arrived))
-        if clipped is None:
-            return clear_means(call, record)
-        large_enough(call)  # of those who arrived
-        return clipped.central(call, record)
+        return clear_means(call, record) if clipped is None else clipped.central(call, record)
 
     def _update(self, answer: m.Answer, layout: Layout, client: int) -> dict[str, Array] | None:
         """The parts of an update, or None if they differ from the declared layout."""

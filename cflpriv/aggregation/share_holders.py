@@ -1,7 +1,7 @@
 """The holders of shares, separate parties (`holder_party`): each keeps its shares of an epoch, the first opens inner products.
 
 A step of an epoch is one `gram` of the federation: deposits, then the contributions of all but the lead, then `Open` at the lead, which
-runs the function and releases its result, once. The same request again gets the same answer.
+runs the function and releases its result, once. The same step again gets the same answer, whoever contributes to it.
 """
 
 from dataclasses import dataclass
@@ -40,14 +40,13 @@ def terms_of(protection: Protection, session: bytes, epoch: int, roster: Roster,
 
 
 class _StoredShares(m.Message, frozen=True):
-    """An epoch: the shape of clients' rows, the machine; at the lead also the steps, the Gram matrix, the last `Open` and its answer."""
+    """An epoch: the shape of clients' rows, the machine; at the lead also the steps, the Gram matrix, the answer to the last."""
 
     p: int
     dimension: int
     machine: bytes = b""
     steps: tuple[HolderStep, ...] = ()
     gram: bytes = b""
-    asked: bytes = b""
     answer: bytes = b""
 
 
@@ -81,7 +80,8 @@ class ShareHolderParty(HolderParty):
 
     Guarantee: that of `protocols.shared_gram.ShareHolder`, by this party's own settings: how many holders there are, and how many may
     collude. The lead runs each step once, at most as many as the roster has clients, and an epoch ends if a step's function fails.
-    Reveals: to the server, each step's labels; one that lies gets those of other functions of the list than the algorithm's, too.
+    Reveals: to the server, each step's labels, and whose deposits cannot be used; one that lies gets the labels of other functions of the
+    list than the algorithm's, too.
     Active attacks (`attacks.active`): coalitions of holders: `holder_coalitions`; holders' keys of the server's: `swapped_shares`; a
     threshold of the server's choice: `other_function`.
     Source: `protocols.shared_gram`.
@@ -122,7 +122,7 @@ class ShareHolderParty(HolderParty):
 
     def _kept(self, session: bytes, epoch: int) -> _Shared:
         def read(data: bytes) -> _Shared:
-            one = codec.decode(data, _StoredShares, m.LIMIT_BYTES)
+            one = codec.decode(data, _StoredShares, 2 * m.LIMIT_BYTES)
             terms = self._terms(session, epoch, one.p, one.dimension)
             return _Shared(one, ShareHolder.from_bytes(one.machine, terms, self._settings.identity, self._roster()))
 
@@ -131,19 +131,24 @@ class ShareHolderParty(HolderParty):
             raise RemoteError("not-held")
         return kept
 
-    def _deposits(self, ask: m.Deposits) -> m.Done:
-        kept = self._kept(ask.session, ask.epoch)
+    def _deposits(self, ask: m.Deposits) -> m.Answer:
+        kept, unusable = self._kept(ask.session, ask.epoch), []
         kept.machine.accept(ask.keys)
         for delivery in ask.deliveries:
-            kept.machine.deliver(delivery)
+            try:
+                kept.machine.deliver(delivery)
+            except RemoteError as error:
+                if error.party is None:
+                    raise
+                unusable.append(error.party)
         self._keep(ask.epoch, kept)
-        return m.Done()
+        return m.Unusable(tuple(unusable)) if unusable else m.Done()
 
     def _open(self, ask: m.Open) -> m.Answer:
-        asked, kept = m.encode(ask), self._kept(ask.session, ask.epoch)
-        if kept.stored.asked == asked:
-            return m.decode_answer(kept.stored.answer)
+        kept, wanted = self._kept(ask.session, ask.epoch), HolderStep(ask.clients, ask.then)
         stored, terms = kept.stored, kept.machine.terms
+        if stored.steps and (ask.step, wanted) == (len(stored.steps) - 1, stored.steps[-1]):  # perhaps with other contributors
+            return m.decode_answer(stored.answer)
         if ask.step != len(stored.steps):
             raise RemoteError("replay")
         if set(ask.clients) & set(kept.order) or not (ask.clients or kept.order):
@@ -153,9 +158,14 @@ class ShareHolderParty(HolderParty):
         then_of(ask.then)
         order = (*kept.order, *ask.clients)
         if ask.clients:
-            columns = kept.machine.opened(order, len(ask.clients), ask.contributors, ask.contributions)
+            try:
+                columns = kept.machine.opened(order, len(ask.clients), ask.contributors, ask.contributions)
+            except RemoteError as error:
+                if error.code != "inconsistent" or error.party is None:
+                    raise
+                return m.Unusable((error.party,))
             stored = structs.replace(stored, gram=kept.extended(columns).tobytes())
-        stored = structs.replace(stored, steps=(*stored.steps, HolderStep(ask.clients, ask.then)), asked=asked)
+        stored = structs.replace(stored, steps=(*stored.steps, wanted))
         try:
             released = self._released(stored, terms)
         except Exception:  # the failure reveals something of the Gram matrix, so it ends the epoch

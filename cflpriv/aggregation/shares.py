@@ -10,7 +10,7 @@ first holder runs: `other_function`.
 Source: `protocols.shared_gram`.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +33,8 @@ from .share_holders import terms_of
 
 __all__ = ["ClientComparison", "ServerComparison"]
 
+MOST_BYTES = m.LIMIT_BYTES * 7 // 8
+"""Of shares in one message, which has seals, hashes and signatures beside them."""
 HOLDERS, CLIENTS = ("server", "key-holder"), ("key-holder", "server", "clients")
 
 
@@ -73,6 +75,16 @@ class ClientComparison:
                 )
             raise
         return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
+
+
+def check_size(terms: Terms | None, clients: int) -> None:
+    """Raises `InputError` where the shares of so many clients do not fit into one message to a holder."""
+    size = 0 if terms is None else 8 * terms.p * terms.dimension * clients
+    if terms is not None and size >= MOST_BYTES:
+        raise InputError(
+            f"gram: vectors {(terms.p, terms.dimension)} of {clients} clients are {size / 1e9:.1f} GB to each holder of shares, a message "
+            'carries less than 2 GB; put "sketch" before "shares" in protection.gram'
+        )
 
 
 class SharesEpoch:
@@ -141,10 +153,13 @@ class ServerComparison:
         code = then_to_bytes(then)
         epoch = epoch_for(self.epochs, held, clients, against, shape)
         session = self._begun(epoch, record)
+        check_size(session.terms, len(clients))
         step = EncryptedStep(held, number, clients, then, epoch, record)
         contributors, parts = self._contributions(step, self._deliver(step, self._deposits(step))) if clients else ((), ())
         ask = m.Open(self._session, epoch.number, session.steps, tuple(clients), code, contributors, parts)
         answer = self._open(ask, record)
+        if isinstance(answer, m.Unusable):
+            raise self._unusable(step, answer.clients, "shares open")
         try:
             seen = released(step, answer, "labels")
         except (MalformedMessage, TypeError, InputError, LocalError):
@@ -171,7 +186,7 @@ class ServerComparison:
         ask = m.ShareKey(self._session, epoch.number, *epoch.shape, terms.digest, self._live())
         answers = self._ask(dict.fromkeys(self._registry.holders, ask), "shares keys", epoch.number, record)
         said = {number: one.said for number, one in answers.items() if isinstance(one, m.Stepped)}
-        self._enough(tuple(said), "shares keys")
+        self._enough(tuple(said), "shares keys", answers)
         try:
             session.keys = gathered(terms, tuple(said.values()), self._roster)
         except RemoteError as error:
@@ -188,14 +203,19 @@ class ServerComparison:
             record(stage, "server", "key-holder", (), payloads([m.encode(ask)])[0], readers=HOLDERS, context=context)
         return self._registry.ask_holders(asks, stage)
 
-    def _enough(self, there: Sequence[int], stage: str) -> None:
-        """Raises `KeyHolderLost` unless enough holders are there, the lead among them."""
+    def _enough(self, there: Sequence[int], stage: str, answers: Mapping[int, m.Answer] | None = None) -> None:
+        """Raises `KeyHolderLost` unless enough holders are there, the lead among them; with the error code of one of the `answers`."""
         needed = self._protection.fewest_holders
-        if LEAD not in there or len(there) < needed:
+        if not self._suffice(there):
             lost = sorted(set(range(self._protection.share_holders)) - set(there))
             left = f"{len(there)} of {self._protection.share_holders} holders of shares are left"
             who = f"{left}, {needed} are needed with the first among them: holder {', '.join(map(str, lost))}"
-            raise KeyHolderLost(stage, "", who)
+            codes = [one.code for one in (answers or {}).values() if isinstance(one, m.Refused)]
+            raise KeyHolderLost(stage, next(iter(codes), ""), who)
+
+    def _suffice(self, there: Sequence[int]) -> bool:
+        """Whether these holders can open a matrix."""
+        return LEAD in there and len(there) >= self._protection.fewest_holders
 
     def _there(self, session: SharesEpoch) -> tuple[int, ...]:
         """The holders of this epoch that answered last time."""
@@ -214,14 +234,28 @@ class ServerComparison:
         }  # fmt: skip
         answers = self._ask(asks, "shares deposits", step.epoch.number, step.record)
         kept = tuple(number for number in there if isinstance(answers.get(number), m.Done))
-        self._enough(kept, "shares deposits")
+        some = {number: answer.clients for number, answer in answers.items() if isinstance(answer, m.Unusable)}
+        if some and not self._suffice(kept) and self._suffice((*kept, *some)):  # without these clients they would be enough
+            raise self._unusable(step, {client for clients in some.values() for client in clients}, "shares deposits")
+        self._enough(kept, "shares deposits", answers)
         return kept
+
+    def _unusable(self, step: EncryptedStep, clients: Collection[int], stage: str) -> ClientsLost | KeyHolderLost:
+        """The error after holders named `clients` whose deposits they cannot use; those are asked again when they have enrolled anew."""
+        lost = [client for client in step.clients if client in clients]
+        if not lost:
+            return KeyHolderLost(stage, "malformed", "a holder of shares")
+        for client in lost:
+            del step.epoch.session.deposits[client]
+            self._registry.refusals.append((client, stage, "bad-deposit"))
+            self._registry.lose(client)
+        return ClientsLost(lost)
 
     def _contributions(self, step: EncryptedStep, kept: Sequence[int]) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
         """The contributors and the others' parts. Where one gives none, another that has the deposits takes its place."""
-        order, left = tuple(step.order), list(kept)
+        order, left, answers = tuple(step.order), list(kept), dict[int, m.Answer]()
         while True:
-            self._enough(left, "shares contributions")
+            self._enough(left, "shares contributions", answers)
             contributors = tuple(left[: self._protection.fewest_holders])
             ask = m.Contribute(self._session, step.epoch.number, order, len(step.clients), contributors)
             answers = self._ask({one: ask for one in contributors if one != LEAD}, "shares contributions", step.epoch.number, step.record)

@@ -135,7 +135,11 @@ class EvaluateLowest:
 
     def used(self, given: TaskInput) -> Array:
         """The model (d,) that the client uses."""
-        return self._models([given])[0][int(self.run(given)["choice"])]
+        return self.offered(given)[int(self.run(given)["choice"])]
+
+    def offered(self, given: TaskInput) -> list[Array]:
+        """The whole models (d,) that the client picks from."""
+        return self._models([given])[0]
 
     def _models(self, inputs: Sequence[TaskInput]) -> list[list[Array]]:
         """Each client's list of whole models."""

@@ -17,8 +17,8 @@ Deviations, each for a reason:
 - Losses are of all training samples, before and after the local training (two steps s). The authors take the loss of each batch, of which
   a client's work leaves no record here. The mean and variance over the cohort are unweighted: the server does not know sample counts.
 - Who takes part follows from `[training]`. The authors draw equally many clients from every cluster.
-- A round with fewer than two clients of a cluster leaves its P as it is. A split into a part below the minimum cohort size is not made, nor
-  one of a matrix whose affinities are all equal: rounding would decide it.
+- A round with fewer than two clients of a cluster leaves its P as it is; a client whose loss is no number does not count. A split into
+  a part below the minimum cohort size is not made, nor one of a matrix whose affinities are all equal: rounding would decide it.
 - γ = 0.1 and ε = 1e-5 as in the authors' configuration.
 - Newcomers join the cluster of lowest training loss, with the mean of P in their row and column. The paper has no newcomers.
 
@@ -50,7 +50,7 @@ from .attempts import choices
 from .checks import finite
 from .choosing import PickAndTrain, WithoutWork
 from .fedavg import Weights
-from .interface import Algorithm, AlgorithmSpec, Served
+from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
 from .steps import mean_notes, moved
 
 __all__ = ["Cluster", "TrainAndTell", "affinities", "best_parts", "fedgwc", "gaussian_weights", "interacted"]
@@ -102,6 +102,7 @@ def best_parts(affinity: Array, most: int, seed: int) -> Array | None:
     for parts in range(2, min(most, n - 1) + 1):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a graph in several pieces
+            warnings.filterwarnings("ignore", "k >= N", RuntimeWarning)  # of few clients, whose eigenvectors are all computed
             points = SpectralEmbedding(parts, affinity="precomputed", random_state=seed % 2**32).fit_transform(affinity)
             clustering = SpectralClustering(
                 parts, n_components=parts, affinity="precomputed", assign_labels="cluster_qr", random_state=seed % 2**32
@@ -205,10 +206,10 @@ def _round(settings: FedGwcSettings, federation: Federation, state: State) -> tu
     held = federation.compute(task, {"model": list(state.models)}, which=clustering, on=cohort)
     means = federation.mean(held["update"], weights=settings.weights, groups=clustering, k=k)
     models = moved(federation, state.models, means, "update", clustering, held.clients)
-    gathered = federation.gather(held["losses"])
+    gathered = {client: one["losses"] for client, one in federation.gather(held["losses"]).items() if np.isfinite(one["losses"]).all()}
     kept, opened, parents = list[Cluster](), list[Cluster](), list[int]()
     for label, cluster in enumerate(state.clusters):
-        losses = {client: gathered[client]["losses"] for client in cluster.clients if client in gathered}
+        losses = {client: gathered[client] for client in cluster.clients if client in gathered}
         first, *others = _parts(settings, _told(settings, cluster, losses), len(losses), federation.merge_below)
         kept.append(first)
         opened += others
@@ -271,9 +272,13 @@ def _describe(state: State) -> Mapping[str, Any]:
     return {"clustering": state.clustering, "rule": "spectral clustering with the lowest Davies-Bouldin index"}
 
 
+def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
+    return "all clients meet in every round (training.participation = 1), so nothing tells them apart" if before.participation == 1 else ""
+
+
 FEDGWC = AlgorithmSpec(
     "fedgwc", fedgwc, "recursive spectral clustering of who has usual losses with whom (Licciardi et al. 2025)",
     states=(Cluster, State), tasks=(PickAndTrain, TrainAndTell, WithoutWork), cohorts="labelled", renumbers=True, serves_released=True,
-    sample_refused="no private form of its losses is written",
+    sample_refused="no private form of its losses is written", never_clusters=_never_clusters,
     knowledge=lambda given: f"a settled matrix of rewards, eps = {given.get('eps', EPS):g}, and the lowest Davies-Bouldin index",
 )  # fmt: skip

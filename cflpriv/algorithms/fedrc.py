@@ -150,7 +150,11 @@ class EvaluateRobust(EvaluateUsed):
         return (MIXTURE,)
 
     def used(self, given: TaskInput) -> Array:
-        return np.asarray(_unpacked(given.array("model"), self.k, self.model)[0][self._choice(given)])
+        return self.offered(given)[self._choice(given)]
+
+    def offered(self, given: TaskInput) -> list[Array]:
+        """The models (d,) that the client picks from."""
+        return list(_unpacked(given.array("model"), self.k, self.model)[0])
 
     def run(self, given: TaskInput) -> Result:
         return {**super().run(given), "choice": np.array(self._choice(given))}

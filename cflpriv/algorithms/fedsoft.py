@@ -16,6 +16,8 @@ Deviations, each for a reason:
 - λ Σ_s u_is is taken as λ. The sum exceeds 1 by σ for each centre that no sample prefers.
 - Clients use SGD as `[training]` sets it. A client trains from its own model, at first the initial one, as in the authors' code.
 - A client that has not trained yet uses the centre of lowest training loss.
+- Where not all clients train in a round, one estimates its importance weights in the first round of each span of τ in which it trains. In
+  the paper all do in the span's first round.
 - λ = 0.1, σ = 1e-4 (the authors' code for MNIST) and τ = 2. k = 2 as in the paper's experiments.
 
 Under secure sums a centre that no sample prefers is the quotient of two numbers of the size of σ, and known to 1/σ steps of their fixed
@@ -55,8 +57,8 @@ from .steps import mean_notes
 
 __all__ = ["EvaluateSoft", "SoftStep", "fedsoft", "importance", "losses_of_models"]
 
-OWN, SHARES = "fedsoft model", "fedsoft shares"
-"""Under these names clients keep w_i and their importance weights."""
+OWN, SHARES, SPAN = "fedsoft model", "fedsoft shares", "fedsoft span"
+"""Under these names clients keep w_i, their importance weights, and the span of rounds that these are of."""
 
 
 def losses_of_models(model: Model, models: Sequence[Array], data: ClientData) -> Array:
@@ -74,23 +76,23 @@ def importance(losses: Array, smoother: float) -> Array:
 
 @dataclass(frozen=True)
 class SoftStep(AroundTraining):
-    """Train w_i towards the centres of the given list "model" by the client's shares, which are estimated first with `estimate`.
+    """Train w_i towards the centres of the given list "model" by the client's shares.
 
-    `train` has λ as its `prox`. Part: "blocks" (k, d + 1), u_s (w_i − c_s) and u_s. Kept: "trained" (d,), w_i under `OWN`, u under
-    `SHARES`.
+    They are estimated first where the last estimate is not of this `span` of τ rounds. `train` has λ as its `prox`. Part: "blocks"
+    (k, d + 1), u_s (w_i − c_s) and u_s. Kept: "trained" (d,), w_i under `OWN`, u under `SHARES`, `span` under `SPAN`.
     """
 
     gives: ClassVar[Parts] = {"blocks": "summed"}
-    remembers = (OWN, SHARES)
+    remembers = (OWN, SHARES, SPAN)
     beyond = "how the client's own model differs from the centres before it trains"
 
     smoother: float
-    estimate: bool
+    span: int
     seed: int
 
     def before(self, given: TaskInput) -> TaskInput:
         model, centres = self.train.model, centres_of(given)
-        known = not self.estimate and SHARES in given.memory
+        known = SPAN in given.memory and int(given.memory[SPAN]) == self.span
         shares = given.memory[SHARES] if known else importance(losses_of_models(model, centres, given.data), self.smoother)
         own = given.memory[OWN] if OWN in given.memory else model.init(self.seed)
         target = sum(share * centre for share, centre in zip(shares / shares.sum(), centres, strict=True))
@@ -99,7 +101,13 @@ class SoftStep(AroundTraining):
     def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
         shares, trained = inner.array("shares"), inner.array("model") + np.asarray(result["update"])
         rows = [np.append(share * (trained - centre), share) for share, centre in zip(shares, centres_of(given), strict=True)]
-        return {"blocks": np.stack(rows).astype(trained.dtype), "trained": result["trained"], OWN: trained, SHARES: shares}
+        return {
+            "blocks": np.stack(rows).astype(trained.dtype),
+            "trained": result["trained"],
+            OWN: trained,
+            SHARES: shares,
+            SPAN: np.array(self.span),
+        }
 
 
 @dataclass(frozen=True)
@@ -180,8 +188,8 @@ def _init(settings: FedSoftSettings, federation: Federation) -> State:
 
 def _round(settings: FedSoftSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
     cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
-    estimate = federation.round % settings.interval == 0
-    task = SoftStep(settings.train.at(federation.round), settings.smoother, estimate, settings.seed)
+    span = federation.round // settings.interval
+    task = SoftStep(settings.train.at(federation.round), settings.smoother, span, settings.seed)
     held = federation.compute(task, {"model": list(state.models)}, on=cohort)
     means = try_mean(federation, held["blocks"], settings.weights)
     (mean,) = means

@@ -167,7 +167,7 @@ def _init(settings: FlexCflSettings, federation: Federation) -> State:
     held = federation.compute(settings.train.at(0), {"model": start})["update"]
     order = federation.stream("flexcfl cold start").permutation(len(held.clients))
     clustered = tuple(sorted(held.clients[at] for at in order[: settings.pretrain_scale * k]))
-    released = federation.gram(held, then=ClusterByDirections(k, settings.starts, settings.seed), on=clustered)
+    released = federation.gram(held, then=ClusterByDirections(min(k, len(clustered)), settings.starts, settings.seed), on=clustered)
     labels = {client: int(label) for client, label in zip(clustered, released.result["labels"], strict=True)}
     if others := tuple(client for client in held.clients if client not in labels):
         placed = federation.gram(held, then=PlaceByCosine(), against=held, on=others).result["labels"]

@@ -48,7 +48,7 @@ def split(data: ClientData, share: float, seed: int) -> tuple[Array, Array]:
     held_back = round(share * count) or 1
     if count - held_back < 1:
         raise InputError(
-            f"client {data.id}: of {count} training sample(s) none can be held back: pfedlia needs validation data (algorithm.validation)"
+            f"client {data.id}: of {count} training sample(s) none can be held back, and validation data are needed (algorithm.validation)"
         )
     order = stream(seed, "pfedlia validation", client=data.id).permutation(count)
     return np.sort(order[held_back:]), np.sort(order[:held_back])

@@ -79,7 +79,8 @@ class Compared:
 class BeforeRun:
     """What is known of a run before it starts, besides the algorithm's own keys: its rounds, the unit of privacy, and why clients would
     refuse to be compared, or the server would not learn their groups (empty if there is no such reason). `clip_norm`: the length to which
-    a client's contribution to a mean is clipped under client-level privacy, else 1.
+    a client's contribution to a mean is clipped under client-level privacy, else 1. `participation`: the share of clients that a round
+    draws.
     """
 
     rounds: int
@@ -87,6 +88,7 @@ class BeforeRun:
     no_gram: str = ""
     no_groups: str = ""
     clip_norm: float = 1.0
+    participation: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -211,8 +211,9 @@ def _admit(settings: OcflSettings, federation: Federation, state: State, newcome
 
 
 def _describe(state: State) -> Mapping[str, Any]:
-    rule = "HDBSCAN in the first round whose temperature rises"
-    return {"clustering": state.clustering, "evidence": state.evidence, "rule": rule, "clear": state.clustering is not None}
+    """Whether there are clear clusters is not known before the first round."""
+    described = {"clustering": state.clustering, "evidence": state.evidence, "rule": "HDBSCAN in the first round whose temperature rises"}
+    return described if state.clustering is None and state.last is None else {**described, "clear": state.clustering is not None}
 
 
 def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:

@@ -129,7 +129,7 @@ def one_shot(
     def init(federation: Federation) -> State:
         enough_clients(k, len(federation.clients))
         held = federation.compute(erm, {"model": initial})["update"]
-        released = federation.gram(held, then=ClusterByMeans(k, starts, seed))
+        released = federation.gram(held, then=ClusterByMeans(min(k, len(held.clients)), starts, seed))
         clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), k)
         clustering = with_late(clustering, federation.clients)
         means = try_mean(federation, held, weights, clustering, k)  # over those who have an update

@@ -18,8 +18,11 @@ one contribution, whose length is divided between them (`UPDATE_PART`), so a rou
 1 / √(1 − part) times the noise for that, and clusters begin with a model that is trained already.
 
 In all later rounds clients train the model of their cluster and put the update into its block of a vector with k blocks, so one sum holds
-the sum of every cluster. That takes k times the upload. Sums of blocks are divided by the noisy
-sizes of step 4.
+the sum of every cluster. That takes k times the upload. Sums of blocks are divided by the noisy sizes of step 4. Clients use the mean of
+their cluster's last two models: a clipped step overshoots along a steep direction and comes back in the next round.
+
+Initial models need not differ between clusters, so a linear model may begin at zero (`model.init_scale`): sums with noise do not wash the
+random numbers out with which it begins otherwise.
 
 The server measures the noise in numbers to which no client adds anything, so the algorithm does not need to know what protects its sums.
 Without noise it works as well.
@@ -87,7 +90,7 @@ Stage = Literal["centre", "moments", "cells", "centres", "train"]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Models of the clusters, and what the sums so far have shown, all of it public.
+    """Models of the clusters, those `before` the last round of training (k or none), and what sums have shown so far, all public.
 
     `stage` is what the next sum is for, `done` the number of sums of that stage taken, `total` their sum. `noise` is the sum of squares
     of the noise seen, and the number of values. `seen` is the number of contributions that the sums of the last stage had on average.
@@ -97,6 +100,7 @@ class State:
     """
 
     models: tuple[Shared, ...]
+    before: tuple[Shared, ...] = ()
     stage: Stage = "centre"
     done: int = 0
     total: Array | None = None
@@ -356,16 +360,18 @@ def _trained(settings: PrivateClustersSettings, federation: Federation, state: S
     if mean is None:
         return state, record
     if k == 1:
-        return replace(state, models=(federation.fold(state.models[0] + mean.parts["update"], on=held.clients[0]),)), record
-    blocks, sizes = mean.parts["blocks"].value(), _there(state.sizes)
-    return replace(state, models=moved_by(state.models, blocks, sizes)), record
+        models: tuple[Shared, ...] = (federation.fold(state.models[0] + mean.parts["update"], on=held.clients[0]),)
+    else:
+        models = moved_by(state.models, mean.parts["blocks"].value(), _there(state.sizes))
+    return replace(state, models=models, before=state.models), record
 
 
 def _serve(settings: PrivateClustersSettings, state: State) -> Served:
-    if len(state.models) == 1 or state.sizes is None:
-        return Served(Evaluate(settings.train.model), {"model": state.models[0]})
+    models = [(old + new) * 0.5 for old, new in zip(state.before, state.models, strict=True)] if state.before else list(state.models)
+    if len(models) == 1 or state.sizes is None:
+        return Served(Evaluate(settings.train.model), {"model": models[0]})
     start = Shared(settings.train.model.init(settings.seed))
-    return Served(EvaluateChosen(settings.task(ChooseCluster)), {"model": list(state.models), "start": start, **_choosing(state)})
+    return Served(EvaluateChosen(settings.task(ChooseCluster)), {"model": models, "start": start, **_choosing(state)})
 
 
 def _describe(state: State) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from ..clustering.group_test import LEAST_TESTED
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..engine import Result, TaskInput
+from ..errors import InputError
 from ..privacy.settings import Noise
 from ..tasks.fold_gradients import FoldGradients, fold_weights
 from ..types import Parts
@@ -47,7 +48,10 @@ class HasHalves:
         return NeedsNoHalves()
 
     def run(self, given: TaskInput) -> Result:
-        fold_weights(given.data.y_train, False, np.random.default_rng(0))
+        try:
+            fold_weights(given.data.y_train, False, np.random.default_rng(0))
+        except InputError as error:
+            raise InputError(f"client {given.data.id}: {error}") from None
         return {"ready": np.array(1.0)}
 
 

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.special import stdtrit
 
 from ..types import Array
 
@@ -47,6 +46,8 @@ def mean_interval(values: Sequence[float], count: int) -> tuple[float, float] | 
     n = len(values)
     if n < 2:
         return None
+    from scipy.special import stdtrit  # takes long to load, and only a sample of clients needs it
+
     reach = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) * np.sqrt(max(0.0, 1 - n / count) / n)
     mean = float(np.mean(values))
     return float(max(0.0, mean - reach)), float(min(1.0, mean + reach))

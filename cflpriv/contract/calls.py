@@ -125,12 +125,13 @@ def large_enough(call: SumCall) -> list[int]:
 
 
 def clear_means(call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
-    """The means of contributions in the clear. Guarantee: none. Reveals: every update and weight."""
-    groups = large_enough(call)
-    contributors = [one for one in call.contributions if any(label in groups for label in one.labels)]
+    """The means of contributions in the clear. Guarantee: none. Reveals: every update and weight, also of groups without a mean."""
+    contributors = call.contributions
     sent = [dict(one.parts) if call.public_weights else {**one.parts, "weight": np.array(one.weight)} for one in contributors]
     labels = [list(one.labels) for one in contributors]
-    record("update", "clients", "server", [one.client for one in contributors], sent, readers=("server",), context={"labels": labels})
+    if contributors:
+        record("update", "clients", "server", [one.client for one in contributors], sent, readers=("server",), context={"labels": labels})
+    groups = large_enough(call)
     means: list[GroupMean | None] = [None] * call.k
     for label in groups:
         members = call.members(label)

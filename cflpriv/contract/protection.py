@@ -159,7 +159,14 @@ class Protection:
         int,
         Key("Of so many of them together, and the server, none learns a vector; twice as many and one must answer.", "[1, 7]", "holders"),
     ] = 1
-    share_bound: Annotated[float, Key("Public bound on the norm of a vector that is compared under `shares`.", "[2^-20, 2^20]")] = 1.0
+    share_bound: Annotated[
+        float,
+        Key(
+            "Public bound on the norm of a vector that is compared under `shares`, which is rounded to multiples of 2^-29 of it. The "
+            "default has room for updates and gradients, which are not of unit norm.",
+            "[2^-20, 2^20]",
+        ),
+    ] = 64.0
 
     def __post_init__(self) -> None:
         for stage in self.gram:

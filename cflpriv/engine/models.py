@@ -35,6 +35,7 @@ class Model:
     """What to train: architecture `name` for samples of `shape`, with `classes` outputs.
 
     `hidden` is the width of the MLP's hidden layer. Inputs are normalised by (x − mean) / std, one value a channel or one for all.
+    Initial parameters are the architecture's own times `init_scale`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Model:
     std: tuple[float, ...] = (1.0,)
     dtype: Dtype = "float32"
     factory: Callable[[], nn.Module] | None = None
+    init_scale: float = 1.0
 
     @cached_property
     def layout(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
@@ -61,12 +63,17 @@ class Model:
         return sum(int(np.prod(shape)) for _, shape, _ in self.layout)
 
     def init(self, seed: int, attempt: int = 0) -> Array:
-        """Initial parameters, shape (dimension,): torch's default initialisation under a stream keyed by (`seed`, `attempt`)."""
+        """Initial parameters, shape (dimension,): the module's own initialisation under a stream keyed by (`seed`, `attempt`), scaled.
+
+        Raises `InputError` for another than the first of models that would all be zero.
+        """
+        if attempt and self.init_scale == 0:
+            raise InputError("model.init_scale = 0: the algorithm begins with several models, which would all be the same")
         key = int(stream(seed, f"initial model {attempt}").integers(2**63))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key)
             module = _construct(self)
-        return _to_vector(module)
+        return _to_vector(module) * np.asarray(self.init_scale, self.dtype)
 
     def checked(self, vector: Array) -> Array:
         """`vector` (dimension,) itself. Raises `InputError` for another shape."""

@@ -9,7 +9,7 @@ a step costs n·n·h instead of n·d·h, and momentum, weight decay and the prox
 X̃ Sᵀ in one product for all clients that start from the same model. Pays where n < d.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,9 +23,9 @@ from .sgd import Local, Options
 
 __all__ = ["Movement", "span_chunk_size", "train_span"]
 
-_KERNELS: WeakKeyDictionary[object, Tensor] = WeakKeyDictionary()
+_KERNELS: WeakKeyDictionary[object, tuple[Hashable, Tensor]] = WeakKeyDictionary()
 _KERNEL_BYTES = 1 << 29
-"""Kernels are kept with their client's data up to this much in all."""
+"""Kernels are kept with their client's data up to this much in all, each with how its model scales inputs."""
 
 
 def span_chunk_size(samples: int, hidden: int) -> int:
@@ -144,13 +144,22 @@ class Movement:
 
 def _kernel(one: Local) -> Tensor:
     """X̃ X̃ᵀ, kept with the client's data while there is room."""
-    kernel = _KERNELS.get(one.owner) if one.owner is not None else None
-    if kernel is None or kernel.dtype != one.x.dtype:
-        x = one.x.flatten(1)
-        kernel = x @ x.T + 1.0
-        if one.owner is not None and sum(kept.nbytes for kept in _KERNELS.values()) + kernel.nbytes <= _KERNEL_BYTES:
-            _KERNELS[one.owner] = kernel
+    if one.owner is None or one.model is None:
+        return _made_kernel(one)
+    scaling = one.model.mean, one.model.std, one.model.dtype
+    known = _KERNELS.get(one.owner)
+    if known is not None and known[0] == scaling:
+        return known[1]
+    kernel = _made_kernel(one)
+    _KERNELS.pop(one.owner, None)
+    if sum(kept.nbytes for _, kept in _KERNELS.values()) + kernel.nbytes <= _KERNEL_BYTES:
+        _KERNELS[one.owner] = scaling, kernel
     return kernel
+
+
+def _made_kernel(one: Local) -> Tensor:
+    x = one.x.flatten(1)
+    return x @ x.T + 1.0
 
 
 def _projected(x: Tensor, vectors: Sequence[Array], hidden: int, width: int) -> Tensor:

@@ -10,15 +10,21 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from ..errors import WorkerLost
+from ..errors import InputError, WorkerLost
 from ..plugins import load_plugin, loaded_plugins
 from ..types import ClientData
 from .seam import Result, Task, TaskInput
 from .threads import one_thread
 
-__all__ = ["Workers"]
+__all__ = ["UNGUARDED", "Workers"]
 
 LOST = "a worker process ended by itself (killed, or out of memory?); fewer [run] workers take less"
+UNGUARDED = (
+    "worker processes could not start (their error is above): each imports the script, which has to keep what it runs under "
+    '`if __name__ == "__main__":`'
+)
+BEGUN = "begun"
+"""What a worker says first: that it could import the program's script."""
 
 
 class Workers:
@@ -28,6 +34,7 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
+        self._begun: set[Connection] = set()
         self._known: list[dict[int, ClientData]] = [{} for _ in range(count)]  # keeps the data alive, so that ids stay theirs
         for _ in range(count):
             ours, theirs = context.Pipe()
@@ -40,7 +47,7 @@ class Workers:
     def map(self, task: Task, jobs: Sequence[Sequence[TaskInput]], kind: Any) -> list[tuple[list[Result], str]]:
         """Each job's results and path. An error in a worker is raised here, after the others have finished their chunk.
 
-        Raises `WorkerLost` if one is no longer there.
+        Raises `WorkerLost` if one is no longer there, and `InputError` if it could not import the script that runs this.
         """
         done: list[tuple[list[Result], str] | None] = [None] * len(jobs)
         waiting = list(reversed(range(len(jobs))))
@@ -56,7 +63,11 @@ class Workers:
                 try:
                     answer = pipe.recv()
                 except (EOFError, OSError):
-                    raise WorkerLost(LOST) from None
+                    raise self._lost(self._pipes.index(pipe)) from None
+                if answer == BEGUN:
+                    self._begun.add(pipe)
+                    busy[pipe] = number
+                    continue
                 if isinstance(answer, BaseException):
                     error = error or answer
                 else:
@@ -79,8 +90,13 @@ class Workers:
         try:
             self._pipes[worker].send((task, fresh, light, kind))
         except OSError:
-            raise WorkerLost(LOST) from None
+            raise self._lost(worker) from None
         busy[self._pipes[worker]] = number
+
+    def _lost(self, worker: int) -> Exception:
+        process = self._processes[worker]
+        process.join(timeout=5)
+        return InputError(UNGUARDED) if self._pipes[worker] not in self._begun and process.exitcode == 1 else WorkerLost(LOST)
 
     def close(self) -> None:
         """End the processes."""
@@ -102,6 +118,7 @@ def _serve(pipe: Connection, plugins: Sequence[str]) -> None:
     """A worker's life: chunks in, results out, until None or the parent's end."""
     import signal
 
+    pipe.send(BEGUN)
     import torch
 
     from .allocator import keep_freed_memory

@@ -349,7 +349,7 @@ class _In:
         )  # fmt: skip
 
 
-def restore(checkpoint: Checkpoint, federation: FederationServer, resumed: int = 1) -> Any:
+def restore(checkpoint: Checkpoint, federation: FederationServer, resumed: int | None = None) -> Any:
     """The algorithm's state, with what the server knew of the values behind its handles put back into a new `federation`.
 
     Raises `InputError` for a checkpoint that does not fit together.

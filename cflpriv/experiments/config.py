@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib import metadata
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -107,6 +108,13 @@ class Config:
             raise InputError(f"training.dropout = {self.training.dropout}: is outside [0, 1)")
         if self.run.precision != "full" and self.model.dtype == "float64":
             raise InputError(f"run.precision = {self.run.precision!r} with model.dtype = 'float64': use 'full'")
+        if not 0 <= self.model.init_scale < inf:
+            raise InputError(f"model.init_scale = {self.model.init_scale}: is outside [0, inf)")
+        if self.model.init_scale == 0 and self.model.name != "linear":
+            raise InputError(
+                f"model.init_scale = 0 with model.name = {self.model.name!r}: between layers that are zero no gradient "
+                "passes; only 'linear' trains from zero"
+            )
         found(self.run.callbacks)
         self.sampling()
         check_privacy(self.privacy, self.protection, self.training, self.run, self.data, self.spec, self.releases)
@@ -133,7 +141,7 @@ class Config:
         if protection.sums.oblivious:
             no_groups = f"protection.sum = {protection.sum!r} keeps groups private, but a server that finds them knows them"
         clip_norm = self.privacy.clip_norm if self.privacy.unit == "client" else 1.0
-        return BeforeRun(self.training.rounds, self.privacy.unit, no_gram, no_groups, clip_norm)
+        return BeforeRun(self.training.rounds, self.privacy.unit, no_gram, no_groups, clip_norm, self.training.participation)
 
     @property
     def hyper(self) -> dict[str, Any]:

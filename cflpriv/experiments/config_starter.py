@@ -20,6 +20,8 @@ _SET: Mapping[str, Any] = {
     "training.epochs": 2, "training.lr": 0.1, "run.seed": 0,
 }  # fmt: skip
 """What a new configuration sets: two groups of clients, whose images are upright or rotated. Nothing has to be downloaded."""
+_MORE: Mapping[str, Mapping[str, Any]] = {"fedgwc": {"training.participation": 0.5}}
+"""By algorithm what it cannot do without: FedGWC tells clients apart by whom they meet."""
 
 
 def starter(algorithm: str = "pacfl") -> str:
@@ -32,7 +34,7 @@ def starter(algorithm: str = "pacfl") -> str:
     wanted = [one for one in entries() if not one.algorithms]
     place = next(i for i, one in enumerate(wanted) if one.path == "algorithm.name")
     wanted[place + 1 : place + 1] = keys_of("algorithm", ALGORITHMS[algorithm].make)
-    values = {**_SET, "algorithm.name": algorithm}
+    values = {**_SET, **_MORE.get(algorithm, {}), "algorithm.name": algorithm}
     lines = [
         "# An experiment: `cflpriv run` runs it, `cflpriv explain KEY` says more of a key.",
         "# A line that begins with # and a key shows a default; remove the # to change it.",

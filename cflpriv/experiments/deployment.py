@@ -120,6 +120,7 @@ def _backend(transport: StagedTransport, seconds: float, system: str, unscored: 
     """The backend of a deployment: it waits for clients; only their answers are known. `unscored`: why they do not show their scores."""
     return Backend(
         welcome=lambda run, progress: transport.welcome_all(run.federation, len(run.expected), seconds, say),
+        rejoin=lambda run, error: _rejoin(run, error, transport, seconds, say),
         begin_round=lambda run, number: _begin_round(run, number, transport, seconds),
         scores=_scores if unscored is None else lambda run, present: {},
         evidence=lambda run: None,
@@ -130,6 +131,15 @@ def _backend(transport: StagedTransport, seconds: float, system: str, unscored: 
         skips=SKIPS,
         save_every=1,  # clients let go of what a later round does not need
     )
+
+
+def _rejoin(run: Run, error: Exception, transport: StagedTransport, seconds: float, say: Say) -> None:
+    """Wait for clients and holders that dropped out in the beginning. Raises `InputError` where nobody is missing, or too few come back."""
+    federation, everybody = run.federation, len(run.expected)
+    if len(federation.clients) == everybody and not federation.holder_missing:
+        raise InputError(f"the algorithm's beginning: {error}") from error
+    say(f"the beginning is taken again when those who are missing are back: {error}")
+    transport.welcome_all(federation, everybody, seconds, say, fewest=max(1, run.config.protection.smallest_group))
 
 
 def _begin_round(run: Run, number: int, transport: StagedTransport, seconds: float) -> Collection[int]:

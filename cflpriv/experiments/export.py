@@ -9,9 +9,13 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from ..algorithms.interface import Served
+from ..algorithms.lg_fedavg import EvaluateParted
+from ..contract.handles import Shared
 from ..engine.models import Model
 from ..errors import InputError
 from ..files import write_atomically
+from ..tasks.evaluation import EvaluateOwn
 from ..types import Array
 from .checkpoint import restore
 from .config import load_config
@@ -90,22 +94,35 @@ def _restored(folder: Path, data_dir: str | Path | None) -> Run:
 
 
 def _deployed(run: Run, cluster: int | None) -> tuple[str, Array]:
-    """What clients of a cluster use, or all of them where there is one model."""
+    """What clients of a cluster use, or all of them where there is one model. `InputError` where each client has one of its own."""
     served = run.algorithm.serve(run.state)
+    if _apart(served):
+        raise InputError(f"--model: under {run.algorithm.name!r} every client has a model of its own; --client N gives that of client N")
     clustering = run.algorithm.describe(run.state).get("clustering")
     first = {} if clustering is None else {label: clustering.members(label) for label in range(clustering.k)}
-    asked = run.federation.clients[0]
-    if clustering is not None and served.which is not None:
+    placed, asked = clustering is not None and served.which is not None, run.federation.clients[0]
+    if placed:
         _check(cluster, [label for label, members in first.items() if members])
         asked = first[cluster or 0][0]
-    value = run.simulated.resolve(served.task, served.params, served.which, [asked])[0].params["model"]
-    if isinstance(value, list | tuple):  # clients choose among all
+    (given,) = run.simulated.resolve(served.task, served.params, served.which, [asked])
+    offered = getattr(served.task, "offered", None)  # of what clients are sent, which may be a part of each, or all in one
+    value = given.params["model"] if offered is None else offered(given)
+    if isinstance(value, list | tuple) and not placed:  # clients choose among all
         _check(cluster, list(range(len(value))))
         value = value[cluster or 0]
-    elif served.which is None:
+    elif isinstance(value, list | tuple):
+        (value,) = value
+    elif not placed:
         _check(cluster, [0])
     several = served.which is not None or cluster is not None
     return f"cluster {cluster or 0}" if several else "shared model", np.asarray(value)
+
+
+def _apart(served: Served) -> bool:
+    """Whether the models that clients use are their own, wholly or in part, so that none stands for another's."""
+    model = served.params["model"]
+    own = isinstance(model, Shared) and bool(model.own) and served.which is None
+    return own or isinstance(served.task, EvaluateParted) or (isinstance(served.task, EvaluateOwn) and served.task.name == "trained")
 
 
 def _check(cluster: int | None, known: list[int]) -> None:

@@ -221,7 +221,8 @@ def _rounds(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]
             row = advance(run)
             append(out / "rounds.jsonl", json.dumps(plain_json(row)) + "\n")
             written = flush(run.federation.transcript, out, written)
-            if interrupted() or (len(run.rows) % run.backend.save_every == 0 and (run.parties is None or _affordable(saving, began))):
+            regular = len(run.rows) % run.backend.save_every == 0 and (run.parties is None or _affordable(saving, began))
+            if interrupted() or regular or run.federation.checkpoint_due:
                 saving += _save(run, out)
             tick(row)
             told.round(plain_json(row), messages[reported:])
@@ -359,8 +360,14 @@ class _Noted:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """While inside, the first Ctrl-C only asks to stop after the current round; the second stops at once."""
+    """While inside, the first Ctrl-C only asks to stop after the current round; the second stops at once.
+
+    A handler that is not Python's own stays: a system that has one, such as Flower, sends the signal when nothing can go on any more.
+    """
     before = signal.getsignal(signal.SIGINT)
+    if callable(before) and before is not signal.default_int_handler and not isinstance(before, _Noted):
+        yield lambda: False
+        return
     noted = _Noted(before if isinstance(before, _Noted) else None)
     try:
         signal.signal(signal.SIGINT, noted)

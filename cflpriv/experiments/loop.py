@@ -45,7 +45,8 @@ class Backend:
     """How a run reaches its clients, and what else is known of them: all differences between simulations and deployments.
 
     welcome(run, progress): clients join, before the start or, with the `progress` of its checkpoint, before a resumed run continues;
-    raises `InputError` where too few come. begin_round(run, number): begins the round; returns new clients to be admitted.
+    raises `InputError` where too few come. rejoin(run, error): after an error of `skips` in the algorithm's beginning, waits for who is
+    missing; raises where nobody is. begin_round(run, number): begins the round; returns new clients to be admitted.
     scores(run, clients): accuracies, for a round's row. evidence(run): that of a clustering whose release withheld it.
     saved(run): what a checkpoint of its progress has besides. summary(run): keys of the summary besides, or in place of those of `finish`.
     write(run, out): additional files, after the start and at the end. close(run): ends the exchange with clients.
@@ -53,6 +54,7 @@ class Backend:
     """
 
     welcome: Callable[["Run", Mapping[str, Any] | None], None]
+    rejoin: Callable[["Run", Exception], None]
     begin_round: Callable[["Run", int], Collection[int]]
     scores: Callable[["Run", tuple[int, ...]], Mapping[str, Any]]
     evidence: Callable[["Run"], Mapping[str, Any] | None]
@@ -106,7 +108,7 @@ def begin(run: Run) -> None:
         raise InputError(f"protection {run.config.protection.name}: {run.federation.disagreement}{later}")
     with one_thread(), using(device_of(run.config)):
         try:
-            run.state = _retried(run, lambda: run.algorithm.init(run.federation))
+            run.state = _begun(run)
         except BudgetExceeded as error:
             raise InputError(f"privacy.epsilon = {run.config.privacy.epsilon}: the beginning alone costs more ({error})") from None
 
@@ -172,6 +174,16 @@ def device_of(config: Config) -> Device:
     return Device("cpu" if config.run.device == "cpu" else resolved("auto"))
 
 
+def _begun(run: Run) -> Any:
+    """The algorithm's first state. A beginning that too few clients or holders took part in is taken again when these are back."""
+    for _ in range(MOST_RETRIES):
+        try:
+            return _retried(run, lambda: run.algorithm.init(run.federation))
+        except run.backend.skips as error:
+            run.backend.rejoin(run, error)
+    return _retried(run, lambda: run.algorithm.init(run.federation))
+
+
 def _retried(run: Run, step: Callable[[], Done]) -> Done:
     """A step of the algorithm, taken again without clients that dropped out while they were compared: it is a function of the state."""
     for _ in range(MOST_RETRIES):
@@ -216,7 +228,7 @@ def finish(run: Run) -> dict[str, Any]:
     present = tuple(client for client in run.federation.clients if client not in run.newcomers)
     final = evaluated[-1] if evaluated else _scores(run, present, len(run.rows))
     models = run.algorithm.serve(run.state).params.values()  # of several, without a clustering, the number in use is unknown
-    several = any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
+    several = described.get("k", 1) > 1 or any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
     transcript = run.federation.transcript
     return {
         "algorithm": run.algorithm.name,

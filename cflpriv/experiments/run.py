@@ -86,7 +86,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     given |= {} if private is None else private.options(config.protection)
     simulated = simulate(population.clients, **{**given, **options})
     backend = Backend(
-        partial(_join, sources), _begin_round, _scores, recomputed, partial(_saved, sources),
+        partial(_join, sources), _nobody_returns, _begin_round, _scores, recomputed, partial(_saved, sources),
         lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(simulated.engine.paths.items())}},
         lambda run, out: _write_secrets(early, run, out), lambda run: simulated.close(), skips=(TooFewClients,),
         save_every=settings.checkpoint_every,
@@ -148,6 +148,11 @@ def _join(sources: Mapping[str, Counted], run: Run, progress: Mapping[str, Any] 
     for party in sources.keys() & drawn.keys():
         sources[party].skip(drawn[party])
     run.simulated.skip(drawn)
+
+
+def _nobody_returns(run: Run, error: Exception) -> None:
+    """A simulated client that drops out in the beginning would do so again."""
+    raise error
 
 
 def _begin_round(run: Run, number: int) -> Collection[int]:

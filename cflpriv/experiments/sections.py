@@ -38,11 +38,15 @@ class ModelSection:
         bool, Key("Input is (value − mean) / deviation, by the statistics of the data set; false: values as they are.")
     ] = True
     dtype: Annotated[Dtype, Key("Floating-point type of parameters and training.")] = "float32"
+    init_scale: Annotated[
+        float,
+        Key("Initial parameters are the architecture's own times this. 0: a linear model that begins at zero.", "[0, inf)"),
+    ] = 1.0
 
     def build(self, shape: tuple[int, ...], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Model:
         """The model for samples of `shape` from a data set of this mean and deviation."""
         mean, std = (mean, std) if self.normalise else ((0.0,), (1.0,))
-        return Model(self.name, shape, classes, self.hidden, mean, std, self.dtype)
+        return Model(self.name, shape, classes, self.hidden, mean, std, self.dtype, init_scale=self.init_scale)
 
 
 @dataclass(frozen=True)

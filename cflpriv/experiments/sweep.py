@@ -22,6 +22,7 @@ failed is recorded in `failed/` with its error, and the rest continues; the same
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ _KEYS = {
 }  # fmt: skip
 
 _PLACES = {"run.seed": "seeds", "data.seed": "seeds", "algorithm.name": "algorithms", "privacy.epsilon": "epsilon"}
+LONGEST_NAME = 200
+"""Names of cells are names of folders, and with `.json` of files, which may have 255 letters; a longer one ends in a digest."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,9 @@ def _cell(setting: Setting, seed: int, tree: Mapping[str, Any]) -> Cell:
     epsilon = [] if setting.epsilon is None else [f"eps{setting.epsilon:g}"]
     words = [setting.algorithm, setting.protection, *epsilon, *(f"{key.split('.')[-1]}={value}" for key, value in setting.keys), f"s{seed}"]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.=+]+", "_", word).strip("_.") or "_" for word in words)
+    if len(name) > LONGEST_NAME:
+        rest = f"-{sha256(repr(words[:-1]).encode()).hexdigest()[:16]}-{words[-1]}"
+        name = name[: LONGEST_NAME - len(rest)] + rest
     try:
         return Cell(name, setting, seed, parse_config(tree, name))
     except InputError as error:

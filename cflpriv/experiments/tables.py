@@ -72,15 +72,17 @@ def _of_one_type(values: Sequence[Any]) -> list[Any]:
 
 
 def _run_rows(folder: Path, sweep: Sweep) -> list[dict[str, Any]]:
-    """A row a run: its setting, its seed and every scalar of its summary; a row of its error for each that failed."""
+    """A row a run: its setting, its seed, every scalar of its summary as far as there is one, and its error if it, or its audit, failed."""
     results, failed = read_results(folder, sweep)
-    plain = (str, int, float, type(None))
+    plain, made = (str, int, float, type(None)), {one.cell.name: one.summary for one in results}
     rows = [
-        {"run": one.cell.name, **setting_columns(one.cell.setting), "seed": one.cell.seed}
-        | {key: value for key, value in one.summary.items() if isinstance(value, plain)}
-        for one in results
+        {"run": cell.name, **setting_columns(cell.setting), "seed": cell.seed}
+        | {key: value for key, value in made.get(cell.name, {}).items() if isinstance(value, plain)}
+        | ({"error": failed[cell.name]} if cell.name in failed else {})
+        for cell in sorted(sweep.cells, key=lambda cell: cell.name not in made)  # those that have results first
+        if cell.name in made or cell.name in failed
     ]
-    return _priced([*rows, *({"run": name, "error": error} for name, error in failed.items())], folder, sweep)
+    return _priced(rows, folder, sweep)
 
 
 def _priced(rows: list[dict[str, Any]], folder: Path, sweep: Sweep) -> list[dict[str, Any]]:

@@ -9,6 +9,9 @@ from multiprocessing.connection import Connection, wait
 from threading import Thread
 from typing import Any, Protocol, TypeVar
 
+from ..engine.workers import BEGUN, UNGUARDED
+from ..errors import InputError
+
 __all__ = ["ended"]
 
 
@@ -25,11 +28,12 @@ One = TypeVar("One", bound=Named)
 def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iterator[tuple[str, str]]:
     """(name, error or nothing) of each run as it ends: what `work` makes of it in another process, which both are sent to.
 
-    A worker that dies fails its run only; another takes its place.
+    A worker that dies fails its run only; another takes its place. `InputError` if it could not import the script that runs this.
     """
     waiting = list(reversed(todo))
     busy: dict[Connection, tuple[_Worker, str]] = {}
     idle: list[_Worker] = []
+    begun: set[Connection] = set()
     try:
         while waiting or busy:
             while waiting and len(busy) < workers:
@@ -42,11 +46,19 @@ def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iter
             for link in [link for link in wait(list(busy)) if isinstance(link, Connection)]:
                 worker, name = busy.pop(link)
                 try:
-                    yield name, worker.link.recv()
-                    idle.append(worker)
+                    found = worker.link.recv()
                 except (EOFError, OSError):  # the latter where it died without reading its run
                     worker.process.join()
+                    if worker.process.exitcode == 1 and link not in begun:
+                        raise InputError(UNGUARDED) from None
                     yield name, f"its worker process died (exit code {worker.process.exitcode})"
+                    continue
+                if found == BEGUN:
+                    begun.add(link)
+                    busy[link] = (worker, name)
+                else:
+                    yield name, found
+                    idle.append(worker)
     finally:
         for worker in [*idle, *(worker for worker, _ in busy.values())]:
             worker.link.close()  # an idle worker ends by itself
@@ -84,6 +96,7 @@ def _serve(link: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # between rounds; a run has its own way to stop
     Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
+        link.send(BEGUN)
         while True:
             work, one = link.recv()
             link.send(work(one))

@@ -4,7 +4,7 @@ from typing import Literal
 
 from .message_values import Bytes32, Bytes64, Count, Message, Name, Named, Value
 
-__all__ = ["Answer", "Computed", "Described", "Done", "Enrolled", "Given", "Refused", "Released", "Sealed", "Stepped"]
+__all__ = ["Answer", "Computed", "Described", "Done", "Enrolled", "Given", "Refused", "Released", "Sealed", "Stepped", "Unusable"]
 
 
 class Enrolled(Message, frozen=True, tag="enrolled"):
@@ -64,6 +64,12 @@ class Released(Message, frozen=True, tag="released"):
     blocks: tuple[tuple[Count, Count, Value], ...]
 
 
+class Unusable(Message, frozen=True, tag="unusable"):
+    """A holder of shares cannot use what these clients deposited. The deposits of others are kept."""
+
+    clients: tuple[Count, ...]
+
+
 class Done(Message, frozen=True, tag="done"):
     """The request was carried out; nothing leaves the client."""
 
@@ -74,4 +80,4 @@ class Refused(Message, frozen=True, tag="refused"):
     code: Name
 
 
-Answer = Enrolled | Computed | Given | Stepped | Sealed | Released | Done | Refused
+Answer = Enrolled | Computed | Given | Stepped | Sealed | Released | Unusable | Done | Refused

@@ -1,7 +1,7 @@
 """The client's own privacy ledger: what it has released of its data. It does not rely on a server's ledger.
 
 Each client keeps its ledger in its own store, over all sessions, for the (ε, δ) of its own settings, and the receipts of what it holds. It
-prices the tasks that it runs, and charges its ledger before anything leaves.
+prices the tasks that it is asked for, and charges its ledger before it runs them, or before what they made leaves.
 """
 
 import json
@@ -82,22 +82,21 @@ class ClientLedger:
             self._demand(made.sampling_rate * made.samples >= 1 - 1e-9, "batches of less than one sample")
         return made
 
-    def check(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
-        """Refuse a task without noise, or with inputs computed without noise: its failure would reveal something of the data."""
+    def begin(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
+        """Pay for a task before it runs, because the server sees whether it gives a result.
+
+        Refuses a task without noise, or with inputs computed without noise: its failure would reveal something of the data. What is paid
+        for here is released without another charge, except where the noise is shared.
+        """
         if self.unit == "sample":
             self._demand(PrivacyLedger.harmless(task, self._privacy.relation), f"{type(task).__name__} has no noise")
             receipts = self._receipts()
-            covered = receipts.ledger.covers(task, *receipts.sources(given, reads))
-            self._demand(covered, f"{type(task).__name__} is given what was computed without noise")
-
-    def failed(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
-        """Pay for a private task without a result, because the server sees the failure."""
-        if self.unit == "sample":
-            receipts = self._receipts()
-            self._paid(receipts, lambda: receipts.ledger.failed(task, *receipts.sources(given, reads), [self._client], -1))
+            sources = receipts.sources(given, reads)
+            self._demand(receipts.ledger.covers(task, *sources), f"{type(task).__name__} is given what was computed without noise")
+            self._paid(receipts, lambda: receipts.ledger.begin(task, *sources, [self._client], -1))
 
     def enter(self, number: int, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str], live: Sequence[int]) -> None:
-        """Note what releasing the results of a task, held as `number`, costs. Keep only the receipts of `live` numbers."""
+        """Note what releasing the results of a task, held as `number`, costs beside what was paid. Keep only the receipts of `live`."""
         if self.unit == "sample":
             receipts = self._receipts()
             held = receipts.held(number, tuple(task.parts))

@@ -13,7 +13,7 @@ __all__ += answers.__all__
 __all__ += message_values.__all__
 __all__ += requests.__all__
 
-VERSION = 7
+VERSION = 8
 LIMIT_BYTES = 1 << 31
 
 REFUSALS: dict[str, str] = {
@@ -27,6 +27,7 @@ REFUSALS: dict[str, str] = {
     "second-sum": "the client has contributed a value of this round to a sum already, and the server asks for another over other clients",
     "used-transform": "the client has used this transform already; a transform serves one clustering epoch or one sum",
     "no-secret": "the client does not have the clients' common secret yet",
+    "bad-deposit": "holders of shares cannot use what the client deposited for a comparison; it is left out of that",
     "not-held": "the client does not hold the value asked for (it lost its state, or the value was dropped)",
     "unknown-task": "the client does not know this task; both sides need the same version",
     "bad-input": "the client's data or parameters do not fit the task",

@@ -28,7 +28,7 @@ class ClientsLost(ProtocolError):
 
     def __init__(self, clients: Iterable[int]) -> None:
         self.clients = tuple(clients)
-        super().__init__(f"clients {list(self.clients)} did not answer while they were being compared")
+        super().__init__(f"clients {list(self.clients)} did not answer, or not usably, while they were being compared")
 
 
 class KeyHolderLost(ProtocolError):
@@ -141,8 +141,9 @@ class ClientRegistry:
             else:
                 self._signing[answer.client] = answer.signing_key
                 self.peers[answer.client] = m.Recipient(answer.client, answer.encryption_key, answer.signature)
-                if place in self._at:
-                    self._places.pop(self._at[place], None)
+                earlier = self._at.get(place)
+                if earlier is not None and self._places.get(earlier) == place:  # it may be at another place by now
+                    del self._places[earlier]
                 self._places[answer.client], self._at[place] = place, answer.client
                 self._lost.discard(answer.client)
                 came.append(answer.client)

@@ -288,7 +288,7 @@ class Contribute(Message, frozen=True, tag="contribute"):
 
 
 class Open(Message, frozen=True, tag="open"):
-    """End a step that added `clients`: open their inner products and run `then`. The same request again gets the same answer."""
+    """End a step that added `clients`: open their inner products and run `then`. The same step again gets the same answer."""
 
     session: Bytes16
     epoch: Count

@@ -35,9 +35,6 @@ from .work import request_digest
 
 __all__ = ["ClientsLost", "EpochEnded", "KeyHolderLost", "FederationServer", "Transport"]
 
-FAILED = ("bad-input", "internal", "over-budget")
-"""Error codes that may reveal something of a client's data, so they are charged. Other refusals follow from the client's settings."""
-
 
 class FederationServer(ServerState):
     """The operations of a federation. `ServerState` explains the arguments."""
@@ -51,6 +48,7 @@ class FederationServer(ServerState):
         given = TaskParameters(params or {}, which)
         clients = self._computing(given, on)
         private, noise = self._ledger.private(task)
+        self._ledger.begin(private, given, clients, self._round)
         key, number = HeldKey(type(private).__name__), self._number()
         asks: dict[int, m.Ask] = {}
         traced: dict[int, bytes] = {}
@@ -65,16 +63,8 @@ class FederationServer(ServerState):
                 self.bare.down(plain(value for _, value in given.sent(chosen)), copies=len(members))
                 context = {"task": key.name, "settings": settings, "which": list(chosen)} | ({"blind": places} if places else {})
                 record("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
-        before = len(self.refusals)
-        try:
-            answers = self._ask(asks, "compute")
-        except Exception as error:  # a simulated client ends the run, which reveals that the clients before it did not fail
-            if getattr(error.__cause__, "code", "internal") in FAILED:
-                self._ledger.failed(private, given, clients, self._round)
-            raise
+        answers = self._ask(asks, "compute")
         layouts = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
-        failed = {client for client, _, code in self.refusals[before:] if code in FAILED}
-        self._ledger.failed(private, given, sorted(failed | (set(answers) - set(layouts))), self._round)
         if not layouts:
             raise TrainingDiverged(f"{key.name} in round {self._round}: no client has a result")
         layout = majority(list(layouts.values())) or ()

@@ -43,15 +43,15 @@ class ServerLedger:
         make = getattr(then, "private", None)
         return then if self._accounts is None or make is None else make(self._accounts.noise)
 
+    def begin(self, task: Task, given: TaskParameters, clients: Sequence[int], round: int) -> None:
+        """Charge clients for a private task before they are asked to run it, because they show whether it gives a result."""
+        if self._accounts is not None:
+            self._accounts.begin(task, sources(given.values, given.which), self._remembered(task, clients), clients, round)
+
     def enter(self, held: Held, task: Task, given: TaskParameters) -> None:
-        """Note what releasing the results of a task costs."""
+        """Note what releasing the results of a task costs beside what was paid when it began."""
         if self._accounts is not None:
             self._accounts.enter(held, task, sources(given.values, given.which), self._remembered(task, held.clients))
-
-    def failed(self, task: Task, given: TaskParameters, clients: Sequence[int], round: int) -> None:
-        """Charge clients without a result as if they had released one, because the failure itself is visible."""
-        if self._accounts is not None and clients:
-            self._accounts.failed(task, sources(given.values, given.which), self._remembered(task, clients), clients, round)
 
     def settle(self, held: Held, clients: Sequence[int], operation: str, round: int) -> None:
         """Charge a release of single values. Raises `InputError` for an operation that has no private form."""

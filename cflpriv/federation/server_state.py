@@ -29,7 +29,9 @@ from .transport import Transport
 
 __all__ = ["ServerState"]
 
-SKIPPED = 1 << 10
+SKIPPED, SKIPPED_EPOCHS = 1 << 10, 1 << 8
+"""By so many turns and numbers, and clustering epochs, of which a session has some thousands, a resumed run skips what the interrupted one
+may have used. A checkpoint is due before that many are used."""
 
 
 class ServerState:
@@ -99,6 +101,8 @@ class ServerState:
         self._strict, self._witness, self._noisy_rows = strict, witness, local is not None
         self._round = self._turn = -1
         self._calls = self._numbers = 0
+        self._resumed = 0
+        self._at_checkpoint = (-1, 0)
         self._came: set[int] = set()
         self._known: weakref.WeakKeyDictionary[HeldKey, Known] = weakref.WeakKeyDictionary()
 
@@ -261,26 +265,37 @@ class ServerState:
 
     # --- checkpoints
 
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether half of what a resumed run skips has been used since the last checkpoint."""
+        turn, epochs = self._at_checkpoint
+        return 2 * (self._turn - turn) >= SKIPPED or 2 * (self.epochs.count - epochs) >= SKIPPED_EPOCHS
+
     def saved(self) -> dict[str, Any]:
         """The state for a checkpoint. It has no client's value, and no secret but the session's name."""
+        self._at_checkpoint = self._turn, self.epochs.count
         counters = {"round": self._round, "turn": self._turn, "numbers": self._numbers, "epochs": self.epochs.count}
         agreement = None if self._agreement is None else self._agreement.saved()
         who = {"removed": sorted(self.removed), "agreement": agreement}
         moving = {} if self._adaptive is None else {"clip_norm": self._adaptive.norm}
-        return {"session": self.session, **counters, "calls": self._calls, "bare": self.bare.saved(), **who, **moving}
+        rest = {"calls": self._calls, "resumed": self._resumed, "bare": self.bare.saved()}
+        return {"session": self.session, **counters, **rest, **who, **moving}
 
-    def restore(self, saved: Mapping[str, Any], resumed: int = 1) -> None:
-        """Continue from `saved` in a new process, after the `resumed`-th interruption.
+    def restore(self, saved: Mapping[str, Any], resumed: int | None = None) -> None:
+        """Continue from `saved` in a new process, after the `resumed`-th interruption of the run (by default the first since `saved`).
 
-        Turns, numbers and epochs skip a range for each interruption: the interrupted round may have used more than the checkpoint knows,
-        and no transform or mask key is used twice. With 0 interruptions nothing is skipped: for tests, with entropy that continues.
+        Turns, numbers and epochs skip a range for each interruption since the checkpoint: each may have used more than the checkpoint
+        knows, and no transform or mask key is used twice. With 0 interruptions nothing is skipped: for tests, with entropy that continues.
         """
         if saved["session"] != self.session:
             raise InputError("session: is not that of the checkpoint; give it when the federation is built")
-        self._ledger.restored = resumed > 0
-        skipped = resumed * SKIPPED
-        self._round, self._turn, self._calls = saved["round"], saved["turn"] + skipped, saved["calls"]
-        self._numbers, self.epochs.count = saved["numbers"] + skipped, saved["epochs"] + skipped
+        before = saved.get("resumed", 0)  # checkpoints of an early 0.2.0 lack it
+        resumed = before + 1 if resumed is None else resumed
+        since = max(1, resumed - before) if resumed else 0
+        self._ledger.restored = since > 0
+        self._round, self._turn, self._calls = saved["round"], saved["turn"] + since * SKIPPED, saved["calls"]
+        self._numbers, self.epochs.count = saved["numbers"] + since * SKIPPED, saved["epochs"] + since * SKIPPED_EPOCHS
+        self._resumed, self._at_checkpoint = max(resumed, before), (self._turn, self.epochs.count)
         self.bare = Bare(**saved["bare"])
         if self._adaptive is not None:
             self._adaptive.norm = saved["clip_norm"]

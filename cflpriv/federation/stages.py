@@ -82,12 +82,14 @@ class StagedTransport:
             say(f"{len(federation.clients)} of {count} clients are here")
         return came
 
-    def welcome_all(self, federation: "FederationServer", count: int, seconds: float, say: Say = lambda line: None) -> None:
-        """The same, or `InputError` where fewer come in time, or no key holder."""
+    def welcome_all(
+        self, federation: "FederationServer", count: int, seconds: float, say: Say = lambda line: None, fewest: int | None = None
+    ) -> None:
+        """The same, or `InputError` where fewer than `fewest` (all `count`) are there in time, or no key holder."""
         self.welcome(federation, count, seconds, say)
         codes = sorted({code for _, _, code in federation.refusals}) or "none"
         why = f"; {federation.disagreement}" if federation.disagreement else ""
-        if len(federation.clients) < count:
+        if len(federation.clients) < (count if fewest is None else fewest):
             if not self.places():
                 why += f"; {self.absent_hint}"
             raise InputError(f"{len(federation.clients)} of {count} clients answered within {seconds:g} s; refusals: {codes}{why}")

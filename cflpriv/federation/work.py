@@ -115,7 +115,7 @@ class Work:
         models, sizes, compared = exchange.once(lambda: (models_in(task), sizes_in(task), compares(task)), task)
         reads = {name: found for name in getattr(task, "reads", ()) if (found := self._values.remembered(name)) is not None}
         held = self._held_in(ask)
-        self._ledger.check(task, held, reads)
+        self._ledger.begin(task, held, reads)
         sizes = [*sizes, *(origin.size for _, origin in reads.values())]
         given, received, choice = self._given(ask, sizes, held, exchange)
         compared = compared or any(self._values.origin(one.held).is_compared(one.part) for one in held)
@@ -123,22 +123,16 @@ class Work:
         compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
         if self._ledger.unit != "none":
             words_as_they_are(models)
-        try:
-            if isinstance(task, Foreign):
-                if task.name not in self._own:
-                    raise RemoteError("unknown-task")
-                result = dict(self._own[task.name](task, given))
-            else:
-                result = yield Run(task, self._input(ask, models, given, {name: value for name, (value, _) in reads.items()}, choice))
-        except Exception:  # the server sees that there is no result
-            self._ledger.failed(task, held, reads)
-            raise
+        if isinstance(task, Foreign):
+            if task.name not in self._own:
+                raise RemoteError("unknown-task")
+            result = dict(self._own[task.name](task, given))
+        else:
+            result = yield Run(task, self._input(ask, models, given, {name: value for name, (value, _) in reads.items()}, choice))
         live = (*ask.live, ask.held)
         if result:  # before the sources of the result are forgotten
             self._values.drop(ask.held)
             self._ledger.enter(ask.held, task, held, reads, live)
-        else:
-            self._ledger.failed(task, held, reads)
         self._values.forget(live)
         if not result:
             return m.Computed(False, ())

@@ -24,7 +24,7 @@ class GridTransport(StagedTransport):
         "start each SuperNode with --node-config 'settings=\"FILE.toml\"'; in Flower's simulation set the environment variable "
         "CFLPRIV_SETTINGS to the folder that has client0.toml, client1.toml, …"
     )
-    absent_hint = "the SuperLink knows no SuperNode; after a restart of the SuperLink alone, restart the SuperNodes, too"
+    absent_hint = "the SuperLink knows no SuperNode; restarted without --database, it has forgotten them: restart the SuperNodes, too"
 
     def __init__(self, grid: Grid, *, message_type: str = "query.cflpriv", **staged: Any) -> None:
         super().__init__(**staged)

@@ -47,7 +47,9 @@ class JobAborted(RuntimeError):
 
 
 class ShareableTransport(StagedTransport):
-    """x"""
+    """A `StagedTransport` over a controller of NVFlare: one broadcast for each client. A place is the number of a site, in the order in
+    which sites came; `aborted` is the job's signal.
+    """
 
     settings_hint = (
         f"write local/{SETTINGS} into the workspace of each site, or set the environment variable CFLPRIV_SETTINGS to a folder that has "

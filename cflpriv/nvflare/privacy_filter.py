@@ -2,12 +2,12 @@
 
 Guarantee: everything that leaves the site through this filter in its life, over all jobs, is (ε, δ)-private for the unit "client", by the
 `[privacy]` of the site's own settings and the ledger in its state folder: two data sets of the client are hidden from each other under
-`relation = "replace_one"`, the client's updates from zeros under "add_remove". Each answer is charged before it is looked at, so that a
-training that fails is paid for, too.
+`relation = "replace_one"`, the client's updates from zeros under "add_remove". Each answer is charged before it is looked at. An update
+with numbers that are not finite counts as none, so a server cannot learn which models make them so.
 
-Reveals: when the site answers, and how often; the names, shapes and types of the model's arrays, which the server sent. Not covered: what
-leaves in other ways. A job that brings its own code can send what it likes, so a site that relies on this filter allows no such job. Tasks
-in `passes` leave as they are.
+Reveals: when the site answers, and how often, and whether the task failed, which no noise hides; the names, shapes and types of the
+model's arrays, which the server sent. Not covered: what leaves in other ways. A job that brings its own code can send what it likes, so a
+site that relies on this filter allows no such job. Tasks in `passes` leave as they are.
 
 Source: the Gaussian mechanism in the local model (Dwork & Roth 2014, appendix A), noise by the exact formula (Balle & Wang 2018).
 """
@@ -139,6 +139,9 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             raise InputError("the arrays of the answer are not those of the received model, by name, shape and type")
         floating = [name for name, value in sorted(before.items()) if np.issubdtype(value.dtype, np.floating)]
         update = {name: after[name].astype(np.float64) - (before[name] if whole else 0) for name in floating}
+        if not all(np.isfinite(value).all() for value in update.values()):
+            log.error("the update has numbers that are not finite and is sent as no change, with noise")
+            update = {name: np.zeros_like(value) for name, value in update.items()}
         noisy = noised(update, privacy.clip_norm, event)
         released = {name: value if whole else np.zeros_like(value) for name, value in before.items()}
         for name, change in noisy.items():

@@ -87,6 +87,8 @@ class ClippedMean:
         """Ask the ledger before anything is sent."""
         if len({one.weight for one in call.contributions}) > 1:
             raise InputError("mean: different weights under privacy.unit = 'client': a heavy client would need more noise; use 'equal'")
+        if any(len(one.labels) > 1 for one in call.contributions):
+            raise InputError("mean: overlapping groups under privacy.unit = 'client': a client would be in several sums and pay for one")
         groups = large_enough(call)
         payers = [one.client for one in call.contributions if any(label in groups for label in one.labels)]
         self.ledger.charge(dict.fromkeys(payers, (self.event,)), "mean")

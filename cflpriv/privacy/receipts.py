@@ -1,12 +1,14 @@
 """Receipts of the values that clients hold, and the ledger that is asked before an operation releases them.
 
-Only under `privacy.unit = "sample"`. A value is *covered* if all that it was computed from is public or carries noise; its receipts say
-what is due when it first leaves its client. A value computed from samples without noise has none, and no operation releases it. A value
-whose noise clients share (`privacy.noise = "shared"`) carries none of its own: it leaves in secure sums with that noise only, each of which
-is paid for, and nothing that is computed from it is covered.
+Only under `privacy.unit = "sample"`. A client pays for a task before it runs it, because others see whether it gives a result; releasing
+the result is free then. A value is *covered* if all that it was computed from is public or carries noise; its receipts say what that costs
+and who has paid. A value computed from samples without noise has none, and no operation releases it. A value whose noise clients share
+(`privacy.noise = "shared"`) carries none of its own: it leaves in secure sums with that noise only, each of which is paid for, and nothing
+that is computed from it is covered.
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,15 +53,35 @@ class PrivacyLedger:
         if not getattr(task, "uses_data", True) or (relation == "replace_one" and getattr(task, "uses_number_only", False)):
             return True
         inner = [one for one in vars(task).values() if hasattr(one, "run") and hasattr(one, "parts")]
-        return bool(getattr(task, "events", {})) and all(PrivacyLedger.harmless(one, relation) for one in inner)
+        events, within = _events(task), sum((_events(one) for one in inner), Counter[Event]())
+        # an event of one inner task may not hide another's of the same name
+        return bool(events) and within <= events and all(PrivacyLedger.harmless(one, relation) for one in inner)
+
+    def begin(self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int) -> None:
+        """Charge clients for a private task that they are about to run: it is visible whether it gives a result.
+
+        What it costs is its own noise, and that of its inputs as far as it is unpaid. Noise that clients share is paid for in each sum; a
+        task with such noise gives a result whatever the data are.
+        """
+        own = Receipt(tuple(event for event in _events(task).elements() if not getattr(event, "shares", 0)))
+        inherited = [one for handle in given for one in self._of(handle)]
+        due = {client: [own, *_unshared(inherited)] for client in clients}
+        for client, name in remembered:
+            due[client] += _unshared([self._remembered.get((client, name))])
+        self.ledger.settle(due, f"compute of {type(task).__name__}", round)
 
     def enter(self, held: Held, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> None:
-        """Note what a task's results will cost: its own noise, and that of what it was `given` and (client, name) `remembered`."""
+        """Note what a task's results will cost: its own noise, and that of what it was `given` and (client, name) `remembered`.
+
+        The owners of `held` paid for its own noise when they began, except for noise that they share.
+        """
         sources = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(one) for one in remembered)]
         inherited = _inherited(sources, task)
         events: Mapping[str, Event] = getattr(task, "events", {})
         covers: Mapping[str, Sequence[str]] = getattr(task, "covers", {})
         fresh = {name: Receipt((event,)) for name, event in events.items()}
+        for receipt in fresh.values():
+            receipt.paid.update(() if receipt.shared else held.clients)
         free = not getattr(task, "uses_data", True)
         known: dict[str, Receipts | None] = {}
         for part in (*task.parts, *task.keeps):
@@ -83,15 +105,6 @@ class PrivacyLedger:
         """Whether all that a task is given is public or carries noise, paid for or not."""
         receipts = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(one) for one in remembered)]
         return _inherited(receipts, task) is not None
-
-    def failed(
-        self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int
-    ) -> None:
-        """Charge clients whose private task gave no result, as if it had been released: that it gave none is visible."""
-        covers = getattr(task, "covers", {})
-        held = Held(HeldKey(type(task).__name__), (), tuple(part for part in task.parts if part in covers))
-        self.enter(held, task, given, remembered)
-        self._charge(held, self._due(held, "failure"), clients, "failure", round)
 
     def settle(self, held: Held, clients: Sequence[int], operation: str, round: int, noise: SumNoise | None = None) -> None:
         """Charge the owners of `held` before an operation releases it, in a secure sum with `noise` where it needs one.
@@ -206,6 +219,16 @@ def _inherited(several: Iterable[Receipts | None], task: "Task | None") -> Recei
         return joined
     found = [one for receipts in each for one in receipts or () if one.shared]
     return joined if getattr(task, "keeps_noise", False) and len(found) == len(set(found)) else None
+
+
+def _events(task: "Task") -> Counter[Event]:
+    """The noise of a task, as often as it is drawn."""
+    return Counter(getattr(task, "events", {}).values())
+
+
+def _unshared(several: Iterable[Receipts | None]) -> list[Receipt]:
+    """The receipts of values that carry noise of their own."""
+    return [one for receipts in several for one in receipts or () if not one.shared]
 
 
 def _shared(receipts: Iterable[Receipt]) -> list[SampledGaussianEvent]:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..engine import Device, Result, TaskInput
-from ..types import Parts
+from ..types import Parts, check_array
 from .evaluation import Losses
 
 __all__ = ["ChooseAndMove", "ChooseListed"]
@@ -52,12 +52,14 @@ class ChooseAndMove:
 class ChooseListed:
     """The client's own label of the public list "labels" (m,) of the "clients" (m,), 0 for one that is not in it. Part: "choice" ().
 
-    The whole list goes to all, so that all members of a secure sum were sent the same.
+    The whole list goes to all, so that all members of a secure sum were sent the same. Raises `InputError` for labels that are no whole
+    numbers: a server that gave an update of the client's own for a list would read it, a number at a time.
     """
 
     parts: ClassVar[Parts] = {"choice": "choice"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, given: TaskInput) -> Result:
+        labels = check_array("labels", np.asarray(given.array("labels")), ndim=1, kind="iu")
         mine = np.flatnonzero(given.array("clients") == given.streams.client)
-        return {"choice": np.array(int(given.array("labels")[mine[0]]) if len(mine) else 0)}
+        return {"choice": np.array(int(labels[mine[0]]) if len(mine) else 0)}

@@ -202,8 +202,13 @@ class Train:
         return replace(self, lr=1.0, momentum=0.0, weight_decay=0.0, prox=0.0) if self.shares else self
 
     def _stepped(self, given: TaskInput, moved: Array | Movement) -> Array:
-        """The update (d,) of the one step of which `moved` is minus the sum of clipped gradients."""
+        """The update (d,) of the one step of which `moved` is minus the sum of clipped gradients.
+
+        It carries no noise yet. So numbers are cut off far below the largest of their dtype, and whether it is finite depends on what is
+        public alone. Cutting coordinates off moves no two updates further apart.
+        """
         start = given.array("model")
+        most = float(np.finfo(start.dtype).max) / (4 * start.size)
         public = self.weight_decay * start.astype(np.float64)
         if self.prox and "anchor" in given.params:
             public += self.prox * (start - given.array("anchor"))
@@ -211,7 +216,9 @@ class Train:
             public += given.array("correction")
         sizes = [math.prod(shape) for _, shape, _ in self.model.layout]
         public[np.repeat(self._frozen(), sizes)] = 0.0
-        return np.asarray(np.asarray(moved) * (self.lr / (self.sampling_rate * self.public_samples)) - self.lr * public, dtype=start.dtype)
+        with np.errstate(over="ignore"):
+            step = np.asarray(moved, dtype=np.float64) / (self.sampling_rate * self.public_samples) * self.lr
+            return np.asarray(np.clip(step, -most, most) - np.clip(self.lr * public, -most, most), dtype=start.dtype)
 
     def _moved(self, given: TaskInput) -> Array:
         """By how much the parameters (d,) move."""

@@ -227,6 +227,7 @@ def deploy(
         "deadline-seconds": deadline,
     }  # fmt: skip
     link = ["flower-superlink", "--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
+    link += ["--database", str(out / "superlink.db")]  # a SuperLink that is started again knows its SuperNodes
     secure = ["--insecure"]
     if tls:
         secure = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key", "--enable-supernode-auth"]

@@ -28,6 +28,8 @@ def gram_matrix(
     Raises:
         LocalError: "missing-block".
     """
+    if not blocks:
+        raise LocalError("missing-block", "no pair was answered")
     place = {client: number for number, client in enumerate(clients)}
     p = len(next(iter(blocks.values())))
     columns = list(landmarks) or list(clients)

@@ -230,7 +230,7 @@ class Member:
         if terms.roster != self._roster.digest:
             raise RemoteError("wrong-roster")
         if terms.smallest < state.smallest:
-            raise RemoteError("floor-too-low")
+            raise RemoteError("minimum-too-low")
         try:
             messages.check_terms(terms)
         except ValueError:

@@ -246,7 +246,7 @@ def names(packed: bytes) -> tuple[int, ...]:
     Raises:
         MalformedMessage: unless they are strictly increasing.
     """
-    if len(packed) % 4:
+    if len(packed) % 4 or len(packed) > 4 * MOST_CLIENTS:
         raise MalformedMessage
     return _increasing(tuple(int.from_bytes(packed[i : i + 4], "little") for i in range(0, len(packed), 4)))
 

@@ -7,7 +7,7 @@ the boxes beside it, serve one slot, once.
 """
 
 from threading import Lock
-from typing import Literal
+from typing import get_args
 
 import msgspec
 
@@ -16,7 +16,7 @@ from ..errors import LocalError, RemoteError, TooFewClients
 from ..keys import Identity, Roster
 from ..uncopied import uncopied
 from . import messages
-from .terms import Bytes32, Slot, Terms
+from .terms import Bytes32, Mode, Slot, Terms
 
 __all__ = ["MaskKey", "Policy", "check_proposal", "check_roster", "enough"]
 
@@ -35,10 +35,13 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     levels: the fewest levels of the quantiser (1 for counts).
     clients: the largest cohort, which is as many key agreements.
     length: the longest masked vector, in coordinates.
+
+    Raises:
+        ValueError: naming the field that no terms can meet.
     """
 
     session: bytes
-    mode: Literal["active", "passive"]
+    mode: Mode
     model: bytes
     models: int = 1
     min_cohort: int = 3
@@ -48,6 +51,20 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     levels: int = 16
     clients: int = 1 << 12
     length: int = 1 << 28
+
+    def __post_init__(self) -> None:
+        for name, value, size in (("session", self.session, 16), ("model", self.model, 32)):
+            if not isinstance(value, bytes) or len(value) != size:
+                given = f"{len(value)} bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
+                raise ValueError(f"{name}: expected {size} bytes, got {given}")
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode: {self.mode!r} is not known; known are {', '.join(get_args(Mode))}")
+        for name, least in (("models", 1), ("min_cohort", 1), ("dimension", 1), ("levels", 1), ("clients", 1), ("length", 1)):
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise ValueError(f"{name}: {number} is below {least}")
+        if not 0 < self.clip[0] <= self.clip[1]:
+            raise ValueError(f"clip: expected two numbers above 0, the smaller one first, got {self.clip}")
 
 
 @uncopied("it may be used once; see to_bytes")
@@ -106,7 +123,7 @@ def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None,
 
     Raises:
         RemoteError: "wrong-context", "wrong-slot", "not-invited", "unlisted-model", "wrong-roster",
-        "floor-too-low" or "bad-terms". TooFewClients: the cohort is smaller than `min_cohort`.
+        "minimum-too-low" or "bad-terms". TooFewClients: the cohort is smaller than `min_cohort`.
     """
     if terms.session != policy.session or terms.mode != policy.mode:
         raise RemoteError("wrong-context")
@@ -120,7 +137,7 @@ def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None,
     if roster is not None and policy.mode == "active" and terms.roster != roster.digest:
         raise RemoteError("wrong-roster")
     if terms.min_cohort < policy.min_cohort:
-        raise RemoteError("floor-too-low")
+        raise RemoteError("minimum-too-low")
     if policy.dimension is not None and terms.dimension != policy.dimension:
         raise RemoteError("bad-terms")
     if not policy.clip[0] <= terms.clip <= policy.clip[1] or terms.levels < policy.levels:

@@ -182,6 +182,7 @@ def make_terms(
 
     Raises:
         ValueError: naming the field that is wrong; "levels" where the sum could overflow.
+        TooFewClients: the cohort has fewer clients than `min_cohort`.
     """
     members = tuple(sorted(cohort))
     n = len(members)
@@ -210,6 +211,8 @@ def make_terms(
         following=following,
     )
     check_terms(terms)
+    if n < min_cohort:
+        raise TooFewClients((n,), min_cohort)
     try:
         return codec.decode(codec.encode(terms), Terms, SMALL_LIMIT_BYTES)
     except MalformedMessage:

@@ -13,9 +13,11 @@ Shares at t points are uniform, whatever the vectors are; what the others contri
 there is no key that results could reveal, and no noise. What stays computational: sealed boxes and masks (X25519, AES-256).
 
 **Reveals.** To the lead: the Gram matrix, as to the key holder of `ckks`. To t + 1 holders together: everything. To a client that
-colludes with the lead: p inner products with vectors of its choice, modulo 2^61 − 1, each worth two coordinates of a vector that is
-compared with it. To the server: who takes part. Rightness is not protected: a holder that computes something else changes the matrix,
-undetected where it stays symmetric and within the bound.
+colludes with the lead: p (n − 2t) inner products with vectors of its choice, modulo 2^61 − 1, each worth two coordinates of a vector that
+is compared with it. (Shares that it deposits at will need not be of degree t; then each set of contributors opens another combination,
+and these span n − 2t dimensions. With n = 2t + 1 there is one set.) To the server: who takes part, and whose deposits cannot be used.
+Rightness is not protected: a holder that computes something else changes the matrix, undetected where it stays symmetric and within the
+bound, and may say of a client that its deposit cannot be used.
 
 **Source.** Shamir 1979; Ben-Or, Goldwasser & Wigderson 1988, section 3; masks between pairs as in Bonawitz et al. 2017, section 4.
 Deviations: products are not reduced to degree t, for they are opened at once.

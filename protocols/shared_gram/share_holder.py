@@ -111,8 +111,8 @@ class ShareHolder:
         """Keep this holder's share of a client's deposit; the client. The same one again changes nothing; a new one replaces an unused one.
 
         Raises:
-            RemoteError: "malformed", "bad-signature", "bad-box", "over-cap", "other-keys" before `accept`, "enrolled-before" for another
-                deposit of a client whose vectors have been compared.
+            RemoteError: "malformed", "bad-signature", "other-keys" before `accept`; naming the client "bad-box" for a box without a share,
+                "over-cap", "enrolled-before" for another deposit of a client whose vectors have been compared.
         """
         message, terms = decode(data, Delivery, self.terms), self.terms
         client = message.client
@@ -133,13 +133,14 @@ class ShareHolder:
             if before is None and len(self._shares) >= terms.most_clients:
                 raise RemoteError("over-cap", client)
             binding = box_binding(terms, self._bundle, client, self.number)
-            opened = unseal(agree(self._seed, message.ephemeral, LABEL + "box", binding), message.box, binding)
-            if len(opened) != 8 * terms.p * terms.dimension:
-                raise MalformedMessage
-            share = np.frombuffer(opened, dtype="<u8").astype(np.uint64).reshape(terms.p, terms.dimension)
-            if (share >= np.uint64(PRIME)).any():
-                raise MalformedMessage
-            self._shares[client] = digest, share
+            try:
+                opened = unseal(agree(self._seed, message.ephemeral, LABEL + "box", binding), message.box, binding)
+            except RemoteError:
+                raise RemoteError("bad-box", client) from None
+            share = np.frombuffer(opened[: len(opened) // 8 * 8], dtype="<u8").astype(np.uint64)
+            if len(opened) != 8 * terms.p * terms.dimension or (share >= np.uint64(PRIME)).any():
+                raise RemoteError("bad-box", client)
+            self._shares[client] = digest, share.reshape(terms.p, terms.dimension)
         return client
 
     def contribute(self, clients: Sequence[int], new: int, contributors: Sequence[int]) -> bytes:
@@ -164,7 +165,7 @@ class ShareHolder:
         Raises:
             RemoteError: as `contribute`; "malformed", "bad-signature", "other-contribution" for parts of other lists or other holders;
                 "inconsistent" where the sum is no matrix of inner products within the bound: a holder computed something else, or a client
-                deposited shares that do not fit each other or longer vectors.
+                deposited shares that do not fit each other or longer vectors. It names the client where that is one of few (`_at_fault`).
         """
         terms, digest = self.terms, self.terms.digest
         if self.number != LEAD:
@@ -186,10 +187,25 @@ class ShareHolder:
                 raise MalformedMessage
             total = plus(total, values.reshape(total.shape))
         found = signed(total)
-        square = found[len(found) - new * terms.p :]
-        if (np.abs(found) > terms.largest).any() or not np.array_equal(square, square.T):
-            raise RemoteError("inconsistent")
+        square, wrong = found[len(found) - new * terms.p :], np.abs(found) > terms.largest
+        wrong[len(found) - new * terms.p :] |= (square != square.T) | np.diag(square.diagonal() < 0)
+        if wrong.any():
+            raise RemoteError("inconsistent", self._at_fault(clients, new, wrong))
         return found / terms.scale**2
+
+    def _at_fault(self, clients: Sequence[int], new: int, wrong: npt.NDArray[np.bool_]) -> int | None:
+        """The new client that made products `wrong` (len(clients) p, new p): one whose products with itself are, or else that has most.
+
+        None where that is not clear: where half of the new clients or more have wrong products with themselves (then rather a holder
+        computed something else), or two have as many.
+        """
+        p = self.terms.p
+        pairs = np.asarray(wrong.reshape(len(clients), p, new, p).any(axis=(1, 3)))
+        candidates, own = clients[len(clients) - new :], pairs[len(clients) - new :].diagonal()
+        if own.any():
+            return candidates[int(own.argmax())] if 2 * own.sum() < new else None
+        counts = pairs.sum(axis=0)
+        return candidates[int(counts.argmax())] if (counts == counts.max()).sum() == 1 else None
 
     def _masked(self, clients: Sequence[int], new: int, contributors: Sequence[int]) -> tuple[bytes, Elements]:
         """The statement, and the products of shares times this holder's Lagrange weight, under the masks of every pair."""

@@ -67,7 +67,7 @@ ROBUST = config({"sum": "secagg", "min_cohort": 3, "robust": "geometric_median"}
 REFUSED = {
     "second_sum": ("second-sum", "secagg Adverts"), "computed_again": ("second-sum", "secagg Adverts"),
     "derived_copy": ("second-sum", "secagg Adverts"), "stale_slot": ("old-slot", "secagg Invite"),
-    "smaller_minimum": ("floor-too-low", "secagg Invite"), "sybils": ("bad-signature", "secagg Adverts"),
+    "smaller_minimum": ("minimum-too-low", "secagg Invite"), "sybils": ("bad-signature", "secagg Adverts"),
     "other_model": ("unlisted-model", "secagg Invite"), "listed_model": ("forbidden", "secagg Invite"),
     "other_task": ("unlisted-model", "secagg Invite"), "switched_value": ("unlisted-model", "secagg Deliver"),
     "unequal_weights": ("bad-terms", "secagg Deliver"), "split_survivors": ("too-few-clients", "secagg Unmask"),
@@ -346,7 +346,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "choices_as_probes": (ACTIVE, nothing),
     "derived_copy": (ACTIVE, several(summed_twice, traced_copies)),
     "stale_slot": (ACTIVE, forgotten_slots),
-    "smaller_minimum": (ACTIVE, accepting("floor-too-low")),
+    "smaller_minimum": (ACTIVE, accepting("minimum-too-low")),
     "sybils": (ACTIVE, several(no_check(secagg_bindings, "verify"), no_check(secagg_client, "verify"))),
     "sybil_group": (HAAR, several(no_check(group_member, "verify"), no_check(group_member, "_check_signatures"))),
     "other_model": (ACTIVE, accepting("unlisted-model")),
@@ -430,7 +430,7 @@ def test_each_attack_meets_clients_that_were_just_started() -> None:
     scene = scene_of(ACTIVE, SCENE)
     met = [scene.start() for _ in range(2)]
     assert met[0].roster != met[1].roster
-    assert play_all(scene, ["smaller_minimum", "smaller_minimum"])[1].code == "floor-too-low", "nothing is left of the first"
+    assert play_all(scene, ["smaller_minimum", "smaller_minimum"])[1].code == "minimum-too-low", "nothing is left of the first"
 
 
 def test_the_guess_is_scored_against_data_that_the_attack_never_saw() -> None:
@@ -464,7 +464,7 @@ def test_the_result_is_written_beside_its_configuration_alone(tmp_path: Path) ->
     assert [Row(**one) for one in stored] == rows
     text = table(rows).splitlines()
     assert [line.split()[0] for line in text] == ["next_round", "smaller_minimum", "swapped_holder"], "the least comforting first"
-    assert "refused: floor-too-low (secagg Invite)" in text[1]
+    assert "refused: minimum-too-low (secagg Invite)" in text[1]
     assert written(rows, ACTIVE, tmp_path / "out") == path
     with pytest.raises(InputError, match="is another experiment"):
         written(rows, PASSIVE, tmp_path / "out")
@@ -485,7 +485,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     changed = ("--set", "protection.min_cohort=4", "--attacks", "smaller_minimum,other_model")
     assert in_process(monkeypatch, "audit", "--active", str(file), *changed) == 0
     shown = capsys.readouterr().out
-    assert "smaller_minimum  refused: floor-too-low" in shown
+    assert "smaller_minimum  refused: minimum-too-low" in shown
     assert "min_cohort = 4" in (tmp_path / "runs" / "small-active" / "config.toml").read_text()
     assert (tmp_path / "runs" / "small-active" / audit.FILE).is_file()
     assert in_process(monkeypatch, "run", str(file), "--out", "run") == 0
@@ -493,7 +493,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert in_process(monkeypatch, "report", "run") == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "Active attacks" in page
-    assert "refused: floor-too-low (secagg Invite)" in page
+    assert "refused: minimum-too-low (secagg Invite)" in page
     assert in_process(monkeypatch, "audit", "run", "--out", "elsewhere") == 2
     assert in_process(monkeypatch, "audit", "--active", "run", "--adversary", "server") == 2
     (tmp_path / "run" / audit.FILE).write_text('[{"attack": 1}]')

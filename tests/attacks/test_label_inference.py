@@ -1,6 +1,7 @@
 """Label inference: clusters as a whole where only models show, and the public clipping of private runs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from torch.nn import functional
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.clipped import clipped_probabilities
 from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.label_inference import chance_of_clusters, class_probabilities
+from cflpriv.attacks.label_inference import Guess, chance_of_clusters, class_probabilities, set_chance, share_chance
 from cflpriv.attacks.leakage import Cell
+from cflpriv.attacks.significance import RATE, chance_of_renaming
 from cflpriv.attacks.sums import means_in, sums_in
 from cflpriv.attacks.updates import asked_in, public_model, steps_in
 from cflpriv.data import DataSpec, build_population
@@ -28,6 +30,41 @@ OWNERS = [("none", "leaks"), pytest.param("secagg-oblivious", "not_attempted", m
 
 def by_metric(seen: Any) -> dict[str, Cell]:
     return {cell.metric: cell for cell in ATTACKS["label_inference"].cells(seen)[0]}
+
+
+def test_a_renaming_is_as_probable_as_all_of_them_say() -> None:
+    """By brute force over the 24 names of four labels: the two labels of a client may be exchanged, and so may the other two."""
+    true = np.array([[0.5, 0.5, 0.0, 0.0]] * 6)
+    centre, rng = np.full(4, 0.25), np.random.default_rng(0)
+    assert chance_of_renaming(true, true, centre, rng) == pytest.approx(4 / 24)
+    assert chance_of_renaming(true[:, [2, 3, 0, 1]], true, centre, rng) == 1.0
+    assert chance_of_renaming(np.tile(centre, (6, 1)), true, centre, rng) == 1.0
+    uneven = np.array([0.7, 0.1, 0.1, 0.1])
+    assert chance_of_renaming(np.tile(uneven, (6, 1)), true, uneven, rng) == 1.0, "what the prior says is nobody's luck"
+
+
+@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]])
+def test_labels_that_are_named_by_luck_are_seldom_a_leak(groups: list[list[int]]) -> None:
+    """Twenty clients whose labels are known up to their names: a test over clients alone finds a leak in up to half of the cases."""
+    classes, clients = 1 + max(map(max, groups)), list(range(20))
+    counts = np.array([[float(label in groups[client % len(groups)]) for label in range(classes)] for client in clients])
+    shares, rng, found = counts / counts.sum(axis=1, keepdims=True), np.random.default_rng(0), np.zeros((2, 60))
+    seen: Any = SimpleNamespace(
+        seed=0, prior=SimpleNamespace(classes=classes), truth=SimpleNamespace(
+            label_sets=[frozenset(np.flatnonzero(row).tolist()) for row in counts], histogram=lambda client: shares[client]
+        ),
+    )  # fmt: skip
+    even = np.full(classes, 1 / classes)
+    beside = np.abs(even - shares).sum(axis=1)
+    popular = np.array([float(one == seen.truth.label_sets[0]) for one in seen.truth.label_sets])
+    for run in range(found.shape[1]):
+        made = shares[:, rng.permutation(classes)]
+        sets = [frozenset(np.flatnonzero(row).tolist()) for row in made]
+        right = np.array([float(one == other) for one, other in zip(sets, seen.truth.label_sets, strict=True)])
+        found[0, run] = share_chance(Guess(dict(enumerate(made))), beside, even, seen, clients)
+        found[1, run] = set_chance(sets, right, popular, seen, clients)
+    allowed = stats.binom.isf(1e-3, found.shape[1], RATE)
+    assert ((found < RATE).sum(axis=1) <= allowed).all(), "more often than stated, an error of 1 in 1000 for each of two figures"
 
 
 @pytest.mark.slow
@@ -154,6 +191,18 @@ def test_parts_of_models_are_not_called_read() -> None:
         seen = case(config({"name": "lg_fedavg"}, protection, training={"rounds": 1}))
         notes = [ATTACKS[name].cells(seen)[0][0].note for name in ("label_inference", "key_recovery")]
         assert all("of a part of the model only" in note for note in notes), notes
+
+
+@pytest.mark.parametrize("name", ["fedsoft", "fedrc"])
+def test_what_clients_send_of_several_models_is_not_called_nothing(name: str) -> None:
+    """In the clear FedSoft's and FedRC's clients send their part in every model: attacks on updates do not read it, and say so."""
+    asked = ("label_inference", "membership", "cluster_identity", "property_inference")
+    seen = case(config({"name": name}, {}, training={"rounds": 1}))
+    found = {cell.metric: cell for attack in asked for cell in ATTACKS[attack].cells(seen)[0]}
+    read = {"histogram_l1", "model_lira_auc", "group_accuracy", "update_auc"}
+    assert {found[metric].status for metric in read} == {"not_attempted"}, {metric: found[metric].note for metric in read}
+    summed = case(config({"name": name}, {"sum": "secagg", "secagg_mode": "passive", "secagg_clip": 8.0}, training={"rounds": 1}))
+    assert ATTACKS["cluster_identity"].cells(summed)[0][0].status == "nothing_to_see"
 
 
 def test_renumbered_clusters_are_not_mixed_up() -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 from cflpriv.attacks import leakage
 from cflpriv.attacks.leakage import Cell, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.pooling import pooled
-from cflpriv.attacks.significance import ENOUGH, RATE, chance, chance_of_matching, power, t_chance, t_power
+from cflpriv.attacks.significance import ENOUGH, RATE, chance, chance_of_matching, interval, power, t_chance, t_power
 from cflpriv.randomness import stream
 from cflpriv.types import Array
 
@@ -195,6 +195,8 @@ def test_an_attack_that_was_not_made_is_not_called_nothing_to_see() -> None:
     case: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=0)
     missed, blind = (nothing(case, "a", "m", why) for why in ("not attempted: clients have many samples", "no update is in this view"))
     assert (missed.status, blind.status) == ("not_attempted", "nothing_to_see")
+    assert missed.line() == "a / m (server, none): not_attempted; clients have many samples"
+    assert blind.line() == "a / m (server, none): nothing_to_see; no update is in this view"
     assert pooled([blind, missed])[0].status == "not_attempted"
 
 
@@ -274,6 +276,17 @@ def test_equal_gains_come_no_more_often_than_stated(k: int, n: int) -> None:
     shares = [1 / (2 * m + 1) if m >= k else 0.0 for m in range(50)]
     assert max(shares) ** n <= t_chance(np.full(n, float(k)), 0.0) == 3.0**-n
     assert t_chance(np.full(n, float(k)), float(k)) == 1.0
+
+
+@given(st.floats(0.01, 1.0), st.integers(3, 12), st.integers(0, 99))
+def test_equal_gains_are_equal_whatever_rounding_makes_of_them(by: float, n: int, seed: int) -> None:
+    """Their deviation is often some 1e-17. Taken for one it would make a p of 1e-30, and a power that is no number."""
+    beside = np.random.default_rng(seed).random(n)
+    for gain in (np.full(n, by), (beside + by) - beside):
+        assert t_chance(gain, by / 2) == 3.0**-n
+        assert t_chance(gain, by) == 1.0
+        assert t_power(float(gain.mean()), float(gain.std(ddof=1)), n, by / 2, RATE) == 1.0
+        assert interval("", gain, 0) == (None, None)
 
 
 def test_no_power_no_absence() -> None:

@@ -13,7 +13,7 @@ from scipy import stats
 from cflpriv.attacks import counts_from_lengths
 from cflpriv.attacks.leakage import Case
 from cflpriv.attacks.significance import chance, chance_of_orders, orders
-from cflpriv.attacks.update_norms import cells, lengths_in
+from cflpriv.attacks.update_norms import cells, errors_of, lengths_in
 from cflpriv.experiments import Config, parse_config
 from cflpriv.randomness import stream
 
@@ -36,6 +36,13 @@ def test_a_known_curve_is_read_backwards(power: float, scale: float) -> None:
     lengths = scale * counts**power
     np.testing.assert_allclose(counts_from_lengths(lengths[5:30:3], lengths, counts), counts[5:30:3], rtol=1e-6)
     assert counts_from_lengths(np.array([0.0, np.inf]), lengths, counts).tolist() == pytest.approx([4, 512])
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=3, max_size=40), st.floats(0.5, 20_000.0))
+def test_no_number_for_everyone_is_nearer_than_the_baseline(counts: list[int], constant: float) -> None:
+    """Else lengths that say nothing would gain where numbers are very unequal: a guess need only be small."""
+    true = np.array(counts, float)
+    assert errors_of(np.full(len(true), np.median(true)), true).mean() <= errors_of(np.full(len(true), constant), true).mean() + 1e-9
 
 
 @pytest.mark.slow

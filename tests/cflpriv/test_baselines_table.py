@@ -122,6 +122,7 @@ def test_the_marker_is_loud_enough() -> None:
 # --- newcomers, as they are and fine-tuned
 
 
+@pytest.mark.filterwarnings("ignore:algorithm 'fedgwc' will form no clusters")
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("oracle", "shuffled")])
 def test_every_algorithm_takes_newcomers_and_scores_them_twice(name: str) -> None:
     more = {"pfedlia": {"warm_up": 1, "min_samples": 2}, "private_clusters": {"k": 1}}.get(name, {})

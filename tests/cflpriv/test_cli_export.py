@@ -73,6 +73,32 @@ def test_a_fresh_module_has_the_reported_accuracy(name: str, protection: dict[st
     assert own[4] == pytest.approx(row["per_client"]["local_accuracy"][4], abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    "algorithm", [{"name": "fedrc"}, {"name": "ifca", "k": 2, "shared": ["all_but_last"]}, {"name": "r_dpcfl", "k": 2}]
+)
+def test_models_that_clients_pick_from_are_whole(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    """They are sent in one vector, in parts, or one to a client; each client's accuracy is that of some exported model."""
+    config = parse_config({**BASE, "algorithm": algorithm})
+    summary, k = run_experiment(config, tmp_path / "run"), algorithm.get("k", 3)
+    row = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
+    assert summary["clusters"] is None or algorithm["name"] != "fedrc", "which models are in use is not known"
+    each = []
+    for cluster in range(k):
+        export_model(tmp_path / "run", tmp_path / f"{cluster}.pt", cluster=cluster)
+        each.append(accuracies(config, torch.load(tmp_path / f"{cluster}.pt", weights_only=True)))
+    assert np.isclose(np.array(each), row["per_client"]["accuracy"], atol=1e-9).any(axis=0).all()
+    with pytest.raises(InputError, match=f"there are several; known are {', '.join(map(str, range(k)))}$"):
+        export_model(tmp_path / "run", tmp_path / "one.pt")
+
+
+@pytest.mark.parametrize("name", ["local", "fedfomo", "fedproto", "lg_fedavg"])
+def test_no_client_stands_for_others(name: str, tmp_path: Path) -> None:
+    run_experiment(parse_config({**BASE, "algorithm": {"name": name}, "training": {**BASE["training"], "rounds": 1}}), tmp_path / "run")
+    with pytest.raises(InputError, match=f"under '{name}' every client has a model of its own; --client N"):
+        export_model(tmp_path / "run", tmp_path / "one.pt")
+    assert export_model(tmp_path / "run", tmp_path / "one.pt", client=4).name == "client 4"
+
+
 def test_what_cannot_be_exported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     config = parse_config({**BASE, "algorithm": {"name": "oracle"}, "training": {**BASE["training"], "rounds": 0}})
     run_experiment(config, tmp_path / "run")

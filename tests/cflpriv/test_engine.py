@@ -1,6 +1,7 @@
 """Every fast way equals the sequential reference: over random shapes, options and ragged clients."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,13 @@ def test_the_span_form_in_float32_is_within_1e_6() -> None:
     model = Model("mlp", (1, 28, 28), 10, hidden=50)
     data = clients(model.shape, [50, 50, 30], 10, dtype=np.float32)
     compare(Train(model, epochs=5, batch_size=0, lr=0.1), inputs(model, data), 1e-6, "span")
+
+
+def test_two_models_that_scale_the_same_data_otherwise_do_not_share_a_kernel() -> None:
+    model = Model("mlp", (1, 5, 5), 4, hidden=6, dtype="float64")
+    data = clients(model.shape, [5, 7, 3], 4)
+    for one in (model, replace(model, mean=(0.5,), std=(0.1,)), model):
+        compare(Train(one, epochs=3, batch_size=0, lr=0.1), inputs(one, data), 1e-12, "span")
 
 
 def test_float32_is_within_1e_4() -> None:

@@ -194,6 +194,20 @@ def test_the_floor(name: str) -> None:
     assert len(fed.transcript.messages) == before
 
 
+def test_updates_of_a_group_that_became_too_small_are_on_record() -> None:
+    """The server got them, although there is no mean."""
+    fed = federation(population(), Protection(min_cohort=3), dropouts=[(0, 0, "Masked"), (0, 1, "Masked")])
+    fed.begin_round(0)
+    held = fed.compute(Make())
+    labels = {client: int(client > 3) for client in fed.clients}  # groups of 4, of which 2 are left, and 4
+    means = fed.mean(held["vector"], groups=labels, k=2)
+    assert [mean is None for mean in means] == [True, False]
+    assert next(one.clients for one in fed.transcript.messages if one.kind == "update") == (2, 3, 4, 5, 6, 7)
+    with pytest.raises(TooFewClients):
+        fed.mean(held["vector"], on=(0, 1, 2, 3))
+    assert fed.transcript.messages[-1].clients == (2, 3)
+
+
 def test_small_clusters_train_alone() -> None:
     fed = federation(population(), Protection(min_cohort=3, small_clusters="local"))
     held = fed.compute(Make())

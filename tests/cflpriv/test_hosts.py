@@ -284,7 +284,7 @@ def test_a_host_that_always_dies_ends_the_run() -> None:
 def test_errors_of_a_host_arrive_as_they_are(carrier: Any) -> None:
     """What a client cannot do ends the run with its own message, as in memory; what it refuses keeps its code."""
     fed = federation(SCENE, hosted=partial(SplitHosts, carrier=carrier), on_error="raise")
-    with pytest.raises(TooFewClients, match=r"minimum cohort size of 3 clients \(group sizes: 2\)"):
+    with pytest.raises(TooFewClients, match=r"minimum cohort size of 3 clients \(group sizes: 2; min_cohort = 3\)"):
         eye(fed).each(range(CLIENTS), broken)
     bad = {"model": np.full(5, np.nan)}
     raised = []

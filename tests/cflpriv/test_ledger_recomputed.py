@@ -188,6 +188,7 @@ def spent(folder: Path) -> float:
     return max((epsilon_of(events, ledger["delta"]) for events in bills.values()), default=0.0)
 
 
+@pytest.mark.filterwarnings("ignore:algorithm 'fedgwc' will form no clusters")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mode"),

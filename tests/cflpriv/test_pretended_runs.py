@@ -103,6 +103,7 @@ def same_run(made: Config) -> Counts:
     return counts
 
 
+@pytest.mark.filterwarnings("ignore:algorithm 'fedgwc' will form no clusters")
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_gives_there_what_it_gives_on_the_cpu(name: str) -> None:
     counts = same_run(config({"name": name, **MORE.get(name, {})}))

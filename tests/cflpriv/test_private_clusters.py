@@ -267,6 +267,23 @@ def test_sums_that_find_clusters_train_the_model_that_clusters_begin_with() -> N
         np.testing.assert_allclose(mine.value(), other, atol=1e-4)
 
 
+def test_clients_use_the_mean_of_the_last_two_models() -> None:
+    run = prepare(config(algorithm={"k": 1}), population=SCENE)
+    begin(run)
+    for _ in range(3):
+        before = run.state.models[0].value()
+        advance(run)
+        used = run.algorithm.serve(run.state).params["model"].value()
+        np.testing.assert_allclose(used, (before + run.state.models[0].value()) / 2, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_groups_are_found_from_a_model_of_zeros() -> None:
+    run = played(config(model={"name": "linear", "init_scale": 0.0}))
+    assert run.algorithm.describe(run.state)["k"] == GROUPS
+    assert ari(list(SCENE.groups), choices(run)) == 1.0
+
+
 @pytest.mark.slow
 def test_a_group_too_small_for_the_noise_is_left_whole() -> None:
     """At ε = 0.1 the noise is far above 120 clients: the answer is one model (but in one of 20 draws), and no round fails.

@@ -160,6 +160,7 @@ def unprotected(name: str, smallest: int) -> Played:
     return play(config_of(name, {"min_cohort": smallest}, release_policy="off"))
 
 
+@pytest.mark.filterwarnings("ignore:algorithm 'fedgwc' will form no clusters")
 @pytest.mark.parametrize(("name", "options"), cells())
 def test_protections_and_transports_change_nothing(name: str, options: Mapping[str, Any]) -> None:
     config = config_of(name, options)
@@ -210,6 +211,7 @@ def hosted_cells() -> list[Any]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:algorithm 'fedgwc' will form no clusters")
 @pytest.mark.parametrize(("name", "options"), hosted_cells())
 def test_several_hosts_change_nothing(carrier: Carrier, name: str, options: Mapping[str, Any]) -> None:
     """Up to the last digits: other clients are computed together."""

@@ -273,6 +273,22 @@ def test_a_private_model_on_top_of_the_list_is_refused() -> None:
     assert any(client == 3 and stage == "secagg Invite" for client, stage, _ in fed.refusals), fed.refusals
 
 
+def test_clients_that_exchange_their_places_are_both_there() -> None:
+    transport, fed = remote(population(clients_per_group=3))
+    here, exchange = fed.clients, transport.exchange
+    swap = {1000: 1001, 1001: 1000}
+
+    def swapped(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        answers = exchange({swap.get(place, place): data for place, data in requests.items()}, stage)
+        return {swap.get(place, place): data for place, data in answers.items()}
+
+    transport.exchange = swapped  # type: ignore[method-assign]
+    fed.lose([0, 1])
+    assert fed.enrol() == (0, 1)
+    assert fed.clients == here
+    assert set(fed.compute(training(population(clients_per_group=3)), {"model": training(population()).model.init(0)}).clients) == set(here)
+
+
 def test_identities_are_pinned() -> None:
     scene = population(clients_per_group=3)
     transport, fed = remote(scene)

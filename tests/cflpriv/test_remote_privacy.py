@@ -32,7 +32,7 @@ from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.federation import messages as m
 from cflpriv.federation.client import FederationClient
 from cflpriv.federation.client_ledger import SPENT, ClientLedger
-from cflpriv.federation.server import ClientsLost, FederationServer
+from cflpriv.federation.server import FederationServer
 from cflpriv.federation.store import DiskStore, MemoryStore
 from cflpriv.federation.transport import OverBytes
 from cflpriv.privacy.client_level import client_noise
@@ -200,8 +200,9 @@ def test_a_client_that_demands_privacy_computes_nothing_without_it() -> None:
     assert plain.refusals[-1][2] == "bad-input"
     assert sent(plain, scene, m.NoisySteps(**{**_fields(noise), "training": float("nan")})) is None
     assert plain.refusals[-1][2] == "malformed"
+    assert max(own_ledgers(transport).values()) == 0.0, "nothing was run"
     assert isinstance(sent(plain, scene, noise), m.Computed)
-    assert max(own_ledgers(transport).values()) == 0.0, "nothing left"
+    assert [client for client, spent in own_ledgers(transport).items() if spent] == [0], "that it has a result is seen"
 
 
 def _fields(noise: m.NoisySteps) -> dict[str, Any]:
@@ -214,9 +215,7 @@ def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_ref
     transport, fed = private(scene, TIGHT)
     fed.begin_round(0)
     noise = m.NoisySteps(**vars(NOISE))
-    assert isinstance(sent(fed, scene, m.NoisySteps(**{**_fields(noise), "training": 0.3})), m.Computed)
-    for operation in ("sum", "gather", "gram"):
-        assert fed._ask({0: m.Give(fed.session, operation, 900, ("update",), "", False)}, operation) == {}
+    assert sent(fed, scene, m.NoisySteps(**{**_fields(noise), "training": 0.3})) is None
     assert words(fed) == {"over-budget"}
     assert own_ledgers(transport)[0] == 0.0
     for number in range(901, 904):
@@ -227,8 +226,7 @@ def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_ref
     assert 2.1 < spent <= 2.2
     again = FederationServer(OverBytes(transport), entropy=public_entropy("another session"))
     assert 0 in again.enrol()
-    assert isinstance(sent(again, scene, noise), m.Computed)
-    assert again._ask({0: m.Give(again.session, "sum", 900, ("update",), "", False)}, "sum") == {}
+    assert sent(again, scene, noise) is None
     assert words(again) == {"over-budget"}
     assert own_ledgers(transport)[0] == spent
 
@@ -268,13 +266,16 @@ def test_the_server_asks_its_ledger_before_anybody_else() -> None:
     its = accounts(replace(SAMPLE, epsilon=0.5))
     transport, fed = private(scene, SAMPLE, accounts=its)
     fed.begin_round(0)
-    task = training(scene)
+    task, before = training(scene), list(transport.stages)
+    with pytest.raises(BudgetExceeded, match="compute of Train: refused by the privacy ledger"):
+        fed.compute(task, {"model": task.model.init(0)})
+    assert transport.stages == before
+    transport, fed = private(scene, SAMPLE, accounts=accounts(SAMPLE))
+    fed.begin_round(0)
     held = fed.compute(task, {"model": task.model.init(0)})
     operations: list[Any] = [fed.mean, fed.gather, fed.relay, lambda held: fed.gram(held, then=lambda view: ({}, {}))]
     before = list(transport.stages)
     for operation in operations:
-        with pytest.raises(BudgetExceeded):
-            operation(held["update"])
         with pytest.raises(InputError, match="without noise"):
             operation(held["count"])
     assert transport.stages == before
@@ -282,18 +283,49 @@ def test_the_server_asks_its_ledger_before_anybody_else() -> None:
         fed.compute(Evaluate(task.model), {"model": task.model.init(0)})
 
 
-def test_a_client_that_refuses_to_be_compared_is_left_out_of_the_next_attempt() -> None:
+def test_a_client_without_budget_computes_nothing_and_is_left_out() -> None:
     scene, its = population(clients_per_group=3), accounts(SAMPLE)
     transport, fed = private(scene, SAMPLE, accounts=its)
     settings = transport.settings
     poor = replace(SAMPLE, epsilon=0.1)
     transport.settings = lambda client: replace(settings(client), privacy=poor if client == 5 else SAMPLE)  # type: ignore[method-assign]
     made: Any = ALGORITHMS["pacfl"].make(training(scene), k=2, weights="equal")
-    with pytest.raises(ClientsLost, match=r"\[5\]"):
-        made.init(fed)
-    assert fed.refusals == [(5, "gram", "over-budget")]
     assert made.init(fed).clustering.clients == (0, 1, 2, 3, 4)
-    assert [one.clients for one in its.ledger.charges] == [(0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4)], "fresh noise, paid again"
+    assert fed.refusals == [(5, "compute", "over-budget")]
+    assert [one.clients for one in its.ledger.charges] == [(0, 1, 2, 3, 4, 5)], "all were asked"
+
+
+def thresholds(noise: m.NoisySteps, privacy: Privacy) -> tuple[set[str], float]:
+    """What a server sees of client 0 that tries out learning rates by which sums of gradients overflow, and what the client was charged."""
+    scene = population(clients_per_group=3)
+    transport, fed = private(scene, privacy, protection=Protection(sum="secagg"))
+    fed.begin_round(0)
+    seen = set()
+    for number, lr in enumerate(10.0 ** np.arange(30, 45, 0.5)):
+        with np.errstate(all="ignore"):
+            answer = sent(fed, scene, noise, replace(training(scene), lr=float(lr)), number + 900)
+        seen.add("result" if isinstance(answer, m.Computed) and answer.result else fed.refusals[-1][2])
+    return seen, own_ledgers(transport)[0]
+
+
+def test_whether_a_task_has_a_result_is_paid_for_or_does_not_depend_on_the_data() -> None:
+    """A server that lies chooses learning rates by which a sum of gradients overflows, or not: a bit of the data for each."""
+    noise = m.NoisySteps(**vars(NOISE))
+    seen, spent = thresholds(m.NoisySteps(**{**_fields(noise), "training": 1e-3}), SAMPLE)
+    assert (seen, spent) == ({"over-budget"}, 0.0), "next to no noise, and nothing is run"
+    shared = replace(SAMPLE, noise="shared")
+    seen, spent = thresholds(m.NoisySteps(**{**_fields(noise), "training": 1e6, "sampling_rate": 1.0, "shares": 2}), shared)
+    assert (seen, spent) == ({"result"}, 0.0), "the update has no noise yet"
+
+
+def test_a_task_inside_a_task_does_not_hide_the_price_of_another() -> None:
+    """Events go by name: of two inner trainings one would be for nothing."""
+    scene = population(clients_per_group=3)
+    _, fed = private(scene, SAMPLE)
+    fed.begin_round(0)
+    inner = PickAndTrain(Losses(training(scene).model), replace(training(scene), epochs=100), "update")
+    assert sent(fed, scene, m.NoisySteps(**vars(NOISE)), PickAndTrain(inner, training(scene), "update")) is None
+    assert words(fed) == {"forbidden"}
 
 
 def test_a_failed_training_is_paid_for_because_it_is_told() -> None:
@@ -341,6 +373,7 @@ def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_les
     fed.begin_round(0)
     noise, task = m.NoisySteps(**vars(NOISE)), training(scene)
     assert isinstance(sent(fed, scene, noise), m.Computed)
+    spent = own_ledgers(transport)[0]
     zeros = (m.Parameter("update", m.One(m.to_one(np.zeros(3), {}))),)
     ask: m.Ask = m.Compute(fed.session, 0, 1, 900, (900,), m.Carried(Same()), zeros, None, noise)
     if by == "a box that is public":
@@ -356,7 +389,7 @@ def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_les
     for part in ("update", "own"):
         assert fed._ask({0: m.Give(fed.session, "sum", 900, (part,), "", False)}, "sum") == {}
     assert words(fed) == {"not-held"}
-    assert own_ledgers(transport)[0] == 0.0
+    assert own_ledgers(transport)[0] == spent
 
 
 # --- unit = "client" ------------------------------------------------------------------------------------------------------------------
@@ -389,6 +422,17 @@ def test_a_trusted_server_adds_the_same_noise_in_memory_and_over_bytes(relation:
     assert other.charges == ledger.charges
     assert own_ledgers(transport) == own_ledgers(eye(one)) == {client: other.spent(client) for client in two.clients}
     assert not [*one.refusals, *two.refusals]
+
+
+def test_a_client_is_in_one_sum_of_a_mean_because_it_pays_for_one() -> None:
+    scene = population(clients_per_group=3)
+    transport, fed, ledger = client_level(scene, CLIENT)
+    fed.begin_round(0)
+    held = fed.compute(training(scene), {"model": training(scene).model.init(0)})["update"]
+    before = list(transport.stages)
+    with pytest.raises(InputError, match=r"overlapping groups under privacy\.unit = 'client'"):
+        fed.mean(held, groups={client: (0, client % 2) for client in fed.clients}, k=2)
+    assert (ledger.charges, transport.stages) == ([], before)
 
 
 def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:

@@ -252,6 +252,22 @@ def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: P
 
 
 @over_both
+def test_nor_does_it_take_an_update_for_a_list_of_labels(carrier: Carrier) -> None:
+    """A label that is a number of the update would be gathered as a choice."""
+    scene, _, fed = begun(SECAGG, carrier)
+    train = replace(training(scene), lr=1e9)
+    answer(fed, ask(fed, 8, train, model=train.model.init(0)))
+    places = np.full(train.model.dimension, 99)
+    places[3] = 0
+    listed = {"labels": m.Mine(8, "update"), "clients": places}
+    assert answer(fed, ask(fed, 9, ChooseListed(), **listed)) is None
+    assert answer(fed, give(fed, "gather", 9, "choice")) is None
+    assert [code for _, _, code in fed.refusals] == ["bad-input", "not-held"]
+    assert isinstance(answer(fed, ask(fed, 9, ChooseListed(), **listed | {"labels": places + 1})), m.Computed)
+    assert values(answer(fed, give(fed, "gather", 9, "choice"))) == 1
+
+
+@over_both
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_a_server_cannot_weigh_all_members_but_one_with_nothing(mode: Any, carrier: Carrier) -> None:
     """Each client is told its own weight only. Here client 0 is told 1 and the others 1e-6: the mean would be its update."""
@@ -417,7 +433,7 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         CentreShare(model), MomentShare(model), CellShare(model), ClusterShare(model), TrainInBlock(train, 2),
         ChooseCluster(model), EvaluateChosen(ChooseCluster(model)), ChooseAndMove(Losses(model)), ChooseListed(), LowRankSketch(train),
         WithUpdate(CentreShare(model), train, 2, 0.2), Beside(), TrainAndTell(train), RobustStep(train, 2), EvaluateRobust(model, 2),
-        SoftStep(train, 0.1, True, 0), EvaluateSoft(model),
+        SoftStep(train, 0.1, 0, 0), EvaluateSoft(model),
     ]  # fmt: skip
     assert sorted(type(task).__name__ for task in tasks) == sorted(set(registered()) - {"Model"})
     for task in tasks:

@@ -26,10 +26,14 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.checkpoint import TYPES, digest_of, latest, load_checkpoint, restore, save_checkpoint
 from cflpriv.experiments.report import write_report
-from cflpriv.experiments.resume import Counted, locked
+from cflpriv.experiments.resume import Counted, last_checkpoint, locked
 from cflpriv.experiments.run import admit, prepare
+from cflpriv.federation import server_state
+from cflpriv.federation.server import FederationServer
+from cflpriv.federation.server_state import SKIPPED, SKIPPED_EPOCHS
 from cflpriv.files import append, write_arrays, write_atomically
 from cflpriv.protocols.entropy import public_entropy
+from cflpriv.protocols.group import NUMBERS
 
 SMALL: dict[str, Any] = {
     "data": {"clients": 8, "rotations": [0, 90], "test_samples_per_client": 20, "newcomers": 1},
@@ -102,6 +106,25 @@ def test_the_summary_of_an_interruption_is_not_taken_for_the_last(tmp_path: Path
         with pytest.raises(Stop):
             run(config, tmp_path / "run")
     assert latest(tmp_path / "run" / "checkpoints") == "final"
+    assert run(config, tmp_path / "run")["rounds"] == 3
+    run(config, tmp_path / "whole")
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+def test_a_handler_of_ctrl_c_that_a_system_has_installed_stays(tmp_path: Path) -> None:
+    """Flower ends its server's app by SIGINT when the SuperLink is gone: a run that waited for its round would hold the folder for ever."""
+    config = small(algorithm={"name": "fedavg"}, training={"rounds": 3})
+
+    def ended(number: int, frame: Any) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGINT, ended)
+    try:
+        with pytest.raises(Stop):
+            run(config, tmp_path / "run", tick=lambda row: signal.raise_signal(signal.SIGINT) if row["round"] == 1 else None)
+        assert signal.getsignal(signal.SIGINT) is ended
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert run(config, tmp_path / "run")["rounds"] == 3
     run(config, tmp_path / "whole")
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
@@ -224,6 +247,43 @@ def test_under_secure_sums_a_resumed_run_completes_and_never_takes_a_slot_twice(
     kept = [message.context["slot"] for message in read_transcript(tmp_path / "run" / "transcript") if "secagg" in message.kind]
     assert slots
     assert not {tuple(slot) for slot in slots} & {tuple(slot) for slot in kept}
+
+
+def test_each_interruption_has_turns_and_epochs_of_its_own_and_many_fit_into_a_session() -> None:
+    def server() -> FederationServer:
+        return prepare(small(), population=SCENE, session=bytes(16)).federation
+
+    def resumed(saved: dict[str, Any], number: int | None) -> FederationServer:
+        fed = server()
+        fed.restore(saved, number)
+        return fed
+
+    first = server().saved()
+    twice = [resumed(first, number) for number in (1, 2)]  # the second time before a checkpoint
+    assert len({fed.turn for fed in twice}) == len({fed.epochs.count for fed in twice}) == 2
+    saved = twice[1].saved()
+    for number in range(3, 40):
+        fed = resumed(saved, number)
+        assert fed.turn == saved["turn"] + SKIPPED, "one interruption since that checkpoint"
+        saved = fed.saved()
+    assert resumed(saved, None).turn == saved["turn"] + SKIPPED
+    assert resumed(saved, 0).saved() == saved
+    assert saved["epochs"] < NUMBERS
+
+
+def test_a_checkpoint_is_due_before_a_resumed_run_could_repeat_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_state, "SKIPPED", 6)
+    config = small(run={"checkpoint_every": 1000}, training={"rounds": 7})
+    interrupted(config, tmp_path / "run", 5)
+    found = last_checkpoint(tmp_path / "run")
+    assert found is not None
+    assert found.progress["rounds"] == 3
+    fed = prepare(small(), population=SCENE).federation
+    due = [fed.checkpoint_due]
+    fed.epochs.count += SKIPPED_EPOCHS // 2
+    due.append(fed.checkpoint_due)
+    fed.saved()
+    assert [*due, fed.checkpoint_due] == [False, True, False]
 
 
 CHARGED: dict[str, dict[str, Any]] = {

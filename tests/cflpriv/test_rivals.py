@@ -1,5 +1,7 @@
 """FlexCFL, OCFL, FedSoft, FedRC and FedGWC: each rule against a plain recomputation of it from vectors and losses, and the groups found."""
 
+import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch.nn import functional
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.fedgwc import affinities, best_parts, gaussian_weights, interacted
 from cflpriv.algorithms.fedrc import RobustStep, label_shares, posteriors
-from cflpriv.algorithms.fedsoft import importance
+from cflpriv.algorithms.fedsoft import SHARES, SoftStep, importance
 from cflpriv.algorithms.flexcfl import ClusterByDirections, PlaceByCosine, decomposed_cosines
 from cflpriv.algorithms.ocfl import ClusterByTemperature, cosine_distances, temperature
 from cflpriv.clustering.scores import ari
@@ -165,6 +167,21 @@ def test_a_round_of_fedsoft_is_that_of_its_formulas() -> None:
         np.testing.assert_allclose(state.models[s].value(), (v[:, None] * np.array(models)).sum(0) / v.sum(), atol=1e-10)
 
 
+def test_a_client_of_odd_rounds_estimates_its_importance_in_each_span_too() -> None:
+    """It came in odd rounds only, with τ = 2, and kept the shares of its first round for ever."""
+    train = training(SCENE)
+    starts, client = [train.model.init(0, j) for j in range(2)], SCENE.clients[0]
+    memory: dict[str, Any] = {}
+    found: list[list[float]] = []
+    for number, models in ((1, starts), (3, starts[::-1]), (4, starts), (5, starts[::-1])):
+        given_ = TaskInput(client, {"model": models}, memory, Streams(0, number, 0))
+        result = SoftStep(train, 1e-4, number // 2, 0).run(given_)
+        memory = {name: result[name] for name in SoftStep.remembers}
+        found.append([float(one) for one in result[SHARES]])
+    assert found[0] != found[0][::-1]
+    assert found[1:] == [found[0][::-1], found[0], found[0]], "rounds 4 and 5 are one span"
+
+
 # --- FedRC
 
 
@@ -252,12 +269,73 @@ def test_clear_blocks_are_split_and_equal_affinities_are_not() -> None:
     assert best_parts(affinities(same, 4.0), 4, 0) is None, "with everybody present all columns are the same"
 
 
+@pytest.mark.parametrize("n", [3, 4, 5])
+def test_few_clients_are_split_without_a_warning(n: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        best_parts(affinities(np.random.default_rng(0).random((n, n)), 0.1), 4, 0)
+
+
+def test_a_loss_that_is_no_number_leaves_the_rewards_of_others_alone() -> None:
+    """One such client would make the whole matrix no number, for good, and end the run at the first split."""
+    algorithm = ALGORITHMS["fedgwc"].make(training(SCENE), eps=10.0)
+    fed = federation(SCENE, sampling=Sampling("global", 0.5))
+    gather, state = fed.gather, algorithm.init(fed)
+
+    def lying(held: Any, on: Any = None) -> Any:
+        return {client: {"losses": np.array([1.0, np.nan]) if client == 3 else one["losses"]} for client, one in gather(held, on).items()}
+
+    fed.gather = lying  # type: ignore[method-assign]
+    for number in range(6):
+        fed.begin_round(number)
+        state, _ = algorithm.round(fed, state)
+    assert all(np.isfinite(cluster.matrix).all() for cluster in state.clusters)
+
+
+def test_fedgwc_with_everybody_in_every_round_says_that_it_forms_no_clusters() -> None:
+    tree = {"algorithm": {"name": "fedgwc"}, "training": {"participation": 1.0}}
+    assert "fedgwc' will form no clusters: all clients meet in every round" in parse_config(tree).doubts[0]
+    assert not parse_config({**tree, "training": {"participation": 0.5}}).doubts
+
+
 def test_a_settled_cluster_of_fedgwc_splits_and_its_parts_keep_their_rows() -> None:
     _, _, state = played("fedgwc", 40, 0.5, eps=0.02, gamma=4.0)
     assert len(state.clusters) > 1
     assert sorted(client for cluster in state.clusters for client in cluster.clients) == list(range(8))
     assert all(cluster.matrix.shape == (len(cluster.clients),) * 2 for cluster in state.clusters)
     assert len(state.models) == len(state.clusters)
+
+
+# --- awkward but legal
+
+
+@pytest.mark.parametrize("name", ["flexcfl", "one_shot"])
+def test_fewer_updates_than_clusters_are_clustered_into_what_there_is(name: str) -> None:
+    """As many clusters as clients, one of whom diverges and is skipped: k-means takes no more clusters than updates."""
+    clients = [replace(one, x_train=np.full_like(one.x_train, 3e38)) if one.id == 2 else one for one in SCENE.clients]
+    algorithm = ALGORITHMS[name].make(training(SCENE, dtype="float32", on_divergence="skip"), k=len(clients))
+    fed = federation(clients)
+    state = algorithm.init(fed)
+    assert sorted(state.clustering.clients) == list(range(len(clients)))
+    fed.begin_round(0)
+    algorithm.round(fed, state)
+
+
+@pytest.mark.parametrize(("name", "words"), [("cfl", "client 2: 1 samples cannot be"), ("fedfomo", r"client 2: .* held back, and")])
+def test_a_client_of_one_sample_is_named_without_another_algorithm(name: str, words: str) -> None:
+    clients = [replace(one, x_train=one.x_train[:1], y_train=one.y_train[:1]) if one.id == 2 else one for one in SCENE.clients]
+    with pytest.raises(InputError, match=words) as found:
+        ALGORITHMS[name].make(training(SCENE)).init(federation(clients))
+    assert "pfedlia" not in str(found.value)
+
+
+def test_ocfl_does_not_say_that_there_are_no_groups_before_it_has_looked() -> None:
+    algorithm = ALGORITHMS["ocfl"].make(training(SCENE))
+    fed = federation(SCENE)
+    state = algorithm.init(fed)
+    assert "clear" not in algorithm.describe(state)
+    fed.begin_round(0)
+    assert algorithm.describe(algorithm.round(fed, state)[0])["clear"] is False
 
 
 # --- mistakes

@@ -153,6 +153,15 @@ def test_a_value_may_be_a_list() -> None:
     assert sweep.cells[0].name == "fedavg-as_given-rotations=_0_90-rounds=1-s0"
 
 
+def test_cells_of_long_values_have_names_that_file_systems_take() -> None:
+    many, more = ([[number, client, "Masked"] for number in range(count)] for count, client in ((30, 0), (31, 0)))
+    names = [cell.name for cell in swept(algorithms=["fedavg"], seeds=[0, 17], keys={"training.dropouts": [many, more, []]}).cells]
+    assert len(set(names)) == 6
+    assert max(map(len, names)) <= 200
+    assert [name.rpartition("-")[2] for name in names] == ["s0", "s17"] * 3
+    assert names[4] == "fedavg-as_given-dropouts=-s0", "short names stay as they are"
+
+
 def test_a_file_without_a_sweep_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("[training]\nrounds = 3\n")
     with pytest.raises(InputError, match=r"x\.toml: has no section \[sweep\]"):
@@ -458,6 +467,20 @@ def test_tables_in_other_forms_hold_the_same(tmp_path: Path) -> None:
         assert [str(one) for one in frame["accuracy_mean"]] == [row["accuracy_mean"] for row in rows]
     with pytest.raises(InputError, match="holds no sweep"):
         cflpriv.read_sweep(tmp_path / sweep.cells[0].name)
+
+
+def test_a_run_whose_audit_failed_is_one_row_with_its_error(tmp_path: Path) -> None:
+    """It was two, one without the error and one without all else: a mean over rows left nothing out, a count of runs was too high."""
+    sweep = swept(algorithms=["fedavg"], seeds=[0, 1, 2])
+    run_sweep(sweep, tmp_path, cells=part_of(sweep, [1]))
+    for seed in (0, 1):
+        (tmp_path / "failed" / f"fedavg-as_given-s{seed}.json").write_text('{"error": "no attack today"}')
+    write_tables(tmp_path, sweep)
+    rows = rows_of(tmp_path / "sweep.csv")
+    assert [(row["run"], row["algorithm"], row["seed"], row["error"]) for row in rows] == [
+        (f"fedavg-as_given-s{seed}", "fedavg", str(seed), "no attack today") for seed in (0, 1)
+    ]
+    assert [bool(row["accuracy_mean"]) for row in rows] == [True, False]
 
 
 def test_one_round_by_hand_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,17 @@ def test_training_is_torch_sgd(epochs: int, batch: int, lr: float, momentum: flo
     assert result["count"] == len(y)
 
 
+def test_initial_models_are_scaled_and_several_that_are_zero_are_refused() -> None:
+    model = replace(training(population()).model, name="linear")
+    for attempt in (0, 3):
+        np.testing.assert_allclose(replace(model, init_scale=0.25).init(1, attempt), 0.25 * model.init(1, attempt), rtol=1e-6)
+    zero = replace(model, init_scale=0.0)
+    assert zero.init(1).dtype == model.init(1).dtype
+    assert not zero.init(1).any()
+    with pytest.raises(InputError, match=r"model\.init_scale = 0: .* all be the same"):
+        zero.init(1, 1)
+
+
 def test_evaluation_counts_right_answers() -> None:
     scene = population()
     data = scene.clients[0]

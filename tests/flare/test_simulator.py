@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
+from cflpriv.federation.client import FederationClient
 from cflpriv.nvflare import CflprivExecutor
 from cflpriv.transports.memory import Faults
 from cflpriv.transports.simulation import simulate
@@ -67,6 +68,7 @@ class DyingExecutor(CflprivExecutor):
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A module of the example by its name; the working directory, the environment and the modules are afterwards what they were."""
     before, folder, known = dict(os.environ), Path.cwd(), set(sys.modules)
+    monkeypatch.setattr(FederationClient, "receive", FederationClient.receive)  # which `DYING` replaces
     monkeypatch.syspath_prepend(str(APP))
     monkeypatch.syspath_prepend(str(tmp_path))
 

@@ -31,7 +31,7 @@ def test_labels_and_p_are_those_of_a_run_in_memory(name: str, grouped: bool, tmp
         pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
     scene = population(2, 5) if grouped else continuum(10, 5)
     words, protection = PROTECTIONS[name]
-    grid = DyingGrid(tmp_path, scene, words, {}, key_holder=name == "ckks")
+    grid = DyingGrid(tmp_path, scene, words, {}, holders=int(name == "ckks"))
     transport = GridTransport(grid)  # type: ignore[arg-type]
     there = FederationServer(OverBytes(transport), protection=protection, roster=read_roster(tmp_path / "keys" / "roster.txt"), seed=1)
     transport.welcome(there, len(scene.clients), 30.0)

@@ -11,30 +11,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from deployments import APP, DyingGrid, deaths_of, local_models, quick_loopback, rows_of, run_with_deaths, stages_of, survivors_of
-from safetensors.numpy import load_file
+from deployments import APP, DyingGrid, check_models, deaths_of, quick_loopback, rows_of, run_with_deaths, stages_of
 
 from cflpriv.data import build_population
+from cflpriv.errors import InputError
 from cflpriv.experiments import load_config
-from cflpriv.flower import serve
+from cflpriv.flower import read_roster, serve
 
 EVERYBODY = range(4)
-
-
-def check_models(run: Path, changes: list[str], atol: float) -> Any:
-    """The models are those of the plain sums of each round's survivors. The clustering of the same experiment in one process."""
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    clustering, models = local_models(changes, survivors_of(run, summary["messages"]))
-    found = load_file(run / "checkpoints" / "models.safetensors")
-    assert len(found) == len(models)
-    for i, model in enumerate(models):
-        np.testing.assert_allclose(found[f"model/{i}"], model, atol=atol)
-    return clustering
 
 
 # --- in this process -------------------------------------------------------------------------------------------------------------------
@@ -76,6 +64,62 @@ def test_a_run_in_the_clear_goes_on(tmp_path: Path, plan: Any, cohorts: list[int
     assert labels == {str(client): clustering[client] for client in EVERYBODY}, "who comes back keeps its cluster, or gets it now"
 
 
+LEAD, OTHER = 4, 5
+
+
+@pytest.mark.parametrize(
+    ("stage", "holder"),
+    [
+        ("enrol", LEAD), ("shares keys", LEAD), ("shares deposits", LEAD), ("shares open", LEAD), ("enrol", OTHER), ("shares keys", OTHER),
+        ("shares deposits", OTHER), ("shares contributions", OTHER),
+    ],
+)  # fmt: skip
+def test_a_holder_of_shares_that_is_killed_is_waited_for(tmp_path: Path, stage: str, holder: int) -> None:
+    """All three holders are needed. The comparison is taken again when the killed one is back, and the run is the one without a kill."""
+    changes = ['protection.gram=["shares"]', "protection.sum=none", "protection.min_cohort=1", "training.rounds=1"]
+    config = load_config(APP / "experiment.toml", changes)
+    scene = build_population(config.data)
+    grid = DyingGrid(tmp_path, scene, 'gram = ["shares"]', {(stage, 1): [holder]}, holders=3)
+    roster, out, lines = read_roster(tmp_path / "keys" / "roster.txt"), tmp_path / "run", []
+    seconds = {"deadline_seconds": 0.02, "compute_seconds": 0.02, "hello_seconds": 0.02}
+    serve(grid, config, out, scene, clients=4, roster=roster, say=lines.append, **seconds)  # type: ignore[arg-type]
+    assert not grid.plan
+    assert not any(row["skipped"] for row in rows_of(out))
+    clustering = check_models(out, changes, 1e-6)
+    labels = json.loads((out / "measured.json").read_text(encoding="utf-8"))["labels"]
+    assert labels == {str(client): clustering[client] for client in EVERYBODY}
+    waited = [line for line in lines if line.startswith("the beginning is taken again")]
+    assert len(waited) == (stage != "enrol")
+    assert all("3 are needed with the first among them" in line or "the first holder of shares" in line for line in waited)
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_beginning_that_nobody_takes_part_in_is_taken_again_or_ends_with_one_line(tmp_path: Path, back: bool) -> None:
+    changes = ["training.rounds=1", "training.batch_size=60", "protection.sum=none", "protection.min_cohort=1"]
+    config = load_config(APP / "experiment.toml", changes)
+    scene = build_population(config.data)
+    grid = DyingGrid(tmp_path, scene, "", {("compute", 1): EVERYBODY})
+    if not back:
+        grid.get_node_ids = lambda: [node for node in grid.apps if node not in grid.dead]  # type: ignore[method-assign]
+    lines: list[str] = []
+    seconds = {"deadline_seconds": 0.02, "compute_seconds": 0.02, "hello_seconds": 0.02, "wait_seconds": 0.1}
+
+    def served() -> None:
+        serve(grid, config, tmp_path / "run", scene, clients=4, say=lines.append, **seconds)  # type: ignore[arg-type]
+
+    if back:
+        served()
+        check_models(tmp_path / "run", changes, 1e-6)
+    else:
+        with pytest.raises(InputError) as ended:
+            served()
+        line = "0 of 4 clients answered within 0.1 s; refusals: none; the SuperLink knows no SuperNode"
+        assert str(ended.value).startswith(line)
+        assert "\n" not in str(ended.value)
+        assert not (tmp_path / "run").exists()
+    assert sum(line.startswith("the beginning is taken again when those who are missing are back") for line in lines) == 1
+
+
 # --- on the loopback -------------------------------------------------------------------------------------------------------------------
 
 DEADLINE = 240.0
@@ -100,18 +144,18 @@ def deployed(tmp_path: Path, changes: list[str], rounds: int, plan: list[list[An
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_node_killed_at_each_message_of_a_secure_run_costs_at_most_itself(tmp_path: Path) -> None:
-    """Client 4 keeps its state in files, client 3 loses it with its SuperNode."""
+    """Client 3 keeps its state in files, client 2 loses it with its SuperNode. Without one of four the others meet the threshold."""
     plan: list[list[Any]] = [
-        [4, "PrincipalVectors", "before"], [4, "gram", "before"], [4, "Train", "before"], [4, "Invite", "after"], [4, "Adverts", "after"],
-        [4, "Deliver", "after"], [4, "Survivors", "before"], [4, "Unmask", "before"], [3, "Train", "after"],
+        [3, "Group", "before"], [3, "PrincipalVectors", "before"], [3, "gram", "before"], [3, "Train", "before"], [3, "Invite", "after"],
+        [3, "Adverts", "after"], [3, "Deliver", "after"], [3, "Survivors", "before"], [3, "Unmask", "before"], [2, "Train", "after"],
     ]  # fmt: skip
-    changes = ["data.clients=5", "protection.min_cohort=2", "algorithm.k=1"]
-    run = deployed(tmp_path, changes, 10, plan, forget=(3,))
+    changes = ["protection.min_cohort=2", "algorithm.k=1", 'protection.gram=["haar"]']
+    run = deployed(tmp_path, changes, 12, plan, forget=(2,))
     rows = rows_of(run)
     assert not any(row["skipped"] for row in rows)
-    assert rows[-1]["cohort"] == [0, 1, 2, 3, 4], "all are back"
-    check_models(run, [*changes, "training.rounds=10"], 1e-4)
-    assert json.loads((run / "measured.json").read_text(encoding="utf-8"))["labels"] == {str(client): 0 for client in range(5)}
+    assert rows[-1]["cohort"] == [0, 1, 2, 3], "all are back"
+    check_models(run, [*changes, "training.rounds=12"], 1e-4)
+    assert json.loads((run / "measured.json").read_text(encoding="utf-8"))["labels"] == {str(client): 0 for client in range(4)}
 
 
 @pytest.mark.slow

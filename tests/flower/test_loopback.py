@@ -33,6 +33,7 @@ def test_nothing_reaches_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     link, *nodes = commands
     assert link[0] == "flower-superlink"
     assert "--disable-runtime-dependency-installation" in link
+    assert link[link.index("--database") + 1] == str(tmp_path / "d" / "superlink.db"), "started again, it knows its SuperNodes"
     assert [node[0] for node in nodes] == ([] if how else ["flower-supernode"] * 4)
     for command in commands:
         assert "--allow-runtime-dependency-installation" not in command

@@ -300,6 +300,13 @@ def test_landmarks_compute_fewer_pairs_and_complete_the_rest() -> None:
     assert np.abs(epoch.gram() - epoch.truth()).max() < 1e-6
 
 
+@pytest.mark.parametrize("blocks", [{}, {(0, 0): np.ones((1, 1))}], ids=["none", "one of three"])
+def test_a_matrix_with_missing_blocks_is_refused_by_name(blocks: dict[tuple[int, int], Array]) -> None:
+    """A key holder that lies may answer with fewer blocks than there are."""
+    with pytest.raises(LocalError, match="missing-block"):
+        ckks.gram_matrix([0, 1], blocks)
+
+
 def test_slots_that_were_not_asked_for_are_masked_too() -> None:
     epoch = Epoch.of(vectors(3, 2, 20), group=3)
     requests = [decode(request, Request, epoch.setup) for request in epoch.join(range(3))]

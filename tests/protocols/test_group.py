@@ -360,7 +360,7 @@ def test_an_invite_that_is_not_ours_is_refused() -> None:
     invite: Callable[..., bytes] = lambda **fields: changed(m.Invite(good), terms=msgspec.structs.replace(good, **fields))  # noqa: E731
     unchanged(one, invite(session=bytes(16)), "wrong-context")
     unchanged(one, invite(roster=bytes(32)), "wrong-roster")
-    unchanged(one, invite(smallest=2), "floor-too-low")
+    unchanged(one, invite(smallest=2), "minimum-too-low")
     unchanged(one, invite(removed=m.ids([1, 8])), "bad-terms")
     unchanged(one, changed(m.Invite(good), terms=terms([0, 2, 3], 7, removed=[1], smallest=3)), "not-invited")
     unchanged(one, invite(smallest=5), "bad-terms")
@@ -502,7 +502,7 @@ def test_a_server_that_shows_two_lists_makes_no_second_group() -> None:
     picky = {client: member(client, smallest=5) for client in range(4)}
     half = make_terms(session=SESSION, epoch=0, roster=ROSTER, members=range(4), smallest=4)
     for one in picky.values():
-        unchanged(one, m.encode(m.Invite(half)), "floor-too-low")
+        unchanged(one, m.encode(m.Invite(half)), "minimum-too-low")
     # same terms: two leaders, each with half of the adverts, both lack the majority
     scene = Scene({client: member(client) for client in range(4)}, Server(terms(range(4)), ROSTER))
     outbox = scene.server.advance()

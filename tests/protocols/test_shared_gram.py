@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import combinations
 from operator import add, mul, sub
 from typing import Any
 
@@ -15,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from cflpriv.protocols.entropy import system_entropy
 from cflpriv.protocols.errors import LocalError, MalformedMessage, RemoteError
-from cflpriv.protocols.keys import Identity, Roster, sign
+from cflpriv.protocols.keys import Identity, Roster, agree, public_key, seal, sign
 from cflpriv.protocols.shared_gram import LEAD, ShareHolder, Terms, checked_keys, deliveries, deposit, gathered
-from cflpriv.protocols.shared_gram.depositing import shares
+from cflpriv.protocols.shared_gram.depositing import box_binding, shares
 from cflpriv.protocols.shared_gram.prime_field import (
     PRIME,
     at_zero,
@@ -249,6 +251,98 @@ def test_a_client_that_colludes_with_the_lead_reads_two_coordinates_a_row() -> N
     second = (value + (1 << 24)) % (1 << 25) - (1 << 24)
     read = np.array([(value - second) >> 25, second])
     assert read.tolist() == np.rint(rows[0, 0, :2] * made.terms.scale).tolist()
+
+
+def dishonest(made: Epoch, client: int, held: dict[int, Any]) -> None:
+    """Deposit shares (p, d) by holder as they are, of no polynomial."""
+    own, boxes = b"\x05" * 32, []
+    for number, key in checked_keys(made.keys, made.terms, made.roster).items():
+        binding = box_binding(made.terms, made.keys, client, number)
+        sealing = agree(own, key, LABEL + "box", binding)
+        boxes.append(seal(sealing, held[number].astype("<u8").tobytes(), binding, system_entropy))
+    statement = signed_deposit(made.keys, client, public_key(own), tuple(sha256(box).digest() for box in boxes))
+    signature = sign(made.clients[client], LABEL + "deposit", made.terms.digest, statement)
+    made.deliver(encode(Deposit(made.terms.digest, client, public_key(own), tuple(boxes), signature)))
+
+
+def drawn(shape: tuple[int, ...], *holders: int) -> dict[int, Any]:
+    return {number: uniform(number.to_bytes(32, "big"), shape) for number in holders}
+
+
+def rank(rows: list[list[int]]) -> int:
+    """Over the field."""
+    left, found = [list(row) for row in rows], 0
+    for column in range(len(rows[0])):
+        pivot = next((row for row in left if row[column]), None)
+        if pivot is None:
+            continue
+        left.remove(pivot)
+        inverse, found = pow(pivot[column], -1, PRIME), found + 1
+        left = [[(one - row[column] * inverse * top) % PRIME for one, top in zip(row, pivot, strict=True)] for row in left]
+    return found
+
+
+@pytest.mark.parametrize(("holders", "colluding"), [(3, 1), (5, 1), (5, 2), (7, 2)])
+def test_shares_at_will_open_as_many_products_as_reveals_says(holders: int, colluding: int) -> None:
+    """The lead's sums for all sets of contributors, as functions of what the holders' products may be: an oracle in integers."""
+    functions = []
+    for some in combinations(range(1, holders), 2 * colluding):
+        weights = dict(zip((0, *some), at_zero([one + 1 for one in (0, *some)]), strict=True))
+        functions.append([weights.get(number, 0) for number in range(holders)])
+    assert rank(functions) == holders - 2 * colluding
+
+
+def test_a_sum_for_each_set_of_contributors_is_that_function_of_the_shares() -> None:
+    made = epoch(2, holders=5, p=1, d=4)
+    made.deliver(made.given(0, unit_rows(1, 1, 4)[0]))
+    held = drawn((1, 4), 0, 1, 2, 3, 4)
+    dishonest(made, 1, held)
+    for some in combinations(range(1, 5), 2):
+        contributors = (0, *some)
+        total = made.machines[LEAD]._masked([0, 1], 1, contributors)[1]
+        for number in some:
+            values = decode(made.machines[number].contribute([0, 1], 1, contributors), Contribution, made.terms).values
+            total = plus(total, np.frombuffer(values, "<u8").reshape(total.shape))
+        expected = 0
+        for weight, number in zip(at_zero([one + 1 for one in contributors]), contributors, strict=True):
+            mine = made.machines[number].share_of(0)
+            assert mine is not None
+            expected += weight * sum(int(a) * int(b) for a, b in zip(mine[0], held[number][0], strict=True))
+        assert int(total[0, 0]) == expected % PRIME
+
+
+# --- one dishonest client
+
+
+def test_a_client_whose_shares_do_not_fit_each_other_is_named() -> None:
+    made, rows = epoch(4, p=2), unit_rows(4, 2, 5)
+    for client in (0, 1, 3):
+        made.deliver(made.given(client, rows[client]))
+    dishonest(made, 2, drawn((2, 5), 0, 1, 2))
+    with pytest.raises(RemoteError, match="inconsistent") as ended:
+        made.gram([0, 1, 2, 3], 4, (0, 1, 2))
+    assert ended.value.party == 2
+    assert made.gram([0, 1, 3], 3, (0, 1, 2)).shape == (6, 6)
+
+
+def test_where_all_products_are_wrong_no_client_is_named() -> None:
+    made, rows = epoch(3), unit_rows(3, 2, 5)
+    for client in range(3):
+        made.deliver(made.given(client, rows[client]))
+    for client, (digest, share) in made.machines[1]._shares.items():
+        made.machines[1]._shares[client] = digest, plus(share, uniform(client.to_bytes(32, "big"), share.shape))
+    with pytest.raises(RemoteError, match="inconsistent") as ended:
+        made.gram([0, 1, 2], 3, (0, 1, 2))
+    assert ended.value.party is None
+
+
+def test_a_deposit_that_cannot_be_used_names_its_client() -> None:
+    made = epoch()
+    full = np.full((2, 5), PRIME, dtype=np.uint64)
+    for held in (dict.fromkeys(range(3), full), dict.fromkeys(range(3), full[:1]), dict.fromkeys(range(3), full.view(np.uint8)[:, :7])):
+        with pytest.raises(RemoteError, match="bad-box") as ended:
+            dishonest(made, 1, held)
+        assert ended.value.party == 1
 
 
 # --- refusals

@@ -121,7 +121,7 @@ def refused() -> list[dict[str, str]]:
         ("cohort", (1, 2, 3), "not-invited"),
         ("models", (bytes(32),), "unlisted-model"),
         ("roster", bytes(32), "wrong-roster"),
-        ("min_cohort", 1, "floor-too-low"),
+        ("min_cohort", 1, "minimum-too-low"),
         ("threshold", 2, "bad-terms"),
         ("degree", 1, "bad-terms"),
         ("levels", 2**30, "bad-terms"),

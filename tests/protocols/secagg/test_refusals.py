@@ -1,6 +1,8 @@
 """What must be refused is refused, by an error of the right kind, and the machine that refused is byte for byte the one it was."""
 
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,8 +11,21 @@ import pytest
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import LocalError, MalformedMessage, ProtocolError, RemoteError, TooFewClients
 from cflpriv.protocols.keys import Identity, Roster, public_key
-from cflpriv.protocols.secagg import CLIENT, SERVER, Client, ClientStage, Contribution, MaskKey, Server, ServerStage, Terms, make_terms
+from cflpriv.protocols.secagg import (
+    CLIENT,
+    SERVER,
+    Client,
+    ClientStage,
+    Contribution,
+    MaskKey,
+    Policy,
+    Server,
+    ServerStage,
+    Terms,
+    make_terms,
+)
 from cflpriv.protocols.secagg import messages as m
+from cflpriv.protocols.secagg.terms import MOST_CLIENTS
 
 from .scene import MODEL, SESSION, Play, client, complaint, identities, levels, policy, resealed, roster, terms
 
@@ -430,7 +445,7 @@ def bad_terms(agreed: Terms) -> dict[str, Sequence[Terms]]:
         "wrong-slot": [with_(round=4), with_(round=3, sum=9)],
         "not-invited": [with_(cohort=(1, 2, 3, 4, 5))],
         "unlisted-model": [with_(models=(other,)), with_(models=tuple(sorted((MODEL, other)))), with_(models=())],
-        "floor-too-low": [with_(min_cohort=1), with_(min_cohort=0)],
+        "minimum-too-low": [with_(min_cohort=1), with_(min_cohort=0)],
         "bad-terms": [
             with_(dimension=11),
             with_(cohort=(0, 2, 1, 3, 4)),
@@ -605,6 +620,34 @@ def test_server_misuse() -> None:
 def test_terms_need_sixteen_bytes_of_session() -> None:
     with pytest.raises(ValueError, match="session"):
         make_terms(session=SESSION[:-1], slot=(0, 0), cohort=range(3), models=[MODEL], dimension=1, clip=1.0)
+
+
+def test_a_cohort_below_the_minimum_is_refused_at_once() -> None:
+    with pytest.raises(TooFewClients, match=r"group sizes: 2; min_cohort = 3"):
+        make_terms(session=SESSION, slot=(0, 0), cohort=range(2), models=[MODEL], dimension=1, clip=1.0)
+    assert make_terms(session=SESSION, slot=(0, 0), cohort=range(3), models=[MODEL], dimension=1, clip=1.0).min_cohort == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"session": b"x"}, "session: expected 16 bytes, got 1 bytes"), ({"session": "x" * 16}, "session: expected 16 bytes, got a str"),
+        ({"model": MODEL[1:]}, "model: expected 32 bytes, got 31 bytes"), ({"mode": "eager"}, "mode: 'eager' is not known"),
+        ({"models": 0}, "models: 0 is below 1"), ({"min_cohort": 0}, "min_cohort: 0 is below 1"),
+        ({"dimension": 0}, "dimension: 0 is below 1"),
+        ({"levels": 0}, "levels: 0 is below 1"), ({"clip": (1.0, 0.5)}, "clip: expected two numbers above 0"),
+        ({"clip": (float("nan"), 1.0)}, "clip: expected two numbers above 0"), ({"length": 0}, "length: 0 is below 1"),
+    ],
+)  # fmt: skip
+def test_a_policy_that_no_terms_can_meet_is_refused_by_field_and_value(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Policy(**{"session": SESSION, "mode": "active", "model": MODEL} | change)
+
+
+def test_a_list_of_too_many_clients_is_refused_before_it_is_made() -> None:
+    assert len(m.names(m.ids(range(MOST_CLIENTS)))) == MOST_CLIENTS
+    with pytest.raises(MalformedMessage):
+        m.names(m.ids(range(MOST_CLIENTS + 1)))
 
 
 @pytest.mark.parametrize(("minimum", "words"), [(3, "to remove the masks: 3; .* needs 4"), (4, "minimum cohort size of 4 clients")])

@@ -224,7 +224,7 @@ def test_the_minimum_cohort_size_is_enforced_by_client_and_server() -> None:
         run(terms(2, "passive", min_cohort=3), {}, dict.fromkeys(range(2), 1.0))
     with pytest.raises(TooFewClients):
         run(terms(5, "passive", min_cohort=4), {0: "Masked", 1: "Masked"}, dict.fromkeys(range(5), 1.0))
-    with pytest.raises(RemoteError, match="floor-too-low"):
+    with pytest.raises(RemoteError, match="minimum-too-low"):
         simulate(
             terms(5, "passive", min_cohort=2),
             {i: identities()[i] for i in range(5)},
