@@ -263,20 +263,22 @@ def begun(journal: Path, known: int = 0) -> list[str]:
     return [entry["stage"] for entry in entries[known if known <= len(entries) else 0 :] if "answered" not in entry]
 
 
-def kill_in_stage(module: Any, machines: Any, run_id: str, stage: tuple[str, int], names: Sequence[str]) -> None:
-    """Kill these processes by their own ids, and only these, when a stage has begun for the n-th time from now on."""
+def kill_in_stage(module: Any, machines: Any, stage: tuple[str, int], names: Sequence[str], run_id: str = "") -> str:
+    """Kill these processes by their own ids, and only these, when a stage has begun for the n-th time from now on: in the run of this id,
+    else in one that is submitted. The run's id.
+    """
     journal = Path(machines.run_config["out"]) / "stages.jsonl"
     known = journal.read_text(encoding="utf-8").count("\n") if journal.exists() else 0
-    until = time.monotonic() + 600
-    while begun(journal, known).count(stage[0]) < stage[1]:
-        word = module.status(machines, run_id)
-        assert not word.startswith("finished"), f"{stage}: the run ended as {word!r} before it"
+    run_id = run_id or module.submit(machines)  # its first stages may begin before the command has ended
+    until = time.monotonic() + 400
+    while begun(journal, known).count(stage[0]) < stage[1]:  # asking Flower takes longer than a stage
         assert time.monotonic() < until, f"{stage} was never reached; begun: {begun(journal, known)}"
         time.sleep(0.02)
     for name in names:
         os.kill(machines.running[name].pid, signal.SIGKILL)
     for name in names:
         machines.running[name].wait(10)
+    return run_id
 
 
 def start_again(module: Any, machines: Any, names: Sequence[str]) -> None:

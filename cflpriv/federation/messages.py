@@ -13,7 +13,7 @@ __all__ += answers.__all__
 __all__ += message_values.__all__
 __all__ += requests.__all__
 
-VERSION = 8
+VERSION = 9
 LIMIT_BYTES = 1 << 31
 
 REFUSALS: dict[str, str] = {

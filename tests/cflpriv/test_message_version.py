@@ -21,7 +21,7 @@ from cflpriv.protocols.secagg import terms as secagg_terms
 from cflpriv.protocols.shared_gram import terms as shares
 
 MODULES = (requests, answers, message_values, secagg, secagg_terms, group, ckks, shares)
-DIGESTS = {8: "c7a5824325aa06b8ee672fc3404a8824"}
+DIGESTS = {8: "c7a5824325aa06b8ee672fc3404a8824", 9: "6c35cb7f7d28548c35ea4b8f59e52d6b"}
 """The digest of all messages by version. A changed message gets a new version and a new line; a version's line never changes."""
 
 

@@ -27,12 +27,11 @@ def test_holders_that_are_killed_between_stages_are_waited_for_and_the_run_is_au
     module, out = quick_loopback(tmp_path), tmp_path / "d"
     out.mkdir()
     with module.deploy(out, APP / "experiment.toml", CHANGES, 2, DEADLINE) as machines:
-        run_id = module.submit(machines)
-        kill_in_stage(module, machines, run_id, ("shares deposits", 1), ["node3"])
+        run_id = kill_in_stage(module, machines, ("shares deposits", 1), ["node3"])
         start_again(module, machines, ["node3"])
-        kill_in_stage(module, machines, run_id, ("shares contributions", 1), ["node4"])
+        kill_in_stage(module, machines, ("shares contributions", 1), ["node4"], run_id)
         start_again(module, machines, ["node4"])
-        kill_in_stage(module, machines, run_id, ("sum", 2), ["superlink"])
+        kill_in_stage(module, machines, ("sum", 2), ["superlink"], run_id)
         start_again(module, machines, ["superlink"])
         assert module.wait(machines, module.submit(machines), 900) == "finished:completed"
     run = out / "run"
