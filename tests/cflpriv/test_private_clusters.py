@@ -273,8 +273,8 @@ def test_clients_use_the_mean_of_the_last_two_models() -> None:
     for _ in range(3):
         before = run.state.models[0].value()
         advance(run)
-        used = run.algorithm.serve(run.state).params["model"].value()
-        np.testing.assert_allclose(used, (before + run.state.models[0].value()) / 2, rtol=1e-6)
+        used: Any = run.algorithm.serve(run.state).params["model"]
+        np.testing.assert_allclose(used.value(), (before + run.state.models[0].value()) / 2, rtol=1e-6)
 
 
 @pytest.mark.slow

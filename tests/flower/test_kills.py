@@ -82,7 +82,7 @@ def test_a_holder_of_shares_that_is_killed_is_waited_for(tmp_path: Path, stage: 
     grid = DyingGrid(tmp_path, scene, 'gram = ["shares"]', {(stage, 1): [holder]}, holders=3)
     roster, out = read_roster(tmp_path / "keys" / "roster.txt"), tmp_path / "run"
     lines: list[str] = []
-    seconds = {"deadline_seconds": 0.02, "compute_seconds": 0.02, "hello_seconds": 0.02}
+    seconds: dict[str, Any] = {"deadline_seconds": 0.02, "compute_seconds": 0.02, "hello_seconds": 0.02}
     serve(grid, config, out, scene, clients=4, roster=roster, say=lines.append, **seconds)  # type: ignore[arg-type]
     assert not grid.plan
     assert not any(row["skipped"] for row in rows_of(out))
