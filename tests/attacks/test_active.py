@@ -374,7 +374,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "repeated_step": (CKKS, twice_answered),
     "holder_coalitions": (SHARED, no_check(depositing, "uniform", np.uint64(0))),
     "swapped_shares": (SHARED, no_check(shared_terms, "verify_key")),
-    "repeated_release": (config({}, PRIVATE), no_check(ClientLedger, "settle")),
+    "repeated_release": (config({}, PRIVATE), several(no_check(ClientLedger, "begin"), no_check(ClientLedger, "settle"))),
 }
 """By attack: a configuration, and clients without the check. `nothing`: there is no such check, or the configuration is without it."""
 
