@@ -289,12 +289,11 @@ def start_again(module: Any, machines: Any, names: Sequence[str]) -> None:
             module.health(machines.ports[0], 120, None)
 
 
-def said(run: Path, messages: int) -> list[tuple[Any, ...]]:
-    """What was said, its digest last, but for clients' scores, which an experimenter reads off in one process."""
-    told = read_transcript(run / "transcript", messages)
+def messages_of(run: Path, messages: int) -> list[tuple[Any, ...]]:
+    """The messages of a run, a digest last, but for clients' scores, which an experimenter reads off in one process."""
     return [
         (one.round, one.operation, one.kind, one.source, one.target, one.clients, one.digest)
-        for one in told
+        for one in read_transcript(run / "transcript", messages)
         if one.kind != "correct+count" and one.context.get("task") != "Evaluate"
     ]
 
@@ -311,7 +310,7 @@ def check_run_folder(there: Path, here: Path, *, exact: bool = True, only_here: 
     """
     one, two = (json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in (there, here))
     assert set(two) <= set(one)
-    contributors = [said(run, summary["messages"]) for run, summary in ((there, one), (here, two))]
+    contributors = [messages_of(run, summary["messages"]) for run, summary in ((there, one), (here, two))]
     cut = None if exact else -1
     assert [message[:cut] for message in contributors[0]] == [message[:cut] for message in contributors[1]]
     assert files_of(here) - files_of(there) == only_here
@@ -335,5 +334,5 @@ def deaths_of(out: Path) -> list[list[Any]]:
 
 __all__ = [
     "APP", "DyingGrid", "begun", "check_models", "check_run_folder", "deaths_of", "kill_in_stage", "local_models", "loopback",
-    "quick_loopback", "rows_of", "run_with_deaths", "said", "stages_of", "start_again", "survivors_of",
+    "messages_of", "quick_loopback", "rows_of", "run_with_deaths", "stages_of", "start_again", "survivors_of",
 ]  # fmt: skip

@@ -113,8 +113,8 @@ class AlgorithmSpec:
 
     defaults(given, before): values for keys that were not given, where these follow from the run. All other functions of `given` are
     called with these in it. never_clusters(given, before): why a run with these settings forms no clusters, where nobody can want that;
-    empty if it may. begins: by path what a new configuration of it sets, where it would form none by default. knowledge(given): what about
-    the groups the run was told, or by what they are found.
+    empty if it may. begins: by path what a new configuration of it sets, where it would form none by default. knowledge(given): what
+    about the groups is given to the run, or by what they are found.
     """
 
     name: str

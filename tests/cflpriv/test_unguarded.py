@@ -1,4 +1,4 @@
-"""Scripts without `if __name__ == "__main__":` that start worker processes are told of it in one line, once."""
+"""Scripts without `if __name__ == "__main__":` that start worker processes end with one line that names it, once."""
 
 import subprocess
 import sys

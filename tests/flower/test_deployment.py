@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from deployments import APP, check_run_folder, local_models, loopback, quick_loopback, said, survivors_of
+from deployments import APP, check_run_folder, local_models, loopback, messages_of, quick_loopback, survivors_of
 from safetensors.numpy import load_file
 
 from cflpriv.contract.transcript import read_transcript
@@ -85,7 +85,7 @@ def test_encrypted_similarity_with_the_key_holder_at_a_supernode_of_its_own(tmp_
     check_models(run, changes)
     assert not summary["refusals"]
     assert summary["ari"] == 1.0
-    assert {"ckks key", "ckks enrolment", "ckks request", "result"} <= {message[2] for message in said(run, summary["messages"])}
+    assert {"ckks key", "ckks enrolment", "ckks request", "result"} <= {message[2] for message in messages_of(run, summary["messages"])}
     assert list((tmp_path / "d" / "state" / "key-holder").iterdir()), "its keys are with it"
 
 

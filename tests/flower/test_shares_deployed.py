@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 from command_line import in_process
-from deployments import APP, check_models, kill_in_stage, quick_loopback, rows_of, said, stages_of, start_again
+from deployments import APP, check_models, kill_in_stage, messages_of, quick_loopback, rows_of, stages_of, start_again
 
 CHANGES = ["data.clients=3", 'protection.gram=["shares"]', "protection.sum=none", "protection.min_cohort=1", "run.record=full"]
 DEADLINE = 60.0
@@ -45,7 +45,9 @@ def test_holders_that_are_killed_between_stages_are_waited_for_and_the_run_is_au
     assert asked.count("shares open") == 1
     late = [entry for entry in stages_of(run) if entry["stage"] not in ("compute", "enrol") and entry["seconds"] > DEADLINE + SLACK]
     assert not late, "no stage waits beyond its deadline"
-    assert {"shares keys", "shares deposits", "contribution", "shares open", "result"} <= {one[2] for one in said(run, summary["messages"])}
+    assert {"shares keys", "shares deposits", "contribution", "shares open", "result"} <= {
+        one[2] for one in messages_of(run, summary["messages"])
+    }
 
     assert in_process(monkeypatch, "audit", str(run), "--budget", "quick") == 0
     cells = json.loads((run / "audit.json").read_text(encoding="utf-8"))
