@@ -57,8 +57,8 @@ class StagedTransport:
     def welcome(self, federation: "FederationServer", count: int, seconds: float, say: Say = lambda line: None) -> set[int]:
         """Enrol places until `count` clients are present (and the key holder, where one is needed), or for `seconds`; the clients enrolled.
 
-        Slow places are asked again, with twice the time. Raises `InputError` at once where so many places name no settings that fewer than
-        `count` can come.
+        Places that did not answer in time are asked again with twice the time, up to `seconds`. Raises `InputError` at once where so many
+        places name no settings that fewer than `count` clients, and the holders that are needed, can come.
         """
         until = self._clock() + seconds
         while len(self.places()) < count and self._clock() < until:  # a run may start before its nodes are known
@@ -66,7 +66,9 @@ class StagedTransport:
         came = self._enrolled(federation, count, say)
         while (len(federation.clients) < count or federation.holder_missing) and self._clock() < until:
             time.sleep(min(0.5, self._poll * 4))
-            self._deadlines["enrol"] *= 2
+            greetings, allowed = [took for stage, _, _, took in self.stages if stage == "enrol"], self._deadlines["enrol"]
+            if greetings and greetings[-1] >= allowed:
+                self._deadlines["enrol"] = max(allowed, min(2 * allowed, seconds))
             came |= self._enrolled(federation, count, say)
         return came
 
@@ -76,7 +78,7 @@ class StagedTransport:
         came = set(federation.enrol())
         unset = sum(code == "no-settings" for _, _, code in federation.refusals[before:])
         asked = len(self.places())
-        if unset and asked - unset < count:
+        if unset and asked - unset < count + federation.protection.fewest_holders:
             raise InputError(f"{unset} of {asked} places have no settings file: {self.settings_hint}")
         if came:
             say(f"{len(federation.clients)} of {count} clients are here")
