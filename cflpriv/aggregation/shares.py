@@ -88,7 +88,11 @@ def check_size(terms: Terms | None, clients: int) -> None:
 
 
 class SharesEpoch:
-    """What the server has of one clustering epoch: its terms and keys, the number of steps, and deposits by client, with their value."""
+    """What the server has of one clustering epoch: its terms and keys, the number of steps, and deposits by client, with their value.
+
+    `used` are the clients whose deposits were given to holders to be multiplied. Holders replace these no more, so a step that is taken
+    again, also with a value that was computed again, goes on with them.
+    """
 
     def __init__(self) -> None:
         self.terms: Terms | None = None
@@ -96,6 +100,12 @@ class SharesEpoch:
         self.holders: tuple[int, ...] = ()
         self.steps = 0
         self.deposits: dict[int, tuple[tuple[str, int], bytes]] = {}
+        self.used: set[int] = set()
+
+    def has(self, client: int, value: tuple[str, int]) -> bool:
+        """Whether there is a deposit of this part of a held value, by its number."""
+        part, number = self.deposits.get(client, (("", -1), b""))[0]
+        return part == value[0] and (number == value[1] or client in self.used)
 
     def saved(self) -> dict[str, Any]:
         """Nothing: an epoch ends with the server's process, which has the deposits."""
@@ -148,7 +158,8 @@ class ServerComparison:
         """Have `clients` share their vectors of `held`, of public `shape`, and the first holder run `then`.
 
         Raises `ClientsLost` if a client does not answer, `KeyHolderLost` if too few holders do; the step can then be taken again, and
-        clients that shared this value in this epoch are not asked again. Raises `EpochEnded` for an epoch of an earlier process.
+        clients that shared this value in this epoch, or one that holders have multiplied, are not asked again. Raises `EpochEnded` for an
+        epoch of an earlier process.
         """
         code = then_to_bytes(then)
         epoch = epoch_for(self.epochs, held, clients, against, shape)
@@ -257,6 +268,7 @@ class ServerComparison:
         while True:
             self._enough(left, "shares contributions", answers)
             contributors = tuple(left[: self._protection.fewest_holders])
+            step.epoch.session.used |= set(step.clients)
             ask = m.Contribute(self._session, step.epoch.number, order, len(step.clients), contributors)
             answers = self._ask({one: ask for one in contributors if one != LEAD}, "shares contributions", step.epoch.number, step.record)
             parts = {one: answer.said for one, answer in answers.items() if isinstance(answer, m.Stepped)}
@@ -282,7 +294,7 @@ class ServerComparison:
     def _deposits(self, step: EncryptedStep) -> dict[int, bytes]:
         """The deposit of each client, on record before it is checked. Raises `ClientsLost` unless all clients made one."""
         session, epoch, record, value = step.epoch.session, step.epoch.number, step.record, (step.held.part, step.number)
-        asked = [client for client in step.clients if session.deposits.get(client, (None, b""))[0] != value]
+        asked = [client for client in step.clients if not session.has(client, value)]
         give = m.Give(
             self._session, "gram", step.number, (step.held.part,), "", False, None, m.Epoch(epoch, session.terms.digest, session.keys)
         )  # fmt: skip
@@ -300,7 +312,7 @@ class ServerComparison:
                 session.deposits[client] = value, upload
             except RemoteError as error:
                 self._registry.refusals.append((client, "gram", error.code))
-        lost = [client for client in step.clients if session.deposits.get(client, (None, b""))[0] != value]
+        lost = [client for client in step.clients if not session.has(client, value)]
         for client in lost:  # a client that refused would refuse again
             self._registry.lose(client)
         if lost:

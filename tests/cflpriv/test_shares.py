@@ -238,6 +238,51 @@ def test_a_client_whose_products_are_wrong_is_left_out(monkeypatch: pytest.Monke
     check_left_out(fed, scene, 1, "shares open")
 
 
+def begun_without(scene: Population, late: tuple[int, ...]) -> tuple[Loopback, FederationServer, Any, Any]:
+    """A federation under shares whose clustering is found before some clients come."""
+    transport, fed = remote(scene, SHARES)
+    made = pacfl(scene)
+    transport.dead = set(late)
+    for client in late:
+        fed.lose([client])
+    state = made.init(fed)
+    transport.dead.clear()
+    assert fed.begin_round(0) == late
+    return transport, fed, made, state
+
+
+def test_a_newcomer_whose_comparison_was_cut_is_admitted_when_the_holders_are_back() -> None:
+    """Its signature is computed again. Holders have multiplied its deposit, and replace it no more."""
+    scene = population(clients_per_group=2)
+    transport, fed, made, state = begun_without(scene, (3,))
+    transport.kill_at = {"shares open": {HOLDER}}
+    with pytest.raises(KeyHolderLost):
+        made.admit(fed, state, (3,))
+    transport.dead.clear()
+    fed.begin_round(1)
+    assert made.admit(fed, state, (3,))[0].clustering.clients == (0, 1, 2, 3)
+    assert not fed.refusals
+
+
+def test_a_newcomer_whose_products_are_wrong_does_not_keep_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = population(clients_per_group=3)
+    honest = depositing.shares
+
+    def shared(values: Any, points: tuple[int, ...], colluding: int, key: bytes) -> dict[int, Any]:
+        """The last client's shares are of no polynomial."""
+        if next(calls) != 2:
+            return honest(values, points, colluding, key)
+        return {point: uniform(bytes([point]) * 32, values.shape) for point in points}
+
+    _, fed, made, state = begun_without(scene, (3, 4, 5))
+    calls = iter(range(10**6))
+    monkeypatch.setattr(depositing, "shares", shared)
+    with pytest.raises(ClientsLost, match=r"\[5\]"):
+        made.admit(fed, state, (3, 4, 5))
+    assert made.admit(fed, state, (3, 4))[0].clustering.clients == (0, 1, 2, 3, 4)
+    assert fed.refusals == [(5, "shares open", "bad-deposit")]
+
+
 @pytest.mark.slow
 def test_a_step_that_is_asked_for_again_gets_the_same_answer_and_no_other_step_is_run() -> None:
     scene = population(clients_per_group=3)
