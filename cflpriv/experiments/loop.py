@@ -18,7 +18,7 @@ from ..contract.transcript import Transcript
 from ..engine.device import Device, resolved, using
 from ..engine.threads import one_thread
 from ..errors import InputError
-from ..federation.server import ClientsLost, FederationServer
+from ..federation.server import ClientsLost, FederationServer, KeyHolderLost
 from ..protocols.ledger import BudgetExceeded
 from ..randomness import stream
 from ..transports.simulation import Simulated
@@ -71,7 +71,7 @@ class Run:
     """An experiment under way. `rows` has one mapping per round, as in rounds.jsonl.
 
     `expected` are the clients that take part from the start, `truth` has the true group of those whose group is known. `parties` are all
-    clients, where they are in this process.
+    clients, where they are in this process. `waiting` are new clients that a holder which did not answer kept from being admitted.
     """
 
     config: Config
@@ -87,6 +87,7 @@ class Run:
     state: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     admitted: Mapping[str, Any] | None = None
+    waiting: set[int] = field(default_factory=set)
     digest: str = ""
     stopped: str | None = None
     say: Callable[[str], None] = lambda line: None
@@ -195,9 +196,12 @@ def _retried(run: Run, step: Callable[[], Done]) -> Done:
 
 
 def _admitted(run: Run, came: Collection[int]) -> list[int]:
-    """Admit clients that the clustering has not seen, where the algorithm can. Clients that drop out meanwhile are asked when they
-    return."""
+    """Admit clients that the clustering has not seen, where the algorithm can. Those that drop out meanwhile are asked when they return,
+    and all are asked again when a holder is back that did not answer."""
     admit = run.algorithm.admit
+    if not run.federation.holder_missing:
+        came = run.waiting.union(came)
+        run.waiting = set()
     clustering = run.algorithm.describe(run.state).get("clustering") if came and admit is not None else None
     fresh = [client for client in sorted(came) if clustering is not None and client not in clustering.clients]
     if not fresh or admit is None:
@@ -207,6 +211,8 @@ def _admitted(run: Run, came: Collection[int]) -> list[int]:
         run.state, _ = _retried(run, lambda: admit(run.federation, run.state, fresh))
     except later as error:
         run.say(f"clients {fresh} were not admitted: {error}")
+        if isinstance(error, KeyHolderLost) and not error.word:
+            run.waiting.update(fresh)
     known = run.algorithm.describe(run.state)["clustering"].clients
     return [client for client in fresh if client in known]
 

@@ -94,6 +94,21 @@ def test_a_holder_of_shares_that_is_killed_is_waited_for(tmp_path: Path, stage: 
     assert all("3 are needed with the first among them" in line or "the first holder of shares" in line for line in waited)
 
 
+@pytest.mark.slow
+def test_a_newcomer_that_a_lost_holder_kept_out_is_admitted_when_it_is_back(tmp_path: Path) -> None:
+    """Client 3 misses the clustering, and the first holder is killed while client 3 is compared."""
+    config = load_config(APP / "experiment.toml", [
+        'protection.gram=["shares"]', "protection.sum=none", "protection.min_cohort=1", "training.rounds=2", "training.epochs=1",
+    ])  # fmt: skip
+    scene = build_population(config.data)
+    grid = DyingGrid(tmp_path, scene, 'gram = ["shares"]', {("compute", 1): [3], ("shares open", 2): [LEAD]}, holders=3)
+    roster, out = read_roster(tmp_path / "keys" / "roster.txt"), tmp_path / "run"
+    seconds: dict[str, Any] = {"deadline_seconds": 0.02, "compute_seconds": 0.02, "hello_seconds": 0.02}
+    serve(grid, config, out, scene, clients=4, roster=roster, say=str, **seconds)  # type: ignore[arg-type]
+    assert not grid.plan
+    assert [row["admitted"] for row in rows_of(out)] == [[], [3]]
+
+
 @pytest.mark.parametrize("back", [True, False])
 def test_a_beginning_that_nobody_takes_part_in_is_taken_again_or_ends_with_one_line(tmp_path: Path, back: bool) -> None:
     changes = ["training.rounds=1", "training.batch_size=60", "protection.sum=none", "protection.min_cohort=1"]
