@@ -90,6 +90,7 @@ def deployment(folder: Path, scene: Population, protection: str = "", privacy: s
         local = folder / f"site-{client + 1}" / "local"
         local.mkdir(parents=True)
         files = f'identity = "../../keys/client{client}.key"\nroster = "../../keys/roster.txt"\nstate = "../state"\n'
+        (local / "resources.json").write_text('{"allow_log_streaming": false}')
         (local / "cflpriv.toml").write_text(f"{files}[protection]\n{protection}\n[privacy]\n{privacy}\n[app]\n{app}\n")
     return FakeCommunicator(folder, {f"site-{client + 1}": lambda: OwnData(scene) for client in range(len(scene.clients))})
 

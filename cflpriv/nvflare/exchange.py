@@ -8,6 +8,7 @@ reads the files. Importing this loads no torch.
 """
 
 import importlib
+import json
 import logging
 import math
 import os
@@ -24,6 +25,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
 
 from ..errors import InputError
 from ..federation.messages import encode
@@ -34,9 +36,13 @@ from ..federation.store import DiskStore, Store
 from ..transports.deployed import no_data, receive
 from ..types import ClientData
 
-__all__ = ["ANSWER", "ASK", "TASK", "CflprivController", "CflprivExecutor", "JobAborted", "ShareableTransport", "site_settings"]
+__all__ = ["ANSWER", "ANSWERED", "ASK", "TASK", "CflprivController", "CflprivExecutor", "JobAborted", "ShareableTransport", "site_settings"]
 
 TASK, ASK, ANSWER = "cflpriv", "ask", "answer"
+ANSWERED = "cflpriv answer"
+"""The property of a task's context that keeps what `CflprivExecutor` answered."""
+LOGS = "allow_log_streaming"
+"""The key of a site's `local/resources.json` by which NVFlare sends the site's logs to the server unless it is false."""
 SETTINGS = "cflpriv.toml"
 """The settings file in a site's folder `local`."""
 log = logging.getLogger("cflpriv.nvflare")
@@ -187,9 +193,10 @@ def site_settings(fl_ctx: FLContext) -> tuple[Settings, Store, dict[str, Any]]:
 
     The file is `local/cflpriv.toml` in the site's workspace; where the environment names a folder as `CFLPRIV_SETTINGS` (as for the
     simulator, whose sites share a machine), `SITE.toml` in that folder. It never comes from a job. Without `state` in the file the state
-    is in the job's workspace, and ends with the job. Raises `InputError`.
+    is in the job's workspace, and ends with the job. Raises `InputError`, also where NVFlare sends the site's logs to the server.
     """
     workspace, folder = fl_ctx.get_engine().get_workspace(), os.environ.get("CFLPRIV_SETTINGS")
+    _keeps_logs(workspace)
     site = fl_ctx.get_identity_name()
     path = Path(folder) / f"{site}.toml" if folder else Path(workspace.get_site_config_dir()) / SETTINGS
     if not path.is_file():
@@ -197,6 +204,20 @@ def site_settings(fl_ctx: FLContext) -> tuple[Settings, Store, dict[str, Any]]:
         raise NoSettings(f"{path}: is missing; write the settings of site {site!r} {where}")
     settings, state, app = read_settings(path)
     return settings, DiskStore(state or Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "cflpriv_state"), app
+
+
+def _keeps_logs(workspace: Workspace) -> None:
+    """Raises `InputError` unless the site keeps its logs, which name refusals and failures that depend on its data."""
+    path = Path(workspace.get_resources_file_path() or Path(workspace.get_site_config_dir()) / "resources.json")
+    try:
+        given = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    value = given.get(LOGS, True) if isinstance(given, dict) else True
+    if value is not False:
+        raise InputError(
+            f'{path}: "{LOGS}" is {json.dumps(value)}: NVFlare would send the logs of this site to the server; set it to false'
+        )
 
 
 class CflprivExecutor(Executor):  # type: ignore[misc]
@@ -213,10 +234,10 @@ class CflprivExecutor(Executor):  # type: ignore[misc]
             settings, store, app = site_settings(fl_ctx)
         except Exception as error:
             log.exception("settings")  # the text stays here
-            return Shareable({ANSWER: encode(refused_settings(error))})
+            return _answer(encode(refused_settings(error)), fl_ctx)
         ask = shareable.get(ASK)
         data: Callable[[], ClientData] = partial(self.data, settings.identity.client, app) if settings.role == "client" else no_data
-        return Shareable({ANSWER: receive(settings, store, data, ask if isinstance(ask, bytes) else b"")})
+        return _answer(receive(settings, store, data, ask if isinstance(ask, bytes) else b""), fl_ctx)
 
     def data(self, client: int, app: dict[str, Any]) -> ClientData:
         """The client's data. Raises `InputError` where the settings name no function."""
@@ -226,3 +247,9 @@ class CflprivExecutor(Executor):  # type: ignore[misc]
             raise InputError(f"[app] data = {name!r}: give the function that has the client's data, as 'MODULE:FUNCTION'")
         found: ClientData = getattr(importlib.import_module(module), function)(client, app)
         return found
+
+
+def _answer(data: bytes, fl_ctx: FLContext) -> Shareable:
+    """An answer with our bytes. A `PrivacyFilter` lets these pass, because their client keeps the site's ledger by itself."""
+    fl_ctx.set_prop(ANSWERED, data, private=True, sticky=False)
+    return Shareable({ANSWER: data})

@@ -7,13 +7,15 @@ with numbers that are not finite counts as none, so a server cannot learn which 
 
 Reveals: when the site answers, and how often, and whether the task failed, which no noise hides; the names, shapes and types of the
 model's arrays, which the server sent. Not covered: what leaves in other ways. A job that brings its own code can send what it likes, so a
-site that relies on this filter allows no such job. Tasks in `passes` leave as they are.
+site that relies on this filter allows no such job. Of NVFlare's own classes, those that send values by events or from client to client
+(such as `ConvertToFedEvent` and those of `ccwf`) do not ask a filter for results, so it takes them off its `class_allow_list`. An answer of
+`CflprivExecutor` leaves as it is: its client keeps the same ledger.
 
 Source: the Gaussian mechanism in the local model (Dwork & Roth 2014, appendix A), noise by the exact formula (Balle & Wang 2018).
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -35,7 +37,7 @@ from ..protocols.errors import RemoteError
 from ..protocols.events import GaussianEvent
 from ..protocols.mechanisms import clip, gaussian
 from ..types import Array
-from .exchange import site_settings
+from .exchange import ANSWER, ANSWERED, site_settings
 
 __all__ = ["PrivacyFilter", "Received", "noised", "received", "release_event"]
 
@@ -88,22 +90,21 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
 
     Args:
         releases: how many updates the budget is for. Less noise for few, and the budget ends after so many.
-        passes: names of tasks whose answers may leave as they are, such as "cflpriv", whose executor keeps the same ledger by itself.
     """
 
-    def __init__(self, releases: int, passes: Sequence[str] = ()) -> None:
+    def __init__(self, releases: int) -> None:
         super().__init__()
         if releases < 1:
             raise InputError(f"releases = {releases}: give how many updates the budget is for, 1 or more")
-        self.releases, self.passes = releases, list(passes)
+        self.releases = releases
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             fl_ctx.set_prop(RECEIVED, received(shareable), private=True, sticky=False)
             return shareable
-        task = fl_ctx.get_prop(FLContextKey.TASK_NAME)
-        if task in self.passes:
-            return shareable
+        task, ours = fl_ctx.get_prop(FLContextKey.TASK_NAME), fl_ctx.get_prop(ANSWERED)
+        if ours is not None:  # set by our executor: the name of a task is the job's choice, and shows nothing
+            return Shareable({ANSWER: ours})
         try:
             settings, store, _ = site_settings(fl_ctx)
             privacy = settings.privacy

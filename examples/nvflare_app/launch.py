@@ -25,7 +25,7 @@ from nvflare.job_config.api import FedJob
 from cflpriv import InputError, load_config
 from cflpriv.federation.settings_file import write_identities
 from cflpriv.nvflare import CflprivController, CflprivExecutor
-from cflpriv.nvflare.exchange import SETTINGS, TASK
+from cflpriv.nvflare.exchange import LOGS, SETTINGS, TASK
 
 HERE = Path(__file__).resolve().parent
 ALLOWED = "cflpriv.nvflare"
@@ -66,9 +66,12 @@ def job(out: Path, executor: CflprivExecutor, deadline: float) -> FedJob:
 
 
 def allow(resources: Path, before: Path | None = None) -> None:
-    """Let jobs without code of their own use our classes, in a site's `local/resources.json`; `before` is the file that it is made of."""
+    """Let jobs without code of their own use our classes, and keep the logs here, in a site's `local/resources.json`.
+
+    `before` is the file that it is made of.
+    """
     tree = {"format_version": 2, "class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST)} if before is None else json.loads(before.read_text())
-    tree["class_allow_list"] = [*tree["class_allow_list"], ALLOWED]
+    tree |= {"class_allow_list": [*tree["class_allow_list"], ALLOWED], LOGS: False}
     resources.write_text(json.dumps(tree, indent=2))
 
 

@@ -27,7 +27,7 @@ from cflpriv.nvflare import PrivacyFilter
 
 SITES = ("site-1", "site-2")
 RELEASES = 3
-FILTER = {"path": "cflpriv.nvflare.privacy_filter.PrivacyFilter", "args": {"releases": RELEASES, "passes": ["cflpriv"]}}
+FILTER = {"path": "cflpriv.nvflare.privacy_filter.PrivacyFilter", "args": {"releases": RELEASES}}
 PRIVACY = """
 [privacy]
 unit = "client"
@@ -58,7 +58,7 @@ def stock_job(rounds: int) -> FedJob:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, tuple[int, float]]:
-    """Run it; for each site how many updates left, and the ε spent."""
+    """Run it; for each site how many updates were sent, and the ε spent."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/nvflare_stock"))
     parser.add_argument("--rounds", type=int, default=6)
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[int, float]]:
         assert state is not None
         ledger = ClientLedger(settings.privacy, client, DiskStore(state))
         found[site] = (len(ledger.charges()), ledger.spent())
-        print(f"{site}: {found[site][0]} updates left, ε = {found[site][1]:.3f} of {settings.privacy.epsilon:g} spent")
+        print(f"{site}: {found[site][0]} updates were sent, ε = {found[site][1]:.3f} of {settings.privacy.epsilon:g} spent")
     return found
 
 

@@ -17,12 +17,14 @@ from nvflare.apis.filter import ContentBlockedException, FilterChainType, Filter
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AppConstants
 from scenes import population
 
 from cflpriv.errors import InputError
 from cflpriv.federation.client_ledger import ClientLedger
-from cflpriv.nvflare.exchange import site_settings
+from cflpriv.federation.messages import Refused, decode_answer
+from cflpriv.nvflare.exchange import ANSWER, TASK, CflprivExecutor, site_settings
 from cflpriv.nvflare.privacy_filter import PrivacyFilter, release_event
 from cflpriv.privacy.settings import Privacy
 from cflpriv.protocols.accounting import epsilon_of
@@ -34,9 +36,9 @@ MODEL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(4000, 
 class Site:
     """A site whose filter stands in both chains, as NVFlare builds it: a new one for every task."""
 
-    def __init__(self, folder: Path, privacy: str = PRIVACY, releases: int = 3, passes: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, privacy: str = PRIVACY, releases: int = 3) -> None:
         deployment(folder, population(clients_per_group=1), privacy=privacy)
-        self.folder, self.releases, self.passes = folder / "site-1", releases, passes
+        self.folder, self.releases = folder / "site-1", releases
 
     def context(self, task: str = "train") -> FLContext:
         made = context(self.folder, "site-1")
@@ -44,7 +46,7 @@ class Site:
         return made
 
     def chain(self, kind: str) -> PrivacyFilter:
-        made = PrivacyFilter(self.releases, self.passes)
+        made = PrivacyFilter(self.releases)
         made.set_prop(FilterContextKey.CHAIN_TYPE, kind)
         return made
 
@@ -174,12 +176,39 @@ def test_whole_numbers_stay_as_they_were_received(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("privacy", ["", 'unit = "sample"\nepsilon = 1.0\ndelta = 1e-5\nsamples = 10'], ids=["none", "sample"])
 def test_settings_without_a_budget_for_clients_let_nothing_out(tmp_path: Path, privacy: str, caplog: pytest.LogCaptureFixture) -> None:
-    site = Site(tmp_path, privacy, passes=("cflpriv",))
+    site = Site(tmp_path, privacy)
     with caplog.at_level(logging.ERROR), pytest.raises(ContentBlockedException):
         site.answer(trained())
     assert "this filter releases whole updates; it needs unit = 'client'" in caplog.text
-    ours = Shareable({"answer": b"x"})
-    assert site.answer(ours, task="cflpriv") is ours, "our executor keeps the same ledger by itself"
+
+
+def test_what_our_executor_answered_leaves_as_it_is_and_the_name_of_a_task_opens_nothing(tmp_path: Path) -> None:
+    """A job without code of its own names its tasks as it likes. Our executor keeps the same ledger by itself."""
+    site = Site(tmp_path)
+    sent = from_shareable(site.answer(trained(), task=TASK))
+    assert np.std(sent.data["b"]) > 0.1, "the update is noised, as in any other task"
+    at_site = site.context(TASK)
+    answer = CflprivExecutor().execute(TASK, Shareable({}), at_site, Signal())
+    answer["more"] = MODEL["w"]
+    passed = site.chain(FilterChainType.TASK_RESULT_CHAIN).process(answer, at_site)
+    assert set(passed) == {ANSWER, *Shareable()}
+    assert decode_answer(passed[ANSWER]) == Refused("malformed")
+    assert site.spent() == pytest.approx(epsilon_of([release_event(site_settings(at_site)[0].privacy, 3)], 1e-5))
+
+
+@pytest.mark.parametrize("resources", [None, "{}", '{"allow_log_streaming": true}', '{"allow_log_streaming": 0}', "[", "[]"])
+def test_a_site_whose_logs_go_to_the_server_lets_nothing_out(
+    tmp_path: Path, resources: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They say which updates are not finite. NVFlare sends them unless a site forbids it."""
+    site = Site(tmp_path)
+    file = site.folder / "local" / "resources.json"
+    file.unlink() if resources is None else file.write_text(resources)
+    with caplog.at_level(logging.ERROR), pytest.raises(ContentBlockedException, match=r"^blocked$"):
+        site.answer(trained())
+    assert f"{file}: " in caplog.text
+    answer = CflprivExecutor().execute(TASK, Shareable({}), site.context(TASK), Signal())
+    assert decode_answer(answer[ANSWER]) == Refused("bad-settings")
 
 
 def test_settings_that_cannot_be_read_let_nothing_out(tmp_path: Path) -> None:
