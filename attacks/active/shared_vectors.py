@@ -1,7 +1,8 @@
 """Attacks on comparisons of shared vectors: each coalition of holders up to the threshold with the server; the server with its own keys.
 
-Checks: "no `share_colluding` of the holders, with the server and any clients, learn a vector, also if they deviate" and "Clients check
-whose keys they share under" (aggregation/shares.py, Guarantee).
+Checks: "no `share_colluding` of the holders, with the server and any clients, learn more of a vector than its inner products with what
+those clients deposit, also if they deviate" and "Clients check whose keys they share under" (aggregation/shares.py, Guarantee). Here no
+client helps.
 """
 
 import math
@@ -160,7 +161,7 @@ def shared_comparisons(config: Config) -> str:
 
 HOLDER_COALITIONS = ActiveAttack(
     "one client's vectors from each coalition of holders of shares, up to the threshold, with the server",
-    "shares: no share_colluding of the holders, with the server and any clients, learn a vector, also if they deviate",
+    "shares: no share_colluding of the holders, with the server, learn more of a vector than its inner products, also if they deviate",
     holder_coalitions, shared_comparisons, claimed=lambda config: True, accomplices=False,
 )  # fmt: skip
 SWAPPED_SHARES = ActiveAttack(

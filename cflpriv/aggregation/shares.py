@@ -1,10 +1,11 @@
 """Inner products of shared vectors: clients deposit sealed shares, holders contribute, the first opens the matrix (`share_holders`).
 
 Guarantee: see `protocols.shared_gram`; keys are fresh for every clustering epoch. The server learns what `then` returns, labels and small
-integers, and nothing else of the similarities; no `share_colluding` of the holders, with the server and any clients, learn a vector, also
-if they deviate. Clients check whose keys they share under; holders and clients check the terms by their own settings.
-Reveals: the exact Gram matrix to the first holder on the roster; when each party answers. Clients that choose their vectors freely can
-learn bits from their labels.
+integers, and nothing else of the similarities; no `share_colluding` of the holders, with the server and any clients, learn more of a
+vector than its inner products with what those clients deposit, also if they deviate. Clients check whose keys they share under; holders and
+clients check the terms by their own settings.
+Reveals: the exact Gram matrix to the first holder on the roster; when each party answers. Clients that choose their vectors freely learn
+bits from their labels and from refusals, and with the first holder coordinates; a server that opens epochs at will lets them read a vector.
 Active attacks (`attacks.active`): coalitions of holders: `holder_coalitions`; holders' keys of the server's: `swapped_shares`; what the
 first holder runs: `other_function`.
 Source: `protocols.shared_gram`.

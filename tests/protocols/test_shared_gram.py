@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import combinations
@@ -280,6 +281,20 @@ def rank(rows: list[list[int]]) -> int:
         inverse, found = pow(pivot[column], -1, PRIME), found + 1
         left = [[(one - row[column] * inverse * top) % PRIME for one, top in zip(row, pivot, strict=True)] for row in left]
     return found
+
+
+def test_whether_products_are_within_the_bound_is_a_bit_of_others_vectors() -> None:
+    """As Reveals says, without any holder: a multiple of e_0 whose norm is within the bound modulo P, and its products only below 1 / 4."""
+    for first, beyond in ((0.24, False), (0.26, True)):
+        made = epoch(2, p=1, d=2)
+        made.deliver(made.given(0, np.array([[first, np.sqrt(1 - first**2)]])))
+        factor = int(made.terms.largest / (0.25 * made.terms.scale))
+        while not 0 <= pow(factor, 2, PRIME) <= made.terms.largest:
+            factor += 1
+        held = shares(np.array([[factor, 0]], dtype=np.uint64), (1, 2, 3), 1, bytes(32))
+        dishonest(made, 1, {point - 1: share for point, share in held.items()})
+        with pytest.raises(RemoteError, match="inconsistent") if beyond else nullcontext():
+            made.gram([0, 1], 1, (0, 1, 2))
 
 
 @pytest.mark.parametrize(("holders", "colluding"), [(3, 1), (5, 1), (5, 2), (7, 2)])
