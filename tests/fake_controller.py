@@ -83,16 +83,20 @@ class FakeCommunicator:
         return 1.0 if site in self.disconnected else None
 
 
-def deployment(folder: Path, scene: Population, protection: str = "", privacy: str = "", app: str = "") -> FakeCommunicator:
-    """A site for each client of a scene, with keys and a settings file each. Site i + 1 is client i."""
-    write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)))
-    for client in range(len(scene.clients)):
-        local = folder / f"site-{client + 1}" / "local"
+def deployment(
+    folder: Path, scene: Population, protection: str = "", privacy: str = "", app: str = "", holders: int = 0
+) -> FakeCommunicator:  # fmt: skip
+    """A site for each client of a scene, with keys and a settings file each, and after them for each holder. Site i + 1 is client i."""
+    write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)), key_holder=holders)
+    names = [*(f"client{client}" for client in range(len(scene.clients))), *(f"key-holder{number or ''}" for number in range(holders))]
+    for number, name in enumerate(names):
+        local = folder / f"site-{number + 1}" / "local"
         local.mkdir(parents=True)
-        files = f'identity = "../../keys/client{client}.key"\nroster = "../../keys/roster.txt"\nstate = "../state"\n'
+        files = f'identity = "../../keys/{name}.key"\nroster = "../../keys/roster.txt"\nstate = "../state"\n'
+        files += "" if name.startswith("client") else 'role = "key-holder"\n'
         (local / "resources.json").write_text('{"allow_log_streaming": false}')
         (local / "cflpriv.toml").write_text(f"{files}[protection]\n{protection}\n[privacy]\n{privacy}\n[app]\n{app}\n")
-    return FakeCommunicator(folder, {f"site-{client + 1}": lambda: OwnData(scene) for client in range(len(scene.clients))})
+    return FakeCommunicator(folder, {f"site-{number + 1}": lambda: OwnData(scene) for number in range(len(names))})
 
 
 def controlled(sites: FakeCommunicator, controller: CflprivController | None = None) -> tuple[CflprivController, FLContext]:

@@ -4,6 +4,7 @@
     python launch.py --out runs/nvflare --threads 2     two at a time, each task in a new process: less memory, and far slower
     python launch.py --out runs/nvflare_poc --poc       the same in POC mode: a server and eight sites, over TLS on the loopback
     python launch.py --out runs/open --set protection.sum=none --set protection.min_cohort=1
+    python launch.py --out runs/shares --set 'protection.gram=["shares"]'    with three sites more, the holders of shares (under ckks: one)
 
 Everything is written into `--out`: keys, settings, NVFlare's workspace, and `run/`, the run folder.
 """
@@ -33,19 +34,28 @@ ALLOWED = "cflpriv.nvflare"
 
 
 def prepare(out: Path, experiment: Path, changes: list[str]) -> list[str]:
-    """Keys, a roster, the resolved experiment and a settings file for each site; the names of the sites. Site i + 1 is client i."""
+    """Keys, a roster, the resolved experiment and a settings file for each site; the names of the sites. Site i + 1 is client i.
+
+    Under encrypted similarity the sites after them are the holders, who have no data.
+    """
     config = load_config(experiment, changes)
     (out / "settings").mkdir(parents=True)
     (out / "experiment.toml").write_text(config.to_toml(), encoding="utf-8")
-    write_identities(out / "keys", config.data.clients)
+    clients, holders = config.data.clients, config.protection.holders
+    write_identities(out / "keys", clients, key_holder=holders)
     tree = tomllib.loads(config.to_toml())
-    sites = [f"site-{client + 1}" for client in range(config.data.clients)]
-    for client, site in enumerate(sites):
+    names = [*(f"client{client}" for client in range(clients)), *(f"key-holder{number or ''}" for number in range(holders))]
+    sites = [f"site-{number + 1}" for number in range(len(names))]
+    for site, name in zip(sites, names, strict=True):
         settings = {
-            "identity": str(out / "keys" / f"client{client}.key"), "roster": str(out / "keys" / "roster.txt"),
-            "state": str(out / "state" / site), "protection": tree["protection"], "privacy": tree["privacy"],
-            "app": {"data": "site_data:digits", "experiment": str(out / "experiment.toml")},
+            "identity": str(out / "keys" / f"{name}.key"), "roster": str(out / "keys" / "roster.txt"),
+            "state": str(out / "state" / site), "protection": tree["protection"],
         }  # fmt: skip
+        if name.startswith("client"):
+            own = {"data": "site_data:digits", "experiment": str(out / "experiment.toml")}
+            settings |= {"privacy": tree["privacy"], "app": own}
+        else:
+            settings["role"] = "key-holder"
         (out / "settings" / f"{site}.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
     return sites
 

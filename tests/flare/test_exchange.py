@@ -69,6 +69,17 @@ def test_a_site_that_is_lost_inside_a_secure_sum_is_a_dropout(tmp_path: Path) ->
     assert fed.begin_round(1) == (2,)
 
 
+def test_holders_of_shares_are_sites_too(tmp_path: Path) -> None:
+    scene, protection = population(clients_per_group=2), Protection(gram=("shares",))
+    sites = deployment(tmp_path, scene, 'gram = ["shares"]', holders=3)
+    roster = read_roster(tmp_path / "keys" / "roster.txt")
+    fed = FederationServer(OverBytes(transport(sites)), protection=protection, roster=roster, seed=1)
+    assert fed.enrol() == (0, 1, 2, 3)
+    made = ALGORITHMS["pacfl"].make(training(scene))
+    assert made.init(fed).clustering.labels == made.init(federation(scene.clients, seed=1)).clustering.labels
+    assert not fed.refusals
+
+
 def test_a_stage_ends_at_its_deadline_or_when_a_site_is_known_to_be_gone(tmp_path: Path) -> None:
     sites = deployment(tmp_path, population(clients_per_group=1))
     ticks = iter(range(10**9))
