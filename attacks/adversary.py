@@ -172,6 +172,11 @@ def view_of(
         return AdversaryView(adversary, _traffic(messages), {}, (), protection)
     if adversary == "key-holder" and not any("key-holder" in (m.source, m.target) for m in messages):
         raise InputError("--adversary key-holder: this run had no key holder (no message to or from one)")
+    if adversary == "key-holder" and protection.comparison.shared:
+        raise InputError(
+            "--adversary key-holder: the first holder of shares sees the Gram matrix, as the server of a run under gram = ['haar'] does; "
+            "audit such a run"
+        )
     if adversary == "key-holder" and protection.encrypted and adversary not in secrets:
         raise InputError(
             '--adversary key-holder: its key was not written, so its view is unknown; run with [run] audit_parties naming "key-holder"'

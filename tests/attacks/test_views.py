@@ -77,6 +77,8 @@ def test_the_key_holder_reads_the_gram_and_no_more() -> None:
     without = [message for message in transcript() if message.operation != "gram"]
     with pytest.raises(InputError, match="this run had no key holder"):
         view_of(without, "key-holder", {})
+    with pytest.raises(InputError, match=r"sees the Gram matrix, as the server of a run under gram = \['haar'\] does; audit such a run"):
+        view_of(transcript(), "key-holder", {}, Protection(gram=("shares",)))
 
 
 def test_a_client_sees_its_own_messages_only() -> None:
