@@ -78,13 +78,20 @@ class ClientComparison:
         return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 
-def check_size(terms: Terms | None, clients: int) -> None:
-    """Raises `InputError` where the shares of so many clients do not fit into one message to a holder."""
-    size = 0 if terms is None else 8 * terms.p * terms.dimension * clients
-    if terms is not None and size >= MOST_BYTES:
+def check_size(terms: Terms, clients: int, everybody: int) -> None:
+    """Raises `InputError` where the shares of new clients, or the products with `everybody`'s, do not fit into one message to a holder."""
+    shares = 8 * terms.p * terms.dimension * clients
+    products = 8 * terms.p**2 * clients * everybody * (terms.contributors - 1)
+    limit = "a message carries less than 2 GB"
+    if shares >= MOST_BYTES:
         raise InputError(
-            f"gram: vectors {(terms.p, terms.dimension)} of {clients} clients are {size / 1e9:.1f} GB to each holder of shares, a message "
-            'carries less than 2 GB; put "sketch" before "shares" in protection.gram'
+            f"gram: vectors {(terms.p, terms.dimension)} of {clients} clients are {shares / 1e9:.1f} GB to each holder of shares, {limit}; "
+            'put "sketch" before "shares" in protection.gram'
+        )
+    if products >= MOST_BYTES:
+        raise InputError(
+            f"gram: products of {clients} clients' vectors with those of {everybody}, {terms.p} each, are {products / 1e9:.1f} GB to the "
+            f"first holder of shares, {limit}; compare fewer clients, or fewer vectors of each"
         )
 
 
@@ -165,7 +172,8 @@ class ServerComparison:
         code = then_to_bytes(then)
         epoch = epoch_for(self.epochs, held, clients, against, shape)
         session = self._begun(epoch, record)
-        check_size(session.terms, len(clients))
+        assert session.terms is not None
+        check_size(session.terms, len(clients), len(epoch.clients) + len(clients))
         step = EncryptedStep(held, number, clients, then, epoch, record)
         contributors, parts = self._contributions(step, self._deliver(step, self._deposits(step))) if clients else ((), ())
         ask = m.Open(self._session, epoch.number, session.steps, tuple(clients), code, contributors, parts)

@@ -195,9 +195,13 @@ def test_a_holder_that_computes_something_else_ends_the_step_by_word() -> None:
 
 def test_more_shares_than_a_message_carries_are_refused_before_anybody_shares() -> None:
     terms = Terms(bytes(16), 0, bytes(32), 1000, 3, 1, 3, 90_000, 1.0)
-    check_size(terms, 800)
+    check_size(terms, 800, 800)
     with pytest.raises(InputError, match=r"vectors \(3, 90000\) of 1000 clients are 2\.2 GB .* put \"sketch\" before"):
-        check_size(terms, 1000)
+        check_size(terms, 1000, 1000)
+    terms = Terms(bytes(16), 0, bytes(32), 3000, 3, 1, 6, 784, 1.0)
+    check_size(terms, 1500, 1500)
+    with pytest.raises(InputError, match=r"products of 2000 clients' vectors with those of 2000, 6 each, are 2\.3 GB to the first holder"):
+        check_size(terms, 2000, 2000)
 
 
 def check_left_out(fed: FederationServer, scene: Population, lost: int, stage: str) -> None:
