@@ -71,7 +71,7 @@ class Run:
     """An experiment under way. `rows` has one mapping per round, as in rounds.jsonl.
 
     `expected` are the clients that take part from the start, `truth` has the true group of those whose group is known. `parties` are all
-    clients, where they are in this process. `waiting` are new clients that a holder which did not answer kept from being admitted.
+    clients, where they are in this process. `waiting` are new clients that an absent holder kept from being admitted, by step.
     """
 
     config: Config
@@ -87,7 +87,7 @@ class Run:
     state: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     admitted: Mapping[str, Any] | None = None
-    waiting: set[int] = field(default_factory=set)
+    waiting: list[tuple[int, ...]] = field(default_factory=list)
     digest: str = ""
     stopped: str | None = None
     say: Callable[[str], None] = lambda line: None
@@ -196,15 +196,25 @@ def _retried(run: Run, step: Callable[[], Done]) -> Done:
 
 
 def _admitted(run: Run, came: Collection[int]) -> list[int]:
-    """Admit clients that the clustering has not seen, where the algorithm can. Those that drop out meanwhile are asked when they return,
-    and all are asked again when a holder is back that did not answer."""
+    """Admit clients that the clustering has not seen, where the algorithm can. Those that drop out meanwhile are asked when they return.
+
+    When a holder is back that did not answer, a step is taken again with the same clients: if its answer was lost, it repeats that to no
+    others.
+    """
+    waiting, run.waiting = run.waiting, []
+    steps = [*waiting, tuple(sorted(set(came).difference(*waiting)))]
+    return sorted(client for step in steps for client in _admitted_together(run, step))
+
+
+def _admitted_together(run: Run, came: Sequence[int]) -> list[int]:
+    """Admit clients in one step."""
     admit = run.algorithm.admit
-    if not run.federation.holder_missing:
-        came = run.waiting.union(came)
-        run.waiting = set()
     clustering = run.algorithm.describe(run.state).get("clustering") if came and admit is not None else None
-    fresh = [client for client in sorted(came) if clustering is not None and client not in clustering.clients]
+    fresh = [client for client in came if clustering is not None and client not in clustering.clients]
     if not fresh or admit is None:
+        return []
+    if "gram" in run.algorithm.operations and run.federation.holder_missing:
+        run.waiting.append(tuple(fresh))
         return []
     later: tuple[type[Exception], ...] = (*run.backend.skips, BudgetExceeded)
     try:
@@ -212,7 +222,7 @@ def _admitted(run: Run, came: Collection[int]) -> list[int]:
     except later as error:
         run.say(f"clients {fresh} were not admitted: {error}")
         if isinstance(error, KeyHolderLost) and not error.word:
-            run.waiting.update(fresh)
+            run.waiting.append(tuple(fresh))
     known = run.algorithm.describe(run.state)["clustering"].clients
     return [client for client in fresh if client in known]
 

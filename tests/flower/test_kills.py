@@ -94,19 +94,40 @@ def test_a_holder_of_shares_that_is_killed_is_waited_for(tmp_path: Path, stage: 
     assert all("3 are needed with the first among them" in line or "the first holder of shares" in line for line in waited)
 
 
+class DeafGrid(DyingGrid):
+    """The answers of the second "shares open" are lost."""
+
+    def push_messages(self, messages: Any) -> list[str]:
+        messages = list(messages)
+        pushed = super().push_messages(messages)
+        if messages[0].metadata.group_id == "shares open" and self.seen["shares open"] == 2:
+            for identity in pushed:
+                del self.answers[identity]
+        return pushed
+
+
 @pytest.mark.slow
-def test_a_newcomer_that_a_lost_holder_kept_out_is_admitted_when_it_is_back(tmp_path: Path) -> None:
-    """Client 3 misses the clustering, and the first holder is killed while client 3 is compared."""
+@pytest.mark.parametrize(
+    ("grid_type", "plan", "admitted"),
+    [
+        pytest.param(DyingGrid, {("compute", 1): [3], ("shares open", 2): [LEAD]}, [[], [3], []], id="the first holder is killed"),
+        pytest.param(DyingGrid, {("compute", 1): [3], ("shares deposits", 2): [OTHER]}, [[], [3], []], id="another holder is killed"),
+        pytest.param(DeafGrid, {("compute", 1): [2, 3], ("enrol", 2): [3]}, [[], [2, 3], []], id="its answer is lost, and another comes"),
+    ],
+)
+def test_a_newcomer_that_a_lost_holder_kept_out_is_admitted_when_it_is_back(
+    tmp_path: Path, grid_type: type[DyingGrid], plan: Any, admitted: list[list[int]]
+) -> None:
     config = load_config(APP / "experiment.toml", [
-        'protection.gram=["shares"]', "protection.sum=none", "protection.min_cohort=1", "training.rounds=2", "training.epochs=1",
+        'protection.gram=["shares"]', "protection.sum=none", "protection.min_cohort=1", "training.rounds=3", "training.epochs=1",
     ])  # fmt: skip
     scene = build_population(config.data)
-    grid = DyingGrid(tmp_path, scene, 'gram = ["shares"]', {("compute", 1): [3], ("shares open", 2): [LEAD]}, holders=3)
+    grid = grid_type(tmp_path, scene, 'gram = ["shares"]', plan, holders=3)
     roster, out = read_roster(tmp_path / "keys" / "roster.txt"), tmp_path / "run"
     seconds: dict[str, Any] = {"deadline_seconds": 0.02, "compute_seconds": 0.02, "hello_seconds": 0.02}
     serve(grid, config, out, scene, clients=4, roster=roster, say=str, **seconds)  # type: ignore[arg-type]
     assert not grid.plan
-    assert [row["admitted"] for row in rows_of(out)] == [[], [3]]
+    assert [row["admitted"] for row in rows_of(out)] == admitted
 
 
 @pytest.mark.parametrize("back", [True, False])
