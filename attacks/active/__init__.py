@@ -20,7 +20,7 @@ configuration covers an active server at all.
 """
 
 from ...plugins import Registry
-from . import cohorts, dealings, epochs, key_holder, operations, releases, second_sum, shared_vectors, survivors, unequal
+from . import chosen_deposits, cohorts, dealings, epochs, key_holder, operations, releases, second_sum, shared_vectors, survivors, unequal
 from .outcome import ActiveAttack
 
 __all__ = ["ACTIVE_ATTACKS", "ActiveAttack"]
@@ -65,6 +65,7 @@ for _name, _attack in {
     "repeated_step": key_holder.REPEATED_STEP,
     "holder_coalitions": shared_vectors.HOLDER_COALITIONS,
     "swapped_shares": shared_vectors.SWAPPED_SHARES,
+    "chosen_deposits": chosen_deposits.CHOSEN_DEPOSITS,
     "repeated_release": releases.REPEATED_RELEASE,
 }.items():
     ACTIVE_ATTACKS.add(_name, _attack)

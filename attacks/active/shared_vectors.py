@@ -33,7 +33,7 @@ from .liar import HOLDER
 from .outcome import ActiveAttack, Guess
 from .scene import Play
 
-__all__ = ["HOLDER_COALITIONS", "SWAPPED_SHARES"]
+__all__ = ["HOLDER_COALITIONS", "SWAPPED_SHARES", "own_holder", "shared_comparisons"]
 
 
 def holder_coalitions(play: Play) -> Guess:
@@ -46,7 +46,7 @@ def holder_coalitions(play: Play) -> Guess:
     held = play.fed.compute(play.scene.signature)["signature"]
     guesses: list[Array] = []
     for coalition in combinations(range(protection.share_holders), protection.share_colluding):
-        parties = {number: _party(play, number) for number in coalition}
+        parties = {number: own_holder(play, number) for number in coalition}
         play.liar.puppets.update({HOLDER - number: party for number, party in parties.items()})
         with suppress(ProtocolError, InputError):
             play.fed.gram(held, ClusterByAngles())
@@ -61,7 +61,7 @@ def holder_coalitions(play: Play) -> Guess:
     return Guess(nearest, "signature", note=f"{len(guesses)} coalitions of {protection.share_colluding} of {protection.share_holders}")
 
 
-def _party(play: Play, number: int) -> ShareHolderParty:
+def own_holder(play: Play, number: int) -> ShareHolderParty:
     """A holder that the server runs, with the true one's identity."""
     settings = Settings(play.holders[number], play.scene.config.protection, play.roster, role="key-holder")
     party = ShareHolderParty(settings, ObjectStore())

@@ -191,6 +191,16 @@ class ShareHolderParty(HolderParty):
         """This party's machine of an epoch, for audits that run the party themselves. Raises `RemoteError` "not-held"."""
         return self._kept(session, epoch).machine
 
+    def seen(self, session: bytes, epoch: int) -> tuple[tuple[int, ...], Array]:
+        """The clients of an epoch and their Gram matrix, which the lead has, for audits that run the party themselves.
+
+        Raises `RemoteError` "not-held".
+        """
+        kept = self._kept(session, epoch)
+        order = kept.order
+        size = len(order) * kept.stored.p
+        return order, np.frombuffer(kept.stored.gram, "<f8").reshape(size, size)
+
     def secrets(self) -> dict[str, str]:
         """Nothing: what holders learn is measured by active attacks, which have their shares."""
         return {}

@@ -182,6 +182,15 @@ def test_the_catalogue_under_shares() -> None:
     assert rows["other_function"].note == "8 thresholds in one epoch"
 
 
+@pytest.mark.parametrize("made", [SHARED, config({"gram": ["shares"], "share_bound": 1.0, "share_holders": 5}, name="pacfl")])
+def test_an_accomplice_and_the_first_holder_read_coordinates_in_every_epoch(made: Config) -> None:
+    """As Reveals says: all that were asked for, to a hundredth of the largest."""
+    (row,) = only(made, "chosen_deposits")
+    assert (row.status, row.claimed, row.accomplices) == ("learned", False, 2)
+    assert row.value is not None
+    assert f"{row.value:g} of" in row.note
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("protection", [{}, {"sum": "secagg"}])
 def test_a_private_step_asked_for_again_is_counted(protection: dict[str, Any]) -> None:
@@ -374,6 +383,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "repeated_step": (CKKS, twice_answered),
     "holder_coalitions": (SHARED, no_check(depositing, "uniform", np.uint64(0))),
     "swapped_shares": (SHARED, no_check(shared_terms, "verify_key")),
+    "chosen_deposits": (SHARED, nothing),
     "repeated_release": (config({}, PRIVATE), several(no_check(ClientLedger, "begin"), no_check(ClientLedger, "settle"))),
 }
 """By attack: a configuration, and clients without the check. `nothing`: there is no such check, or the configuration is without it."""

@@ -1,0 +1,71 @@
+"""Coordinates of a client's vectors: an accomplice deposits unit vectors, and the first holder of shares opens its products with them.
+
+Checks what is written beside the guarantee of aggregation/shares.py: clients that choose their vectors learn "with the first holder
+coordinates; a server that opens epochs at will lets them read a vector".
+"""
+
+from contextlib import suppress
+
+import numpy as np
+
+from ...aggregation.share_holders import terms_of
+from ...algorithms.pacfl import ClusterByAngles
+from ...errors import InputError
+from ...federation import messages as m
+from ...federation.transforms import sketched
+from ...protocols.errors import ProtocolError
+from ...protocols.shared_gram import LEAD, deposit
+from ...types import Array
+from .liar import HOLDER
+from .outcome import ActiveAttack, Guess
+from .scene import Play
+from .shared_vectors import own_holder, shared_comparisons
+
+__all__ = ["CHOSEN_DEPOSITS"]
+
+EPOCHS = 4
+"""So many epochs are opened. Nobody counts them, so more would show the rest."""
+
+
+def chosen_deposits(play: Play) -> Guess:
+    """The victim's vectors are compared in several epochs, each time with other unit vectors."""
+    held = play.fed.compute(play.scene.signature)["signature"]
+    p, dimension = play.scene.signature.width, int(np.prod(play.scene.population.shape))
+    length = min(1.0, play.scene.config.protection.share_bound)
+    helper, holder = play.accomplices[0], own_holder(play, LEAD)
+    play.liar.puppets[HOLDER - LEAD] = holder
+    guess, opened = np.zeros((p, dimension)), 0
+
+    def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+        if client != helper or not isinstance(ask, m.Give) or ask.epoch is None:
+            return answer
+        return _deposited(play, ask, helper, length * np.eye(dimension)[opened * p : (opened + 1) * p])
+
+    play.liar.hear = hear
+    with suppress(ProtocolError, InputError):
+        while opened < min(EPOCHS, dimension // p):
+            play.fed.gram(held, ClusterByAngles())
+            order, gram = holder.seen(play.fed.session, opened)
+            mine, theirs = order.index(helper) * p, order.index(play.victim) * p
+            guess[:, opened * p : (opened + 1) * p] = gram[theirs : theirs + p, mine : mine + p] / length
+            opened += 1
+    at = [row * dimension + column for row in range(p) for column in range(opened * p)]
+    note = f"{len(at)} of {guess.size} coordinates in {opened} epochs, one accomplice"
+    return Guess(np.ravel(guess) if opened else None, "signature", note=note, at=at)
+
+
+def _deposited(play: Play, ask: m.Give, client: int, rows: Array) -> m.Given:
+    """An accomplice's deposit of these rows (p, d)."""
+    protection, epoch = play.scene.config.protection, ask.epoch
+    assert epoch is not None
+    terms = terms_of(protection, ask.session, epoch.number, play.roster, *rows.shape)
+    reduced = np.atleast_2d(sketched(epoch.number, protection.sketched)(rows))
+    upload = deposit(terms, epoch.announcement, play.roster, play.identities[client], reduced)
+    return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
+
+
+CHOSEN_DEPOSITS = ActiveAttack(
+    "coordinates of a client's vectors from an accomplice's unit vectors, opened by the first holder of shares",
+    "docs/guarantees.md: a client that colludes with the first holder reads coordinates in each epoch", chosen_deposits, shared_comparisons,
+    claimed=lambda config: False,
+)  # fmt: skip
