@@ -7,7 +7,7 @@ clients check the terms by their own settings.
 Reveals: the exact Gram matrix to the first holder on the roster; when each party answers. Clients that choose their vectors freely learn
 bits from their labels and from refusals, and with the first holder coordinates; a server that opens epochs at will lets them read a vector.
 Active attacks (`attacks.active`): coalitions of holders: `holder_coalitions`; holders' keys of the server's: `swapped_shares`; what the
-first holder runs: `other_function`.
+first holder runs: `other_function`; an accomplice and the first holder: `chosen_deposits`.
 Source: `protocols.shared_gram`.
 """
 
