@@ -127,7 +127,8 @@ class CflprivController(Controller):  # type: ignore[misc]
         deadline_seconds: how long a stage may take; `compute_seconds` for training, `hello_seconds` for the greeting.
         wait_seconds: how long the server waits for clients, before the start or a round.
 
-    Relative paths start at the server's workspace. The names of the arguments are those of the job's config file.
+    Relative paths start at the server's workspace. The names of the arguments are those of the job's config file. An experiment with
+    `[run] plugins` is refused.
     """
 
     def __init__(
@@ -167,10 +168,15 @@ class CflprivController(Controller):  # type: ignore[misc]
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         from ..data import build_population  # loaded where something is computed
         from ..experiments import load_config
+        from ..experiments.config import read_tree
         from ..experiments.deployment import deploy, standing_in
 
         root = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
-        config = load_config(root / self.experiment)
+        path = root / self.experiment
+        run = read_tree(path).get("run")
+        if isinstance(run, dict) and run.get("plugins"):  # a job without code of its own chooses the path, also one of its own files
+            raise InputError(f"{path}: run.plugins = {run['plugins']}: is code that a job could bring; install a package with entry points")
+        config = load_config(path)
         public = not self.classes
         described = build_population(config.data) if public else standing_in(tuple(self.shape), self.classes)
         groups = {client.id: group for client, group in zip(described.clients, described.groups, strict=True)}

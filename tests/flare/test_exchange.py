@@ -173,6 +173,22 @@ def test_the_controller_writes_the_run_folder_of_a_local_run(tmp_path: Path, sma
     assert {stage for stage, *_ in there["stages"]} >= {"enrol", "compute", "gram", "sum"}
 
 
+def test_a_jobs_experiment_brings_no_code(tmp_path: Path) -> None:
+    """A job without code of its own may have files beside its configs, and `{WORKSPACE}/{JOB_ID}` in its arguments."""
+    sites = deployment(tmp_path, population(clients_per_group=1))
+    folder = tmp_path / "server" / "job" / "app_server" / "config"
+    folder.mkdir(parents=True)
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    (folder / "own.toml").write_text('[run]\nplugins = ["own.py"]\n')
+    told: list[str] = []
+    controller, at_server = controlled(sites, CflprivController("job/app_server/config/own.toml"))
+    controller.system_panic = lambda reason, fl_ctx: told.append(reason)
+    controller.control_flow(Signal(), at_server)
+    (line,) = told
+    assert "own.toml: run.plugins = " in line
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_wrong_experiment_ends_the_job_with_one_line(tmp_path: Path) -> None:
     sites = deployment(tmp_path, population(clients_per_group=1))
     told: list[str] = []
