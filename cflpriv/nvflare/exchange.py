@@ -168,15 +168,12 @@ class CflprivController(Controller):  # type: ignore[misc]
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         from ..data import build_population  # loaded where something is computed
         from ..experiments import load_config
-        from ..experiments.config import read_tree
         from ..experiments.deployment import deploy, standing_in
 
         root = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
-        path = root / self.experiment
-        run = read_tree(path).get("run")
-        if isinstance(run, dict) and run.get("plugins"):  # a job without code of its own chooses the path, also one of its own files
-            raise InputError(f"{path}: run.plugins = {run['plugins']}: is code that a job could bring; install a package with entry points")
-        config = load_config(path)
+        for path in (root / self.experiment, root / self.out / "config.toml"):  # of the run that is continued
+            _brings_no_code(path)
+        config = load_config(root / self.experiment)
         public = not self.classes
         described = build_population(config.data) if public else standing_in(tuple(self.shape), self.classes)
         groups = {client.id: group for client, group in zip(described.clients, described.groups, strict=True)}
@@ -189,6 +186,15 @@ class CflprivController(Controller):  # type: ignore[misc]
             truth=groups if public else None, roster=read_roster(root / self.roster) if self.roster else None,
             wait_seconds=self.wait_seconds, resume=True, say=lambda line: self.log_info(fl_ctx, line),
         )  # fmt: skip
+
+
+def _brings_no_code(path: Path) -> None:
+    """Raises `InputError` for an experiment with plugins: a job without code of its own chooses the path, also one of its own files."""
+    from ..experiments.config import read_tree
+
+    run = read_tree(path).get("run") if path.is_file() else None
+    if isinstance(run, dict) and run.get("plugins"):
+        raise InputError(f"{path}: run.plugins = {run['plugins']}: is code that a job could bring; install a package with entry points")
 
 
 # --- at a site

@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,13 +180,16 @@ def test_a_jobs_experiment_brings_no_code(tmp_path: Path) -> None:
     folder = tmp_path / "server" / "job" / "app_server" / "config"
     folder.mkdir(parents=True)
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
-    (folder / "own.toml").write_text('[run]\nplugins = ["own.py"]\n')
+    (folder / "config.toml").write_text('[run]\nplugins = ["own.py"]\n')
+    (folder / "plain.toml").write_text("")
     told: list[str] = []
-    controller, at_server = controlled(sites, CflprivController("job/app_server/config/own.toml"))
-    controller.system_panic = lambda reason, fl_ctx: told.append(reason)
-    controller.control_flow(Signal(), at_server)
-    (line,) = told
-    assert "own.toml: run.plugins = " in line
+    for given in ({"experiment": "config.toml"}, {"experiment": "plain.toml", "out": ""}):
+        paths: dict[str, Any] = {name: str(folder.relative_to(tmp_path / "server") / one) for name, one in given.items()}
+        controller, at_server = controlled(sites, CflprivController(**paths))
+        controller.system_panic = lambda reason, fl_ctx: told.append(reason)
+        controller.control_flow(Signal(), at_server)
+    assert len(told) == 2
+    assert all("config.toml: run.plugins = " in line for line in told)
     assert not (tmp_path / "ran").exists()
 
 
