@@ -146,7 +146,7 @@ class CflprivController(Controller):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.experiment, self.out, self.roster, self.clients = experiment, out, roster, clients
-        self.shape, self.classes = list(shape), classes
+        self.shape, self.classes = shape, classes
         self.deadline_seconds, self.compute_seconds, self.hello_seconds = deadline_seconds, compute_seconds, hello_seconds
         self.wait_seconds = wait_seconds
 
@@ -165,7 +165,23 @@ class CflprivController(Controller):  # type: ignore[misc]
         except (InputError, OSError) as error:
             self.system_panic(f"cflpriv: {error}", fl_ctx)
 
+    def _check(self) -> None:
+        """Raises `InputError` for arguments that cannot be: they come from a file."""
+        for name in ("deadline_seconds", "compute_seconds", "hello_seconds", "wait_seconds"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise InputError(f"{name} = {value!r}: give a number of seconds above 0")
+        for name in ("clients", "classes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise InputError(f"{name} = {value!r}: give a whole number, 0 or more")
+        sizes = list(self.shape) if isinstance(self.shape, list | tuple) else [None]
+        if not all(isinstance(size, int) and size > 0 for size in sizes) or bool(sizes) != bool(self.classes):
+            given = f"shape = {self.shape!r}, classes = {self.classes}"
+            raise InputError(f"{given}: give the sizes of a sample and the number of classes, or neither")
+
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        self._check()
         from ..data import build_population  # loaded where something is computed
         from ..experiments import load_config
         from ..experiments.deployment import deploy, standing_in

@@ -174,6 +174,27 @@ def test_the_controller_writes_the_run_folder_of_a_local_run(tmp_path: Path, sma
     assert {stage for stage, *_ in there["stages"]} >= {"enrol", "compute", "gram", "sum"}
 
 
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"deadline_seconds": "x"}, "deadline_seconds = 'x': give a number of seconds above 0"),
+        ({"hello_seconds": float("inf")}, "hello_seconds = inf: give a number"), ({"wait_seconds": 0}, "wait_seconds = 0: give a number"),
+        ({"clients": -1}, "clients = -1: give a whole number"), ({"classes": "x"}, "classes = 'x': give a whole number"),
+        ({"shape": ["a"], "classes": 2}, "shape = ['a'], classes = 2: give the sizes"),
+        ({"shape": 3, "classes": 2}, "shape = 3, classes = 2: give"),
+        ({"shape": [-1], "classes": 2}, "shape = [-1], classes"), ({"classes": 2}, "shape = (), classes = 2"),
+        ({"shape": [8]}, "classes = 0"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_of_a_job_end_it_with_one_line(tmp_path: Path, given: dict[str, Any], line: str) -> None:
+    told: list[str] = []
+    controller, at_server = controlled(deployment(tmp_path, population(clients_per_group=1)), CflprivController("nothing.toml", **given))
+    controller.system_panic = lambda reason, fl_ctx: told.append(reason)
+    controller.control_flow(Signal(), at_server)
+    assert len(told) == 1
+    assert line in told[0]
+
+
 def test_a_jobs_experiment_brings_no_code(tmp_path: Path) -> None:
     """A job without code of its own may have files beside its configs, and `{WORKSPACE}/{JOB_ID}` in its arguments."""
     sites = deployment(tmp_path, population(clients_per_group=1))
