@@ -175,7 +175,7 @@ class CflprivController(Controller):  # type: ignore[misc]
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
                 raise InputError(f"{name} = {value!r}: give a whole number, 0 or more")
-        sizes = list(self.shape) if isinstance(self.shape, list | tuple) else [None]
+        sizes: list[Any] = list(self.shape) if isinstance(self.shape, list | tuple) else [None]
         if not all(isinstance(size, int) and size > 0 for size in sizes) or bool(sizes) != bool(self.classes):
             given = f"shape = {self.shape!r}, classes = {self.classes}"
             raise InputError(f"{given}: give the sizes of a sample and the number of classes, or neither")

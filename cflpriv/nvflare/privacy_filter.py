@@ -94,8 +94,8 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
 
     def __init__(self, releases: int) -> None:
         super().__init__()
-        if releases < 1:
-            raise InputError(f"releases = {releases}: give how many updates the budget is for, 1 or more")
+        if not isinstance(releases, int) or releases < 1:
+            raise InputError(f"releases = {releases!r}: give how many updates the budget is for, 1 or more")
         self.releases = releases
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:

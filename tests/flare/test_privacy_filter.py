@@ -218,6 +218,7 @@ def test_settings_that_cannot_be_read_let_nothing_out(tmp_path: Path) -> None:
         site.answer(trained())
 
 
-def test_a_budget_for_no_release_is_refused() -> None:
-    with pytest.raises(InputError, match="releases = 0: give how many updates the budget is for"):
-        PrivacyFilter(0)
+@pytest.mark.parametrize("releases", [0, "3", 2.5, None])
+def test_a_budget_for_no_number_of_releases_is_refused(releases: Any) -> None:
+    with pytest.raises(InputError, match=f"releases = {releases!r}: give how many updates the budget is for"):
+        PrivacyFilter(releases)
