@@ -28,7 +28,9 @@ EPOCHS = 4
 
 
 def chosen_deposits(play: Play) -> Guess:
-    """The victim's vectors are compared in several epochs, each time with other unit vectors."""
+    """The victim's vectors are compared in several epochs, each time with other unit vectors. Raises `InputError` without an accomplice."""
+    if not play.accomplices:
+        raise InputError(f"of {len(play.clients)} clients none can be an accomplice; more are needed")
     held = play.fed.compute(play.scene.signature)["signature"]
     p, dimension = play.scene.signature.width, int(np.prod(play.scene.population.shape))
     length = min(1.0, play.scene.config.protection.share_bound)
