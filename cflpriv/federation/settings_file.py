@@ -64,11 +64,11 @@ def _usable(read: Callable[[], Read]) -> Read:
 def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, Any]]:
     """A client's settings file: (settings, folder for its state or None, the application's own table).
 
-    A TOML file with `identity` (key file), `roster` (optional), `state` (a folder; without it the state is lost when the SuperNode
-    restarts, and on Flower any protection needs it), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment.
-    Paths are relative to the file. `[privacy]` needs `state`, which keeps the record of what was spent. `role = "key-holder"` makes it the
-    key holder of encrypted similarity: it has no data. `models` is how many models the members of one secure sum may have been sent, 1 by
-    default. `[app]` is for the application. Any other key is refused, so that a misspelt one cannot mean less protection.
+    A TOML file with `identity` (key file), `roster` (optional), `state` (optional folder; without it the state is lost when the SuperNode
+    restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
+    `[privacy]` needs `state`, which keeps the record of what was spent. `role = "key-holder"` makes it the key holder of encrypted
+    similarity: it has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default. `[app]` is for
+    the application. Any other key is refused, so that a misspelt one cannot mean less protection.
 
     Raises `InputError`.
     """

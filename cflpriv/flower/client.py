@@ -13,8 +13,6 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..contract.protection import Protection
-from ..errors import InputError
 from ..federation.messages import encode
 from ..federation.settings import Settings
 from ..federation.settings_file import NoSettings, read_identity, read_roster, read_settings, refused_settings, write_identities
@@ -32,10 +30,7 @@ log = logging.getLogger("cflpriv.flower")
 
 
 class ContextStore(ByteStore):
-    """A client's state in Flower's context: it lives as long as the SuperNode's process.
-
-    For clients with nothing to protect (`store_of`).
-    """
+    """A client's state in Flower's context: it lives as long as the SuperNode's process."""
 
     def __init__(self, context: Context) -> None:
         record = context.state.get(RECORD)
@@ -59,7 +54,7 @@ class ContextStore(ByteStore):
         return tuple(self._record.keys())
 
     def alone(self) -> AbstractContextManager[object]:
-        return nullcontext()
+        return nullcontext()  # a SuperNode handles one message at a time: it waits for the reply before it fetches another
 
 
 def settings_of(context: Context) -> tuple[Settings, Path | None, dict[str, Any]]:
@@ -80,17 +75,9 @@ def settings_of(context: Context) -> tuple[Settings, Path | None, dict[str, Any]
     return read_settings(path)
 
 
-def store_of(settings: Settings, context: Context, folder: Path | None) -> Store:
-    """Where this client keeps its state. Raises `InputError` without a folder where a protection or a privacy is named.
-
-    Flower handles several messages of a node at a time, gives each a copy of the context, and keeps the one that ends last. So a server
-    could have a client forget what it has answered, such as which survivors it signed, and read its update from two answers.
-    """
-    if folder is not None:
-        return DiskStore(folder)
-    if settings.protection != Protection() or settings.privacy.unit != "none":
-        raise InputError("state is missing: give a folder; in Flower's context a client forgets what it answered to messages that overlap")
-    return ContextStore(context)
+def store_of(context: Context, folder: Path | None) -> Store:
+    """Where this client keeps its state."""
+    return ContextStore(context) if folder is None else DiskStore(folder)
 
 
 def answer(message: Message, data: bytes) -> Message:
@@ -112,7 +99,7 @@ def client_app(data: Callable[[Context, dict[str, Any]], ClientData]) -> ClientA
     def handle(message: Message, context: Context) -> Message:
         try:
             settings, folder, own = settings_of(context)
-            store = store_of(settings, context, folder)
+            store = store_of(context, folder)
         except Exception as error:
             log.exception("settings")  # Flower would send this text to the server; it stays here
             return answer(message, encode(refused_settings(error)))

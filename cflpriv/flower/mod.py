@@ -92,7 +92,7 @@ def cflpriv_mod(
             return call_next(message, context)
         try:
             who, folder, _ = settings(context)
-            store = store_of(who, context, folder)
+            store = store_of(context, folder)
         except Exception as error:
             log.exception("settings")
             refused = refused_settings(error)

@@ -39,8 +39,7 @@ def scene(folder: Path) -> Scene:
     configs: dict[int, dict[str, Any]] = {}
     for client in range(CLIENTS):
         path = folder / f"client{client}.toml"
-        files = f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\nstate = "state{client}"\n'
-        path.write_text(f'{files}[protection]\nsum = "secagg"\n')
+        path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n[protection]\nsum = "secagg"\n')
         configs[1000 + client] = {"settings": str(path)}
 
     def data(context: Context, tables: dict[str, Any]) -> Any:

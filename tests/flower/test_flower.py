@@ -50,23 +50,21 @@ HOLDER_NODE = 900
 def deployment(
     folder: Path, scene: Population, protection: str = "", state: bool = False, privacy: str = "", key_holder: int = 0
 ) -> FakeGrid:
-    """A node for each client, with keys and a settings file each, and one for each key holder.
-
-    `state`: in folders, which they have under a protection anyway.
-    """
+    """A node for each client, with keys and a settings file each, and one for each key holder."""
     write_identities(folder / "keys", len(scene.clients), public_entropy(str(folder)), key_holder=key_holder)
     configs = {}
     for client in range(len(scene.clients)):
         path = folder / f"client{client}.toml"
-        kept = f'state = "state{client}"\n' if state or protection else ""
+        kept = f'state = "state{client}"\n' if state else ""
         tables = f"[protection]\n{protection}\n[privacy]\n{privacy}\n"
         path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n{kept}{tables}')
         configs[1000 + client] = {"settings": str(path)}
     for number in range(int(key_holder)):
         name = f"key-holder{number or ''}"
         path = folder / f"{name}.toml"
-        names = f'role = "key-holder"\nidentity = "keys/{name}.key"\nroster = "keys/roster.txt"\nstate = "state-{name}"\n'
-        path.write_text(f"{names}[protection]\n{protection}\n")
+        kept = f'state = "state-{name}"\n' if state else ""
+        names = f'role = "key-holder"\nidentity = "keys/{name}.key"\nroster = "keys/roster.txt"\n'
+        path.write_text(f"{names}{kept}[protection]\n{protection}\n")
         configs[HOLDER_NODE + number] = {"settings": str(path)}
     by_number = {client.id: client for client in scene.clients}
 
@@ -537,11 +535,12 @@ def test_flowers_context_keeps_state_as_a_store_does() -> None:
 
 
 @pytest.mark.slow
-def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [True, False])
+def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: Path, state: bool) -> None:
     """The holder is a node without data, named in its settings; its node gone, a round is given up and the next one goes on."""
     pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
     scene = population(clients_per_group=3)
-    grid = deployment(tmp_path, scene, 'gram = ["ckks"]', key_holder=True)
+    grid = deployment(tmp_path, scene, 'gram = ["ckks"]', state=state, key_holder=True)
     roster = read_roster(tmp_path / "keys" / "roster.txt")
     ticks = iter(range(10**9))
     transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
@@ -562,10 +561,11 @@ def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: P
     assert not grid.errors
 
 
-def test_shared_vectors_with_holders_at_nodes_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [True, False])
+def test_shared_vectors_with_holders_at_nodes_of_their_own(tmp_path: Path, state: bool) -> None:
     """Three nodes without data; one of them gone, the comparison ends with one line, and is taken again when it is back."""
     scene = population(clients_per_group=3)
-    grid = deployment(tmp_path, scene, 'gram = ["shares"]', key_holder=3)
+    grid = deployment(tmp_path, scene, 'gram = ["shares"]', state=state, key_holder=3)
     roster = read_roster(tmp_path / "keys" / "roster.txt")
     assert len(roster.holders) == 3
     ticks = iter(range(10**9))

@@ -70,25 +70,6 @@ def test_wrong_settings_are_a_line_and_a_word(tmp_path: Path, text: str | None, 
         assert not grid.errors, "no text of an exception reaches the server"
 
 
-@pytest.mark.parametrize("table", ['[protection]\nsum = "secagg"', "[protection]\nmin_cohort = 2"])
-def test_a_protection_needs_a_folder_for_the_state(tmp_path: Path, table: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Flower runs overlapping messages of a node on a copy of its context each, and keeps the one that ends last."""
-    roster = write_identities(tmp_path / "keys", 3, public_entropy("settings"))
-    path = tmp_path / "client0.toml"
-    stock = ClientApp(mods=[cflpriv_mod()])
-    stock.query("cflpriv")(lambda message, context: message)
-    for app in (client_app(lambda context, tables: pytest.fail("no task was asked for")), stock):
-        grid = FakeGrid({1: app}, {1: {"settings": str(path)}})
-        codes = []
-        for state in ("", 'state = "state"\n'):
-            path.write_text(f'{IDENTITY}roster = "{roster}"\n{state}{table}\n')
-            fed = FederationServer(OverBytes(GridTransport(grid)))  # type: ignore[arg-type]
-            fed.enrol()
-            codes.append([code for _, _, code in fed.refusals])
-        assert codes == [["bad-settings"], []]
-    assert "state is missing: give a folder" in caplog.text
-
-
 def test_a_run_without_settings_ends_at_once_and_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CFLPRIV_SETTINGS", raising=False)
 
