@@ -7,15 +7,18 @@ the claim's file by its digest: rows that were measured before the rule was chan
 import csv
 import io
 import json
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import blake2b
 from importlib import import_module
 from itertools import pairwise
 from math import inf
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ... import __version__
@@ -75,7 +78,8 @@ def _measured(
     for number in seeds:
         if number not in kept:
             began = time.process_time()
-            found = claim.measure(number, data_dir)
+            with _stopped_at_once():
+                found = claim.measure(number, data_dir)
             kept[number] = {
                 "seed": number, "rule": rule, "commit": _commit(), "rows": [asdict(row) for row in found],
                 "seconds": time.process_time() - began,
@@ -87,6 +91,26 @@ def _measured(
         shown = "; ".join(f"{row['arm']}: {row['value']:.3g} (baseline {row['baseline']:.3g})" for row in line["rows"])
         say(f"seed {number}: {shown}")
     return rows, seconds, list(dict.fromkeys(kept[number]["commit"] for number in seeds))
+
+
+@contextmanager
+def _stopped_at_once() -> Iterator[None]:
+    """Ctrl-C ends what is inside at once. A run would end after its round, and its figures would pass for those of the whole run."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        if before is not signal.SIG_IGN:
+            raise KeyboardInterrupt
+
+    try:
+        signal.signal(signal.SIGINT, stop)
+    except ValueError:  # not the main thread: Ctrl-C does not arrive here
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _kept(path: Path, rule: str) -> dict[int, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Claims: the rule gives each verdict on made-up rows, runs resume, and the page says what the runs found. No experiment is run here."""
 
 import json
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from cflpriv.attacks.claims.claim import Arm, Claim, Row, decide, findings_of
 from cflpriv.attacks.claims.judging import in_words, judge, listed, write_page
 from cflpriv.attacks.claims.scenes import attacked_in_turn
 from cflpriv.errors import InputError
+from cflpriv.experiments.folder import interruptible
 
 NOISE = (-0.002, 0.001, 0.0, 0.002, -0.001)
 
@@ -149,6 +151,27 @@ def test_a_verdict_names_the_commits_at_which_its_rows_were_measured(tmp_path: P
     assert commit() == "first", "nothing was measured at the second"
     judge(CLAIMS[0], tmp_path)
     assert commit() == "first, second"
+
+
+def test_ctrl_c_in_a_run_keeps_finished_seeds_and_nothing_of_the_one_that_was_cut(
+    tmp_path: Path, tiny: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
+        with interruptible() as interrupted:  # as a run has it
+            if seed == 1:
+                signal.raise_signal(signal.SIGINT)
+            return measured(seed + 100 * interrupted(), data_dir)
+
+    before = signal.getsignal(signal.SIGINT)
+    claim = replace(tiny, measure=cut)
+    monkeypatch.setattr(judging, "claim_named", lambda name: claim)
+    with pytest.raises(KeyboardInterrupt):
+        judge(CLAIMS[0], tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [json.loads(line)["seed"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [0]
+    monkeypatch.setattr(judging, "claim_named", lambda name: tiny)
+    assert judge(CLAIMS[0], tmp_path).word == "qualified"
+    assert CALLS == [0, 1, 2]
 
 
 def test_a_commit_is_of_this_checkout_and_tells_what_is_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
