@@ -1,5 +1,6 @@
 """Claims: the rule gives each verdict on made-up rows, runs resume, and the page says what the runs found. No experiment is run here."""
 
+import csv
 import json
 import signal
 import subprocess
@@ -205,6 +206,26 @@ def test_the_page_refuses_what_it_cannot_vouch_for(tmp_path: Path, tiny: Claim, 
     with pytest.raises(InputError, match=message):
         write_page(tmp_path, tmp_path / "page.md")
     assert not (tmp_path / "page.md").exists()
+
+
+def test_the_published_page_follows_from_its_figures_and_from_the_rules_in_the_files() -> None:
+    pages = Path(__file__).parents[2] / "docs"
+    with (pages / "claims.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    page = (pages / "claims.md").read_text(encoding="utf-8")
+    for name, first in dict.fromkeys((line["claim"], line["first_seed"]) for line in lines):
+        claim, own = claim_named(name), [line for line in lines if (line["claim"], line["first_seed"]) == (name, first)]
+        assert {line["rule"] for line in own} == {judging._rule(name)}, f"{name}: its file has changed since"
+        assert {line["arm"] for line in own} == set(claim.arms)
+        outcomes: set[bool | None] = set()
+        for line in own:
+            arm, low, high = claim.arms[line["arm"]], float(line["low"]), float(line["high"])
+            outcomes.add(None if low < arm.margin < high else (low >= arm.margin) == (arm.holds == "above"))
+        expected = "qualified" if {True, False} <= outcomes else "undecided"
+        expected = "upheld" if outcomes == {True} else "refuted" if outcomes == {False} else expected
+        assert {line["verdict"] for line in own} == {expected}
+        assert claim.statement in page
+        assert claim.assumed in page
 
 
 def test_confidences_that_show_nothing_have_an_auc_of_one_half() -> None:
