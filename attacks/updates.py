@@ -23,8 +23,8 @@ from .local_training import LocalTraining, NotRecorded, training_of
 from .sums import means_in, models_sent
 
 __all__ = [
-    "Step", "asked_in", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in", "unread",
-    "updates_in",
+    "Step", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in",
+    "unread", "updates_in",
 ]  # fmt: skip
 
 
@@ -85,6 +85,12 @@ def hidden_updates(view: AdversaryView) -> str:
     """The kind of the transform that hides the coordinates of others' updates from the adversary; empty where none does."""
     blind = (one for one in view.select("mean", "blind update") if set(payload_rows(one)) - set(view.coalition))
     return next((kind for one in blind if (kind := hidden_by(view, str(one.context.get("transform", "")), "mean"))), "")
+
+
+def blind(view: AdversaryView) -> str:
+    """Why an attack on the coordinates of updates is not attempted: a transform hides them. Empty where none does."""
+    kind = hidden_updates(view)
+    return f"not attempted: updates are under a secret {kind}, which hides their coordinates" if kind else ""
 
 
 def unread(view: AdversaryView, dimension: int) -> str:

@@ -59,6 +59,26 @@ def test_the_prior_alone_knows_the_labels_of_the_auxiliary_data() -> None:
     assert auxiliary_shares(few)[:3].tolist() == [0.75, 0.25, 0.0]
 
 
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_private_runs_that_compare_nothing_are_audited(unit: str) -> None:
+    noise = {"unit": unit, "epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0} | ({"samples": 12} if unit == "sample" else {})
+    seen = case(config({"name": "fedavg"}, privacy=noise, data={"clients": 8, "samples_per_client": 12}, training={"rounds": 1}))
+    for attack in ("gram_geometry", "sybil_span", "fold_release"):
+        assert {cell.status for cell in ATTACKS[attack].cells(seen)[0]} == {"nothing_to_see"}, attack
+
+
+@pytest.mark.parametrize("kind", ["permutation", "haar"])
+def test_what_a_transform_hides_is_not_read_as_if_it_were_in_the_clear(kind: str) -> None:
+    """Nor called safe: neither attack is made for it."""
+    small = {"clients": 8, "samples_per_client": 2}
+    anchors = case(config({"name": "stocfl"}, {"gram": [kind]}, data=small, training={"rounds": 1}))
+    images = case(config({"name": "fedavg"}, {"sum": kind}, data=small, training={"rounds": 1}))
+    for attack, seen in (("anchor_counts", anchors), ("gradient_inversion", images)):
+        (only,) = ATTACKS[attack].cells(seen)[0]
+        assert only.status == "not_attempted", only.line()
+        assert "transformed" in only.note or f"under a secret {kind}" in only.note
+
+
 def test_a_seed_with_nothing_to_see_hides_no_other() -> None:
     empty = Cell("a", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
     leaking = replace(empty, value=0.5, baseline=0.0, reference=0.5, status="leaks", seeds=(1,), exact=True)

@@ -68,6 +68,28 @@ def test_a_minimum_cohort_size_is_none_to_all_but_one_of_a_sum(min_cohort: int, 
     assert by_metric("disaggregation", alone)["singleton_exact"].status == "nothing_to_see"
 
 
+def test_an_update_is_recovered_whatever_the_unprotected_run_made_of_its_round() -> None:
+    """Three clients a group, two of them collude. A group that was not whole has no sum, so that its models are not the open run's."""
+    run = {"audit_parties": ["server", *(f"client:{client}" for client in range(4, 12))]}
+    groups, training = [[0, 1], [2, 3], [4, 5], [6, 7]], {"rounds": 4, "participation": 0.75}
+    protection = {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 3}
+    data = {"clients": 12, "groups": groups, "samples_per_client": 20}
+    seen = case(config({"k": 4}, protection, data=data, training=training, run=run), "server+8")
+    alone = {one.members for one in known_sums(seen, seen.view) if len(one.members) == 1 and one.mean is not None}
+    assert by_metric("disaggregation", seen)["singleton_exact"].value == len(alone) / 4 == 0.75
+
+
+def test_what_colluders_sent_and_a_transcript_does_not_hold_is_not_called_safe() -> None:
+    """A member of a pair remembers what it sent; the audit cannot make it again where updates hold more than training."""
+    data = {"clients": 2, "groups": [[0, 1]], "samples_per_client": 20}
+    protection = {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}
+    run = {"audit_parties": ["server", "client:0"]}
+    seen = case(config({"name": "scaffold"}, protection, data=data, run=run, training={"rounds": 3}), "server+1")
+    single = by_metric("disaggregation", seen)["singleton_exact"]
+    assert single.status == "not_attempted", single.line()
+    assert "these know what they sent" in single.note
+
+
 def test_sums_weighted_by_samples_are_taken_apart_by_these_weights() -> None:
     """Dirichlet shares give clients different numbers of samples; the others' mean is that of the open run's updates."""
     data = {"partition": "dirichlet", "alpha": 0.5, "clients": 6, "groups": []}
