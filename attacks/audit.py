@@ -9,6 +9,7 @@ changed. The plan and an estimate of its duration are printed first (`plan`).
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -186,11 +187,21 @@ def _unit(adversary: str, attack: str, seed: int) -> str:
     return f"{adversary}|{attack}|{seed}"
 
 
+def _texts() -> dict[str, str]:
+    """The digest of the file of each attack that is not the package's own: one that was edited is made again."""
+    files = {name: getattr(sys.modules.get(getattr(attack.cells, "__module__", "")), "__file__", None) for name, attack in ATTACKS.items()}
+    own = Path(__file__).parent.resolve()
+    return {
+        name: blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
+        for name, file in files.items() if file and not Path(file).resolve().is_relative_to(own)
+    }  # fmt: skip
+
+
 class _Kept:
-    """Finished cells by unit, written to disk after each. Cells of another run, budget or version are dropped."""
+    """Finished cells by unit, written to disk after each. Cells of another run, budget, version, or text of a plugin are dropped."""
 
     def __init__(self, folder: Path, key: str) -> None:
-        self.folder, self.key = folder, key
+        self.folder, self.key, self.texts = folder, key, _texts()
         try:
             (folder / "audit").mkdir(exist_ok=True)
         except OSError as error:
@@ -199,16 +210,22 @@ class _Kept:
         try:
             stored = json.loads((folder / "audit" / "units.json").read_text(encoding="utf-8"))
             if stored["key"] == key:
-                self.cells = {unit: [_cell(one) for one in several] for unit, several in stored["units"].items()}
+                texts = stored["texts"]
+                self.texts = texts | self.texts  # an attack whose file is not loaded now stays
+                self.cells = {
+                    unit: [_cell(one) for one in several] for unit, several in stored["units"].items()
+                    if self.texts.get(unit.split("|")[1]) == texts.get(unit.split("|")[1])
+                }  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # none, or damaged: everything is done again
 
     def add(self, unit: str, cells: Sequence[Cell]) -> None:
         self.cells[unit] = list(cells)
         units = {name: [one.as_json() for one in several] for name, several in self.cells.items()}
+        tree = {"key": self.key, "texts": self.texts, "units": units}
         table, family = self._judged()
         try:
-            write_atomically(self.folder / "audit" / "units.json", json.dumps({"key": self.key, "units": units}) + "\n")
+            write_atomically(self.folder / "audit" / "units.json", json.dumps(tree) + "\n")
             write_atomically(self.folder / "audit.json", audit_text(table, family))
             seal(self.folder, OF_AUDITS)
         except OSError as error:

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, fresh_runs
-from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks.audit import _Kept, audit_run
 from cflpriv.attacks.leakage import dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.pooling import pooled
 from cflpriv.cli import app
@@ -128,6 +130,34 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
     (run / "audit" / "units.json").write_text("{")
     assert audit_run(run, adversary="server", attacks=FEW, budget="quick") == cells  # a damaged store costs time only
     assert calls == list(FEW)
+
+
+def test_an_attack_of_a_plugin_that_was_edited_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others stay, and so do those of a plugin that is not loaded this time."""
+    run, plugin = tmp_path / "run", tmp_path / "own.py"
+    run.mkdir()
+    module = ModuleType("cflpriv_plugin_own")
+    module.__file__ = str(plugin)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    attack = Attack("mine", lambda case: ([], None))
+    attack.cells.__module__ = module.__name__
+    monkeypatch.setitem(ATTACKS, "own", attack)
+    figure = Cell("own", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
+    other = replace(figure, attack=FEW[0])
+
+    def finished() -> set[str]:
+        return set(_Kept(run, "key").cells)
+
+    plugin.write_text("first = True\n")
+    kept = _Kept(run, "key")
+    kept.add("server|own|0", [figure])
+    kept.add(f"server|{FEW[0]}|0", [other])
+    assert finished() == {"server|own|0", f"server|{FEW[0]}|0"}
+    with monkeypatch.context() as without:
+        without.delitem(ATTACKS, "own")
+        assert finished() == {"server|own|0", f"server|{FEW[0]}|0"}
+    plugin.write_text("second = True\n")
+    assert finished() == {f"server|{FEW[0]}|0"}
 
 
 @pytest.mark.slow

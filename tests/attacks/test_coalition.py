@@ -2,6 +2,7 @@
 size.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from cflpriv.attacks.coalition import known_sums, sums_of_others, trained_again
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.local_training import trainings_in
 from cflpriv.attacks.sums import sums_in
+from cflpriv.attacks.update_norms import lengths_of
 from cflpriv.attacks.updates import public_model, steps_in, updates_in
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
@@ -88,6 +90,15 @@ def test_what_colluders_sent_and_a_transcript_does_not_hold_is_not_called_safe()
     single = by_metric("disaggregation", seen)["singleton_exact"]
     assert single.status == "not_attempted", single.line()
     assert "these know what they sent" in single.note
+
+
+def test_lengths_are_read_off_what_is_left() -> None:
+    """Pairs with one colluder each. Oracle: the lengths in the open run."""
+    seen = colluders([0, 1, 2, 3, 4], {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}, data={"samples_per_client": 12})
+    found, sent = (lengths_of(seen, view) for view in (seen.view, seen.reference))
+    assert sorted(found) == [5, 6, 7, 8, 9]
+    assert found == pytest.approx({client: sent[client] for client in found}, rel=1e-3)
+    assert lengths_of(replace(seen, view=replace(seen.view, coalition=())), replace(seen.view, coalition=())) == {}
 
 
 def test_sums_weighted_by_samples_are_taken_apart_by_these_weights() -> None:
