@@ -37,6 +37,7 @@ TRAINING = tuple(one.name for one in fields(LoopSettings))
 KEYS = ("format", "classes", "shape", "model", "hidden", "head", "mean", "std", "seed", "iterations", *TRAINING, "clients")
 CLIENT_KEYS = ("samples", "labels", *TRAINING)
 STATE = re.compile(r"client-(\d+)\.(before|after)\.safetensors")
+ROUND = re.compile(r"round-(\d+)")
 GLOBAL = "global.safetensors"
 
 
@@ -50,9 +51,11 @@ def save_updates(
     """Write a folder that `cflpriv audit --foreign` reads; its path. Updates of one client are its rounds, in order.
 
     `module` gives the names of states that are lists; `model` is the name under which a plugin registers it. A state that all clients of a
-    round were sent is written once. Raises `InputError` for states that cannot be read, and OSError.
+    round were sent is written once. Raises `InputError` for states that cannot be read, for a folder that has updates already, and OSError.
     """
     folder, usual = Path(folder), settings or LoopSettings()
+    if left := next((path for name in (TOML, "round-*", "truth") for path in folder.glob(name)), None):
+        raise InputError(f"{folder}: has updates already ({left.name}), which would be audited with these; name another folder")
     tree: dict[str, Any] = {"format": FORMAT, "classes": int(classes), "shape": [int(one) for one in shape]}
     tree |= {name: value for name, value in (("model", model), ("head", head)) if value is not None} | _plain(usual)
     names = None if module is None else ForeignModel(module, tuple(shape), classes)
@@ -214,7 +217,7 @@ def _updates(folder: Path, tree: Mapping[str, Any], settings: LoopSettings) -> l
     """The updates in the order of rounds, with what is known of their clients."""
     updates: list[Update] = []
     truth: dict[int, dict[str, Any]] = {}
-    for inside in sorted(path for path in folder.glob("round-*") if path.is_dir()):
+    for inside in _rounds(folder):
         files: dict[int, dict[str, Path]] = {}
         for path in sorted(inside.glob("*.safetensors")):
             if path.name == GLOBAL:
@@ -239,6 +242,18 @@ def _updates(folder: Path, tree: Mapping[str, Any], settings: LoopSettings) -> l
     if not updates:
         raise InputError(f"{folder}: has no update (round-0001/client-0.after.safetensors)")
     return updates
+
+
+def _rounds(folder: Path) -> list[Path]:
+    """The folders of rounds in the order of their numbers."""
+    found: dict[int, Path] = {}
+    for path in sorted(path for path in folder.glob("round-*") if path.is_dir()):
+        match = ROUND.fullmatch(path.name)
+        if match is None:
+            raise InputError(f"{path}: is not called round-NUMBER")
+        if (same := found.setdefault(int(match[1]), path)) != path:
+            raise InputError(f"{path}: is the same round as {same.name}")
+    return [found[number] for number in sorted(found)]
 
 
 def _arrays(path: Path) -> dict[str, Array]:

@@ -17,6 +17,7 @@ from report_pages import Page, page_of, pictures_of
 
 from cflpriv import plugins
 from cflpriv.attacks import audit_folder, audit_updates, save_updates
+from cflpriv.attacks.foreign_folder import _rounds
 from cflpriv.engine.models import MODELS
 from cflpriv.errors import InputError
 from cflpriv.types import Array
@@ -133,6 +134,27 @@ def test_rounds_and_clients_come_back_in_order(tmp_path: Path) -> None:
     tree = tomllib.loads((tmp_path / "foreign.toml").read_text())
     assert tree["clients"]["4"]["epochs"] == 2
     assert tree["clients"]["4"]["samples"] == 30
+
+
+def test_a_folder_with_earlier_updates_is_not_written_into(tmp_path: Path) -> None:
+    """Rounds that a longer recording left would be audited with the new ones."""
+    updates = list(scene()[1])[:2]
+    save_updates(tmp_path, updates, 10, (1, 8, 8), settings=SETTINGS)
+    (tmp_path / "foreign.toml").unlink()  # as an interrupted recording leaves it
+    with pytest.raises(InputError, match=r"has updates already \(round-0001\)"):
+        save_updates(tmp_path, updates, 10, (1, 8, 8), settings=SETTINGS)
+
+
+def test_rounds_go_by_their_numbers_however_these_are_written(tmp_path: Path) -> None:
+    for name in ("round-2", "round-10", "round-0001"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in _rounds(tmp_path)] == ["round-0001", "round-2", "round-10"]
+    (tmp_path / "round-02").mkdir()
+    with pytest.raises(InputError, match="round-2: is the same round as round-02"):
+        _rounds(tmp_path)
+    (tmp_path / "round-02").rename(tmp_path / "round-two")
+    with pytest.raises(InputError, match="round-two: is not called round-NUMBER"):
+        _rounds(tmp_path)
 
 
 def rewritten(**change: Any) -> Callable[[Path], None]:
