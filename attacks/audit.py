@@ -16,8 +16,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..algorithms import ALGORITHMS
 from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
@@ -28,7 +26,7 @@ from ..experiments.loop import device_of
 from ..experiments.resume import locked
 from ..experiments.run import estimate_record_bytes, population_digest
 from ..experiments.verify import OF_AUDITS, OF_RUN, changed_files, seal, sealed
-from ..files import write_atomically
+from ..files import write_atomically, write_packed
 from ..types import Population
 from . import ATTACKS
 from .adversary import read_secrets, recorded, view_of
@@ -271,5 +269,5 @@ def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: P
     if arrays is None or folder is None:
         return list(cells)
     file = f"{name}_{adversary}.npz"
-    np.savez(folder / "audit" / file, allow_pickle=False, **arrays)
+    write_packed(folder / "audit" / file, arrays)
     return [replace(cell, arrays=file) for cell in cells]

@@ -21,7 +21,7 @@ from torch import nn
 from ..engine.models import MODELS, Model
 from ..errors import InputError
 from ..experiments.foreign_report import FOREIGN as TOML
-from ..files import write_arrays, write_atomically
+from ..files import write_arrays, write_atomically, write_packed
 from ..types import Array
 from .family import judged_together
 from .foreign import attacked
@@ -102,7 +102,7 @@ def _same(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
 
 def _save(path: Path, arrays: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, allow_pickle=False, **{name: np.asarray(one) for name, one in arrays.items()})
+    write_packed(path, {name: np.asarray(one) for name, one in arrays.items()})
 
 
 # --- reading ------------------------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def audit_folder(
     for name, (made, arrays) in found.items():
         file = None if arrays is None else f"{name}_server.npz"
         if arrays is not None and file is not None:
-            np.savez(folder / "audit" / file, allow_pickle=False, **arrays)
+            write_packed(folder / "audit" / file, arrays)
         cells += [replace(one, arrays=file) for one in made]
     table, family = judged_together(cells)
     write_atomically(folder / "audit.json", audit_text(table, family, assumed=system.assumed(which)))

@@ -5,7 +5,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, fresh_runs
+from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, audit, fresh_runs
 from cflpriv.attacks.audit import _Kept, audit_run
 from cflpriv.attacks.leakage import dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.pooling import pooled
@@ -370,3 +370,24 @@ def test_payloads_of_chosen_rounds_and_clients_are_enough(tmp_path: Path) -> Non
     assert statuses == {"histogram_l1": "leaks", "label_set_accuracy": "leaks"}
     with np.load(tmp_path / "run" / "audit" / "label_inference_server.npz") as arrays:
         assert arrays["clients"].tolist() == list(range(12))
+
+
+def test_recovered_arrays_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill while they are written leaves those of the earlier audit, which its figures name."""
+    (tmp_path / "audit").mkdir()
+    figure = Cell("own", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
+    monkeypatch.setattr(audit, "case_of", lambda *given: None)
+    scene: Any = SimpleNamespace(config=config(), messages=[], rounds=None)
+
+    def attacked(clients: int) -> None:
+        monkeypatch.setitem(ATTACKS, "own", Attack("mine", lambda case: ([figure], {"clients": np.arange(clients)})))
+        audit._attacked("own", "server", scene, BUDGETS["quick"], tmp_path)
+
+    def killed(*paths: Any) -> None:
+        raise KeyboardInterrupt
+
+    attacked(3)
+    monkeypatch.setattr("cflpriv.files.os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        attacked(9)
+    assert np.load(tmp_path / "audit" / "own_server.npz")["clients"].tolist() == [0, 1, 2]
