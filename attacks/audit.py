@@ -20,7 +20,7 @@ from ..algorithms import ALGORITHMS
 from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
 from ..engine.device import using
-from ..errors import InputError, near
+from ..errors import InputError, TrainingDiverged, near
 from ..experiments.config import Config, load_config
 from ..experiments.loop import device_of
 from ..experiments.resume import locked
@@ -36,6 +36,7 @@ from .leakage import BUDGETS, Budget, Cell, nothing
 from .local_training import NotRecorded
 from .plan import Clock, Plan, plan_of
 from .pooling import pooled
+from .significance import Status
 from .verdicts import audit_text
 
 __all__ = ["audit_run", "check_asked"]
@@ -259,10 +260,12 @@ def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: P
     try:
         with using(device_of(scene.config)):
             cells, arrays = ATTACKS[name].cells(case)
-    except NotRecorded as error:
-        return [nothing(case, name, "attempted", f"not attempted: {error}{in_part}")]
-    if in_part:
-        cells = [replace(one, note=one.note + in_part) for one in cells]
+    except (NotRecorded, TrainingDiverged) as error:
+        own = "the attacker's own clients: " if isinstance(error, TrainingDiverged) else ""
+        return [nothing(case, name, "attempted", f"not attempted: {own}{error}{in_part}")]
+    if in_part:  # what is not at hand may show something
+        less: dict[Status, Status] = {"nothing_to_see": "not_attempted", "at_baseline": "inconclusive"}
+        cells = [replace(one, note=one.note + in_part, status=less.get(one.status, one.status)) for one in cells]
     if scene.rounds is not None:
         words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds
         cells = [replace(one, note=one.note + words, rounds=min(one.rounds or most, most)) for one in cells]

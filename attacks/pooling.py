@@ -61,9 +61,10 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
 
 
 def _is_earned(seen: Sequence[Cell], shown: float | None) -> bool:
-    """Whether a figure may be at its baseline with the power `shown`; of fewer than three seeds by the interval of each run's gain."""
+    """Whether a figure may be at its baseline with the power `shown`: all rounds were attacked, and of fewer than three seeds the gain of
+    each run is surely within the margin."""
     within = len(seen) >= FEWEST_SCORES or all(one.gain_high is None or one.gain_high <= one.margin for one in seen)
-    return shown is not None and shown >= ENOUGH and within
+    return shown is not None and shown >= ENOUGH and within and not any(one.rounds for one in seen)
 
 
 def _shown(one: Cell) -> float | None:
