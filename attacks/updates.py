@@ -99,6 +99,10 @@ def unread(view: AdversaryView, dimension: int) -> str:
         return "not attempted: what each client sends for means is in this view, but of several models at once; that may well show it"
     if any(row.shape != (dimension,) for row in updates_in(view, dimension).values()):
         return "not attempted: updates are in this view, but of a part of the model only; that part may well show it"
+    for message in view.select("mean", "update"):
+        if "transform" not in message.context and set(payload_rows(message)) - set(view.coalition) and updates_sent(view, message) is None:
+            names = ", ".join(repr(name) for name in sorted(set(message.payload or {}) - {"clients"}))
+            return f"not attempted: what each client sends for means is in this view, as {names}, which no attack reads"
     return ""
 
 

@@ -79,6 +79,22 @@ def test_what_a_transform_hides_is_not_read_as_if_it_were_in_the_clear(kind: str
         assert "transformed" in only.note or f"under a secret {kind}" in only.note
 
 
+def test_what_an_algorithm_calls_otherwise_is_not_overlooked() -> None:
+    """FedProto's prototypes, and an update under a name of somebody's own, in the clear: there is something to see."""
+    small = {"clients": 8, "samples_per_client": 4}
+    prototypes = case(config({"name": "fedproto"}, data=small, training={"rounds": 1}))
+    seen = case(config({"name": "fedavg"}, data=small, training={"rounds": 1}))
+    named = tuple(
+        replace(one, payload={"delta": one.payload["update"]}) if one.operation == "mean" and one.payload else one
+        for one in seen.view.messages
+    )
+    own = replace(seen, view=replace(seen.view, messages=named))
+    for attack, of in (("gradient_inversion", prototypes), ("gradient_inversion", own), ("label_inference", own), ("update_norms", own)):
+        first = ATTACKS[attack].cells(of)[0][0]
+        assert first.status == "not_attempted", first.line()
+    assert "as 'delta', which no attack reads" in ATTACKS["label_inference"].cells(own)[0][0].note
+
+
 def test_a_seed_with_nothing_to_see_hides_no_other() -> None:
     empty = Cell("a", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
     leaking = replace(empty, value=0.5, baseline=0.0, reference=0.5, status="leaks", seeds=(1,), exact=True)
