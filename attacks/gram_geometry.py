@@ -26,7 +26,7 @@ from .encrypted import Blocks, decrypted_blocks
 from .leakage import Case, Cell, Prior, Truth, cell, chance_of_names, label_sets_of, nothing, popular_set
 from .significance import FEWEST_SCORES
 
-__all__ = ["KNOWN", "Compared", "cells", "compared", "guess", "labels_from_gram", "products_in"]
+__all__ = ["KINDS", "KNOWN", "Compared", "cells", "compared", "guess", "labels_from_gram", "products_in"]
 
 NAME = "gram_geometry"
 KNOWN = (0, 3, 10)
@@ -37,6 +37,7 @@ MOST_SETS = 260
 PRETENDED, MOST_PRETENDED = 3, 400
 """Simulated clients for each label set, and about how many altogether."""
 KINDS = ("signature", "representation", "folds")
+"""What this attack reads inner products of."""
 RELEASE_ERROR = 1e-4
 """About the largest noise of a released inner product of unit vectors: what completion takes for rounding."""
 Products = tuple[tuple[int, ...], Array]

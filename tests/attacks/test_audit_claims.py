@@ -79,6 +79,15 @@ def test_what_a_transform_hides_is_not_read_as_if_it_were_in_the_clear(kind: str
         assert "transformed" in only.note or f"under a secret {kind}" in only.note
 
 
+def test_inner_products_that_no_attack_reads_are_not_nothing() -> None:
+    """OCFL compares two updates of a client at once."""
+    protection = {"gram": ["haar"], "sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}
+    seen = case(config({"name": "ocfl"}, protection, data={"clients": 8, "samples_per_client": 4}))
+    (only,) = ATTACKS["gram_updates"].cells(seen)[0]
+    assert only.status == "not_attempted", only.line()
+    assert "as 'rows'" in only.note
+
+
 def test_what_an_algorithm_calls_otherwise_is_not_overlooked() -> None:
     """FedProto's prototypes, and an update under a name of somebody's own, in the clear: there is something to see."""
     small = {"clients": 8, "samples_per_client": 4}
