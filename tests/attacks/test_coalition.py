@@ -101,6 +101,16 @@ def test_lengths_are_read_off_what_is_left() -> None:
     assert lengths_of(replace(seen, view=replace(seen.view, coalition=())), replace(seen.view, coalition=())) == {}
 
 
+@pytest.mark.slow
+def test_membership_says_that_updates_follow_though_not_of_the_last_round() -> None:
+    data = {"clients": 4, "samples_per_client": 40, "groups": [[0, 1]]}
+    run = {"audit_parties": ["server", "client:0", "client:1", "client:2"]}
+    protection = {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}
+    found = by_metric("membership", case(config({"name": "fedavg"}, protection, data=data, run=run), "server+3"))
+    assert found["own_model_lira_auc"].status == "not_attempted", found["own_model_lira_auc"].line()
+    assert found["update_gradients_auc"].value is not None
+
+
 def test_sums_weighted_by_samples_are_taken_apart_by_these_weights() -> None:
     """Dirichlet shares give clients different numbers of samples; the others' mean is that of the open run's updates."""
     data = {"partition": "dirichlet", "alpha": 0.5, "clients": 6, "groups": []}
