@@ -237,8 +237,10 @@ def compared(case: Case) -> Compared | str:
     prior = case.prior
     mine, theirs = (_of_means(one, prior) for one in products_of(case))
     clients = sorted((set(mine[0]) & set(theirs[0]) & set(case.rows)) - set(case.view.coalition)) if mine and theirs else []
-    if mine is None or theirs is None or len(clients) < FEWEST_CLIENTS:
-        return "no Gram of signatures, anchor gradients or folds of enough clients is in this view"
+    if mine is None or theirs is None or not clients:
+        return "no Gram of signatures, anchor gradients or folds of others is in this view"
+    if len(clients) < FEWEST_CLIENTS:
+        return f"not attempted: the Gram in this view is of {len(clients)} clients, fewer than {FEWEST_CLIENTS}"
     sizes = {prior.labels_per_client[client] for client in clients}
     fits = {size for size in sizes if size < prior.classes and comb(prior.classes, size) <= MOST_SETS}
     samples = int(np.median([prior.samples_per_client[client] for client in clients]))

@@ -121,7 +121,10 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     mine, theirs = (lengths_of(case, view) for view in (case.view, case.reference))
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if len(clients) < FEWEST_SCORES:
-        why = unread(case.view, public_model(prior).dimension) or "no single updates of enough clients, in any form, are in this view"
+        why = "no single updates of others, in any form, are in this view"
+        if clients:
+            why = f"not attempted: single updates of {len(clients)} clients are in this view, fewer than {FEWEST_SCORES}"
+        why = unread(case.view, public_model(prior).dimension) or why
         return [nothing(case, NAME, ORDER, why)], None
     true = np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
     if len(np.unique(true)) < 2:

@@ -17,7 +17,7 @@ from ..leakage import Case, Cell, Prior, Truth, cell, nothing
 from ..local_training import LocalTraining, NotRecorded, training_of
 from ..significance import Status, chance, power
 from ..sums import models_sent
-from ..updates import public_model
+from ..updates import hidden_updates, public_model
 from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels
 from .mixed import of_update
 from .naming import Knowledge
@@ -259,6 +259,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     seen, clear = transformed_rounds(case.view, dimension), transformed_rounds(case.reference, dimension)
     if seen is None or clear is None:
         why = f"updates of single clients, {FEWEST_CLIENTS} or more under one transform, are not in this view"
+        why = f"not attempted: {why}; fewer are" if hidden_updates(case.view) else why
         return [nothing(case, NAME, "label_set_accuracy", why)], None
     if clear.rounds[0].shape[1] != dimension:
         part = ", in the clear" if seen.clear else ""

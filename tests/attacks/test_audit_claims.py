@@ -79,6 +79,15 @@ def test_what_a_transform_hides_is_not_read_as_if_it_were_in_the_clear(kind: str
         assert "transformed" in only.note or f"under a secret {kind}" in only.note
 
 
+@pytest.mark.parametrize("kind", ["haar", "permutation"])
+def test_few_clients_are_not_nothing(kind: str) -> None:
+    """What three clients compare and send is in the view, too few for these attacks."""
+    seen = case(config({"k": 2}, {"gram": [kind], "sum": kind}, data={"clients": 3, "samples_per_client": 12, "groups": [[0, 1]]}))
+    for attack in ("gram_geometry", "sybil_span", "key_recovery", "gram_updates"):
+        first = ATTACKS[attack].cells(seen)[0][0]
+        assert first.status == "not_attempted", first.line()
+
+
 def test_inner_products_that_no_attack_reads_are_not_nothing() -> None:
     """OCFL compares two updates of a client at once."""
     protection = {"gram": ["haar"], "sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}
