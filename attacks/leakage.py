@@ -34,6 +34,7 @@ from .significance import FEWEST_COUNTS, FEWEST_SCORES, RATE, SHARES, Status, ch
 
 NOT_ATTEMPTED = "not attempted"
 DEALS, ENOUGH_DEALS = 1999, 20
+"""So many make the least p so small that a figure can stand among a hundred (`family`)."""
 __all__ = [
     "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "chance_of_names", "cosine", "dealt_at_random",
     "group_scores", "grouping_accuracy", "label_sets_of", "nothing", "popular_set", "psnr_db", "ssim",
@@ -349,7 +350,7 @@ def chance_of_deals(found: Array, groups: Array, seed: int, times: int = DEALS) 
 
 
 def chance_of_names(
-    found: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], classes: int, seed: int, times: int = 999
+    found: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], classes: int, seed: int, times: int = DEALS
 ) -> float:  # fmt: skip
     """How probable it is that the same label sets under a random renaming of all labels are right at least as often.
 

@@ -13,7 +13,7 @@ from ...types import Array
 from ..adversary import AdversaryView, updates_sent
 from ..label_inference import Guess as Shares
 from ..label_inference import label_set_cell, share_chance, top_labels
-from ..leakage import Case, Cell, Prior, Truth, cell, nothing
+from ..leakage import DEALS, Case, Cell, Prior, Truth, cell, nothing
 from ..local_training import LocalTraining, NotRecorded, training_of
 from ..significance import Status, chance, power
 from ..sums import models_sent
@@ -29,7 +29,7 @@ __all__ = [
 
 NAME = "key_recovery"
 MARGIN = {"histogram_l1": 0.1, "structure_l1": 0.1, "coordinates_exact": 0.05}
-FEWEST_CLIENTS, DEALS = 4, 999
+FEWEST_CLIENTS = 4
 PERMUTATIONS = ("permutation", "signed_permutation")
 """The transforms that this attack is made for."""
 
