@@ -113,7 +113,8 @@ class Cell:
             return f" ({self.note.rsplit('; ', 1)[-1]})"
         if self.p is None or self.exact or self.status in ("nothing_to_see", "not_attempted"):
             return ""
-        return f" (margin {self.margin:g}, p = {self.p:.2g})"
+        beyond = self.status == "inconclusive" and self.gain_high is not None and self.gain_high > self.margin
+        return f" (margin {self.margin:g}, p = {self.p:.2g}{f'; the gain may be {self.gain_high:.2f}' if beyond else ''})"
 
 
 @dataclass(frozen=True, eq=False)

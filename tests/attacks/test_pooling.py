@@ -154,6 +154,7 @@ def test_one_run_is_not_at_its_baseline_with_a_gain_beyond_the_margin(found: int
     assert (one.power or 0.0) > ENOUGH
     for several in ([one], [one, share(0.1, 1)]):
         assert pooled(several)[0].status == "inconclusive"
+        assert f"; the gain may be {one.gain_high:.2f})" in pooled(several)[0].line()
     assert pooled([figure(np.zeros(CLIENTS), np.zeros(CLIENTS), share=True)])[0].status == "at_baseline"
 
 
