@@ -25,7 +25,7 @@ from ..files import write_arrays, write_atomically, write_packed
 from ..types import Array
 from .family import judged_together
 from .foreign import attacked
-from .foreign_states import ForeignModel, named_arrays
+from .foreign_states import ForeignModel, named_arrays, read_samples
 from .foreign_system import LoopSettings, Update, system_of, whole
 from .leakage import Cell
 from .verdicts import audit_text
@@ -51,7 +51,8 @@ def save_updates(
     """Write a folder that `cflpriv audit --foreign` reads; its path. Updates of one client are its rounds, in order.
 
     `module` gives the names of states that are lists; `model` is the name under which a plugin registers it. A state that all clients of a
-    round were sent is written once. Raises `InputError` for states that cannot be read, for a folder that has updates already, and OSError.
+    round were sent is written once. Raises `InputError` for states and samples that cannot be read and for a folder that has updates, and
+    OSError.
     """
     folder, usual = Path(folder), settings or LoopSettings()
     if left := next((path for name in (TOML, "round-*", "truth") for path in folder.glob(name)), None):
@@ -67,12 +68,15 @@ def save_updates(
         numbers[client] = numbers.get(client, 0) + 1
         states = [named_arrays(state, names, f"client {client}, {when}") for state, when in ((one.before, "before"), (one.after, "after"))]
         rounds.setdefault(numbers[client], {})[client] = (states[0], states[1])
-        known = {name: int(count) for name, count in (("samples", one.samples), ("labels", one.labels)) if count is not None}
+        counts = (("samples", one.samples), ("labels", one.labels))
+        known = {name: whole(count, 1, f"client {client}: {name}") for name, count in counts if count is not None}
         clients.setdefault(str(client), {}).update(known | (_plain(one.settings) if one.settings else {}))
         if one.x is not None and numbers[client] == 1:
-            truth = {"x": one.x, "y": one.y} | (
-                {} if one.outside is None else dict(zip(("x_outside", "y_outside"), one.outside, strict=True))
-            )
+            pairs = {"": (one.x, one.y)} | ({} if one.outside is None else {"_outside": one.outside})
+            truth: dict[str, Array] = {}
+            for ending, pair in pairs.items():
+                x, y = read_samples(pair, f"client {client}{ending.replace('_', ', ')}", tuple(tree["shape"]), classes)
+                truth |= {f"x{ending}": x, f"y{ending}": y}
             _save(folder / "truth" / f"client-{client}.npz", truth)
     for number, several in rounds.items():
         inside = folder / f"round-{number:04d}"
@@ -86,7 +90,8 @@ def save_updates(
                 write_arrays(inside / f"client-{client}.before.safetensors", first)
             write_arrays(inside / f"client-{client}.after.safetensors", last)
     if auxiliary is not None:
-        _save(folder / "auxiliary.npz", dict(zip(("x", "y"), auxiliary, strict=True)))
+        x, y = read_samples(auxiliary, "auxiliary", tuple(tree["shape"]), classes)
+        _save(folder / "auxiliary.npz", {"x": x, "y": y})
     tree["clients"] = {client: known for client, known in clients.items() if known}
     write_atomically(folder / TOML, tomli_w.dumps(tree))
     return folder
@@ -100,9 +105,9 @@ def _same(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def _save(path: Path, arrays: Mapping[str, Any]) -> None:
+def _save(path: Path, arrays: Mapping[str, Array]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_packed(path, {name: np.asarray(one) for name, one in arrays.items()})
+    write_packed(path, arrays)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------------------------

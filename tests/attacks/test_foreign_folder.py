@@ -1,6 +1,7 @@
 """Folders of another system's updates: written from a loop, audited by the command line, refused in one line where they are bad."""
 
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -134,6 +135,24 @@ def test_rounds_and_clients_come_back_in_order(tmp_path: Path) -> None:
     tree = tomllib.loads((tmp_path / "foreign.toml").read_text())
     assert tree["clients"]["4"]["epochs"] == 2
     assert tree["clients"]["4"]["samples"] == 30
+
+
+@pytest.mark.parametrize(
+    ("more", "auxiliary", "why"),
+    [
+        ({"y": None}, None, "client 0: y: expected an array, got NoneType"),
+        ({"x": [[1.0, 2.0], [3.0]]}, None, "client 0: x: expected an array, got list"),
+        ({"y": np.array([0] * 29 + [12])}, None, "client 0: y has 12"),
+        ({"outside": (np.zeros((3, 1, 8, 8)),)}, None, "client 0, outside: expected a pair"),
+        ({"samples": "many"}, None, "client 0: samples = 'many'"),
+        ({}, (np.zeros((3, 1, 8, 8)),), "auxiliary: expected a pair"),
+    ],
+    ids=["labels missing", "ragged", "a label too many", "no labels outside", "no number", "no auxiliary labels"],
+)
+def test_bad_samples_are_named_when_they_are_written(tmp_path: Path, more: dict[str, Any], auxiliary: Any, why: str) -> None:
+    update = replace(scene()[1][0], **more)
+    with pytest.raises(InputError, match=re.escape(why)):
+        save_updates(tmp_path, [update], 10, (1, 8, 8), settings=SETTINGS, auxiliary=auxiliary)
 
 
 def test_a_folder_with_earlier_updates_is_not_written_into(tmp_path: Path) -> None:
