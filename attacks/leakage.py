@@ -12,7 +12,8 @@ leak needs six seeds or more, nearly all of which agree.
 
 `at_baseline` needs that the far end of the interval of the paired difference is within the margin, and a power of `ENOUGH`: so often a leak
 half as large as that of the unprotected run would have been called one (`significance.power`; over seeds by their t-test alone). An attack
-that plants leaks of its own states its power itself. A figure that is a proof needs none (`exact`).
+that plants leaks of its own states its power itself. A figure that is a proof needs none (`exact`). What an attack leaves `inconclusive`
+in a run (it abstains, or its failure shows nothing) stays so over seeds, and so does a figure of which not all rounds were attacked.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
