@@ -356,6 +356,20 @@ def label_set_cell(
     return replace(made, power=power(mine, blank, theirs, blank, MARGIN[metric]))
 
 
+def histogram_cell(case: Case, name: str, clients: list[int], guesses: Sequence[Guess], note: str, *, together: bool) -> Cell:
+    """Histograms of clients by `guesses` with the view, without it and on the unprotected view.
+
+    `together`: all were guessed at once, so a gain is chance if another naming of the labels gives as much.
+    """
+    l1, margin = [score_l1(one, case.truth, clients) for one in guesses], MARGIN["histogram_l1"]
+    if not together:
+        return cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=note)
+    mine, blank, theirs = guesses
+    first, second = (share_chance(one, l1[1], blank.shares[clients[0]], case, clients) for one in (mine, theirs))
+    made = cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=note, chances=(first, second))
+    return replace(made, power=power(-l1[0], -l1[1], -l1[2], -l1[1], margin))
+
+
 def label_cells(
     case: Case, name: str, clients: list[int], guesses: list[Guess], note: str, *, together: bool = False
 ) -> tuple[list[Cell], dict[str, Array]]:  # fmt: skip
@@ -364,16 +378,9 @@ def label_cells(
     `together`: guesses of several clients are of one reading, so that they are right or wrong together.
     """
     prior, truth = case.prior, case.truth
-    mine, blank, theirs = guesses
-    l1 = [score_l1(one, truth, clients) for one in guesses]
-    words, margin = f"{note}; baseline: the label shares of the auxiliary data", MARGIN["histogram_l1"]
-    chances = None
-    if together:
-        first, second = (share_chance(one, l1[1], blank.shares[clients[0]], case, clients) for one in (mine, theirs))
-        chances = first, second
-    made = cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=words, chances=chances)
-    if together:
-        made = replace(made, power=power(-l1[0], -l1[1], -l1[2], -l1[1], margin))
+    mine, _, theirs = guesses
+    words = f"{note}; baseline: the label shares of the auxiliary data"
+    made = histogram_cell(case, name, clients, guesses, words, together=together)
 
     def sets(some: list[int]) -> list[list[frozenset[int]]]:
         return [[top_labels(one.shares[client], prior.labels_per_client[client]) for client in some] for one in (mine, theirs)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...data import build_population
 from ...engine.device import using
-from ...errors import InputError
+from ...errors import InputError, TrainingDiverged
 from ...experiments.audit_words import ACTIVE_STATUS
 from ...experiments.config import Config, load_config
 from ...experiments.folder import environment
@@ -65,7 +65,7 @@ def played(name: str, attack: ActiveAttack, scene: Scene) -> Row:
     try:
         play = Play(scene, attack.server(config.protection), accomplices=attack.accomplices, sybils=attack.sybils)
         reading: Guess | Figure = attack.play(play)
-    except (InputError, ProtocolError) as error:
+    except (InputError, ProtocolError, TrainingDiverged) as error:  # the last: every client refused to compute
         if play is None or not play.liar.refused or isinstance(error, InputError):
             return replace(nothing, status="failed", note=f"{type(error).__name__}: {error}")
         reading = Guess(None, "update")  # too many refusals for the server to continue

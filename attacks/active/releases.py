@@ -5,7 +5,7 @@ say, whatever a server asks for" (federation/client_ledger.py, Guarantee). The f
 accountant, beside the ε that the client's settings allow.
 """
 
-from ...errors import InputError
+from ...errors import InputError, TrainingDiverged
 from ...experiments.config import Config
 from ...protocols.errors import ProtocolError
 from .outcome import ActiveAttack, Figure
@@ -26,7 +26,7 @@ def repeated_release(play: Play) -> Figure:
         asked += 1
         try:
             summed = play.sum(play.compute(), play.clients)
-        except (ProtocolError, InputError):
+        except (ProtocolError, InputError, TrainingDiverged):  # the last: nobody trains, since a step is paid before it runs
             break
         if summed is not None and not play.liar.refused:
             spent = ledger.spent(play.victim)

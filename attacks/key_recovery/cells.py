@@ -12,7 +12,7 @@ from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView, updates_sent
 from ..label_inference import Guess as Shares
-from ..label_inference import label_set_cell, share_chance, top_labels
+from ..label_inference import histogram_cell, label_set_cell, top_labels
 from ..leakage import DEALS, Case, Cell, Prior, Truth, cell, nothing
 from ..local_training import LocalTraining, NotRecorded, training_of
 from ..significance import Status, chance, power
@@ -231,20 +231,6 @@ def _structure_cell(case: Case, mine: Guess, theirs: Guess, clients: list[int], 
     return replace(made, power=power(-real[0], -blank[0], -real[1], -blank[1], margin))
 
 
-def _histogram_cell(case: Case, mine: Guess, theirs: Guess, clients: list[int], note: str) -> Cell:
-    """Histograms by name. All labels are named at once, so a gain is chance if another naming gives as much."""
-    classes, margin = case.prior.classes, MARGIN["histogram_l1"]
-    l1 = [score_l1(one, case.truth, clients, classes) for one in (mine, Guess(), theirs)]
-    even = np.full(classes, 1.0 / classes)
-    named = [Shares({client: _histogram(one, client, classes) for client in clients}) for one in (mine, theirs)]
-    first, second = (share_chance(one, l1[1], even, case, clients) for one in named)
-    made = cell(
-        case, NAME, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=f"{note}; baseline: equal shares",
-        chances=(first, second),
-    )  # fmt: skip
-    return replace(made, power=power(-l1[0], -l1[1], -l1[2], -l1[1], margin))
-
-
 def _open(one: Cell) -> Cell:
     """A figure of an attack that abstains, or was not made for this transform: never at its baseline, since that would show nothing."""
     return replace(one, status="inconclusive", power=None) if one.status == "at_baseline" else one
@@ -281,8 +267,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     sure = f"the attacker's own confidence {found.confidence:.2f}" + (", so it abstains" if found.abstains else "")
     note = f"structure by {found.structure.by}; {sure}; {len(seen.rounds)} round(s) under one transform; {prior.description}"
     both = (mine, theirs)
+    named = [Shares({client: _histogram(one, client, prior.classes) for client in clients}) for one in (mine, Guess(), theirs)]
     figures = [
-        _histogram_cell(case, mine, theirs, clients, note),
+        histogram_cell(case, NAME, clients, named, f"{note}; baseline: equal shares", together=True),
         _structure_cell(case, mine, theirs, clients, note),
         label_set_cell(
             case, NAME, clients, lambda some: [score_sets(one, truth, prior, some) for one in both], note,

@@ -191,6 +191,13 @@ def test_a_private_step_asked_for_again_is_counted(protection: dict[str, Any]) -
     assert 0 < row.value <= PRIVATE["epsilon"]  # type: ignore[operator]
 
 
+@pytest.mark.slow
+def test_a_second_training_that_no_client_can_pay_is_a_refusal() -> None:
+    """A private step is paid before it runs, so under a budget for one the second is never computed."""
+    (row,) = only(config({"sum": "secagg"}, PRIVATE), "computed_again")
+    assert (row.status, row.code) == ("refused", "over-budget")
+
+
 # --- planted holes: a client without the check that the attack is about
 
 

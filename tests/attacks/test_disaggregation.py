@@ -226,6 +226,7 @@ def test_groups_that_explain_all_sizes_are_found(seed: int, k: int) -> None:
     assert clusters_from_sizes(cohorts, sizes).tolist() == groups.tolist()
 
 
+@pytest.mark.slow
 def test_nothing_is_measured_where_no_total_is_known() -> None:
     """Without the sizes of groups no sum is over named clients, so there is nothing to attack: not a measured zero."""
     seen = oblivious(0.7, 18)

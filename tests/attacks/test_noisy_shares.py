@@ -136,6 +136,7 @@ def test_noisy_updates_of_unrelated_clients_say_nothing_of_these() -> None:
     assert found["label_set_accuracy"].status == "at_baseline", found["label_set_accuracy"].line()
 
 
+@pytest.mark.slow
 def test_what_is_called_silent_has_the_noise_alone() -> None:
     """Oracle: successive readings. Each estimate has more than 1500 degrees of freedom: what sets them apart is that batches are drawn."""
     seen = seen_at_eight()

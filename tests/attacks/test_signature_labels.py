@@ -59,6 +59,7 @@ def test_a_rotation_leaves_label_sets_and_these_make_images() -> None:
     assert found[COSINE].reference == pytest.approx(found[COSINE].value)
 
 
+@pytest.mark.slow
 def test_images_dealt_to_other_clients_are_no_leak() -> None:
     made = turned(0)
     names = stream(0, "dealt").permutation(20)

@@ -54,8 +54,8 @@ SCENES: dict[str, dict[str, Any]] = {
 """What differs from the run of PACFL, for attacks that find nothing in it."""
 ACTIVE = ("imprint", "model_inconsistency")
 """Attacks of a server that lies."""
-LONG = ("dp_audit", "gram_updates", "key_recovery")
-"""Attacks that take seconds."""
+LONG = ("dp_audit", "gradient_inversion", "gram_geometry", "gram_updates", "key_recovery", "signature_inversion", "update_norms")
+"""Attacks that take more than a second."""
 
 
 def config(algorithm: dict[str, Any], samples: int = 24, **more: Any) -> Config:

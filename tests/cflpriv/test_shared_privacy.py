@@ -258,6 +258,7 @@ SINGLY = {"cfl", "pfedlia", "per_fedavg"}
 """Private algorithms whose updates leave singly, too, or are of more than one step."""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
 @pytest.mark.parametrize("transport", ["memory", "bytes"])
 @pytest.mark.parametrize("name", [name for name, spec in ALGORITHMS.items() if spec.sample_releases is not None])
