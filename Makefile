@@ -26,7 +26,7 @@ test-flower: $(READY)
 	$(BIN)/python -m pytest -m flower
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .
