@@ -21,7 +21,7 @@ from ..engine.models import Model
 from ..federation.transforms import sketched
 from ..randomness import stream
 from ..types import Array
-from .adversary import AdversaryView, opened
+from .adversary import AdversaryView, hidden_by, opened
 from .fold_release import folds_in
 from .label_inference import Guess, label_cells
 from .label_readings import auxiliary_shares, bias_span, class_probabilities, counts_from_bias
@@ -48,12 +48,13 @@ def labels_from_templates(vector: Array, templates: Array, mixture: Array) -> Ar
 
 
 def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
-    """StoCFL's Ψ by client, the first of each; the mean of two halves where these are sent."""
+    """StoCFL's Ψ by client, the first of each; the mean of two halves where these are sent. None under a transform it cannot undo."""
     found: dict[int, Array] = {}
     for message in view.select("gram", "representation"):
-        if message.payload is None or "rows" not in message.payload:
+        name = f"gram/{message.context['epoch']}"
+        if message.payload is None or "rows" not in message.payload or hidden_by(view, name, "gram"):
             continue
-        rows = opened(view, np.asarray(message.payload["rows"], dtype=np.float64), f"gram/{message.context['epoch']}", "gram", dimension)
+        rows = opened(view, np.asarray(message.payload["rows"], dtype=np.float64), name, "gram", dimension)
         if rows is None:
             continue
         for client, row in zip(payload_rows(message), rows, strict=True):
@@ -75,7 +76,7 @@ def anchor_of(view: AdversaryView) -> Array | None:
 
 
 def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model) -> Guess:
-    """Label shares from Ψ: by the bias coordinates where they are there, else by templates."""
+    """Label shares from Ψ: by the bias coordinates where they are there, else by templates; none where the pipeline cannot be imitated."""
     if view is None:
         return Guess(dict.fromkeys(clients, auxiliary_shares(prior)))
     seen, anchor = _vectors_in(view, model.dimension), anchor_of(view)
@@ -94,7 +95,7 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
     if made is not None and "sketch" in view.protection.gram:
         made = sketched(0, view.protection.sketch_dim)(made)
     if made is None or made.shape[2:] != seen[clients[0]].shape:
-        return Guess(dict.fromkeys(clients, np.full(prior.classes, 1 / prior.classes)))  # the public pipeline cannot be imitated here
+        return Guess()
     shares = {}
     for client in clients:
         shares[client] = np.zeros(prior.classes)
@@ -133,10 +134,14 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if model is None or not clients:
         why = "no representation at an anchor model, and no folds, can be read in this view"
-        if not mine and any(message.kind == "folds" for message in view.messages):
-            why = "not attempted: folds are transformed or encrypted here; gram_geometry reads their inner products, where it has them"
+        sent = next((one.kind for one in view.messages if one.operation == "gram" and one.kind in ("representation", "folds")), "")
+        if not mine and sent:
+            what = f"{sent.removesuffix('s')}s are transformed or encrypted here"
+            why = f"not attempted: {what}; gram_geometry reads their inner products, where it has them"
         return [nothing(case, NAME, "histogram_l1", why)], None
     pairs = ((view, prior), (None, prior), (case.reference, prior.unprotected()))
     guesses = [guess(one, knows, clients, model) for one, knows in pairs]
+    if not all(one.shares for one in guesses):
+        return [nothing(case, NAME, "histogram_l1", "not attempted: auxiliary data cannot imitate the public pipeline")], None
     figures, arrays = label_cells(case, NAME, clients, guesses, prior.description)
     return [exact_cell(case, clients, guesses[0], guesses[2]), *figures], arrays

@@ -9,25 +9,24 @@ changed. The plan and an estimate of its duration are printed first (`plan`).
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..algorithms import ALGORITHMS
 from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
 from ..engine.device import using
-from ..errors import InputError, near
+from ..errors import InputError, TrainingDiverged, near
 from ..experiments.config import Config, load_config
 from ..experiments.loop import device_of
 from ..experiments.resume import locked
 from ..experiments.run import estimate_record_bytes, population_digest
 from ..experiments.verify import OF_AUDITS, OF_RUN, changed_files, seal, sealed
-from ..files import write_atomically
+from ..files import write_atomically, write_packed
 from ..types import Population
 from . import ATTACKS
 from .adversary import read_secrets, recorded, view_of
@@ -37,6 +36,7 @@ from .leakage import BUDGETS, Budget, Cell, nothing
 from .local_training import NotRecorded
 from .plan import Clock, Plan, plan_of
 from .pooling import pooled
+from .significance import Status
 from .verdicts import audit_text
 
 __all__ = ["audit_run", "check_asked"]
@@ -186,11 +186,21 @@ def _unit(adversary: str, attack: str, seed: int) -> str:
     return f"{adversary}|{attack}|{seed}"
 
 
+def _texts() -> dict[str, str]:
+    """The digest of the file of each attack that is not the package's own: one that was edited is made again."""
+    files = {name: getattr(sys.modules.get(getattr(attack.cells, "__module__", "")), "__file__", None) for name, attack in ATTACKS.items()}
+    own = Path(__file__).parent.resolve()
+    return {
+        name: blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
+        for name, file in files.items() if file and not Path(file).resolve().is_relative_to(own)
+    }  # fmt: skip
+
+
 class _Kept:
-    """Finished cells by unit, written to disk after each. Cells of another run, budget or version are dropped."""
+    """Finished cells by unit, written to disk after each. Cells of another run, budget, version, or text of a plugin are dropped."""
 
     def __init__(self, folder: Path, key: str) -> None:
-        self.folder, self.key = folder, key
+        self.folder, self.key, self.texts = folder, key, _texts()
         try:
             (folder / "audit").mkdir(exist_ok=True)
         except OSError as error:
@@ -199,16 +209,22 @@ class _Kept:
         try:
             stored = json.loads((folder / "audit" / "units.json").read_text(encoding="utf-8"))
             if stored["key"] == key:
-                self.cells = {unit: [_cell(one) for one in several] for unit, several in stored["units"].items()}
+                texts = stored["texts"]
+                self.texts = texts | self.texts  # an attack whose file is not loaded now stays
+                self.cells = {
+                    unit: [_cell(one) for one in several] for unit, several in stored["units"].items()
+                    if self.texts.get(unit.split("|")[1]) == texts.get(unit.split("|")[1])
+                }  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # none, or damaged: everything is done again
 
     def add(self, unit: str, cells: Sequence[Cell]) -> None:
         self.cells[unit] = list(cells)
         units = {name: [one.as_json() for one in several] for name, several in self.cells.items()}
+        tree = {"key": self.key, "texts": self.texts, "units": units}
         table, family = self._judged()
         try:
-            write_atomically(self.folder / "audit" / "units.json", json.dumps({"key": self.key, "units": units}) + "\n")
+            write_atomically(self.folder / "audit" / "units.json", json.dumps(tree) + "\n")
             write_atomically(self.folder / "audit.json", audit_text(table, family))
             seal(self.folder, OF_AUDITS)
         except OSError as error:
@@ -244,15 +260,17 @@ def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: P
     try:
         with using(device_of(scene.config)):
             cells, arrays = ATTACKS[name].cells(case)
-    except NotRecorded as error:
-        return [nothing(case, name, "attempted", f"not attempted: {error}{in_part}")]
-    if in_part:
-        cells = [replace(one, note=one.note + in_part) for one in cells]
+    except (NotRecorded, TrainingDiverged) as error:
+        own = "the attacker's own clients: " if isinstance(error, TrainingDiverged) else ""
+        return [nothing(case, name, "attempted", f"not attempted: {own}{error}{in_part}")]
+    if in_part:  # what is not at hand may show something
+        less: dict[Status, Status] = {"nothing_to_see": "not_attempted", "at_baseline": "inconclusive"}
+        cells = [replace(one, note=one.note + in_part, status=less.get(one.status, one.status)) for one in cells]
     if scene.rounds is not None:
         words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds
         cells = [replace(one, note=one.note + words, rounds=min(one.rounds or most, most)) for one in cells]
     if arrays is None or folder is None:
         return list(cells)
     file = f"{name}_{adversary}.npz"
-    np.savez(folder / "audit" / file, allow_pickle=False, **arrays)
+    write_packed(folder / "audit" / file, arrays)
     return [replace(cell, arrays=file) for cell in cells]

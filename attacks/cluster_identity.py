@@ -158,7 +158,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     renumbered = case.prior.config is not None and case.prior.config.spec.renumbers
     mine, theirs = (guess(view, clients, renumbered, case.seed) for view in (case.view, case.reference))
     if len({groups[c] for c in clients}) < 2:
-        return [nothing(case, NAME, metric, "there is one true group: no identity to find")], None
+        return [nothing(case, NAME, metric, "the clients looked for are of one true group: no identity to find")], None
     named = len(set(mine.values())) > 1
     if not named and case.prior.config is not None and of_several(case.view, public_model(case.prior).dimension):
         words = "not attempted: no message names a cluster, but what each client sends for every cluster's model tells how it is mixed"

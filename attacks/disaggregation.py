@@ -18,13 +18,14 @@ differencing; fixed cohorts do, since their equations repeat. What it does not: 
 give their differences only as far as clients move alike. What is static in them, label histograms, `label_inference` solves for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ..types import Array
-from .coalition import cohorts_assumed, known_sums
+from .coalition import cohorts_assumed, known_sums, trained_again
 from .leakage import Case, Cell, cell, nothing
 from .linear_evidence import equations, solved
 from .sums import CohortSum, sizes_in
@@ -33,6 +34,10 @@ from .updates import public_model, updates_in
 __all__ = ["cells", "disaggregate"]
 
 NAME = "disaggregation"
+NOT_TAKEN_OFF = (
+    "not attempted: sums over one client and colluders are in this view, and these know what they sent; it is in no transcript, and only "
+    "plain training without noise can be made again"
+)
 EXACT = 1e-3
 """Relative error up to which a value counts as recovered: models travel in float32, and a mean is the difference of two of them."""
 
@@ -50,19 +55,39 @@ def disaggregate(cohorts: Sequence[Sequence[int]], sums: Array, clients: Sequenc
     return solution.values[places], solution.determined[places]
 
 
-def guess_single(sums: Sequence[CohortSum]) -> dict[tuple[int, int], Array]:
-    """Updates by (round, client), from sums over one client (or over one that does not collude, see `coalition.known_sums`)."""
-    return {(one.round, one.members[0]): one.mean for one in sums if len(one.members) == 1 and one.mean is not None}
+def guess_single(sums: Sequence[CohortSum]) -> list[CohortSum]:
+    """Sums over one client (or over one that does not collude, see `coalition.known_sums`), whose mean is its update."""
+    return [one for one in sums if len(one.members) == 1 and one.mean is not None]
 
 
-def score_single(guessed: dict[tuple[int, int], Array], truth: dict[tuple[int, int], Array], clients: Sequence[int]) -> Array:
-    """1 for a client of which an update was recovered, to rounding, in any round."""
-    found = set()
-    for (number, client), value in guessed.items():
-        real = truth.get((number, client))
-        if real is not None and real.shape == value.shape and np.linalg.norm(value - real) <= EXACT * np.linalg.norm(real):
+def score_single(
+    guessed: Sequence[CohortSum], truth: Mapping[tuple[int, int], Array], clients: Sequence[int],
+    again: Callable[[CohortSum], Array | None] = lambda one: None,
+) -> Array:  # fmt: skip
+    """1 for a client of which an update was recovered, to rounding, in any round.
+
+    `truth` are the updates of the unprotected run, by (round, client). Where a sum was below the minimum cohort size its models are others;
+    `again` gives what the client of a sum sent there, or None.
+    """
+    found = set[int]()
+    for one in guessed:
+        client = one.members[0]
+        if client not in found and (_is_same(one.mean, truth.get((one.round, client))) or _is_same(one.mean, again(one))):
             found.add(client)
     return np.array([float(client in found) for client in clients])
+
+
+def _is_same(value: Array | None, real: Array | None) -> bool:
+    if value is None or real is None or real.shape != value.shape:
+        return False
+    return bool(np.linalg.norm(value - real) <= EXACT * np.linalg.norm(real))
+
+
+def _made_again(case: Case, one: CohortSum) -> Array | None:
+    """The update of the only member of a sum, by its training from the model that it was sent; None where it holds more than that."""
+    is_plain = case.prior.config is not None and not case.prior.private and one.local is not None and one.local.alone
+    made = trained_again(case, one.members, one) if is_plain else None
+    return None if made is None else made[one.members[0]]
 
 
 def score_static(seen: Sequence[CohortSum], clients: Sequence[int]) -> tuple[Array, str]:
@@ -103,7 +128,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     config = case.prior.config
     dimension = 0 if config is None else public_model(case.prior).dimension
     truth = {key: value for key, value in updates_in(reference, dimension).items() if key[1] in clients}
-    single = [score_single(guess_single(one), truth, clients) for one in seen]
+    single = [score_single(guess_single(one), truth, clients, partial(_made_again, case)) for one in seen]
     static = [score_static(one, clients) for one in seen]
     figures = []
     reference_words = "unprotected: the same cohorts' sums in the open, without a minimum cohort size"
@@ -127,9 +152,18 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             noise = "not attempted: sums carry the noise of [privacy], no value comes out exactly; what differencing leaves is not measured"
             figures.append(nothing(case, NAME, metric, noise))
             continue
+        if metric == "singleton_exact" and not mine.any() and any(_is_left(one, view.coalition) for one in seen[0]):
+            figures.append(nothing(case, NAME, metric, NOT_TAKEN_OFF))
+            continue
         if not mine.any() and not theirs.any():
             figures.append(nothing(case, NAME, metric, why))
             continue
         made = cell(case, NAME, metric, mine, blank, theirs, margin=0.0, share=True, note=f"{note}; {reference_words}; baseline 0")
-        figures.append(replace(made, exact=True, status="leaks" if mine.any() else "at_baseline"))
+        figures.append(replace(made, exact=True, power=None, status="leaks" if mine.any() else "at_baseline"))
     return figures, None
+
+
+def _is_left(one: CohortSum, coalition: Sequence[int]) -> bool:
+    """Whether a sum is over one client and colluders whose own updates were not taken off."""
+    others = set(one.members) - set(coalition)
+    return len(others) == 1 < len(one.members)

@@ -245,7 +245,8 @@ def members_cell(case: Case) -> Cell:
         return nothing(case, NAME, MEMBERS, why)
     clients = [one for one in sorted((set(mine) & set(theirs)) - set(case.view.coalition)) if asked_of(case, one) is not None]
     if len(clients) < FEWEST_SCORES:
-        return nothing(case, NAME, MEMBERS, "no folds of enough clients can be read in this view")
+        why = f"not attempted: folds of fewer than {FEWEST_SCORES} clients with samples to ask about are in this view"
+        return nothing(case, NAME, MEMBERS, why if set(mine) - set(case.view.coalition) else "no folds of others can be read in this view")
     asked = {client: asked for client in clients if (asked := asked_of(case, client)) is not None}
     known = {sample.tobytes() for x, _, _ in asked.values() for sample in x}
     fresh = np.array([sample.tobytes() not in known for sample in case.prior.x.astype(next(iter(asked.values()))[0].dtype)])

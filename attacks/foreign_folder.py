@@ -21,11 +21,11 @@ from torch import nn
 from ..engine.models import MODELS, Model
 from ..errors import InputError
 from ..experiments.foreign_report import FOREIGN as TOML
-from ..files import write_arrays, write_atomically
+from ..files import write_arrays, write_atomically, write_packed
 from ..types import Array
 from .family import judged_together
 from .foreign import attacked
-from .foreign_states import ForeignModel, named_arrays
+from .foreign_states import ForeignModel, named_arrays, read_samples
 from .foreign_system import LoopSettings, Update, system_of, whole
 from .leakage import Cell
 from .verdicts import audit_text
@@ -37,6 +37,7 @@ TRAINING = tuple(one.name for one in fields(LoopSettings))
 KEYS = ("format", "classes", "shape", "model", "hidden", "head", "mean", "std", "seed", "iterations", *TRAINING, "clients")
 CLIENT_KEYS = ("samples", "labels", *TRAINING)
 STATE = re.compile(r"client-(\d+)\.(before|after)\.safetensors")
+ROUND = re.compile(r"round-(\d+)")
 GLOBAL = "global.safetensors"
 
 
@@ -50,9 +51,12 @@ def save_updates(
     """Write a folder that `cflpriv audit --foreign` reads; its path. Updates of one client are its rounds, in order.
 
     `module` gives the names of states that are lists; `model` is the name under which a plugin registers it. A state that all clients of a
-    round were sent is written once. Raises `InputError` for states that cannot be read, and OSError.
+    round were sent is written once. Raises `InputError` for states and samples that cannot be read and for a folder that has updates, and
+    OSError.
     """
     folder, usual = Path(folder), settings or LoopSettings()
+    if left := next((path for name in (TOML, "round-*", "truth") for path in folder.glob(name)), None):
+        raise InputError(f"{folder}: has updates already ({left.name}), which would be audited with these; name another folder")
     tree: dict[str, Any] = {"format": FORMAT, "classes": int(classes), "shape": [int(one) for one in shape]}
     tree |= {name: value for name, value in (("model", model), ("head", head)) if value is not None} | _plain(usual)
     names = None if module is None else ForeignModel(module, tuple(shape), classes)
@@ -64,12 +68,15 @@ def save_updates(
         numbers[client] = numbers.get(client, 0) + 1
         states = [named_arrays(state, names, f"client {client}, {when}") for state, when in ((one.before, "before"), (one.after, "after"))]
         rounds.setdefault(numbers[client], {})[client] = (states[0], states[1])
-        known = {name: int(count) for name, count in (("samples", one.samples), ("labels", one.labels)) if count is not None}
+        counts = (("samples", one.samples), ("labels", one.labels))
+        known = {name: whole(count, 1, f"client {client}: {name}") for name, count in counts if count is not None}
         clients.setdefault(str(client), {}).update(known | (_plain(one.settings) if one.settings else {}))
         if one.x is not None and numbers[client] == 1:
-            truth = {"x": one.x, "y": one.y} | (
-                {} if one.outside is None else dict(zip(("x_outside", "y_outside"), one.outside, strict=True))
-            )
+            pairs = {"": (one.x, one.y)} | ({} if one.outside is None else {"_outside": one.outside})
+            truth: dict[str, Array] = {}
+            for ending, pair in pairs.items():
+                x, y = read_samples(pair, f"client {client}{ending.replace('_', ', ')}", tuple(tree["shape"]), classes)
+                truth |= {f"x{ending}": x, f"y{ending}": y}
             _save(folder / "truth" / f"client-{client}.npz", truth)
     for number, several in rounds.items():
         inside = folder / f"round-{number:04d}"
@@ -83,7 +90,8 @@ def save_updates(
                 write_arrays(inside / f"client-{client}.before.safetensors", first)
             write_arrays(inside / f"client-{client}.after.safetensors", last)
     if auxiliary is not None:
-        _save(folder / "auxiliary.npz", dict(zip(("x", "y"), auxiliary, strict=True)))
+        x, y = read_samples(auxiliary, "auxiliary", tuple(tree["shape"]), classes)
+        _save(folder / "auxiliary.npz", {"x": x, "y": y})
     tree["clients"] = {client: known for client, known in clients.items() if known}
     write_atomically(folder / TOML, tomli_w.dumps(tree))
     return folder
@@ -97,9 +105,9 @@ def _same(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def _save(path: Path, arrays: Mapping[str, Any]) -> None:
+def _save(path: Path, arrays: Mapping[str, Array]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, allow_pickle=False, **{name: np.asarray(one) for name, one in arrays.items()})
+    write_packed(path, arrays)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------------------------
@@ -134,7 +142,7 @@ def audit_folder(
     for name, (made, arrays) in found.items():
         file = None if arrays is None else f"{name}_server.npz"
         if arrays is not None and file is not None:
-            np.savez(folder / "audit" / file, allow_pickle=False, **arrays)
+            write_packed(folder / "audit" / file, arrays)
         cells += [replace(one, arrays=file) for one in made]
     table, family = judged_together(cells)
     write_atomically(folder / "audit.json", audit_text(table, family, assumed=system.assumed(which)))
@@ -214,7 +222,7 @@ def _updates(folder: Path, tree: Mapping[str, Any], settings: LoopSettings) -> l
     """The updates in the order of rounds, with what is known of their clients."""
     updates: list[Update] = []
     truth: dict[int, dict[str, Any]] = {}
-    for inside in sorted(path for path in folder.glob("round-*") if path.is_dir()):
+    for inside in _rounds(folder):
         files: dict[int, dict[str, Path]] = {}
         for path in sorted(inside.glob("*.safetensors")):
             if path.name == GLOBAL:
@@ -239,6 +247,18 @@ def _updates(folder: Path, tree: Mapping[str, Any], settings: LoopSettings) -> l
     if not updates:
         raise InputError(f"{folder}: has no update (round-0001/client-0.after.safetensors)")
     return updates
+
+
+def _rounds(folder: Path) -> list[Path]:
+    """The folders of rounds in the order of their numbers."""
+    found: dict[int, Path] = {}
+    for path in sorted(path for path in folder.glob("round-*") if path.is_dir()):
+        match = ROUND.fullmatch(path.name)
+        if match is None:
+            raise InputError(f"{path}: is not called round-NUMBER")
+        if (same := found.setdefault(int(match[1]), path)) != path:
+            raise InputError(f"{path}: is the same round as {same.name}")
+    return [found[number] for number in sorted(found)]
 
 
 def _arrays(path: Path) -> dict[str, Array]:

@@ -266,7 +266,10 @@ def _as_array(value: Any, where: str) -> Array:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
-    found = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    try:
+        found = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    except ValueError as error:  # a list of rows of unequal lengths
+        raise InputError(f"{where}: expected an array, got {type(value).__name__} ({error})") from None
     if found.dtype == object:
         raise InputError(f"{where}: expected an array, got {type(value).__name__}")
     return found

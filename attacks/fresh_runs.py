@@ -130,9 +130,12 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
 
     Under `[privacy]` clipped, sketched and scaled as the clients' own, without noise.
     Only what is public of `population` is used: the shape of samples, the number of classes, the mean and deviation of pixels.
+    Nothing of no clients.
     """
 
     def simulate(data: Sequence[tuple[Array, Array]]) -> Array | None:
+        if not data:
+            return None
         clients = tuple(ClientData(i, x, y, x[:0], y[:0]) for i, (x, y) in enumerate(data))
         people = replace(population, clients=clients, groups=(0,) * len(clients), notes=())
         alone = _opened(config).with_("data", newcomers=0)

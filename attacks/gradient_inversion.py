@@ -40,7 +40,7 @@ from .lbfgs import minimise
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 from .local_training import LocalTraining, trainings_in
 from .token_recovery import embedding_of, token_cells
-from .updates import Step, local_of, public_model, single_steps, steps_in, unread
+from .updates import Step, blind, local_of, public_model, single_steps, steps_in, unread
 
 __all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "methods_of", "unroll"]
 
@@ -277,7 +277,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Images of clients with few samples, from the first update of each that can be read."""
     if case.prior.config is not None and embedding_of(public_model(case.prior)) is not None:
         return token_cells(case, NAME), None
-    prior, why = case.prior, _refusal(case)
+    prior, why = case.prior, _refusal(case) or blind(case.view)
     if why:
         return [nothing(case, NAME, "image_psnr_db", why)], None
     model = public_model(prior)

@@ -26,7 +26,7 @@ from .encrypted import Blocks, decrypted_blocks
 from .leakage import Case, Cell, Prior, Truth, cell, chance_of_names, label_sets_of, nothing, popular_set
 from .significance import FEWEST_SCORES
 
-__all__ = ["KNOWN", "Compared", "cells", "compared", "guess", "labels_from_gram", "products_in"]
+__all__ = ["KINDS", "KNOWN", "Compared", "cells", "compared", "guess", "labels_from_gram", "products_in"]
 
 NAME = "gram_geometry"
 KNOWN = (0, 3, 10)
@@ -37,6 +37,7 @@ MOST_SETS = 260
 PRETENDED, MOST_PRETENDED = 3, 400
 """Simulated clients for each label set, and about how many altogether."""
 KINDS = ("signature", "representation", "folds")
+"""What this attack reads inner products of."""
 RELEASE_ERROR = 1e-4
 """About the largest noise of a released inner product of unit vectors: what completion takes for rounding."""
 Products = tuple[tuple[int, ...], Array]
@@ -236,8 +237,10 @@ def compared(case: Case) -> Compared | str:
     prior = case.prior
     mine, theirs = (_of_means(one, prior) for one in products_of(case))
     clients = sorted((set(mine[0]) & set(theirs[0]) & set(case.rows)) - set(case.view.coalition)) if mine and theirs else []
-    if mine is None or theirs is None or len(clients) < FEWEST_CLIENTS:
-        return "no Gram of signatures, anchor gradients or folds of enough clients is in this view"
+    if mine is None or theirs is None or not clients:
+        return "no Gram of signatures, anchor gradients or folds of others is in this view"
+    if len(clients) < FEWEST_CLIENTS:
+        return f"not attempted: the Gram in this view is of {len(clients)} clients, fewer than {FEWEST_CLIENTS}"
     sizes = {prior.labels_per_client[client] for client in clients}
     fits = {size for size in sizes if size < prior.classes and comb(prior.classes, size) <= MOST_SETS}
     samples = int(np.median([prior.samples_per_client[client] for client in clients]))

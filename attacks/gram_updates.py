@@ -24,6 +24,7 @@ from ..randomness import Stream, stream
 from ..types import Array
 from .adversary import UPDATES, AdversaryView, updates_sent
 from .assignment import assign, renamings_of
+from .gram_geometry import KINDS
 from .key_recovery.cells import knowledge
 from .key_recovery.naming import Knowledge, simulate
 from .leakage import Case, Cell, Prior, Truth, cell, chance_of_names, label_sets_of, nothing, popular_set
@@ -278,6 +279,10 @@ def _why_not(view: AdversaryView, dimension: int) -> str:
         return "not attempted: updates are in this view, but not those of enough clients under one transform from one known model"
     if updates_in(view, dimension):
         return "updates are in the clear here: label_inference reads them"
+    rows = [one for one in view.select("gram") if "rows" in (one.payload or {}) and set(payload_rows(one)) - set(view.coalition)]
+    if other := sorted({one.kind for one in rows if one.kind not in KINDS}):
+        names = ", ".join(map(repr, other))
+        return f"not attempted: what clients compare is in this view, as {names}, but not as one update of enough of them"
     return f"updates of {FEWEST_CLIENTS} clients or more under one transform are not in this view"
 
 

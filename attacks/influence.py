@@ -69,7 +69,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     clients = sorted((set(mine[0]) & set(theirs[0])) - set(case.view.coalition))
     names = np.array([case.truth.groups[c] for c in clients])
     if len(np.unique(names)) < 2:
-        return [nothing(case, NAME, metric, "there is one true group: no identity to find")], None
+        return [nothing(case, NAME, metric, "the clients looked for are of one true group: no identity to find")], None
     guesses = [guess(view, case.prior.groups) for view in (case.view, case.reference)]
     largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
     blank = [np.maximum(dealt_at_random(np.array([one[c] for c in clients]), names, case.seed), largest) for one in guesses]

@@ -12,7 +12,8 @@ leak needs six seeds or more, nearly all of which agree.
 
 `at_baseline` needs that the far end of the interval of the paired difference is within the margin, and a power of `ENOUGH`: so often a leak
 half as large as that of the unprotected run would have been called one (`significance.power`; over seeds by their t-test alone). An attack
-that plants leaks of its own states its power itself. A figure that is a proof needs none (`exact`).
+that plants leaks of its own states its power itself. A figure that is a proof needs none (`exact`). What an attack leaves `inconclusive`
+in a run (it abstains, or its failure shows nothing) stays so over seeds, and so does a figure of which not all rounds were attacked.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,10 +31,11 @@ from ..privacy.settings import Privacy
 from ..randomness import stream
 from ..types import Array, Population
 from .adversary import AdversaryView
-from .significance import FEWEST_COUNTS, FEWEST_SCORES, RATE, SHARES, Status, chance, interval, is_count, judge, power
+from .significance import FEWEST_COUNTS, FEWEST_SCORES, RATE, SHARES, Status, chance, confidence_interval, interval, is_count, judge, power
 
 NOT_ATTEMPTED = "not attempted"
 DEALS, ENOUGH_DEALS = 1999, 20
+"""So many make the least p so small that a figure can stand among a hundred (`family`)."""
 __all__ = [
     "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "chance_of_names", "cosine", "dealt_at_random",
     "group_scores", "grouping_accuracy", "label_sets_of", "nothing", "popular_set", "psnr_db", "ssim",
@@ -53,7 +55,8 @@ class Cell:
     probable so much gain is without a leak, in one run or over all seeds, where the status is that of such a test;
     `counted` the yes-or-no scores that a share is of (0: it is of other scores). `towards` says whom an audited guarantee is towards, where
     that is not the adversary. `power` is how often the same attack would have shown a leak half as large as that of the unprotected run, or
-    of a size that the note states; `power_low` is its lower end at 95 %, where it was estimated from planted leaks. None: not known.
+    of a size that the note states; `power_low` is its lower end at 95 %, where it was estimated from planted leaks. `gain_high` is the far
+    end of the 95 % interval of the gain over the scores of one run. None: not known.
     """
 
     attack: str
@@ -81,6 +84,7 @@ class Cell:
     towards: str = ""
     power: float | None = None
     power_low: float | None = None
+    gain_high: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))  # fields are plain values: `asdict` would copy each
@@ -110,7 +114,8 @@ class Cell:
             return f" ({self.note.rsplit('; ', 1)[-1]})"
         if self.p is None or self.exact or self.status in ("nothing_to_see", "not_attempted"):
             return ""
-        return f" (margin {self.margin:g}, p = {self.p:.2g})"
+        beyond = self.status == "inconclusive" and self.gain_high is not None and self.gain_high > self.margin
+        return f" (margin {self.margin:g}, p = {self.p:.2g}{f'; the gain may be {self.gain_high:.2f}' if beyond else ''})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,6 +280,8 @@ def cell(
         note += f"; {len(mine)} client(s) of one run cannot validate a yes-or-no figure, which takes {FEWEST_COUNTS}"
     low, high = interval(metric, mine, counted) if len(mine) >= FEWEST_SCORES else (None, None)
     sign = -1.0 if lower_is_better else 1.0
+    if not all(np.isfinite(one).all() for one in (mine, blank, theirs, theirs_blank)):
+        return nothing(case, attack, metric, f"{NOT_ATTEMPTED}: the attack ended in scores that are no numbers; {note}", k_known)
     shown = None
     if chances is None:
         scores = (sign * mine, sign * blank, sign * theirs, sign * theirs_blank)
@@ -289,6 +296,7 @@ def cell(
         baseline=float(blank.mean()), reference=float(theirs.mean()), status=status,
         k_known=len(case.view.coalition) if k_known is None else k_known, seeds=(case.seed,), note=note, margin=margin,
         lower_is_better=lower_is_better, reference_baseline=float(theirs_blank.mean()), counted=counted, p=p, power=shown,
+        gain_high=confidence_interval(sign * (mine - blank))[1] if len(mine) >= FEWEST_SCORES else None,
     )  # fmt: skip
 
 
@@ -344,7 +352,7 @@ def chance_of_deals(found: Array, groups: Array, seed: int, times: int = DEALS) 
 
 
 def chance_of_names(
-    found: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], classes: int, seed: int, times: int = 999
+    found: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], classes: int, seed: int, times: int = DEALS
 ) -> float:  # fmt: skip
     """How probable it is that the same label sets under a random renaming of all labels are right at least as often.
 

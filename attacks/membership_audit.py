@@ -40,7 +40,7 @@ from .membership import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable, evidence, passes_of, read_steps
 from .membership_shadows import Game, Target, games_of, models_in, pairs_of
 from .significance import RATE, Status
-from .updates import Step, public_model, unread
+from .updates import Step, public_model, single_steps, steps_in, unread
 
 __all__ = ["Outcome", "auc_gain", "cells", "chance_of_swaps", "curve_of", "member_chance", "member_p", "outcome"]
 
@@ -184,6 +184,7 @@ FIGURES = {
     "own_model": (("lira", "auc"), ("lira", "tpr"), ("loss", "auc")),
 }
 """What is attacked, the models sent, or clients' own models by their updates -> (attack, figure), the strongest attack first."""
+EARLIER = "not attempted: single updates are in this view, but not from the last models; update_gradients reads them"
 UNSEEN = {
     "model": "not attempted: too few test samples with labels that clients trained on",
     "own_model": "not attempted: too few test samples with the client's labels",
@@ -236,7 +237,8 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
         seen, beside = ([game for pair in games if (game := pair[place]) is not None] for games in played)
         if min(sum(int(game.member.sum()) for game in several) for several in (seen, beside)) < FEWEST_ASKED:
             hidden = what == "own_model" and not any(target.own for target in mine)
-            unseen = unread(case.view, model.dimension) or "no single client's update can be read in this view"
+            earlier = set(single_steps(steps_in(case.view, model.dimension, case))) - set(case.view.coalition)
+            unseen = unread(case.view, model.dimension) or (EARLIER if earlier else "no single client's update can be read in this view")
             why = unseen if hidden else UNSEEN[what]
             figures.append(nothing(case, NAME, f"{what}_lira_auc", why))
             continue

@@ -40,9 +40,11 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
     status = first.status if len(seen) == 1 else _verdict(seen, recorded, p)
     weakest = min(seen, key=lambda one: _shown(one) or 0.0)
     planted = any(one.power_low is not None for one in seen)
-    shown = _shown(weakest) if planted or len(seen) < FEWEST_SCORES else _power_over(seen)
-    if status == "at_baseline" and not exact and (shown is None or shown < ENOUGH):
+    shown = None if exact else _shown(weakest) if planted or len(seen) < FEWEST_SCORES else _power_over(seen)
+    if status == "at_baseline" and not (exact or _is_earned(seen, shown)):
         status = "inconclusive"
+    if status == "at_baseline" and any(one.status == "inconclusive" for one in seen):  # the attack knows that its failure shows nothing
+        status, shown = "inconclusive", None
     if len(seen) < FEWEST_SCORES:
         found = next((one for one in seen if one.status == "leaks"), first) if status == "leaks" else first
         return replace(found, status=status, p=p, note=found.note + _missing(cells))
@@ -53,9 +55,16 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
     return replace(
         first, value=float(value.mean()), low=low, high=high, baseline=float(baseline.mean()), reference=float(reference.mean()),
         reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays, p=p,
-        counted=sum(one.counted for one in seen), power=weakest.power if planted else shown, power_low=weakest.power_low,
+        counted=sum(one.counted for one in seen), power=weakest.power if planted else shown, power_low=weakest.power_low, gain_high=None,
         note=first.note + _missing(cells) + (_alone(cells) if status == "leaks" else ""),
     )  # fmt: skip
+
+
+def _is_earned(seen: Sequence[Cell], shown: float | None) -> bool:
+    """Whether a figure may be at its baseline with the power `shown`: all rounds were attacked, and of fewer than three seeds the gain of
+    each run is surely within the margin."""
+    within = len(seen) >= FEWEST_SCORES or all(one.gain_high is None or one.gain_high <= one.margin for one in seen)
+    return shown is not None and shown >= ENOUGH and within and not any(one.rounds for one in seen)
 
 
 def _shown(one: Cell) -> float | None:

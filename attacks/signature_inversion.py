@@ -22,8 +22,8 @@ from ..tasks.signatures import principal_vectors
 from ..types import Array
 from .adversary import AdversaryView, hidden_by, opened
 from .gram_geometry import compared
+from .key_recovery.cells import PERMUTATIONS, transformed_rounds
 from .key_recovery.cells import guess as recover
-from .key_recovery.cells import transformed_rounds
 from .label_readings import top_labels
 from .leakage import Case, Cell, Prior, cell, chance_of_names, label_sets_of, nothing, popular_set
 from .signature_labels import COMPARISONS, IMAGE_MARGIN, cells_of_labels
@@ -35,7 +35,6 @@ __all__ = ["cells", "invert_signature", "recover_label_set", "rows_in", "signatu
 NAME = "signature_inversion"
 MARGIN = 0.1
 MOST_SETS = 1000
-PERMUTATIONS = ("permutation", "signed_permutation")
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ import numpy as np
 from ..randomness import Stream, stream
 from ..types import Array
 from .gram_geometry import Compared, guess
-from .leakage import Case, Cell, Prior, cell, cosine, psnr_db, ssim
+from .leakage import DEALS, Case, Cell, Prior, cell, cosine, psnr_db, ssim
 from .significance import chance, chance_of_matching, power
 
 __all__ = ["COMPARISONS", "IMAGE_MARGIN", "cells_of_labels", "images_of_label_sets"]
@@ -26,7 +26,6 @@ COMPARISONS: Mapping[str, Callable[[Array, Array], float]] = {
     "mean_image_cosine": cosine, "mean_image_psnr_db": psnr_db, "mean_image_ssim": ssim,
 }  # fmt: skip
 IMAGE_MARGIN = {"mean_image_cosine": 0.01, "mean_image_psnr_db": 1.0, "mean_image_ssim": 0.02}
-RENAMED = 999
 
 
 def images_of_label_sets(x: Array, y: Array, label_sets: Sequence[frozenset[int]]) -> Array:
@@ -54,7 +53,7 @@ def chance_of_renamed(found: Sequence[frozenset[int]], images: Array, prior: Pri
         return float(((made * truth).sum(axis=1) / np.linalg.norm(made, axis=1)).sum())
 
     reached = nearness(members) - 1e-9
-    return (1 + sum(nearness(members[:, rng.permutation(len(labels))]) >= reached for _ in range(RENAMED))) / (1 + RENAMED)
+    return (1 + sum(nearness(members[:, rng.permutation(len(labels))]) >= reached for _ in range(DEALS))) / (1 + DEALS)
 
 
 def cells_of_labels(case: Case, name: str, seen: Compared, in_the_clear: Mapping[int, Array]) -> tuple[list[Cell], dict[str, Array]]:

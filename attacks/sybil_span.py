@@ -61,7 +61,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     mine, theirs = products_of(case)
     clients = sorted((set(mine[0]) & set(theirs[0]) & set(case.rows)) - set(case.view.coalition)) if mine and theirs else []
     if len(clients) < 2 * FEWEST_SCORES:
-        return [nothing(case, NAME, metric, "no inner products of enough clients are in this view", 0)], None
+        why = f"not attempted: inner products of {len(clients)} clients are in this view, fewer than {2 * FEWEST_SCORES}"
+        return [nothing(case, NAME, metric, why if clients else "no inner products of others are in this view", 0)], None
     sent = rows_known(case, clients)
     if not sent:
         why = "not attempted: what clients compare cannot be imitated here, so colluders know no vectors"

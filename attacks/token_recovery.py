@@ -28,7 +28,7 @@ from ..types import Array, check_array
 from .label_readings import bias_span
 from .leakage import Case, Cell, Prior, cell, nothing
 from .local_training import trainings_in
-from .updates import Step, local_of, public_model, single_steps, steps_in, unread
+from .updates import Step, blind, local_of, public_model, single_steps, steps_in, unread
 
 __all__ = ["embedding_of", "token_cells", "tokens_from_rows", "window_from_rows"]
 
@@ -221,7 +221,7 @@ def _common(prior: Prior, count: int) -> Array:
 def token_cells(case: Case, name: str) -> list[Cell]:
     """Words of clients from the first update of each that can be read, and the order of those of clients with one window."""
     metrics = ("token_share", "token_precision", "words_in_place")
-    if why := _refusal(case):
+    if why := _refusal(case) or blind(case.view):
         return [nothing(case, name, metrics[0], why)]
     prior, model = case.prior, public_model(case.prior)
     mine, theirs = (

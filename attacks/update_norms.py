@@ -10,7 +10,7 @@ What it proves: a transform hides directions, not lengths. What it does not: not
 depend on labels more than on numbers. Updates that are clipped say little by their length and are not attempted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from .adversary import UPDATES, AdversaryView, parts_in, updates_sent
 from .leakage import Case, Cell, Prior, cell, nothing
 from .local_training import NotRecorded, trainings_in
 from .significance import FEWEST_SCORES, chance_of_orders, orders
-from .updates import public_model, unread
+from .updates import hidden_updates, public_model, single_steps, steps_in, unread
 
 __all__ = ["cells", "counts_from_lengths", "lengths_in"]
 
@@ -75,6 +75,16 @@ def lengths_in(view: AdversaryView) -> dict[int, float]:
     return found
 
 
+def lengths_of(case: Case, view: AdversaryView) -> dict[int, float]:
+    """As `lengths_in`; where a view has no updates of others, of those that follow from its sums of the first round."""
+    found = lengths_in(view)
+    if set(found) - set(view.coalition) or hidden_updates(view):
+        return found
+    steps = single_steps(steps_in(view, public_model(case.prior).dimension, case))
+    first = min((step.round for several in steps.values() for step in several), default=0)
+    return {client: float(np.linalg.norm(step.update)) for client, (step, *_) in steps.items() if step.round == first}
+
+
 def pretended_lengths(train: Train, prior: Prior, rng: Stream) -> tuple[Array, Array]:
     """Lengths (m,) of the updates of clients of the attacker's own, and their numbers of samples (m,)."""
     assert prior.config is not None  # checked by the caller
@@ -94,11 +104,10 @@ def pretended_lengths(train: Train, prior: Prior, rng: Stream) -> tuple[Array, A
     return np.array([np.linalg.norm(np.asarray(results[i]["update"], np.float64)) for i in kept]), counts[kept].astype(np.float64)
 
 
-def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], train: Train) -> dict[int, float]:
-    """How many samples each client has. Without a view: the median of all clients."""
-    if view is None:
+def guess(seen: Mapping[int, float] | None, prior: Prior, clients: Sequence[int], train: Train) -> dict[int, float]:
+    """How many samples each client has, by the lengths of updates that are seen. Without these: the median of all clients."""
+    if seen is None:
         return dict.fromkeys(clients, float(np.median(list(prior.samples_per_client.values()))))
-    seen = lengths_in(view)
     made, counts = pretended_lengths(train, prior, stream(prior.seed, "clients of known numbers of samples"))
     found = counts_from_lengths(np.array([seen[client] for client in clients]), made, counts)
     return dict(zip(clients, found.tolist(), strict=True))
@@ -109,10 +118,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     prior = case.prior
     if prior.config is None or (why := _refusal(case)):
         return [nothing(case, NAME, ORDER, "not attempted: the training settings are not known" if prior.config is None else why)], None
-    mine, theirs = lengths_in(case.view), lengths_in(case.reference)
+    mine, theirs = (lengths_of(case, view) for view in (case.view, case.reference))
     clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
     if len(clients) < FEWEST_SCORES:
-        why = unread(case.view, public_model(prior).dimension) or "no single updates of enough clients, in any form, are in this view"
+        why = "no single updates of others, in any form, are in this view"
+        if clients:
+            why = f"not attempted: single updates of {len(clients)} clients are in this view, fewer than {FEWEST_SCORES}"
+        why = unread(case.view, public_model(prior).dimension) or why
         return [nothing(case, NAME, ORDER, why)], None
     true = np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
     if len(np.unique(true)) < 2:
@@ -120,7 +132,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     train = trainings_in(case.reference).first
     if train is None:
         raise NotRecorded("the transcript does not say how clients were asked to train")
-    found = (guess(view, prior, clients, train.train) for view in (case.view, None, case.reference))
+    found = (guess(seen, prior, clients, train.train) for seen in (mine, None, theirs))
     made = [np.array([one[client] for client in clients]) for one in found]
     note = f"{len(clients)} clients, first round; {prior.description.partition(';')[0]}; baseline: the median number for everyone"
     first, second = (chance_of_orders(one, true, stream(case.seed, "numbers of samples dealt again")) for one in made[::2])

@@ -23,8 +23,8 @@ from .local_training import LocalTraining, NotRecorded, training_of
 from .sums import means_in, models_sent
 
 __all__ = [
-    "Step", "asked_in", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in", "unread",
-    "updates_in",
+    "Step", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in",
+    "unread", "updates_in",
 ]  # fmt: skip
 
 
@@ -87,12 +87,22 @@ def hidden_updates(view: AdversaryView) -> str:
     return next((kind for one in blind if (kind := hidden_by(view, str(one.context.get("transform", "")), "mean"))), "")
 
 
+def blind(view: AdversaryView) -> str:
+    """Why an attack on the coordinates of updates is not attempted: a transform hides them. Empty where none does."""
+    kind = hidden_updates(view)
+    return f"not attempted: updates are under a secret {kind}, which hides their coordinates" if kind else ""
+
+
 def unread(view: AdversaryView, dimension: int) -> str:
     """Why an attack on updates of whole models is not attempted though clients' own are in a view: they are of another form. Else empty."""
     if of_several(view, dimension):
         return "not attempted: what each client sends for means is in this view, but of several models at once; that may well show it"
     if any(row.shape != (dimension,) for row in updates_in(view, dimension).values()):
         return "not attempted: updates are in this view, but of a part of the model only; that part may well show it"
+    for message in view.select("mean", "update"):
+        if "transform" not in message.context and set(payload_rows(message)) - set(view.coalition) and updates_sent(view, message) is None:
+            names = ", ".join(repr(name) for name in sorted(set(message.payload or {}) - {"clients"}))
+            return f"not attempted: what each client sends for means is in this view, as {names}, which no attack reads"
     return ""
 
 

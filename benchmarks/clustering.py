@@ -10,6 +10,7 @@ on where it stopped. Only the clustering is run, no longer training. No method i
 
 import argparse
 import csv
+import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments.measure import chosen, served_results
 from cflpriv.federation.server import FederationServer
+from cflpriv.files import append, write_atomically
 from cflpriv.tasks.fold_gradients import FoldGradients
 from cflpriv.types import Array, Population
 
@@ -276,12 +278,29 @@ def exact(row: Mapping[str, Any]) -> bool:
     return int(row["found"]) == int(row["groups"]) and float(row["ari"]) == 1.0
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The whole lines that are there; one that was cut off is run again."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
+def read(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """The whole lines of a table with these columns, none where there is no file. A last line that was cut off is removed.
+
+    Raises `InputError` for a file with other columns: it is left as it is.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    lines = csv.DictReader(io.StringIO(whole))
+    if text and list(lines.fieldnames or ()) != list(fields):
+        raise InputError(f"{path}: is another table, whose columns are not {', '.join(fields)}; choose another file with --out")
+    if whole != text:
+        write_atomically(path, whole)
+    return [row for row in lines if None not in row and None not in row.values()]
+
+
+def add(path: Path, fields: Sequence[str], row: Mapping[str, Any]) -> None:
+    """Add a line to a table, which is begun if there is none."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    if not path.exists() or not path.stat().st_size:
+        writer.writeheader()
+    writer.writerow(row)
+    append(path, text.getvalue())
 
 
 def main(words: Sequence[str]) -> int:
@@ -298,32 +317,29 @@ def main(words: Sequence[str]) -> int:
     unknown = [one for one in methods if one not in METHODS]
     if unknown:
         parser.error(f"--methods: {unknown[0]!r} is not known; known are {'; '.join(METHODS)}")
-    chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    rows = read(chosen.out)
+    try:
+        rows = read(chosen.out, FIELDS)
+    except InputError as error:
+        parser.error(str(error))
     if chosen.tables:
         print(summary([row for row in rows if row["data"] in data and row["method"] in methods]))
         return 0
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
     done = {tuple(str(row[key]) for key in FIELDS[:6]) for row in rows}
     wanted = list(scenes(data))
-    with chosen.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-        file.flush()
-        for number, scene in enumerate(wanted, 1):
-            key = (scene.data, scene.kind, str(scene.clients), str(scene.samples), str(scene.seed))
-            missing = [one for one in methods if (*key, one) not in done]
-            try:
-                people = scene.population(chosen.data_dir) if missing else None
-            except InputError as error:  # the data set is too small
-                print(f"{number}/{len(wanted)} {', '.join(key)}: left out, {error}", flush=True)
-                continue
-            for method in missing:
-                assert people is not None
-                row = cell(scene, method, people)
-                writer.writerow(row)
-                file.flush()
-                rows.append(row)
-                print(f"{number}/{len(wanted)} {', '.join(key)}, {method}: ARI {row['ari']}, {row['found']} of {row['groups']}", flush=True)
+    for number, scene in enumerate(wanted, 1):
+        key = (scene.data, scene.kind, str(scene.clients), str(scene.samples), str(scene.seed))
+        missing = [one for one in methods if (*key, one) not in done]
+        try:
+            people = scene.population(chosen.data_dir) if missing else None
+        except InputError as error:  # the data set is too small
+            print(f"{number}/{len(wanted)} {', '.join(key)}: left out, {error}", flush=True)
+            continue
+        for method in missing:
+            assert people is not None
+            rows.append(cell(scene, method, people))
+            add(chosen.out, FIELDS, rows[-1])
+            found = f"ARI {rows[-1]['ari']}, {rows[-1]['found']} of {rows[-1]['groups']}"
+            print(f"{number}/{len(wanted)} {', '.join(key)}, {method}: {found}", flush=True)
     print(summary([row for row in rows if row["data"] in data and row["method"] in methods]))
     return 0

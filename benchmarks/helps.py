@@ -11,7 +11,6 @@ below 0. Else nothing was shown.
 """
 
 import argparse
-import csv
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,10 +25,11 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.clustering.scores import ari
 from cflpriv.contract.transcript import Transcript
+from cflpriv.errors import InputError
 from cflpriv.experiments.measure import chosen, local_scores, served_accuracy, served_results
 from cflpriv.types import Array, Population
 
-from .clustering import CLASSES, KINDS, WITHOUT_GROUPS, after_rounds, mlp, read
+from .clustering import CLASSES, KINDS, WITHOUT_GROUPS, add, after_rounds, mlp, read
 
 __all__ = ["main", "verdict"]
 
@@ -133,14 +133,10 @@ def main(words: Sequence[str]) -> int:
     methods = ["fedavg", *given.methods.split(";")]
     if unknown := [one for one in methods if one not in ALGORITHMS]:
         parser.error(f"--methods: {unknown[0]!r} is not known; known are {', '.join(ALGORITHMS)}")
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    rows = read(given.out)
-    done = {tuple(str(row[key]) for key in FIELDS[:4]) for row in rows}
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-        file.flush()
+    try:
+        rows = read(given.out, FIELDS)
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        done = {tuple(str(row[key]) for key in FIELDS[:4]) for row in rows}
         for seed in range(given.seeds):
             for kind in CHOSEN:
                 missing = [one for one in methods if (given.data, kind, str(seed), one) not in done]
@@ -148,8 +144,9 @@ def main(words: Sequence[str]) -> int:
                 for method in missing:
                     assert people is not None
                     rows.append(cell(given.data, kind, seed, method, people))
-                    writer.writerow(rows[-1])
-                    file.flush()
+                    add(given.out, FIELDS, rows[-1])
                     print(f"{kind}, seed {seed}, {method}: {rows[-1]['accuracy']} per cent, {rows[-1]['clusters']} clusters", flush=True)
+    except InputError as error:
+        parser.error(str(error))
     print(summary(rows))
     return 0

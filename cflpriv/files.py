@@ -6,12 +6,13 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-__all__ = ["append", "copy_examples", "sync_folder", "write_arrays", "write_atomically"]
+__all__ = ["append", "copy_examples", "sync_folder", "write_arrays", "write_atomically", "write_packed"]
 
 # the names of the safetensors format
 _DTYPES = {
@@ -24,6 +25,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old or the new one, never half of it, whatever happens. Raises OSError."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     _replace(path, lambda out: out.write(data), 0o644)
+
+
+def write_packed(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays, by name, as an npz file, whole or not at all. Raises OSError."""
+    packed = BytesIO()
+    np.savez(packed, allow_pickle=False, **arrays)
+    write_atomically(path, packed.getvalue())
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any], mode: int = 0o644) -> tuple[str, int]:

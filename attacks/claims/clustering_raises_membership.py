@@ -24,7 +24,7 @@ CLAIM = Claim(
     baseline="the one model of all forty clients",
     assumed=(
         "40 clients of the digits in five groups of two labels, 16 samples each, an MLP of 32 units, 20 rounds of 2 epochs; "
-        "LiRA with seven federations as shadows, by an attacker that knows all but which of each pair of samples was trained "
+        "LiRA with six federations as shadows, by an attacker that knows all but which of each pair of samples was trained "
         "on, and has the final model only; clusters are given and pure"
     ),
     arms={

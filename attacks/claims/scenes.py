@@ -12,19 +12,20 @@ from ...data import DataSpec, build_population
 from ...engine.models import Model
 from ...experiments import Config, parse_config
 from ...tasks.training import Train
+from ...types import Array
 from .. import ATTACKS
 from ..fresh_runs import case_of, fresh_scene
 from ..leakage import BUDGETS, Cell
-from ..membership import confidences, deal, lira, roc
+from ..membership import confidences, lira, roc
 from ..membership_shadows import federated_replicas
 from .claim import Row
 
-__all__ = ["attacked", "configured", "membership_auc", "row_of"]
+__all__ = ["attacked", "attacked_in_turn", "configured", "membership_auc", "row_of"]
 
 BUDGET = replace(BUDGETS["quick"], auxiliary=1000, draws=4)
 GROUPS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-FEDERATIONS = 8
-"""Replicas of a federation; each is attacked with the others as shadows."""
+PAIRS = 4
+"""Pairs of replicas of a federation that train on opposite halves of the samples. Each is attacked with the other pairs as shadows."""
 
 
 def configured(seed: int, algorithm: Mapping[str, Any], protection: Mapping[str, Any] | None = None, **sections: Any) -> Config:
@@ -60,9 +61,9 @@ def row_of(arm: str, seed: int, cell: Cell | None) -> Row:
 def membership_auc(seed: int, sizes: tuple[int, ...], data_dir: str | Path | None = None, rounds: int = 20) -> dict[int, float]:
     """Size -> the AUC of LiRA on the final models of FedAvg in cohorts of so many of 40 clients that are alike as far as can be.
 
-    Forty clients of the digits in five groups of two labels, 16 samples each and as many that they might have had; eight federations, each
-    attacked with the others as shadows. A cohort of up to eight clients is of one group. Who has a cohort's secure sums has these models.
-    Three claims read the same federations, so they are kept.
+    Forty clients of the digits in five groups of two labels, 16 samples each and as many that they might have had; `PAIRS` pairs of
+    federations. A cohort of up to eight clients is of one group. Who has a cohort's secure sums has these models. Three claims read the
+    same federations, so they are kept.
     """
     spec = DataSpec(source="digits", partition="pathological", clients=40, samples_per_client=32, seed=seed)
     people = build_population(spec, data_dir)
@@ -71,21 +72,35 @@ def membership_auc(seed: int, sizes: tuple[int, ...], data_dir: str | Path | Non
     model = Model("mlp", people.shape, people.classes, hidden=32, mean=people.mean, std=people.std)
     train = Train(model, epochs=2, batch_size=8, lr=0.1)
     rng = np.random.default_rng(seed)
-    first = np.stack([deal(16, FEDERATIONS, rng) for _ in clients], axis=1)
+    coins = rng.random((PAIRS, len(clients), 16)) < 0.5
+    first = np.concatenate([coins, ~coins])
     inside = np.concatenate([first, ~first], axis=2)
     found = {}
     for size in sizes:
         rosters = [
             {number: (clients[number].x_train[inside[f, number]], clients[number].y_train[inside[f, number]]) for number in cohort}
-            for f in range(FEDERATIONS)
+            for f in range(2 * PAIRS)
             for cohort in np.arange(40).reshape(-1, size).tolist()
         ]
         chain = [(number, range(40)) for number in range(rounds)]
-        vectors = federated_replicas(train.at, model.init(seed), chain, rosters, seed).reshape(FEDERATIONS, 40 // size, -1)
+        vectors = federated_replicas(train.at, model.init(seed), chain, rosters, seed).reshape(2 * PAIRS, 40 // size, -1)
         seen = np.concatenate(
             [confidences(model, vectors[:, i // size], clients[i].x_train, clients[i].y_train) for i in range(40)], axis=1
         )
-        coins = inside.reshape(FEDERATIONS, -1)
-        rest = [np.arange(FEDERATIONS) != f for f in range(FEDERATIONS)]
-        found[size] = float(np.mean([roc(lira(seen[f], seen[rest[f]], coins[rest[f]]), coins[f]).auc for f in range(FEDERATIONS)]))
+        found[size] = attacked_in_turn(seen, inside.reshape(2 * PAIRS, -1))
     return found
+
+
+def attacked_in_turn(seen: Array, inside: Array) -> float:
+    """The mean AUC of LiRA on 2p federations, by their confidences `seen` (2p, n) and coins `inside` (2p, n).
+
+    The i-th has the samples that the (p + i)-th lacks, and shadows are all pairs but its own. So its coins are independent of theirs, which
+    have each sample in half of them, and confidences that show nothing have an AUC of one half. With all others as shadows it would be less
+    (.475 with eight): those that have a sample are one fewer where the federation has it, so their mean is farther from its confidence.
+    """
+    pair = np.arange(len(seen)) % (len(seen) // 2)
+    aucs = []
+    for f in range(len(seen)):
+        rest = pair != pair[f]
+        aucs.append(roc(lira(seen[f], seen[rest], inside[rest]), inside[f]).auc)
+    return float(np.mean(aucs))

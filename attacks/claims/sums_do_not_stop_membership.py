@@ -21,7 +21,7 @@ CLAIM = Claim(
     baseline="a coin, 0.5",
     assumed=(
         "40 clients of the digits in five groups of two labels, 16 samples each, an MLP of 32 units, 20 rounds of 2 epochs; "
-        "LiRA with seven federations as shadows, by an attacker that knows all but which of each pair of samples was trained "
+        "LiRA with six federations as shadows, by an attacker that knows all but which of each pair of samples was trained "
         "on, and has the final model only; the server has the sums of a fixed cohort, which are its models; cohorts of two and "
         "eight are of one group"
     ),

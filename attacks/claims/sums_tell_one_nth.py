@@ -28,7 +28,7 @@ CLAIM = Claim(
     baseline="the same of the smaller cohort times the ratio of the sizes",
     assumed=(
         "40 clients of the digits in five groups of two labels, 16 samples each, an MLP of 32 units, 20 rounds of 2 epochs; "
-        "LiRA with seven federations as shadows, by an attacker that knows all but which of each pair of samples was trained "
+        "LiRA with six federations as shadows, by an attacker that knows all but which of each pair of samples was trained "
         "on, and has the final model only; the paper bounds mutual information; here the squared advantage (2 AUC − 1)², which "
         "information bounds from above up to a constant, stands for it, so a verdict is of this proxy; from eight to forty the "
         "cohort becomes mixed as well"

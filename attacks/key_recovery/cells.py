@@ -13,20 +13,25 @@ from ...types import Array
 from ..adversary import AdversaryView, updates_sent
 from ..label_inference import Guess as Shares
 from ..label_inference import histogram_cell, label_set_cell, top_labels
-from ..leakage import Case, Cell, Prior, Truth, cell, nothing
+from ..leakage import DEALS, Case, Cell, Prior, Truth, cell, nothing
 from ..local_training import LocalTraining, NotRecorded, training_of
-from ..significance import Status
+from ..significance import Status, chance, power
 from ..sums import models_sent
-from ..updates import public_model
+from ..updates import hidden_updates, public_model
 from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels
 from .mixed import of_update
 from .naming import Knowledge
 
-__all__ = ["Guess", "Seen", "transformed_rounds", "cells", "guess", "guess_of", "knowledge", "score_l1", "score_sets", "score_structure"]
+__all__ = [
+    "PERMUTATIONS", "Guess", "Seen", "cells", "guess", "guess_of", "knowledge", "score_l1", "score_sets", "score_structure",
+    "structure_at_random", "structure_chance", "transformed_rounds",
+]  # fmt: skip
 
 NAME = "key_recovery"
 MARGIN = {"histogram_l1": 0.1, "structure_l1": 0.1, "coordinates_exact": 0.05}
 FEWEST_CLIENTS = 4
+PERMUTATIONS = ("permutation", "signed_permutation")
+"""The transforms that this attack is made for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,16 +187,23 @@ def score_structure(one: Guess, truth: Truth, clients: list[int], classes: int) 
     return np.asarray(np.abs(named - real).sum(axis=1))
 
 
-def structure_at_random(one: Guess, truth: Truth, clients: list[int], classes: int, seed: int, times: int = 200) -> Array:
-    """`score_structure` of the same structure with its clients permuted, each time under its own best renaming: means by client, (n,).
+def structure_at_random(one: Guess, truth: Truth, clients: list[int], classes: int, seed: int, times: int = DEALS) -> Array:
+    """`score_structure` of the same structure with its clients permuted, each time under its own best renaming, (times, n).
 
-    The no-view baseline: some renaming fits any structure in part, so equal shares, which none helps, would be less than ignorance gives.
+    Their mean is the no-view baseline: some renaming fits any structure in part, so equal shares, which none helps, would be less than
+    ignorance gives. How many are as good is its p: few clients in few groups are often permuted to what they were.
     """
     rng = stream(seed, "structure dealt at random")
     flat = np.full(classes, 1.0 / classes)
     found = [one.structure.get(client, flat) for client in clients]
     dealt = [dict(zip(clients, [found[i] for i in rng.permutation(len(found))], strict=True)) for _ in range(times)]
-    return np.asarray(np.mean([score_structure(Guess({}, structure), truth, clients, classes) for structure in dealt], axis=0))
+    return np.array([score_structure(Guess({}, structure), truth, clients, classes) for structure in dealt])
+
+
+def structure_chance(real: Array, dealt: Array) -> float:
+    """The p of a structure with scores (n,), from the same permuted (t, n), and by a test over clients: the larger one."""
+    as_good = int((dealt.mean(axis=1) <= real.mean() + 1e-9).sum())
+    return max((1 + as_good) / (1 + len(dealt)), chance(-real, -dealt.mean(axis=0), MARGIN["structure_l1"]))
 
 
 def exact_share(one: Guess, seen: Seen, clear: Seen, clients: list[int]) -> float:
@@ -209,11 +221,19 @@ def _structure_cell(case: Case, mine: Guess, theirs: Guess, clients: list[int], 
     truth, classes, guesses = case.truth, case.prior.classes, (mine, theirs)
     real = [score_structure(one, truth, clients, classes) for one in guesses]
     dealt = [structure_at_random(one, truth, clients, classes, case.seed) for one in guesses]
+    blank, margin = [one.mean(axis=0) for one in dealt], MARGIN["structure_l1"]
+    first, second = (structure_chance(*pair) for pair in zip(real, dealt, strict=True))
     words = f"under the best renaming of all labels; {note}; baseline: the same structure, its clients permuted, each time so renamed"
-    return cell(
-        case, NAME, "structure_l1", real[0], dealt[0], real[1], theirs_blank=dealt[1], margin=MARGIN["structure_l1"], lower_is_better=True,
-        note=words,
+    made = cell(
+        case, NAME, "structure_l1", real[0], blank[0], real[1], theirs_blank=blank[1], margin=margin, lower_is_better=True, note=words,
+        chances=(first, second),
     )  # fmt: skip
+    return replace(made, power=power(-real[0], -blank[0], -real[1], -blank[1], margin))
+
+
+def _open(one: Cell) -> Cell:
+    """A figure of an attack that abstains, or was not made for this transform: never at its baseline, since that would show nothing."""
+    return replace(one, status="inconclusive", power=None) if one.status == "at_baseline" else one
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -225,6 +245,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     seen, clear = transformed_rounds(case.view, dimension), transformed_rounds(case.reference, dimension)
     if seen is None or clear is None:
         why = f"updates of single clients, {FEWEST_CLIENTS} or more under one transform, are not in this view"
+        why = f"not attempted: {why}; fewer are" if hidden_updates(case.view) else why
         return [nothing(case, NAME, "label_set_accuracy", why)], None
     if clear.rounds[0].shape[1] != dimension:
         part = ", in the clear" if seen.clear else ""
@@ -255,9 +276,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             lambda some: [sets_of(one, prior, some) for one in both],
         ),
     ]  # fmt: skip
+    if found.abstains or case.view.protection.sum not in PERMUTATIONS:
+        figures = [_open(one) for one in figures]
     exact = exact_share(mine, seen, clear, clients)
     placed = f"of {len(mine.coordinates)} coordinates placed" if mine.coordinates else "no coordinate placed"
-    status: Status = "leaks" if exact > MARGIN["coordinates_exact"] else "at_baseline"
+    status: Status = "leaks" if exact > MARGIN["coordinates_exact"] else "inconclusive"
     figures.append(
         Cell(
             NAME, case.view.adversary, case.protection, "coordinates_exact", exact, None, None, 0.0, 1.0, status, seeds=(case.seed,),

@@ -82,9 +82,13 @@ def affinities(matrix: Array, gamma: float) -> Array:
     """The affinity (n, n), 0 on the diagonal, of the columns of P (n, n)."""
     columns = matrix.T
     columns = (columns - columns.min()) / max(float(np.ptp(columns)), 1e-8)
-    squares = np.square(columns[:, None, :] - columns[None, :, :])
-    own = np.einsum("iji->ij", squares)  # the entry of the first of the two, which is left out with that of the second
-    found: Array = np.exp(-gamma * np.maximum(squares.sum(axis=2) - own - own.T, 0.0))
+    columns = columns - columns.mean(axis=0)
+    own, norms = np.diag(columns), np.square(columns).sum(axis=1)
+    squares = norms[:, None] + norms[None, :] - 2 * columns @ columns.T
+    left_out = np.square(own[:, None] - columns.T) + np.square(
+        columns - own[None, :]
+    )  # the entries of the first of the two, and the second
+    found: Array = np.exp(-gamma * np.maximum(squares - left_out, 0.0))
     np.fill_diagonal(found, 0.0)
     return found
 

@@ -17,6 +17,7 @@ Deviations, each for a reason:
 - Migration is left out: it answers data that change during training, and here a client's data stay.
 - A client joins by the groups' mean updates from w₀. The authors' code takes the groups' latest updates.
 - k-means starts `starts` times and the best is kept. A first training is one round of `[training]`.
+- Groups start from the weighted mean of all their members. In the authors' code it is the plain mean of those that were clustered.
 - A client whose first training diverged (and is skipped) joins the largest group. A group that cannot be averaged starts from w₀.
 
 What it reveals, by which operation: `gram`, once, all first updates or under a protection their angles and norms; the group of everybody;

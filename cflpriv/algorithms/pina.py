@@ -20,7 +20,8 @@ Deviations and assumptions, each for a reason:
   how clients are assigned later. All models start alike, so losses could not tell them apart in the first.
 - A cluster's sum is divided by its noisy count, `smallest` at least (by default half of an equal share of the round's clients).
 - The statistic W is that of the sum of a cluster's block, on at most `COORDINATES` public random coordinates. `normality = "weight"`
-  multiplies the step by W, "drop" also leaves it out where p < `alpha`, "off" does neither. Sums that are mostly noise are the most normal.
+  multiplies the step by W, "drop" also leaves it out where p < `alpha`, "off" does neither. Sums that are mostly noise are the most normal,
+  and one with much signal is not normal, so by default nothing is left out, other than in these accounts.
 - Clients are served the model of lowest training loss.
 
 What it reveals, by which operation: once the Gram matrix of all sketches through `gram`, up to the clients' own noise; to everybody the

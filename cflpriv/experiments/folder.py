@@ -1,6 +1,5 @@
 """A run folder: rounds written as they end, checkpoints, resumption, and the ground truth that only the experimenter sees."""
 
-import io
 import json
 import os
 import platform
@@ -23,7 +22,7 @@ from ..data import data_directory
 from ..data.text import TEXTS
 from ..errors import InputError
 from ..federation.registry import EpochEnded
-from ..files import append, write_atomically
+from ..files import append, write_atomically, write_packed
 from ..transports.simulation import Hosted
 from ..types import Population
 from .callbacks import Callback, Callbacks
@@ -316,9 +315,7 @@ def _measured(run: Run, out: Path) -> None:
     arrays = {name: np.asarray(evidence[name]) for name in ("distance", "tree") if evidence and name in evidence}
     scalars = {name: value for name, value in (evidence or {}).items() if name not in arrays}
     if arrays:
-        packed = io.BytesIO()
-        np.savez(packed, allow_pickle=False, **arrays)
-        write_atomically(out / "evidence.npz", packed.getvalue())
+        write_packed(out / "evidence.npz", arrays)
     truth = {client: int(group) for client, group in sorted(run.truth.items())}
     names = {"class_names": list(run.population.class_names)} if run.population.class_names else {}
     measured = {"truth": truth, **names, "labels": labels, "evidence_source": source if evidence else None, "evidence": scalars, **rest}

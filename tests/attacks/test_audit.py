@@ -2,8 +2,11 @@
 
 import json
 import shutil
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, fresh_runs
-from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, audit, fresh_runs, leakage
+from cflpriv.attacks.audit import _Kept, audit_run
 from cflpriv.attacks.leakage import dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.pooling import pooled
 from cflpriv.cli import app
-from cflpriv.errors import InputError
+from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.report import write_report
 from cflpriv.experiments.verify import seal
@@ -128,6 +131,34 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
     (run / "audit" / "units.json").write_text("{")
     assert audit_run(run, adversary="server", attacks=FEW, budget="quick") == cells  # a damaged store costs time only
     assert calls == list(FEW)
+
+
+def test_an_attack_of_a_plugin_that_was_edited_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others stay, and so do those of a plugin that is not loaded this time."""
+    run, plugin = tmp_path / "run", tmp_path / "own.py"
+    run.mkdir()
+    module = ModuleType("cflpriv_plugin_own")
+    module.__file__ = str(plugin)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    attack = Attack("mine", lambda case: ([], None))
+    attack.cells.__module__ = module.__name__
+    monkeypatch.setitem(ATTACKS, "own", attack)
+    figure = Cell("own", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
+    other = replace(figure, attack=FEW[0])
+
+    def finished() -> set[str]:
+        return set(_Kept(run, "key").cells)
+
+    plugin.write_text("first = True\n")
+    kept = _Kept(run, "key")
+    kept.add("server|own|0", [figure])
+    kept.add(f"server|{FEW[0]}|0", [other])
+    assert finished() == {"server|own|0", f"server|{FEW[0]}|0"}
+    with monkeypatch.context() as without:
+        without.delitem(ATTACKS, "own")
+        assert finished() == {"server|own|0", f"server|{FEW[0]}|0"}
+    plugin.write_text("second = True\n")
+    assert finished() == {f"server|{FEW[0]}|0"}
 
 
 @pytest.mark.slow
@@ -336,7 +367,53 @@ def test_payloads_of_chosen_rounds_and_clients_are_enough(tmp_path: Path) -> Non
     run_experiment(config(run=chosen), tmp_path / "run")
     cells = audit_run(tmp_path / "run", adversary="server", attacks=["label_inference"], budget="quick")
     statuses = {cell.metric: cell.status for cell in cells}
-    assert statuses.pop("aggregate_histogram_l1") == "nothing_to_see"  # one round has no two models of a cluster
+    assert statuses.pop("aggregate_histogram_l1") == "not_attempted"  # no two models of a cluster were kept
     assert statuses == {"histogram_l1": "leaks", "label_set_accuracy": "leaks"}
     with np.load(tmp_path / "run" / "audit" / "label_inference_server.npz") as arrays:
         assert arrays["clients"].tolist() == list(range(12))
+
+
+def test_recovered_arrays_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill while they are written leaves those of the earlier audit, which its figures name."""
+    (tmp_path / "audit").mkdir()
+    figure = Cell("own", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
+    monkeypatch.setattr(audit, "case_of", lambda *given: None)
+    scene: Any = SimpleNamespace(config=config(), messages=[], rounds=None)
+
+    def attacked(clients: int) -> None:
+        monkeypatch.setitem(ATTACKS, "own", Attack("mine", lambda case: ([figure], {"clients": np.arange(clients)})))
+        audit._attacked("own", "server", scene, BUDGETS["quick"], tmp_path)
+
+    def killed(*paths: Any) -> None:
+        raise KeyboardInterrupt
+
+    attacked(3)
+    monkeypatch.setattr("cflpriv.files.os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        attacked(9)
+    assert np.load(tmp_path / "audit" / "own_server.npz")["clients"].tolist() == [0, 1, 2]
+
+
+def test_what_was_not_looked_at_is_not_called_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads that were not kept, rounds that were not attacked, and clients of the attacker's own whose training diverges."""
+    scores = np.zeros(20)
+    seen: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=0)
+    safe = leakage.cell(seen, "own", "label_set_accuracy", scores, scores, scores + 1, margin=0.1, share=True)
+    empty = nothing(seen, "own", "m", "no signature is in this view")
+    monkeypatch.setattr(audit, "case_of", lambda *given: seen)
+    monkeypatch.setattr(audit, "what_was_kept", lambda messages: "kept in part" if messages else "")
+
+    def statuses(messages: Sequence[str] = (), rounds: int | None = None) -> list[str]:
+        scene: Any = SimpleNamespace(config=config(), messages=messages, rounds=rounds)
+        return [one.status for one in pooled(audit._attacked("own", "server", scene, BUDGETS["quick"], None))]
+
+    monkeypatch.setitem(ATTACKS, "own", Attack("mine", lambda case: ([safe, empty], None)))
+    assert statuses() == ["at_baseline", "nothing_to_see"]
+    assert statuses(messages=["one"]) == ["inconclusive", "not_attempted"]
+    assert statuses(rounds=2) == ["inconclusive", "nothing_to_see"]
+
+    def diverged(case: Any) -> Any:
+        raise TrainingDiverged("client 3, round 0")
+
+    monkeypatch.setitem(ATTACKS, "own", Attack("mine", diverged))
+    assert statuses() == ["not_attempted"]

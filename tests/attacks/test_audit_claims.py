@@ -59,6 +59,60 @@ def test_the_prior_alone_knows_the_labels_of_the_auxiliary_data() -> None:
     assert auxiliary_shares(few)[:3].tolist() == [0.75, 0.25, 0.0]
 
 
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_private_runs_that_compare_nothing_are_audited(unit: str) -> None:
+    noise = {"unit": unit, "epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0} | ({"samples": 12} if unit == "sample" else {})
+    seen = case(config({"name": "fedavg"}, privacy=noise, data={"clients": 8, "samples_per_client": 12}, training={"rounds": 1}))
+    for attack in ("gram_geometry", "sybil_span", "fold_release"):
+        assert {cell.status for cell in ATTACKS[attack].cells(seen)[0]} == {"nothing_to_see"}, attack
+
+
+@pytest.mark.parametrize("kind", ["permutation", "haar"])
+def test_what_a_transform_hides_is_not_read_as_if_it_were_in_the_clear(kind: str) -> None:
+    """Nor called safe: neither attack is made for it."""
+    small = {"clients": 8, "samples_per_client": 2}
+    anchors = case(config({"name": "stocfl"}, {"gram": [kind]}, data=small, training={"rounds": 1}))
+    images = case(config({"name": "fedavg"}, {"sum": kind}, data=small, training={"rounds": 1}))
+    for attack, seen in (("anchor_counts", anchors), ("gradient_inversion", images)):
+        (only,) = ATTACKS[attack].cells(seen)[0]
+        assert only.status == "not_attempted", only.line()
+        assert "transformed" in only.note or f"under a secret {kind}" in only.note
+
+
+@pytest.mark.parametrize("kind", ["haar", "permutation"])
+def test_few_clients_are_not_nothing(kind: str) -> None:
+    """What three clients compare and send is in the view, too few for these attacks."""
+    seen = case(config({"k": 2}, {"gram": [kind], "sum": kind}, data={"clients": 3, "samples_per_client": 12, "groups": [[0, 1]]}))
+    for attack in ("gram_geometry", "sybil_span", "key_recovery", "gram_updates"):
+        first = ATTACKS[attack].cells(seen)[0][0]
+        assert first.status == "not_attempted", first.line()
+
+
+def test_inner_products_that_no_attack_reads_are_not_nothing() -> None:
+    """OCFL compares two updates of a client at once."""
+    protection = {"gram": ["haar"], "sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}
+    seen = case(config({"name": "ocfl"}, protection, data={"clients": 8, "samples_per_client": 4}))
+    (only,) = ATTACKS["gram_updates"].cells(seen)[0]
+    assert only.status == "not_attempted", only.line()
+    assert "as 'rows'" in only.note
+
+
+def test_what_an_algorithm_calls_otherwise_is_not_overlooked() -> None:
+    """FedProto's prototypes, and an update under a name of somebody's own, in the clear: there is something to see."""
+    small = {"clients": 8, "samples_per_client": 4}
+    prototypes = case(config({"name": "fedproto"}, data=small, training={"rounds": 1}))
+    seen = case(config({"name": "fedavg"}, data=small, training={"rounds": 1}))
+    named = tuple(
+        replace(one, payload={"delta": one.payload["update"]}) if one.operation == "mean" and one.payload else one
+        for one in seen.view.messages
+    )
+    own = replace(seen, view=replace(seen.view, messages=named))
+    for attack, of in (("gradient_inversion", prototypes), ("gradient_inversion", own), ("label_inference", own), ("update_norms", own)):
+        first = ATTACKS[attack].cells(of)[0][0]
+        assert first.status == "not_attempted", first.line()
+    assert "as 'delta', which no attack reads" in ATTACKS["label_inference"].cells(own)[0][0].note
+
+
 def test_a_seed_with_nothing_to_see_hides_no_other() -> None:
     empty = Cell("a", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
     leaking = replace(empty, value=0.5, baseline=0.0, reference=0.5, status="leaks", seeds=(1,), exact=True)

@@ -1,17 +1,24 @@
 """Claims: the rule gives each verdict on made-up rows, runs resume, and the page says what the runs found. No experiment is run here."""
 
+import csv
 import json
+import signal
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import in_process
 
-from cflpriv.attacks.claims import CLAIMS, claim_named, judging
+from cflpriv import __version__
+from cflpriv.attacks.claims import CLAIMS, claim_named, gdp_accountant_is_a_bound, judging
 from cflpriv.attacks.claims.claim import Arm, Claim, Row, decide, findings_of
 from cflpriv.attacks.claims.judging import in_words, judge, listed, write_page
+from cflpriv.attacks.claims.scenes import attacked_in_turn
 from cflpriv.errors import InputError
+from cflpriv.experiments.folder import interruptible
 
 NOISE = (-0.002, 0.001, 0.0, 0.002, -0.001)
 
@@ -134,6 +141,110 @@ def test_the_page_has_every_verdict_its_repetition_and_its_figures(tmp_path: Pat
     assert "the claim asks for a gain above 0.1: fails" in said
 
 
+def test_a_verdict_names_the_commits_at_which_its_rows_were_measured(tmp_path: Path, tiny: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit() -> str:
+        return str(json.loads((tmp_path / "verdict.json").read_text())["commit"])
+
+    monkeypatch.setattr(judging, "_commit", lambda: "first")
+    judge(CLAIMS[0], tmp_path, scale=0.4)
+    monkeypatch.setattr(judging, "_commit", lambda: "second")
+    judge(CLAIMS[0], tmp_path, scale=0.4)
+    assert commit() == "first", "nothing was measured at the second"
+    judge(CLAIMS[0], tmp_path)
+    assert commit() == "first, second"
+
+
+def test_ctrl_c_in_a_run_keeps_finished_seeds_and_nothing_of_the_one_that_was_cut(
+    tmp_path: Path, tiny: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(seed: int, data_dir: str | Path | None) -> Sequence[Row]:
+        with interruptible() as interrupted:  # as a run has it
+            if seed == 1:
+                signal.raise_signal(signal.SIGINT)
+            return measured(seed + 100 * interrupted(), data_dir)
+
+    before = signal.getsignal(signal.SIGINT)
+    claim = replace(tiny, measure=cut)
+    monkeypatch.setattr(judging, "claim_named", lambda name: claim)
+    with pytest.raises(KeyboardInterrupt):
+        judge(CLAIMS[0], tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [json.loads(line)["seed"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [0]
+    monkeypatch.setattr(judging, "claim_named", lambda name: tiny)
+    assert judge(CLAIMS[0], tmp_path).word == "qualified"
+    assert CALLS == [0, 1, 2]
+
+
+def test_a_commit_is_of_this_checkout_and_tells_what_is_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "judging.py"
+    here.touch()
+    monkeypatch.setattr(judging, "__file__", str(here))
+    assert judging._commit() == __version__, "no checkout"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "init", "--quiet"], cwd=tmp_path, check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "another's"], cwd=tmp_path, check=True)
+    assert judging._commit() == __version__, "a checkout around an environment"
+    subprocess.run([*git, "add", "."], cwd=tmp_path, check=True)
+    assert judging._commit().endswith("+")
+    subprocess.run([*git, "commit", "--quiet", "-m", "ours"], cwd=tmp_path, check=True)
+    assert len(judging._commit()) >= 7
+    assert not judging._commit().endswith("+")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rule": "another"}, "was measured before the claim's file changed"), ({"claim": "gone"}, "a claim 'gone' that is not known"),
+        ({"first_seed": 2}, "share seed 2"), (None, "is damaged"),
+    ],
+)  # fmt: skip
+def test_the_page_refuses_what_it_cannot_vouch_for(tmp_path: Path, tiny: Claim, change: dict[str, object] | None, message: str) -> None:
+    judge(CLAIMS[0], tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    result = json.loads((tmp_path / "a" / "verdict.json").read_text())
+    (tmp_path / "b" / "verdict.json").write_text("{" if change is None else json.dumps(result | change))
+    with pytest.raises(InputError, match=message):
+        write_page(tmp_path, tmp_path / "page.md")
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_the_published_page_follows_from_its_figures_and_from_the_rules_in_the_files() -> None:
+    pages = Path(__file__).parents[2] / "docs"
+    with (pages / "claims.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    page = (pages / "claims.md").read_text(encoding="utf-8")
+    for name, first in dict.fromkeys((line["claim"], line["first_seed"]) for line in lines):
+        claim, own = claim_named(name), [line for line in lines if (line["claim"], line["first_seed"]) == (name, first)]
+        assert {line["rule"] for line in own} == {judging._rule(name)}, f"{name}: its file has changed since"
+        assert {line["arm"] for line in own} == set(claim.arms)
+        outcomes: set[bool | None] = set()
+        for line in own:
+            arm, low, high = claim.arms[line["arm"]], float(line["low"]), float(line["high"])
+            outcomes.add(None if low < arm.margin < high else (low >= arm.margin) == (arm.holds == "above"))
+        expected = "qualified" if {True, False} <= outcomes else "undecided"
+        expected = "upheld" if outcomes == {True} else "refuted" if outcomes == {False} else expected
+        assert {line["verdict"] for line in own} == {expected}
+        assert claim.statement in page
+        assert claim.assumed in page
+
+
+def test_confidences_that_show_nothing_have_an_auc_of_one_half() -> None:
+    rng = np.random.default_rng(0)
+    coins = rng.random((4, 20000)) < 0.5
+    inside = np.concatenate([coins, ~coins])
+    base = 2 * rng.normal(size=20000)
+    seen = base + rng.normal(size=inside.shape)
+    assert attacked_in_turn(seen, inside) == pytest.approx(0.5, abs=0.006)  # five deviations of a mean over eight
+    assert attacked_in_turn(seen + inside, inside) > 0.6
+
+
+def test_an_epsilon_between_the_bounds_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids = {1e-4: (1.9, 2.2), 1e-5: (2.1, 2.2)}
+    monkeypatch.setattr(gdp_accountant_is_a_bound, "bounds", lambda noise, rate, steps, grid: grids[grid])
+    rows = [gdp_accountant_is_a_bound.beside("a", 0, claimed, 1.0, 0.1, 1) for claimed in (1.8, 2.05, 2.15, 2.3)]
+    assert [row.baseline for row in rows] == pytest.approx([1.9, 2.1, np.nan, 2.2], nan_ok=True)
+
+
 def test_the_command(tmp_path: Path, tiny: Claim, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert in_process(monkeypatch, "claims") == 0
     said = capsys.readouterr().out
@@ -141,6 +252,6 @@ def test_the_command(tmp_path: Path, tiny: Claim, monkeypatch: pytest.MonkeyPatc
     out = str(tmp_path / "out")
     assert in_process(monkeypatch, "claims", CLAIMS[0], "--out", out, "--page", str(tmp_path / "page.md")) == 0
     assert "verdict: qualified" in capsys.readouterr().out
-    for wrong in (["permutation_secrec"], [CLAIMS[0], "--scale", "0"], [CLAIMS[0], "--seed", "-1"]):
+    for wrong in (["permutation_secrec"], [CLAIMS[0], "--scale", "0"], [CLAIMS[0], "--scale", "inf"], [CLAIMS[0], "--seed", "-1"]):
         assert in_process(monkeypatch, "claims", *wrong, "--out", out) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1

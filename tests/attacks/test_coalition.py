@@ -2,6 +2,7 @@
 size.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from cflpriv.attacks.coalition import known_sums, sums_of_others, trained_again
 from cflpriv.attacks.leakage import Case, Cell
 from cflpriv.attacks.local_training import trainings_in
 from cflpriv.attacks.sums import sums_in
+from cflpriv.attacks.update_norms import lengths_of
 from cflpriv.attacks.updates import public_model, steps_in, updates_in
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
@@ -66,6 +68,47 @@ def test_a_minimum_cohort_size_is_none_to_all_but_one_of_a_sum(min_cohort: int, 
     assert "colluders, who take their own updates off" in single.note
     alone = colluders([], {"sum": "secagg", "min_cohort": min_cohort}, size=size)
     assert by_metric("disaggregation", alone)["singleton_exact"].status == "nothing_to_see"
+
+
+def test_an_update_is_recovered_whatever_the_unprotected_run_made_of_its_round() -> None:
+    """Three clients a group, two of them collude. A group that was not whole has no sum, so that its models are not the open run's."""
+    run = {"audit_parties": ["server", *(f"client:{client}" for client in range(4, 12))]}
+    groups, training = [[0, 1], [2, 3], [4, 5], [6, 7]], {"rounds": 4, "participation": 0.75}
+    protection = {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 3}
+    data = {"clients": 12, "groups": groups, "samples_per_client": 20}
+    seen = case(config({"k": 4}, protection, data=data, training=training, run=run), "server+8")
+    alone = {one.members for one in known_sums(seen, seen.view) if len(one.members) == 1 and one.mean is not None}
+    assert by_metric("disaggregation", seen)["singleton_exact"].value == len(alone) / 4 == 0.75
+
+
+def test_what_colluders_sent_and_a_transcript_does_not_hold_is_not_called_safe() -> None:
+    """A member of a pair remembers what it sent; the audit cannot make it again where updates hold more than training."""
+    data = {"clients": 2, "groups": [[0, 1]], "samples_per_client": 20}
+    protection = {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}
+    run = {"audit_parties": ["server", "client:0"]}
+    seen = case(config({"name": "scaffold"}, protection, data=data, run=run, training={"rounds": 3}), "server+1")
+    single = by_metric("disaggregation", seen)["singleton_exact"]
+    assert single.status == "not_attempted", single.line()
+    assert "these know what they sent" in single.note
+
+
+def test_lengths_are_read_off_what_is_left() -> None:
+    """Pairs with one colluder each. Oracle: the lengths in the open run."""
+    seen = colluders([0, 1, 2, 3, 4], {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}, data={"samples_per_client": 12})
+    found, sent = (lengths_of(seen, view) for view in (seen.view, seen.reference))
+    assert sorted(found) == [5, 6, 7, 8, 9]
+    assert found == pytest.approx({client: sent[client] for client in found}, rel=1e-3)
+    assert lengths_of(replace(seen, view=replace(seen.view, coalition=())), replace(seen.view, coalition=())) == {}
+
+
+@pytest.mark.slow
+def test_membership_says_that_updates_follow_though_not_of_the_last_round() -> None:
+    data = {"clients": 4, "samples_per_client": 40, "groups": [[0, 1]]}
+    run = {"audit_parties": ["server", "client:0", "client:1", "client:2"]}
+    protection = {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}
+    found = by_metric("membership", case(config({"name": "fedavg"}, protection, data=data, run=run), "server+3"))
+    assert found["own_model_lira_auc"].status == "not_attempted", found["own_model_lira_auc"].line()
+    assert found["update_gradients_auc"].value is not None
 
 
 def test_sums_weighted_by_samples_are_taken_apart_by_these_weights() -> None:

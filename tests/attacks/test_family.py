@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cflpriv.attacks.family import AIMED, judged_together
-from cflpriv.attacks.leakage import Cell
-from cflpriv.attacks.significance import RATE, Status
+from cflpriv.attacks.leakage import DEALS, Cell
+from cflpriv.attacks.membership_audit import SWAPS
+from cflpriv.attacks.significance import MATCHINGS, RATE, Status
 from cflpriv.attacks.verdicts import verdicts_of
 
 
@@ -49,6 +50,12 @@ def test_exact_leaks_stay_and_are_not_counted() -> None:
 def test_a_leak_without_a_p_counts_with_the_rate_of_one_figure() -> None:
     assert judged_together([figure(None), figure(0.5)])[0][0].status == "leaks"
     assert judged_together([figure(None), *[figure(0.5)] * 2])[0][0].status == "inconclusive"
+
+
+@pytest.mark.parametrize("draws", [DEALS, MATCHINGS, SWAPS])
+def test_the_least_p_that_draws_can_give_stands_in_an_audit_of_one_run(draws: int) -> None:
+    """Else every label set that was read right would be withdrawn among sixty figures."""
+    assert judged_together([figure(1 / (1 + draws)), *[figure(0.5)] * 90])[0][0].status == "leaks"
 
 
 def test_figures_without_anything_to_see_are_not_counted() -> None:

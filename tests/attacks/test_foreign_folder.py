@@ -1,6 +1,7 @@
 """Folders of another system's updates: written from a loop, audited by the command line, refused in one line where they are bad."""
 
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from report_pages import Page, page_of, pictures_of
 
 from cflpriv import plugins
 from cflpriv.attacks import audit_folder, audit_updates, save_updates
+from cflpriv.attacks.foreign_folder import _rounds
 from cflpriv.engine.models import MODELS
 from cflpriv.errors import InputError
 from cflpriv.types import Array
@@ -133,6 +135,45 @@ def test_rounds_and_clients_come_back_in_order(tmp_path: Path) -> None:
     tree = tomllib.loads((tmp_path / "foreign.toml").read_text())
     assert tree["clients"]["4"]["epochs"] == 2
     assert tree["clients"]["4"]["samples"] == 30
+
+
+@pytest.mark.parametrize(
+    ("more", "auxiliary", "why"),
+    [
+        ({"y": None}, None, "client 0: y: expected an array, got NoneType"),
+        ({"x": [[1.0, 2.0], [3.0]]}, None, "client 0: x: expected an array, got list"),
+        ({"y": np.array([0] * 29 + [12])}, None, "client 0: y has 12"),
+        ({"outside": (np.zeros((3, 1, 8, 8)),)}, None, "client 0, outside: expected a pair"),
+        ({"samples": "many"}, None, "client 0: samples = 'many'"),
+        ({}, (np.zeros((3, 1, 8, 8)),), "auxiliary: expected a pair"),
+    ],
+    ids=["labels missing", "ragged", "a label too many", "no labels outside", "no number", "no auxiliary labels"],
+)
+def test_bad_samples_are_named_when_they_are_written(tmp_path: Path, more: dict[str, Any], auxiliary: Any, why: str) -> None:
+    update = replace(scene()[1][0], **more)
+    with pytest.raises(InputError, match=re.escape(why)):
+        save_updates(tmp_path, [update], 10, (1, 8, 8), settings=SETTINGS, auxiliary=auxiliary)
+
+
+def test_a_folder_with_earlier_updates_is_not_written_into(tmp_path: Path) -> None:
+    """Rounds that a longer recording left would be audited with the new ones."""
+    updates = list(scene()[1])[:2]
+    save_updates(tmp_path, updates, 10, (1, 8, 8), settings=SETTINGS)
+    (tmp_path / "foreign.toml").unlink()  # as an interrupted recording leaves it
+    with pytest.raises(InputError, match=r"has updates already \(round-0001\)"):
+        save_updates(tmp_path, updates, 10, (1, 8, 8), settings=SETTINGS)
+
+
+def test_rounds_go_by_their_numbers_however_these_are_written(tmp_path: Path) -> None:
+    for name in ("round-2", "round-10", "round-0001"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in _rounds(tmp_path)] == ["round-0001", "round-2", "round-10"]
+    (tmp_path / "round-02").mkdir()
+    with pytest.raises(InputError, match="round-2: is the same round as round-02"):
+        _rounds(tmp_path)
+    (tmp_path / "round-02").rename(tmp_path / "round-two")
+    with pytest.raises(InputError, match="round-two: is not called round-NUMBER"):
+        _rounds(tmp_path)
 
 
 def rewritten(**change: Any) -> Callable[[Path], None]:

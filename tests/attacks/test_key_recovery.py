@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 
 from cflpriv.attacks.fresh_runs import Scene, case_of, fresh_scene
 from cflpriv.attacks.key_recovery import Guess, Knowledge, cells, find_structure, guess, recover_labels, transformed_rounds, zero_sum_blocks
-from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random
+from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random, structure_chance
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
 from cflpriv.attacks.key_recovery.structure import shares
 from cflpriv.attacks.leakage import BUDGETS, Cell, Truth, truth_of
@@ -232,7 +232,7 @@ def test_a_structure_that_has_nothing_to_do_with_the_clients_is_at_its_baseline(
 
     def errors(structure: dict[int, Array]) -> tuple[Array, Array]:
         one = Guess({}, structure)
-        return -score_structure(one, truth, clients, 10), -structure_at_random(one, truth, clients, 10, seed=0, times=50)
+        return -score_structure(one, truth, clients, 10), -structure_at_random(one, truth, clients, 10, seed=0, times=50).mean(axis=0)
 
     said = []
     for _ in range(40):
@@ -243,6 +243,21 @@ def test_a_structure_that_has_nothing_to_do_with_the_clients_is_at_its_baseline(
         assert reference[0] == pytest.approx(np.zeros(n))
     assert said.count("leaks") <= 2
     assert said.count("at_baseline") >= 20
+
+
+def test_a_structure_of_few_clients_that_is_right_by_luck_is_no_leak() -> None:
+    """Four clients in two groups are dealt to what they are one time in three; a test over clients called 18 of 60 a leak."""
+    rng, clients = np.random.default_rng(0), list(range(4))
+    for _ in range(10):
+        pairs, who = rng.permutation(10)[:4].reshape(2, 2), rng.permutation([0, 0, 1, 1])
+        real = {client: np.isin(np.arange(10), pairs[who[client]]) / 2 for client in clients}
+        truth, one = Truth({}, {}, real), Guess({}, real)
+        dealt = structure_at_random(one, truth, clients, 10, seed=0, times=199)
+        assert structure_chance(score_structure(one, truth, clients, 10), dealt) > 0.2
+    groups = np.array([[0, 1], [2, 3], [4, 5], [6, 7]])
+    many = {client: np.isin(np.arange(10), groups[client % 4]) / 2 for client in range(12)}
+    dealt = structure_at_random(Guess({}, many), Truth({}, {}, many), list(many), 10, seed=0, times=199)
+    assert structure_chance(np.zeros(12), dealt) < 0.025
 
 
 @pytest.mark.slow
@@ -294,10 +309,10 @@ def test_the_attackers_own_clients_take_the_steps_of_the_run(algorithm: dict[str
 @pytest.mark.slow
 def test_under_hadamard_no_labels_are_named() -> None:
     found = by_metric(scene("hadamard"))
-    assert found["label_set_accuracy"].status == "at_baseline"
-    assert found["histogram_l1"].status == "at_baseline"
+    assert found["label_set_accuracy"].status == "inconclusive"  # it is not made for rotations: gram_updates is
+    assert found["histogram_l1"].status == "inconclusive"
     assert found["coordinates_exact"].value == 0.0  # an abstention counts
-    assert found["coordinates_exact"].status == "at_baseline"
+    assert found["coordinates_exact"].status == "inconclusive"  # it abstains, which shows no safety
 
 
 @pytest.mark.slow
@@ -339,8 +354,8 @@ def test_signs_and_fresh_permutations_do_not_help(kind: str, transform: str) -> 
 @pytest.mark.slow
 def test_under_haar_no_labels_are_named() -> None:
     found = by_metric(scene("haar", hidden=16))
-    assert found["label_set_accuracy"].status == "at_baseline"
-    assert found["histogram_l1"].status == "at_baseline"
+    assert found["label_set_accuracy"].status == "inconclusive"  # it is not made for rotations: gram_updates is
+    assert found["histogram_l1"].status == "inconclusive"
 
 
 # --- the claims, on 28×28 images ----------------------------------------------------------------------------------------------------

@@ -145,6 +145,35 @@ def test_at_baseline_says_that_the_gain_is_surely_within_the_margin() -> None:
     assert shares([0.0, 0.0, 0.35, 0.0, 0.3]).status == "inconclusive"
 
 
+@pytest.mark.parametrize("found", [2, 3, 4, 5])
+def test_one_run_is_not_at_its_baseline_with_a_gain_beyond_the_margin(found: int) -> None:
+    """Some of twenty label sets are read where the baseline reads none: too few for a leak, too many to say that nothing leaks."""
+    mine = (np.arange(CLIENTS) < found).astype(float)
+    one = figure(mine, np.zeros(CLIENTS), share=True)
+    assert (one.p or 0.0) > RATE
+    assert (one.power or 0.0) > ENOUGH
+    for several in ([one], [one, share(0.1, 1)]):
+        assert pooled(several)[0].status == "inconclusive"
+        assert f"; the gain may be {one.gain_high:.2f})" in pooled(several)[0].line()
+    assert pooled([figure(np.zeros(CLIENTS), np.zeros(CLIENTS), share=True)])[0].status == "at_baseline"
+
+
+def test_what_an_attack_leaves_open_in_a_run_stays_open_over_seeds() -> None:
+    """Such as a fit that is bad (`gram_updates`), or an attacker that abstains (`key_recovery`)."""
+    right = [share(0.1, seed) for seed in range(SEEDS)]
+    assert pooled(right)[0].status == "at_baseline"
+    assert pooled([replace(right[0], status="inconclusive"), *right[1:]])[0].status == "inconclusive"
+    assert pooled([replace(share(0.9, seed), status="inconclusive") for seed in range(SEEDS)])[0].status == "leaks"
+    exact = [replace(one, value=0.0, exact=True, status="inconclusive") for one in right]
+    assert (pooled(exact)[0].status, pooled(exact)[0].power) == ("inconclusive", None)
+
+
+def test_scores_that_are_no_numbers_are_at_no_baseline() -> None:
+    broken = figure(np.full(CLIENTS, np.nan), np.zeros(CLIENTS), metric="image_psnr_db")
+    assert (broken.status, broken.value) == ("not_attempted", None)
+    assert "no numbers" in broken.note
+
+
 def test_without_a_reference_that_works_nothing_is_claimed() -> None:
     seen = [share(value, seed) for seed, value in enumerate((0.1, 0.2, 0.1))]
     weak = [replace(one, reference=0.1, reference_baseline=0.1, status="not_validated") for one in seen]
@@ -291,7 +320,7 @@ def test_equal_gains_are_equal_whatever_rounding_makes_of_them(by: float, n: int
 
 def test_no_power_no_absence() -> None:
     """Of one run, of two, and of five whose unprotected runs differ much: half of what they gain need not have been seen."""
-    few = share(0.1, 0, base=0.0)
+    few = share(0.0, 0, base=0.0)
     assert few.power is not None
     assert few.power >= ENOUGH
     assert pooled([few])[0].status == "at_baseline"

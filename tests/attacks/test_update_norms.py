@@ -69,7 +69,7 @@ def test_clients_dealt_otherwise_are_not_found() -> None:
 @pytest.mark.parametrize(
     ("made", "word"),
     [
-        (lambda: case(skewed({"sum": "secagg", "secagg_mode": "passive"})), "no single updates of enough clients"),
+        (lambda: case(skewed({"sum": "secagg", "secagg_mode": "passive"})), "no single updates of others"),
         (
             lambda: case(skewed({}, privacy={"unit": "client", "epsilon": 5.0, "delta": 1e-4, "clip_norm": 0.2})),
             "not attempted: clients clip",

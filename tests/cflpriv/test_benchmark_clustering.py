@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -27,6 +28,31 @@ def test_the_table_resumes_by_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with (tmp_path / "table.csv").open(newline="", encoding="utf-8") as file:
         again = [[row[key] for key in clustering.FIELDS[:-1]] for row in csv.DictReader(file)]
     assert again == [line.strip().split(",")[:-1] for line in lines[1:]]
+
+
+@pytest.mark.parametrize(("table", "other", "words"), [(helps, clustering, ["--seeds", "0"]), (clustering, helps, ["--tables"])])
+def test_another_table_is_left_as_it_is(
+    tmp_path: Path, table: ModuleType, other: ModuleType, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join([",".join(other.FIELDS), ",".join("1" for _ in other.FIELDS), "cut o"]), encoding="utf-8")
+    there = path.read_bytes()
+    with pytest.raises(SystemExit):
+        table.main(["--out", str(path), *words])
+    assert path.read_bytes() == there
+    assert "table.csv: is another table" in capsys.readouterr().err
+
+
+def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
+    path, rows = tmp_path / "table.csv", [{"name": "a", "seconds": "1.25"}, {"name": "b", "seconds": "12.5"}]
+    path.touch()
+    for row in rows:
+        clustering.add(path, ("name", "seconds"), row)
+    assert clustering.read(path, ("name", "seconds")) == rows
+    path.write_bytes(path.read_bytes()[:-2])  # 12. is a number, too
+    assert clustering.read(path, ("name", "seconds")) == rows[:1]
+    clustering.add(path, ("name", "seconds"), rows[1])
+    assert clustering.read(path, ("name", "seconds")) == rows
 
 
 def test_the_folds_of_a_scene_are_made_once() -> None:

@@ -1,5 +1,6 @@
 """FlexCFL, OCFL, FedSoft, FedRC and FedGWC: each rule against a plain recomputation of it from vectors and losses, and the groups found."""
 
+import tracemalloc
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
@@ -256,6 +257,15 @@ def test_affinities_leave_out_the_entries_of_the_two() -> None:
             others = [m for m in range(5) if m not in (i, j)]
             distance = sum((columns[i, m] - columns[j, m]) ** 2 for m in others)
             assert found[i, j] == pytest.approx(0.0 if i == j else np.exp(-2 * distance))
+
+
+def test_affinities_of_many_clients_take_a_few_matrices() -> None:
+    matrix = np.random.default_rng(0).uniform(size=(300, 300))
+    tracemalloc.start()
+    affinities(matrix, 2.0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * matrix.nbytes
 
 
 def test_clear_blocks_are_split_and_equal_affinities_are_not() -> None:

@@ -140,7 +140,7 @@ def test_random_cohorts(data: st.DataObject) -> None:
     mode = data.draw(st.sampled_from(["active", "passive"]))
     stages = st.sampled_from([stage for stage in STAGES if mode == "active" or stage != "Consistent"])
     drops = data.draw(st.dictionaries(st.integers(0, n - 1), stages, max_size=n // 2))
-    check(agreement(n, mode, *data.draw(st.sampled_from(KINDS)), min_cohort=data.draw(st.integers(2, 5))), drops)
+    check(agreement(n, mode, *data.draw(st.sampled_from(KINDS)), min_cohort=data.draw(st.integers(2, min(5, n)))), drops)
 
 
 @settings(max_examples=4, deadline=None)
