@@ -26,7 +26,8 @@ from ..types import Array, ClientData
 from .significance import proportion_interval
 
 __all__ = [
-    "Roc", "auc_interval", "confidences", "deal", "lira", "loss_threshold", "placements", "rmia", "roc", "shadow_models", "threshold",
+    "Roc", "auc_interval", "confidences", "deal", "deal_in_pairs", "lira", "lira_in_turn", "loss_threshold", "placements", "rmia", "roc",
+    "shadow_models", "threshold",
 ]  # fmt: skip
 
 
@@ -102,6 +103,12 @@ def deal(samples: int, shadows: int, rng: np.random.Generator) -> Array:
     return np.argsort(rng.random((shadows, samples)), axis=0) < shadows // 2
 
 
+def deal_in_pairs(samples: int, pairs: int, rng: np.random.Generator) -> Array:
+    """Which of 2p models has which sample, (2p, samples) bool: the i-th by coins, the (p + i)-th those that the i-th lacks."""
+    coins = rng.random((pairs, samples)) < 0.5
+    return np.concatenate([coins, ~coins])
+
+
 def shadow_models(train: Train, x: Array, y: Array, inside: Array, start: Array, seed: int, engine: Engine | None = None) -> Array:
     """Models (s, d) trained from `start` (d,) on the samples of each row of `inside` (s, n), all in one run of the engine."""
     engine = engine or Engine()
@@ -142,6 +149,17 @@ def lira(target: Array, shadow: Array, inside: Array) -> Array:
         deviation = float(np.sqrt(squares / max(int((count - 1).sum()), 1))) + 1e-12
         ratio += sign * stats.norm.logpdf(target, mean, deviation)
     return ratio
+
+
+def lira_in_turn(seen: Array, inside: Array) -> list[Roc]:
+    """LiRA on each of 2p models by their confidences `seen` (2p, n), where samples were dealt in pairs, `inside` (2p, n).
+
+    Shadows are all pairs but the model's own, so its coins are independent of theirs, which have each sample in half of them, and
+    confidences that show nothing have a mean AUC of one half. With all others as shadows it would be less (.475 with eight): those that
+    have a sample are one fewer where the model has it, so their mean is farther from its confidence.
+    """
+    pair = np.arange(len(seen)) % (len(seen) // 2)
+    return [roc(lira(seen[i], seen[pair != pair[i]], inside[pair != pair[i]]), inside[i]) for i in range(len(seen))]
 
 
 def rmia(target: Array, shadow: Array, others: Array, shadow_others: Array, gamma: float = 1.0) -> Array:

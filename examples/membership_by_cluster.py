@@ -3,11 +3,12 @@
     python examples/membership_by_cluster.py --picture leakage.png                  # embedded digits: a few minutes of one core
     CFLPRIV_DATA=DIR python examples/membership_by_cluster.py --source fashion_mnist --few --samples 20 --rounds 30 --seeds 3
 
-Forty clients in five groups of two labels each; each client has so many samples, and as many again that it might have had. Eight
+Forty clients in five groups of two labels each; each client has so many samples, and as many again that it might have had. Four pairs of
 federations train FedAvg inside given clusters (one client: local training; forty: one shared model), each on one of every pair of samples,
-by a coin. Each federation in turn is attacked by LiRA with all others as shadows: exact federated replicas, by an attacker that knows all
-but the coins, has the final model of each cluster, and is asked about the samples of that cluster's clients. `purity` is the share of a
-cluster's clients that are of one group. Intervals are over seeds of data, coins, initial model and batches.
+by a coin, and its twin on the others. Each federation in turn is attacked by LiRA with the other pairs as shadows: exact federated
+replicas, by an attacker that knows all but the coins, has the final model of each cluster, and is asked about the samples of that
+cluster's clients. `purity` is the share of a cluster's clients that are of one group. Intervals are over seeds of data, coins, initial
+model and batches.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from cflpriv.algorithms import pacfl
-from cflpriv.attacks.membership import confidences, deal, lira, roc
+from cflpriv.attacks.membership import confidences, deal_in_pairs, lira_in_turn
 from cflpriv.attacks.membership_shadows import federated_replicas
 from cflpriv.attacks.significance import confidence_interval
 from cflpriv.clustering.scores import ari
@@ -71,12 +72,7 @@ def attack(people: Population, clustering: Clustering, train: Train, rounds: int
         for client in range(CLIENTS)
     ], axis=1)  # fmt: skip
     coins = inside.reshape(federations, -1)
-    figures = []
-    for f in range(federations):
-        rest = np.arange(federations) != f
-        found = roc(lira(seen[f], seen[rest], coins[rest]), coins[f])
-        figures.append((found.auc, found.tpr))
-    auc, tpr = np.mean(figures, axis=0)
+    auc, tpr = np.mean([(one.auc, one.tpr) for one in lira_in_turn(seen, coins)], axis=0)
     return float(auc), float(tpr), float((seen[~coins] > 0).mean())
 
 
@@ -84,10 +80,9 @@ def _part(people: Population, client: int, row: Array) -> tuple[Array, Array]:
     return people.clients[client].x_train[row], people.clients[client].y_train[row]
 
 
-def coins_of(samples: int, federations: int, seed: int) -> Array:
-    """(federations, clients, 2 · samples): of each pair of a client's samples one is in, by a coin; each sample in half of all."""
-    rng = np.random.default_rng(seed)
-    first = np.stack([deal(samples, federations, rng) for _ in range(CLIENTS)], axis=1)
+def coins_of(samples: int, pairs: int, seed: int) -> Array:
+    """(2 · pairs, clients, 2 · samples): of each pair of a client's samples one is in, by a coin; the other in the federation's twin."""
+    first = deal_in_pairs(CLIENTS * samples, pairs, np.random.default_rng(seed)).reshape(-1, CLIENTS, samples)
     return np.concatenate([first, ~first], axis=2)
 
 
@@ -139,7 +134,7 @@ def main() -> None:
     parser.add_argument("--source", default="digits")
     parser.add_argument("--samples", type=int, default=16, help="training samples a client")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--federations", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=4, help="pairs of federations with opposite samples; 2 or more")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--few", action="store_true", help="a few of the rows only")
     parser.add_argument("--data-dir", default=None)
@@ -151,7 +146,7 @@ def main() -> None:
         people = in_order(build_population(spec, options.data_dir))
         model = Model("mlp", people.shape, people.classes, hidden=32, mean=people.mean, std=people.std)
         train = Train(model, epochs=2, batch_size=8, lr=0.1)
-        inside = coins_of(options.samples, options.federations, seed)
+        inside = coins_of(options.samples, options.pairs, seed)
         (k, by_itself), (_, given) = (found_by_pacfl(people, train, inside[0], k) for k in (None, GROUPS))
         print(f"seed {seed}: PACFL finds {k} cluster(s), ARI {by_itself:.2f}; given k = {GROUPS}: ARI {given:.2f}", flush=True)
         for arm in FEW if options.few else ARMS:

@@ -12,15 +12,14 @@ from ...data import DataSpec, build_population
 from ...engine.models import Model
 from ...experiments import Config, parse_config
 from ...tasks.training import Train
-from ...types import Array
 from .. import ATTACKS
 from ..fresh_runs import case_of, fresh_scene
 from ..leakage import BUDGETS, Cell
-from ..membership import confidences, lira, roc
+from ..membership import confidences, deal_in_pairs, lira_in_turn
 from ..membership_shadows import federated_replicas
 from .claim import Row
 
-__all__ = ["attacked", "attacked_in_turn", "configured", "membership_auc", "row_of"]
+__all__ = ["attacked", "configured", "membership_auc", "row_of"]
 
 BUDGET = replace(BUDGETS["quick"], auxiliary=1000, draws=4)
 GROUPS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
@@ -71,9 +70,7 @@ def membership_auc(seed: int, sizes: tuple[int, ...], data_dir: str | Path | Non
     clients = [people.clients[i] for i in order]
     model = Model("mlp", people.shape, people.classes, hidden=32, mean=people.mean, std=people.std)
     train = Train(model, epochs=2, batch_size=8, lr=0.1)
-    rng = np.random.default_rng(seed)
-    coins = rng.random((PAIRS, len(clients), 16)) < 0.5
-    first = np.concatenate([coins, ~coins])
+    first = deal_in_pairs(40 * 16, PAIRS, np.random.default_rng(seed)).reshape(-1, 40, 16)
     inside = np.concatenate([first, ~first], axis=2)
     found = {}
     for size in sizes:
@@ -87,20 +84,5 @@ def membership_auc(seed: int, sizes: tuple[int, ...], data_dir: str | Path | Non
         seen = np.concatenate(
             [confidences(model, vectors[:, i // size], clients[i].x_train, clients[i].y_train) for i in range(40)], axis=1
         )
-        found[size] = attacked_in_turn(seen, inside.reshape(2 * PAIRS, -1))
+        found[size] = float(np.mean([one.auc for one in lira_in_turn(seen, inside.reshape(2 * PAIRS, -1))]))
     return found
-
-
-def attacked_in_turn(seen: Array, inside: Array) -> float:
-    """The mean AUC of LiRA on 2p federations, by their confidences `seen` (2p, n) and coins `inside` (2p, n).
-
-    The i-th has the samples that the (p + i)-th lacks, and shadows are all pairs but its own. So its coins are independent of theirs, which
-    have each sample in half of them, and confidences that show nothing have an AUC of one half. With all others as shadows it would be less
-    (.475 with eight): those that have a sample are one fewer where the federation has it, so their mean is farther from its confidence.
-    """
-    pair = np.arange(len(seen)) % (len(seen) // 2)
-    aucs = []
-    for f in range(len(seen)):
-        rest = pair != pair[f]
-        aucs.append(roc(lira(seen[f], seen[rest], inside[rest]), inside[f]).auc)
-    return float(np.mean(aucs))

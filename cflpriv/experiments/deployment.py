@@ -73,8 +73,9 @@ def deploy(
     Under `[privacy]` cohorts are drawn from all `clients`, present or not, so that noise is calibrated for the rounds in which a client is
     drawn: nobody takes the place of one that is absent.
 
-    With `resume` it also continues as another run of a restarted system, if clients have their state in files. Raises `InputError`
-    besides if fewer than `clients` answer in time, or the release policy is "off".
+    With `resume` it also continues as another run of a restarted system, if clients have their state in files. The process of the earlier
+    run may still have the folder for a while: it is waited for, up to `wait_seconds`. Raises `InputError` besides if fewer than `clients`
+    answer in time, or the release policy is "off".
     """
     if config.run.release_policy == "off":
         raise InputError("run.release_policy = 'off': is for simulated clients; deployed ones keep to their own release policy")
@@ -113,7 +114,7 @@ def deploy(
         done = row["skipped"] or f"done with {len(row['cohort'])} of {clients} clients{score}"
         say(f"round {row['round']} ({row['round'] + 1} of {config.training.rounds}): {done}, {row['seconds']:.1f} s")
 
-    return carry_out(config, out, make, resume=resume, say=say, tick=tick, callbacks=callbacks)
+    return carry_out(config, out, make, resume=resume, say=say, tick=tick, callbacks=callbacks, patience=wait_seconds)
 
 
 def _backend(transport: StagedTransport, seconds: float, system: str, unscored: str | None, say: Say) -> Backend:

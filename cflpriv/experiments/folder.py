@@ -82,11 +82,13 @@ def carry_out(
     step: Callable[[str, int, int], None] = lambda what, done, total: None,
     places: Mapping[str, str] | None = None,
     callbacks: Sequence[Callback] = (),
+    patience: float = 0.0,
 ) -> dict[str, Any]:
     """Run an experiment into the folder `out`; the summary. `make` gives the run: a new one, or the one that a checkpoint is of.
 
     `tick` gets each round's row, `say` lines for people, `step` the progress (what, done, total) of a long step inside a round.
     `places`, absolute paths by name, are kept in environment.json. `callbacks` are told of the run beside those that `run.callbacks` names.
+    Another process that has the folder of a run that is to be resumed is waited for, up to `patience` seconds.
 
     Nothing is kept unless the data and the algorithm's start succeed. A checkpoint is saved after the beginning and after
     every `run.checkpoint_every`-th round, in a simulation as long as checkpoints take a small share of the run's time; only the last is
@@ -96,6 +98,9 @@ def carry_out(
     and `CallbackFailed`, with all rounds before that in place.
     """
     told = Callbacks(callbacks, say)
+
+    def waiting() -> None:
+        told.say(f"waiting up to {patience:g} s for another process that has {out}")
 
     def made(checkpoint: Checkpoint | None) -> Run:
         run = make(checkpoint)
@@ -113,7 +118,7 @@ def carry_out(
         raise InputError(f"{out}: the output folder exists; choose another with --out, or remove it{again}")
     try:
         if old:
-            with locked(out):
+            with locked(out, patience, waiting):
                 return _resumed(config, out, made, told, tick)
         run = made(None)
         missing = [folder for folder in (out, *out.parents) if not folder.exists()]

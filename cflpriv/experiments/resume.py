@@ -10,7 +10,7 @@ Under cryptographic randomness a resumed run uses no transform and no mask key a
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -134,14 +134,19 @@ LOCK = ".lock"
 
 
 @contextmanager
-def held(lock: Path, seconds: float = 0.0) -> Iterator[bool]:
+def held(lock: Path, seconds: float = 0.0, waiting: Callable[[], None] = lambda: None) -> Iterator[bool]:
     """Hold an empty file for this process alone, after waiting up to `seconds`; whether no other process has it.
 
-    In a folder that cannot be written nothing is locked: no process can change it.
+    `waiting` is called before a wait. In a folder that cannot be written nothing is locked: no process can change it.
     """
-    file, ours = FileLock(lock, timeout=seconds), True
+    file, ours = FileLock(lock), True
     try:
-        file.acquire()
+        try:
+            file.acquire(timeout=0.0)
+        except Timeout:
+            if seconds > 0:
+                waiting()
+            file.acquire(timeout=seconds)
     except Timeout:
         ours = False
     except OSError:
@@ -154,9 +159,9 @@ def held(lock: Path, seconds: float = 0.0) -> Iterator[bool]:
 
 
 @contextmanager
-def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Hold a run folder for this process alone, by the file `LOCK` in it. Raises `InputError` if another process has it for `seconds`."""
-    with held(folder / LOCK, seconds) as ours:
+def locked(folder: Path, seconds: float = 0.0, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a run folder for this process alone, by the file `LOCK` in it, as `held`. Raises `InputError` if another process has it."""
+    with held(folder / LOCK, seconds, waiting) as ours:
         if not ours:
             raise InputError(f"{folder}: another process is running this experiment, or auditing it")
         yield

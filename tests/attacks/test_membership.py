@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.datasets import load_digits
 
-from cflpriv.attacks.membership import auc_interval, confidences, deal, lira, loss_threshold, rmia, roc, shadow_models
+from cflpriv.attacks.membership import (
+    auc_interval,
+    confidences,
+    deal,
+    deal_in_pairs,
+    lira,
+    lira_in_turn,
+    loss_threshold,
+    rmia,
+    roc,
+    shadow_models,
+)
 from cflpriv.attacks.significance import confidence_interval
 from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
@@ -162,3 +173,15 @@ def test_leakage_over_size_and_purity() -> None:
             print(f"{purity}, n = {size}: AUC {found[:, 0].mean():.3f} [{low:.3f}, {high:.3f}], TPR at 1 % {found[:, 1].mean():.3f}")
     difference = table["10 labels", 25] - table["10 labels", 150]
     assert confidence_interval(difference)[0] > 0
+
+
+def test_confidences_that_show_nothing_have_an_auc_of_one_half() -> None:
+    rng = np.random.default_rng(0)
+    inside = deal_in_pairs(20000, 4, rng)
+    seen = 2 * rng.normal(size=20000) + rng.normal(size=inside.shape)
+
+    def auc(confidences: Array) -> float:
+        return float(np.mean([one.auc for one in lira_in_turn(confidences, inside)]))
+
+    assert auc(seen) == pytest.approx(0.5, abs=0.006)  # five deviations of a mean over eight
+    assert auc(seen + inside) > 0.6

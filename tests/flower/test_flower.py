@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -33,6 +34,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import Config, load_config
 from cflpriv.experiments.checkpoint import digest_of
 from cflpriv.experiments.report import write_report
+from cflpriv.experiments.resume import locked
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer, KeyHolderLost
 from cflpriv.federation.transport import OverBytes
@@ -677,6 +679,30 @@ def test_a_run_that_ctrl_c_ended_goes_on_and_one_that_is_done_asks_nobody(tmp_pa
     before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
     assert serve(FakeGrid({}), config, out, scene, clients=4, resume=True, say=str) == json.loads(json.dumps(whole))  # type: ignore[arg-type]
     assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
+
+
+def test_a_resumed_deployment_waits_for_the_process_that_still_has_its_folder(tmp_path: Path) -> None:
+    """The server's app of a killed SuperLink ends a little later."""
+    config, scene, grid = clustered(tmp_path, 1)
+    whole = serve(grid, config, tmp_path / "r", scene, clients=4, say=str)  # type: ignore[arg-type]
+    has, gone, lines = threading.Event(), threading.Event(), []
+
+    def other() -> None:
+        with locked(tmp_path / "r"):
+            has.set()
+            gone.wait(60)
+
+    def says(line: str) -> None:
+        lines.append(line)
+        gone.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert has.wait(60)
+    again = serve(grid, config, tmp_path / "r", scene, clients=4, resume=True, say=says)  # type: ignore[arg-type]
+    thread.join()
+    assert again == json.loads(json.dumps(whole))
+    assert lines[0] == f"waiting up to 120 s for another process that has {tmp_path / 'r'}"
 
 
 def test_a_deployment_nobody_came_to_leaves_nothing_and_can_be_started_again(tmp_path: Path) -> None:
