@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from ..engine import Device, Result, TaskInput
 from ..engine.device import in_use, tensor
-from ..engine.models import Model
+from ..engine.forward import outputs
+from ..engine.models import Model, keeps_samples_apart
 from ..errors import InputError
 from ..privacy.private_signatures import noisy_sum, sum_event
 from ..privacy.settings import Noise
@@ -180,18 +182,21 @@ class Influence:
         """One client's scores with noise."""
         x, y = self._validation(given)
         start = given.array("model")
-
-        def each(vector: Array) -> Array:
-            return np.asarray(sample_losses(self.model, vector, x, y, alone=True).double().cpu().numpy())
-
-        base = each(start)
-        rows = np.empty((len(y), len(self.clients)))
-        for place, client in enumerate(self.clients):
-            vector, whole = self._other(given, place, client)
-            losses = each(vector if whole else start + vector)
-            rows[:, place] = (losses - base) * (1 if whole else -1)
+        others = [self._other(given, place, client) for place, client in enumerate(self.clients)]
+        base, *after = self._alone([start, *(vector if whole else start + vector for vector, whole in others)], x, y)
+        signs = np.array([1.0 if whole else -1.0 for _, whole in others])
+        rows = (np.reshape(after, (len(others), len(y))) - base).T * signs
         rows = np.nan_to_num(rows, nan=0.0, posinf=self.cap, neginf=-self.cap)
         return noisy_sum(rows, self.cap, self.noise_multiplier, "replace_one", given, "scores")
+
+    def _alone(self, vectors: Sequence[Array], x: torch.Tensor, y: torch.Tensor) -> Array:
+        """Each sample's loss under each model, (n, samples) float64; no sample has a part in another's."""
+        if keeps_samples_apart(self.model):
+            logits, _ = outputs(self.model, vectors, [x] * len(vectors), in_use())
+            losses = functional.cross_entropy(torch.cat(logits), y.repeat(len(vectors)), reduction="none")
+        else:
+            losses = torch.cat([sample_losses(self.model, vector, x, y, alone=True) for vector in vectors])
+        return np.asarray(losses.double().cpu().numpy().reshape(len(vectors), -1))
 
     def _other(self, given: TaskInput, place: int, client: int) -> tuple[Array, bool]:
         """What client `client` brings: a whole model θ*_{−j} (True), or an update of the given model; not a number where none came."""
