@@ -43,6 +43,7 @@ def test_a_renaming_is_as_probable_as_all_of_them_say() -> None:
     assert chance_of_renaming(np.tile(uneven, (6, 1)), true, uneven, rng) == 1.0, "what the prior says is nobody's luck"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]])
 def test_labels_that_are_named_by_luck_are_seldom_a_leak(groups: list[list[int]]) -> None:
     """Twenty clients whose labels are known up to their names: a test over clients alone finds a leak in up to half of the cases."""

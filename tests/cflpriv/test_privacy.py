@@ -697,6 +697,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:algorithm 'fedgwc' will form no clusters")
 @pytest.mark.parametrize("unit", ["sample", "client"])
 @pytest.mark.parametrize("name", ALGORITHMS)

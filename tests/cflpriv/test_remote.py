@@ -75,6 +75,7 @@ def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
     assert "sum" not in transport.stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pacfl", "ifca, k found"])
 @pytest.mark.parametrize("kind", ["haar", "hadamard", "permutation"])
 def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, kind: Any) -> None:
@@ -525,7 +526,9 @@ def told(transport: Loopback, at: str, answers: Mapping[int, Any]) -> None:
 HUGE = RawArray("<f8", (1 << 53, 1 << 53, 0), b"")
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pacfl", "ifca", pytest.param("ifca, k found", marks=pytest.mark.slow), "cfl"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "ifca", "cfl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pacfl", "ifca, k found"))]
+)
 @pytest.mark.parametrize("odd", [HUGE, np.nan, np.full(4, 1e200), np.zeros((2, 2), dtype=bool), 99, m.Done()], ids=str)
 @pytest.mark.parametrize("protection", [Protection(), Protection(gram=("haar",), sum="haar")], ids=["clear", "haar"])
 def test_an_odd_answer_costs_at_most_its_client(name: str, odd: Any, protection: Protection) -> None:
