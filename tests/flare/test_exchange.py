@@ -187,12 +187,12 @@ def test_the_controller_writes_the_run_folder_of_a_local_run(tmp_path: Path, sma
     ],
 )  # fmt: skip
 def test_wrong_arguments_of_a_job_end_it_with_one_line(tmp_path: Path, given: dict[str, Any], line: str) -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     controller, at_server = controlled(deployment(tmp_path, population(clients_per_group=1)), CflprivController("nothing.toml", **given))
-    controller.system_panic = lambda reason, fl_ctx: told.append(reason)
+    controller.system_panic = lambda reason, fl_ctx: reasons.append(reason)
     controller.control_flow(Signal(), at_server)
-    assert len(told) == 1
-    assert line in told[0]
+    assert len(reasons) == 1
+    assert line in reasons[0]
 
 
 def test_a_jobs_experiment_brings_no_code(tmp_path: Path) -> None:
@@ -203,24 +203,24 @@ def test_a_jobs_experiment_brings_no_code(tmp_path: Path) -> None:
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
     (folder / "config.toml").write_text('[run]\nplugins = ["own.py"]\n')
     (folder / "plain.toml").write_text("")
-    told: list[str] = []
+    reasons: list[str] = []
     for given in ({"experiment": "config.toml"}, {"experiment": "plain.toml", "out": ""}):
         paths: dict[str, Any] = {name: str(folder.relative_to(tmp_path / "server") / one) for name, one in given.items()}
         controller, at_server = controlled(sites, CflprivController(**paths))
-        controller.system_panic = lambda reason, fl_ctx: told.append(reason)
+        controller.system_panic = lambda reason, fl_ctx: reasons.append(reason)
         controller.control_flow(Signal(), at_server)
-    assert len(told) == 2
-    assert all("config.toml: run.plugins = " in line for line in told)
+    assert len(reasons) == 2
+    assert all("config.toml: run.plugins = " in line for line in reasons)
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_wrong_experiment_ends_the_job_with_one_line(tmp_path: Path) -> None:
     sites = deployment(tmp_path, population(clients_per_group=1))
-    told: list[str] = []
+    reasons: list[str] = []
     controller, at_server = controlled(sites, CflprivController("nothing.toml"))
-    controller.system_panic = lambda reason, fl_ctx: told.append(reason)
+    controller.system_panic = lambda reason, fl_ctx: reasons.append(reason)
     controller.control_flow(Signal(), at_server)
-    (line,) = told
+    (line,) = reasons
     assert line.startswith("cflpriv: ")
     assert "nothing.toml" in line
     assert "\n" not in line
