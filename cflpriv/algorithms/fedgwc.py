@@ -85,9 +85,8 @@ def affinities(matrix: Array, gamma: float) -> Array:
     columns = columns - columns.mean(axis=0)
     own, norms = np.diag(columns), np.square(columns).sum(axis=1)
     squares = norms[:, None] + norms[None, :] - 2 * columns @ columns.T
-    left_out = np.square(own[:, None] - columns.T) + np.square(
-        columns - own[None, :]
-    )  # the entries of the first of the two, and the second
+    # left out are the entry of the first of the two and that of the second
+    left_out = np.square(own[:, None] - columns.T) + np.square(columns - own[None, :])
     found: Array = np.exp(-gamma * np.maximum(squares - left_out, 0.0))
     np.fill_diagonal(found, 0.0)
     return found
