@@ -10,7 +10,7 @@ Reveals: that it takes part, its public keys, and what its protection reveals.
 """
 
 from collections.abc import Callable, Generator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class FederationClient:
     ) -> None:  # fmt: skip
         self._settings, self._store, self._strict = settings, store, strict
         self.values = Values(store)
+        self._allowed = partial(_allowed, settings, self.values, strict)  # a method would be a cycle that keeps the client's data
         self._spending = ClientLedger(settings.privacy, self.number, store)
         self._group = GroupMember(settings, store, entropy, cache or TransformCache())
         self._parts = ClientParts(
@@ -124,14 +125,6 @@ class FederationClient:
         """The secrets of the client's transforms as hexadecimal digits, by group epoch. For audits of simulated runs."""
         return self._group.secrets()
 
-    def _allowed(self, operation: releases.Operation, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
-        """Parts of a held value. Raises `RemoteError` "forbidden" if this operation must not release them."""
-        values = self.values.parts(number, parts)
-        if self._strict:
-            noisy = "gram" in self._settings.privacy.local
-            releases.check(self._settings.protection, operation, values, self.values.origin(number), noisy)
-        return values
-
     def _enrol(self, ask: m.Enrol) -> m.Enrolled:
         if ask.version != m.VERSION:
             raise RemoteError("version")
@@ -183,3 +176,13 @@ class FederationClient:
             cut[part] = clipped[start:stop].reshape(np.shape(value)).astype(np.asarray(value).dtype)
             start = stop
         return cut
+
+
+def _allowed(
+    settings: Settings, values: Values, strict: bool, operation: releases.Operation, number: int, parts: tuple[str, ...]
+) -> dict[str, Any]:
+    """Parts of a held value. Raises `RemoteError` "forbidden" if this operation must not release them."""
+    asked = values.parts(number, parts)
+    if strict:
+        releases.check(settings.protection, operation, asked, values.origin(number), "gram" in settings.privacy.local)
+    return asked

@@ -4,6 +4,8 @@ The lists are those of the registries, so what is registered anew is in the prod
 and protections declare.
 """
 
+import gc
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -24,6 +26,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.config import Config, own_weights
 from cflpriv.experiments.run import prepare
+from cflpriv.federation.client import FederationClient
 from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.transports.hosts import Carrier, SplitHosts
 from cflpriv.transports.ray import ray_hosts
@@ -223,6 +226,28 @@ def test_several_hosts_change_nothing(carrier: Carrier, name: str, options: Mapp
     assert split.clusterings == memory.clusterings
     for one, other in zip(split.models, memory.models, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("transport", ["memory", "bytes"])
+@pytest.mark.parametrize(("name", "options"), [cell for cell in hosted_cells() if not cell.marks])
+def test_the_clients_of_a_run_go_with_it(name: str, options: Mapping[str, Any], transport: str) -> None:
+    """At once, as no cycle of references has them: their data can be large, and a search for cycles may be many runs away."""
+    made: list[weakref.ref[FederationClient]] = []
+
+    class Remembered(FederationClient):
+        def __init__(self, *words: Any, **named: Any) -> None:
+            super().__init__(*words, **named)
+            made.append(weakref.ref(self))
+
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cflpriv.transports.hosts.FederationClient", Remembered)
+            play(config_of(name, options, transport=transport))
+        assert len(made) == len(SCENE.clients)
+        assert [client() for client in made] == [None] * len(made)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.ready())
