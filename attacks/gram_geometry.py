@@ -266,6 +266,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, metric, seen, 0)], None
     judged = seen.judged
     popular = popular_set([case.truth.label_sets[c] for c in judged])
+    blank = np.array([float(case.truth.label_sets[c] == popular) for c in judged])
     figures = []
     rows = {client: _mean(one, prior) for client, one in rows_known(case, judged).items()}
     clear_rows = {client: _mean(one, prior) for client, one in case.rows.items()}
@@ -278,10 +279,10 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             pairs = ((seen.mine, seen.templates, rows), (seen.theirs, seen.plain, clear_rows))
             right, chances = [_drawn(case, *of, judged, k) for of in pairs], None
         else:
-            (first, p), (second, q) = (_unaided(case, *of, judged) for of in ((seen.mine, seen.templates), (seen.theirs, seen.plain)))
+            of = ((seen.mine, seen.templates), (seen.theirs, seen.plain))
+            (first, p), (second, q) = (_unaided(case, *one, judged, blank) for one in of)
             right, chances = [first, second], (p, q)
         scored = np.isfinite(right[0])
-        blank = np.array([float(case.truth.label_sets[c] == popular) for c in judged])
         draws = f"{case.budget.draws if k else 1} draw(s)"
         note = f"{k} client(s) whose data are known, {draws}; {prior.description}; baseline: the most common label set for everyone"
         parts = (one[scored] for one in (right[0], blank, right[1]))
@@ -298,12 +299,12 @@ def rows_known(case: Case, clients: Sequence[int]) -> Mapping[int, Array]:
 
 
 def _unaided(
-    case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], judged: Sequence[int]
+    case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], judged: Sequence[int], blank: Array
 ) -> tuple[Array, float]:
-    """Scores of each client without known ones, and how probable as many are under a random renaming: labels are named all at once."""
+    """Scores of each client without known ones, and how probable they are beside `blank` (n,) by chance: labels are named all at once."""
     made = guess(found, case.prior, {}, templates, case.seed)
     sets, real = ([of.label_sets[client] for client in judged] for of in (made, case.truth))
-    return score(made, case.truth, judged), chance_of_names(sets, real, case.prior.classes, case.seed)
+    return score(made, case.truth, judged), chance_of_names(sets, real, blank, MARGIN, case.prior.classes, case.seed)
 
 
 def _drawn(

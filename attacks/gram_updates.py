@@ -306,7 +306,7 @@ def _figure(case: Case, clients: Sequence[int], mine: Named, theirs: Named, each
     truth, classes = [case.truth.label_sets[client] for client in clients], case.prior.classes
     popular = popular_set(truth)
     blank = np.array([float(one == popular) for one in truth])
-    chances = [chance_of_names(one.label_sets, truth, classes, case.seed) for one in (mine, theirs)]
+    chances = [chance_of_names(one.label_sets, truth, blank, MARGIN, classes, case.seed) for one in (mine, theirs)]
     fit = f"fit {mine.misfit:.2f} times as bad as own clients' at worst"
     note = (
         f"no known client; {each} own clients for each label set from the model that was sent; {fit}; {case.prior.description}; "

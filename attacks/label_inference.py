@@ -199,7 +199,7 @@ def _with_power(case: Case, one: Cell, clients: list[int], blank: Guess, found: 
         beside = np.array([float(truth.label_sets[client] == popular) for client in clients])
         scores = [score_sets(shares, truth, prior, clients) for shares in found]
         sets = [[top_labels(shares.shares[client], prior.labels_per_client[client]) for client in clients] for shares in found]
-        chances = [set_chance(named, right, beside, case, clients) for named, right in zip(sets, scores, strict=True)]
+        chances = [set_chance(named, beside, case, clients) for named in sets]
     shown = sum(one < RATE for one in chances)
     low = float(stats.binomtest(shown, len(found), alternative="greater").proportion_ci(0.95, method="exact").low)
     words = (
@@ -315,18 +315,18 @@ def partial_sets(case: Case, clients: Sequence[int]) -> list[int]:
     return [client for client in clients if case.prior.labels_per_client[client] < case.prior.classes]
 
 
-def set_chance(sets: Sequence[frozenset[int]], right: Array, beside: Array, case: Case, clients: Sequence[int]) -> float:
-    """How probable it is that label sets which were named together are `right` (n,) so much more often than `beside` (n,).
-
-    By a test over clients, and under a random renaming of all labels: the larger p.
-    """
+def set_chance(sets: Sequence[frozenset[int]], beside: Array, case: Case, clients: Sequence[int]) -> float:
+    """How probable it is that label sets which were named together are right so much more often than the guesses right `beside` (n,)."""
     real = [case.truth.label_sets[client] for client in clients]
-    return max(chance(right, beside, MARGIN["label_set_accuracy"]), chance_of_names(sets, real, case.prior.classes, case.seed))
+    return chance_of_names(sets, real, beside, MARGIN["label_set_accuracy"], case.prior.classes, case.seed)
 
 
 def share_chance(one: Guess, beside: Array, centre: Array, case: Case, clients: Sequence[int]) -> float:
-    """The same of label shares, whose errors are compared with those `beside` (n,), around the `centre` (classes,) that is the best guess
-    without a view."""
+    """How probable it is that label shares which were named together err so much less than the errors `beside` (n,).
+
+    By a test over clients, and under a random renaming of all labels around the `centre` (classes,), the best guess without a view: the
+    larger p.
+    """
     guessed, real = (np.stack([of(client) for client in clients]) for of in (one.shares.__getitem__, case.truth.histogram))
     renamed = chance_of_renaming(guessed, real, centre, stream(case.seed, "shares renamed"))
     return max(chance(-np.abs(guessed - real).sum(axis=1), -beside, MARGIN["histogram_l1"]), renamed)
@@ -350,8 +350,7 @@ def label_set_cell(
     words = f"{note}; baseline: the most common label set for everyone"
     if together is None:
         return cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words)
-    named = zip(together(partial), (mine, theirs), strict=True)
-    first, second = (set_chance(sets, right, blank, case, partial) for sets, right in named)
+    first, second = (set_chance(sets, blank, case, partial) for sets in together(partial))
     made = cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words, chances=(first, second))
     return replace(made, power=power(mine, blank, theirs, blank, MARGIN[metric]))
 

@@ -31,7 +31,20 @@ from ..privacy.settings import Privacy
 from ..randomness import stream
 from ..types import Array, Population
 from .adversary import AdversaryView
-from .significance import FEWEST_COUNTS, FEWEST_SCORES, RATE, SHARES, Status, chance, confidence_interval, interval, is_count, judge, power
+from .significance import (
+    FEWEST_COUNTS,
+    FEWEST_SCORES,
+    RATE,
+    SHARES,
+    Status,
+    chance,
+    chance_of_matching,
+    confidence_interval,
+    interval,
+    is_count,
+    judge,
+    power,
+)
 
 NOT_ATTEMPTED = "not attempted"
 DEALS, ENOUGH_DEALS = 1999, 20
@@ -352,16 +365,20 @@ def chance_of_deals(found: Array, groups: Array, seed: int, times: int = DEALS) 
 
 
 def chance_of_names(
-    found: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], classes: int, seed: int, times: int = DEALS
+    found: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], beside: Array, margin: float, classes: int, seed: int,
+    times: int = DEALS,
 ) -> float:  # fmt: skip
-    """How probable it is that the same label sets under a random renaming of all labels are right at least as often.
+    """How probable it is that label sets (n,), all named together, are right by the margin more often than the guesses right `beside` (n,).
 
-    For attacks that name all clients at once: one lucky name makes all clients of a group right together.
+    The largest p counts: of a test over clients; under a random renaming of all labels, since one lucky name makes all clients of a group
+    right together; and of the same sets dealt to the clients at random, since which sets occur says nothing about who has which.
     """
     sets, real = (np.array([[label in one for label in range(classes)] for one in several]) for several in (found, truth))
-    rng, reached = stream(seed, "labels renamed"), int((sets == real).all(axis=1).sum())
-    again = sum(int((sets == real[:, rng.permutation(classes)]).all(axis=1).sum()) >= reached for _ in range(times))
-    return (1 + again) / (1 + times)
+    rng, right = stream(seed, "labels renamed"), (sets == real).all(axis=1)
+    again = sum(int((sets == real[:, rng.permutation(classes)]).all(axis=1).sum()) >= right.sum() for _ in range(times))
+    errors = (sets[:, None] != real[None]).any(axis=2).astype(np.float64)
+    dealt = chance_of_matching(errors, stream(seed, "label sets dealt again"))
+    return max((1 + again) / (1 + times), dealt, chance(right.astype(np.float64), beside, margin))
 
 
 def label_sets_of(labels: Iterable[int], size: int) -> list[frozenset[int]]:

@@ -265,6 +265,6 @@ def _label_cell(case: Case, clients: tuple[int, ...], mine: Guess, theirs: Guess
     if renamed:
         real = [truth.label_sets[c] for c in judged]
         named = [[one.label_sets[c] for c in judged] for one in (mine, theirs)]
-        first, second = (chance_of_names(one, real, case.prior.classes, case.seed) for one in named)
+        first, second = (chance_of_names(one, real, right[1], MARGIN, case.prior.classes, case.seed) for one in named)
         chances = (first, second)
     return cell(case, NAME, metric, *right, margin=MARGIN, share=True, note=words, chances=chances)

@@ -9,6 +9,7 @@ import pytest
 from attack_scenes import QUICK, config
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from cflpriv.attacks import ATTACKS, assign, labels_from_update_gram
 from cflpriv.attacks.assignment import assignment_cost, renamings_of
@@ -16,6 +17,7 @@ from cflpriv.attacks.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.gram_updates import compared_updates
 from cflpriv.attacks.leakage import BUDGETS, Budget, Case, Cell, chance_of_names, label_sets_of
 from cflpriv.attacks.pooling import pooled
+from cflpriv.attacks.significance import RATE
 from cflpriv.attacks.updates import public_model
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
@@ -123,11 +125,15 @@ def test_what_does_not_fit_together_is_refused() -> None:
 
 
 def test_chance_of_names() -> None:
-    """One group named right by luck is no rarity, however many clients it has; five groups are."""
+    """One group named right by luck is no rarity, however many clients it has; five are. Nor are right sets at wrong clients."""
     truth = [frozenset((2 * (i % 5), 2 * (i % 5) + 1)) for i in range(20)]
-    assert chance_of_names(truth, truth, 10, 0) == 0.0005
+    popular = np.array([float(one == truth[0]) for one in truth])
+    assert chance_of_names(truth, truth, popular, 0.1, 10, 0) == 0.0005
     lucky = [one if 0 in one else frozenset((min(one), (max(one) + 2) % 8 + 2)) for one in truth]
-    assert 0.05 < chance_of_names(lucky, truth, 10, 0) < 0.5
+    assert 0.05 < chance_of_names(lucky, truth, np.zeros(20), 0.1, 10, 0) < 0.5
+    rng = np.random.default_rng(0)
+    dealt = [chance_of_names([truth[i] for i in rng.permutation(20)], truth, popular, 0.1, 10, 0) for _ in range(40)]
+    assert sum(p < RATE for p in dealt) <= stats.binom.isf(1e-3, len(dealt), RATE), "an error of 1 in 1000"
 
 
 # --- Gram matrices of updates -------------------------------------------------------------------------------------------------------
