@@ -12,6 +12,13 @@ from .shared import ERR, OUT, DataDir, DeviceName, Plugins, load_plugins, say
 
 __all__ = ["audit", "verify"]
 
+TAKES = {
+    "to a recorded run": ("--adversary", "--budget", "--device", "--data-dir"),
+    "with --active": ("--out", "--set", "--device", "--data-dir"),
+    "with --foreign": (),
+}
+"""The options that each kind of audit takes, besides `--attacks` and `--plugin`, which all take."""
+
 
 def audit(
     run_dir: Annotated[
@@ -30,8 +37,11 @@ def audit(
         str | None, typer.Option("--attacks", help="Names of attacks, with commas between; default: all that apply.")
     ] = None,
     budget: Annotated[
-        str, typer.Option("--budget", help="quick (this run only), standard (5 seeds), thorough (10 seeds), as far as time allows.")
-    ] = "standard",
+        str | None,
+        typer.Option(
+            "--budget", help="quick (this run only), standard (5 seeds), thorough (10 seeds), as far as time allows; default: standard."
+        ),
+    ] = None,
     active: Annotated[
         bool,
         typer.Option("--active", help="Run active attacks against freshly started clients, and report what they refuse."),
@@ -55,23 +65,24 @@ def audit(
     from ..experiments.resume import data_directory_of
     from ..experiments.verify import digest_of
 
+    if active and foreign:
+        raise InputError("--foreign, --active: give one of them")
+    kind = "with --foreign" if foreign else "with --active" if active else "to a recorded run"
+    given = {"--adversary": adversary, "--budget": budget, "--out": out, "--set": set_, "--device": device, "--data-dir": data_dir}
+    for option, value in given.items():
+        if value is not None and value != [] and option not in TAKES[kind]:
+            raise InputError(f"{option}: does not apply {kind}, which takes {', '.join((*TAKES[kind], '--attacks'))} and --plugin only")
     load_plugins(plugin)
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
     if foreign:
-        if active or adversary is not None or out is not None or set_ or device is not None:
-            raise InputError("--foreign: goes with --attacks and --plugin only; the adversary is whoever reads single updates")
         _foreign_audit(run_dir, names)
         return
     if active:
-        if adversary is not None:
-            raise InputError(f"--adversary {adversary}: applies to recordings; the active audit always attacks as the server")
         _active_audit(run_dir, [*(set_ or []), *([] if device is None else [f"run.device={device}"])], names, out, data_dir)
         return
-    if out is not None or set_:
-        raise InputError("--out, --set: go with --active; a recording is audited as it is, and the result written into its folder")
     try:
         place = data_dir or data_directory_of(run_dir)
-        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget, data_dir=place, device=device, say=say)
+        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, say=say)
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"

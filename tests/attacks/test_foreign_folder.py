@@ -228,7 +228,7 @@ def test_a_bad_folder_is_refused_in_one_line(
         assert said in words
         assert not (spoilt / "audit.json").exists()
     for options, said in (
-        (("--active",), "--foreign: goes with"), (("--adversary", "server"), "--foreign: goes with"),
+        (("--active",), "--foreign, --active: give one of them"), (("--budget", "standard"), "--budget: does not apply with --foreign"),
         (("--attacks", "imprint"), "attack 'imprint'"),
     ):  # fmt: skip
         assert in_process(monkeypatch, "audit", "--foreign", str(folder), "--plugin", str(folder.parent / "net.py"), *options) == 2
