@@ -126,7 +126,8 @@ __all__ = [
 class Attack:
     """An attack of the suite: a line for `cflpriv list`, and what turns a case into cells and arrays for the report.
 
-    `plays`: the attack reruns the configuration itself, once per seed of the budget, and is called for the recorded run only.
+    `plays`: the attack reruns the configuration itself, once per seed of the budget, and is called for the recorded run only. It does not
+    read `Case.reference`, and so goes on where the unprotected twin diverges.
     `learns` and `reduces` go into an audit's verdict where it leaks: what the adversary learns, and what would reduce that.
     """
 

@@ -2,7 +2,8 @@
 
 The recorded transcript is attacked first. Then the same configuration runs again with fresh seeds, of data and of everything else, as often
 as the budget allows, so that figures come with an interval over seeds; those runs stay in memory. The reference of each is the same
-pipeline on the same data and seed without protection. Truth is rebuilt from configuration and data; no attack sees it.
+pipeline on the same data and seed without protection, its unprotected twin. Where that diverges, only attacks that rerun the configuration
+themselves go on for this seed; others are `not_attempted`. Truth is rebuilt from configuration and data; no attack sees it.
 
 Finished results are kept in audit/units.json: an interrupted audit resumes when it is called again, unless run, budget or attacks have
 changed. The plan and an estimate of its duration are printed first (`plan`).
@@ -92,16 +93,21 @@ def audit_run(
         clock = Clock(plan, todo, len(wanted))
         for seed in todo:
             say(clock.words(seed))
-            is_recorded = seed == config.run.seed
-            if is_recorded:
-                scene = recorded_scene(config, people, messages, secrets, plan, limits)
-            else:
-                mine = reseeded(config, seed)
-                scene = fresh_scene(mine, given or build_population(mine.data, data_dir), plan.rounds, limits)
+            is_recorded, diverged = seed == config.run.seed, ""
+            try:
+                if is_recorded:
+                    scene = recorded_scene(config, people, messages, secrets, plan, limits)
+                else:
+                    mine = reseeded(config, seed)
+                    scene = fresh_scene(mine, given or build_population(mine.data, data_dir), plan.rounds, limits)
+            except TrainingDiverged as error:
+                diverged = str(error)
+                say(f"  {diverged}; only attacks that need no twin go on")
+                scene = replace(recorded_scene(config, people, messages, secrets, replace(plan, here=0), limits), seed=seed)
             for place, (unit, (one, name)) in enumerate(units[seed].items(), 1):
                 if unit not in kept.cells:
                     say(f"  {place} of {len(units[seed])}: {name}, adversary {one}")
-                    kept.add(unit, _attacked(name, one, scene, limits, folder if is_recorded else None))
+                    kept.add(unit, _attacked(name, one, scene, limits, folder if is_recorded else None, diverged))
     asked = {unit.rsplit("|", 1)[0] for several in units.values() for unit in several}
     return [one for one in kept.table() if f"{one.adversary}|{one.attack}" in asked]
 
@@ -253,9 +259,14 @@ def _plan(config: Config, summary: Mapping[str, Any], population: Population, bu
 # --- attacking ----------------------------------------------------------------------------------------------------------------------
 
 
-def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: Path | None) -> list[Cell]:
-    """One attack by one adversary on one run. Arrays are saved into `folder`, if there is one."""
+def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: Path | None, diverged: str = "") -> list[Cell]:
+    """One attack by one adversary on one run. Arrays are saved into `folder`, if there is one.
+
+    `diverged` says why there is no run of this seed, or no unprotected twin; `plays` marks the attacks that need neither.
+    """
     case = case_of(scene, adversary, budget)
+    if diverged and not ATTACKS[name].plays:
+        return [nothing(case, name, "attempted", f"not attempted: {diverged}")]
     in_part = "; not all payloads were kept ([run] record)" if what_was_kept(scene.messages) else ""
     try:
         with using(device_of(scene.config)):

@@ -132,7 +132,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         why = "no differential privacy is claimed in this run"
     elif case.view.adversary != "server" and not (case.view.adversary.startswith("server+") and _noise_is_shared(config)):
         why = "not attempted: audited once, with the server's view, which has all releases (--adversary server)"
-    elif not case.reference.messages:
+    elif not case.view.messages:
         why = "nothing is released"
     if why:
         return [nothing(case, NAME, WHOLE, why)], None

@@ -12,7 +12,7 @@ import numpy as np
 from ..contract.protection import Protection
 from ..contract.transcript import Message, Transcript, payload_rows
 from ..engine import Engine
-from ..errors import InputError
+from ..errors import InputError, TrainingDiverged
 from ..experiments.config import Config
 from ..experiments.run import admit as admit_newcomers
 from ..experiments.run import advance, begin, prepare, secrets_of, start
@@ -54,16 +54,19 @@ def recorded_scene(
     config: Config, population: Population, messages: Sequence[Message], secrets: Mapping[str, Mapping[str, str]], plan: Plan,
     budget: Budget,
 ) -> Scene:  # fmt: skip
-    """The recorded run, and its unprotected twin: itself where nothing protects it."""
-    reference = _again(_opened(config), population, plan.rounds)[0] if plan.here else messages
+    """The recorded run, and its unprotected twin: itself where nothing protects it. Raises `TrainingDiverged` that names the twin."""
+    reference = _twin(config, population, plan.rounds) if plan.here else messages
     seen, cut = view_of(reference, "server", {}), plan.rounds if plan.cut else None
     seen = seen if cut is None else seen.until(cut)
     return Scene(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget), cut)
 
 
 def fresh_scene(config: Config, population: Population, rounds: int, budget: Budget = BUDGETS["standard"]) -> Scene:
-    """A run of `config` on `population` made for the attack, `rounds` long, kept in memory; and its unprotected twin."""
-    reference, _ = _again(_opened(config), population, rounds)
+    """A run of `config` on `population` made for the attack, `rounds` long, kept in memory; and its unprotected twin.
+
+    Raises `TrainingDiverged` that names the one which diverged.
+    """
+    reference = _twin(config, population, rounds)
     messages, secrets = (reference, _secrets_of(config, population)) if is_open(config) else _again(config, population, rounds)
     seen = view_of(reference, "server", {})
     return Scene(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget))
@@ -90,14 +93,21 @@ def _prior(config: Config, population: Population, budget: Budget) -> Prior:
     return replace(prior, simulate=simulator(config, population), simulate_open=simulator(_opened(config), population))
 
 
-def _again(config: Config, population: Population, rounds: int) -> tuple[list[Message], dict[str, dict[str, str]]]:
-    """All messages of a run of `config` in memory, and the secrets of the parties that are audited."""
+def _twin(config: Config, population: Population, rounds: int) -> list[Message]:
+    """All messages of the unprotected twin of a run of `config`."""
+    return _again(_opened(config), population, rounds, "the unprotected twin of the run")[0]
+
+
+def _again(config: Config, population: Population, rounds: int, what: str = "the run") -> tuple[list[Message], dict[str, dict[str, str]]]:
+    """All messages of a run of `config` in memory, and the secrets of the parties that are audited. Errors call the run `what`."""
     simulation = start(_recording(config), population=population)
     try:
         for _ in range(rounds):
             advance(simulation)
         if rounds >= config.training.rounds:
             admit_newcomers(simulation)
+    except TrainingDiverged as error:
+        raise TrainingDiverged(f"{what} with seed {config.run.seed} diverged: {error}") from None
     finally:
         simulation.simulated.engine.close()
     return simulation.federation.transcript.messages, secrets_of(simulation)

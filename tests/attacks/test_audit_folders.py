@@ -14,11 +14,15 @@ import pytest
 from attack_scenes import config
 from typer.testing import CliRunner
 
-from cflpriv.attacks import ATTACKS, BUDGETS, Cell
+from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, fresh_runs
+from cflpriv.attacks import audit as audit_module
 from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks.fresh_runs import fresh_scene
+from cflpriv.attacks.leakage import nothing
 from cflpriv.attacks.plan import Clock, Plan, plan_of, spoken
 from cflpriv.cli import app, main
-from cflpriv.errors import InputError
+from cflpriv.data import build_population
+from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.resume import locked
 from cflpriv.experiments.verify import seal
@@ -62,6 +66,33 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(recorded: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(recorded, tmp_path / "run"))
+
+
+# --- an unprotected twin that diverges
+
+
+def test_without_a_twin_the_audit_names_it_and_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A twin neither clips nor adds noise, so that it may diverge where its run does not; here it has too large a learning rate."""
+    opened, said = fresh_runs._opened, list[str]()
+    monkeypatch.setattr(fresh_runs, "_opened", lambda made: opened(made).with_("training", lr=1e19))
+    monkeypatch.setitem(ATTACKS, "rerun", Attack("reruns", lambda case: ([nothing(case, "rerun", "figure", "made")], None), plays=True))
+    with pytest.raises(TrainingDiverged, match="the unprotected twin of the run with seed 0 diverged: client"):
+        fresh_scene(config(protection=PROTECTED, run=CERTAIN), build_population(config().data), 1)
+    cells = audit_run(run, adversary="server", attacks=[*FEW, "rerun"], budget="quick", say=said.append)
+    assert {cell.attack: cell.status for cell in cells} == {**dict.fromkeys(FEW, "not_attempted"), "rerun": "nothing_to_see"}
+    assert all("the unprotected twin of the run with seed 0 diverged: client" in cell.line() for cell in cells if cell.attack in FEW)
+    assert any("twin of the run with seed 0 diverged" in line and "only attacks that need no twin go on" in line for line in said)
+
+
+@pytest.mark.slow
+def test_a_fresh_run_that_diverges_is_named_beside_the_seeds_that_do_not(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, fast = fresh_runs.reseeded, {"lr": 1e19}
+    monkeypatch.setitem(BUDGETS, "standard", replace(BUDGETS["standard"], seeds=4))
+    monkeypatch.setattr(audit_module, "reseeded", lambda given, seed: made(given, seed).with_("training", **fast if seed == 1000 else {}))
+    cells = audit_run(run, adversary="server", attacks=FEW[-1:])
+    assert {cell.status for cell in cells if cell.metric == "attempted"} == {"not_attempted"}
+    assert any("with seed 1000 diverged: client" in cell.note for cell in cells)
+    assert {cell.seeds for cell in cells if cell.value is not None} == {(0, 2000, 3000)}
 
 
 # --- taken up, recorded in part
