@@ -78,15 +78,21 @@ def relay(play: Play) -> Guess:
     """An update is sealed for an accomplice, as where clients send each other models."""
     if not play.accomplices:
         return Guess(None, "update", play.honest, "no accomplices")
-    held, friend = play.compute(), play.accomplices[0]
-    try:
-        relayed = play.fed.relay(held, {friend: [play.victim]})
-        values = play.puppets[friend].values.parts(play.number(relayed), ("update",))["update"]
-    except ProtocolError:
-        return Guess(None, "update", play.honest)
-    value = values.get(play.victim) if isinstance(values, dict) else None
-    found = None if value is None else np.ravel(np.asarray(value, np.float64))
-    return Guess(found, "update", play.honest, "one accomplice on the roster")
+    number, friend = play.number(play.compute()), play.accomplices[0]
+    victim, target = (_recipient(play, client) for client in (play.victim, friend))
+    ask = m.Seal(play.fed.session, number, ("update",), NUMBER, (target,))
+    answer = play.liar.ask({play.victim: ask}, "seal").get(play.victim)
+    if not isinstance(answer, m.Sealed):
+        return Guess(None, "update", play.honest, "one accomplice on the roster")
+    play.liar.ask({friend: m.Take(play.fed.session, NUMBER, ("update",), (m.Boxed(victim, answer.boxes[0]),))}, "take")
+    value = play.puppets[friend].values.parts(NUMBER, ("update",))["update"][play.victim]
+    return Guess(np.ravel(np.asarray(value, np.float64)), "update", play.honest, "one accomplice on the roster")
+
+
+def _recipient(play: Play, client: int) -> m.Recipient:
+    """A client as others are told of it."""
+    known = play.liar.enrolled(client)
+    return m.Recipient(client, known.encryption_key, known.signature)
 
 
 # --- choices as probes

@@ -58,7 +58,7 @@ def derived(play: Play) -> Guess:
         play.fed.know(key, {**known, "number": MADE_NUMBER, "layout": layout, "models": models})
         copy = Held(key, play.clients, ("own",))
         if play.fed.accounts is not None:  # the server's own ledger, which binds no client
-            play.fed.accounts.derive(copy, [held])
+            play.fed.accounts.public(copy)
         return copy
 
     return difference(play, held, copied)

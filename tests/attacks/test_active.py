@@ -43,6 +43,8 @@ from cflpriv.protocols.shared_gram import terms as shared_terms
 SCENE = population(groups=1, clients_per_group=8)
 LARGER = population(groups=1, clients_per_group=11)
 PRIVATE = {"unit": "sample", "epsilon": 4.0, "delta": 1e-2, "samples": 20}
+SHARED_NOISE = {**PRIVATE, "noise": "shared"}
+CLIENT = {"unit": "client", "epsilon": 8.0, "delta": 1e-2}
 Hole = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -205,6 +207,24 @@ def test_a_second_training_that_no_client_can_pay_is_a_refusal() -> None:
     """A private step is paid before it runs, so under a budget for one the second is never computed."""
     (row,) = only(config({"sum": "secagg"}, PRIVATE), "computed_again")
     assert (row.status, row.code) == ("refused", "over-budget")
+
+
+@pytest.mark.parametrize("privacy", [CLIENT, pytest.param(SHARED_NOISE, marks=pytest.mark.slow)])
+def test_private_clients_refuse_a_derived_copy_and_an_update_for_an_accomplice(privacy: dict[str, Any]) -> None:
+    """They decide, not the ledger of the server, which a server that lies need not keep."""
+    rows = {
+        row.attack: row for row in only(config({"sum": "secagg", "relay_updates": True}, privacy), "relay_to_accomplice", "derived_copy")
+    }
+    assert {name: (row.status, row.code, row.stage) for name, row in rows.items()} == {
+        "relay_to_accomplice": ("refused", "forbidden", "seal"), "derived_copy": ("refused", "second-sum", "secagg Adverts"),
+    }  # fmt: skip
+
+
+def test_a_client_that_forgets_its_unit_seals_an_update_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClientLedger, "unit", "none")
+    (row,) = only(config({"sum": "secagg", "relay_updates": True}, CLIENT), "relay_to_accomplice")
+    assert row.status == "learned", row.result()
+    assert row.value == pytest.approx(0.0, abs=1e-6)
 
 
 # --- planted holes: a client without the check that the attack is about
