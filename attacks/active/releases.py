@@ -26,7 +26,7 @@ def repeated_release(play: Play) -> Figure:
         asked += 1
         try:
             summed = play.sum(play.compute(), play.clients)
-        except (ProtocolError, InputError, TrainingDiverged):  # the last: nobody trains, since a step is paid before it runs
+        except (ProtocolError, InputError, TrainingDiverged):  # the last: no client gives a result
             break
         if summed is not None and not play.liar.refused:
             spent = ledger.spent(play.victim)

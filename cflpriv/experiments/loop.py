@@ -18,7 +18,7 @@ from ..contract.transcript import Transcript
 from ..engine.device import Device, resolved, using
 from ..engine.threads import one_thread
 from ..errors import InputError
-from ..federation.server import ClientsLost, FederationServer, KeyHolderLost
+from ..federation.server import BudgetsSpent, ClientsLost, FederationServer, KeyHolderLost
 from ..protocols.ledger import BudgetExceeded
 from ..randomness import stream
 from ..transports.simulation import Simulated
@@ -27,7 +27,10 @@ from .communication import traffic_so_far, traffic_summary
 from .config import Config
 from .private import RunLedger, spent, summed_up
 
-__all__ = ["LAST", "MEASURED", "Backend", "Run", "advance", "begin", "device_of", "finish", "population_digest", "transcript_of"]
+__all__ = [
+    "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Run", "advance", "begin", "device_of", "finish",
+    "population_digest", "transcript_of",
+]  # fmt: skip
 
 LAST = 10
 """Accuracies are also averaged over those of this many last rounds that were evaluated: one round moves by points."""
@@ -37,6 +40,8 @@ MEASURED = (
 )
 """What of the last evaluated round is in the summary."""
 MOST_RETRIES = 5
+OVER_BUDGET = (BudgetExceeded, BudgetsSpent)
+"""What ends a run with what it has: the server's ledger allows no more, or no client's own does."""
 Done = TypeVar("Done")
 
 
@@ -110,8 +115,8 @@ def begin(run: Run) -> None:
     with one_thread(), using(device_of(run.config)):
         try:
             run.state = _begun(run)
-        except BudgetExceeded as error:
-            raise InputError(f"privacy.epsilon = {run.config.privacy.epsilon}: the beginning alone costs more ({error})") from None
+        except OVER_BUDGET as error:
+            raise InputError(f"privacy.epsilon = {run.config.privacy.epsilon}: the beginning is beyond the budget ({error})") from None
 
 
 def advance(run: Run) -> dict[str, Any]:
@@ -128,7 +133,7 @@ def advance(run: Run) -> dict[str, Any]:
             row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
         except run.backend.skips as error:
             row["skipped"] = str(error)
-        except BudgetExceeded as error:  # the run ends here
+        except OVER_BUDGET as error:  # the run ends here
             run.stopped = row["skipped"] = str(error)
         if number % run.config.run.evaluate_every == 0 or number >= run.config.training.rounds - LAST or run.stopped:
             row |= _scores(run, run.federation.clients, number)
@@ -216,7 +221,7 @@ def _admitted_together(run: Run, came: Sequence[int]) -> list[int]:
     if "gram" in run.algorithm.operations and run.federation.holder_missing:
         run.waiting.append(tuple(fresh))
         return []
-    later: tuple[type[Exception], ...] = (*run.backend.skips, BudgetExceeded)
+    later: tuple[type[Exception], ...] = (*run.backend.skips, *OVER_BUDGET)
     try:
         run.state, _ = _retried(run, lambda: admit(run.federation, run.state, fresh))
     except later as error:

@@ -22,13 +22,12 @@ from ..files import write_atomically
 from ..plugins import load_plugin
 from ..protocols.entropy import public_entropy, system_entropy
 from ..protocols.errors import LocalError, TooFewClients
-from ..protocols.ledger import BudgetExceeded
 from ..protocols.orthonormal import HAAR_LIMIT
 from ..transports.memory import Faults
 from ..transports.simulation import simulate
 from ..types import Array, Population
 from .config import Config
-from .loop import Backend, Run, advance, begin, device_of, finish, population_digest, transcript_of
+from .loop import OVER_BUDGET, Backend, Run, advance, begin, device_of, finish, population_digest, transcript_of
 from .measure import chosen, local_scores, recomputed, scores_of, served_accuracy, served_results
 from .newcomers import fine_tuned_accuracy, held_back
 from .private import run_ledger
@@ -208,7 +207,7 @@ def admit(run: Run) -> None:
     with one_thread(), using(device_of(run.config)):
         try:
             run.state, notes = run.algorithm.admit(run.federation, run.state, run.newcomers)
-        except BudgetExceeded as error:  # as where a run was interrupted here before: then no new clients join, and the run ends
+        except OVER_BUDGET as error:  # as where a run was interrupted here before: then no new clients join, and the run ends
             run.stopped = str(error)
             return
         served = run.algorithm.serve(run.state)

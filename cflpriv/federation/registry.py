@@ -21,6 +21,10 @@ MOST_CLIENTS = 1 << 32
 """Client numbers are below this: secure sums encode them in 4 bytes."""
 
 
+NAMED = 10
+"""So many clients are named in a message."""
+
+
 class ClientsLost(ProtocolError):
     """Clients dropped out of a comparison. The step can be taken again without them."""
 
@@ -29,6 +33,19 @@ class ClientsLost(ProtocolError):
     def __init__(self, clients: Iterable[int]) -> None:
         self.clients = tuple(clients)
         super().__init__(f"clients {list(self.clients)} did not answer, or not usably, while they were being compared")
+
+
+class BudgetsSpent(ProtocolError):
+    """All clients that were asked refuse, because their own privacy ledgers allow no more. A budget never refills, so the run ends."""
+
+    code = "budget-exceeded"
+
+    def __init__(self, what: str, clients: Iterable[int]) -> None:
+        self.clients = tuple(sorted(clients))
+        named = ", ".join(map(str, self.clients[:NAMED])) + (", …" if len(self.clients) > NAMED else "")
+        super().__init__(
+            f"{what}: all {len(self.clients)} clients that were asked refuse: their own privacy budgets are spent (clients {named})"
+        )
 
 
 class KeyHolderLost(ProtocolError):

@@ -5,7 +5,7 @@ clients that contributed. A comparison that lost a client raises `ClientsLost`, 
 functions of their state. A simulated and a deployed federation write the same transcript.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter
 from typing import Literal
 
@@ -24,7 +24,7 @@ from .cohort import check_mean, group_sizes, public_weights
 from .known_values import Known
 from .parameters import TaskParameters
 from .protections import Asked, Folding, zeros_of
-from .registry import ClientsLost, EpochEnded, KeyHolderLost, majority
+from .registry import BudgetsSpent, ClientsLost, EpochEnded, KeyHolderLost, majority
 from .relay import Relay, relay, requested_senders
 from .release_policy import kinds_of, may_leave
 from .server_state import ServerState
@@ -33,7 +33,7 @@ from .transport import Transport
 from .values import UNTRACED, Origin, trace
 from .work import request_digest
 
-__all__ = ["ClientsLost", "EpochEnded", "KeyHolderLost", "FederationServer", "Transport"]
+__all__ = ["BudgetsSpent", "ClientsLost", "EpochEnded", "KeyHolderLost", "FederationServer", "Transport"]
 
 
 class FederationServer(ServerState):
@@ -63,9 +63,11 @@ class FederationServer(ServerState):
                 self.bare.down(plain(value for _, value in given.sent(chosen)), copies=len(members))
                 context = {"task": key.name, "settings": settings, "which": list(chosen)} | ({"blind": places} if places else {})
                 record("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
+        before = len(self.refusals)
         answers = self._ask(asks, "compute")
         layouts = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
         if not layouts:
+            self._check_budgets(f"compute of {key.name}", asks, before)
             raise TrainingDiverged(f"{key.name} in round {self._round}: no client has a result")
         layout = majority(list(layouts.values())) or ()
         at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in given.values.values())
@@ -74,6 +76,12 @@ class FederationServer(ServerState):
         held = Held(key, tuple(sorted(layouts)), tuple(private.parts))
         self._ledger.enter(held, private, given)
         return held
+
+    def _check_budgets(self, what: str, asked: Collection[int], before: int) -> None:
+        """Raises `BudgetsSpent` if each of the clients that were `asked` has refused since `before` because its budget is spent."""
+        spent = {client for client, _, code in self.refusals[before:] if code == "over-budget"}
+        if asked and spent >= set(asked):
+            raise BudgetsSpent(what, asked)
 
     def asks(
         self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int]
@@ -171,7 +179,7 @@ class FederationServer(ServerState):
         choices = groups if oblivious and isinstance(groups, Held) else None
         noise = self._ledger.inside(held, protection.sum)
         self._ledger.settle_sums(held, call, choices, protection.small_clusters, self._round, noise)
-        asked, began = Asked(known.number, held.parts, layout, weight, noise), perf_counter()
+        asked, began, before = Asked(known.number, held.parts, layout, weight, noise), perf_counter(), len(self.refusals)
         try:
             if protection.small_clusters == "local" and not oblivious:
                 means = self._mean_or_local(held, call, asked, groups)
@@ -179,6 +187,9 @@ class FederationServer(ServerState):
                 choice = None if choices is None else m.Mine(self._known[choices.key].number, choices.part)
                 blocks = m.Picks((0,), False) if oblivious else None
                 means = self._sums.means(call, asked, choice or blocks, self._record("mean"))
+        except TooFewClients:
+            self._check_budgets(f"mean of {held.key.name}", clients, before)
+            raise
         finally:
             self.protection_seconds += perf_counter() - began
         self.bare.mean(call, layout, means)

@@ -24,6 +24,7 @@ from cflpriv.engine.models import MODELS, Model, keeps_samples_apart
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
 from cflpriv.experiments.config import Config
+from cflpriv.federation.client_ledger import SPENT, ClientLedger
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.values import Origin
 from cflpriv.privacy.client_level import client_noise
@@ -722,6 +723,24 @@ def test_every_algorithm_is_private_or_refused_by_name(name: str, unit: str, tmp
     tree = json.loads((out / "ledger.json").read_text())
     spent = {c: [event_from(e) for line in tree["charges"] if c in line["clients"] for e in line["events"]] for c in range(8)}
     assert max(epsilon_of(events, 1e-3) for events in spent.values()) == pytest.approx(summary["epsilon"])
+
+
+@pytest.mark.parametrize(("unit", "operation"), [("sample", "compute"), ("client", "mean")])
+def test_a_run_whose_clients_have_spent_their_budgets_ends_with_what_it_has(
+    unit: str, operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where they paid for other sessions: the server's ledger allows more."""
+    experiment = config(unit=unit, training={"rounds": 4})
+    budget = replace(experiment.privacy.budget, epsilon=2.0)
+
+    def poor(self: ClientLedger) -> Ledger:
+        return self._store.load(SPENT, lambda data: Ledger.read(data.decode(), budget)) or Ledger(budget)
+
+    monkeypatch.setattr(ClientLedger, "_ledger", poor)
+    summary = run_experiment(experiment, tmp_path / "run", population=scenes.population())
+    assert f"{operation} of Train: all 8 clients that were asked refuse: their own privacy budgets are spent" in summary["stopped"]
+    assert 1 < summary["rounds"] < 4
+    assert summary["accuracy_mean"] is not None
 
 
 @pytest.mark.slow
