@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from cflpriv.attacks.false_folds import LIES, false_folds
-from cflpriv.clustering.crowd import NOISIER, bounded, crowd_of_folds
 from cflpriv.clustering.group_test import groups_of
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
+from cflpriv.clustering.unbiased_gram import NOISIER, bounded, unbiased_of_folds
 from cflpriv.data import DataSpec, build_population
 from cflpriv.randomness import stream
 from cflpriv.types import Array
@@ -41,7 +41,9 @@ ALPHA, DRAWS = 0.01, 499
 
 def found(sent: Array, seed: int) -> tuple[Array, str, float]:
     """Labels, the answer and the first test's p."""
-    groups = groups_of(crowd_of_folds(bounded(Gram.of_vectors(range(len(sent)), sent))), stream(seed, "crossfit"), alpha=ALPHA, draws=DRAWS)
+    groups = groups_of(
+        unbiased_of_folds(bounded(Gram.of_vectors(range(len(sent)), sent))), stream(seed, "crossfit"), alpha=ALPHA, draws=DRAWS
+    )
     return groups.labels, groups.answer, groups.nodes[0].p if groups.nodes else 1.0
 
 

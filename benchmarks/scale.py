@@ -3,7 +3,7 @@
     python -m benchmarks scale [1000 10000]            # all clients are compared with each other
     python -m benchmarks scale landmarks [10000 100000]  # some are, and all others join the nearest group
 
-Made-up folds: four groups, or one crowd without any; vectors of 1,024 numbers, a noise of 0.2 beside differences of 0.35. Each size runs in
+Made-up folds: four groups, or none; vectors of 1,024 numbers, a noise of 0.2 beside differences of 0.35. Each size runs in
 a process of its own, so that the peak is its own. The functions are those that a federation runs where the Gram may be seen.
 """
 

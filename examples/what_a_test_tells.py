@@ -15,9 +15,9 @@ import numpy as np
 
 from cflpriv import Model
 from cflpriv.attacks.fold_release import sample_vectors
-from cflpriv.clustering.crowd import bounded, crowd_of_folds
 from cflpriv.clustering.group_test import groups_of
 from cflpriv.clustering.similarity import Gram
+from cflpriv.clustering.unbiased_gram import bounded, unbiased_of_folds
 from cflpriv.data import DataSpec, build_population
 from cflpriv.randomness import stream
 from cflpriv.tasks.fold_gradients import FoldGradients, fold_weights
@@ -32,7 +32,7 @@ DRAWS, ALPHA = 99, 0.05
 def released(folds: Array) -> tuple[Any, ...]:
     """What the public function gives: labels, stage, directions, exceeding."""
     n = len(folds)
-    groups = groups_of(crowd_of_folds(bounded(Gram.of_vectors(range(n), folds))), stream(0, "crossfit"), alpha=ALPHA, draws=DRAWS)
+    groups = groups_of(unbiased_of_folds(bounded(Gram.of_vectors(range(n), folds))), stream(0, "crossfit"), alpha=ALPHA, draws=DRAWS)
     first = groups.nodes[0]
     stage = 1 if not first.directions else 2 if first.draws < DRAWS else 3
     return tuple(groups.labels.tolist()), stage, first.directions, min(first.exceeding, n)

@@ -117,7 +117,7 @@ def cfl(
     ] = None,
     gamma_max: Annotated[float, Key("Bound on the relative noise of updates (eq. 16) for a split; 0: every bipartition.", "[0, 1)")] = 0.0,
     alpha: Annotated[float, Key("Level of the test over the whole run.", "(0, 1)")] = ALPHA,
-    draws: Annotated[int, Key("Simulated crowds without groups, for the test; enough to show its level.", "[1, inf)", "crowds")] = DRAWS,
+    draws: Annotated[int, Key("Simulations without groups, for the test; enough to show its level.", "[1, inf)", "simulations")] = DRAWS,
     patience: Annotated[int, Key("The test runs at the latest after so many rounds.", "[1, inf)", "rounds")] = 10,
     variant: Annotated[Literal["paper", "authors"], Key("As the paper states it, or as its authors' code does.")] = "paper",
     first_split: Annotated[
@@ -133,7 +133,7 @@ def cfl(
 
     With `eps2` it splits in two there if max_i ‖Δθ_i‖ > `eps2`, unless `gamma_max` forbids it: a bound on γ_i, the relative noise of
     clients' updates (eq. 16); 0 accepts every bipartition. Without `eps2` it splits into the groups that a test on halves of the members'
-    data finds, if it finds some: at the level `alpha` over the whole run, with so many `draws` of crowds without groups, at the latest
+    data finds, if it finds some: at the level `alpha` over the whole run, with so many `draws` under the null hypothesis, at the latest
     after `patience` rounds.
 
     `relative` thresholds (the default, but for the authors' variant) are in units of the largest norm of a mean update so far: of the run

@@ -69,7 +69,7 @@ def crossfit(
         Key("Balanced halves, or plain ones.", default="`balanced`; `plain` under sample-level privacy"),
     ] = None,
     alpha: Annotated[float, Key("Level of the test that finds the number of groups.", "(0, 1)")] = ALPHA,
-    draws: Annotated[int, Key("Simulated crowds without groups, for the test; enough to show its level.", "[1, inf)", "crowds")] = DRAWS,
+    draws: Annotated[int, Key("Simulations without groups, for the test; enough to show its level.", "[1, inf)", "simulations")] = DRAWS,
     k: Annotated[int | None, Key("Number of groups; nothing is tested then.", "[1, inf)", "groups", default="found by a test")] = None,
     sketch: Annotated[int, Key("Length of a sketched gradient.", "[1, inf)", "numbers")] = 1024,
     landmarks: Landmarks = None,
@@ -80,7 +80,7 @@ def crossfit(
 
     With `k` the number of groups is given and nothing is tested.
 
-    `draws`: so many crowds without groups are simulated for a test. `sketch`: the length of a sketched gradient.
+    `draws`: so many simulations under the null hypothesis are made for a test. `sketch`: the length of a sketched gradient.
 
     Raises `InputError` for parameters that cannot be.
     """

@@ -16,10 +16,10 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from ..clustering.crowd import LONGEST, Crowd, bounded, crowd_of_folds, crowd_of_vectors, distances_to_groups
 from ..clustering.cuts import merge_small
 from ..clustering.group_test import LEAST_TESTED, LOOK, Groups, groups_given, groups_of
 from ..clustering.similarity import Gram, moments
+from ..clustering.unbiased_gram import LONGEST, UnbiasedGram, bounded, distances_to_groups, unbiased_of_folds, unbiased_of_vectors
 from ..contract.handles import Held
 from ..contract.operations import Federation, GramView, Results
 from ..errors import InputError
@@ -88,8 +88,8 @@ class FindGroups:
     `sigma` on each number; set by `private`.
 
     Result: labels and k; the number of groups `found` before small ones were merged; of the first test how far it went (`stage`: 0 not
-    tested, 1 no direction of difference, 2 ended at a first look, 3 all draws), the number of `directions`, and how many crowds without
-    groups looked as grouped (`exceeding`, at most the number of clients: only small numbers are released); how many clients were
+    tested, 1 no direction of difference, 2 ended at a first look, 3 all draws), the number of `directions`, and how many simulations
+    without groups looked as grouped (`exceeding`, at most the number of clients: only small numbers are released); how many clients were
     `set_aside`, too noisy to be tested. Evidence, of the clients tested: distances, the first test's spectrum, edge and tree, and every
     test.
     """
@@ -125,9 +125,9 @@ class FindGroups:
         none = np.zeros(0, dtype=np.int64)
         groups, squares = Groups(np.zeros(n, dtype=np.int64), (), none), np.zeros((n, n))
         if n > 1:  # clients may be met one after the other
-            crowd, rng = self.crowd(self.comparable(view.gram)), stream(self.seed, "crossfit")
-            groups = groups_of(crowd, rng, alpha=self.alpha, draws=self.draws) if self.k is None else groups_given(crowd, self.k, rng)
-            squares = _squared_distances(crowd)
+            unbiased, rng = self.unbiased(self.comparable(view.gram)), stream(self.seed, "crossfit")
+            groups = groups_of(unbiased, rng, alpha=self.alpha, draws=self.draws) if self.k is None else groups_given(unbiased, self.k, rng)
+            squares = _squared_distances(unbiased)
         labels = merge_small(groups.labels, squares, self.at_least)
         view.memory["labels"] = np.where(np.isin(np.arange(view.gram.n), groups.set_aside), -1, labels)
         result = {"labels": labels, "k": int(labels.max()) + 1, "found": groups.k, "stage": 0, "directions": 0, "exceeding": 0}
@@ -144,11 +144,11 @@ class FindGroups:
         noise = self.dimensions * self.sigma**2
         return bounded(gram, self.longest + noise * (1 + DEVIATIONS * np.sqrt(2 / max(1, self.dimensions))))
 
-    def crowd(self, gram: Gram) -> Crowd:
-        """The crowd of a comparable Gram."""
+    def unbiased(self, gram: Gram) -> UnbiasedGram:
+        """The unbiased products of a comparable Gram."""
         if not self.sigma:
-            return crowd_of_folds(gram)
-        return crowd_of_vectors(gram, self.traces(gram), self.dimensions)
+            return unbiased_of_folds(gram)
+        return unbiased_of_vectors(gram, self.traces(gram), self.dimensions)
 
     def traces(self, gram: Gram) -> Array:
         """The noise (n,) of clients of one private vector each: what was added, and that of a mean of samples of norm 1."""
@@ -179,10 +179,10 @@ class JoinGroups:
         return {"labels": squares.argmin(1)}, {"squared_distance": squares}
 
 
-def _squared_distances(crowd: Crowd) -> Array:
+def _squared_distances(unbiased: UnbiasedGram) -> Array:
     """The unbiased squared distances (n, n) of the clients' true means; values below 0 are right."""
-    own = np.diag(crowd.products)
-    squares = -2 * crowd.products
+    own = np.diag(unbiased.products)
+    squares = -2 * unbiased.products
     squares += own[:, None]
     squares += own[None, :]
     np.fill_diagonal(squares, 0.0)

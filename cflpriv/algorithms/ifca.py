@@ -108,11 +108,11 @@ def ifca(
     ] = 0,
     variant: Annotated[Literal["paper", "authors"], Key("As the paper states it, or as its authors' code does.")] = "paper",
     alpha: Annotated[float, Key("Level of the test that finds the number of models.", "(0, 1)")] = ALPHA,
-    draws: Annotated[int, Key("Simulated crowds without groups, for the test; enough to show its level.", "[1, inf)", "crowds")] = DRAWS,
+    draws: Annotated[int, Key("Simulations without groups, for the test; enough to show its level.", "[1, inf)", "simulations")] = DRAWS,
     weights: Weights = "equal",
     seed: int = 0,
 ) -> Algorithm:
-    """IFCA with `k` cluster models, or with as many as a test at level `alpha` finds, with so many `draws` of crowds without groups.
+    """IFCA with `k` cluster models, or with as many as a test at level `alpha` finds, with so many `draws` under the null hypothesis.
 
     `averaging`: "model" trains by `train` and averages, "gradient" takes one full-batch step of `train.lr`, divided by the size of the
     cohort (Alg. 2, l. 13) or, with `divide_by="cluster"`, by that of the cluster. `restarts` random starts run side by side, after

@@ -165,7 +165,7 @@ def private_clusters(
     centre_steps: Annotated[int, Key("Rounds that make the centres sharper.", "[1, inf)", "rounds")] = CENTRE_STEPS,
     train_early: Annotated[bool, Key("Train in the rounds that find clusters, too.", default="true under client-level privacy")] = False,
     alpha: Annotated[float, Key("Level of the test that finds the number of clusters.", "(0, 1)")] = ALPHA,
-    draws: Annotated[int, Key("Simulated crowds without groups, for the test; enough to show its level.", "[1, inf)", "crowds")] = DRAWS,
+    draws: Annotated[int, Key("Simulations without groups, for the test; enough to show its level.", "[1, inf)", "simulations")] = DRAWS,
     sketch: Annotated[int, Key("Length of a sketched gradient.", "[1, inf)", "numbers")] = 256,
     directions: Annotated[int, Key("Dimensions in which second moments are taken.", "[1, inf)", "dimensions")] = 24,
     norm: Contribution = 1.0,
@@ -312,7 +312,8 @@ def _partitioned(settings: PrivateClustersSettings, federation: Federation, stat
     clients = np.maximum(spreads / (state.done * state.seen), variances)  # their means, and their sampling noise
     alike = Alike(round(state.seen), clients, state.spread, state.done, deviation / CELL_COUNT, deviation / CELL_RESIDUAL)
     starts = partial(first_cells, variances)
-    found = partition_of(cells, counts, alike, starts, settings.alpha, settings.draws, federation.stream("crowds"), settings.k)
+    rng = federation.stream("crowds")  # the name seeds the stream: another one would change the results of recorded runs
+    found = partition_of(cells, counts, alike, starts, settings.alpha, settings.draws, rng, settings.k)
     notes = {**state.notes, "clear": found.p is None or found.k > 1}
     if found.p is not None:
         notes |= {"p": float(found.p), "answer": "groups" if found.k > 1 else "no clear groups"}

@@ -2,12 +2,12 @@
 
 What is compared are members' gradients at the cluster's model (`tasks.fold_gradients`), not their updates: halves of an update are none of
 what several local epochs do to all samples, while gradients scaled to norm 1 are linear in the samples, so that the products of halves are
-unbiased. The groups are those of `clustering.group_test`, whose null hypothesis is a crowd that varies continuously, with the noise that
+unbiased. The groups are those of `clustering.group_test`, whose null hypothesis is that clients vary continuously, with the noise that
 the halves show. So a cluster whose members differ by noise alone does not split, however long their updates are.
 
 **The level over a run.** A client's t-th test is made at the level α 2⁻ᵗ (m − 1) / (n − 1) for a cluster of m of n clients. Clusters that
 are tested for the t-th time are disjoint, so these add up to α 2⁻ᵗ at most, and all tests of a run to α: that is about the chance that any
-cluster without groups is ever split. A level that `draws` simulated crowds cannot show is not tested any more, so tests end by themselves.
+cluster without groups is ever split. A level that `draws` simulations cannot show is not tested any more, so tests end by themselves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from .parameter_tree import Node
 __all__ = ["DRAWS", "HasHalves", "NeedsNoHalves", "SplitTest", "Tested"]
 
 DRAWS = 1999
-"""Simulated crowds for a test: enough for four tests of all clients at α = 0.01, and for two of a quarter of them."""
+"""Simulations for a test: enough for four tests of all clients at α = 0.01, and for two of a quarter of them."""
 
 
 @dataclass(frozen=True)

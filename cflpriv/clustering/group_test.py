@@ -1,10 +1,12 @@
 """Groups of clients by cross-fitted inner products: how many there are, and whether there are any, without a threshold.
 
-The number of directions in which clients differ, and a test for groups, follow from the Gram matrix of folds of their data (`crowd`).
+The number of directions in which clients differ, and a test for groups, follow from the Gram matrix of folds of their data
+(`unbiased_gram`).
 
-The test of a crowd of n clients. Eigenvalues of the centred unbiased products above the largest that noise alone gives are directions of
-difference. Ward's tree is made in these. Its null hypothesis is one crowd that varies continuously: Gaussian means with the same spectrum,
-and errors with the measured noise. Where it is rejected, the crowd is cut and each part is tested, at a level that adds up over the tree.
+The test of n clients. Eigenvalues of the centred unbiased products above the largest that noise alone gives are directions of
+difference. Ward's tree is made in these. Its null hypothesis is that clients vary continuously: Gaussian means with the same spectrum,
+and errors with the measured noise. Where it is rejected, the clients are cut into parts and each part is tested, at a level that adds up
+over the tree.
 
 Source: the test against one Gaussian is Liu et al. 2008 (SigClust), down a tree Kimes et al. 2017, with Meinshausen's levels (2008).
 """
@@ -18,8 +20,8 @@ import numpy as np
 from ..errors import InputError
 from ..randomness import Stream
 from ..types import Array
-from .crowd import TINY, Crowd, centred
 from .cuts import ordered_labels
+from .unbiased_gram import TINY, UnbiasedGram, centred
 
 __all__ = ["LEAST_TESTED", "LOOK", "Answer", "Groups", "Node", "groups_given", "groups_of"]
 
@@ -29,7 +31,7 @@ LOOK = 99
 """After so many draws a test that will find nothing ends."""
 HOPELESS = 0.1
 LEAST_TESTED = 4
-"""A crowd of fewer clients is not tested: three points make no groups."""
+"""Fewer clients are not tested: three points make no groups."""
 MOST_DIMENSIONS = 2048
 """Noise is simulated in at most so many dimensions. Fewer than there are make the edge higher, never lower."""
 DENSE = 400
@@ -37,7 +39,7 @@ DENSE = 400
 LEADING = 8
 """So many leading eigenvalues are asked for first."""
 TOLERANCE_OF_EDGE, TOLERANCE_OF_DRAWS = 1e-3, 1e-4
-"""Relative errors of Lanczos in simulated crowds. Those of eigenvalues that stand apart are far smaller; the data's own have none."""
+"""Relative errors of Lanczos in simulations. Those of eigenvalues that stand apart are far smaller; the data's own have none."""
 ROUNDING = 1e-9
 MOST_DRAWS = 10
 """A small part gets as many draws as can show its level, up to so many times the draws of the first test."""
@@ -45,9 +47,9 @@ MOST_DRAWS = 10
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One tested crowd: its members by position, directions of difference, and what came of the test.
+    """One test: its members by position, directions of difference, and what came of the test.
 
-    p = (1 + exceeding) / (1 + draws): so many of the simulated crowds without groups looked as grouped as this one at `k`. `spectrum`: the
+    p = (1 + exceeding) / (1 + draws): so many of the simulations without groups looked as grouped as the members at `k`. `spectrum`: the
     leading eigenvalues, `edge`: the largest that noise alone gives, `tree`: Ward's, as scipy writes it (None without a direction).
     """
 
@@ -67,7 +69,7 @@ class Node:
 
     @property
     def cut(self) -> bool:
-        """Whether the crowd was found to have groups."""
+        """Whether the members were found to have groups."""
         return self.directions > 0 and self.draws > 0 and self.p <= self.level
 
 
@@ -95,14 +97,14 @@ class Groups:
         return "groups" if self.nodes[0].cut else "continuum"
 
 
-def groups_of(crowd: Crowd, rng: Stream, *, alpha: float = 0.01, draws: int = 499) -> Groups:
-    """Test a crowd for groups, cut it where there are some, and go on with each part.
+def groups_of(unbiased: UnbiasedGram, rng: Stream, *, alpha: float = 0.01, draws: int = 499) -> Groups:
+    """Test clients for groups, cut them where there are some, and go on with each part.
 
     A part of m of n clients is tested at the level alpha (m − 1) / (n − 1), so that the chance of any false cut is about alpha. Small parts
     get as many draws as can show their level, at most `MOST_DRAWS` times `draws`; smaller ones are not tested. Clients with `NOISIER` times
     the median noise are not tested and join the nearest group.
     """
-    tested, kept, others = crowd.usable()
+    tested, kept, others = unbiased.usable()
     n = len(kept)
     labels = np.zeros(n, dtype=np.int64)
     nodes: list[Node] = []
@@ -121,67 +123,67 @@ def groups_of(crowd: Crowd, rng: Stream, *, alpha: float = 0.01, draws: int = 49
             for part in range(1, node.k):
                 labels[members[parts == part]] = labels.max() + 1
             waiting += [members[parts == part] for part in range(node.k)]
-    return Groups(_with_others(crowd, kept, others, labels), tuple(nodes), others)
+    return Groups(_with_others(unbiased, kept, others, labels), tuple(nodes), others)
 
 
-def _with_others(crowd: Crowd, kept: Array, others: Array, labels: Array) -> Array:
+def _with_others(unbiased: UnbiasedGram, kept: Array, others: Array, labels: Array) -> Array:
     """Labels (n,) of all clients: of those kept as given, of the others that of the group whose mean is nearest."""
-    every = np.zeros(len(crowd.traces), dtype=np.int64)
+    every = np.zeros(len(unbiased.traces), dtype=np.int64)
     every[kept] = labels
     if len(others):
         member = np.eye(int(labels.max()) + 1)[:, labels]
         member /= member.sum(1, keepdims=True)
-        within = np.einsum("gi,ij,gj->g", member, crowd.products[np.ix_(kept, kept)], member, optimize=True)
-        every[others] = (within - 2 * crowd.products[np.ix_(others, kept)] @ member.T).argmin(1)
+        within = np.einsum("gi,ij,gj->g", member, unbiased.products[np.ix_(kept, kept)], member, optimize=True)
+        every[others] = (within - 2 * unbiased.products[np.ix_(others, kept)] @ member.T).argmin(1)
     return ordered_labels(every)
 
 
-def groups_given(crowd: Crowd, k: int, rng: Stream) -> Groups:
-    """The cut of a crowd into k groups, by Ward's tree in the directions above the noise (at least one). Nothing is tested.
+def groups_given(unbiased: UnbiasedGram, k: int, rng: Stream) -> Groups:
+    """The cut of all clients into k groups, by Ward's tree in the directions above the noise (at least one). Nothing is tested.
 
     Raises `InputError` for more groups than clients.
     """
-    n = len(crowd.traces)
+    n = len(unbiased.traces)
     if k > n:
         raise InputError(f"crossfit: {k} groups of {n} clients")
-    tested, kept, others = crowd.usable()
+    tested, kept, others = unbiased.usable()
     if k > len(kept):
-        tested, kept, others = crowd, np.arange(n), others[:0]
+        tested, kept, others = unbiased, np.arange(n), others[:0]
     edge = _edge(tested, rng)
     values, vectors = _above(_dense(tested.products), len(kept), edge)
     r = max(1, int((values > edge).sum()))
     tree = _ward(_coordinates(values[:r], vectors[:, :r], edge))
     node = Node(kept, r, k, edge=edge, spectrum=values, tree=tree)
-    return Groups(_with_others(crowd, kept, others, _parts(tree, k)), (node,), others)
+    return Groups(_with_others(unbiased, kept, others, _parts(tree, k)), (node,), others)
 
 
-def _tested(crowd: Crowd, members: Array, level: float, draws: int, rng: Stream) -> Node:
-    """One test: is this crowd one that varies continuously, as measured, or are there groups in it?"""
-    n, mean = len(crowd.traces), float(crowd.traces.mean())
-    edge = _edge(crowd, rng)
-    values, vectors = _above(_dense(crowd.products), n, edge)
+def _tested(unbiased: UnbiasedGram, members: Array, level: float, draws: int, rng: Stream) -> Node:
+    """One test: do these clients vary continuously, as measured, or are there groups among them?"""
+    n, mean = len(unbiased.traces), float(unbiased.traces.mean())
+    edge = _edge(unbiased, rng)
+    values, vectors = _above(_dense(unbiased.products), n, edge)
     r = int((values > edge).sum())
     if r == 0:
         return Node(members, 0, edge=edge, spectrum=values)
     points = _coordinates(values[:r], vectors[:, :r], edge)
     most = max(2, min(r + 1, n // 2))  # k means in general position span k − 1 directions
     tree, breaks, left = _curves(points, most)
-    along = np.full(r, crowd.spread / mean)
-    if crowd.cross is not None:  # the noise along each direction of difference
-        across = vectors[:, :r].T.astype(crowd.cross.dtype) @ crowd.cross
+    along = np.full(r, unbiased.spread / mean)
+    if unbiased.cross is not None:  # the noise along each direction of difference
+        across = vectors[:, :r].T.astype(unbiased.cross.dtype) @ unbiased.cross
         along = np.minimum((across.astype(np.float64) ** 2).mean(1) / values[:r], mean)
     rest = max(mean - float(along.sum()), 0.05 * mean)
-    spread = max(crowd.spread - float((along**2).sum()), 0.05 * crowd.spread)
+    spread = max(unbiased.spread - float((along**2).sum()), 0.05 * unbiased.spread)
     law = _Noise(along, rest, _dimensions(rest, spread, n))
     signal = np.sqrt((points**2).sum(0) / (n - 1))
     null_breaks, null_left = np.empty((draws, most - 1)), np.empty((draws, most - 1))
     k, exceeding, done = 1, 0, 0
     for done in range(1, draws + 1):
-        values_, vectors_ = _above(_simulated(crowd, law, signal, rng.spawn(1)[0]), n, edge, r + 2, TOLERANCE_OF_DRAWS)
+        values_, vectors_ = _above(_simulated(unbiased, law, signal, rng.spawn(1)[0]), n, edge, r + 2, TOLERANCE_OF_DRAWS)
         count = max(1, int((values_ > edge).sum()))
         _, null_breaks[done - 1], null_left[done - 1] = _curves(_coordinates(values_[:count], vectors_[:, :count], edge), most)
         if done in (min(LOOK, draws), draws):
-            k = int((breaks - null_breaks[:done].mean(0)).argmax()) + 2  # where the tree breaks more than a crowd's would
+            k = int((breaks - null_breaks[:done].mean(0)).argmax()) + 2  # where the tree breaks more than that of a simulation
             centre, scale = null_left[:done].mean(0), null_left[:done].std(0) + 1e-9
             reached = float(((centre - left) / scale)[k - 2])
             exceeding = done - int((((centre - null_left[:done]) / scale).max(1) < reached).sum())
@@ -204,18 +206,18 @@ def _dimensions(trace: float, spread: float, n: int) -> int:
     return int(np.clip(round(trace**2 / max(spread, TINY)), 1, min(4 * n + 200, MOST_DIMENSIONS)))
 
 
-def _edge(crowd: Crowd, rng: Stream) -> float:
+def _edge(unbiased: UnbiasedGram, rng: Stream) -> float:
     """The largest eigenvalue that noise alone gives: if it is spread evenly (the 95 % quantile of draws), or has favourite directions."""
-    n, mean = len(crowd.traces), float(crowd.traces.mean())
-    law, none = _Noise(np.zeros(0), mean, _dimensions(mean, crowd.spread, n)), np.zeros(0)
-    largest = [_leading(_simulated(crowd, law, none, rng.spawn(1)[0]), n, 1, TOLERANCE_OF_EDGE)[0][0] for _ in range(EDGE_DRAWS)]
+    n, mean = len(unbiased.traces), float(unbiased.traces.mean())
+    law, none = _Noise(np.zeros(0), mean, _dimensions(mean, unbiased.spread, n)), np.zeros(0)
+    largest = [_leading(_simulated(unbiased, law, none, rng.spawn(1)[0]), n, 1, TOLERANCE_OF_EDGE)[0][0] for _ in range(EDGE_DRAWS)]
     # what rounding makes of equal products is no difference, however small the noise
-    rounding = n * 100 * float(np.finfo(crowd.products.dtype).eps) * float(np.abs(np.diag(crowd.products)).max())
+    rounding = n * 100 * float(np.finfo(unbiased.products.dtype).eps) * float(np.abs(np.diag(unbiased.products)).max())
     edge = max(float(np.quantile(largest, EDGE_LEVEL)), rounding)
-    if crowd.noise is None:
+    if unbiased.noise is None:
         return edge
-    own = np.diag(crowd.noise)
-    between = _dense(crowd.noise, -own)
+    own = np.diag(unbiased.noise)
+    between = _dense(unbiased.noise, -own)
     return max(edge, float(_leading(between, n, 1)[0][0]))
 
 
@@ -223,10 +225,10 @@ Operator = tuple[Callable[[Array], Array], Callable[[], Array]]
 """A symmetric matrix, centred: times a vector, and as a whole."""
 
 
-def _simulated(crowd: Crowd, law: _Noise, signal: Array, rng: Stream) -> Operator:
-    """The unbiased products of a crowd without groups: Gaussian true means of standard deviations `signal`, errors by the law of noise."""
-    n, folds = len(crowd.traces), crowd.folds
-    size = crowd.traces / crowd.traces.mean()
+def _simulated(unbiased: UnbiasedGram, law: _Noise, signal: Array, rng: Stream) -> Operator:
+    """Unbiased products of clients without groups: Gaussian true means of standard deviations `signal`, errors by the law of noise."""
+    n, folds = len(unbiased.traces), unbiased.folds
+    size = unbiased.traces / unbiased.traces.mean()
     variances = np.concatenate([law.along, np.full(law.dimensions, law.rest / law.dimensions)])
     # by dimension, so that rounding the number of dimensions otherwise adds or takes a few and leaves all others as they are
     means = (rng.standard_normal((len(variances), n)) * np.sqrt(size) * np.sqrt(variances)[:, None]).T
@@ -237,7 +239,7 @@ def _simulated(crowd: Crowd, law: _Noise, signal: Array, rng: Stream) -> Operato
         squares += rng.chisquare(degrees * law.dimensions, n) * (law.rest / law.dimensions)
         correction = -size * squares / degrees
     else:
-        correction = -crowd.traces
+        correction = -unbiased.traces
 
     def times(x: Array) -> Array:
         x = x - x.mean()

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from cflpriv import ALGORITHMS, Model, Train, simulate
 from cflpriv.algorithms import crossfit, grouping
-from cflpriv.clustering.crowd import Crowd
 from cflpriv.clustering.group_test import Groups, groups_of
 from cflpriv.clustering.scores import ari
+from cflpriv.clustering.unbiased_gram import UnbiasedGram
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.sample_gradients import _dense, gradients_by_sample, sample_gradients, summed_directions
 from cflpriv.errors import InputError
@@ -189,9 +189,9 @@ def test_many_clients_are_compared_with_landmarks_only(name: str, monkeypatch: p
     tested: list[int] = []
     whole = groups_of
 
-    def counted(crowd: Crowd, *given: Any, **named: Any) -> Groups:
-        tested.append(len(crowd.traces))
-        return whole(crowd, *given, **named)
+    def counted(unbiased: UnbiasedGram, *given: Any, **named: Any) -> Groups:
+        tested.append(len(unbiased.traces))
+        return whole(unbiased, *given, **named)
 
     monkeypatch.setattr(grouping, "groups_of", counted)
     scene = population(groups=2, clients_per_group=20, samples=60)

@@ -1,4 +1,4 @@
-"""The test for groups: estimators against brute force, answers on made-up crowds, and how often it finds groups where there are none.
+"""The test for groups: estimators against brute force, answers on made-up clients, and how often it finds groups where there are none.
 
 Statistical tests state their error rate.
 """
@@ -13,9 +13,9 @@ from scipy.stats import binom
 from sklearn.metrics import adjusted_rand_score
 
 from cflpriv.clustering import group_test
-from cflpriv.clustering.crowd import bounded, crowd_of_folds, crowd_of_vectors, distances_to_groups
 from cflpriv.clustering.group_test import groups_given, groups_of
 from cflpriv.clustering.similarity import Gram
+from cflpriv.clustering.unbiased_gram import bounded, distances_to_groups, unbiased_of_folds, unbiased_of_vectors
 from cflpriv.errors import InputError
 from cflpriv.randomness import stream
 from cflpriv.types import Array
@@ -43,35 +43,35 @@ def grouped(n: int, k: int, apart: float, rng: np.random.Generator, d: int = 64)
 @given(n=st.integers(2, 7), p=st.sampled_from([2, 4, 6]), d=st.integers(1, 9), seed=st.integers(0, 2**20))
 def test_estimators_equal_brute_force(n: int, p: int, d: int, seed: int) -> None:
     folds = np.random.default_rng(seed).normal(size=(n, p, d))
-    crowd = crowd_of_folds(gram_of(folds))
+    unbiased = unbiased_of_folds(gram_of(folds))
     mean = folds.mean(1)
     noise = (folds[:, : p // 2].mean(1) - folds[:, p // 2 :].mean(1)) / 2
     expected = mean @ mean.T
     for i in range(n):
         expected[i, i] = np.mean([folds[i, a] @ folds[i, b] for a in range(p) for b in range(p) if a != b])
-    np.testing.assert_allclose(crowd.products, expected, atol=1e-12)
-    assert crowd.noise is not None
-    assert crowd.cross is not None
-    np.testing.assert_allclose(crowd.noise, noise @ noise.T, atol=1e-12)
-    np.testing.assert_allclose(crowd.cross, mean @ noise.T, atol=1e-12)
-    np.testing.assert_allclose(crowd.traces, (noise**2).sum(1), atol=1e-12)
+    np.testing.assert_allclose(unbiased.products, expected, atol=1e-12)
+    assert unbiased.noise is not None
+    assert unbiased.cross is not None
+    np.testing.assert_allclose(unbiased.noise, noise @ noise.T, atol=1e-12)
+    np.testing.assert_allclose(unbiased.cross, mean @ noise.T, atol=1e-12)
+    np.testing.assert_allclose(unbiased.traces, (noise**2).sum(1), atol=1e-12)
     pairs, traces = [(i, j) for i in range(n) for j in range(n) if i != j], (noise**2).sum(1)
     mean_product = np.mean([traces[i] * traces[j] for i, j in pairs])
-    assert crowd.spread == pytest.approx(np.mean([(noise[i] @ noise[j]) ** 2 for i, j in pairs]) * traces.mean() ** 2 / mean_product)
+    assert unbiased.spread == pytest.approx(np.mean([(noise[i] @ noise[j]) ** 2 for i, j in pairs]) * traces.mean() ** 2 / mean_product)
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     folds = np.random.default_rng(0).normal(size=(11, 2, 5))
-    whole = crowd_of_folds(gram_of(folds))
-    monkeypatch.setattr("cflpriv.clustering.crowd.ROWS_AT_ONCE", 3)
-    np.testing.assert_array_equal(crowd_of_folds(gram_of(folds)).products, whole.products)
+    whole = unbiased_of_folds(gram_of(folds))
+    monkeypatch.setattr("cflpriv.clustering.unbiased_gram.ROWS_AT_ONCE", 3)
+    np.testing.assert_array_equal(unbiased_of_folds(gram_of(folds)).products, whole.products)
 
 
 def test_products_are_unbiased_for_clients_of_any_size() -> None:
     """Means over 4000 draws lie within five standard errors of the truth, each number: fails in one of 50,000 runs."""
     rng = np.random.default_rng(1)
     means, sizes = rng.normal(size=(3, 4)), np.array([1.0, 4.0, 0.2])
-    drawn = np.array([crowd_of_folds(gram_of(folds_of(means, rng, 1.5, sizes))).products for _ in range(4000)])
+    drawn = np.array([unbiased_of_folds(gram_of(folds_of(means, rng, 1.5, sizes))).products for _ in range(4000)])
     error = drawn.std(0) / np.sqrt(len(drawn))
     assert np.all(np.abs(drawn.mean(0) - means @ means.T) < 5 * error)
     uncorrected = means @ means.T + np.diag(1.5**2 * 4 / sizes)
@@ -107,11 +107,11 @@ def test_distances_of_single_vectors_have_their_noise_taken_off(seed: int, k: in
 
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(InputError, match="3 folds each, expected an even number"):
-        crowd_of_folds(gram_of(np.zeros((4, 3, 2))))
+        unbiased_of_folds(gram_of(np.zeros((4, 3, 2))))
     with pytest.raises(InputError, match="1 clients cannot be compared"):
-        crowd_of_folds(gram_of(np.zeros((1, 2, 2))))
+        unbiased_of_folds(gram_of(np.zeros((1, 2, 2))))
     with pytest.raises(InputError, match="4 clients with 2 vectors each"):
-        crowd_of_vectors(gram_of(np.zeros((4, 2, 2))), np.ones(1), 2)
+        unbiased_of_vectors(gram_of(np.zeros((4, 2, 2))), np.ones(1), 2)
 
 
 # --- answers
@@ -123,7 +123,7 @@ def test_clear_groups_are_found_and_counted(k: int, sizes: str) -> None:
     rng = np.random.default_rng(k)
     labels, means = grouped(32, k, 1.0, rng)
     found = groups_of(
-        crowd_of_folds(gram_of(folds_of(means, rng, 1.0, None if sizes == "equal" else rng.uniform(0.4, 3, 32)))), stream(0, "t")
+        unbiased_of_folds(gram_of(folds_of(means, rng, 1.0, None if sizes == "equal" else rng.uniform(0.4, 3, 32)))), stream(0, "t")
     )
     assert found.answer == "groups"
     assert found.k == k
@@ -138,21 +138,23 @@ def test_groups_within_groups_are_found() -> None:
     rng = np.random.default_rng(3)
     outer, inner = rng.normal(size=(2, 64)) * 3.0, rng.normal(size=(4, 64)) * 0.8
     labels = np.repeat(np.arange(4), 12)
-    found = groups_of(crowd_of_folds(gram_of(folds_of(outer[labels // 2] + inner[labels], rng))), stream(0, "t"))
+    found = groups_of(unbiased_of_folds(gram_of(folds_of(outer[labels // 2] + inner[labels], rng))), stream(0, "t"))
     assert adjusted_rand_score(labels, found.labels) == 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("public_noise", [False, True])
 def test_equal_clients_are_alike_and_a_continuum_has_no_groups(public_noise: bool) -> None:
-    """The edge is a 95 % quantile: fewer than 14 of 20 crowds of equal clients are below it in one of 10,000 runs."""
+    """The edge is a 95 % quantile: fewer than 14 of 20 draws of equal clients are below it in one of 10,000 runs."""
     rng = np.random.default_rng(4)
 
     def answer(means: Array) -> str:
         if public_noise:
             vectors = means + rng.normal(size=means.shape)
-            return groups_of(crowd_of_vectors(gram_of(vectors[:, None]), np.array(means.shape[1]), means.shape[1]), stream(0, "t")).answer
-        return groups_of(crowd_of_folds(gram_of(folds_of(means, rng))), stream(0, "t")).answer
+            return groups_of(
+                unbiased_of_vectors(gram_of(vectors[:, None]), np.array(means.shape[1]), means.shape[1]), stream(0, "t")
+            ).answer
+        return groups_of(unbiased_of_folds(gram_of(folds_of(means, rng))), stream(0, "t")).answer
 
     assert sum(answer(np.zeros((40, 64))) == "alike" for _ in range(20)) >= binom.ppf(1e-4, 20, 0.95)
     assert answer(rng.normal(size=(40, 2)) @ rng.normal(size=(2, 64))) == "continuum"
@@ -162,10 +164,10 @@ def test_equal_clients_are_alike_and_a_continuum_has_no_groups(public_noise: boo
 @pytest.mark.slow
 def test_the_leading_eigenvalues_are_as_good_as_all(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
-    crowd = crowd_of_folds(gram_of(folds_of(grouped(90, 3, 0.6, rng)[1], rng)))
-    whole = groups_of(crowd, stream(0, "t"), draws=120)
+    unbiased = unbiased_of_folds(gram_of(folds_of(grouped(90, 3, 0.6, rng)[1], rng)))
+    whole = groups_of(unbiased, stream(0, "t"), draws=120)
     monkeypatch.setattr(group_test, "DENSE", 10)
-    leading = groups_of(crowd, stream(0, "t"), draws=120)
+    leading = groups_of(unbiased, stream(0, "t"), draws=120)
     np.testing.assert_array_equal(leading.labels, whole.labels)
     for one, other in zip(leading.nodes, whole.nodes, strict=True):
         assert (one.directions, one.k, one.exceeding, one.draws) == (other.directions, other.k, other.exceeding, other.draws)
@@ -178,7 +180,7 @@ def test_four_clients_with_a_draw_without_variation_are_not_cut_for_it() -> None
     rng, cut = np.random.default_rng(12), 0
     for run in range(60):
         folds = folds_of(rng.normal(size=(4, 1)) @ rng.normal(size=(1, 16)), rng)
-        cut += groups_of(crowd_of_folds(gram_of(folds)), stream(run, "t")).k > 1
+        cut += groups_of(unbiased_of_folds(gram_of(folds)), stream(run, "t")).k > 1
     assert cut < 5
 
 
@@ -189,14 +191,14 @@ def test_clients_without_noise_or_difference_are_alike(folds: str, n: int) -> No
     if folds == "one noisy client":
         made[3, 0] += np.arange(6)
         made[3, 1] -= np.arange(6)
-    assert groups_of(crowd_of_folds(gram_of(made)), stream(0, "t"), draws=99).k == 1
+    assert groups_of(unbiased_of_folds(gram_of(made)), stream(0, "t"), draws=99).k == 1
 
 
 def test_a_level_that_the_draws_can_just_show_is_tested() -> None:
     rng = np.random.default_rng(13)
     for n in (29, 30, 31):
         folds = folds_of(grouped(n, 2, 2.0, rng)[1], rng)
-        assert groups_of(crowd_of_folds(gram_of(folds)), stream(0, "t"), draws=99).k == 2
+        assert groups_of(unbiased_of_folds(gram_of(folds)), stream(0, "t"), draws=99).k == 2
 
 
 def test_one_client_of_long_vectors_hides_nothing() -> None:
@@ -204,7 +206,7 @@ def test_one_client_of_long_vectors_hides_nothing() -> None:
     labels, means = grouped(32, 4, 0.05, rng)
     folds = folds_of(means, rng, 0.02)
     folds[5] = rng.normal(size=(2, 64)) * 1e6
-    found = groups_of(crowd_of_folds(bounded(gram_of(folds))), stream(0, "t"))
+    found = groups_of(unbiased_of_folds(bounded(gram_of(folds))), stream(0, "t"))
     honest = np.arange(32) != 5
     assert adjusted_rand_score(labels[honest], found.labels[honest]) == 1.0
     np.testing.assert_array_equal(bounded(gram_of(folds[honest])).matrix(), gram_of(folds[honest]).matrix())
@@ -217,8 +219,8 @@ def test_one_client_of_much_noise_hides_nothing_and_joins_the_nearest(lie: str) 
     folds = folds_of(means, rng, 0.02)
     away = rng.normal(size=64) / 8
     folds[5] = np.stack([away, -away]) if lie == "opposite halves" else means[5] + np.stack([away, -away])
-    crowd = crowd_of_folds(bounded(gram_of(folds)))
-    for found in (groups_of(crowd, stream(0, "t")), groups_given(crowd, 4, stream(0, "t"))):
+    unbiased = unbiased_of_folds(bounded(gram_of(folds)))
+    for found in (groups_of(unbiased, stream(0, "t")), groups_given(unbiased, 4, stream(0, "t"))):
         assert found.set_aside.tolist() == [5]
         honest = np.arange(32) != 5
         assert adjusted_rand_score(labels[honest], found.labels[honest]) == 1.0
@@ -231,7 +233,7 @@ def test_clients_without_noise_in_a_group_of_their_own_are_tested_like_others() 
     labels, means = grouped(30, 3, 1.0, rng)
     folds = folds_of(means, rng)
     folds[labels == 1] = means[labels == 1][:, None]
-    assert adjusted_rand_score(labels, groups_of(crowd_of_folds(gram_of(folds)), stream(0, "t")).labels) == 1.0
+    assert adjusted_rand_score(labels, groups_of(unbiased_of_folds(gram_of(folds)), stream(0, "t")).labels) == 1.0
 
 
 @pytest.mark.slow
@@ -240,17 +242,17 @@ def test_small_groups_within_groups_are_tested_again() -> None:
     rng = np.random.default_rng(16)
     outer, inner = rng.normal(size=(12, 64)) * 3.0, rng.normal(size=(24, 64)) * 0.8
     labels = np.repeat(np.arange(24), 6)
-    found = groups_of(crowd_of_folds(gram_of(folds_of(outer[labels // 2] + inner[labels], rng))), stream(0, "t"), draws=199)
+    found = groups_of(unbiased_of_folds(gram_of(folds_of(outer[labels // 2] + inner[labels], rng))), stream(0, "t"), draws=199)
     assert adjusted_rand_score(labels, found.labels) > adjusted_rand_score(labels, labels // 2)
 
 
 def test_a_given_number_of_groups_is_cut_without_a_test() -> None:
     rng = np.random.default_rng(6)
     labels, means = grouped(30, 3, 0.8, rng)
-    crowd = crowd_of_folds(gram_of(folds_of(means, rng)))
-    assert adjusted_rand_score(labels, groups_given(crowd, 3, stream(0, "t")).labels) == 1.0
-    assert groups_given(crowd, 5, stream(0, "t")).k == 5
-    alike = crowd_of_folds(gram_of(folds_of(np.zeros((12, 8)), rng)))
+    unbiased = unbiased_of_folds(gram_of(folds_of(means, rng)))
+    assert adjusted_rand_score(labels, groups_given(unbiased, 3, stream(0, "t")).labels) == 1.0
+    assert groups_given(unbiased, 5, stream(0, "t")).k == 5
+    alike = unbiased_of_folds(gram_of(folds_of(np.zeros((12, 8)), rng)))
     assert groups_given(alike, 2, stream(0, "t")).k == 2
     with pytest.raises(InputError, match="13 groups of 12 clients"):
         groups_given(alike, 13, stream(0, "t"))
@@ -258,7 +260,7 @@ def test_a_given_number_of_groups_is_cut_without_a_test() -> None:
 
 def test_few_clients_are_not_tested() -> None:
     rng = np.random.default_rng(7)
-    found = groups_of(crowd_of_folds(gram_of(folds_of(grouped(3, 3, 9.0, rng)[1], rng))), stream(0, "t"))
+    found = groups_of(unbiased_of_folds(gram_of(folds_of(grouped(3, 3, 9.0, rng)[1], rng))), stream(0, "t"))
     assert (found.k, found.nodes, found.answer) == (1, (), "untested")
 
 
@@ -283,19 +285,19 @@ def heavy_tailed(rng: np.random.Generator) -> Array:
     return np.asarray(means[:, None] + rng.standard_t(4, size=(24, 2, 32)))
 
 
-def false_splits(crowd: Callable[[np.random.Generator], Array], runs: int, alpha: float) -> int:
+def false_splits(drawn: Callable[[np.random.Generator], Array], runs: int, alpha: float) -> int:
     rng = np.random.default_rng(11)
     found = 0
     for run in range(runs):
-        found += groups_of(crowd_of_folds(gram_of(crowd(rng))), stream(run, "false split"), alpha=alpha, draws=99).k > 1
+        found += groups_of(unbiased_of_folds(gram_of(drawn(rng))), stream(run, "false split"), alpha=alpha, draws=99).k > 1
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", [gaussian, alike, unequal, heavy_tailed])
-def test_the_rate_of_false_splits_is_at_most_twice_the_level(crowd: Callable[[np.random.Generator], Array]) -> None:
+@pytest.mark.parametrize("drawn", [gaussian, alike, unequal, heavy_tailed])
+def test_the_rate_of_false_splits_is_at_most_twice_the_level(drawn: Callable[[np.random.Generator], Array]) -> None:
     """Over 1000 populations the upper 95 % limit of the rate is at most 2 α, α = 5 %."""
-    found = false_splits(crowd, 1000, 0.05)
+    found = false_splits(drawn, 1000, 0.05)
     assert binom.cdf(found, 1000, 0.10) <= 0.05, f"{found} of 1000"
 
 
@@ -314,8 +316,8 @@ def test_errors_of_released_products_count_as_noise(factor: float) -> None:
     for run in range(20):
         rng = np.random.default_rng(run)
         gram = with_errors(folds_of(gaussian(rng).mean(1), rng), error, rng)
-        found += groups_of(crowd_of_folds(gram), stream(run, "errors"), alpha=0.05, draws=99).k > 1
+        found += groups_of(unbiased_of_folds(gram), stream(run, "errors"), alpha=0.05, draws=99).k > 1
     assert found <= binom.ppf(0.999, 20, 0.05)
     labels, means = grouped(24, 3, 2.0, np.random.default_rng(0))
     gram = with_errors(folds_of(means, np.random.default_rng(1)), error, np.random.default_rng(2))
-    assert adjusted_rand_score(labels, groups_of(crowd_of_folds(gram), stream(0, "errors")).labels) == 1.0
+    assert adjusted_rand_score(labels, groups_of(unbiased_of_folds(gram), stream(0, "errors")).labels) == 1.0

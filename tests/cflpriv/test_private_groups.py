@@ -119,8 +119,8 @@ def test_groups_and_newcomers_of_noisy_vectors(epsilon: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [8.0, 1.0])
-def test_one_noisy_crowd_is_left_whole(epsilon: float) -> None:
-    """At α = 0.05, 300 crowds: rejects at p < 1e-6 if the rate of false groups is above α."""
+def test_noisy_clients_without_groups_are_left_whole(epsilon: float) -> None:
+    """At α = 0.05, 300 draws: rejects at p < 1e-6 if the rate of false groups is above α."""
     noise = replace(NOISE, samples=200, signature=gaussian_multiplier(epsilon, 1e-5))
     split = 0
     for seed in range(300):

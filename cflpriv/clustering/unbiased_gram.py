@@ -16,7 +16,8 @@ from ..types import Array
 from .similarity import Gram
 
 __all__ = [
-    "LONGEST", "NOISIER", "TINY", "Crowd", "bounded", "centred", "crowd_of_folds", "crowd_of_vectors", "distances_to_groups", "spread_of",
+    "LONGEST", "NOISIER", "TINY", "UnbiasedGram", "bounded", "centred",
+    "distances_to_groups", "spread_of", "unbiased_of_folds", "unbiased_of_vectors",
 ]  # fmt: skip
 
 SINGLE_ABOVE = 4096
@@ -34,7 +35,7 @@ TINY = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
-class Crowd:
+class UnbiasedGram:
     """What the test takes of n clients.
 
     products: (n, n), unbiased for the inner products of the clients' true means, also on the diagonal; values below 0 there are right.
@@ -50,7 +51,7 @@ class Crowd:
     noise: Array | None = None
     cross: Array | None = None
 
-    def part(self, at: Array) -> "Crowd":
+    def part(self, at: Array) -> "UnbiasedGram":
         """Some of the clients. Relative to its size, the spread of noise stays at least that of all: a few pairs tell little of it."""
         if len(at) == len(self.traces):
             return self
@@ -60,8 +61,8 @@ class Crowd:
             spread = max(spread_of(made.noise, made.traces), spread)
         return replace(made, spread=spread)
 
-    def usable(self) -> "tuple[Crowd, Array, Array]":
-        """The crowd of the clients that can be tested, their positions, and those of the others, whose noise is too large.
+    def usable(self) -> "tuple[UnbiasedGram, Array, Array]":
+        """The products of the clients that can be tested, their positions, and those of the others, whose noise is too large.
 
         One client's noise would raise the edge for all: a lie of one vector, or a client with next to no samples, would hide all groups.
         """
@@ -72,7 +73,7 @@ class Crowd:
         spread = self.spread if self.noise is None else spread_of(self.noise[np.ix_(kept, kept)], self.traces[kept])
         return replace(self, spread=max(spread, TINY))._block(kept), kept, others
 
-    def _block(self, at: Array) -> "Crowd":
+    def _block(self, at: Array) -> "UnbiasedGram":
         both = np.ix_(at, at)
         noise, cross = (None if one is None else one[both] for one in (self.noise, self.cross))
         return replace(self, products=self.products[both], traces=self.traces[at], noise=noise, cross=cross)
@@ -93,8 +94,8 @@ def bounded(gram: Gram, longest: float = LONGEST) -> Gram:
     return Gram(gram.clients, gram.p, block, gram.error) if (scale < 1).any() else gram
 
 
-def crowd_of_folds(gram: Gram) -> Crowd:
-    """The crowd of clients that gave the means of p ≥ 2 folds each, p even, as the p vectors of `gram`.
+def unbiased_of_folds(gram: Gram) -> UnbiasedGram:
+    """The products of clients that gave the means of p ≥ 2 folds each, p even, as the p vectors of `gram`.
 
     Of fold means f_ia the client's mean is g_i. Off the diagonal ⟨g_i, g_j⟩ is unbiased as it is; on it the products of different folds of
     one client are. The noise vector is half the difference between the means of the two halves of its folds.
@@ -120,11 +121,11 @@ def crowd_of_folds(gram: Gram) -> Crowd:
             own = block[i - start, :, i, :]
             products[i, i] = (own.sum() - np.trace(own)) / (p * (p - 1))
     traces = np.maximum(np.diag(noise).astype(np.float64), TINY)
-    return Crowd(products, traces, max(spread_of(noise, traces), TINY), p, noise, cross)
+    return UnbiasedGram(products, traces, max(spread_of(noise, traces), TINY), p, noise, cross)
 
 
-def crowd_of_vectors(gram: Gram, traces: Array, dimensions: int) -> Crowd:
-    """The crowd of clients that gave one vector each, whose error has the public trace E|error|² (one for all, or one a client).
+def unbiased_of_vectors(gram: Gram, traces: Array, dimensions: int) -> UnbiasedGram:
+    """The products of clients that gave one vector each, whose error has the public trace E|error|² (one for all, or one a client).
 
     How the noise is spread over the `dimensions` of a vector is read off the bulk of the spectrum: for few clients it follows a semicircle
     of radius 2 √(n v). Noise in D dimensions has a spread of at least trace² / D, which is what counts for many.
@@ -139,7 +140,7 @@ def crowd_of_vectors(gram: Gram, traces: Array, dimensions: int) -> Crowd:
     eigenvalues = np.linalg.eigvalsh(centred(products))
     radius = np.median(np.abs(eigenvalues - np.median(eigenvalues))) / MEDIAN_OF_SEMICIRCLE
     spread = float(np.clip((radius / 2) ** 2 / gram.n, noise.mean() ** 2 / dimensions, noise.mean() ** 2))
-    return Crowd(products, np.maximum(noise, TINY), max(spread, TINY), 0)
+    return UnbiasedGram(products, np.maximum(noise, TINY), max(spread, TINY), 0)
 
 
 def distances_to_groups(gram: Gram, newcomers: range, labels: Array, k: int, traces: Array) -> Array:
