@@ -16,7 +16,6 @@ from dataclasses import asdict
 from hashlib import blake2b
 from importlib import import_module
 from itertools import pairwise
-from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,13 +41,14 @@ def judge(
 ) -> Verdict:  # fmt: skip
     """Measure what is missing of the claim `name` into `folder`, and write `verdict.json` there.
 
-    The seeds are `seed`, `seed` + 1, ...: as many as the claim asks for times `scale`; with fewer it stays undecided. Ctrl-C keeps the
-    seeds that were finished. Raises `InputError` for an unknown name, a scale that is not above 0, absent data, or a folder whose rows are
+    The seeds are `seed`, `seed` + 1, ...: as many as the claim asks for times `scale`; with fewer it stays undecided. More are refused: the
+    number is fixed in the claim before the run, since seeds that are added until an interval decides raise the rate of errors. Ctrl-C keeps
+    the seeds that were finished. Raises `InputError` for an unknown name, a scale outside (0, 1], absent data, or a folder whose rows are
     damaged or were measured under another rule.
     """
     claim, out = claim_named(name), Path(folder)
-    if not 0 < scale < inf:
-        raise InputError(f"--scale {scale:g}: is not above 0")
+    if not 0 < scale <= 1:
+        raise InputError(f"--scale {scale:g}: is outside (0, 1]; the claim fixes its number of seeds, {claim.seeds}; --seed repeats it")
     if seed < 0:
         raise InputError(f"--seed {seed}: is below 0")
     out.mkdir(parents=True, exist_ok=True)
@@ -213,6 +213,8 @@ def _result(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: is damaged; remove its folder, and the claim is judged again")
     if result["claim"] not in CLAIMS:
         raise InputError(f"{path}: is of a claim {result['claim']!r} that is not known; remove its folder")
+    if result["scale"] > 1:
+        raise InputError(f"{path}: is of more seeds than the claim fixes (scale = {result['scale']}); run the claim again")
     if result["rule"] != _rule(result["claim"]):
         raise InputError(f"{path}: was measured before the claim's file changed; remove its folder")
     return result
@@ -231,7 +233,7 @@ an arm if the gain over the baseline lies with its whole 95 % interval over seed
 if it lies on the other side; otherwise the arm is open. *Upheld*: it holds in every arm. *Refuted*: it fails in every arm. *Qualified*: it
 holds in some and fails in others. *Undecided*: otherwise. Arms and margins were written before the runs, and a run refuses rows that were
 measured under another rule. A verdict is of the setting under "assumed", not of every system. Statements are shortened; those "in our
-words" are not made by the source itself, only suggested by its design.
+words" are not made by the source itself, only suggested by its design. The number of seeds is fixed with the rule (`--scale` is at most 1).
 
 This page is generated; the figures of all runs are in `claims.csv`.
 """

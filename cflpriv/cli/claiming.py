@@ -12,7 +12,9 @@ __all__ = ["claims"]
 
 def claims(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The claim; default: list them.")] = None,
-    scale: Annotated[float, typer.Option("--scale", help="Factor for the number of seeds; below 1 the claim stays undecided.")] = 1.0,
+    scale: Annotated[
+        float, typer.Option("--scale", help="Factor up to 1 for the number of seeds; below 1 the claim stays undecided.")
+    ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="The folder that holds a folder for each run of a claim.")] = Path("runs/claims"),
     page: Annotated[Path | None, typer.Option("--page", help="Write the table of all verdicts in --out to this file.")] = None,

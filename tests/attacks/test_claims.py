@@ -135,6 +135,10 @@ def test_the_page_has_every_verdict_its_repetition_and_its_figures(tmp_path: Pat
     assert "| **qualified** | qualified (seeds from 10) |" in page
     assert "| one | share | 0.901 | 0.500 | +0.401 [" in page
     assert len((tmp_path / "page.csv").read_text().splitlines()) == 1 + 2 * 2
+    result = json.loads((tmp_path / "b" / "verdict.json").read_text())
+    (tmp_path / "b" / "verdict.json").write_text(json.dumps({**result, "scale": 2.0}))
+    with pytest.raises(InputError, match=r"verdict\.json: is of more seeds than the claim fixes .*; run the claim again"):
+        write_page(tmp_path, tmp_path / "page.md")
     said = "\n".join(in_words(CLAIMS[0], verdict))
     assert "verdict: qualified" in said
     assert "the claim asks for a gain above 0.1: fails" in said
@@ -250,6 +254,11 @@ def test_the_command(tmp_path: Path, tiny: Claim, monkeypatch: pytest.MonkeyPatc
     out = str(tmp_path / "out")
     assert in_process(monkeypatch, "claims", CLAIMS[0], "--out", out, "--page", str(tmp_path / "page.md")) == 0
     assert "verdict: qualified" in capsys.readouterr().out
-    for wrong in (["permutation_secrec"], [CLAIMS[0], "--scale", "0"], [CLAIMS[0], "--scale", "inf"], [CLAIMS[0], "--seed", "-1"]):
+    assert CALLS == [0, 1, 2]
+    for wrong in (
+        ["permutation_secrec"], [CLAIMS[0], "--scale", "0"], [CLAIMS[0], "--scale", "1.4"], [CLAIMS[0], "--scale", "inf"],
+        [CLAIMS[0], "--scale", "nan"], [CLAIMS[0], "--seed", "-1"],
+    ):  # fmt: skip
         assert in_process(monkeypatch, "claims", *wrong, "--out", out) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert CALLS == [0, 1, 2]
