@@ -1,7 +1,7 @@
 """Coordinates of a client's vectors: an accomplice deposits unit vectors, and the first holder of shares opens its products with them.
 
 Checks what is written beside the guarantee of aggregation/shares.py: clients that choose their vectors learn "with the first holder
-coordinates; a server that opens epochs at will lets them read a vector".
+coordinates: of each epoch, and a client lets its vectors into `most_epochs` at most".
 """
 
 from contextlib import suppress
@@ -24,7 +24,7 @@ from .shared_vectors import own_holder, shared_comparisons
 __all__ = ["CHOSEN_DEPOSITS"]
 
 EPOCHS = 4
-"""So many epochs are opened. Nobody counts them, so more would show the rest."""
+"""So many epochs are opened. As many as clients allow (`most_epochs`) would show more."""
 
 
 def chosen_deposits(play: Play) -> Guess:

@@ -23,6 +23,7 @@ from ..contract.handles import Held, Released
 from ..contract.operations import Then
 from ..errors import InputError
 from ..federation import messages as m
+from ..federation.epoch_limit import enter
 from ..federation.epochs import Epoch, Epochs
 from ..federation.function_encoding import then_to_bytes
 from ..federation.handler import Apply
@@ -42,16 +43,18 @@ class ClientComparison:
     """A client's part: it encrypts its vectors.
 
     Guarantee: that of `protocols.ckks`. The key holder on the client's own roster must have signed the announced key, over terms that the
-    client computed itself: a server cannot pass a key of its own, other parameters, or another release. Reveals: see there.
+    client computed itself: a server cannot pass a key of its own, other parameters, or another release. Its vectors are in `most_epochs`
+    epochs at most, over all sessions. Reveals: see there.
     """
 
     def __init__(self, parts: ClientParts) -> None:
-        self._settings = parts.settings
+        self._settings, self._store = parts.settings, parts.store
 
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
         """The client's upload.
 
-        Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature" and "malformed" for another key; `LocalError`
+        Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature" and "malformed" for another key,
+        "too-many-epochs" for one more epoch than its settings allow; `LocalError`
         "out-of-range" for vectors longer than `ckks_bound`.
         """
         yield from ()
@@ -74,6 +77,7 @@ class ClientComparison:
                     f"a vector of norm {longest:.3g} is above protection.ckks_bound = {setup.bound:g}, the public bound; raise it"
                 )
             raise
+        enter(self._store, ask.session, epoch.number, self._settings.protection.most_epochs)
         return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 

@@ -5,7 +5,8 @@ integers, and nothing else of the similarities; no `share_colluding` of the hold
 vector than its inner products with what those clients deposit, also if they deviate. Clients check whose keys they share under; holders and
 clients check the terms by their own settings.
 Reveals: the exact Gram matrix to the first holder on the roster; when each party answers. Clients that choose their vectors freely learn
-bits from their labels and from refusals, and with the first holder coordinates; a server that opens epochs at will lets them read a vector.
+bits from their labels and from refusals, and with the first holder coordinates: of each epoch, and a client lets its vectors into
+`most_epochs` at most.
 Active attacks (`attacks.active`): coalitions of holders: `holder_coalitions`; holders' keys of the server's: `swapped_shares`; what the
 first holder runs: `other_function`; an accomplice and the first holder: `chosen_deposits`.
 Source: `protocols.shared_gram`.
@@ -21,6 +22,7 @@ from ..contract.handles import Held, Released
 from ..contract.operations import Then
 from ..errors import InputError
 from ..federation import messages as m
+from ..federation.epoch_limit import enter
 from ..federation.epochs import Epoch, Epochs
 from ..federation.function_encoding import then_to_bytes
 from ..federation.handler import Apply
@@ -43,16 +45,17 @@ class ClientComparison:
     """A client's part: it shares its vectors.
 
     Guarantee: that of `protocols.shared_gram`. The holders on the client's own roster must have signed the announced keys, over terms that
-    the client computed itself. Reveals: see there.
+    the client computed itself. Its vectors are in `most_epochs` epochs at most, over all sessions. Reveals: see there.
     """
 
     def __init__(self, parts: ClientParts) -> None:
-        self._settings, self._entropy = parts.settings, parts.entropy
+        self._settings, self._entropy, self._store = parts.settings, parts.entropy, parts.store
 
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
         """The client's deposit.
 
-        Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature", "bad-key" and "too-few-holders" for other keys;
+        Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature", "bad-key" and "too-few-holders" for other keys,
+        "too-many-epochs" for one more epoch than its settings allow;
         `LocalError` "out-of-range" for vectors longer than `share_bound`.
         """
         yield from ()
@@ -75,6 +78,7 @@ class ClientComparison:
                     f"a vector of norm {longest:.3g} is above protection.share_bound = {terms.bound:g}, the public bound; raise it"
                 )
             raise
+        enter(self._store, ask.session, epoch.number, protection.most_epochs)
         return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 

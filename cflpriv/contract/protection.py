@@ -152,6 +152,15 @@ class Protection:
     ] = 0
     ckks_workers: Annotated[int, Key("Processes for encrypted products; 0: one per core where that pays.", "[0, inf)", "processes")] = 0
     landmarks: Annotated[int, Key("Under `ckks`, compare clients with so many of them only; 0: all pairs.", "[0, inf)", "clients")] = 0
+    most_epochs: Annotated[
+        int,
+        Key(
+            "Under `ckks` and `shares`, clustering epochs that a client lets its vectors into, over all sessions. A run opens one each "
+            "time that it compares clients anew: PACFL and crossfit once, CFL before each split.",
+            "[1, inf)",
+            "epochs",
+        ),
+    ] = 100
     share_holders: Annotated[
         int, Key("Under `shares`, parties that hold a share of each compared vector; the first on the roster leads.", "[3, 16]", "holders")
     ] = 3
@@ -205,7 +214,7 @@ class Protection:
                 f"{2 * self.share_colluding + 1} holders at least (2 × share_colluding + 1), and {MOST_HOLDERS} at most"
             )
         counts = (("ckks_group", self.ckks_group, 0), ("ckks_workers", self.ckks_workers, 0), ("landmarks", self.landmarks, 0))
-        for key, value, smallest in counts:
+        for key, value, smallest in (*counts, ("most_epochs", self.most_epochs, 1)):
             if value < smallest:
                 raise InputError(f"protection.{key}: {value} is below {smallest}")
         if self.landmarks and "ckks" not in self.gram:
@@ -273,7 +282,7 @@ class Protection:
         on = {
             "secagg_": self.secure, "max_weight": self.secure, "ckks_": "ckks" in self.gram, "sketch_dim": "sketch" in self.gram,
             "transform": self.sums.transformed, "buckets": self.robust != "none",
-            "relay_updates": self.secure, "share_": "shares" in self.gram,
+            "relay_updates": self.secure, "share_": "shares" in self.gram, "most_epochs": self.encrypted,
         }  # fmt: skip
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         return tuple(name for name in changed if any(name.startswith(what) and not used for what, used in on.items()))

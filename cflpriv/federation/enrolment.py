@@ -6,6 +6,7 @@ from ..protocols.errors import RemoteError
 from ..protocols.keys import Identity, Roster, public_key, sign, verify, verify_key
 from . import messages as m
 from .client_ledger import SPENT
+from .epoch_limit import ENTERED
 from .store import Store
 
 __all__ = ["LABEL", "check_enrolled", "check_peer", "enrolled", "new_session"]
@@ -19,7 +20,7 @@ LEFT = "left"
 
 
 def new_session(store: Store, session: bytes) -> None:
-    """Begin a session: drop everything of an earlier one, except the ledger.
+    """Begin a session: drop everything of an earlier one, except the ledger and the count of epochs.
 
     Raises `RemoteError` "wrong-session" for a session that the client has left, because it no longer knows which transforms it used there.
     """
@@ -32,7 +33,7 @@ def new_session(store: Store, session: bytes) -> None:
         store.put(LEFT, left + current)
         store.drop("session")  # first, so that a client interrupted here has left the session, too
     for name in store.names():
-        if name not in (SPENT, LEFT):
+        if name not in (SPENT, LEFT, ENTERED):
             store.drop(name)
     store.put("session", session)
 

@@ -26,6 +26,7 @@ REFUSALS: dict[str, str] = {
     "over-budget": "the client has released all that its own privacy budget allows",
     "second-sum": "the client has contributed a value of this round to a sum already, and the server asks for another over other clients",
     "used-transform": "the client has used this transform already; a transform serves one clustering epoch or one sum",
+    "too-many-epochs": "the client's vectors are in as many clustering epochs, over all sessions, as its own settings allow",
     "no-secret": "the client does not have the clients' common secret yet",
     "bad-deposit": "holders of shares cannot use what the client deposited for a comparison; it is left out of that",
     "not-held": "the client does not hold the value asked for (it lost its state, or the value was dropped)",

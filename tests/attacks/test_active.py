@@ -193,6 +193,12 @@ def test_an_accomplice_and_the_first_holder_read_coordinates_in_every_epoch(made
     assert f"{row.value:g} of" in row.note
 
 
+def test_no_more_coordinates_are_read_than_in_the_epochs_that_a_client_allows() -> None:
+    (row,) = only(config({"gram": ["shares"], "most_epochs": 1}, name="pacfl"), "chosen_deposits")
+    assert "in 1 epochs" in row.note
+    assert row.refusals == "too-many-epochs at gram (6 of 6)"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("protection", [{}, {"sum": "secagg"}])
 def test_a_private_step_asked_for_again_is_counted(protection: dict[str, Any]) -> None:

@@ -661,6 +661,8 @@ def test_only_members_of_small_clusters_train_alone() -> None:
         ({"sum": "haar", "transform": "fixed", "sketch_dim": 64}, ("sketch_dim",)),
         ({"gram": ("sketch", "haar"), "sketch_dim": 64, "ckks_release": "gram"}, ("ckks_release",)),
         ({"gram": ("ckks",), "ckks_release": "gram", "ckks_ring": 8192}, ()),
+        ({"gram": ("haar",), "most_epochs": 5}, ("most_epochs",)),
+        ({"gram": ("shares",), "most_epochs": 5}, ()),
     ],
 )
 def test_settings_that_do_nothing_are_known(settings: dict[str, Any], idle: tuple[str, ...]) -> None:

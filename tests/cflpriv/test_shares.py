@@ -19,12 +19,16 @@ from cflpriv.contract.transcript import Transcript
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.federation import messages as m
+from cflpriv.federation.epoch_limit import enter
 from cflpriv.federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
-from cflpriv.federation.store import DiskStore
+from cflpriv.federation.store import DiskStore, MemoryStore
 from cflpriv.federation.transport import OverBytes
+from cflpriv.protocols.entropy import public_entropy
+from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.keys import Roster, seal
 from cflpriv.protocols.shared_gram import Terms, depositing
 from cflpriv.protocols.shared_gram.prime_field import uniform
+from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.types import Population
 
 SHARES = Protection(gram=("shares",))
@@ -73,6 +77,37 @@ def test_one_holder_and_several_find_the_same_clusters() -> None:
     scene = population(clients_per_group=3)
     protections = (Protection(gram=("ckks",)), SHARES, FIVE, Protection(gram=("shares",), share_holders=5, share_colluding=2))
     assert len({labels(remote(scene, one)[1], pacfl(scene)) for one in protections}) == 1
+
+
+@pytest.mark.parametrize("gram", ["shares", pytest.param("ckks", marks=pytest.mark.slow)])
+def test_a_client_lets_its_vectors_into_as_many_epochs_as_it_allows_and_sessions_do_not_refill_it(gram: str) -> None:
+    if gram == "ckks":
+        pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
+    scene, protection = population(clients_per_group=3), Protection(gram=(gram,), most_epochs=2)
+    transport, fed = remote(scene, protection)
+
+    def compared(fed: FederationServer) -> tuple[int, ...]:
+        fed.begin_round(0)
+        return np.shape(fed.gram(fed.compute(PrincipalVectors(3))["signature"], ClusterByAngles(k=2)).result["labels"])
+
+    assert compared(fed) == compared(fed) == (6,)
+    assert not fed.refusals
+    again = FederationServer(
+        OverBytes(transport), protection=protection, roster=transport.roster, entropy=public_entropy("another session"), seed=1
+    )
+    again.enrol()
+    with pytest.raises(ClientsLost):
+        compared(again)
+    assert set(again.refusals) == {(one, "gram", "too-many-epochs") for one in range(6)}
+
+
+def test_an_epoch_that_a_client_is_in_already_is_not_counted_again() -> None:
+    store = MemoryStore()
+    for session, number in ((b"a", 0), (b"a", 1), (b"a", 0), (b"b", 0), (b"b", 0)):
+        enter(store, session, number, 3)
+    with pytest.raises(RemoteError, match="too-many-epochs"):
+        enter(store, b"b", 1, 3)
+    enter(store, b"a", 1, 3)
 
 
 def test_the_server_is_sent_labels_and_what_it_cannot_read() -> None:
