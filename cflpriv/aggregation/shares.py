@@ -27,10 +27,10 @@ from ..federation.epochs import Epoch, Epochs
 from ..federation.function_encoding import then_to_bytes
 from ..federation.handler import Apply
 from ..federation.protections import ClientParts, ServerParts
-from ..federation.registry import ClientsLost, EpochEnded, KeyHolderLost
+from ..federation.registry import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost
 from ..federation.transforms import sketched
 from ..protocols.errors import LocalError, MalformedMessage, RemoteError
-from ..protocols.shared_gram import LEAD, Terms, deliveries, deposit, gathered
+from ..protocols.shared_gram import LEAD, Terms, check_contribution, deliveries, deposit, digest_of, gathered
 from .encrypted_epochs import EncryptedStep, concluded, epoch_for, payloads, released, upload_of
 from .share_holders import terms_of
 
@@ -100,7 +100,8 @@ def check_size(terms: Terms, clients: int, everybody: int) -> None:
 
 
 class SharesEpoch:
-    """What the server has of one clustering epoch: its terms and keys, the number of steps, and deposits by client, with their value.
+    """What the server has of one clustering epoch: its terms and keys, the number of steps, deposits by client, with their value, and the
+    deposits' digests.
 
     `used` are the clients whose deposits were given to holders to be multiplied. Holders replace these no more, so a step that is taken
     again, also with a value that was computed again, goes on with them.
@@ -112,6 +113,7 @@ class SharesEpoch:
         self.holders: tuple[int, ...] = ()
         self.steps = 0
         self.deposits: dict[int, tuple[tuple[str, int], bytes]] = {}
+        self.digests: dict[int, bytes] = {}
         self.used: set[int] = set()
 
     def has(self, client: int, value: tuple[str, int]) -> bool:
@@ -276,7 +278,8 @@ class ServerComparison:
         return ClientsLost(lost)
 
     def _contributions(self, step: EncryptedStep, kept: Sequence[int]) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
-        """The contributors and the others' parts. Where one gives none, another that has the deposits takes its place."""
+        """The contributors and the others' parts. Where one gives none, or none to these lists, another that has the deposits takes its
+        place."""
         order, left, answers = tuple(step.order), list(kept), dict[int, m.Answer]()
         while True:
             self._enough(left, "shares contributions", answers)
@@ -284,13 +287,29 @@ class ServerComparison:
             step.epoch.session.used |= set(step.clients)
             ask = m.Contribute(self._session, step.epoch.number, order, len(step.clients), contributors)
             answers = self._ask({one: ask for one in contributors if one != LEAD}, "shares contributions", step.epoch.number, step.record)
+            for number, answer in answers.items():
+                if isinstance(answer, m.Stepped):
+                    context = {"epoch": step.epoch.number, "holder": number}
+                    step.record("contribution", "key-holder", "server", (), payloads([answer.said])[0], readers=HOLDERS, context=context)
+            answers = {one: self._checked(step, one, contributors, answer) for one, answer in answers.items()}
             parts = {one: answer.said for one, answer in answers.items() if isinstance(answer, m.Stepped)}
-            for number, part in parts.items():
-                context = {"epoch": step.epoch.number, "holder": number}
-                step.record("contribution", "key-holder", "server", (), payloads([part])[0], readers=HOLDERS, context=context)
             if len(parts) == len(contributors) - 1:
                 return contributors, tuple(parts[one] for one in contributors if one != LEAD)
             left = [one for one in left if one == LEAD or one not in contributors or one in parts]
+
+    def _checked(self, step: EncryptedStep, holder: int, contributors: tuple[int, ...], answer: m.Answer) -> m.Answer:
+        """A holder's contribution, or in its place a refusal where the lead could not use it."""
+        session = step.epoch.session
+        if not isinstance(answer, m.Stepped):
+            return answer
+        try:
+            check_contribution(
+                answer.said, session.terms, session.keys, self._roster, holder, step.order, len(step.clients), contributors, session.digests
+            )
+        except RemoteError as error:
+            self._registry.refusals.append((KEY_HOLDER - holder, "shares contributions", error.code))
+            return m.Refused(error.code)
+        return answer
 
     def _open(self, ask: m.Open, record: Recorder) -> m.Answer:
         answer = self._ask({LEAD: ask}, "shares open", ask.epoch, record).get(LEAD)
@@ -320,9 +339,10 @@ class ServerComparison:
             record("shares keys", "key-holder", "clients", asked, payloads([session.keys])[0], readers=CLIENTS, context=context)
         for client, upload in came.items():
             try:
-                if deliveries(upload, session.terms, session.keys, self._roster)[0] != client:
+                sender, each = deliveries(upload, session.terms, session.keys, self._roster)
+                if sender != client:
                     raise RemoteError("wrong-sender", client)
-                session.deposits[client] = value, upload
+                session.deposits[client], session.digests[client] = (value, upload), digest_of(each[0], session.terms)
             except RemoteError as error:
                 self._registry.refusals.append((client, "gram", error.code))
         lost = [client for client in step.clients if not session.has(client, value)]

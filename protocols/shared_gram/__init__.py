@@ -6,6 +6,7 @@ the Gram matrix of integers, exactly. The server passes sealed and masked messag
 
     prime_field    exact arithmetic modulo 2^61 − 1           terms          public terms, keys and messages, signed
     depositing     quantise, share, seal                      share_holder   a holder's machine: keep shares, multiply, mask, open
+    contributing   a holder's signed contribution, and its check
 
 **Guarantee.** Against the server, any t of the n ≥ 2t + 1 holders and any clients, all of whom may deviate from the protocol and pool what
 they have: of a client's vectors they learn inner products with vectors that clients deposited, if the lead is among them, else whether they
@@ -27,8 +28,9 @@ Deviations: products are not reduced to degree t, for they are opened at once.
 Unaudited research code.
 """
 
+from .contributing import check_contribution, digest_of
 from .depositing import deposit
 from .share_holder import ShareHolder
 from .terms import LEAD, Terms, checked_keys, deliveries, gathered
 
-__all__ = ["LEAD", "ShareHolder", "Terms", "checked_keys", "deliveries", "deposit", "gathered"]
+__all__ = ["LEAD", "ShareHolder", "Terms", "check_contribution", "checked_keys", "deliveries", "deposit", "digest_of", "gathered"]

@@ -12,11 +12,12 @@ import numpy.typing as npt
 from .. import codec
 from ..entropy import Entropy, system_entropy
 from ..errors import LocalError, MalformedMessage, RemoteError
-from ..keys import Identity, Roster, agree, frame, public_key, sign, unseal, verify_key
+from ..keys import Identity, Roster, agree, public_key, unseal
 from ..uncopied import uncopied
+from .contributing import contributed, contribution, deposit_digest, pair, statement_of
 from .depositing import box_binding
 from .prime_field import PRIME, Elements, at_zero, matrix_product, minus, plus, signed, times, uniform
-from .terms import LABEL, LEAD, Contribution, Delivery, Terms, announcement, check_deposit, checked_keys, decode, encode
+from .terms import LABEL, LEAD, Delivery, Terms, announcement, check_deposit, checked_keys, decode
 
 __all__ = ["ShareHolder"]
 
@@ -124,7 +125,7 @@ class ShareHolder:
                 raise MalformedMessage
             if message.digests[list(self._keys).index(self.number)] != sha256(message.box).digest():
                 raise MalformedMessage
-            digest = sha256(frame("deposit", message.ephemeral, *message.digests)).digest()
+            digest = deposit_digest(message.ephemeral, message.digests)
             before = self._shares.get(client)
             if before is not None and before[0] == digest:
                 return client
@@ -152,10 +153,7 @@ class ShareHolder:
         """
         with self._lock:
             statement, masked = self._masked(clients, new, contributors)
-        values = masked.astype("<u8").tobytes()
-        digest = self.terms.digest
-        signature = sign(self._identity, LABEL + "contribution", digest, _pair(self.number, 0), statement, sha256(values).digest())
-        return encode(Contribution(digest, self.number, statement, values, signature))
+        return contribution(self.terms, self._identity, self.number, statement, masked)
 
     def opened(
         self, clients: Sequence[int], new: int, contributors: Sequence[int], contributions: Sequence[bytes]
@@ -167,25 +165,16 @@ class ShareHolder:
                 "inconsistent" where the sum is no matrix of inner products within the bound: a holder computed something else, or a client
                 deposited shares that do not fit each other or longer vectors. It names the client where that is one of few (`_at_fault`).
         """
-        terms, digest = self.terms, self.terms.digest
+        terms = self.terms
         if self.number != LEAD:
             raise RemoteError("bad-contributors")
-        messages = [decode(one, Contribution, terms) for one in contributions]
         with self._lock:
             statement, total = self._masked(clients, new, contributors)
-        if sorted(one.holder for one in messages) != [number for number in contributors if number != LEAD]:
+        parts = [contributed(one, terms, self._roster, statement, (total.shape[0], total.shape[1])) for one in contributions]
+        if sorted(number for number, _ in parts) != [number for number in contributors if number != LEAD]:
             raise RemoteError("other-contribution")
-        for one in messages:
-            signed_parts = (digest, _pair(one.holder, 0), one.statement, sha256(one.values).digest())
-            verify_key(self._roster.holders[one.holder], one.holder, one.signature, LABEL + "contribution", *signed_parts)
-            if one.statement != statement:
-                raise RemoteError("other-contribution")
-            if len(one.values) != 8 * total.size:
-                raise MalformedMessage
-            values = np.frombuffer(one.values, dtype="<u8").astype(np.uint64)
-            if (values >= np.uint64(PRIME)).any():
-                raise MalformedMessage
-            total = plus(total, values.reshape(total.shape))
+        for _, values in parts:
+            total = plus(total, values)
         found = signed(total)
         square, wrong = found[len(found) - new * terms.p :], np.abs(found) > terms.largest
         wrong[len(found) - new * terms.p :] |= (square != square.T) | np.diag(square.diagonal() < 0)
@@ -220,20 +209,15 @@ class ShareHolder:
             if client not in self._shares:
                 raise RemoteError("not-enrolled", client)
         self._used |= set(clients)
-        deposits = [frame("one", _pair(client, 0), self._shares[client][0]) for client in clients]
-        lists = _pair(len(clients), new), b"".join(_pair(number, 0) for number in contributors), *deposits
-        statement = sha256(frame(LABEL + "statement", terms.digest, sha256(self._bundle).digest(), *lists)).digest()
+        deposits = {client: self._shares[client][0] for client in clients}
+        statement = statement_of(terms, self._bundle, clients, new, contributors, deposits)
         rows = np.concatenate([self._shares[client][1] for client in clients])
         weight = at_zero([number + 1 for number in contributors])[contributors.index(self.number)]
         total = times(matrix_product(rows, rows[len(rows) - new * terms.p :]), weight)
         for other in contributors:
             if other != self.number:
-                between = _pair(min(self.number, other), max(self.number, other))
+                between = pair(min(self.number, other), max(self.number, other))
                 key = agree(self._seed, self._keys[other], LABEL + "mask", terms.digest, between, statement)
                 mask = uniform(key, total.shape)
                 total = plus(total, mask) if self.number < other else minus(total, mask)
         return statement, total
-
-
-def _pair(first: int, second: int) -> bytes:
-    return first.to_bytes(8, "big") + second.to_bytes(8, "big")

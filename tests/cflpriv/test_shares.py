@@ -10,6 +10,7 @@ from loopback import ENTROPY, HOLDER, Loopback, remote
 from scenes import federation, population, training
 
 from cflpriv.aggregation import holder_party
+from cflpriv.aggregation.share_holders import ShareHolderParty
 from cflpriv.aggregation.shares import check_size
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.pacfl import ClusterByAngles
@@ -21,6 +22,7 @@ from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.federation import messages as m
 from cflpriv.federation.epoch_limit import enter
 from cflpriv.federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
+from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore, MemoryStore
 from cflpriv.federation.transport import OverBytes
 from cflpriv.protocols.entropy import public_entropy
@@ -28,6 +30,7 @@ from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.keys import Roster, seal
 from cflpriv.protocols.shared_gram import Terms, depositing
 from cflpriv.protocols.shared_gram.prime_field import uniform
+from cflpriv.protocols.shared_gram.terms import Contribution, decode, encode
 from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.types import Population
 
@@ -226,6 +229,30 @@ def test_a_holder_that_computes_something_else_ends_the_step_by_word() -> None:
     transport.tamper = lie
     with pytest.raises(KeyHolderLost, match="malformed"):
         pacfl(scene).init(fed)
+
+
+@pytest.mark.parametrize("code", ["malformed", "bad-signature", "other-contribution"])
+def test_a_holder_whose_contribution_cannot_be_used_is_named_and_another_takes_its_place(code: str) -> None:
+    scene = population(clients_per_group=3)
+    transport, fed = remote(scene, FIVE)
+    liar, settings = HOLDER - 1, Settings(transport.others[HOLDER - 1], FIVE, transport.roster, role="key-holder")
+
+    def lie(party: int, stage: str, data: bytes) -> bytes:
+        if (party, stage) != (liar, "shares contributions"):
+            return data
+        answer = m.decode_answer(data)
+        assert isinstance(answer, m.Stepped)
+        machine = ShareHolderParty(settings, transport.stores[liar]).machine(fed.session, 0)
+        signed = decode(answer.said, Contribution, machine.terms)
+        said = {
+            "malformed": b"nonsense", "bad-signature": encode(msgspec.structs.replace(signed, signature=bytes(64))),
+            "other-contribution": machine.contribute([0, 1], 1, (0, 1, 2)),
+        }[code]  # fmt: skip
+        return m.encode(m.Stepped(said))
+
+    transport.tamper = lie
+    assert labels(fed, pacfl(scene)) == labels(federation(scene, seed=1), pacfl(scene))
+    assert fed.refusals == [(liar, "shares contributions", code)]
 
 
 def test_more_shares_than_a_message_carries_are_refused_before_anybody_shares() -> None:

@@ -20,7 +20,7 @@ from scipy.stats import chisquare
 from cflpriv.protocols.entropy import system_entropy
 from cflpriv.protocols.errors import LocalError, MalformedMessage, RemoteError
 from cflpriv.protocols.keys import Identity, Roster, agree, public_key, seal, sign
-from cflpriv.protocols.shared_gram import LEAD, ShareHolder, Terms, checked_keys, deliveries, deposit, gathered
+from cflpriv.protocols.shared_gram import LEAD, ShareHolder, Terms, check_contribution, checked_keys, deliveries, deposit, gathered
 from cflpriv.protocols.shared_gram.depositing import box_binding, shares
 from cflpriv.protocols.shared_gram.prime_field import (
     PRIME,
@@ -453,6 +453,10 @@ def test_what_a_contributor_gets_wrong_is_refused_where_it_shows() -> None:
         made.machines[LEAD].opened([0, 1, 2], 3, (0, 1, 2), [encode(msgspec.structs.replace(message, values=bytes(288))), good[1]])
     with pytest.raises(RemoteError, match="other-contribution"):
         made.machines[LEAD].opened([0, 1, 2], 3, (0, 1, 2), [good[0], good[0]])
+    deposits = {client: made.machines[LEAD]._shares[client][0] for client in range(3)}
+    for holder, one, code in ((1, good[0], ""), (1, good[1], "other-contribution"), (2, good[1], ""), (1, b"", "malformed")):
+        with pytest.raises(RemoteError, match=code) if code else nullcontext():
+            check_contribution(one, made.terms, made.keys, made.roster, holder, [0, 1, 2], 3, (0, 1, 2), deposits)
     made.machines[1]._shares[0] = made.machines[1]._shares[0][0], made.machines[1]._shares[1][1]
     with pytest.raises(RemoteError, match="inconsistent"):
         made.gram([0, 1, 2], 3, (0, 1, 2))
