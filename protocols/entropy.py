@@ -16,6 +16,8 @@ __all__ = ["Entropy", "derive", "gaussians", "keystream", "normals", "public_ent
 
 Entropy = Callable[[int], bytes]
 """A source of secret randomness: asked for n bytes, gives n bytes."""
+SIGN = np.uint64(2**63)
+"""The sign of a float64, as a bit."""
 
 
 def system_entropy(count: int) -> bytes:
@@ -76,8 +78,12 @@ def uniforms(key: bytes, count: int) -> npt.NDArray[np.float64]:
 
     With 52 bits every one of them is a float64; with 53 half of them would be rounded, the last to 1.
     """
-    words = np.frombuffer(keystream(key, 8 * count), dtype="<u8") >> np.uint64(12)
-    return np.asarray((words.astype(np.float64) + 0.5) * 2.0**-52)
+    return _inside(np.frombuffer(keystream(key, 8 * count), dtype="<u8"))
+
+
+def _inside(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """The first 52 bits k of each word as (k + 1/2) / 2^52."""
+    return np.asarray(((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
 
 
 def gaussians(key: bytes, count: int) -> npt.NDArray[np.float64]:
@@ -102,11 +108,15 @@ def normals(key: bytes, count: int) -> npt.NDArray[np.float64]:
     """
     from scipy.special import ndtri  # a slow import, which protocol stages that need no Gaussian go without
 
-    words = np.frombuffer(keystream(key, 8 * count), dtype="<u8")
-    tails = words & np.uint64(2**63 - 1)
-    u = (tails.astype(np.float64) + 0.5) * 2.0**-64
-    few = np.flatnonzero(tails < 2**52)
+    stream = _aes(key)
+    words = np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8")
+    tails = words & ~SIGN
+    u = tails.astype(np.float64) + 0.5
+    few = np.flatnonzero(tails < np.uint64(2**52))
     if few.size:
-        u[few] = (tails[few].astype(np.float64) + uniforms(derive(key, "tails"), few.size)) * 2.0**-64
-    normals = np.asarray(ndtri(u), dtype=np.float64)
-    return np.where(words >> np.uint64(63), -normals, normals)
+        more = np.frombuffer(stream.update(bytes(8 * few.size)), dtype="<u8")
+        u[few] = tails[few].astype(np.float64) + _inside(more)
+    u *= 2.0**-64
+    ndtri(u, out=u)  # in place, here and below: new memory costs as much as the arithmetic
+    u.view(np.uint64)[...] ^= words & SIGN
+    return u

@@ -1,6 +1,8 @@
 """Noise that clients share: the law of sums of rounded shares against the Gaussian mechanism, by exact probabilities."""
 
 import math
+from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cflpriv.protocols import entropy, shared_noise
-from cflpriv.protocols.entropy import derive, normals, public_entropy
+from cflpriv.protocols.entropy import normals, public_entropy
 from cflpriv.protocols.mechanisms import gaussian_delta
 from cflpriv.protocols.shared_noise import REACH, SHARE_STEPS, SharedNoise, aliasing
 
@@ -145,13 +147,14 @@ def test_normals_have_their_law_far_out(monkeypatch: pytest.MonkeyPatch) -> None
     rng = np.random.default_rng(0)
     bits = np.concatenate([rng.integers(2**62, 2**63, 200) >> shift for shift in range(0, 63, 3)] + [np.zeros(3, np.int64)])
     words = (bits.astype(np.uint64) | (rng.integers(0, 2, bits.size).astype(np.uint64) << np.uint64(63))).astype("<u8")
-    real, key = entropy.keystream, bytes(32)
-    monkeypatch.setattr(entropy, "keystream", lambda given, count: words.tobytes() if given == key else real(given, count))
-    found = normals(key, words.size)
     few = bits < 2**52
-    more = entropy.uniforms(derive(key, "tails"), int(few.sum()))
+    more = rng.integers(0, 2**64, int(few.sum()), dtype=np.uint64)
+    drawn = BytesIO(words.tobytes() + more.astype("<u8").tobytes())
+    monkeypatch.setattr(entropy, "_aes", lambda key: SimpleNamespace(update=lambda zeros: drawn.read(len(zeros))))
+    found = normals(bytes(32), words.size)
+    assert drawn.read() == b""
     tails = (bits.astype(np.float64) + 0.5) * 2.0**-64
-    tails[few] = (bits[few] + more) * 2.0**-64
+    tails[few] = (bits[few] + ((more >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52) * 2.0**-64
     upper = words >> np.uint64(63) == 1
     assert np.all(np.where(upper, found, -found) >= 0)
     assert np.allclose(stats.norm.sf(np.abs(found)), tails, rtol=1e-13, atol=0)
@@ -159,5 +162,5 @@ def test_normals_have_their_law_far_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_longest_normal_is_within_the_reach_of_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entropy, "keystream", lambda key, count: bytes(count))
+    monkeypatch.setattr(entropy, "_aes", lambda key: SimpleNamespace(update=lambda zeros: zeros))
     assert np.abs(normals(bytes(32), 4)).max() == pytest.approx(12.4, abs=0.1)
