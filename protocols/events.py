@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 __all__ = [
     "EVENTS", "ChoiceEvent", "Event", "GaussianEvent", "Relation", "SampledGaussianEvent", "Unit", "event_from", "event_to",
-    "known_shares",
+    "known_shares", "unsampled",
 ]  # fmt: skip
 
 Relation = Literal["add_remove", "replace_one"]
@@ -122,6 +122,15 @@ def known_shares(event: Event, known: int) -> Event | None:
     if known >= shares:
         return None
     return replace(event, noise_multiplier=event.noise_multiplier * math.sqrt((shares - known) / shares), shares=shares - known)
+
+
+def unsampled(event: Event) -> Event:
+    """The event of a value whose Poisson batches are no secret any more: all records in each step. Others stay as they are.
+
+    It is a bound for any knowledge of the batches: a mixture of Gaussians that a record moves or not is no easier to tell from its
+    neighbour's than the Gaussians themselves.
+    """
+    return replace(event, sampling_rate=1.0) if isinstance(event, SampledGaussianEvent) else event
 
 
 def event_to(event: Event) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import get_args
 
 from .accounting import epsilon_of
 from .errors import ProtocolError
-from .events import Event, Relation, Unit, event_from, event_to
+from .events import Event, Relation, Unit, event_from, event_to, unsampled
 
 __all__ = ["Budget", "BudgetExceeded", "Charge", "Ledger", "Receipt"]
 
@@ -90,11 +90,16 @@ class Charge:
 class Receipt:
     """Goes with a value that carries its noise: the `events` it costs each of its owners, and who has paid.
 
-    A value whose noise is made of `shares` gets it anew in each sum, so each sum is paid for.
+    A value whose noise is made of `shares` gets it anew in each sum, so each sum is paid for. Its Poisson batch was drawn once: what a
+    first sum shows of who is in it amplifies a second one no more, which costs what it would without sampling.
     """
 
     events: tuple[Event, ...]
     paid: set[int] = field(default_factory=set)
+
+    def due(self, client: int) -> tuple[Event, ...]:
+        """What a release costs an owner."""
+        return tuple(map(unsampled, self.shared)) if client in self.paid else self.events
 
     @property
     def shared(self) -> tuple[Event, ...]:
@@ -177,13 +182,12 @@ class Ledger:
             self._events.setdefault(client, []).extend(bills[client])
 
     def settle(self, receipts: Mapping[int, Sequence[Receipt]], purpose: str, round: int | None = None) -> None:
-        """Charge each client those of its receipts that it has not paid yet. Raises as `charge`."""
-        due = {client: [one for one in dict.fromkeys(several) if client not in one.paid] for client, several in receipts.items()}
-        self.charge({client: [event for one in several for event in one.events] for client, several in due.items()}, purpose, round)
+        """Charge each client what is due of its receipts, each once. Raises as `charge`."""
+        due = {client: tuple(dict.fromkeys(several)) for client, several in receipts.items()}
+        self.charge({client: [event for one in several for event in one.due(client)] for client, several in due.items()}, purpose, round)
         for client, several in due.items():
             for one in several:
-                if not one.shared:
-                    one.paid.add(client)
+                one.paid.add(client)
 
     def _price(self, client: int, events: Sequence[Event]) -> float:
         return epsilon_of([*self._events.get(client, ()), *events], self.budget.delta)

@@ -144,6 +144,7 @@ def test_a_secure_sum_has_the_noise_of_its_shares_and_every_sum_is_paid_for(mode
         (again,) = fed.mean(held)
         assert again is not None
         assert len(ledger.charges) == 2, "new noise on the same value is a new release"
+        assert ledger.charges[1].events == (replace(event, sampling_rate=1.0),), "of the same batch, which amplifies no second time"
         errors.append((mean.parts["update"].value() - again.parts["update"].value()) * 6 / np.sqrt(2))
     assert isinstance(event, SampledGaussianEvent)
     assert (event.noise_multiplier, event.sampling_rate, event.steps, event.shares) == (1.5, 0.25, 1, 3)
@@ -152,6 +153,21 @@ def test_a_secure_sum_has_the_noise_of_its_shares_and_every_sum_is_paid_for(mode
     total = float(np.square(error).sum()) / (6 / 3 * (1 + 1 / 768))
     assert ALPHA < stats.chi2(error.size).sf(total) < 1 - ALPHA
     assert mode == "active" or stats.chi2(error.size).sf(total * 2) < ALPHA, "half of the variance would be noticed"
+
+
+def test_sums_of_one_batch_cost_what_one_sum_with_less_noise_does() -> None:
+    """A server that lies has one value summed nine times: the mean of these has a third of the noise on one Poisson batch."""
+    scene = scenes.population(groups=1, clients_per_group=6)
+    fed, ledger = federation(scene)
+    task = scenes.training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})["update"]
+    for number in range(9):
+        fed.begin_round(number)
+        assert fed.mean(held)[0] is not None
+    one = SampledGaussianEvent(1.5 / 3, 0.25, 1, 1.0, "add_remove")
+    own = scenes.eye(fed).client(0)._spending
+    assert ledger.spent(0) == pytest.approx(own.spent())
+    assert ledger.spent(0) > epsilon_of([one], 1e-5) > epsilon_of([replace(one, noise_multiplier=1.5)] * 9, 1e-5)
 
 
 @pytest.mark.parametrize("operation", ["gram", "gather", "relay"])
