@@ -52,9 +52,7 @@ def train(
 
     Raises `InputError` for a precision that the training cannot have.
     """
-    if device.precision != "full" and (options.clip_norm or model.dtype == "float64"):
-        why = f"training.clip_norm = {options.clip_norm}, which would not hold" if options.clip_norm else "model.dtype = 'float64'"
-        raise InputError(f"run.precision = {device.precision!r} with {why}; use 'full'")
+    _check_precision(model, options, device)
     if device.kind == "cpu" and _spans(model, clients, options):
         hidden, width = model.layout[0][1]
         return train_span(hidden, width, clients, epochs, options), "span"
@@ -66,12 +64,23 @@ def train(
     return train_stacked(way, clients, options, device, steps_by_plan, hold(way, clients, options)), way.name
 
 
-def gradients(model: Model, clients: Sequence[Local], device: Device) -> tuple[list[Array] | None, str]:
-    """Each client's full-batch gradient and the way taken; None where the plain loop is the way."""
-    way = _forward(model, len(clients), device)
+def gradients(model: Model, clients: Sequence[Local], options: Options, device: Device) -> tuple[list[Array] | None, str]:
+    """Each client's gradient of its one batch, clipped as `options` say, and the way taken; None where the plain loop is the way.
+
+    Raises `InputError` for a precision in which clipping would not hold.
+    """
+    if options.clip_norm:
+        _check_precision(model, options, device)
+    way = _way(model, len(clients), options, device)
     if way is None:
         return None, "sequential"
-    return gradients_stacked(way, clients, device), way.name
+    return gradients_stacked(way, clients, options, device), way.name
+
+
+def _check_precision(model: Model, options: Options, device: Device) -> None:
+    if device.precision != "full" and (options.clip_norm or model.dtype == "float64"):
+        why = f"training.clip_norm = {options.clip_norm}, which would not hold" if options.clip_norm else "model.dtype = 'float64'"
+        raise InputError(f"run.precision = {device.precision!r} with {why}; use 'full'")
 
 
 def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:

@@ -248,11 +248,11 @@ def to_prototypes(features: Tensor, targets: Tensor) -> Tensor:
     return (features - torch.nan_to_num(targets)).square().mean(dim=-1) * known
 
 
-def gradients_stacked(way: Way, clients: Sequence[Local], device: Device) -> list[Array]:
-    """The gradient (d,) of each client's mean loss over its one batch, at its start."""
-    stack = _stacked(way.layout, clients, Options(0.0), device)
-    batch = _batch([one.batches[0] for one in clients], [0.0] * len(clients), stack.offsets, way.images, device)
-    gradients = _gradients(way, stack, stack.parameters, batch, Options(0.0), device)
+def gradients_stacked(way: Way, clients: Sequence[Local], options: Options, device: Device) -> list[Array]:
+    """The gradient (d,) of each client's loss over its one batch, at its start, all of it moving. Divided as in training."""
+    stack = _stacked(way.layout, clients, options, device)
+    batch = _batch([one.batches[0] for one in clients], [one.expected for one in clients], stack.offsets, way.images, device)
+    gradients = _gradients(way, stack, stack.parameters, batch, options, device)
     return [row.copy() for row in way.layout.join(gradients)]
 
 

@@ -28,6 +28,9 @@ from ..types import Array, Parts
 
 __all__ = ["Gradient", "Start", "Train", "listening"]
 
+ROUNDED = 1e-2
+"""Rounding of the public part of a step may take at most so much of what one sample moves; on average it takes far less."""
+
 
 @dataclass(frozen=True)
 class Train:
@@ -193,19 +196,15 @@ class Train:
 
     def run(self, given: TaskInput) -> Result:
         with using(CPU):  # the generators of devices are not keyed, and modules may draw
-            moved = self._moving._moved(given)
+            moved = self._moved(given)
         return self._result(given, given.array("model"), self._stepped(given, moved) if self.shares else moved)
 
-    @property
-    def _moving(self) -> "Train":
-        """What moves the parameters; with shares by minus the sum of clipped gradients, of which rounding takes least."""
-        return replace(self, lr=1.0, momentum=0.0, weight_decay=0.0, prox=0.0) if self.shares else self
-
-    def _stepped(self, given: TaskInput, moved: Array | Movement) -> Array:
-        """The update (d,) of the one step of which `moved` is minus the sum of clipped gradients.
+    def _stepped(self, given: TaskInput, summed: Array) -> Array:
+        """The update (d,) of the one step along minus `summed` (d,), the sum of clipped gradients.
 
         It carries no noise yet. So numbers are cut off far below the largest of their dtype, and whether it is finite depends on what is
-        public alone. Cutting coordinates off moves no two updates further apart.
+        public alone. Cutting coordinates off moves no two updates further apart; rounding does, by the size of the numbers. So the sum is
+        never a difference of parameters, and a public part of a size that would tell is refused (`InputError`).
         """
         start = given.array("model")
         most = float(np.finfo(start.dtype).max) / (4 * start.size)
@@ -217,11 +216,17 @@ class Train:
         sizes = [math.prod(shape) for _, shape, _ in self.model.layout]
         public[np.repeat(self._frozen(), sizes)] = 0.0
         with np.errstate(over="ignore"):
-            step = np.asarray(moved, dtype=np.float64) / (self.sampling_rate * self.public_samples) * self.lr
-            return np.asarray(np.clip(step, -most, most) - np.clip(self.lr * public, -most, most), dtype=start.dtype)
+            rounding = float(np.finfo(start.dtype).eps) * math.sqrt(start.size) * self.lr * float(np.abs(public).max(initial=0.0))
+            if rounding > ROUNDED * self.moves:
+                raise InputError(
+                    f"privacy.noise = 'shared': in {start.dtype} rounding of weight decay and pull takes {rounding:.3g}, where one sample "
+                    f"moves an update by {self.moves:.3g}; use model.dtype = 'float64', or a larger privacy.clip_norm"
+                )
+            step = np.asarray(summed, dtype=np.float64) / (self.sampling_rate * self.public_samples) * self.lr
+            return np.asarray(-np.clip(step, -most, most) - np.clip(self.lr * public, -most, most), dtype=start.dtype)
 
     def _moved(self, given: TaskInput) -> Array:
-        """By how much the parameters (d,) move."""
+        """By how much the parameters (d,) move; with shares the sum of clipped gradients."""
         start = given.array("model")
         module = self.model.load(start, training=True)
         parameters = list(module.parameters())
@@ -258,7 +263,7 @@ class Train:
 
         def noisy(batch: Array) -> list[torch.Tensor]:
             plain = gradients(batch)
-            if not self.noise_multiplier or self.shares:
+            if not self.noise_multiplier:
                 return plain
             whole = [torch.zeros_like(parameter) for parameter in parameters]
             for i, gradient in zip(moving, plain, strict=True):
@@ -276,6 +281,11 @@ class Train:
                 if self.noise_multiplier
                 else int(given.streams("torch").integers(2**63))
             )
+            if self.shares:
+                whole = [torch.zeros_like(parameter) for parameter in parameters]
+                for i, gradient in zip(moving, gradients(batches[0]), strict=True):
+                    whole[i] = gradient
+                return torch.cat([one.reshape(-1) for one in whole]).numpy()
             with listening(module, seen) if self.pull else nullcontext():
                 self._steps(batches, stride, parameters, moving, velocities, anchor, correction, noisy)
         return np.asarray(self.model.store(module) - start)
@@ -333,12 +343,16 @@ class Train:
         )  # fmt: skip
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        work = [self._moving._local(given, device) for given in inputs]
-        moved, path = fast.train(self.model, work, self._moving._options, self.epochs, device)
+        work = [self._local(given, device) for given in inputs]
+        moved: Sequence[Array | Movement] | None
+        if self.shares:
+            summed, path = fast.gradients(self.model, work, Options(0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen())), device)
+            moved = None if summed is None else [self._stepped(given, one) for given, one in zip(inputs, summed, strict=True)]
+        else:
+            moved, path = fast.train(self.model, work, self._options, self.epochs, device)
         if moved is None:
             return [self.run(given) for given in inputs], "sequential"
-        updates = [self._stepped(given, one) for given, one in zip(inputs, moved, strict=True)] if self.shares else moved
-        return [self._result(given, given.array("model"), update) for given, update in zip(inputs, updates, strict=True)], path
+        return [self._result(given, given.array("model"), update) for given, update in zip(inputs, moved, strict=True)], path
 
     def _local(self, given: TaskInput, device: Device) -> Local:
         names = ("prototypes",) if self.shares else ("anchor", "correction", "prototypes")
@@ -457,7 +471,7 @@ class Gradient:
         for given in inputs:
             x, y = resident_samples(self.model, given.data, device)
             clients.append(Local(x, y, [np.arange(len(y))], given.array("model")))
-        gradients, path = fast.gradients(self.model, clients, device)
+        gradients, path = fast.gradients(self.model, clients, Options(0.0), device)
         if gradients is None:
             return [self.run(given) for given in inputs], "sequential"
         return [self._result(given, gradient) for given, gradient in zip(inputs, gradients, strict=True)], path

@@ -17,6 +17,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.handles import Own, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config import Config
@@ -106,6 +107,31 @@ def test_one_sample_moves_the_update_by_no_more_than_its_event_says(relation: An
     times = 1 if relation == "add_remove" else 2
     assert most <= times * event.norm_bound * (1 + 1e-5)
     assert most > 0.95 * event.norm_bound, "and the bound is reached"
+
+
+@pytest.mark.parametrize("way", ["loop", "stacked"])
+def test_large_parameters_do_not_round_an_update_further_than_one_sample_moves_it(way: str) -> None:
+    """A server that lies chooses them: parameters of 2²⁰ are multiples of ⅛, their differences too, and a clipped gradient has norm 1."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((61, 1, 28, 28)).astype(np.float32), np.arange(61) % 10
+    task = private(Train(Model("linear", (1, 28, 28), 10), lr=0.1), sampling_rate=1.0, public_samples=60)
+    start = np.full(task.model.dimension, 2.0**20, np.float32)  # all classes alike, so gradients are as usual
+
+    def update(count: int) -> Any:
+        one = given(ClientData(0, x[:count], y[:count], x[:1], y[:1]), {"model": start}, bytes(32))
+        return np.asarray(task.run(one)["update"] if way == "loop" else Engine().run(task, [one, one])[0]["update"], np.float64)
+
+    assert float(np.linalg.norm(update(61) - update(60))) == pytest.approx(task.moves, rel=1e-4)
+
+
+def test_a_public_part_that_would_round_it_is_refused_whatever_the_data_are() -> None:
+    scene = scenes.population(clients_per_group=1)
+    task = private(scenes.training(scene, lr=0.3, weight_decay=1.0))
+    task = replace(task, model=replace(task.model, dtype="float32"))
+    one = given(scene.clients[0], {"model": np.full(task.model.dimension, 2.0**20, np.float32)}, bytes(32))
+    with pytest.raises(InputError, match="float32 rounding of weight decay and pull takes"):
+        task.run(one)
+    assert np.isfinite(replace(task, weight_decay=1e-4).run(one)["update"]).all()
 
 
 def test_what_a_client_keeps_is_not_covered() -> None:
