@@ -37,6 +37,8 @@ class ClientSum(by_group.ClientSum):
         terms = machine.terms
         assert terms is not None
         self._check(ask, machine)
+        if ask.noise is not None:  # nobody sees how many members a block has, so how many shares of noise it would get
+            raise RemoteError("forbidden")
         labels: tuple[int, ...] = (0,)
         if isinstance(ask.groups, m.Mine):
             chosen = self._parts.allowed("sum", ask.groups.held, (ask.groups.part,))

@@ -21,6 +21,7 @@ from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config import Config
+from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
 from cflpriv.privacy.receipts import PrivacyLedger
 from cflpriv.privacy.settings import Noise, Privacy, plan
@@ -279,6 +280,24 @@ def test_clients_refuse_less_noise_than_their_price_counts_on(change: dict[str, 
     with pytest.raises((TooFewClients, InputError)):
         fed.mean(held)
     assert {one[2] for one in fed.refusals} <= {word}
+
+
+def test_clients_add_no_shares_to_sums_that_hide_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are not verified there: a server that lies opens a block of one client, with the one share of its own."""
+    scene = scenes.population(groups=1, clients_per_group=6)
+    fed, _ = federation(scene, protection=replace(SECURE, sum="secagg-oblivious"))
+    fed.begin_round(0)
+    task = scenes.training(scene)
+    held = fed.compute(task, {"model": task.model.init(0)})["update"]
+    assert fed.accounts is not None
+    noise = fed.accounts.inside(held)
+    assert noise is not None
+    shares, like = m.Shares(noise.noise.deviation, noise.noise.survivors, 0.0, 0.0), fed._sums._like  # type: ignore[attr-defined]
+    monkeypatch.setattr(fed._ledger, "inside", lambda held, how: noise)
+    monkeypatch.setattr(fed._sums, "_like", lambda asked, kind, groups: like(asked, kind, groups, shares if kind == "blocks" else None))
+    monkeypatch.setattr(fed._sums, "_limit", lambda call, members: 0.0)  # with weights shares would be scaled, which clients refuse
+    with pytest.raises(InputError, match="'forbidden'"):
+        fed.mean(held)
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------------------------------
