@@ -167,6 +167,7 @@ def test_a_secure_sum_has_the_noise_of_its_shares_and_every_sum_is_paid_for(mode
         assert mean.count == 6
         (charge,) = ledger.charges
         (event,) = charge.events
+        assert isinstance(event, SampledGaussianEvent)
         fed.begin_round(1)
         (again,) = fed.mean(held)
         assert again is not None
