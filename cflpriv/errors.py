@@ -1,14 +1,17 @@
 """Errors of the toolkit itself; those of the protocols are in `cflpriv.protocols.errors`.
 
-`TooFewClients` is also here, for algorithms, which import no protocol: sums raise it.
+`TooFewClients` and `BudgetExceeded` are also here, for algorithms, which import no protocol: sums raise them.
 """
 
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from .protocols.errors import TooFewClients
+from .protocols.errors import BudgetExceeded, TooFewClients
 
-__all__ = ["CallbackFailed", "CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost", "near", "unknown_key"]
+__all__ = [
+    "BudgetExceeded", "CallbackFailed", "CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost", "near",
+    "unknown_key",
+]  # fmt: skip
 
 OLD_KEYS = {
     ("protection", "floor"): "is called min_cohort now",

@@ -11,7 +11,7 @@ Two classes are kept apart, because they call for different reactions:
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["LocalError", "MalformedMessage", "ProtocolError", "RemoteError", "SumFailed", "TooFewClients", "fatal"]
+__all__ = ["BudgetExceeded", "LocalError", "MalformedMessage", "ProtocolError", "RemoteError", "SumFailed", "TooFewClients", "fatal"]
 
 
 class ProtocolError(Exception):
@@ -97,6 +97,22 @@ class SumFailed(ProtocolError):
         )
         after = "it may be taken again without them" if repeatable else "there is no second sum of these values"
         super().__init__(f"the sum failed: {code}{named}; {after}")
+
+
+class BudgetExceeded(ProtocolError):
+    """A release was refused: with it a client would have spent more than its budget. Nothing was charged and nothing left.
+
+    `client` is the one who would spend most, `would` its ε with the release, `spent` without.
+    """
+
+    code = "budget-exceeded"
+
+    def __init__(self, purpose: str, client: int, spent: float, would: float, limit: float) -> None:
+        self.purpose, self.client, self.spent, self.would, self.limit = purpose, client, spent, would, limit
+        super().__init__(
+            f"{purpose}: refused by the privacy ledger: client {client} has spent epsilon {spent:.4g} and would have {would:.4g}, "
+            f"its budget is {limit:g}"
+        )
 
 
 @contextmanager

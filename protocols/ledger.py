@@ -28,29 +28,13 @@ from pathlib import Path
 from typing import get_args
 
 from .accounting import epsilon_of
-from .errors import ProtocolError
+from .errors import BudgetExceeded
 from .events import Event, Relation, Unit, event_from, event_to, unsampled
 
 __all__ = ["Budget", "BudgetExceeded", "Charge", "Ledger", "Receipt"]
 
 SLACK = 1e-9
 """Rounding by which a bill may exceed the budget."""
-
-
-class BudgetExceeded(ProtocolError):
-    """A release was refused: with it a client would have spent more than its budget. Nothing was charged and nothing left.
-
-    `client` is the one who would spend most, `would` its ε with the release, `spent` without.
-    """
-
-    code = "budget-exceeded"
-
-    def __init__(self, purpose: str, client: int, spent: float, would: float, limit: float) -> None:
-        self.purpose, self.client, self.spent, self.would, self.limit = purpose, client, spent, would, limit
-        super().__init__(
-            f"{purpose}: refused by the privacy ledger: client {client} has spent epsilon {spent:.4g} and would have {would:.4g}, "
-            f"its budget is {limit:g}"
-        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Literal
 from ..contract.handles import GroupMean, Held, Labels
 from ..contract.operations import Federation, Parameter
 from ..engine import Task
-from ..errors import TooFewClients, TrainingDiverged
+from ..errors import BudgetExceeded, TooFewClients, TrainingDiverged
 
 __all__ = ["choices", "mean_with_overall", "try_compute", "try_mean"]
 
@@ -65,7 +65,8 @@ def mean_with_overall(
 
     A mean over everyone is not a second sum over the same clients: their difference would show who is in the one alone. It is made of the
     groups' means. Clients that are in none of them (their group is too small, or they do not hold `held`) are in a sum of their own, of
-    `everyone`, whose members were sent at most `models` different models; where they are too few for that they are left out.
+    `everyone`, whose members were sent at most `models` different models; where they are too few for that, or it is beyond the budget of
+    one, they are left out.
     """
     means = (None,) * k if held is None else try_mean(federation, held, weights, groups, k)
     summed = [mean for mean in means if mean is not None and not any(part.own for part in mean.parts.values())]
@@ -73,7 +74,10 @@ def mean_with_overall(
     if not isinstance(groups, Held):
         grouped = () if held is None else held.clients
         rest = [client for client in everyone.clients if client not in grouped or means[groups[client]] not in summed]
-        alone = try_mean(federation, everyone.of(rest), weights, models=models)[0] if rest else None
+        try:
+            alone = try_mean(federation, everyone.of(rest), weights, models=models)[0] if rest else None
+        except BudgetExceeded:  # members of a sum that failed have paid, and pay more for a second one with shared noise (`Receipt`)
+            alone = None
         if alone is not None and not any(part.own for part in alone.parts.values()):
             summed, parts = [*summed, alone], [*parts, dict(alone.parts)]
     if not summed:

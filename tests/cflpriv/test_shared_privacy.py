@@ -374,6 +374,18 @@ def test_the_noise_of_a_sum_is_that_of_one_client_not_of_all() -> None:
     assert own.training > shared.training, "four steps a round cost more than one"
 
 
+@pytest.mark.slow
+def test_a_sum_that_fails_through_dropouts_does_not_end_a_run(tmp_path: Path) -> None:
+    """StoCFL's members of it would be in a second sum of the same batch, which is beyond the budget: they are left out."""
+    scene = scenes.population(clients_per_group=5)
+    made = config("stocfl", training={"rounds": 4, "dropout": 0.3}, run={"seed": 3})
+    summary = run_experiment(made, tmp_path / "run", population=scene)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert any(row.get("unchanged_clusters") for row in rows), "a sum failed"
+    assert (summary["stopped"], summary["rounds"]) == (None, 4)
+    assert summary["epsilon"] == pytest.approx(3.0, rel=2e-3), "and nothing was paid for but what was planned"
+
+
 def test_an_interrupted_run_goes_on_and_pays_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cflpriv.experiments import advance
 
