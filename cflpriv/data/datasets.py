@@ -35,8 +35,10 @@ class Dataset:
 
     `mean` and `std` are for a model's input only; x itself is never normalised. `owners_train`, `owners_test` (n,) int64 name the real
     client of each sample where the file knows it, `kinds_train`, `kinds_test` (n,) int64 its group; `label_kinds` (classes,) the kind that
-    each label belongs to (superclass, alphabet), -1 where unknown, if the data set has kinds. With `scaling`, x has any range and is scaled
-    when it is divided among clients. Treat the arrays as read-only. Raises `InputError` naming the first bad value.
+    each label belongs to (superclass, alphabet), -1 where unknown, if the data set has kinds. With `scaling`, x has any range,
+    may be float64, and is scaled when it is divided among clients. Treat the arrays as read-only.
+
+    Raises `InputError` naming the first bad value.
     """
 
     name: str
@@ -63,7 +65,7 @@ class Dataset:
         ):
             check_array(f"{self.name}: x_{part}", x, ndim=4, finite=False)
             check_array(f"{self.name}: y_{part}", y, ndim=1, kind="i")
-            if x.dtype != np.float32 or y.dtype != np.int64:
+            if (x.dtype != np.float32 and (self.scaling is None or x.dtype != np.float64)) or y.dtype != np.int64:
                 raise InputError(f"{self.name}: expected float32 samples and int64 labels, got {x.dtype} and {y.dtype}")
             if x.size == 0:
                 raise InputError(f"{self.name}: x_{part} has shape {x.shape}; it must hold at least one sample")
@@ -183,11 +185,12 @@ def dataset_of(
 
 
 def _features(name: str, x: Array) -> Array:
-    """Features (n, d) of any range as (n, 1, 1, d) float32."""
+    """Features (n, d) of any range as (n, 1, 1, d): float32 as it is, others float64, since they may lie close together far from zero."""
     if x.ndim != 2 or x.dtype.kind not in "fiu":
         raise InputError(f"{name}: has dtype {x.dtype} and shape {x.shape}; data.standardise takes numbers of shape (n, features)")
-    check_array(name, x.astype(np.float64).astype(np.float32))
-    return np.ascontiguousarray(x[:, None, None, :], dtype=np.float32)
+    with np.errstate(over="ignore"):
+        check_array(name, x.astype(np.float32))  # what is no longer finite then is too large for the model
+    return np.ascontiguousarray(x[:, None, None, :], dtype=x.dtype if x.dtype == np.float32 else np.float64)
 
 
 def _images(name: str, x: Array) -> Array:

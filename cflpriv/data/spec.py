@@ -223,7 +223,9 @@ def check_spec(spec: DataSpec) -> None:
         raise refuse("groups", spec.groups, "only partition = 'pathological' or 'kinds' has groups")
     if spec.noise and spec.partition not in ("pathological", "kinds"):
         raise refuse("noise", spec.noise, "only partition = 'pathological' or 'kinds' has labels from outside a group")
-    for key, partition in (("skew_percent", "label_skew"), ("alpha", "dirichlet"), ("even_test", "dirichlet")):
+    if spec.noise_labels != DataSpec.noise_labels and spec.partition not in ("pathological", "kinds"):
+        raise refuse("noise_labels", spec.noise_labels, "only partition = 'pathological' or 'kinds' has labels from outside a group")
+    for key, partition in (("skew_percent", "label_skew"), ("alpha", "dirichlet"), ("minimum", "dirichlet"), ("even_test", "dirichlet")):
         if spec.partition != partition and getattr(spec, key) != getattr(DataSpec, key):
             raise refuse(key, getattr(spec, key), f"only partition = {partition!r} has it, and this one is {spec.partition!r}")
     if spec.shared_labels and spec.source != "mixture":
@@ -261,6 +263,8 @@ def _check_table(spec: DataSpec) -> None:
         for key in ("label_column", "client_column", "group_column", "feature_columns", "class_names", "test_share"):
             if getattr(spec, key) != getattr(DataSpec, key):
                 raise refuse(key, getattr(spec, key), f"only tables have columns and a split: {', '.join(TABLES)}")
+    if len(spec.paths) == 2 and spec.test_share != DataSpec.test_share:
+        raise refuse("test_share", spec.test_share, "the second of data.paths holds the test rows, so nothing is held out")
     if len(set(spec.class_names)) < len(spec.class_names):
         raise refuse("class_names", spec.class_names, "names a class twice")
     if not 0 < spec.test_share < 1:

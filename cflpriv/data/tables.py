@@ -56,7 +56,7 @@ class _Table:
         found = np.empty(self.rows)
         for row, cell in enumerate(self.columns[name]):
             try:
-                found[row] = float(cell)
+                found[row] = math.nan if isinstance(cell, str) and "_" in cell else float(cell)  # Python reads 2020_01 as 202001
             except (TypeError, ValueError):
                 found[row] = math.nan
             if not abs(found[row]) <= LARGEST:
@@ -67,10 +67,17 @@ class _Table:
 
     def names(self, key: str, name: str) -> list[str]:
         """A column of names, as text. Raises `InputError` for an empty cell."""
-        cells = ["" if cell is None else str(cell).strip() for cell in self.column(key, name)]
+        cells = [_name(cell) for cell in self.column(key, name)]
         if "" in cells:
             raise InputError(f"{self.at(cells.index(''), name)}: is empty; data.{key} needs a value in every row")
         return cells
+
+
+def _name(cell: Any) -> str:
+    """A cell as a name, empty for a missing one. 1.0 is 1: a column of whole numbers turns into floats where a cell is missing."""
+    if isinstance(cell, float):
+        return "" if math.isnan(cell) else str(int(cell)) if cell.is_integer() else str(cell)
+    return "" if cell is None else str(cell).strip()
 
 
 def read_parquet(path: Path) -> dict[str, list[Any]]:
@@ -120,6 +127,10 @@ def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Sc
     features = columns.features or tuple(name for name in tables[0].columns if name not in used)
     if not features:
         raise InputError(f"{paths[0]}: has no feature beside the columns {', '.join(sorted(used))}")
+    for name in features:
+        if name == "" or name.startswith("__index_level_"):
+            place = f"{paths[0]}: column {list(tables[0].columns).index(name) + 1} ({name!r})"
+            raise InputError(f"{place} is an index, as pandas writes it; name the features in data.feature_columns")
     for name in used.intersection(features):
         raise InputError(f"data.feature_columns: {name!r} is also the column of label, client or group")
     for table in tables:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cflpriv.data import DataSpec, build_population
 from cflpriv.data.scaling import Scaling, scaled
+from cflpriv.data.tables import TABLES
 from cflpriv.errors import InputError
 from cflpriv.experiments.config import parse_config
 
@@ -131,6 +132,7 @@ def test_test_rows_of_their_own_file_and_classes_by_the_configuration(tmp_path: 
     [
         (4, 2, "many", {}, r"a\.csv: row 6, column 'age': 'many' is not a finite number"),
         (4, 2, "nan", {}, r"row 6, column 'age': 'nan'"),
+        (4, 2, "2020_01", {}, r"row 6, column 'age': '2020_01' is not a finite number"),
         (4, 2, "", {}, r"row 6, column 'age': ''"),
         (0, 0, "", {}, r"row 2, column 'site': is empty; data\.client_column"),
         (2, 4, "", {}, r"row 4, column 'outcome': is empty; data\.label_column"),
@@ -166,6 +168,9 @@ def test_a_wrong_cell_is_named(tmp_path: Path, row: int, cell: int, value: str, 
         ({"standardise": "constants", "feature_mean": (1.0,), "feature_std": (0.0,)}, "feature_std = .*above 0"),
         ({"value_range": (2.0, 1.0)}, "value_range"),
         ({"class_names": ("a", "a")}, "names a class twice"),
+        ({"paths": ("a.csv", "b.csv"), "test_share": 0.3}, r"test_share = 0\.3: the second of data\.paths holds the test rows"),
+        ({"minimum": 3}, "minimum = 3: only partition = 'dirichlet'"),
+        ({"noise_labels": 3}, "noise_labels = 3: only partition = 'pathological' or 'kinds'"),
         ({"source": "npz", "partition": "iid"}, "only tables have columns"),
         ({"source": "digits", "paths": (), "standardise": "none", "partition": "iid"}, "label_column|standardise"),
     ],
@@ -184,6 +189,23 @@ def test_a_header_is_needed_once(tmp_path: Path) -> None:
         build_population(spec(tmp_path / "b.csv"))
     with pytest.raises(InputError, match="has no rows"):
         build_population(spec(written(tmp_path / "c.csv", [])))
+
+
+@pytest.mark.parametrize("name", ["", "__index_level_0__"])
+def test_an_index_that_pandas_wrote_is_no_feature(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / "a.csv", [(i, *row) for i, row in enumerate(people())], (name, *HEADER))
+    with pytest.raises(InputError, match=rf"a\.csv: column 1 \('{name}'\) is an index, .* data\.feature_columns"):
+        build_population(spec(path))
+    assert build_population(spec(path, feature_columns=("age", "dose"))).shape == (1, 1, 2)
+
+
+def test_values_close_together_and_far_from_zero_keep_their_differences(tmp_path: Path) -> None:
+    """Such as seconds since 1970: of float32 the next one is 128 s away."""
+    near = [(*row[:2], i % 10, *row[3:]) for i, row in enumerate(people())]
+    far = [(*row[:2], 1_700_000_000 + i % 10, *row[3:]) for i, row in enumerate(near)]
+    ours, theirs = (build_population(spec(written(tmp_path / f"{name}.csv", rows))) for name, rows in (("far", far), ("near", near)))
+    for a, b in zip(ours.clients, theirs.clients, strict=True):
+        assert np.allclose(a.x_train, b.x_train, atol=1e-6)
 
 
 def test_an_npz_of_features_may_have_any_range(tmp_path: Path) -> None:
@@ -239,6 +261,21 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for a, b in zip(ours.clients, theirs.clients, strict=True):
         assert np.array_equal(a.x_train, b.x_train)
         assert np.array_equal(a.y_test, b.y_test)
+
+
+def test_missing_names_are_named_and_whole_numbers_are_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column of whole numbers is one of floats where a cell is missing, in one of two files, say."""
+    train = columns_of(people()) | {"outcome": [i % 2 for i in range(40)]}
+    test: dict[str, list[Any]] = train | {"outcome": [float(i % 2) for i in range(40)]}
+    files = {"train": train, "test": test}
+    monkeypatch.setitem(TABLES, "parquet", (lambda path: files[path.name], 1))
+    for name in files:
+        (tmp_path / name).touch()
+    both = spec(tmp_path, source="parquet", paths=(str(tmp_path / "train"), str(tmp_path / "test")))
+    assert build_population(both).class_names == ("0", "1")
+    test["outcome"][3] = float("nan")
+    with pytest.raises(InputError, match=r"test: row 4, column 'outcome': is empty; data\.label_column needs a value"):
+        build_population(both)
 
 
 def test_without_pyarrow_parquet_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
