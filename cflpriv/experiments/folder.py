@@ -127,6 +127,8 @@ def carry_out(
         except OSError as error:
             raise InputError(f"{out}: cannot be made ({error.strerror})") from None
         with locked(out):
+            if (out / "config.toml").is_file():
+                raise InputError(f"{out}: another process made this run meanwhile; the same command goes on with it")
             try:
                 return _started(run, out, told, tick)
             except InputError:

@@ -28,6 +28,7 @@ from cflpriv.experiments.checkpoint import TYPES, digest_of, latest, load_checkp
 from cflpriv.experiments.report import write_report
 from cflpriv.experiments.resume import Counted, last_checkpoint, locked
 from cflpriv.experiments.run import admit, prepare
+from cflpriv.experiments.verify import verify
 from cflpriv.federation import server_state
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.server_state import SKIPPED, SKIPPED_EPOCHS
@@ -501,6 +502,22 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     interrupted(small(), tmp_path / "run", 2)
     with locked(tmp_path / "run"), pytest.raises(InputError, match="another process"):
         run(small(), tmp_path / "run")
+
+
+def test_a_run_that_another_process_made_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both found no run; the other one ended while this one still read its data."""
+    config = small(algorithm={"name": "fedavg"}, training={"rounds": 1})
+
+    def late(*given: Any, **more: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr("cflpriv.experiments.folder.prepare", prepare)
+            run(config, tmp_path / "run")
+        return prepare(*given, **more)
+
+    monkeypatch.setattr("cflpriv.experiments.folder.prepare", late)
+    with pytest.raises(InputError, match="another process made this run meanwhile; the same command goes on with it"):
+        run(config, tmp_path / "run")
+    assert not verify(tmp_path / "run").problems
 
 
 @pytest.mark.slow
