@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import InputError
 from .shared import DataDir, say
 
 __all__ = ["claims"]
@@ -23,6 +24,8 @@ def claims(
     """Put a published statement to the test, and print a verdict by a rule set before; the same command again resumes it."""
     from ..attacks.claims.judging import in_words, judge, listed, write_page
 
+    if name is None and (scale != 1.0 or seed or data_dir is not None):
+        raise InputError("--scale, --seed, --data-dir: are for the runs of a claim; name one")
     if name is not None:
         verdict = judge(name, out / f"{name}-s{seed}", data_dir, scale=scale, seed=seed, say=say)
         say("\n".join(in_words(name, verdict)))

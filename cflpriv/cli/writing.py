@@ -41,7 +41,9 @@ def export(
 
 def init(
     file: Annotated[Path | None, typer.Argument(help="The file to write; default: standard output.", metavar="[FILE]")] = None,
-    algorithm: Annotated[str, typer.Option("--algorithm", help="The algorithm; `cflpriv list` names them.", metavar="NAME")] = "pacfl",
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", help="The algorithm; `cflpriv list` names them; default: pacfl.", metavar="NAME")
+    ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Write the JSON schema of configurations instead, for editors.")] = False,
     plugin: Plugins = None,
 ) -> None:
@@ -49,7 +51,9 @@ def init(
     from ..experiments.config_starter import begin_file
 
     load_plugins(plugin)
-    text = begin_file(file, None if schema else algorithm)
+    if schema and algorithm is not None:
+        raise InputError(f"--algorithm {algorithm}: the schema of --schema holds for all algorithms; leave it out")
+    text = begin_file(file, None if schema else algorithm or "pacfl")
     OUT.print(text if file is None else f"written: {file}", markup=False, end="" if file is None else "\n")
 
 

@@ -102,6 +102,9 @@ class Config:
         if self.run.record_sample and (self.run.record != "attackable" or self.run.record_clients):
             other = f"record_clients = {list(self.run.record_clients)}" if self.run.record_clients else f"record = {self.run.record!r}"
             raise InputError(f"run.record_sample = {self.run.record_sample} with run.{other}: use it with record = 'attackable' alone")
+        for key in ("record_rounds", "record_clients"):
+            if (chosen := getattr(self.run, key)) and self.run.record != "attackable":
+                raise InputError(f"run.{key} = {list(chosen)} with run.record = {self.run.record!r}: use it with record = 'attackable'")
         if not 0 <= self.run.target_accuracy <= 1:
             raise InputError(f"run.target_accuracy = {self.run.target_accuracy}: accuracies are shares, so it is outside [0, 1]")
         if not 0 <= self.training.dropout < 1:

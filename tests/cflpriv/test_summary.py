@@ -272,6 +272,11 @@ def test_a_sample_of_the_clients_is_evaluated(tmp_path: Path) -> None:
         ({"evaluate_clients": -2}, "run.evaluate_clients = -2: is below 0"),
         ({"record_sample": 3}, "run.record_sample = 3 with run.record = 'headers'"),
         ({"record_sample": 3, "record": "attackable", "record_clients": [1]}, r"with run.record_clients = \[1\]"),
+        (
+            {"record": "full", "record_clients": [1]},
+            r"run.record_clients = \[1\] with run.record = 'full': use it with record = 'attackable'",
+        ),
+        ({"record_rounds": [1]}, r"run.record_rounds = \[1\] with run.record = 'headers': use it with record = 'attackable'"),
     ],
 )
 def test_samples_that_make_no_sense_are_refused(run: dict[str, Any], why: str) -> None:
