@@ -101,14 +101,20 @@ def _deployed(run: Run, cluster: int | None) -> tuple[str, Array]:
     clustering = run.algorithm.describe(run.state).get("clustering")
     first = {} if clustering is None else {label: clustering.members(label) for label in range(clustering.k)}
     placed, asked = clustering is not None and served.which is not None, run.federation.clients[0]
+    alone = _alone(served)
     if placed:
         _check(cluster, [label for label, members in first.items() if members])
-        asked = first[cluster or 0][0]
+        together = [member for member in first[cluster or 0] if member not in set().union(*alone)]
+        if not together:
+            raise _each_its_own(cluster)
+        asked = together[0]
     (given,) = run.simulated.resolve(served.task, served.params, served.which, [asked])
     offered = getattr(served.task, "offered", None)  # of what clients are sent, which may be a part of each, or all in one
     value = given.params["model"] if offered is None else offered(given)
     if isinstance(value, list | tuple) and not placed:  # clients choose among all
         _check(cluster, list(range(len(value))))
+        if len(alone) == len(value) and alone[cluster or 0]:
+            raise _each_its_own(cluster)
         value = value[cluster or 0]
     elif isinstance(value, list | tuple):
         (value,) = value
@@ -123,6 +129,17 @@ def _apart(served: Served) -> bool:
     model = served.params["model"]
     own = isinstance(model, Shared) and bool(model.own) and served.which is None
     return own or isinstance(served.task, EvaluateParted) or (isinstance(served.task, EvaluateOwn) and served.task.name == "trained")
+
+
+def _alone(served: Served) -> list[set[int]]:
+    """For each of several models the clients that have one of their own in its place, as where a cluster was too small for a sum."""
+    models = served.params["model"]
+    shared = [one if isinstance(one, Shared) else Shared() for one in (models if isinstance(models, list | tuple) else [models])]
+    return [{client for own in one.own for client in own.held.clients} for one in shared]
+
+
+def _each_its_own(cluster: int | None) -> InputError:
+    return InputError(f"--model {cluster or 0}: each client of this cluster has a model of its own; --client N gives that of client N")
 
 
 def _check(cluster: int | None, known: list[int]) -> None:

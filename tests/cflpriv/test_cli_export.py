@@ -99,6 +99,16 @@ def test_no_client_stands_for_others(name: str, tmp_path: Path) -> None:
     assert export_model(tmp_path / "run", tmp_path / "one.pt", client=4).name == "client 4"
 
 
+@pytest.mark.parametrize(("algorithm", "alone"), [({"name": "oracle"}, 1), ({"name": "ifca", "k": 2}, 0)])
+def test_a_cluster_whose_members_trained_alone_has_no_model(algorithm: dict[str, Any], alone: int, tmp_path: Path) -> None:
+    protection = {"sum": "secagg", "min_cohort": 3, "small_clusters": "local"}
+    changes = {"algorithm": algorithm, "protection": protection, "data": {**BASE["data"], "clients": 5}}
+    run_experiment(parse_config({**BASE, **changes, "training": {**BASE["training"], "rounds": 1}}), tmp_path / "run")
+    with pytest.raises(InputError, match=f"--model {alone}: each client of this cluster has a model of its own; --client N"):
+        export_model(tmp_path / "run", tmp_path / "one.pt", cluster=alone)
+    assert export_model(tmp_path / "run", tmp_path / "one.pt", cluster=1 - alone).name == f"cluster {1 - alone}"
+
+
 def test_what_cannot_be_exported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     config = parse_config({**BASE, "algorithm": {"name": "oracle"}, "training": {**BASE["training"], "rounds": 0}})
     run_experiment(config, tmp_path / "run")
