@@ -75,13 +75,13 @@ def _run_rows(folder: Path, sweep: Sweep) -> list[dict[str, Any]]:
     """A row a run: its setting, its seed, every scalar of its summary as far as there is one, and its error if it, or its audit, failed."""
     results, failed = read_results(folder, sweep)
     plain, made = (str, int, float, type(None)), {one.cell.name: one.summary for one in results}
-    rows = [
-        {"run": cell.name, **setting_columns(cell.setting), "seed": cell.seed}
-        | {key: value for key, value in made.get(cell.name, {}).items() if isinstance(value, plain)}
-        | ({"error": failed[cell.name]} if cell.name in failed else {})
-        for cell in sorted(sweep.cells, key=lambda cell: cell.name not in made)  # those that have results first
-        if cell.name in made or cell.name in failed
-    ]
+    rows = []
+    for cell in sorted(sweep.cells, key=lambda cell: cell.name not in made):  # those that have results first
+        if cell.name in made or cell.name in failed:
+            row = {"run": cell.name, **setting_columns(cell.setting), "seed": cell.seed}
+            summary = made.get(cell.name, {})
+            row |= {key: value for key, value in summary.items() if isinstance(value, plain) and key not in row}  # labels stay
+            rows.append(row | ({"error": failed[cell.name]} if cell.name in failed else {}))
     return _priced(rows, folder, sweep)
 
 

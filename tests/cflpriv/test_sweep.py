@@ -450,15 +450,18 @@ def test_three_shards_of_which_one_is_killed_make_the_same_sweep_as_one_process(
 
 def test_tables_in_other_forms_hold_the_same(tmp_path: Path) -> None:
     """Parquet and DataFrame are optional: without their libraries there is CSV, and one clear error."""
-    sweep = swept(algorithms=["fedavg"], keys={"data.rotations": [[0, 90], [0, 180]]})
+    named: dict[str, Any] = {"algorithms": [{"name": "fedavg", "label": "plain"}], "protections": [{"label": "turned", "sum": "haar"}]}
+    sweep = swept(**named, keys={"data.rotations": [[0, 90], [0, 180]]})
     run_sweep(sweep, tmp_path)
     written = write_tables(tmp_path, sweep)
     assert (tmp_path / "sweep.parquet" in written) == (util.find_spec("pyarrow") is not None)
     rows = rows_of(tmp_path / "sweep.csv")
+    for table in (rows, rows_of(tmp_path / "table.csv")):  # by the labels, by which settings are told apart
+        assert [(row["algorithm"], row["protection"]) for row in table] == [("plain", "turned")] * 2
     if util.find_spec("pyarrow") is not None:
-        table = import_module("pyarrow.parquet").read_table(tmp_path / "sweep.parquet")
-        assert [str(one) for one in table["accuracy_mean"].to_pylist()] == [row["accuracy_mean"] for row in rows]
-        assert table["data.rotations"].to_pylist() == ["(0, 90)", "(0, 180)"]
+        packed = import_module("pyarrow.parquet").read_table(tmp_path / "sweep.parquet")
+        assert [str(one) for one in packed["accuracy_mean"].to_pylist()] == [row["accuracy_mean"] for row in rows]
+        assert packed["data.rotations"].to_pylist() == ["(0, 90)", "(0, 180)"]
     if util.find_spec("pandas") is None:
         with pytest.raises(InputError, match=r"^read_sweep: needs pandas"):
             cflpriv.read_sweep(tmp_path)
