@@ -191,7 +191,10 @@ def _write_secrets(early: Mapping[str, Mapping[str, str]], run: Run, out: Path) 
     for party, secrets in secrets_of(run).items():
         path = out / "secrets" / f"{party.replace(':', '_')}.json"
         path.parent.mkdir(exist_ok=True)
-        written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            written = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path}: is damaged ({error}); remove it and --resume, without the secrets that were in it alone") from None
         write_atomically(path, json.dumps({"party": party, **secrets, **early.get(party, {}), **written}) + "\n")
 
 

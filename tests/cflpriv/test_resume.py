@@ -474,6 +474,18 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(file: str, how: str, tmp_pa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["", "null", "[3]", '{"party": "cl'])
+def test_damaged_secrets_are_named(text: str, tmp_path: Path) -> None:
+    config = small(algorithm={"name": "fedavg"}, training={"rounds": 2}, run={"audit_parties": ["client:1"]})
+    interrupted(config, tmp_path / "run", 1)
+    path = tmp_path / "run" / "secrets" / "client_1.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"client_1\.json: is damaged .*; remove it and --resume"):
+        run(config, tmp_path / "run")
+    path.unlink()
+    assert run(config, tmp_path / "run")["rounds"] == 2
+
+
 def test_a_checkpoint_makes_no_type_that_is_not_listed(tmp_path: Path) -> None:
     simulation = start(small(), population=SCENE)
     save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
