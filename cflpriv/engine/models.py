@@ -231,6 +231,8 @@ def _construct(model: Model) -> nn.Module:
         module = known[0](model)
     else:
         raise InputError(f"model.name: {model.name!r} is not a known model{near(model.name, MODELS.names())}")
+    if (problem := _unfit(module)) is not None:
+        raise InputError(f"model {model.name!r}: {problem}")
     module = module.to(dtype_of(model.dtype))
     if (name := _moving_buffer(module, model)) is not None:
         layer, _, buffer = name.rpartition(".")
@@ -239,6 +241,26 @@ def _construct(model: Model) -> nn.Module:
             "parameters: they would not be averaged, and would stay from client to client; use GroupNorm"
         )
     return module
+
+
+def _unfit(module: object) -> str | None:
+    """Why parameters of a module cannot be trained and averaged as one vector, if they cannot."""
+    if not isinstance(module, nn.Module):
+        return f"its factory gives a {type(module).__name__}, not an nn.Module"
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        return "has no parameters"
+    for name, one in parameters.items():
+        if isinstance(one, nn.UninitializedParameter):
+            return f"parameter {name!r} has no size before a first pass; use layers that know their sizes"
+        if not one.requires_grad:
+            return f"parameter {name!r} is frozen (requires_grad is false), but all parameters are trained; make it a buffer"
+    layers: dict[nn.Module, str] = {}
+    for name, layer in module.named_modules(remove_duplicate=False):  # torch.func leaves such a layer changed
+        if layer in layers and any(True for _ in layer.parameters()):
+            return f"layers {layers[layer]!r} and {name!r} are one; give it one name, and call it twice"
+        layers.setdefault(layer, name)
+    return None
 
 
 def _moving_buffer(module: nn.Module, model: Model) -> str | None:
@@ -253,8 +275,14 @@ def _moving_buffer(module: nn.Module, model: Model) -> str | None:
 @lru_cache(maxsize=32)
 def build_module(model: Model) -> nn.Module:
     """The module of a description, built once."""
-    with torch.random.fork_rng(devices=[]):
-        return _construct(model)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module = _construct(model)
+        outputs = module.eval()(torch.ones((2, *model.shape), dtype=dtype_of(model.dtype)))
+        module.train()
+    if not isinstance(outputs, torch.Tensor) or outputs.shape != (2, model.classes):
+        found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        raise InputError(f"model {model.name!r}: gives {found} for two samples, expected (2, {model.classes}), a score for each class")
+    return module
 
 
 @lru_cache(maxsize=32)

@@ -92,13 +92,19 @@ def test_samples_come_in_blocks_that_change_nothing(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(torch.cat(blocks), whole)
 
 
-def shared_layer() -> nn.Module:
-    layer = nn.Linear(64, 64)
-    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.Linear(64, 10, bias=False))
+class SharedLayer(nn.Module):
+    """A layer that a sample passes twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(64, 64), nn.Linear(64, 10, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(self.layer(self.layer(x.flatten(1)).relu()))
 
 
 @pytest.mark.parametrize(
-    ("name", "factory", "dense"), [("linear", None, True), ("mlp", None, True), ("lenet5", None, False), ("shared", shared_layer, False)]
+    ("name", "factory", "dense"), [("linear", None, True), ("mlp", None, True), ("lenet5", None, False), ("shared", SharedLayer, False)]
 )
 def test_sums_of_directions_need_no_single_gradients(
     name: str, factory: Callable[[], nn.Module] | None, dense: bool, monkeypatch: pytest.MonkeyPatch

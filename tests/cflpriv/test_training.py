@@ -12,7 +12,7 @@ from scenes import federation, population, training
 from torch import nn
 
 from cflpriv.engine import Engine, Streams, TaskInput
-from cflpriv.engine.models import Model
+from cflpriv.engine.models import Model, build_module
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.randomness import stream
 from cflpriv.tasks.evaluation import Evaluate
@@ -180,6 +180,36 @@ def test_inputs_are_normalised_per_channel() -> None:
     x = np.ones((2, 3, 4, 4), dtype=np.float32)
     model = Model("linear", (3, 4, 4), 2, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 2.0))
     np.testing.assert_allclose(model.inputs(x)[0, :, 0, 0].numpy(), [1.0, 1.0, 0.0])
+
+
+def frozen() -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    made[0].requires_grad_(False)
+    return made
+
+
+def twice() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (frozen, r"parameter '0\.weight' is frozen \(requires_grad is false\)"),
+        (twice, "layers '0' and '2' are one; give it one name, and call it twice"),
+        (lambda: nn.LazyLinear(2), "parameter 'weight' has no size before a first pass"),
+        (nn.Flatten, "has no parameters"),
+        (lambda: None, "its factory gives a NoneType"),
+        (lambda: nn.Linear(4, 3), r"gives \(2, 3\) for two samples, expected \(2, 2\)"),
+    ],
+)
+def test_a_module_that_cannot_be_trained_as_it_is_is_refused(factory: Any, words: str) -> None:
+    """Frozen parameters were trained, and a layer of two names was left with another client's parameters."""
+    with pytest.raises(InputError, match=f"^model 'mine': {words}"):
+        build_module(Model("mine", (4,), 2, factory=factory))
+    relu = nn.ReLU()
+    build_module(Model("mine", (4,), 2, factory=lambda: nn.Sequential(relu, nn.Linear(4, 4), relu, nn.Linear(4, 2))))
 
 
 def test_models_that_do_not_fit_are_refused() -> None:
