@@ -378,7 +378,7 @@ def chance_of_names(
     again = sum(int((sets == real[:, rng.permutation(classes)]).all(axis=1).sum()) >= right.sum() for _ in range(times))
     errors = (sets[:, None] != real[None]).any(axis=2).astype(np.float64)
     dealt = chance_of_matching(errors, stream(seed, "label sets dealt again"))
-    return max((1 + again) / (1 + times), dealt, chance(right.astype(np.float64), beside, margin))
+    return max(float((1 + again) / (1 + times)), dealt, chance(right.astype(np.float64), beside, margin))
 
 
 def label_sets_of(labels: Iterable[int], size: int) -> list[frozenset[int]]:

@@ -79,8 +79,6 @@ def test_mistakes_get_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         (["sweep", str(grid), "--set", "sweep.workers=100000"], "[sweep] workers = 100000: is above 512"),
         (["run", str(plain), "--out", "a\0b"], "NUL"),
         (["report", "a\0b"], "NUL"),
-        (["audit", str(tmp_path), "--foreign", "--budget", "quick"], "--foreign: goes with --attacks and --plugin only"),
-        (["audit", str(plain), "--active", "--budget", "quick"], "--budget quick: applies to recordings"),
         (["claims", "--scale", "0.5"], "--scale, --seed, --data-dir: are for the runs of a claim; name one"),
         (["init", "--schema", "--algorithm", "fedavg"], "--algorithm fedavg: the schema of --schema holds for all algorithms"),
     ]:
