@@ -44,7 +44,7 @@ class BudgetsSpent(ProtocolError):
         self.clients = tuple(sorted(clients))
         named = ", ".join(map(str, self.clients[:NAMED])) + (", …" if len(self.clients) > NAMED else "")
         super().__init__(
-            f"{what}: all {len(self.clients)} clients that were asked refuse: their own privacy budgets are spent (clients {named})"
+            f"{what}: all {len(self.clients)} clients that were asked refuse: their own privacy budgets allow no more (clients {named})"
         )
 
 

@@ -253,7 +253,9 @@ def test_a_client_refuses_over_messages_to_take_part_more_often_than_was_priced(
         assert mean.count == 6
     assert not fed.refusals
     fed.begin_round(most)
-    with pytest.raises(BudgetsSpent, match=r"^mean of Train: all 6 clients .* own privacy budgets are spent \(clients 0, 1, 2, 3, 4, 5\)$"):
+    with pytest.raises(
+        BudgetsSpent, match=r"^mean of Train: all 6 clients .* own privacy budgets allow no more \(clients 0, 1, 2, 3, 4, 5\)$"
+    ):
         fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
     assert {(client, word) for client, _, word in fed.refusals} == {(client, "over-budget") for client in range(6)}
     assert careless.spent(0) > 2.0

@@ -738,7 +738,7 @@ def test_a_run_whose_clients_have_spent_their_budgets_ends_with_what_it_has(
 
     monkeypatch.setattr(ClientLedger, "_ledger", poor)
     summary = run_experiment(experiment, tmp_path / "run", population=scenes.population())
-    assert f"{operation} of Train: all 8 clients that were asked refuse: their own privacy budgets are spent" in summary["stopped"]
+    assert f"{operation} of Train: all 8 clients that were asked refuse: their own privacy budgets allow no more" in summary["stopped"]
     assert 1 < summary["rounds"] < 4
     assert summary["accuracy_mean"] is not None
 
