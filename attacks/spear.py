@@ -196,7 +196,8 @@ def _chosen(factors: _Factors, candidates: Array) -> tuple[Array, list[int]]:
 
 
 def _swapped(factors: _Factors, pool: Array, chosen: list[int], held: Array) -> Disaggregated:
-    """The inputs of the chosen columns, after exchanging columns that fail the check for candidates with which more passes."""
+    """The inputs of the chosen columns, after exchanging columns that fail the check for candidates with which more passes, and freeing
+    those that still fail of the others."""
     best = _inputs(factors, pool[chosen], held)
     for other in [i for i in range(len(pool)) if i not in chosen][:SWAPS]:
         if best.refusal or best.consistency == 1.0:
@@ -206,7 +207,43 @@ def _swapped(factors: _Factors, pool: Array, chosen: list[int], held: Array) -> 
         found = _inputs(factors, pool[tried], held)
         if found.agreement.sum() > best.agreement.sum():
             best, chosen = found, tried
-    return best
+    if best.refusal or best.consistency == 1.0:
+        return best
+    freed = _inputs(factors, _freed(factors, pool[chosen], np.flatnonzero(best.agreement < 1.0)), held)
+    return freed if freed.agreement.sum() > best.agreement.sum() else best
+
+
+def _freed(factors: _Factors, columns: Array, failing: Array) -> Array:
+    """Columns (b, b) of Q, one a row, where from each of the `failing` ones such multiples of others are taken as leave it more zeros.
+
+    Where samples are alike, a column is often found with a multiple of another in it: it has the zeros that the two share.
+    """
+    freed = np.stack([_sharpened(factors, q) for q in columns])
+    left = factors.left[factors.live]
+    for i in failing:
+        gains = True
+        while gains:
+            gains = False
+            for j in range(len(freed)):
+                own, other = left @ freed[i], left @ freed[j]
+                tried = freed[i] - _multiple(own, other, factors.threshold) * freed[j]
+                length = float(np.linalg.norm(tried))
+                if j == i or not length > 10 * factors.threshold:
+                    continue
+                better = _sharpened(factors, tried / length)
+                if (np.abs(left @ better) <= factors.threshold).sum() > (np.abs(own) <= factors.threshold).sum():
+                    freed[i], gains = better, True
+    return freed
+
+
+def _multiple(own: Array, other: Array, threshold: float) -> float:
+    """The c for which most entries of `own` − c `other` are zero up to the threshold: where most intervals around own / other meet."""
+    some = np.abs(other) > threshold
+    middle, reach = own[some] / other[some], threshold / np.abs(other[some])
+    ends = np.concatenate([middle - reach, middle + reach])
+    order = np.argsort(ends, kind="stable")
+    most = int(np.cumsum(np.repeat([1, -1], len(middle))[order]).argmax())
+    return float((ends[order[most]] + ends[order[most + 1]]) / 2) if len(middle) else 0.0
 
 
 def _inputs(factors: _Factors, columns: Array, held: Array) -> Disaggregated:

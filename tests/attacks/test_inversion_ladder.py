@@ -18,7 +18,7 @@ from sklearn.linear_model import Ridge
 from torch import nn
 from torch.nn import functional
 
-from cflpriv.attacks import ATTACKS, closed_form, feature_decoder, gradient_inversion
+from cflpriv.attacks import ATTACKS, closed_form, feature_decoder, gradient_inversion, spear
 from cflpriv.attacks.closed_form import first_linear, input_from_gradients
 from cflpriv.attacks.gradient_inversion import matched
 from cflpriv.attacks.inversion_ladder import DECODER, fitting_layer, images_by_layer, most_samples
@@ -139,6 +139,22 @@ def test_a_batch_is_its_gradient(seed: int, count: int, scale: float) -> None:
     apart = np.abs(x[:, None] - found.inputs[None]).max(axis=2)
     assert apart.min(axis=1).max() < 1e-6
     assert sorted(apart.argmin(axis=1)) == list(range(count))
+
+
+@given(st.integers(0, 10**6), st.floats(-3, 3).filter(lambda c: abs(c) > 0.01))
+@settings(max_examples=20)
+def test_a_column_with_a_multiple_of_another_is_freed_of_it(seed: int, multiple: float) -> None:
+    """D is zero in half of the units; L = D Q⁻¹ for an orthonormal Q, so Q's columns are the directions with zeros."""
+    rng = np.random.default_rng(seed)
+    zeros = rng.random((60, 4)) < 0.5
+    left = np.where(zeros, 0.0, rng.standard_normal((60, 4)))
+    live = ~zeros.all(axis=1)
+    columns = np.linalg.qr(rng.standard_normal((4, 4)))[0]
+    factors = spear._Factors(left @ columns, np.zeros((4, 1)), live, 1e-9)
+    mixed = columns.copy()
+    mixed[1] += multiple * columns[0]
+    mixed[1] /= np.linalg.norm(mixed[1])
+    np.testing.assert_allclose(np.abs((spear._freed(factors, mixed, np.array([1])) * columns).sum(axis=1)), 1.0, atol=1e-6)
 
 
 def test_spear_says_where_it_does_not_fit() -> None:
