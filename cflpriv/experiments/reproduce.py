@@ -8,6 +8,7 @@ and a folder that cannot be resumed, end the command.
 import csv
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,8 +31,16 @@ from .resume import check_same_config, kept_rows, locked
 __all__ = ["Outcome", "Row", "reproduce"]
 
 PERCENT = {"shared": "accuracy_mean_last_rounds", "local": "local_accuracy_mean_last_rounds"}
-PLAIN = {"ari": "ari", "clusters": "clusters", "rounds_shared": "rounds_to_target", "rounds_local": "local_rounds_to_target"}
+PLAIN = {
+    "ari": "ari",
+    "choice_ari": "choice_ari",
+    "clusters": "clusters",
+    "rounds_shared": "rounds_to_target",
+    "rounds_local": "local_rounds_to_target",
+}
 PLAIN |= {"megabits_shared": "megabits_a_client_to_target", "megabits_local": "local_megabits_a_client_to_target"}
+NEVER = ("rounds_", "megabits_", "gap_from", "identified_from")
+"""What the names of figures begin with that are None where something does not come to pass."""
 NEWCOMERS = {"newcomer": "newcomer_accuracy_mean", "newcomer_tuned": "newcomer_tuned_accuracy_mean"}
 
 
@@ -175,8 +184,9 @@ def _check_data(
     refused: list[InputError] = []
     for cell in cells:
         if cell.trial:
-            source = cell.settings.get("source") or cell.settings.get("data", {}).get("source")
-            specs = [DataSpec(source=source, clients=1, samples_per_client=10, test_samples_per_client=10)] if source else []
+            data = cell.settings.get("data", cell.settings)
+            names = [name for name, _ in data.get("sources", [[data["source"], 1]] if "source" in data else [])]
+            specs = [DataSpec(source=name, clients=1, samples_per_client=10, test_samples_per_client=10) for name in names]
         else:
             try:
                 specs = [config_of(entry, cell, 0, scale, changes, stand_in)[0].data]
@@ -271,7 +281,7 @@ def _from_folders(
             notes.append(f"{cell.label}, seed {seed}: {empty} times a cluster's model stayed because {why}")
         rows = kept_rows(folder, summary["rounds"])
         for metric, list_ in values.items():
-            list_.append(_measured(metric, summary, rows))
+            list_.append(_two_largest(folder) if metric == "two_largest" else _measured(metric, summary, rows))
     return _rows(cell, values, sum(summary["seconds"] for summary in summaries), published), notes
 
 
@@ -336,11 +346,22 @@ def _rows(cell: Cell, values: Mapping[str, list[float | None]], seconds: float, 
         mean = float(np.mean(numbers)) if numbers else None
         deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
         missing = len(values[figure.metric]) - len(numbers)
-        note = "" if not missing else "never" if figure.metric.startswith(("rounds_", "megabits_", "gap_from")) else "not measured"
+        note = "" if not missing else "never" if figure.metric.startswith(NEVER) else "not measured"
         note = f"{note} in {missing} of {missing + len(numbers)}" if note and numbers else note
         count = len(values[figure.metric])
         rows.append(Row(cell.label, figure.metric, mean, deviation, published.get(figure.metric), count, seconds, note))
     return rows
+
+
+def _two_largest(folder: Path) -> float | None:
+    """The share of a run's clients that are in its two largest clusters."""
+    path = folder / "measured.json"
+    try:
+        labels = json.loads(path.read_text(encoding="utf-8"))["labels"]
+        sizes = sorted(Counter(labels.values()).values()) if labels else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{path}: is missing or damaged") from None
+    return sum(sizes[-2:]) / sum(sizes) if sizes else None
 
 
 def _measured(metric: str, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -362,6 +383,10 @@ def _measured(metric: str, summary: Mapping[str, Any], rows: Sequence[Mapping[st
     if metric == "perplexity":
         value = summary.get("perplexity_mean")
         return None if value is None else float(value)
+    if metric == "identified_from_round":
+        seen = [(row["round"] + 1, row["choice_ari"]) for row in rows if row.get("choice_ari") is not None]
+        wrong = next((i for i in range(len(seen), 0, -1) if seen[i - 1][1] < 1), 0)  # all after these are right
+        return float(seen[wrong][0]) if wrong < len(seen) else None
     if metric in ("max_norm", "mean_norm"):
         norms = [max(values) for row in rows if (values := [one for one in row.get(f"{metric}s", ()) if one is not None])]
         return norms[-1] / max(norms) if norms else None

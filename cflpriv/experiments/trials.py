@@ -1,4 +1,4 @@
-"""Measurements of the papers that are not runs: Gaussians, regressions, separation gaps, the time influence takes.
+"""Measurements of the papers that are not runs: angles, Gaussians, regressions, separation gaps, scores of influence and their time.
 
 Every function here makes one trial from a seed and gives its figures by name; `reproduce` repeats it, keeps each trial and averages.
 """
@@ -12,7 +12,11 @@ import numpy as np
 import torch
 
 from ..algorithms.cfl import gaps
-from ..clustering.similarity import Gram, angles
+from ..algorithms.influence import better_group
+from ..algorithms.splitting import separation_gap
+from ..clustering.cuts import cut_tree, linkage_tree
+from ..clustering.scores import ari
+from ..clustering.similarity import Gram, Measure, angles
 from ..data import DataSpec, build_population
 from ..engine import Engine, Streams, TaskInput
 from ..engine.models import Model
@@ -21,12 +25,16 @@ from ..randomness import stream
 from ..tasks.evaluation import Evaluate
 from ..tasks.signatures import principal_vectors
 from ..tasks.training import Train
-from ..types import Array, ClientData
+from ..types import Array, ClientData, Population
 from .config import parse_config
+from .loop import Run
 from .regression import Point, success_rate
 from .run import advance, begin, prepare
 
-__all__ = ["Trial", "gaussians", "influence_speed", "label_swap_gap", "regression_success"]
+__all__ = [
+    "Trial", "class_angles", "data_set_angles", "gaussian_separation", "gaussians", "influence_frontier", "influence_speed",
+    "label_swap_gap", "regression_success",
+]  # fmt: skip
 
 Trial = Callable[[int, str | Path | None, Mapping[str, Any]], Mapping[str, float | None]]
 """(seed, data directory, the cell's settings) -> figures by name."""
@@ -77,6 +85,66 @@ def _mmd(x: Array, y: Array) -> float:
     return float(np.sqrt(max(kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean(), 0.0)))
 
 
+def data_set_angles(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """PACFL, the table beside Fig. 1: the angles between the leading `p` singular vectors of two data sets, in degrees.
+
+    `settings["data"]` is a mixture with one client a data set, which brings both into one frame.
+    """
+    one, other = (_flat(client.x_train) for client in _population(seed, data_dir, settings).clients)
+    p = settings["p"]
+    gram = Gram.of_vectors((0, 1), np.stack([principal_vectors(one, p), principal_vectors(other, p)]))
+    measures: tuple[Measure, ...] = ("smallest_angle", "corresponding_angles")
+    return {measure: float(angles(gram, measure).values[0, 1]) for measure in measures}
+
+
+def class_angles(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """PACFL, Fig. 3: the smallest angles (eq. 2) between all pairs of classes, and whether they show the `groups` of classes.
+
+    `settings["data"]` says whose samples these are, `p` how many singular vectors a class has. Gives the mean angle within and between
+    groups, in degrees, and the ARI of a cut of the tree (average linkage) into as many clusters as there are groups.
+    """
+    population = _population(seed, data_dir, settings)
+    x = np.concatenate([_flat(client.x_train) for client in population.clients])
+    y = np.concatenate([client.y_train for client in population.clients])
+    group = np.array([number for number, labels in enumerate(settings["groups"]) for _ in labels])
+    classes = [label for labels in settings["groups"] for label in labels]
+    vectors = np.stack([principal_vectors(x[y == label], settings["p"], name=f"class {label}") for label in classes])
+    distance = angles(Gram.of_vectors(range(len(classes)), vectors), "smallest_angle")
+    cut = cut_tree(linkage_tree(distance), distance, k=len(settings["groups"]))
+    same, apart = group[:, None] == group[None, :], ~np.eye(len(group), dtype=bool)
+    return {
+        "angle_within": float(distance.values[same & apart].mean()),
+        "angle_between": float(distance.values[~same].mean()),
+        "ari": ari(group.tolist(), cut.labels),
+    }
+
+
+def _population(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Population:
+    """The clients that the section `data` of a trial's settings describes."""
+    return build_population(parse_config({"data": {**settings["data"], "seed": seed}}, "trial").data, data_dir)
+
+
+def _flat(x: Array) -> Array:
+    return x.reshape(len(x), -1)
+
+
+def gaussian_separation(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """CFL, Fig. 3: whether (1 or 0) the best bipartition of 3k clients is correct, that is g(α) > 0 (eq. 28, Remark 2).
+
+    `k` risks have Gaussian gradients of `d` coordinates that sum to zero, as at a stationary point of all; three clients each have that
+    gradient with Gaussian noise, rescaled to `gamma` times its length: γ_i (eq. 16) is the same for all.
+    """
+    k, d, clients = settings["k"], settings["d"], 3
+    draws = stream(seed, "reproduce separation")
+    risks = draws.standard_normal((k, d))
+    risks[-1] = -risks[:-1].sum(axis=0)
+    own = np.repeat(risks, clients, axis=0)
+    noise = draws.standard_normal(own.shape)
+    noise *= settings["gamma"] * (np.linalg.norm(own, axis=1) / np.linalg.norm(noise, axis=1))[:, None]
+    unit = (own + noise) / np.linalg.norm(own + noise, axis=1, keepdims=True)
+    return {"separated": float(separation_gap(unit @ unit.T, np.repeat(np.arange(k), clients).tolist()) > 0)}
+
+
 def regression_success(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
     """IFCA, Fig. 3: whether a trial succeeds (1 or 0) at the point that `settings` gives (see `regression.Point`). In float32."""
     with one_thread():
@@ -88,11 +156,8 @@ def label_swap_gap(seed: int, data_dir: str | Path | None, settings: Mapping[str
 
     `settings` is a tree of sections. Gives the gap after the last round and the first round from which it stays positive (None: never).
     """
-    tree = {section: dict(values) for section, values in settings.items()}
-    for section in ("data", "run"):
-        tree.setdefault(section, {})["seed"] = seed
-    tree["algorithm"] = {"name": "cfl", "eps1": 1e-9, "eps2": 1e9, "relative": False, "watch": True}
-    simulation = prepare(parse_config(tree, "label swap"), data_dir)
+    watch = {"name": "cfl", "eps1": 1e-9, "eps2": 1e9, "relative": False, "watch": True}
+    simulation = _prepared(seed, data_dir, {**settings, "algorithm": watch}, "label swap")
     truth = {client.id: group for client, group in zip(simulation.population.clients, simulation.population.groups, strict=True)}
     begin(simulation)
     seen: list[float] = []
@@ -102,6 +167,37 @@ def label_swap_gap(seed: int, data_dir: str | Path | None, settings: Mapping[str
     simulation.simulated.close()
     after = next((i for i in range(len(seen), 0, -1) if seen[i - 1] <= 0), 0) + 1
     return {"gap": seen[-1], "gap_from_round": float(after) if after <= len(seen) else None}
+
+
+def influence_frontier(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """pFedLIA, Fig. 3b: client 0's scores of all others, and the frontier that 2-means draws between them.
+
+    `settings` is a tree of sections whose algorithm warms up for `warm_up` rounds and then has a matrix of scores. Gives the lowest score
+    of a client of client 0's own group, the highest of another's, and the share of clients on the right side of the frontier.
+    """
+    training = {**settings["training"], "rounds": settings["algorithm"]["warm_up"] + 1}
+    simulation = _prepared(seed, data_dir, {**settings, "training": training}, "influence")
+    truth = simulation.population.group_of
+    begin(simulation)
+    while len(simulation.rows) < simulation.config.training.rounds:
+        advance(simulation)
+    simulation.simulated.close()
+    first, *others = simulation.state.scored
+    row = simulation.state.scores[0, 1:]
+    same = np.array([truth[client] == truth[first] for client in others])
+    return {
+        "score_same": float(row[same].min()),
+        "score_other": float(row[~same].max()),
+        "frontier": float((better_group(row) == same).mean()),
+    }
+
+
+def _prepared(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any], name: str) -> Run:
+    """A simulation of a tree of sections, before its beginning."""
+    tree = {section: dict(values) for section, values in settings.items()}
+    for section in ("data", "run"):
+        tree.setdefault(section, {})["seed"] = seed
+    return prepare(parse_config(tree, name), data_dir)
 
 
 def influence_speed(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:

@@ -1,10 +1,11 @@
-"""CFL (Sattler et al. 2020): the separation gap, congruent and incongruent clients, permuted labels, topics."""
+"""CFL (Sattler et al. 2020): the separation theorem and gap, congruent and incongruent clients, permuted labels, topics."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from ...algorithms.cfl import EPS2
-from ..trials import label_swap_gap
+from ..trials import gaussian_separation, label_swap_gap
 from .entry import Cell, Figure, Reproduction, run, shape
 from .published import numbers
 
@@ -44,7 +45,28 @@ def _swap_cells() -> tuple[Cell, ...]:
     return tuple(cells)
 
 
+def _separation_cells() -> tuple[Cell, ...]:
+    """Fig. 3. With γ_i = γ for all, Theorem 1 separates where cos(h) > cos(π/(k−1) − h), h = 2 arcsin γ: below γ = sin(π/(4(k−1)))."""
+    cells = []
+    for k in (2, 3, 5, 8, 10, 12, 15, 20):
+        for gamma in (0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0):
+            words = "1, by Theorem 1" if gamma < math.sin(math.pi / (4 * (k - 1))) else ""
+            words = words or ("about 1 also for k > 10 and some γ > 1" if k > 10 and gamma > 1 else "")
+            figure = Figure("separated", shape(words) if words else ())
+            cells.append(
+                Cell(f"k={k} gamma={gamma:g}", (figure,), trial=gaussian_separation, trials=100,
+                     settings={"k": k, "gamma": gamma, "d": 100}, places=(("relative noise of every client", f"k={k}", gamma),))
+            )  # fmt: skip
+    return tuple(cells)
+
+
 ENTRIES: dict[str, Reproduction] = {
+    "cfl-theorem": Reproduction(
+        "how often the best bipartition is correct, over groups and noise", "CFL, Fig. 3 (a picture)",
+        "the paper's: 100 coordinates, three clients a group, Gaussian gradients and noise; that the gradients sum to zero, and that each "
+        "client's noise is rescaled to γ times its gradient, are our reading; the values of k and γ, and 100 trials, are set here",
+        _separation_cells(), over="numbers",
+    ),
     "cfl-label-swap": Reproduction(
         "the separation gap of updates over points a client, and what CFL makes of it", "CFL, Figs. 5 and 6",
         "the paper's: 20 clients in 4 groups, 3 epochs, 50 rounds; network, lr 0.1 and batch 10 are not published for this, nor are the "

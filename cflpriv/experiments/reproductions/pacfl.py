@@ -1,10 +1,10 @@
-"""PACFL (Vahidian et al. 2023): its tables of methods, the sweep over the threshold, and the Gaussians of Table 5."""
+"""PACFL (Vahidian et al. 2023): its tables of methods, the sweep over the threshold, angles of data sets and of Gaussians."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..trials import gaussians
+from ..trials import class_angles, data_set_angles, gaussians
 from .entry import Cell, Figure, Published, Reproduction, both, run, shape
 from .published import TABLES, numbers
 
@@ -96,6 +96,52 @@ def _gaussian_cells() -> tuple[Cell, ...]:
             ("mean times 2", 2.0, 1.0), ("mean times 3", 3.0, 1.0), ("covariance times 2", 1.0, 2.0), ("covariance times 5", 1.0, 5.0)
         )
     )  # fmt: skip
+
+
+_NAMES = {"CIFAR-10": "cifar10", "SVHN": "svhn", "FMNIST": "fashion_mnist", "USPS": "usps", "MNIST": "mnist"}
+
+
+def _mixture(*names: str, samples: int) -> dict[str, Any]:
+    """One client for each of the data sets, in one frame: colour, black around smaller images, as the paper does for MIX-4."""
+    sources = [[_NAMES[name], 1] for name in names]
+    return {"source": "mixture", "sources": sources, "samples_per_client": samples, "test_samples_per_client": 10}
+
+
+def _data_set_cells() -> tuple[Cell, ...]:
+    table = "PACFL, table beside Fig. 1"
+    measures = ("smallest_angle", "corresponding_angles")
+    return tuple(
+        Cell(
+            pair, tuple(Figure(name, numbers(table, name, pair)) for name in measures), trial=data_set_angles, trials=5,
+            settings={"data": _mixture(*pair.split(" and "), samples=2000), "p": 2},
+            thin={"data": _mixture(*pair.split(" and "), samples=500)},
+        )
+        for pair in TABLES[table].columns
+    )  # fmt: skip
+
+
+def _class_cells() -> tuple[Cell, ...]:
+    animals, vehicles = [2, 3, 4, 5, 6, 7], [0, 1, 8, 9]
+    four = ("CIFAR-10", "SVHN", "FMNIST", "USPS")
+    rows: tuple[tuple[str, tuple[str, ...], Sequence[Sequence[int]], str], ...] = (
+        ("CIFAR-10", ("CIFAR-10",), (vehicles, animals), "animals and vehicles apart, in the picture"),
+        ("MIX-4, MNIST for SVHN", tuple("MNIST" if name == "SVHN" else name for name in four), _TENS, ""),
+        ("MIX-4", four, _TENS, "four data sets apart, in the picture"),
+    )
+    return tuple(
+        Cell(
+            label,
+            (Figure("angle_within"), Figure("angle_between"), Figure("ari", shape(words) if words else ())),
+            trial=class_angles, trials=5,
+            settings={"data": _mixture(*names, samples=5000), "p": 3, "groups": [list(one) for one in groups]},
+            thin={"data": _mixture(*names, samples=1000)},
+        )
+        for label, names, groups, words in rows
+    )  # fmt: skip
+
+
+_TENS = [range(10 * i, 10 * i + 10) for i in range(4)]
+"""The labels of the four data sets of MIX-4."""
 
 
 def _beta_cells(betas: Sequence[float], table: str, **keys: Any) -> tuple[Cell, ...]:
@@ -191,6 +237,34 @@ ENTRIES: dict[str, Reproduction] = {
         _PACFL_CHOSEN + "; the thresholds, 0 to 270 degrees, are set here",
         _beta_cells((0.0, 30.0, 60.0, 90.0, 120.0, 150.0, 270.0), "PACFL, Table 6", measure="corresponding_angles"), {**_PACFL, **_30},
         _PACFL_SHRINKS, _RESNET, over="numbers",
+    ),
+    "pacfl-data-sets": Reproduction(
+        "angles between pairs of data sets", "PACFL, the table beside Fig. 1",
+        "the paper's: p = 2, smaller images with black around them and in three equal channels (its appendix on MIX-4); which images, and "
+        "how many, is not published: 2000 of the training set, drawn at random, 5 times",
+        _data_set_cells(),
+    ),
+    "pacfl-classes": Reproduction(
+        "angles between classes: do they show two kinds of objects, and four data sets", "PACFL, Fig. 3b and 3d (pictures)",
+        "eq. 2 between all pairs of classes, as in Fig. 3b; that the 40 classes of MIX-4 are compared so in Fig. 3d, too, we take from its "
+        "caption; p = 3 of the paper's 3 to 5; samples are not published: 5000 training images of a data set, drawn at random, 5 times; "
+        "that a tree is cut, by average linkage at the true number of groups, is set here; Figs. 3a and 3c show the data by UMAP, not by "
+        "the method, and are not made",
+        _class_cells(),
+    ),
+    "pacfl-celeba": Reproduction(
+        "whether clusters of clients with faces share an attribute", "PACFL, Fig. 7 (a picture of faces)",
+        "data: your celeba.npz (x_train, y_train, x_test, y_test) of CelebA's images with exactly one of the paper's three attributes: "
+        "smiling (label 0), wavy hair (1), wearing hat (2); it publishes neither size nor number of images, nor clients, shards, p and "
+        "threshold: 99 clients, p = 3, three clusters as in the picture, each client has images of one attribute; clusters are found "
+        "before the first round, so only one is run",
+        (run("PACFL", "pacfl", {"ari": "each cluster has one attribute, in the picture", "clusters": "3"}, keys={"p": 3, "k": 3}),),
+        {
+            **{key: value for key, value in _PACFL.items() if key != "data.skew_percent"}, "data.source": "npz",
+            "data.paths": ["celeba.npz"], "data.partition": "pathological", "data.groups": [[0], [1], [2]], "data.clients": 99,
+            "training.rounds": 1,
+        },
+        {"data.clients": 9},
     ),
     "pacfl-gaussians": Reproduction(
         "two Gaussians by five measures", "PACFL, Table 5",

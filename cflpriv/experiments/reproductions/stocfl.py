@@ -94,6 +94,31 @@ def _table_1(column: str, sizes: Mapping[str, Any], suffix: str) -> list[Cell]:
     return cells
 
 
+_CIFAR = {
+    "data.source": "cifar10", "data.rotations": [0, 180], "data.repeat_per_group": True, "data.clients": 200,
+    "data.test_samples_per_client": 50, "model.name": "cnn", "training.rounds": 200, "training.epochs": 5, "training.batch_size": 50,
+    "training.lr": 0.1, "training.participation": 0.1, "training.weights": "equal", "training.on_divergence": "skip",
+    "run.evaluate_every": 20,
+}  # fmt: skip
+_CIFAR_CHOSEN = (
+    "the paper's: 200 clients of 500, 200 rounds, 5 epochs, batch 50, lr 0.1, tau 0.5, lambda 0.05, two convolutional and two linear "
+    "layers, whose widths are not published (200 units); Ditto's and FedProx's weights are not published: 0.05 too"
+)
+
+
+def _sampling_cells() -> tuple[Cell, ...]:
+    """Fig. 4: the methods of Table 1 over the share of clients in a round; at 10 and 100 % Table 1 has the figures."""
+    return tuple(
+        run(
+            f"{name}, {100 * share:g} %", algorithm,
+            {"shared": numbers("StoCFL, Table 1", row, f"CIFAR at {100 * share:g} %") if share in (0.1, 1.0) else None},
+            keys={**keys, "training.participation": share}, places=(("share of clients in a round", name, share),),
+        )
+        for name, algorithm, keys, row in _ROWS if row and name not in ("StoCFL, authors' variant", "IFCA k=4", "IFCA k=6")
+        for share in (0.1, 0.2, 0.5, 1.0)
+    )  # fmt: skip
+
+
 def _stocfl_rotated() -> tuple[Cell, ...]:
     return tuple(
         cell
@@ -170,16 +195,16 @@ ENTRIES: dict[str, Reproduction] = {
     ),
     "stocfl-rotated-cifar": Reproduction(
         "two rotations of CIFAR-10", "StoCFL, Table 1",
-        "the paper's: 200 clients of 500, 200 rounds, 5 epochs, batch 50, lr 0.1, tau 0.5, lambda 0.05, two convolutional and two linear "
-        "layers, whose widths are not published (200 units); Ditto's and FedProx's weights are not published: 0.05 too",
+        _CIFAR_CHOSEN,
         tuple(cell for share in (0.1, 1.0) for cell in _table_1("CIFAR", {"training.participation": share}, f", {100 * share:g} %")),
-        {
-            "data.source": "cifar10", "data.rotations": [0, 180], "data.repeat_per_group": True, "data.clients": 200,
-            "data.test_samples_per_client": 50, "model.name": "cnn", "training.rounds": 200, "training.epochs": 5,
-            "training.batch_size": 50, "training.lr": 0.1, "training.participation": 0.1, "training.weights": "equal",
-            "training.on_divergence": "skip", "run.evaluate_every": 20,
-        },
+        _CIFAR,
         {"training.rounds": 5, "data.clients": 20},
+    ),
+    "stocfl-sampling": Reproduction(
+        "accuracy over the share of clients in a round", "StoCFL, Fig. 4 (a picture; 10 and 100 % are in Table 1)",
+        _CIFAR_CHOSEN + "; which shares and methods the picture has could not be read: those of Table 1, 20 and 50 % are set here; its "
+        "text calls it Figure 5, and says that it is of rotated CIFAR-10",
+        _sampling_cells(), _CIFAR, {"training.rounds": 5, "data.clients": 20}, over="numbers",
     ),
     "stocfl-shifted": Reproduction(
         "four shifts of MNIST's labels, 20 clients", "StoCFL, the table called Figure 6",

@@ -22,6 +22,7 @@ ALONG: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "accuracy_mean": ("accuracy of the model a client would use, %", 100.0, ("shared", "before_split")),
     "local_accuracy_mean": ("accuracy of the last locally trained models, %", 100.0, ("local",)),
     "perplexity_mean": ("perplexity", 1.0, ("perplexity", "perplexity_before_split")),
+    "choice_ari": ("adjusted Rand index of the clients' choices", 1.0, ()),
     "max_norms": ("norm of the largest update; dashed: of their mean", 1.0, ()),
 }
 """What a picture over rounds shows of rounds.jsonl: its axis label, the unit, and the metrics whose published figures are lines."""
@@ -164,7 +165,7 @@ def _picture(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], ou
                 _over_numbers(axes, own, by_label, axis)
             else:
                 _over_cells(axes, own, by_label)
-            if metric == "success":
+            if metric in ("success", "separated"):
                 axes.set_ylim(-0.05, 1.05)
             if metric == "ari" and entry.over == "cells":
                 axes.set_xlim(min(-0.05, *axes.get_xlim()), 1.05)
@@ -202,7 +203,7 @@ def _over_rounds(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell]
             drawn |= bool(lines)
         axes.set_xlabel("round (seed 0)")
         axes.set_ylabel(name)
-        if not entry.along.endswith("accuracy_mean"):
+        if not entry.along.endswith(("accuracy_mean", "ari")):
             axes.set_yscale("log", subs=())
             _plain(axes.yaxis)
             low, high = axes.get_ylim()
@@ -218,7 +219,7 @@ def _over_numbers(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell], axi
     for i, series in enumerate(dict.fromkeys(one for one, _, _ in placed)):
         own = sorted(((x, row) for one, x, row in placed if one == series), key=lambda point: point[0])
         here = [(x, row.ours) for x, row in own if row.ours is not None]
-        bare = {"success"}  # each trial is 0 or 1: their deviation adds nothing to their mean
+        bare = {"success", "separated"}  # each trial is 0 or 1: their deviation adds nothing to their mean
         spread = [0.0 if row.metric in bare else row.deviation or 0.0 for _, row in own if row.ours is not None]
         there = [(x, row.published) for x, row in own if isinstance(row.published, float)]
         colour = PALETTE[i % len(PALETTE)]
