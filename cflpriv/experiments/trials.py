@@ -1,4 +1,4 @@
-"""Measurements of the papers that are not runs: angles, Gaussians, regressions, separation gaps, scores of influence and their time.
+"""Measurements of the papers that are not runs: angles, cosines, regressions, separation gaps, scores of influence and their time.
 
 Every function here makes one trial from a seed and gives its figures by name; `reproduce` repeats it, keeps each trial and averages.
 """
@@ -13,10 +13,11 @@ import torch
 
 from ..algorithms.cfl import gaps
 from ..algorithms.influence import better_group
+from ..algorithms.representing import Represent
 from ..algorithms.splitting import separation_gap
 from ..clustering.cuts import cut_tree, linkage_tree
 from ..clustering.scores import ari
-from ..clustering.similarity import Gram, Measure, angles
+from ..clustering.similarity import Gram, Measure, angles, cosines
 from ..data import DataSpec, build_population
 from ..engine import Engine, Streams, TaskInput
 from ..engine.models import Model
@@ -24,7 +25,7 @@ from ..engine.threads import one_thread
 from ..randomness import stream
 from ..tasks.evaluation import Evaluate
 from ..tasks.signatures import principal_vectors
-from ..tasks.training import Train
+from ..tasks.training import Gradient, Train
 from ..types import Array, ClientData, Population
 from .config import parse_config
 from .loop import Run
@@ -32,8 +33,8 @@ from .regression import Point, success_rate
 from .run import advance, begin, prepare
 
 __all__ = [
-    "Trial", "class_angles", "data_set_angles", "gaussian_separation", "gaussians", "influence_frontier", "influence_speed",
-    "label_swap_gap", "regression_success",
+    "Trial", "anchor_cosines", "class_angles", "data_set_angles", "gaussian_separation", "gaussians", "influence_frontier",
+    "influence_speed", "label_swap_gap", "regression_success",
 ]  # fmt: skip
 
 Trial = Callable[[int, str | Path | None, Mapping[str, Any]], Mapping[str, float | None]]
@@ -126,6 +127,34 @@ def _population(seed: int, data_dir: str | Path | None, settings: Mapping[str, A
 
 def _flat(x: Array) -> Array:
     return x.reshape(len(x), -1)
+
+
+def anchor_cosines(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """StoCFL, Fig. 2: the mean cosine of the representations Ψ of two clients whose data are `apart` steps apart.
+
+    Ψ is the gradient at a random linear model, of pixels in [0, 1] as they are. `settings["data"]` has clients whose groups, or else whose
+    numbers, are the steps, on a circle; client i's images are turned by `turn`·i degrees, if that is given.
+    """
+    from scipy.ndimage import rotate  # slow to import
+
+    population = _population(seed, data_dir, settings)
+    places = np.array(population.groups if len(set(population.groups)) > 1 else range(len(population.clients)))
+    model = Model("linear", population.shape, population.classes, 0, (0.0,), (1.0,))
+    inputs, anchor = [], model.init(seed)
+    for place, client in zip(places, population.clients, strict=True):
+        turn = place * settings.get("turn", 0)
+        x = rotate(client.x_train, turn, axes=(3, 2), reshape=False, order=1) if turn else client.x_train
+        data = ClientData(client.id, x, client.y_train, client.x_test, client.y_test)
+        inputs.append(TaskInput(data, {"model": anchor}, {}, Streams(seed, 0, client.id)))
+    engine = Engine("auto", 1, "cpu")
+    with one_thread():
+        found = engine.run(Represent(Gradient(model)), inputs)
+    engine.close()
+    vectors = np.stack([result["representation"] for result in found])[:, None]
+    values = cosines(Gram.of_vectors(range(len(found)), vectors)).values
+    steps = np.abs(places[:, None] - places[None, :])
+    steps = np.minimum(steps, places.max() + 1 - steps)
+    return {"cosine": float(values[(steps == settings["apart"]) & ~np.eye(len(found), dtype=bool)].mean())}
 
 
 def gaussian_separation(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:

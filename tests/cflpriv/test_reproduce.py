@@ -19,6 +19,7 @@ from command_line import in_process
 
 from cflpriv.data import DATASETS, build_population
 from cflpriv.data.datasets import HOW_TO_SET
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import reproduce as engine
 from cflpriv.experiments import trials
@@ -34,6 +35,7 @@ from cflpriv.experiments.resume import locked
 from cflpriv.experiments.trials import (
     _fitted,
     _mmd,
+    anchor_cosines,
     class_angles,
     data_set_angles,
     gaussian_separation,
@@ -42,12 +44,13 @@ from cflpriv.experiments.trials import (
     influence_speed,
     label_swap_gap,
 )
-from cflpriv.types import ClientData, Population
+from cflpriv.types import Array, ClientData, Population
 
 REQUIRED = (
     "pacfl-label-skew", "pacfl-label-skew-30", "pacfl-mix4", "pacfl-newcomers", "pacfl-rounds-to-target", "pacfl-megabits-to-target",
     "pacfl-limited-rounds", "pacfl-dirichlet", "pacfl-dirichlet-megabits", "pacfl-beta-sweep", "pacfl-beta-sweep-30", "pacfl-gaussians",
-    "pacfl-data-sets", "pacfl-classes", "pacfl-celeba", "ifca-identities", "stocfl-sampling", "cfl-theorem", "pfedlia-influence",
+    "pacfl-data-sets", "pacfl-classes", "pacfl-celeba", "ifca-identities", "stocfl-cosines", "stocfl-sampling", "cfl-theorem",
+    "pfedlia-influence",
     "ifca-synthetic", "ifca-rotated-mnist", "ifca-rotated-cifar", "stocfl-clustering", "stocfl-rotated-mnist", "stocfl-rotated-cifar",
     "stocfl-shifted", "stocfl-shifted-cifar", "stocfl-evolution", "stocfl-unseen", "stocfl-lambda", "stocfl-tau", "cfl-label-swap",
     "cfl-congruent", "cfl-permuted-labels", "cfl-agnews", "pfedlia-pathological", "pfedlia-noisy", "pfedlia-rounds", "pfedlia-nordic",
@@ -685,6 +688,33 @@ def test_angles_of_classes_within_and_between_groups(monkeypatch: pytest.MonkeyP
     found = class_angles(0, None, {"p": 1, "groups": [[3, 1], [0, 2]]})
     assert found["ari"] is not None
     assert found["ari"] < 0.1
+
+
+def test_cosines_of_representations_against_their_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a random linear model the gradient is the mean of (softmax − one-hot) ⊗ pixels, and of (softmax − one-hot) for the bias."""
+    draws = np.random.default_rng(0)
+    clients = []
+    for number in range(4):
+        x, y = draws.random((30, 1, 4, 4)), draws.integers(3, size=30)
+        clients.append(ClientData(number, x, y, x[:0], y[:0]))
+    crowd = Population("drawn", tuple(clients), (0,) * 4, 3)
+    monkeypatch.setattr(trials, "_population", lambda *given: crowd)
+    model = Model("linear", (1, 4, 4), 3, 0, (0.0,), (1.0,))
+    anchor = model.init(5)
+    weights, bias = anchor[:48].reshape(3, 16), anchor[48:]
+
+    def psi(x: Array, y: Array) -> Array:
+        flat = x.reshape(30, 16)
+        odds = np.exp(flat @ weights.T + bias)
+        errors = (odds / odds.sum(axis=1, keepdims=True) - np.eye(3)[y]) / 30
+        gradient = np.concatenate([(errors.T @ flat).ravel(), errors.sum(axis=0)])
+        return np.asarray(gradient / np.linalg.norm(gradient))
+
+    for turn in (0, 90):
+        turned = [psi(np.rot90(one.x_train, (number if turn else 0), axes=(2, 3)), one.y_train) for number, one in enumerate(clients)]
+        for apart, pairs in ((1, ((0, 1), (1, 2), (2, 3), (0, 3))), (2, ((0, 2), (1, 3)))):
+            found = anchor_cosines(5, None, {"apart": apart, "turn": turn})
+            assert found == {"cosine": pytest.approx(np.mean([turned[i] @ turned[j] for i, j in pairs]), abs=1e-5)}
 
 
 def test_the_cells_of_the_separation_theorem_follow_its_bounds() -> None:

@@ -32,6 +32,7 @@ METRICS: dict[str, str] = {
     "corresponding_angles": "eq. 3, degrees",
     "angle_within": "eq. 2, mean over pairs of classes of one group, degrees",
     "angle_between": "eq. 2, mean over pairs of classes of two groups, degrees",
+    "cosine": "mean cosine of two clients' representations",
     "bhattacharyya": "Bhattacharyya distance",
     "kl": "KL divergence",
     "mmd": "MMD",
