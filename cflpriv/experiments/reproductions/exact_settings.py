@@ -74,11 +74,14 @@ def scaled_trials(cell: Cell, scale: float) -> int:
 
 
 def trial_settings(entry: Reproduction, cell: Cell, scale: float) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """A trial's settings: `thin` ones hold where it is scaled down, and those that are trees of sections shrink like a run's."""
+    """A trial's settings: `thin` ones (dotted keys of trees) hold where it is scaled down, and trees of sections shrink like a run's."""
     settings, remarks = deepcopy(dict(cell.settings)), []
     if scale < 1:
-        settings |= cell.thin
-        remarks += [f"{key} {cell.settings[key]} → {value}" for key, value in cell.thin.items()]
+        for key, value in cell.thin.items():
+            section, _, name = key.rpartition(".")
+            holder = settings[section] if section else settings
+            remarks.append(f"{key} {holder[name]} → {value}")
+            holder[name] = value
     for key, floor in entry.shrinks.items():
         section, _, name = key.partition(".")
         if scale < 1 and isinstance(settings.get(section), dict) and name in settings[section]:

@@ -114,7 +114,7 @@ def _data_set_cells() -> tuple[Cell, ...]:
         Cell(
             pair, tuple(Figure(name, numbers(table, name, pair)) for name in measures), trial=data_set_angles, trials=5,
             settings={"data": _mixture(*pair.split(" and "), samples=2000), "p": 2},
-            thin={"data": _mixture(*pair.split(" and "), samples=500)},
+            thin={"data.samples_per_client": 500},
         )
         for pair in TABLES[table].columns
     )  # fmt: skip
@@ -134,7 +134,7 @@ def _class_cells() -> tuple[Cell, ...]:
             (Figure("angle_within"), Figure("angle_between"), Figure("ari", shape(words) if words else ())),
             trial=class_angles, trials=5,
             settings={"data": _mixture(*names, samples=5000), "p": 3, "groups": [list(one) for one in groups]},
-            thin={"data": _mixture(*names, samples=1000)},
+            thin={"data.samples_per_client": 1000},
         )
         for label, names, groups, words in rows
     )  # fmt: skip

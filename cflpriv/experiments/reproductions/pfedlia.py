@@ -68,21 +68,20 @@ def _frontier_cells() -> tuple[Cell, ...]:
     """Fig. 3b, once a data set."""
     cells = []
     for name, source in (("FMNIST", "fashion_mnist"), ("CIFAR-10", "cifar10")):
-        data = {
-            "source": source, "partition": "pathological", "groups": [[0, 1], [2, 3], [4, 5], [6, 7]], "clients": 32,
-            "test_samples_per_client": 20,
-        }  # fmt: skip
         settings = {
-            "data": {**data, "samples_per_client": 400}, "model": {"name": "lenet5"},
+            "data": {
+                "source": source, "partition": "pathological", "groups": [[0, 1], [2, 3], [4, 5], [6, 7]], "clients": 32,
+                "samples_per_client": 400, "test_samples_per_client": 20,
+            },
+            "model": {"name": "lenet5"},
             "training": {"epochs": 1, "batch_size": 10, "lr": 0.01, "weights": "examples", "participation": 0.1},
             "algorithm": {"name": "pfedlia", "warm_up": 20, "local_epochs": 20},
         }  # fmt: skip
         figures = (
             Figure("frontier", shape("all beneficial clients above it, in the picture")), Figure("score_same"), Figure("score_other")
         )  # fmt: skip
-        cells.append(
-            Cell(name, figures, trial=influence_frontier, trials=5, settings=settings, thin={"data": {**data, "samples_per_client": 100}})
-        )
+        thin = {"data.samples_per_client": 100}
+        cells.append(Cell(name, figures, trial=influence_frontier, trials=5, settings=settings, thin=thin))
     return tuple(cells)
 
 
