@@ -774,7 +774,7 @@ def test_celeba_runs_on_images_of_three_attributes(tmp_path: Path) -> None:
     """Random pictures around one of three images each, as the file of whoever has CelebA holds them."""
     draws = np.random.default_rng(0)
     faces = draws.random((3, 32, 32, 3))
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for part, count in (("train", 300), ("test", 60)):
         labels = np.arange(count) % 3
         arrays[f"y_{part}"] = labels
