@@ -148,7 +148,7 @@ def test_a_column_with_a_multiple_of_another_is_freed_of_it(seed: int, multiple:
     rng = np.random.default_rng(seed)
     zeros = rng.random((60, 4)) < 0.5
     left = np.where(zeros, 0.0, rng.standard_normal((60, 4)))
-    live = ~zeros.all(axis=1)
+    live = np.asarray(~zeros.all(axis=1))
     columns = np.linalg.qr(rng.standard_normal((4, 4)))[0]
     factors = spear._Factors(left @ columns, np.zeros((4, 1)), live, 1e-9)
     mixed = columns.copy()
