@@ -33,10 +33,12 @@ def test_whether_a_leak_was_planted_is_read_off_the_other_audit_of_the_pair() ->
     first = {"a": "leaks", "b": "leaks", "c": "inconclusive", "d": "not_validated"}
     second = {"a": "leaks", "b": "inconclusive", "c": "leaks"}
     rows = [
-        {"audit": number, "figures": {name: {"status": status, "size": 0.5} for name, status in figures.items()}}
-        for number, figures in ((0, first), (1, first), (len(OPEN), second))
+        {"audit": number, "figures": {name: {"status": status, "size": 0.5, "p": p} for name, status in figures.items()}}
+        for number, figures, p in ((0, first, 1e-3), (1, first, 1e-3), (len(OPEN), second, 1e-5))
     ]
-    assert sorted(planted(rows)) == [("inconclusive", 0.5), ("inconclusive", 0.5), ("leaks", 0.5), ("leaks", 0.5)]
+    unclear, clear = [("inconclusive", 0.5, False), ("leaks", 0.5, False)], [("inconclusive", 0.5, True), ("leaks", 0.5, True)]
+    assert sorted(planted(rows)) == sorted(unclear + clear)
     words = shares(rows)
+    assert "clear ones: 1 of 2 inconclusive [0.013, 0.987], 1 of 2 leaks [0.013, 0.987]" in words
     assert "planted leaks: 2 of 4 inconclusive [0.068, 0.932], 2 of 4 leaks [0.068, 0.932]" in words
     assert "by their own reference: 3 of 9 inconclusive" in words
