@@ -90,7 +90,7 @@ def relay(play: Play) -> Guess:
 
 
 def _recipient(play: Play, client: int) -> m.Recipient:
-    """A client as others are told of it."""
+    """A client as the server names it to others: its public encryption key and its signature."""
     known = play.liar.enrolled(client)
     return m.Recipient(client, known.encryption_key, known.signature)
 
