@@ -30,9 +30,14 @@ from cflpriv import load_config, run_experiment
 from cflpriv.attacks.audit import audit_run
 run_experiment(load_config("{examples}/pacfl_digits.toml", %s), "{out}")
 began = time.process_time()
-audit_run("{out}", budget="standard")
+audit_run("{out}", budget="standard", attacks=%s)
 print(json.dumps({"seconds": time.process_time() - began}))
 """
+IN_BOTH = [
+    "signature_inversion", "label_inference", "anchor_counts", "gram_geometry", "sybil_span", "cluster_identity", "disaggregation",
+    "key_recovery", "gradient_inversion", "membership", "property_inference", "model_inconsistency", "imprint", "influence",
+]  # fmt: skip
+"""Attacks of both commits, of which the old one has no other but `dp_audit`."""
 PRIVATE = ['protection.gram=["haar"]', "protection.sum=secagg", 'run.audit_parties=["server", "client:0"]']
 
 
@@ -70,8 +75,10 @@ ROWS = {
         ),
         needs="mnist", pairs=2,
     ),
-    "standard audit of the demo's private run": Row(1 / 1.5, code=AUDIT % PRIVATE),
-    "standard audit of the demo's open run": Row(1 / 1.5, code=AUDIT % []),
+    "standard audit of the demo's private run": Row(1 / 1.5, code=AUDIT % (PRIVATE, None)),
+    "standard audit of the demo's open run": Row(1 / 1.5, code=AUDIT % ([], None)),
+    "attacks of both on the demo's private run": Row(1.3, code=AUDIT % (PRIVATE, IN_BOTH)),
+    "attacks of both on the demo's open run": Row(1.3, code=AUDIT % ([], IN_BOTH)),
     "a round of 1,000 clients": Row(1.0, clients=1_000, pairs=5),
     "a round of 100,000 clients": Row(4.0, clients=100_000, pairs=1),
 }  # fmt: skip
