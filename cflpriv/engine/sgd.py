@@ -326,23 +326,13 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
             spreads = [tap.rule.spread(tap.before, delta, clients) for tap, delta in zip(taps, deltas, strict=True)]
             norms = torch.stack([spread.squares() for spread in spreads]).sum(0).sqrt()
             factors = (clip_norm / norms.clamp_min(clip_norm)) * batch.weights
-            lost = ~torch.isfinite(norms)
-            if lost.any():  # a sample whose gradient no norm bounds contributes nothing, and does not affect the others
-                kept = partial(_without, lost=lost)
-                spreads = [tap.rule.spread(kept(tap.before), kept(delta), clients) for tap, delta in zip(taps, deltas, strict=True)]
-                factors = torch.where(lost, 0.0, factors)
-            totals = [gradient for spread in spreads for gradient in spread.total(factors.to(norms.dtype))]
+            # a sample whose gradient no norm bounds contributes nothing, and does not affect the others
+            lost: Tensor | None = ~torch.isfinite(norms)
+            if device.kind == "cpu" and not lost.any():  # a device is not asked, since the host would wait for it
+                lost = None
+            factors = factors if lost is None else factors.masked_fill(lost, 0.0)
+            totals = [gradient for spread in spreads for gradient in spread.total(factors.to(norms.dtype), lost)]
             return [totals[i].contiguous() for i in stack.moving]
         loss = (losses * batch.weights).sum() if isinstance(batch.weights, Tensor) else losses.sum() * batch.weights
         # the fused update walks parameter, gradient and velocity in one order, so all must be contiguous
         return [gradient.contiguous() for gradient in torch.autograd.grad(loss, [leaves[i] for i in stack.moving])]
-
-
-def _without(values: Tensor, lost: Tensor) -> Tensor:
-    """A layer's input or its gradient, (clients, batch, features) or (batch, clients · channels, height, width), 0 for `lost` samples.
-
-    `lost` is (clients, batch). A weight of 0 would not do: products of finite numbers overflow too, and 0 · ∞ is no number.
-    """
-    if values.ndim == 3:
-        return values.masked_fill(lost.unsqueeze(2), 0.0)
-    return values.masked_fill(lost.T.repeat_interleave(values.shape[1] // len(lost), dim=1)[:, :, None, None], 0.0)
