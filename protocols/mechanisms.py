@@ -27,7 +27,7 @@ from .events import ChoiceEvent, Event, GaussianEvent, Relation, Unit
 
 __all__ = [
     "CLIP_SLACK", "Noised", "argmin_probabilities", "clip", "clip_rows", "gaussian", "gaussian_delta", "gaussian_epsilon",
-    "gaussian_multiplier", "gaussian_noise", "gaussian_sum", "noisy_argmin", "second_moment", "snap",
+    "gaussian_multiplier", "gaussian_noise", "gaussian_sum", "noisy_argmin", "second_moment", "snap", "spacing",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -139,8 +139,13 @@ def gaussian_noise(scale: float, count: int, entropy: Entropy) -> Floats:
 
 def snap(values: Floats, scale: float) -> Floats:
     """Noisy values on the public grid of spacing 2^⌊log2(scale/8)⌋, where `scale` is the noise's standard deviation."""
-    step = 2.0 ** math.floor(math.log2(scale / GRID))
+    step = spacing(scale)
     return np.asarray(np.rint(values / step) * step)
+
+
+def spacing(scale: float) -> float:
+    """The spacing of the grid of `snap`."""
+    return float(2.0 ** math.floor(math.log2(scale / GRID)))
 
 
 def gaussian(

@@ -14,7 +14,7 @@ import torch
 
 from ..types import Array
 
-__all__ = ["CPU", "Device", "Precision", "arithmetic", "half", "in_use", "placed", "resolved", "tensor", "using"]
+__all__ = ["CPU", "Device", "Precision", "arithmetic", "half", "in_use", "placed", "resolved", "sent", "tensor", "using"]
 
 Precision = Literal["full", "tf32", "bf16"]
 
@@ -60,6 +60,15 @@ def tensor(array: Array) -> torch.Tensor:
 def placed(one: torch.Tensor) -> torch.Tensor:
     """A tensor on the device in use."""
     return one if in_use().kind == "cpu" else one.to(in_use().kind)
+
+
+def sent(one: torch.Tensor, device: Device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of the host on a device, as `dtype`. The copy to a CUDA device is from pinned memory, and the host does not wait for it.
+
+    It is queued on the current stream. torch keeps the pinned memory, which nobody else has, until the copy is done.
+    """
+    here = one if dtype is None else one.to(dtype)
+    return here if device.kind == "cpu" else here.pin_memory().to(device.kind, non_blocking=True)
 
 
 @contextmanager

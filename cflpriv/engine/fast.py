@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.func import functional_call
 from ..errors import InputError
 from ..types import Array
 from .device import Device
-from .graphs import hold, steps_by_plan
+from .graphs import HOLD, steps_by_plan
 from .layers import Stacked, stack_layers
 from .memory import chunk_budget, client_bytes
 from .models import Model, build_module, dtype_of
@@ -63,7 +63,7 @@ def train(
         return None, "sequential"
     if device.kind == "cpu":
         return train_stacked(way, clients, options, device, steps_by_batch), way.name
-    return train_stacked(way, clients, options, device, steps_by_plan, hold(way, clients, options)), way.name
+    return train_stacked(way, clients, options, device, steps_by_plan, HOLD), way.name
 
 
 def gradients(model: Model, clients: Sequence[Local], options: Options, device: Device) -> tuple[list[Array] | None, str]:
@@ -153,9 +153,12 @@ def _vmapped(model: Model) -> Forward | None:
     module = build_module(model).train()  # so that what draws at random fails the trial
     names = [name for name, _, _ in model.layout]
 
+    @cache
+    def buffers(kind: str) -> dict[str, Tensor]:  # sent once: a captured step takes nothing from the host
+        return {name: buffer.to(kind) for name, buffer in module.named_buffers()}
+
     def one(parameters: Sequence[Tensor], x: Tensor) -> Any:
-        buffers = {name: buffer.to(x.device) for name, buffer in module.named_buffers()}
-        return functional_call(module, buffers | dict(zip(names, parameters, strict=True)), (x,))
+        return functional_call(module, buffers(x.device.type) | dict(zip(names, parameters, strict=True)), (x,))
 
     def forward(x: Tensor, parameters: Sequence[Tensor], clients: int) -> Tensor:
         module.train()

@@ -1,23 +1,27 @@
 """Training steps over fixed buffers, so that a CUDA device can replay one from a graph without a launch of each kernel.
 
 A step of a small network is some eighty kernels, each shorter than its launch. So the batches of a whole phase are sent to the device at
-once; a step finds its own by a counter that lives there, and changes parameters, moments and counter in place. It takes nothing from the
-host and gives nothing to it, so one captured step, replayed, is an epoch. Captured steps are kept: their buffers take the next chunk, and
-the next round, of the same shapes.
+once; a step finds its own by a counter that lives there, and changes parameters, moments and counter in place. It asks the host for nothing
+and gives nothing to it, so one captured step, replayed, is an epoch. Captured steps are kept: their buffers take the next chunk, and the
+next round, of the same shapes.
+
+Privacy noise is drawn on the host, from each client's cryptographic source, and copied to a buffer that the step reads (`Noise`).
 
 Clients with fewer batches than others stay in the stack until only one of `HOLD` has any left, since each size of a stack would need a
 program of its own. Their further batches are empty; what they had after their last one is kept beside (`Plan.last`).
 
-Not captured, but run step by step over the same buffers: clipping, which looks whether a norm overflowed; private steps, whose noise comes
-from the host; modules under vmap, which may do anything; phases too short to pay for a capture. Without a CUDA device nothing is captured,
-and everything else is the same.
+Every step may be captured. One is run step by step, over buffers of the same form, while its phases are too short to pay for a capture, and
+where the capture fails, which a warning reports. That may happen to a module of one's own under vmap, such as one that makes tensors from
+numbers of the host. vmap itself refuses what depends on values, and draws nothing. Without a CUDA device nothing is captured, and
+everything else is the same.
 """
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,10 +29,10 @@ import torch
 from torch import Tensor
 
 from ..errors import CflprivWarning
-from .device import Device
-from .sgd import Batch, Local, Options, Stack, Way, advance, noised
+from .device import Device, sent
+from .sgd import Batch, Local, Options, Stack, Way, advance, draw
 
-__all__ = ["Plan", "Program", "capture", "hold", "planned", "release", "steps_by_plan"]
+__all__ = ["Noise", "Plan", "Program", "capture", "planned", "release", "steps_by_plan"]
 
 FEWEST_STEPS = 20
 """Steps of the same shapes, over all rounds, before they are captured: a capture costs several steps (and, before torch 2.9 or so, a pass
@@ -59,11 +63,14 @@ class Plan:
 
 
 def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, stride: int, device: Device) -> Plan:
-    """The batches numbered `span`, sent to the device in one piece."""
+    """The batches numbered `span`, sent to the device in one piece.
+
+    Poisson batches have room for as many samples as they hardly ever exceed, so that the next round's are of the same shape.
+    """
     none = np.zeros(0, dtype=np.int64)
     batches = [one.batches[at] if at < len(one.batches) else none for one in clients for at in span]
     sizes = np.array([len(batch) for batch in batches]).reshape(len(clients), len(span))
-    longest = max(1, int(sizes.max()))
+    longest = max(1, int(sizes.max()), *(one.longest for one in clients))
     inside = np.arange(longest) < sizes[:, :, None]  # (C, S, B)
     rows = np.zeros(inside.shape, dtype=np.int64)
     rows[inside] = np.concatenate(batches)
@@ -72,8 +79,8 @@ def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, strid
     weights = inside / np.where(divisors > 0, divisors, np.maximum(1, sizes))[:, :, None]
     ordered = rows.transpose(1, 2, 0) if way.images else rows.transpose(1, 0, 2)
     return Plan(
-        torch.from_numpy(np.ascontiguousarray(ordered)).to(device.kind),
-        torch.from_numpy(np.ascontiguousarray(weights.transpose(1, 0, 2))).to(device.kind, stack.x.dtype),
+        sent(torch.from_numpy(np.ascontiguousarray(ordered)), device),
+        sent(torch.from_numpy(np.ascontiguousarray(weights.transpose(1, 0, 2))), device, stack.x.dtype),
         _last(clients, span, stride, device),
     )
 
@@ -83,7 +90,37 @@ def _last(clients: Sequence[Local], span: range, stride: int, device: Device) ->
     ends = np.array([len(one.batches) // stride * stride for one in clients]) - 1
     if (ends >= span[-1]).all():
         return None
-    return torch.from_numpy(ends[None, :] == np.array(span)[:, None]).to(device.kind)
+    return sent(torch.from_numpy(ends[None, :] == np.array(span)[:, None]), device)
+
+
+class Noise:
+    """The noise of the next step: the buffer `there` (batches, C, d) float64, which the step reads and uses up.
+
+    On a CUDA device it is drawn into one of two pinned buffers in turn and copied by a copy that the host does not wait for. The rule about
+    order: copies and steps are on one stream, so a copy begins after the step that read what it overwrites and ends before the one that
+    needs it; and a pinned buffer is drawn into again only after the event behind its copy. So the host draws while the device computes, at
+    most two steps ahead, and no step waits. Without a device it is drawn into the buffer itself.
+    """
+
+    def __init__(self, batches: int, clients: int, dimension: int, device: Device) -> None:
+        shape = (batches, clients, dimension)
+        self.there = torch.zeros(shape, dtype=torch.float64, device=device.kind)
+        self.turns: list[tuple[Tensor, Any]] = []
+        if device.kind == "cuda":
+            event: Any = torch.cuda.Event
+            self.turns = [(torch.zeros(shape, dtype=torch.float64, pin_memory=True), event()) for _ in range(2)]
+
+    def load(self, clients: Sequence[Local], batches: range) -> None:
+        """Draw the noise of the numbered batches and queue its copy. Clients without such batches keep what is there, for no use."""
+        if not self.turns:
+            draw(clients, batches, self.there)
+            return
+        here, copied = self.turns[0]
+        copied.synchronize()
+        draw(clients, batches, here)
+        self.there.copy_(here, non_blocking=True)
+        copied.record()
+        self.turns.reverse()
 
 
 class Program:
@@ -97,17 +134,25 @@ class Program:
         self.graph: Any = None
         self.steps = len(plan.rows)
         self.ended = [torch.zeros_like(one) for one in stack.parameters] if plan.last is not None else []
+        self.noise: Noise | None = None
+        if options.grid:
+            dimension = sum(one[0].numel() for one in stack.parameters)
+            self.noise = Noise(options.stride, len(stack.parameters[0]), dimension, device)
 
-    def replay(self) -> None:
-        """One step, captured or not."""
-        self.step() if self.graph is None else self.graph.replay()
+    def run(self, clients: Sequence[Local], span: range) -> None:
+        """The steps on the batches numbered `span`, which are the plan's: replayed, or step by step where none is captured."""
+        for at in span[:: self.options.stride]:
+            if self.noise is not None:
+                self.noise.load(clients, range(at, at + self.options.stride))
+            self.step() if self.graph is None else self.graph.replay()
 
-    def step(self, noise: Callable[[int, list[Tensor]], list[Tensor]] | None = None) -> None:
+    def step(self) -> None:
         """One step on the next batch, or pair of batches, of the plan."""
         batches = []
-        for _ in range(2 if self.options.maml_lr else 1):
+        for _ in range(self.options.stride):
             batches.append(Batch(self.plan.rows.index_select(0, self.at)[0], self.plan.weights.index_select(0, self.at)[0]))
             self.at += 1
+        noise = None if self.noise is None else self.noise.there
         advance(self.way, self.stack, batches, self.options, self.rate, self.device, noise)
         if self.plan.last is not None:
             last = self.plan.last.index_select(0, self.at - 1)[0]
@@ -132,17 +177,15 @@ class Program:
 
 
 def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range, options: Options, device: Device) -> None:
-    """As `sgd.steps_by_batch`, over fixed buffers. Where steps are not captured, all clients have all batches."""
-    stride = 2 if options.maml_lr else 1
-    plan = planned(way, stack, clients, span, stride, device)
+    """As `sgd.steps_by_batch`, over fixed buffers; clients may have fewer batches than others."""
+    plan = planned(way, stack, clients, span, options.stride, device)
     key = _key(way, stack, plan, options, device)
     if key not in _PROGRAMS:
         pays = len(span) >= WORTH and _SEEN[key] > 0
         _SEEN[key] += len(span)
-        if not _captured(way, clients, options) or not (pays or _SEEN[key] >= FEWEST_STEPS):
+        if not (pays or _SEEN[key] >= FEWEST_STEPS):
             live = Program(way, stack, plan, options, device)
-            for at in span[::stride]:
-                live.step(partial(noised, clients, way.layout, at) if clients[0].noised is not None else None)
+            live.run(clients, span)
             live.unload(stack)
             return
         if len(_PROGRAMS) == KEPT:  # before memory is taken for one more
@@ -150,18 +193,8 @@ def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range,
         _PROGRAMS[key] = _made(way, stack, plan, options, device)
     program = _PROGRAMS[key]
     program.load(stack, plan, options.lr)
-    for _ in span[::stride]:
-        program.replay()
+    program.run(clients, span)
     program.unload(stack)
-
-
-def hold(way: Way, clients: Sequence[Local], options: Options) -> int:
-    """How `sgd.train_stacked` is to hold clients that are done: as long as steps can be captured, which is what it is for."""
-    return HOLD if _captured(way, clients, options) else 1
-
-
-def _captured(way: Way, clients: Sequence[Local], options: Options) -> bool:
-    return clients[0].noised is None and not options.clip_norm and way.name == "stacked"
 
 
 def _column(flags: Tensor, like: Tensor) -> Tensor:
@@ -180,18 +213,35 @@ def release() -> None:
 
 
 def capture(program: Program) -> Any:
-    """The program's step as a CUDA graph. The program's buffers hold anything after this."""
+    """The program's step as a CUDA graph. The program's buffers hold anything after this. `RuntimeError` where it cannot be captured.
+
+    A step that makes the host wait is refused in the last warm-up: a failed capture may leave the process' CUDA context unusable.
+    """
     around = _stream(len(_PROGRAMS))
     around.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(around):  # around the capture as well, which leaves its stream the current one if it fails
-        for _ in range(WARM_UPS):
+        for number in range(WARM_UPS):
             program.at.zero_()
-            program.step()
+            with _no_waits() if number == WARM_UPS - 1 else nullcontext():
+                program.step()
         with torch.cuda.graph(graph, pool=_pool(), stream=around):
             program.step()
     torch.cuda.current_stream().wait_stream(around)
     return graph
+
+
+@contextmanager
+def _no_waits() -> Iterator[None]:
+    """While inside, an operation that makes the host wait, as far as torch knows them, raises `RuntimeError`."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 @cache

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..types import ClientData
-from .device import CPU, Device
+from .device import CPU, Device, sent
 from .models import Model, module_there
 from .sgd import Local, Options, Way, steps_by_batch, train_stacked
 
@@ -62,7 +62,7 @@ def resident(owner: Any, key: Hashable, make: Callable[[], tuple[Tensor, ...]], 
     """What `make` gives, on the device; there it is kept with its `owner`, under `key`, while there is room."""
     if device.kind == "cpu":
         return make()
-    return _residents().get(owner, key, lambda: tuple(one.to(device.kind) for one in make()))
+    return _residents().get(owner, key, lambda: tuple(sent(one, device) for one in make()))
 
 
 def resident_samples(model: Model, data: ClientData, device: Device, split: str = "train") -> tuple[Tensor, Tensor]:
@@ -119,11 +119,12 @@ def _trial(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Option
 
 
 def _trial_clients(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Options, batch: int) -> list[Local]:
-    """Clients of one sample, which is all that their batches hold."""
+    """Clients of one sample, which is all that their batches hold. Under clipping it is lost, since a device always makes room for that."""
     parameters = np.zeros(sum(int(np.prod(one)) for one in way.layout.shapes), dtype=torch.empty((), dtype=dtype).numpy().dtype)
-    x, y = torch.zeros(1, *shape, dtype=dtype), torch.zeros(1, dtype=torch.int64)
-    batches = [np.zeros(batch, dtype=np.int64)] * (2 if options.maml_lr else 1)
-    return [Local(x, y, batches, parameters)] * TRIAL
+    x, y = torch.full((1, *shape), np.nan if options.clip_norm else 0.0, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+    batches = [np.zeros(batch, dtype=np.int64)] * options.stride
+    noise = (lambda at: np.zeros(len(parameters))) if options.grid else None
+    return [Local(x, y, batches, parameters, noise=noise)] * TRIAL
 
 
 def live_bytes(call: Callable[[], object]) -> int:

@@ -6,7 +6,6 @@ or (`hold`) when few are left. Within a step short batches are padded to the lon
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..types import Array
-from .device import Device, half
+from .device import Device, half, sent
 
 __all__ = [
-    "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "advance", "gradients_stacked", "noised", "steps_by_batch",
+    "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "advance", "draw", "gradients_stacked", "steps_by_batch",
     "to_prototypes", "train_stacked",
 ]  # fmt: skip
 
@@ -36,7 +35,8 @@ class Options:
     in pairs. With `clip_norm` above 0, each sample's gradient (of all parameters together) is first scaled down to that
     norm. `frozen` holds, by parameter, whether it stays as it is. With `pull` above 0 each sample's loss has pull·‖f − C_y‖²/e more, f (e,)
     being the input of the last layer and C_y the client's given prototype of the sample's class (FedProto). With `optimizer` "adam" the
-    step is Adam's on the same sum, in place of v.
+    step is Adam's on the same sum, in place of v. With `grid` above 0 each batch's gradient gets the noise of `Local.noise` and is rounded
+    to multiples of `grid`.
     """
 
     lr: float
@@ -48,6 +48,12 @@ class Options:
     frozen: tuple[bool, ...] = ()
     pull: float = 0.0
     optimizer: str = "sgd"
+    grid: float = 0.0
+
+    @property
+    def stride(self) -> int:
+        """How many batches a step takes."""
+        return 2 if self.maml_lr else 1
 
     @property
     def moments(self) -> int:
@@ -82,10 +88,11 @@ class Layout:
 class Local:
     """One client's side of it: normalised inputs x (n, *shape), labels y (n,), its batches as index arrays, and its vectors (d,).
 
-    A batch's gradients are divided by its length, or by `expected` where that is above 0 (Poisson batches, which may be empty).
+    A batch's gradients are divided by its length, or by `expected` where that is above 0 (Poisson batches, which may be empty and hardly
+    ever have more than `longest` samples; 0 where batches are of a fixed size).
     `owner` is the client's data, with which may be kept what depends on nothing else; `model` (`engine.Model`) makes x of it again.
-    `prototypes` (classes, e) are what features are pulled to; rows of NaN pull nothing. `noised(at, gradient)` is the private form of the
-    gradient (d,) of batch number `at`, in the layout of the vectors.
+    `prototypes` (classes, e) are what features are pulled to; rows of NaN pull nothing. `noise(at)` (d,) float64 is what the gradient of
+    batch number `at` gets, in the layout of the vectors.
     """
 
     x: Tensor
@@ -98,7 +105,8 @@ class Local:
     owner: Any = None
     model: Any = None
     prototypes: Array | None = None
-    noised: Callable[[int, Array], Array] | None = None
+    longest: int = 0
+    noise: Callable[[int], Array] | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ def train_stacked(
     ranked = [clients[i] for i in order]
     stack = _stacked(way.layout, ranked, options, device)
     finished: list[Array | None] = [None] * len(clients)
-    step, stride = 0, 2 if options.maml_lr else 1
+    step, stride = 0, options.stride
     while ranked:
         alive = sum(len(one.batches) >= step + stride for one in ranked)
         if alive < len(ranked):  # the last ones are done
@@ -184,7 +192,7 @@ def _stacked(layout: Layout, clients: Sequence[Local], options: Options, device:
         correction = layout.split(_rows([one.correction for one in clients if one.correction is not None], dtype, device))
     prototypes = None
     if options.pull:
-        prototypes = torch.stack([torch.as_tensor(one.prototypes, dtype=dtype, device=device.kind) for one in clients])
+        prototypes = sent(torch.from_numpy(np.stack([np.asarray(one.prototypes) for one in clients])), device, dtype)
     moving = [i for i in range(len(parameters)) if not (options.frozen and options.frozen[i])]
     moments = [[torch.zeros_like(parameters[i]) for i in moving] for _ in range(options.moments)]
     count = torch.zeros((), dtype=torch.float32, device=device.kind)
@@ -195,27 +203,37 @@ def steps_by_batch(way: Way, stack: Stack, clients: Sequence[Local], span: range
     """One batch (or, with MAML, pair of batches) after the other, each padded to its own longest."""
     expected = [one.expected for one in clients]
     plan = [_batch([one.batches[at] for one in clients], expected, stack.offsets, way.images, device) for at in span]
-    stride = 2 if options.maml_lr else 1
+    stride, noise = options.stride, None
     for at in range(0, len(plan), stride):
-        noise = partial(noised, clients, way.layout, span[at]) if clients[0].noised is not None else None
+        if options.grid:
+            noise = torch.empty(stride, len(clients), len(clients[0].start), dtype=torch.float64)
+            draw(clients, span[at : at + stride], noise)
+            noise = sent(noise, device)
         advance(way, stack, plan[at : at + stride], options, options.lr, device, noise)
 
 
+def draw(clients: Sequence[Local], batches: range, out: Tensor) -> None:
+    """Fill `out` (batches, C, d) float64, on the host, with the noise of the numbered batches; rows of clients without such a one stay."""
+    for place, at in enumerate(batches):
+        for row, one in zip(out[place].numpy(), clients, strict=True):
+            if one.noise is not None and at < len(one.batches):
+                row[:] = one.noise(at)
+
+
 def advance(
-    way: Way, stack: Stack, batches: Sequence["Batch"], options: Options, lr: float | Tensor, device: Device,
-    noise: Callable[[int, list[Tensor]], list[Tensor]] | None = None,
-) -> None:  # fmt: skip
-    """One step, in place, on one batch or a pair of them. `noise(number in the pair, gradients)` gives the gradients their noise."""
+    way: Way, stack: Stack, batches: Sequence["Batch"], options: Options, lr: float | Tensor, device: Device, noise: Tensor | None = None
+) -> None:
+    """One step, in place, on one batch or a pair of them. `noise` (batches, C, d) is theirs; it is used up."""
     gradients = _gradients(way, stack, stack.parameters, batches[0], options, device)
     if noise is not None:
-        gradients = noise(0, gradients)
+        _add_noise(gradients, way.layout.views(noise[0]), options.grid)
     if options.maml_lr:
         ahead = list(stack.parameters)
         for i, gradient in zip(stack.moving, gradients, strict=True):
             ahead[i] = stack.parameters[i] - options.maml_lr * gradient
         gradients = _gradients(way, stack, ahead, batches[1], options, device)
         if noise is not None:
-            gradients = noise(1, gradients)
+            _add_noise(gradients, way.layout.views(noise[1]), options.grid)
     for place, i in enumerate(stack.moving):
         if stack.anchors is not None:
             gradients[place] = gradients[place] + options.prox * (stack.parameters[i] - stack.anchors[i])
@@ -235,11 +253,13 @@ def advance(
     )  # fmt: skip
 
 
-def noised(clients: Sequence[Local], layout: Layout, at: int, more: int, gradients: list[Tensor]) -> list[Tensor]:
-    """Each client's gradient of batch number `at` + `more` with its noise. All parameters move: others take the plain loop."""
-    rows = layout.join(gradients)
-    noisy = [one.noised(at + more, row) for one, row in zip(clients, rows, strict=True) if one.noised is not None]
-    return layout.split(torch.from_numpy(np.stack(noisy)).to(gradients[0].device, gradients[0].dtype))
+def _add_noise(gradients: Sequence[Tensor], noise: Sequence[Tensor], grid: float) -> None:
+    """Add noise to gradients in place, on the grid as `protocols.mechanisms.snap` rounds. All parameters move: others take the plain loop.
+
+    Sums and rounding are float64's, in the memory of the noise.
+    """
+    for gradient, given in zip(gradients, noise, strict=True):
+        gradient.copy_(given.add_(gradient).div_(grid).round_().mul_(grid))
 
 
 def to_prototypes(features: Tensor, targets: Tensor) -> Tensor:
@@ -265,8 +285,8 @@ def _together(clients: Sequence[Local], device: Device) -> tuple[Tensor, Tensor,
 def _rows(vectors: Sequence[Array], dtype: torch.dtype, device: Device) -> Tensor:
     """The vectors as rows (C, d). One that all have is sent to the device once."""
     if device.kind != "cpu" and all(vector is vectors[0] for vector in vectors):
-        return torch.tensor(vectors[0], dtype=dtype, device=device.kind).expand(len(vectors), -1)
-    return torch.from_numpy(np.stack(vectors)).to(device.kind, dtype)
+        return sent(torch.tensor(vectors[0], dtype=dtype), device).expand(len(vectors), -1)
+    return sent(torch.from_numpy(np.stack(vectors)), device, dtype)
 
 
 def _anchors(clients: Sequence[Local], parameters: list[Tensor], layout: Layout, dtype: torch.dtype, device: Device) -> list[Tensor]:
@@ -327,9 +347,8 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
             norms = torch.stack([spread.squares() for spread in spreads]).sum(0).sqrt()
             factors = (clip_norm / norms.clamp_min(clip_norm)) * batch.weights
             # a sample whose gradient no norm bounds contributes nothing, and does not affect the others
-            lost: Tensor | None = ~torch.isfinite(norms)
-            if device.kind == "cpu" and not lost.any():  # a device is not asked, since the host would wait for it
-                lost = None
+            infinite = ~torch.isfinite(norms)
+            lost = infinite if device.kind != "cpu" or infinite.any() else None  # a device is not asked: the host would wait for it
             factors = factors if lost is None else factors.masked_fill(lost, 0.0)
             totals = [gradient for spread in spreads for gradient in spread.total(factors.to(norms.dtype), lost)]
             return [totals[i].contiguous() for i in stack.moving]

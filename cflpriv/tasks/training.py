@@ -23,7 +23,7 @@ from ..errors import InputError, TrainingDiverged
 from ..privacy.settings import Noise, secret_key
 from ..protocols.entropy import derive, normals, uniforms
 from ..protocols.events import Event, Relation, SampledGaussianEvent
-from ..protocols.mechanisms import snap
+from ..protocols.mechanisms import snap, spacing
 from ..types import Array, Parts
 
 __all__ = ["Gradient", "Start", "Train", "listening"]
@@ -268,7 +268,8 @@ class Train:
             whole = [torch.zeros_like(parameter) for parameter in parameters]
             for i, gradient in zip(moving, plain, strict=True):
                 whole[i] = gradient
-            made = self.noised(given, next(numbers), torch.cat([one.reshape(-1) for one in whole]).numpy())
+            noise = self.noise(given, next(numbers))
+            made = snap(torch.cat([one.reshape(-1) for one in whole]).numpy() + noise, self._scale)
             pieces = torch.split(torch.from_numpy(made).to(x.dtype), [one.numel() for one in whole])
             return [pieces[i].view_as(whole[i]) for i in moving]
 
@@ -331,15 +332,19 @@ class Train:
     def chunk_size(self, given: TaskInput, device: Device) -> int:
         count = len(given.data.y_train)
         batch = self.batch_size or count
-        if self.sampling_rate and device.kind == "cuda":  # what a Poisson batch hardly ever exceeds
-            batch = min(count, math.ceil(self.sampling_rate * count + 6 * math.sqrt(self.sampling_rate * count)))
+        if self.sampling_rate and device.kind == "cuda":
+            batch = self._longest(count)
         return fast.chunk_size(self.model, batch, count, self._options, device)
+
+    def _longest(self, count: int) -> int:
+        """How many of `count` samples a Poisson batch hardly ever exceeds; 0 for batches of a fixed size."""
+        return min(count, math.ceil(self.sampling_rate * count + 6 * math.sqrt(self.sampling_rate * count)))
 
     @property
     def _options(self) -> Options:
         return Options(
             self.lr, self.momentum, self.weight_decay, self.prox, self.maml_lr, self.clip_norm, tuple(self._frozen()), self.pull,
-            self.optimizer,
+            self.optimizer, spacing(self._scale) if self._noisy else 0.0,
         )  # fmt: skip
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
@@ -365,7 +370,8 @@ class Train:
             given.array("model"),
             **vectors,
             expected=self._expected(given),
-            noised=partial(self.noised, given) if self.noise_multiplier and not self.shares else None,
+            longest=self._longest(len(y)),
+            noise=partial(self.noise, given) if self._noisy else None,
             owner=given.data,
             model=self.model,
         )
@@ -379,11 +385,21 @@ class Train:
             return 1.0
         return self.sampling_rate * (self.public_samples if self.noise_multiplier else len(given.data.y_train))
 
-    def noised(self, given: TaskInput, at: int, gradient: Array) -> Array:
-        """The gradient (d,) of batch number `at` with its noise, on the public grid (see `protocols.mechanisms`)."""
-        scale = self.noise_multiplier * self.clip_norm / self._expected(given)
-        noise = normals(derive(secret_key(given), "noise", at), gradient.size) * scale
-        return snap(gradient + noise, scale)
+    @property
+    def _noisy(self) -> bool:
+        """Whether each step adds noise."""
+        return self.noise_multiplier > 0 and not self.shares
+
+    @property
+    def _scale(self) -> float:
+        """The standard deviation of a step's noise, which belongs to the mean of clipped gradients."""
+        return self.noise_multiplier * self.clip_norm / (self.sampling_rate * self.public_samples)
+
+    def noise(self, given: TaskInput, at: int) -> Array:
+        """The noise (d,) float64 of batch number `at`, from the client's cryptographic source."""
+        made = normals(derive(secret_key(given), "noise", at), self.model.dimension)
+        made *= self._scale
+        return made
 
     def _result(self, given: TaskInput, start: Array, update: Array | Movement) -> Result:
         # of an array, one pass: a sum of finite numbers that overflows has diverged as well

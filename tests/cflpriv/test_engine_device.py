@@ -29,7 +29,7 @@ from cflpriv.types import Array, Parts
 def moved(task: Train, given_to: Sequence[TaskInput], steps: Steps, device: Device = CPU) -> list[Array]:
     way = way_of(task.model, len(given_to))
     clients = [task._local(one, CPU) for one in given_to]
-    held = graphs.hold(way, clients, task._options) if steps is graphs.steps_by_plan else 1
+    held = graphs.HOLD if steps is graphs.steps_by_plan else 1
     return train_stacked(way, clients, task._options, device, steps, held)
 
 
