@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cflpriv.engine import graphs, memory
+from cflpriv.engine import fast, graphs, memory
 
 __all__ = ["Counts", "Event", "MixedDevices", "NotCaptured", "pretended"]
 
@@ -167,6 +167,8 @@ class _Calls(TorchFunctionMode):
         if func in (Tensor.to, Tensor.cpu, Tensor.cuda):
             return self._moved(func, args, named)
         if func is Tensor.pin_memory:
+            if device.holds(args[0]):
+                raise MixedDevices("pin_memory: of a tensor on the device")
             return device.pins(args[0].detach().clone())
         if named.pop("pin_memory", False):
             return device.pins(func(*args, **named))
@@ -289,5 +291,6 @@ def pretended() -> Iterator[Counts]:
 def _forget() -> None:
     graphs.release()
     graphs._stream.cache_clear()
+    fast._vmapped.cache_clear()  # modules' buffers
     memory.release()
     memory._free.cache_clear()

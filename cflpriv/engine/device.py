@@ -63,12 +63,14 @@ def placed(one: torch.Tensor) -> torch.Tensor:
 
 
 def sent(one: torch.Tensor, device: Device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of the host on a device, as `dtype`. The copy to a CUDA device is from pinned memory, and the host does not wait for it.
+    """A tensor on a device, as `dtype`. The copy to a CUDA device is from pinned memory, and the host does not wait for it.
 
     It is queued on the current stream. torch keeps the pinned memory, which nobody else has, until the copy is done.
     """
     here = one if dtype is None else one.to(dtype)
-    return here if device.kind == "cpu" else here.pin_memory().to(device.kind, non_blocking=True)
+    if device.kind != "cuda" or here.is_cuda:
+        return here.to(device.kind)
+    return here.pin_memory().to(device.kind, non_blocking=True)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from ..errors import InputError
 from ..types import Array
-from .device import Device
+from .device import Device, sent
 from .graphs import HOLD, steps_by_plan
 from .layers import Stacked, stack_layers
 from .memory import chunk_budget, client_bytes
@@ -155,7 +155,7 @@ def _vmapped(model: Model) -> Forward | None:
 
     @cache
     def buffers(kind: str) -> dict[str, Tensor]:  # sent once: a captured step takes nothing from the host
-        return {name: buffer.to(kind) for name, buffer in module.named_buffers()}
+        return {name: sent(buffer, Device(kind)) for name, buffer in module.named_buffers()}
 
     def one(parameters: Sequence[Tensor], x: Tensor) -> Any:
         return functional_call(module, buffers(x.device.type) | dict(zip(names, parameters, strict=True)), (x,))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..types import ClientData
-from .device import CPU, Device, sent
+from .device import CPU, Device, sent, using
 from .models import Model, module_there
 from .sgd import Local, Options, Way, steps_by_batch, train_stacked
 
@@ -62,7 +62,13 @@ def resident(owner: Any, key: Hashable, make: Callable[[], tuple[Tensor, ...]], 
     """What `make` gives, on the device; there it is kept with its `owner`, under `key`, while there is room."""
     if device.kind == "cpu":
         return make()
-    return _residents().get(owner, key, lambda: tuple(sent(one, device) for one in make()))
+
+    def there() -> tuple[Tensor, ...]:
+        with using(CPU):  # `sent` sends better than `placed`
+            made = make()
+        return tuple(sent(one, device) for one in made)
+
+    return _residents().get(owner, key, there)
 
 
 def resident_samples(model: Model, data: ClientData, device: Device, split: str = "train") -> tuple[Tensor, Tensor]:
