@@ -1,6 +1,7 @@
-"""Every algorithm and every attack on a pretended device: no mixed tensors, no wait inside a captured step, the results of the CPU.
+"""Every algorithm, every form of private training and every attack on a pretended device: no mixed tensors, no wait inside a captured
+step, the results of the CPU.
 
-What a protection does to a value happens outside the engine; the slow test has each of them with several algorithms.
+What a protection does to a value happens outside the engine; the slow tests have each of them with several algorithms.
 """
 
 import math
@@ -22,7 +23,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks import ATTACKS, BUDGETS, Cell, fresh_runs
 from cflpriv.attacks import audit as audits
 from cflpriv.data import DataSpec, build_population
-from cflpriv.errors import CflprivWarning
+from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import Config, parse_config, run_experiment
 from cflpriv.experiments.run import Run, advance, start
 from cflpriv.protocols.entropy import public_entropy
@@ -52,6 +53,18 @@ SCENES: dict[str, dict[str, Any]] = {
     "update_norms": {"algorithm": {"name": "fedavg"}, "data": UNEQUAL | {"clients": 12}},
 }  # fmt: skip
 """What differs from the run of PACFL, for attacks that find nothing in it."""
+SAMPLE = {"unit": "sample", "epsilon": 8.0, "delta": 1e-3, "samples": 24}
+PRIVATE: dict[str, dict[str, Any]] = {
+    "sample": {"privacy": SAMPLE},
+    "sample, shared noise": {"privacy": SAMPLE | {"noise": "shared"}, "protection": {"sum": "secagg"}},
+    "client": {"privacy": {"unit": "client", "epsilon": 8.0, "delta": 1e-3, "clip_norm": 0.5}},
+}
+"""The forms of private training."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {}, "momentum": {"momentum": 0.5}, "weight decay": {"weight_decay": 0.01}, "full batches": {"batch_size": 0},
+    "adam": {"optimizer": "adam", "lr": 1e-3},
+}  # fmt: skip
+"""The optimiser's options of `[training]`, but for `lr_decay`: in float64 a captured step has its rate."""
 ACTIVE = ("imprint", "model_inconsistency")
 """Attacks of a server that lies."""
 LONG = ("dp_audit", "gradient_inversion", "gram_geometry", "gram_updates", "key_recovery", "signature_inversion", "update_norms")
@@ -106,8 +119,35 @@ def same_run(made: Config) -> Counts:
 @pytest.mark.filterwarnings("ignore:algorithm 'fedgwc' will form no clusters")
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_gives_there_what_it_gives_on_the_cpu(name: str) -> None:
-    counts = same_run(config({"name": name, **MORE.get(name, {})}))
-    assert counts.waits["to device"] > 0, "nothing was computed there"
+    counts = same_run(config({"name": name, **MORE.get(name, {})}, training={"rounds": 3}))
+    assert counts.queued > 0, "nothing was computed there"
+    assert counts.replayed >= counts.captured > 0 or name == "fedrc", "FedRC's weighted steps are a plain loop of their own"
+
+
+@pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("form", PRIVATE)
+def test_private_training_gives_there_what_it_gives_on_the_cpu(form: str, options: str) -> None:
+    """Noise that clients share is for one plain step a round: a gradient, which is no phase of steps and never captured."""
+    shared = form == "sample, shared noise"
+    if shared and options == "adam":
+        pytest.skip("refused: one plain step")
+    more = {"rounds": 3, "epochs": 1 if shared else 2, "weights": "equal", **OPTIONS[options]}
+    counts = same_run(config({"name": "fedavg"}, training=more, **PRIVATE[form]))
+    assert (counts.captured, counts.replayed > 0) == ((0, False) if shared else (1, True))
+    assert counts.waits["_local_scalar_dense"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:run.insecure_test_entropy", "ignore:algorithm 'fedgwc' will form no clusters")
+@pytest.mark.parametrize("form", PRIVATE)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_trains_privately_there_as_on_the_cpu(name: str, form: str) -> None:
+    try:
+        made = config({"name": name, **MORE.get(name, {})}, training={"weights": "equal"}, **PRIVATE[form])
+    except InputError as error:
+        pytest.skip(str(error))
+    same_run(made)
 
 
 @pytest.mark.slow
