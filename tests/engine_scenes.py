@@ -19,12 +19,13 @@ MODELS = {
 
 
 def inputs(model: Model, sizes: Sequence[int], dtype: Any = np.float64, **vectors: Array) -> list[TaskInput]:
-    """Clients with a model each."""
+    """Clients with a model and a cryptographic source each."""
     rng = np.random.default_rng(sum(sizes))
     given_to = []
     for i, n in enumerate(sizes):
         x, y = rng.random((n, *model.shape)).astype(dtype), rng.integers(model.classes, size=n)
-        given_to.append(TaskInput(ClientData(i, x, y, x[:2], y[:2]), {"model": model.init(i), **vectors}, {}, Streams(1, 2, i)))
+        data, secret = ClientData(i, x, y, x[:2], y[:2]), i.to_bytes(32, "big")
+        given_to.append(TaskInput(data, {"model": model.init(i), **vectors}, {}, Streams(1, 2, i), secret=secret))
     return given_to
 
 

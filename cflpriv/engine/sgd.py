@@ -315,8 +315,8 @@ def _batch(batches: Sequence[Array], expected: Sequence[float], offsets: Array, 
     if min(sizes) < longest or any(expected):
         inside = np.arange(longest)[None, :] < np.array(sizes)[:, None]
         divisors = np.array([want or max(1, size) for want, size in zip(expected, sizes, strict=True)])
-        weights = torch.from_numpy(inside / divisors[:, None]).to(device.kind)
-    return Batch(torch.from_numpy(rows.T.copy() if images else rows).to(device.kind), weights)
+        weights = sent(torch.from_numpy(inside / divisors[:, None]), device)
+    return Batch(sent(torch.from_numpy(rows.T.copy() if images else rows), device), weights)
 
 
 def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batch, options: Options, device: Device) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """What only a CUDA device shows. `make gpu` runs this file; it needs pytest, torch and numpy."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,10 @@ from engine_scenes import CUDA, MODELS, inputs, way_of
 
 from cflpriv.engine import Engine, fast, graphs, memory
 from cflpriv.engine.models import Model
+from cflpriv.errors import CflprivWarning
 from cflpriv.tasks.training import Train
+
+NOISY: dict[str, Any] = {"clip_norm": 1.0, "sampling_rate": 0.2, "noise_multiplier": 1.0, "public_samples": 15}
 
 
 def on_device() -> None:
@@ -20,7 +24,9 @@ def on_device() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize(
-    "extra", [{}, {"momentum": 0.5, "prox": 0.1}, {"optimizer": "adam"}, {"clip_norm": 1.0}, {"maml_lr": 0.05}], ids=str
+    "extra",
+    [{}, {"momentum": 0.5, "prox": 0.1}, {"optimizer": "adam"}, {"clip_norm": 1.0}, {"maml_lr": 0.05}, NOISY, NOISY | {"maml_lr": 0.05}],
+    ids=str,
 )
 def test_a_device_equals_the_plain_loop(name: str, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """1e-10 in float64, 1e-4 in float32 (not for Adam, which divides by gradients that are all rounding); captured steps, and not."""
@@ -49,6 +55,39 @@ def test_a_replayed_graph_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> 
         updates.append(np.stack([result["update"] for result in Engine(device="cuda").run(task, given_to)]))
     assert graphs._PROGRAMS
     np.testing.assert_allclose(updates[0], updates[1], rtol=0, atol=1e-5)
+
+
+class Own(torch.nn.Module):
+    """No Sequential: torch's vmap takes it."""
+
+    def __init__(self, waits: bool) -> None:
+        super().__init__()
+        self.layer, self.waits = torch.nn.Linear(16, 3), waits
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.tanh(self.layer(x.flatten(1)))
+        return out * torch.tensor(2.0, dtype=x.dtype, device=x.device) if self.waits else out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_module_of_ones_own_is_captured_unless_it_makes_the_host_wait(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does is refused before the capture begins; it is trained step by step, and captures of others go on."""
+    on_device()
+    monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
+    graphs.release()
+    model = Model("own", (1, 4, 4), 3, dtype="float64", factory=lambda: Own(waits))
+    task, given_to = Train(model, epochs=3, batch_size=4, lr=0.05), inputs(model, [21, 14, 20, 9])
+    plain = Engine("sequential").run(task, given_to)
+    with pytest.warns(CflprivWarning, match="could not be captured") if waits else nullcontext():
+        found = Engine(device="cuda").run(task, given_to)
+    for ours, theirs in zip(found, plain, strict=True):
+        np.testing.assert_allclose(ours["update"], theirs["update"], rtol=0, atol=1e-10)
+    assert all((program.graph is None) == waits for program in graphs._PROGRAMS.values())
+    other = Train(MODELS["mlp"], epochs=3, batch_size=4)
+    graphs.release()
+    Engine(device="cuda").run(other, inputs(other.model, [21, 14, 20, 9]))
+    assert all(program.graph is not None for program in graphs._PROGRAMS.values())
 
 
 @pytest.mark.gpu
