@@ -12,6 +12,7 @@ It shows where tensors are, how often the host waits, and which buffers are reus
 streams or speed.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -44,13 +45,14 @@ class NotCaptured(RuntimeError):
 
 @dataclass
 class Counts:
-    """`waits` by name ("to device", "to host", an operation), `events` waited for, and copies that were `queued`, which nobody waits for.
+    """`waits` by name ("to device", "to host", an operation), `events` waited for, and copies that nobody waits for (`queued`).
 
-    `captured` and `replayed` count steps.
+    `captured` and `replayed` count steps. `behind` is how much the device had still to do, at the least, when an event had been waited for.
     """
 
     waits: Counter[str] = field(default_factory=Counter)
     events: int = 0
+    behind: float = math.inf
     queued: int = 0
     captured: int = 0
     replayed: int = 0
@@ -255,8 +257,10 @@ class Event:
         self.place = self.device.queued
 
     def synchronize(self) -> None:
-        self.device.counts.events += 1
-        self.device.finish(self.place)
+        if self.place > self.device.queued - len(self.device.late):
+            self.device.counts.events += 1
+            self.device.finish(self.place)
+            self.device.counts.behind = min(self.device.counts.behind, len(self.device.late))
 
 
 class _Stream:
