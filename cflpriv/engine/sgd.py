@@ -319,6 +319,11 @@ def _batch(batches: Sequence[Array], expected: Sequence[float], offsets: Array, 
     return Batch(sent(torch.from_numpy(rows.T.copy() if images else rows), device), weights)
 
 
+def _chosen(values: Tensor, rows: Tensor) -> Tensor:
+    """`values[rows]`, which takes two to three times as long."""
+    return values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
+
+
 def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batch, options: Options, device: Device) -> list[Tensor]:
     """The gradient of each client's weighted loss at `parameters`, by those that move; of clipped samples if `clip_norm` is above 0.
 
@@ -327,8 +332,8 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
     leaves = [p.detach().requires_grad_(i in stack.moving) for i, p in enumerate(parameters)]
     clients, clip_norm = len(leaves[0]), options.clip_norm
     with torch.enable_grad():
-        inputs = stack.x[batch.rows]
-        labels = stack.y[batch.rows.T if way.images else batch.rows]
+        inputs = _chosen(stack.x, batch.rows)
+        labels = _chosen(stack.y, batch.rows.T if way.images else batch.rows)
         if way.images:  # (batch, clients, channels, height, width): the clients' channels side by side
             inputs = inputs.flatten(1, 2).contiguous(memory_format=torch.channels_last)
         taps: list[Any] = []

@@ -115,10 +115,10 @@ class Train:
             missing = [name for name in alone if not getattr(self, name)]
             if missing or self.shares < 0:
                 raise InputError(f"training.shares: {self.shares} needs {', '.join(alone)} above 0")
-            for name, given, plain in (("optimizer", self.optimizer, "sgd"), ("maml_lr", self.maml_lr, 0.0)):
+            for name, given, plain in (("training.optimizer", self.optimizer, "sgd"), ("algorithm.alpha", self.maml_lr, 0.0)):
                 if given != plain:
                     raise InputError(
-                        f"training.{name}: {given!r} with noise that clients share (privacy.noise = 'shared'): it is one plain step "
+                        f"{name}: {given!r} with noise that clients share (privacy.noise = 'shared'): it is one plain step "
                         f"whose noise comes later; use {plain!r}, or privacy.noise = 'per_client'"
                     )
         if not 0 < self.lr_decay <= 1:

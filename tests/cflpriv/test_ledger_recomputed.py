@@ -201,7 +201,7 @@ def spent(folder: Path) -> float:
 def test_epsilon_is_that_of_the_ledger_by_another_accountant(name: str, mode: str, tmp_path: Path) -> None:
     """Every algorithm in every mode, or an error that names the algorithm or its key."""
     if not offered(name, MODES[mode]):
-        with pytest.raises(InputError, match="training.maml_lr" if name in TWO_GRADIENTS else f"'{name}'"):
+        with pytest.raises(InputError, match="algorithm.alpha" if name in TWO_GRADIENTS else f"'{name}'"):
             run_experiment(made(name, MODES[mode]), tmp_path / "run", population=SCENE)
         assert not (tmp_path / "run" / "summary.json").exists()
         return
