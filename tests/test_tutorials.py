@@ -142,3 +142,5 @@ def test_an_own_algorithm_is_run_swept_and_audited(tmp_path: Path) -> None:
     assert "failed" not in printed
     assert "label_inference" in printed
     assert len(list((tmp_path / "runs" / "mine").glob("*/summary.json"))) == 4
+    assert "halves, protection gram=haar, sum=secagg: " in printed
+    assert "2 clusters of 2 true groups, ARI 1.000" in printed
