@@ -112,7 +112,7 @@ FILES = (
         "NumPy arrays `distance` (clients × clients), `tree` (linkage matrix)",
     ),
     File("ledger.json", "Charges to the privacy ledger (`[privacy]` only); `examples/check_ledger.py` computes ε from it.", "JSON object"),
-    File("digests.json", "BLAKE2b digest of each file that reports and audits read.", "JSON object: path → 32 hexadecimal digits"),
+    File("digests.json", "BLAKE2b digest of each file that reports, audits, `--resume` and `cflpriv export` read.", "JSON object: path → 32 hexadecimal digits"),
     File(
         "transcript/messages.jsonl",
         "Everything that crossed a trust boundary.",
@@ -156,7 +156,8 @@ _HEAD = """# Files of a run folder
 For people who read run folders with their own code. The page is generated: change `cflpriv/experiments/folder_reference.py`, then run
 `python -m cflpriv.experiments.folder_reference > docs/reference/run_folder.md`.
 
-Reports and audits read these files only. `cflpriv verify RUN` checks them. A sweep's folder has a run folder for each run, `sweep.toml`,
+Reports and audits read these files only. `cflpriv verify RUN` checks them, and names what it could not check: `checkpoints/` may be left out of a
+folder that is handed on, because it holds what clients keep to themselves. A sweep's folder has a run folder for each run, `sweep.toml`,
 tables (`*.csv`, `*.parquet`) and pictures.
 """
 

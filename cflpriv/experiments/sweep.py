@@ -120,6 +120,8 @@ def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
             raise InputError(f"{source}: [sweep] {key} = {value!r}: expected {_KEYS[key].__name__}")
         if value in ([], {}):
             raise InputError(f"{source}: [sweep] {key} = {value!r}: is empty; leave it out or give values")
+    if unused := next((key for key in ("attacks", "budget") if key in sweep and not sweep.get("audit", True)), None):
+        raise InputError(f"{source}: [sweep] {unused} = {sweep[unused]!r}: is not used, because audit = false; remove one of them")
     if sweep.get("workers", 1) < 1:
         raise InputError(f"{source}: [sweep] workers = {sweep['workers']}: is below 1")
     if sweep.get("workers", 1) > MOST_WORKERS:

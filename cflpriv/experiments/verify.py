@@ -1,11 +1,12 @@
 """Verify a run folder: whether its files are unchanged, and whether its figures follow from its rows.
 
-`digests.json` holds a digest of every file that a report or an audit reads. It shows accidents, mixed-up folders and edits. Whoever edits a
+`digests.json` holds a digest of every file that a report, an audit, `--resume` or `cflpriv export` reads. It shows accidents, mixed-up folders and edits. Whoever edits a
 file can compute the digests afresh, so a run prints the digest of `digests.json` at its end: a copy of it kept in another place detects
 that as well. Figures of the summary that follow from the rounds, the transcript or the clustering are computed again.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -22,7 +23,7 @@ from ..errors import InputError
 from ..files import write_atomically
 from .loop import LAST, MEASURED
 
-__all__ = ["OF_AUDITS", "OF_RUN", "Verified", "changed_files", "digest_of", "seal", "sealed", "verify"]
+__all__ = ["OF_AUDITS", "OF_CHECKPOINTS", "OF_RUN", "Verified", "changed_files", "digest_of", "seal", "sealed", "verify"]
 
 FILE = "digests.json"
 OF_RUN = (
@@ -32,18 +33,20 @@ OF_RUN = (
 """What a run leaves that reports and audits read. The transcript's headers hold the digests of all payloads."""
 OF_AUDITS = ("audit.json", "audit/*", "active_audit.json", "active_audit.txt")
 """What audits add to it."""
+OF_CHECKPOINTS = ("checkpoints/*",)
+"""What `--resume` and `cflpriv export` read. A folder may be handed on without it, because it holds what clients keep to themselves."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found: the digest of the run folder, each problem, for people, and what of the transcript could not be checked."""
+    """What `verify` found: the digest of the run folder, each problem, for people, and what could not be checked."""
 
     digest: str
     problems: tuple[str, ...]
     unchecked: str = ""
 
 
-def seal(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> str:
+def seal(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_CHECKPOINTS, *OF_AUDITS)) -> str:
     """Write down what the files are now that match `what`, others as they were written down; the digest of the folder."""
     known = {name: digest for name, digest in _known(folder).items() if not any(fnmatch(name, pattern) for pattern in what)}
     write_atomically(folder / FILE, json.dumps(dict(sorted((known | dict(_found(folder, what))).items())), indent=1) + "\n")
@@ -70,15 +73,33 @@ def changed_files(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> 
         if name not in found:
             words.append(f"{folder / name}: is missing; the run wrote it")
         elif found[name] != known.get(name):
-            words.append(
-                f"{folder / name}: is not as the run left it; it was changed, is of another run, or a resumed run ended before its last "
-                "round (then finish it with --resume)"
-            )
+            words.append(_changed(folder / name))
     return words
 
 
+def _changed(path: Path) -> str:
+    return (
+        f"{path}: is not as the run left it; it was changed, is of another run, or a resumed run ended before its last round "
+        "(then finish it with --resume)"
+    )
+
+
+def _checkpoints(folder: Path) -> tuple[list[str], list[str]]:
+    """Each checkpoint file that was changed, and those that cannot be checked: for people."""
+    try:
+        known = sealed(folder, OF_CHECKPOINTS)
+    except InputError:
+        return [], []  # `changed_files` says so
+    present = [path.relative_to(folder).as_posix() for path in folder.glob(*OF_CHECKPOINTS)]
+    if not known:
+        return [], ["checkpoints/ has no digests; an earlier version made the run, or it is not complete"] if present else []
+    found = dict(_found(folder, [name for name in present if os.access(folder / name, os.R_OK)]))
+    absent = [f"{name} is missing or cannot be read" for name in sorted(known) if name not in found]
+    return [_changed(folder / name) for name, digest in sorted(found.items()) if known.get(name) != digest], absent
+
+
 def verify(folder: Path, *, payloads: bool = True) -> Verified:
-    """Check a run folder, with `payloads` also those of the transcript. Raises `InputError` for a folder that is none."""
+    """Check a run folder, with `payloads` also those of the transcript, and the checkpoints. `InputError` for a folder that is none."""
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
     messages, damage = list[Message](), list[str]()
@@ -88,7 +109,9 @@ def verify(folder: Path, *, payloads: bool = True) -> Verified:
         except InputError as error:
             damage.append(str(error))
     counted = len(messages) if payloads and not damage else None
-    return Verified(digest_of(folder), (*changed_files(folder), *damage, *_contradictions(folder, counted)), what_was_kept(messages))
+    changed, unchecked = _checkpoints(folder) if payloads else ([], [])
+    problems = (*changed_files(folder), *changed, *damage, *_contradictions(folder, counted))
+    return Verified(digest_of(folder), problems, "; ".join([*filter(None, [what_was_kept(messages)]), *unchecked]))
 
 
 def sealed(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> dict[str, str]:

@@ -79,6 +79,40 @@ def test_each_file_that_is_missing_is_named(folder: Path, name: str) -> None:
     assert any(name in problem for problem in verify(folder).problems)
 
 
+@pytest.mark.parametrize("name", ["final.json", "final.safetensors", "final.clients.safetensors"])
+def test_a_checkpoint_that_was_changed_is_found(folder: Path, name: str) -> None:
+    appended(f"checkpoints/{name}")(folder)
+    (problem,) = verify(folder).problems
+    assert f"checkpoints/{name}: is not as the run left it" in problem
+
+
+def test_a_checkpoint_of_another_name_is_found(folder: Path) -> None:
+    (folder / "checkpoints" / "round_0000009.json").write_text("{}")
+    (problem,) = verify(folder).problems
+    assert "checkpoints/round_0000009.json: is not as the run left it" in problem
+
+
+def test_a_folder_handed_on_without_checkpoints_is_verified_but_for_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(folder).unchecked == ""
+    (folder / "checkpoints" / "final.clients.safetensors").unlink()
+    assert verify(folder).problems == ()
+    assert verify(folder).unchecked == "checkpoints/final.clients.safetensors is missing or cannot be read"
+    shutil.rmtree(folder / "checkpoints")
+    assert in_process(monkeypatch, "verify", str(folder)) == 0
+    out = capsys.readouterr().out.replace("\n", " ")
+    assert "not checked: " in out
+    assert "checkpoints/final.json is missing" in out
+
+
+def test_checkpoints_of_an_earlier_version_are_named_as_not_checked(folder: Path) -> None:
+    known = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps({name: digest for name, digest in known.items() if not name.startswith("checkpoints/")}))
+    assert verify(folder).problems == ()
+    assert "checkpoints/ has no digests" in verify(folder).unchecked
+
+
 @pytest.mark.slow
 def test_a_report_says_what_is_not_verified(folder: Path) -> None:
     EDITS["summary.json"](folder)
