@@ -44,7 +44,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         private = f" and differential privacy of one {unit} (epsilon {summary['epsilon']:.3g} of {budget:.3g} spent at delta {delta:g})"
     return (
         f"{summary['algorithm']}, protection {summary['protection']}{private}: accuracy {percent(summary['accuracy_mean'])}"
-        f"{_sampled(summary)} (worst client {percent(summary['accuracy_worst'])})"
+        f"{_sampled(summary)} (worst {'of these' if summary.get('evaluated_clients') else 'client'} {percent(summary['accuracy_worst'])})"
         f", local models {percent(summary['local_accuracy_mean'])}{perplexity}"
         f"{clusters}{agreement}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
     )

@@ -21,7 +21,8 @@ class File:
 
 
 _ACCURACY = {
-    "accuracy_mean, accuracy_std, accuracy_worst": "Test accuracy of deployed models: mean, deviation and lowest over clients.",
+    "accuracy_mean, accuracy_std, accuracy_worst": "Test accuracy of deployed models: mean, deviation and lowest over the clients "
+    "that were evaluated.",
     "local_accuracy_mean, local_accuracy_std, local_accuracy_worst": "The same of clients' last locally trained models.",
     "evaluated_clients, accuracy_mean_interval, local_accuracy_mean_interval": "How many clients were drawn at random and evaluated, and "
     "95 % intervals for the means over all clients; only with `run.evaluate_clients`.",
@@ -112,7 +113,11 @@ FILES = (
         "NumPy arrays `distance` (clients × clients), `tree` (linkage matrix)",
     ),
     File("ledger.json", "Charges to the privacy ledger (`[privacy]` only); `examples/check_ledger.py` computes ε from it.", "JSON object"),
-    File("digests.json", "BLAKE2b digest of each file that reports, audits, `--resume` and `cflpriv export` read.", "JSON object: path → 32 hexadecimal digits"),
+    File(
+        "digests.json",
+        "BLAKE2b digest of each file that reports, audits, `--resume` and `cflpriv export` read.",
+        "JSON object: path → 32 hexadecimal digits",
+    ),
     File(
         "transcript/messages.jsonl",
         "Everything that crossed a trust boundary.",
@@ -156,9 +161,10 @@ _HEAD = """# Files of a run folder
 For people who read run folders with their own code. The page is generated: change `cflpriv/experiments/folder_reference.py`, then run
 `python -m cflpriv.experiments.folder_reference > docs/reference/run_folder.md`.
 
-Reports and audits read these files only. `cflpriv verify RUN` checks them, and names what it could not check: `checkpoints/` may be left out of a
-folder that is handed on, because it holds what clients keep to themselves. A sweep's folder has a run folder for each run, `sweep.toml`,
-tables (`*.csv`, `*.parquet`) and pictures.
+Reports and audits read these files only. `cflpriv verify RUN` checks them, and names what it could not check:
+`checkpoints/` may be left out of a folder that is handed on, because it holds what clients keep to themselves.
+
+A sweep's folder has a run folder for each run, `sweep.toml`, tables (`*.csv`, `*.parquet`) and pictures.
 """
 
 

@@ -126,7 +126,12 @@ class RunSection:
     ] = ("server",)
     evaluate_every: Annotated[int, Key("Evaluate after every so many rounds.", "[1, inf)", "rounds")] = 1
     evaluate_clients: Annotated[
-        int, Key("Evaluate so many clients, drawn at random each time, and give an interval (0: all; 1 is refused).", "[0, inf)", "clients")
+        int,
+        Key(
+            "Evaluate so many clients, drawn at random each time (0: all). The mean has an interval; the worst is the worst of these.",
+            "[0, inf)",
+            "clients",
+        ),
     ] = 0
     target_accuracy: Annotated[float, Key("Report rounds and megabits until this mean accuracy is reached; 0: not.", "[0, 1]")] = 0.0
     checkpoint_every: Annotated[int, Key("Save a checkpoint after every so many rounds.", "[1, inf)", "rounds")] = 1

@@ -1,8 +1,10 @@
 """Verify a run folder: whether its files are unchanged, and whether its figures follow from its rows.
 
-`digests.json` holds a digest of every file that a report, an audit, `--resume` or `cflpriv export` reads. It shows accidents, mixed-up folders and edits. Whoever edits a
-file can compute the digests afresh, so a run prints the digest of `digests.json` at its end: a copy of it kept in another place detects
-that as well. Figures of the summary that follow from the rounds, the transcript or the clustering are computed again.
+`digests.json` holds a digest of every file that a report, an audit, `--resume` or `cflpriv export` reads. It shows accidents, mixed-up
+folders and edits. Whoever edits a file can compute the digests afresh, so a run prints the digest of `digests.json` at its end: a copy of
+it kept in another place detects that as well.
+
+Figures of the summary that follow from the rounds, the transcript or the clustering are computed again.
 """
 
 import json

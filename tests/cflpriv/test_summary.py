@@ -23,6 +23,7 @@ from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import held_back
+from cflpriv.experiments.report import write_report
 from cflpriv.experiments.run import admit
 from cflpriv.experiments.verify import verify
 from cflpriv.tasks.evaluation import Evaluate
@@ -261,8 +262,11 @@ def test_a_sample_of_the_clients_is_evaluated(tmp_path: Path) -> None:
     assert (whole["evaluated_clients"], whole["accuracy_mean_interval"]) == (None, None)
     assert summary["evaluated_clients"] == 3
     assert not verify(tmp_path / "some").problems
-    assert "drawn at random" in summary_text(summary)
+    assert "drawn at random) (worst of these " in summary_text(summary)
     assert "drawn at random" not in summary_text(whole)
+    assert "(worst client " in summary_text(whole)
+    assert "of the 3 drawn" in write_report(tmp_path / "some").read_text()
+    assert "of the 3 drawn" not in write_report(tmp_path / "whole").read_text()
 
 
 @pytest.mark.parametrize(
