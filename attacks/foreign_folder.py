@@ -155,7 +155,7 @@ def _settings(path: Path) -> dict[str, Any]:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: is missing; docs/attacks/other_systems.md describes the folder") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path}: is not TOML ({error})") from None
     for key in tree:
         if key not in KEYS:

@@ -108,8 +108,20 @@ def sync_folder(folder: Path) -> None:
 
 
 def copy_examples(folder: Path) -> int:
-    """Write the examples that come with the package into a new folder; how many files. Raises OSError, `FileExistsError` too."""
+    """Write the examples that come with the package into a new folder; how many files. Raises OSError, `FileExistsError` too.
+
+    Where not all can be written, the folder is removed.
+    """
     here = Path(__file__).parent
     source = here / "examples" if (here / "examples").is_dir() else here.parent / "examples"  # in a checkout they lie beside the package
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__", "own.csv"))
-    return sum(path.is_file() for path in folder.rglob("*"))
+    files = [path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
+    files = [path for path in files if "__pycache__" not in path.parts and path.name != "own.csv"]
+    folder.mkdir(parents=True)
+    try:
+        for path in files:
+            (folder / path).parent.mkdir(exist_ok=True)
+            shutil.copy2(source / path, folder / path)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return len(files)

@@ -134,7 +134,7 @@ def load_plugin(path: str | Path) -> Path:
     sys.modules[name] = module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(f"plugin {path}: {'' if isinstance(error, InputError) else f'{type(error).__name__}: '}{error}") from None
     _loaded[name] = str(path)

@@ -1,8 +1,11 @@
-"""A hundred misuses of the command line: each ends in one line that names what is wrong, with exit code 2 or 1, and writes nothing."""
+"""Some two hundred misuses: each ends in one line that names what is wrong, with exit code 2 or 1, and writes nothing."""
 
 import errno
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +38,29 @@ FILES: dict[str, str | bytes] = {
     "damaged.npz": b"PK\x03\x04 no archive",
     "failing.py": "raise KeyError('oh')\n",
     "twice.py": "import cflpriv\ncflpriv.register_callback('tensorboard', dict)\n",
+    "leaving.py": "import sys\nsys.exit(3)\n",
+    "unwritten.py": "def (\n",
+    "deep.toml": "a = " + "[" * 5000 + "]" * 5000,
     "plain.txt": "text\n",
     "full/file": "x",
     "foreign/manifest.json": "{",
+    "foreign2/foreign.toml": "format = 1\nclasses = 0\nshape = [1]\n",
+    "foreign3/foreign.toml": "format = 1\nclasses = 2\nshape = [4]\nlr = 'x'\n",
+    "foreign4/foreign.toml": "format = 1\nclasses = 2\nshape = [4]\n",
+    "foreign5/foreign.toml": "a = " + "[" * 5000,
+    "report1/summary.json": "{",
+    "report2/summary.json": "[" * 100_000,
+    "run1/config.toml": OK,
+    "run2/config.toml": "x = [",
+    "old/sweep.toml": "x",
+    "word.toml": OK + "[sweep]\nseeds = ['a']\n",
+    "same.toml": OK + "[sweep]\nseeds = [0, 0]\n",
+    "single.toml": OK + "[sweep]\nkeys = { 'training.lr' = 3 }\n",
+    "unit.toml": OK + "[sweep]\nepsilon = [1]\n",
+    "hexagon.toml": OK + "[sweep]\nprotections = ['hexagon']\n",
+    "typo.toml": OK + "[sweep]\nkeys = { 'trainin.lr' = [1] }\n",
+    "attacks.toml": OK + "[sweep]\nattacks = ['nonsense']\n",
+    "budget.toml": OK + "[sweep]\nbudget = 'lots'\n",
     "table.toml": TABLE + 'label_column = "label"\n',
     "textual.toml": TABLE.replace("own", "text") + 'label_column = "label"\n',
     "labelless.toml": TABLE + 'label_column = "class"\n',
@@ -45,6 +68,27 @@ FILES: dict[str, str | bytes] = {
     "hollow.toml": TABLE.replace("own", "empty") + 'label_column = "label"\n',
 }
 
+TABLES: dict[str, tuple[str | bytes, str]] = {
+    "dup": ("a,a,label,who\n1,2,x,0\n3,4,y,1\n", "dup.csv: has two columns 'a'"),
+    "short": (CSV + "1,2\n", "short.csv: row 32 has 2 cells, expected 4"),
+    "long": (CSV + "1,2,x,0,9\n", "long.csv: row 32 has 5 cells, expected 4"),
+    "header": ("a,b,label,who\n", "header.csv: has no rows"),
+    "latin": (CSV.encode() + b"1,2,\xe9,0\n", "latin.csv: not a readable csv file"),
+    "nul": (CSV.encode() + b"1,\x002,x,0\n", "nul.csv: row 32, column 'b'"),
+    "quote": (CSV + '1,2,"x,0\n', "quote.csv: not a readable csv file"),
+    "unlabelled": (CSV + "1,2,,0\n", "unlabelled.csv: row 32, column 'label': is empty"),
+    "nobody": (CSV + "1,2,x,\n", "nobody.csv: row 32, column 'who': is empty"),
+    "infinite": (CSV + "inf,2,x,0\n", "infinite.csv: row 32, column 'a': 'inf' is not a finite number; encode it"),
+    "large": (CSV + "1e400,2,x,0\n", "large.csv: row 32, column 'a': '1e400' is not a finite number"),
+    "gap": (CSV + ",2,x,0\n", "gap.csv: row 32, column 'a': '' is not a finite number; fill it"),
+    "semicolons": (CSV.replace(",", ";"), "its columns are separated by something else than commas"),
+    "tabs": (CSV.replace(",", "\t"), "its columns are separated by something else than commas"),
+    "utf16": (CSV.encode("utf-16"), "utf16.csv: not a readable csv file"),
+}
+"""Faulty tables, and what is said of each."""
+for _name, (_content, _) in TABLES.items():
+    FILES[f"{_name}.csv"] = _content
+    FILES[f"t_{_name}.toml"] = TABLE.replace("own", _name) + 'partition = "given"\nclient_column = "who"\nlabel_column = "label"\n'
 USAGE = [  # what click itself refuses
     ("rnu ok.toml", "no such command 'rnu'; did you mean 'run'?"),
     ("run", "Missing argument 'CONFIG.toml'"),
@@ -195,9 +239,79 @@ OPTIONS = [  # values of options, and options that do not go together
     ("run ok.toml --set data.source=npz --set data.paths=[\"damaged.npz\"]", "damaged.npz"),
     ("run ok.toml --set data.source=mnist --data-dir gone", "gone"),
 ]  # fmt: skip
+NUL = [  # in every path
+    "verify nul\0", "audit nul\0", "export nul\0 --out x.pt", "export full --out nul\0.pt", "claims --page nul\0",
+    "claims signatures_are_safe --out nul\0", "examples nul\0", "list --plugin nul\0", "run ok.toml --plugin nul\0",
+    "run ok.toml --data-dir nul\0", "reproduce cfl-label-swap --out nul\0", "sweep nul\0", 'run ok.toml --set run.plugins=["nul\\u0000"]',
+]  # fmt: skip
+MORE = [  # folders where nothing can be written, damaged files, values out of their range
+    ("run ok.toml --out /proc/x", "/proc/x: cannot be made"),
+    ("sweep sweep.toml --out /proc/x", "/proc/x: cannot be written"),
+    ("init /proc/x.toml", "/proc/x.toml: cannot be written"),
+    ("init full", "full: exists"),
+    ("examples /proc/x", "/proc/x: cannot be written"),
+    ("audit ok.toml --active --out /proc/x", "/proc/x: cannot be written"),
+    ("audit ok.toml --active --set training.lr=x", "lr = 'x'"),
+    ("audit sweep.toml --active", "`cflpriv sweep` runs a file that has one"),
+    ("audit run1", "run1: payloads were not recorded"),
+    ("audit run2", "run2/config.toml: is not TOML"),
+    ("audit foreign2 --foreign", "foreign2/foreign.toml: classes = 0"),
+    ("audit foreign3 --foreign", "foreign3/foreign.toml: lr = 'x'"),
+    ("audit foreign4 --foreign", "foreign4: has no update"),
+    ("audit foreign5 --foreign", "foreign5/foreign.toml: is not TOML"),
+    ("audit plain.txt --foreign", "plain.txt: no such folder"),
+    ("report plain.txt", "plain.txt: no such folder"),
+    ("report report1", "report1/summary.json: is damaged"),
+    ("report report2", "report2/summary.json: is damaged (maximum recursion depth"),
+    ("run deep.toml", "deep.toml: is not TOML (maximum recursion depth"),
+    ("run /", "/: cannot be read"),
+    ("run ok.toml --resume --out run2", "run2/config.toml: is not TOML"),
+    ("run ok.toml --out old", "old: the output folder exists"),
+    ("run ok.toml --device cuda:7", "device = 'cuda:7'"),
+    ("run ok.toml --plugin leaving.py", "leaving.py: SystemExit: 3"),
+    ("run ok.toml --plugin unwritten.py", "unwritten.py: SyntaxError"),
+    ("sweep sweep.toml --out old", "old/sweep.toml: is not TOML"),
+    ("sweep sweep.toml --only 0", "--only 0: the sweep has the runs 1 to 2"),
+    ("sweep sweep.toml --shard 1/0", "--shard 1/0"),
+    ("sweep sweep.toml --set training.lr=fast", "lr = 'fast'"),
+    ("sweep word.toml", "seeds: 'a' is not a whole number"),
+    ("sweep same.toml", "two cells are called"),
+    ("sweep single.toml", "'training.lr' = 3: expected a dotted key and a list of values"),
+    ("sweep unit.toml", "epsilon = [1]: no protection here has a privacy unit"),
+    ("sweep hexagon.toml", "'hexagon': is not known"),
+    ("sweep typo.toml", "[trainin] is not a section; did you mean 'training'?"),
+    ("sweep attacks.toml", "attacks: 'nonsense' is not known"),
+    ("sweep budget.toml", "budget: 'lots' is not known"),
+    ("claims nothing", "claims 'nothing': is not known"),
+    ("claims signatures_are_safe --scale 2", "--scale 2: is outside (0, 1]"),
+    ("claims signatures_are_safe --scale nan", "--scale nan: is outside (0, 1]"),
+    ("claims signatures_are_safe --seed -1", "--seed -1: is below 0"),
+    ("claims --scale 0.5", "--scale, --seed, --data-dir: are for the runs of a claim"),
+    ("claims --page new.md", "runs/claims: has no verdict.json"),
+    ("reproduce cfl-label-swap --scale nan", "--scale nan: is outside (0, 1]"),
+    ("reproduce cfl-label-swap --cells zzz", "--cells 'zzz'"),
+    ("explain .", "'.': is not a key or a section"),
+    ("run table.toml --set data.standardise=constants", "feature_mean = (): standardise = 'constants' needs it"),
+    ("run table.toml --set data.feature_mean=[1]", "feature_mean = (1.0,): goes with standardise = 'constants'"),
+    ("run table.toml --set data.feature_columns=[\"label\"]", "'label' is also the column of label, client or group"),
+    ("run table.toml --set data.class_names=[\"x\"]", "'y' is not in data.class_names"),
+    ("run table.toml --set data.group_column=zz", "has no column 'zz' (data.group_column)"),
+    ("run table.toml --set data.test_share=1", "test_share = 1.0: expected a share in (0, 1)"),
+    ("run table.toml --set data.value_range=[1,0]", "value_range = (1.0, 0.0)"),
+    ("run ok.toml --set data.rotations=[45]", "45 is not a multiple of 90"),
+    ("run ok.toml --set training.lr=true", "lr = True"),
+    ("run ok.toml --set training.lr=1e400", "inf is not a finite number above 0"),
+    ("run ok.toml --set algorithm.name=pacfl --set algorithm.k=100", "k = 100 clusters of 4 clients"),
+    ("run ok.toml --set run.audit_parties=[\"nobody\"]", "'nobody' is not a party here"),
+    ("run ok.toml --set privacy.unit=client --set privacy.epsilon=nan --set privacy.delta=1e-3", "privacy.epsilon = nan"),
+    ("run ok.toml --set privacy.unit=client --set privacy.epsilon=8 --set privacy.delta=2", "privacy.delta = 2.0"),
+]  # fmt: skip
 CASES = [
     *USAGE,
     *FILE,
+    *((line, "a path holds a character NUL") for line in NUL),
+    *MORE,
+    *((f"run t_{name}.toml", words) for name, (_, words) in TABLES.items()),
     *((f"run ok.toml --set {change}", words) for change, words in KEYS),
     *OPTIONS,
 ]
@@ -226,8 +340,8 @@ def one_line(err: str) -> str:
     return err
 
 
-def test_there_are_a_hundred() -> None:
-    assert len(CASES) >= 100
+def test_there_are_two_hundred() -> None:
+    assert len(CASES) >= 200
     assert len({line for line, _ in CASES}) == len(CASES)
 
 
@@ -246,6 +360,8 @@ def test_one_line_and_nothing_written(
     [
         (MemoryError(), "out of memory"),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), "out of memory"),
+        (RuntimeError("Storage size calculation overflowed with sizes=[9223372036854775807, 64]"), "out of memory"),
+        (TypeError('empty(): failed to unpack the object with error "Overflow when unpacking long long\nframe #0"'), "out of memory"),
         (OSError(errno.ENOSPC, "No space left on device", "data.npz"), "No space left on device"),
         (PermissionError(errno.EACCES, "Permission denied", "data.npz"), "Permission denied"),
     ],
@@ -289,6 +405,36 @@ def test_what_a_finished_run_is_not_asked(folder: Path, monkeypatch: pytest.Monk
     assert capsys.readouterr().out.startswith("not verified: run: its digest is ")
     (folder / "run" / "summary.json").write_text("{}")
     assert in_process(monkeypatch, "verify", "run") == 1
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can be longer than a block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "code"),
+    [
+        ("init my.toml", "my.toml: cannot be written (File too large)", 2),
+        ("init --schema my.json", "my.json: cannot be written (File too large)", 2),
+        ("examples new", "new: cannot be written (File too large)", 2),
+        ("run ok.toml --out deep/run", "File too large (everything completed is saved;", 1),
+    ],
+)
+def test_a_full_disk_leaves_nothing_half_written(
+    line: str, words: str, code: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(folder)
+    with full_disk():
+        assert in_process(monkeypatch, *line.split()) == code
+    assert words in one_line(capsys.readouterr().err)
+    assert everything(folder) == before
 
 
 def test_a_name_that_is_too_long(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,10 @@ for _command in (run, sweep, audit, verify, report, export, reproduce, claims, i
 app.command("list")(list_)
 
 
+_TOO_LARGE = ("allocate memory", "Storage size calculation overflowed", "Overflow when unpacking long")
+"""What torch says of arrays that no memory holds."""
+
+
 def main() -> None:
     """The entry point: errors become one line and an exit code."""
     try:
@@ -72,10 +76,14 @@ def main() -> None:
         if (line := what_to_install(error)) is None:
             raise
         _end(f"this command {line}", 2)
-    except (MemoryError, RuntimeError, ValueError) as error:
+    except (MemoryError, RuntimeError, TypeError, ValueError) as error:
         if "null byte" in str(error):
             _end("a path holds a character NUL, which no file's name can", 2)
-        if not (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)):
+        if (
+            not isinstance(error, MemoryError)
+            and type(error).__name__ != "OutOfMemoryError"
+            and not any(one in str(error) for one in _TOO_LARGE)
+        ):
             raise
         _end("out of memory; everything completed is saved: make room, or take fewer clients, samples or workers, then --resume", 1)
 

@@ -65,3 +65,5 @@ def examples(folder: Annotated[Path, typer.Argument(help="The folder to make.", 
         say(f"written: {copy_examples(folder)} files in {folder}")
     except FileExistsError:
         raise InputError(f"{folder}: exists; name a new folder") from None
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror})") from None

@@ -275,7 +275,12 @@ def _check_table(spec: DataSpec) -> None:
     for key in ("feature_mean", "feature_std"):
         values = getattr(spec, key)
         if bool(values) != constants:
-            raise refuse(key, values, f"goes with standardise = 'constants', and this is {spec.standardise!r}")
+            why = (
+                "standardise = 'constants' needs it"
+                if constants
+                else f"goes with standardise = 'constants', and this is {spec.standardise!r}"
+            )
+            raise refuse(key, values, why)
         if not all(math.isfinite(value) and (value > 0 or key == "feature_mean") for value in values):
             raise refuse(key, values, f"expected finite numbers{'' if key == 'feature_mean' else ' above 0'}")
     ends = spec.value_range

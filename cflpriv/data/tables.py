@@ -44,7 +44,9 @@ class _Table:
 
     def column(self, key: str, name: str) -> Sequence[Any]:
         if name not in self.columns:
-            raise InputError(f"{self.path}: has no column {name!r} (data.{key}); its columns are {', '.join(self.columns)}")
+            only = next(iter(self.columns), "") if len(self.columns) == 1 else ""
+            why = "; its columns are separated by something else than commas" if {";", "\t"} & set(only) else ""
+            raise InputError(f"{self.path}: has no column {name!r} (data.{key}); its columns are {', '.join(self.columns)}{why}")
         return self.columns[name]
 
     def at(self, row: int, column: str) -> str:
@@ -60,9 +62,8 @@ class _Table:
             except (TypeError, ValueError):
                 found[row] = math.nan
             if not abs(found[row]) <= LARGEST:
-                raise InputError(
-                    f"{self.at(row, name)}: {cell!r} is not a finite number; encode it, or name the features in data.feature_columns"
-                )
+                what = "fill it, or leave out the row" if cell in ("", None) else "encode it, or name the features in data.feature_columns"
+                raise InputError(f"{self.at(row, name)}: {cell!r} is not a finite number; {what}")
         return found
 
     def names(self, key: str, name: str) -> list[str]:

@@ -283,7 +283,7 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
         raise
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: is no checkpoint ({type(error).__name__}: {error})") from None
     return Checkpoint(path, tree, server, others)
 

@@ -377,7 +377,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error})") from None
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path}: is not TOML ({error})") from None
     _resolve_paths(tree, path.parent)
     run = tree.get("run")
@@ -463,7 +463,7 @@ def set_key(tree: dict[str, Any], change: str) -> None:
         if set(parsed) != {"value"}:
             raise InputError(f"--set {change!r}: expected one value")
         value = parsed["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = text.strip()  # an unquoted value is a string
     if not isinstance(tree.setdefault(section, {}), dict):
         raise InputError(f"--set {change}: {section} is not a section")

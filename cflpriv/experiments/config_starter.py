@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from ..algorithms import ALGORITHMS
 from ..errors import InputError, near
+from ..files import write_atomically
 from .config_reference import Entry, entries, keys_of, toml_value, type_text
 
 __all__ = ["begin_file", "schema", "starter"]
@@ -61,11 +62,13 @@ def begin_file(file: Path | None, algorithm: str | None) -> str:
     if file is None:
         return text
     try:
-        with file.open("x", encoding="utf-8") as out:
-            out.write(text)
+        file.touch(exist_ok=False)
+        write_atomically(file, text)
     except FileExistsError:
         raise InputError(f"{file}: exists; choose another name, or remove it") from None
     except OSError as error:
+        if file.is_file() and not file.stat().st_size:
+            file.unlink()
         raise InputError(f"{file}: cannot be written ({error.strerror})") from None
     return text
 

@@ -131,12 +131,10 @@ def carry_out(
                 raise InputError(f"{out}: another process made this run meanwhile; the same command goes on with it")
             try:
                 return _started(run, out, told, tick)
-            except InputError:
-                if not (out / "rounds.jsonl").exists() and not (out / "ledger.json").exists():
-                    shutil.rmtree(out, ignore_errors=True)
-                    with suppress(OSError):  # it holds other files by now
-                        for folder in missing[1:]:
-                            folder.rmdir()
+            except (InputError, OSError) as error:
+                begun = ("rounds.jsonl", "ledger.json") if isinstance(error, InputError) else ("config.toml",)
+                if not any((out / name).exists() for name in begun):
+                    _removed(out, missing[1:])
                 raise
     except EpochEnded as error:
         raise InputError(f"{out}: {error}: the run cannot be resumed; start a new one") from None
@@ -145,6 +143,14 @@ def carry_out(
             raise
         kept = "everything completed is saved; make room or access, and continue with --resume"
         raise OSError(error.errno, f"{error.strerror} ({kept})", error.filename) from None
+
+
+def _removed(out: Path, parents: Sequence[Path]) -> None:
+    """Remove the folder of a run that has not begun, and those that were made above it."""
+    shutil.rmtree(out, ignore_errors=True)
+    with suppress(OSError):  # it holds other files by now
+        for folder in parents:
+            folder.rmdir()
 
 
 def _started(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

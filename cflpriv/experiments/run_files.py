@@ -158,7 +158,7 @@ def _rounds(path: Path) -> list[Mapping[str, Any]]:
     for number, line in enumerate(_text(path).splitlines(), 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(f"{path}: line {number} is damaged") from None
         require(isinstance(row, dict) and isinstance(row.get("round"), int), path, f"line {number} is no round")
         rows.append(row)
@@ -219,7 +219,7 @@ def parsed(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     text = _text(path)
     try:
         return parse(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is damaged ({error})") from None
 
 

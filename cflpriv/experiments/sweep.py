@@ -224,7 +224,7 @@ def _protection(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     if isinstance(entry, str):
         sums, grams = listed("sum"), listed("gram")
         if entry not in grams and entry not in sums:
-            raise InputError(f"protections: {entry!r}: is not known{near(entry, [*sums, *grams])}")
+            raise InputError(f"protections: {entry!r}: is not known{near(entry, list(sums | grams))}")
         operations = {"gram": [entry] if entry in grams else [], "sum": entry if entry in sums else "none"}
         return entry, {"protection": {} if entry == "none" else {**own, **operations}}
     if not isinstance(entry, Mapping):

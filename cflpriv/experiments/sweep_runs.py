@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..files import write_atomically
+from .config import read_tree
 from .folder import run_experiment
 from .resume import LOCK, held, holds_nothing, locked
 from .sweep import Cell, Sweep
@@ -139,6 +140,8 @@ def open_folder(sweep: Sweep, out: Path) -> None:
     known = out / "sweep.toml"
     if not known.is_file() and out.exists() and not holds_nothing(out) and not known.is_file():  # another process may have made it
         raise InputError(f"{out}: exists and holds no sweep; choose another folder with --out")
+    if known.is_file():
+        _check_same(sweep, known)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out, PATIENCE):
@@ -161,13 +164,13 @@ def opened(sweep: Sweep, out: Path) -> Iterator[None]:
 
 
 def _check_same(sweep: Sweep, known: Path) -> None:
-    if known.read_text(encoding="utf-8") != sweep.text:
+    if known.read_bytes() != sweep.text.encode():
         raise InputError(f"{known.parent}: holds another sweep ({_difference(known, sweep.text)}); choose another folder with --out")
 
 
 def _difference(known: Path, text: str) -> str:
     """The first key by which a folder's sweep differs from this one."""
-    old, new = tomllib.loads(known.read_text(encoding="utf-8")), tomllib.loads(text)
+    old, new = read_tree(known), tomllib.loads(text)
     for section in sorted({*old, *new}):
         for key in sorted({*old.get(section, {}), *new.get(section, {})}):
             was, now = old.get(section, {}).get(key), new.get(section, {}).get(key)
