@@ -94,7 +94,8 @@ def _client_releases(config: Config, algorithm: Algorithm) -> Releases:
         raise InputError(f"algorithm {name!r} under privacy.unit = 'client': {config.spec.client_refused}; use 'fedavg'")
     others = [operation for operation in operations if operation != "mean" and operation not in local]
     if others:
-        hint = "; privacy.local = ['gram'] asks for local noise, which takes a lot of it" if others == ["gram"] else ""
+        local_noise = "; privacy.local = ['gram'] asks for local noise, a lot of it; 'private_clusters' clusters many clients by means"
+        hint = local_noise if others == ["gram"] else ""
         raise InputError(
             f"algorithm {name!r} under privacy.unit = 'client': it uses {' and '.join(others)}, which would release single clients' values "
             f"(clip and noise protect means only){hint}"
