@@ -88,11 +88,11 @@ class Scene:
 
 
 def scenes(data: Sequence[str], seeds: Sequence[int] = SEEDS) -> Iterator[Scene]:
-    """All scenes of some data sets, one seed after the other: a table that was ended early still has all kinds."""
+    """All scenes of some data sets, by seed and by samples a client: a table that was ended early still has all kinds."""
     for name in data:
         for seed in seeds:
-            for kind in KINDS:
-                for samples in SAMPLES:
+            for samples in SAMPLES:
+                for kind in KINDS:
                     yield Scene(name, kind, samples, seed)
 
 
