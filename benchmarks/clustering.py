@@ -105,6 +105,13 @@ def mlp(people: Population, hidden: int = 200) -> Model:
     return Model("mlp", people.shape, people.classes, hidden, people.mean, people.std)
 
 
+class Unrecorded(Transcript):
+    """Keeps nothing, so that no update is written out for a digest that nobody reads."""
+
+    def add(self, *args: Any, **keys: Any) -> None:
+        """Record nothing."""
+
+
 def after_rounds(federation: FederationServer, algorithm: Algorithm, rounds: int) -> Any:
     """The state after so many rounds, of which no message is kept."""
     state = algorithm.init(federation)
@@ -117,7 +124,7 @@ def after_rounds(federation: FederationServer, algorithm: Algorithm, rounds: int
 
 def run(people: Population, algorithm: Algorithm, share: float, rounds: int, seed: int) -> Found:
     """A system's clustering after some rounds; who is in no cluster by then is alone."""
-    simulated = simulate(people.clients, sampling=Sampling("global", share), seed=seed, transcript=Transcript("headers"))
+    simulated = simulate(people.clients, sampling=Sampling("global", share), seed=seed, transcript=Unrecorded())
     federation = simulated.federation
     state = after_rounds(federation, algorithm, rounds)
     described = algorithm.describe(state)
