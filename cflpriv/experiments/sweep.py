@@ -2,7 +2,7 @@
 
 A sweep is an experiment with a section `[sweep]`:
 
-    algorithms   names, or tables with a `name`, hyper-parameters and perhaps a `label`
+    algorithms   names, or tables with a `name`, hyper-parameters, perhaps a `label` and other sections' keys (`model = {...}`)
     protections  names, or tables of [protection] keys, perhaps with a `label` and other sections' keys (`privacy = {...}`)
     epsilon      values of privacy.epsilon, for those protections that have a privacy unit
     keys         any other dotted key with its values: {"training.lr" = [0.1, 0.01]}; a list is a value, too
@@ -13,7 +13,7 @@ A sweep is an experiment with a section `[sweep]`:
 
 The file's own sections hold for every cell. [algorithm] stands under the entries of its name, and [protection] under each table of
 `protections`: the entry's keys win. A name among the protections sets both `gram` and `sum`, over the file's other keys; "none" is no
-protection at all. A key of these two sections that reaches no entry is refused.
+protection at all. A key of these two sections that reaches no entry is refused, as is one that an algorithm and a protection both give.
 
 A run's result depends on its configuration alone, so it does not matter how many workers there are or who ran it (`sweep_runs`). What
 failed is recorded in `failed/` with its error, and the rest continues; the same command again runs what is missing and retries what failed.
@@ -42,7 +42,10 @@ _KEYS = {
     "workers": int, "choose": dict,
 }  # fmt: skip
 
+_INSTEAD = {"algorithm": "write its keys beside the `name`", "protection": "belongs to an entry of `protections`"}
 _PLACES = {"run.seed": "seeds", "data.seed": "seeds", "algorithm.name": "algorithms", "privacy.epsilon": "epsilon"}
+_Entry = tuple[str, dict[str, dict[str, Any]]]
+"""An algorithm or a protection: its label, and the sections that it changes."""
 LONGEST_NAME = 200
 """Names of cells are names of folders, and with `.json` of files, which may have 255 letters; a longer one ends in a digest."""
 
@@ -161,7 +164,7 @@ def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any]) -> I
     own = {"name": "pacfl", **base.get("algorithm", {})}
     algorithms = [_algorithm(one, own) for one in sweep.get("algorithms", [own["name"]])]
     protections = [_protection(one, base.get("protection", {})) for one in sweep.get("protections", [{"label": "as given"}])]
-    _check_reach(base, "algorithm", "algorithms", [its for _, its in algorithms])
+    _check_reach(base, "algorithm", "algorithms", [its["algorithm"] for _, its in algorithms])
     _check_reach(base, "protection", "protections", [overrides["protection"] for _, overrides in protections])
     keys = sweep.get("keys", {})
     for key, values in keys.items():
@@ -175,17 +178,16 @@ def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any]) -> I
     for seed in sweep.get("seeds", [0]):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seeds: {seed!r} is not a whole number")
-    privacy = [{**base.get("privacy", {}), **overrides.get("privacy", {})}.get("unit", "none") != "none" for _, overrides in protections]
-    if "epsilon" in sweep and not any(privacy):
+    pairs = [(one, other, _merged(base, one, other)) for one, other in product(algorithms, protections)]
+    private = [tree.get("privacy", {}).get("unit", "none") != "none" for *_, tree in pairs]
+    if "epsilon" in sweep and not any(private):
         raise InputError(f"epsilon = {sweep['epsilon']!r}: no protection here has a privacy unit, so nothing would depend on it")
-    for (algorithm, name_keys), ((protection, overrides), private) in product(algorithms, zip(protections, privacy, strict=True)):
-        for epsilon in sweep.get("epsilon", [None]) if private else [None]:
+    for ((algorithm, _), (protection, _), given), has_epsilon in zip(pairs, private, strict=True):
+        for epsilon in sweep.get("epsilon", [None]) if has_epsilon else [None]:
             for values in product(*keys.values()):
                 setting = Setting(algorithm, protection, epsilon, tuple(zip(keys, map(tuples, values), strict=True)))
                 for seed in sweep.get("seeds", [0]):
-                    tree = {section: dict(its) for section, its in base.items()} | {"algorithm": dict(name_keys)}
-                    for section, its in overrides.items():
-                        tree[section] = dict(its) if section == "protection" else {**tree.get(section, {}), **its}
+                    tree = {section: dict(its) for section, its in given.items()}
                     if epsilon is not None:
                         tree.setdefault("privacy", {})["epsilon"] = float(epsilon)
                     for key, value in zip(keys, values, strict=True):
@@ -209,17 +211,20 @@ def _cell(setting: Setting, seed: int, tree: Mapping[str, Any]) -> Cell:
         return Cell(name, setting, seed, None, str(error))
 
 
-def _algorithm(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A label, and [algorithm]: the entry's keys over the file's `own`, if they are of the same algorithm."""
+def _algorithm(entry: Any, own: Mapping[str, Any]) -> _Entry:
+    """A label, and the sections that the entry changes; [algorithm] is whole: its keys over the file's `own`, if of the same algorithm."""
     if isinstance(entry, str):
         entry = {"name": entry}
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise InputError(f"algorithms: {entry!r}: expected a name, or a table with a `name`")
-    keys = {key: value for key, value in entry.items() if key != "label"}
-    return str(entry.get("label", entry["name"])), {**own, **keys} if entry["name"] == own["name"] else keys
+    keys = {key: value for key, value in entry.items() if key != "label" and not isinstance(value, Mapping)}
+    sections = {key: dict(value) for key, value in entry.items() if isinstance(value, Mapping)}
+    if odd := next((key for key in ("algorithm", "protection") if key in sections), ""):
+        raise InputError(f"algorithms: {odd} = {sections[odd]!r}: {_INSTEAD[odd]}")
+    return str(entry.get("label", entry["name"])), {**sections, "algorithm": {**own, **keys} if entry["name"] == own["name"] else keys}
 
 
-def _protection(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _protection(entry: Any, own: Mapping[str, Any]) -> _Entry:
     """A label, and the sections that the entry changes; [protection] is whole: the entry's keys over the file's `own`."""
     if isinstance(entry, str):
         sums, grams = listed("sum"), listed("gram")
@@ -234,6 +239,17 @@ def _protection(entry: Any, own: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     words = ", ".join(f"{key}={'+'.join(value) if isinstance(value, list) else value}" for key, value in plain.items())
     label = str(entry.get("label", words or ("as given" if own else "none")))
     return label, {**sections, "protection": {**own, **plain, **sections.get("protection", {})}}
+
+
+def _merged(base: Mapping[str, Mapping[str, Any]], algorithm: _Entry, protection: _Entry) -> dict[str, dict[str, Any]]:
+    """All sections of a run, the two entries' keys over the file's. Raises `InputError` for a key that both give."""
+    tree = {section: dict(its) for section, its in base.items()}
+    for section in algorithm[1].keys() & protection[1].keys():
+        if both := sorted(algorithm[1][section].keys() & protection[1][section].keys()):
+            raise InputError(f"algorithms: {section}.{both[0]}: {algorithm[0]!r} and the protection {protection[0]!r} both give it")
+    for section, its in (*algorithm[1].items(), *protection[1].items()):
+        tree[section] = dict(its) if section in ("algorithm", "protection") else {**tree.get(section, {}), **its}
+    return tree
 
 
 def _check_reach(base: Mapping[str, Mapping[str, Any]], section: str, entries: str, its: Sequence[Mapping[str, Any]]) -> None:

@@ -80,6 +80,12 @@ def test_the_grid_is_the_product_with_the_same_seeds_everywhere() -> None:
         ({"workers": True}, r"workers = True: expected int"),
         ({"algorithms": ["pacf"]}, r"did you mean 'pacfl'"),
         ({"algorithms": [3]}, r"algorithms: 3: expected a name"),
+        ({"algorithms": [{"name": "pacfl", "algorithm": {"p": 2}}]}, r"algorithms: algorithm = .*: write its keys beside the `name`"),
+        ({"algorithms": [{"name": "pacfl", "protection": {"sum": "haar"}}]}, r"algorithms: protection = .* belongs to an entry of"),
+        (
+            {"algorithms": [{"name": "pacfl", "training": {"lr": 0.2}}], "protections": [{"label": "quick", "training": {"lr": 0.3}}]},
+            r"algorithms: training\.lr: 'pacfl' and the protection 'quick' both give it",
+        ),
         ({"protections": ["har"]}, r"protections: 'har': is not known; did you mean 'haar'"),
         ({"protections": [3]}, r"protections: 3"),
         ({"epsilon": ["x"]}, r"epsilon: 'x' is not a number"),
@@ -125,6 +131,22 @@ def test_the_files_own_sections_hold_for_every_cell_that_they_are_for() -> None:
     alone = parse_sweep({**base, "algorithm": {"k": 3}, "sweep": {"seeds": [0]}}).cells[0]  # without entries, all of both sections
     assert alone.config is not None
     assert (alone.name, alone.config.algorithm, alone.config.protection.min_cohort) == ("pacfl-as_given-s0", {"name": "pacfl", "k": 3}, 4)
+
+
+def test_an_algorithm_brings_its_own_settings_of_other_sections() -> None:
+    def found(**sweep: Any) -> dict[str, Any]:
+        cells = parse_sweep({**BASE, "run": {}, "sweep": {**sweep, "epsilon": [1.0, 2.0]}}).cells
+        configs = {cell.name: cell.config for cell in cells if cell.config is not None}
+        return {name: (it.model.hidden, it.privacy.clip_norm, it.training.lr, it.privacy.epsilon) for name, it in configs.items()}
+
+    given = {"name": "fedavg", "model": {"hidden": 5}, "privacy": {"clip_norm": 0.3}}
+    private = {"label": "private", "privacy": {"unit": "client", "delta": 1e-3}, "training": {"lr": 0.2}}
+    assert found(algorithms=[given, "ditto"], protections=["none", private]) == {
+        "fedavg-none-s0": (5, 0.3, 0.1, 0.0), "fedavg-private-eps1-s0": (5, 0.3, 0.2, 1.0), "fedavg-private-eps2-s0": (5, 0.3, 0.2, 2.0),
+        "ditto-none-s0": (4, 1.0, 0.1, 0.0), "ditto-private-eps1-s0": (4, 1.0, 0.2, 1.0), "ditto-private-eps2-s0": (4, 1.0, 0.2, 2.0),
+    }  # fmt: skip
+    alone = found(algorithms=[{**given, "privacy": {"unit": "client", "delta": 1e-3}}])
+    assert [epsilon for *_, epsilon in alone.values()] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
