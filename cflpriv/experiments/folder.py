@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -122,6 +122,7 @@ def carry_out(
                 return _resumed(config, out, made, told, tick)
         run = made(None)
         missing = [folder for folder in (out, *out.parents) if not folder.exists()]
+        before = frozenset() if missing else frozenset(out.iterdir())
         try:
             out.mkdir(parents=True, exist_ok=resume)
         except OSError as error:
@@ -131,10 +132,14 @@ def carry_out(
                 raise InputError(f"{out}: another process made this run meanwhile; the same command goes on with it")
             try:
                 return _started(run, out, told, tick)
-            except (InputError, OSError) as error:
-                begun = ("rounds.jsonl", "ledger.json") if isinstance(error, InputError) else ("config.toml",)
-                if not any((out / name).exists() for name in begun):
-                    _removed(out, missing[1:])
+            except InputError:
+                if not (out / "rounds.jsonl").exists() and not (out / "ledger.json").exists():
+                    _removed(out, before, missing)
+                raise
+            except OSError:
+                with suppress(OSError):
+                    if holds_nothing(out):
+                        _removed(out, before, missing)
                 raise
     except EpochEnded as error:
         raise InputError(f"{out}: {error}: the run cannot be resumed; start a new one") from None
@@ -145,11 +150,12 @@ def carry_out(
         raise OSError(error.errno, f"{error.strerror} ({kept})", error.filename) from None
 
 
-def _removed(out: Path, parents: Sequence[Path]) -> None:
-    """Remove the folder of a run that has not begun, and those that were made above it."""
-    shutil.rmtree(out, ignore_errors=True)
-    with suppress(OSError):  # it holds other files by now
-        for folder in parents:
+def _removed(out: Path, before: Set[Path], made: Sequence[Path]) -> None:
+    """Remove what a run that has not begun left: all in its folder that was not there `before`, and the folders that were `made` for it."""
+    with suppress(OSError):  # a folder holds other files by now
+        for path in set(out.iterdir()) - before:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for folder in made:
             folder.rmdir()
 
 

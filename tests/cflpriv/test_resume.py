@@ -1,5 +1,6 @@
 """Runs that are killed, starved of disk or tampered with: what was complete is there, and a resumed run ends as an uninterrupted one."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -675,6 +676,38 @@ def test_a_full_file_system_loses_nothing(tmp_path: Path) -> None:
         assert final(mount / "run") == final(tmp_path / "whole")
     finally:
         subprocess.run(["umount", str(mount)], check=False)
+
+
+@pytest.mark.parametrize("what", ["a full disk", "a refusal"])
+def test_a_run_that_cannot_begin_removes_what_it_made_and_nothing_else(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may be given that holds unfinished files alone; they need not be a run's."""
+    out = tmp_path / "out"
+    (out / "mail.part").mkdir(parents=True)
+    (out / "mail.part" / "letter").write_text("theirs")
+    (out / "film.part").write_text("theirs")
+    before = sorted(tmp_path.rglob("*"))
+
+    def refuse(run: Any) -> None:
+        raise InputError("no")
+
+    if what == "a refusal":
+        monkeypatch.setattr("cflpriv.experiments.folder.begin", refuse)
+    with small_files(1) if what == "a full disk" else nullcontext(), pytest.raises((OSError, InputError)):
+        run(small(), out)
+    assert sorted(tmp_path.rglob("*")) == before
+    with small_files(1) if what == "a full disk" else nullcontext(), pytest.raises((OSError, InputError)):
+        run(small(), tmp_path / "deep" / "new")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_fails_in_a_later_round_has_nothing_removed(tmp_path: Path) -> None:
+    def lose(row: dict[str, Any]) -> None:
+        (tmp_path / "run" / "config.toml").unlink()
+        raise OSError(errno.EIO, "Input/output error", "rounds.jsonl")
+
+    with pytest.raises(OSError, match="Input/output error"):
+        run(small(), tmp_path / "run", tick=lose)
+    assert (tmp_path / "run" / "rounds.jsonl").is_file()
 
 
 def test_files_are_whole_or_old(tmp_path: Path) -> None:
