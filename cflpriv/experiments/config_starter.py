@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 
 from ..algorithms import ALGORITHMS
 from ..errors import InputError, near
-from ..files import write_atomically
 from .config_reference import Entry, entries, keys_of, toml_value, type_text
 
 __all__ = ["begin_file", "schema", "starter"]
@@ -62,13 +61,16 @@ def begin_file(file: Path | None, algorithm: str | None) -> str:
     if file is None:
         return text
     try:
-        file.touch(exist_ok=False)
-        write_atomically(file, text)
+        out = file.open("x", encoding="utf-8")
     except FileExistsError:
         raise InputError(f"{file}: exists; choose another name, or remove it") from None
     except OSError as error:
-        if file.is_file() and not file.stat().st_size:
-            file.unlink()
+        raise InputError(f"{file}: cannot be written ({error.strerror})") from None
+    try:
+        with out:
+            out.write(text)
+    except OSError as error:
+        file.unlink(missing_ok=True)
         raise InputError(f"{file}: cannot be written ({error.strerror})") from None
     return text
 

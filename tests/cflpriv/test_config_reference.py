@@ -16,7 +16,7 @@ from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments.config import load_config, parse_config
 from cflpriv.experiments.config_reference import Entry, entries, explained, page
-from cflpriv.experiments.config_starter import schema, starter
+from cflpriv.experiments.config_starter import begin_file, schema, starter
 from cflpriv.experiments.run import prepare
 from cflpriv.keys import Key
 
@@ -120,6 +120,12 @@ def test_commands_write_a_file_once_and_name_what_they_do_not_know(
     assert "Learning rate" in capsys.readouterr().out
     assert in_process(monkeypatch, "init", "--schema") == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(schema()))
+
+
+def test_a_new_file_leaves_those_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml.part").write_text("theirs")
+    begin_file(tmp_path / "mine.toml", "ifca")
+    assert (tmp_path / "mine.toml.part").read_text() == "theirs"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
