@@ -170,7 +170,8 @@ def _check_same(sweep: Sweep, known: Path) -> None:
 
 def _difference(known: Path, text: str) -> str:
     """The first key by which a folder's sweep differs from this one."""
-    old, new = read_tree(known), tomllib.loads(text)
+    old = {section: values for section, values in read_tree(known).items() if isinstance(values, dict)}
+    new = tomllib.loads(text)
     for section in sorted({*old, *new}):
         for key in sorted({*old.get(section, {}), *new.get(section, {})}):
             was, now = old.get(section, {}).get(key), new.get(section, {}).get(key)
