@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
+from glob import escape
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,11 @@ OF_RUN = (
 """What a run leaves that reports and audits read. The transcript's headers hold the digests of all payloads."""
 OF_AUDITS = ("audit.json", "audit/*", "active_audit.json", "active_audit.txt")
 """What audits add to it."""
-OF_CHECKPOINTS = ("checkpoints/*",)
-"""What `--resume` and `cflpriv export` read. A folder may be handed on without it, because it holds what clients keep to themselves."""
+OF_CHECKPOINTS = ("checkpoints/[!.]*",)
+"""What `--resume` and `cflpriv export` read; hidden files are a desktop's or a file system's.
+
+A folder may be handed on without it, because it holds what clients keep to themselves.
+"""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def _checkpoints(folder: Path) -> tuple[list[str], list[str]]:
     present = [path.relative_to(folder).as_posix() for path in folder.glob(*OF_CHECKPOINTS)]
     if not known:
         return [], ["checkpoints/ has no digests; an earlier version made the run, or it is not complete"] if present else []
-    found = dict(_found(folder, [name for name in present if os.access(folder / name, os.R_OK)]))
+    found = dict(_found(folder, [escape(name) for name in present if os.access(folder / name, os.R_OK)]))
     absent = [f"{name} is missing or cannot be read" for name in sorted(known) if name not in found]
     return [_changed(folder / name) for name, digest in sorted(found.items()) if known.get(name) != digest], absent
 

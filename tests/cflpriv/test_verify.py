@@ -92,6 +92,19 @@ def test_a_checkpoint_of_another_name_is_found(folder: Path) -> None:
     assert "checkpoints/round_0000009.json: is not as the run left it" in problem
 
 
+@pytest.mark.parametrize("name", [".DS_Store", ".nfs0000000000000001"])
+def test_hidden_files_of_a_desktop_or_a_file_system_are_no_checkpoints(folder: Path, name: str) -> None:
+    (folder / "checkpoints" / name).write_text("x")
+    assert verify(folder).problems == ()
+    assert f"checkpoints/{name}" not in json.loads((seal(folder), (folder / FILE).read_text())[1])
+
+
+def test_a_checkpoint_file_named_like_a_pattern_is_found(folder: Path) -> None:
+    (folder / "checkpoints" / "round_[9].json").write_text("{}")
+    (problem,) = verify(folder).problems
+    assert "checkpoints/round_[9].json: is not as the run left it" in problem
+
+
 def test_a_folder_handed_on_without_checkpoints_is_verified_but_for_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
