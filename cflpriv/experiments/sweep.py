@@ -101,8 +101,14 @@ def load_sweep(path: str | Path, changes: Sequence[str] = (), plugins: Sequence[
 
     Raises `InputError` naming file, key and value.
     """
-    tree = changed(read_tree(path), changes, plugins)
-    return parse_sweep(tree, f"{path} with --set {', '.join(changes)}" if changes else str(path))
+    tree, source = changed(read_tree(path), changes, plugins), f"{path} with --set {', '.join(changes)}" if changes else str(path)
+    sweep = parse_sweep(tree, source)
+    if not sweep.audit and (
+        unused := [key for key in ("attacks", "budget") if key in tree["sweep"]]
+    ):  # folders of earlier versions have it
+        value = tree["sweep"][unused[0]]
+        raise InputError(f"{source}: [sweep] {unused[0]} = {value!r}: is not used, because audit = false; remove one of them")
+    return sweep
 
 
 def sweep_of(folder: Path) -> Sweep | None:
@@ -123,8 +129,6 @@ def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
             raise InputError(f"{source}: [sweep] {key} = {value!r}: expected {_KEYS[key].__name__}")
         if value in ([], {}):
             raise InputError(f"{source}: [sweep] {key} = {value!r}: is empty; leave it out or give values")
-    if unused := next((key for key in ("attacks", "budget") if key in sweep and not sweep.get("audit", True)), None):
-        raise InputError(f"{source}: [sweep] {unused} = {sweep[unused]!r}: is not used, because audit = false; remove one of them")
     if sweep.get("workers", 1) < 1:
         raise InputError(f"{source}: [sweep] workers = {sweep['workers']}: is below 1")
     if sweep.get("workers", 1) > MOST_WORKERS:

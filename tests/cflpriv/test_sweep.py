@@ -259,6 +259,14 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
     assert sweep_of(tmp_path / "2") == Sweep(sweep.cells, sweep.text)
 
 
+def test_a_folder_of_an_earlier_version_is_read_though_its_attacks_were_never_used(tmp_path: Path) -> None:
+    tree = {**BASE, "sweep": {"seeds": [0], "audit": False, "attacks": ["label_inference"]}}
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(tree))
+    assert sweep_of(tmp_path) == parse_sweep(tree)
+    with pytest.raises(InputError, match=r"attacks = .*: is not used, because audit = false"):
+        load_sweep(tmp_path / "sweep.toml")
+
+
 @pytest.mark.slow
 def test_a_dead_worker_and_a_failing_audit_are_recorded(tmp_path: Path) -> None:
     recorded = {**BASE, "run": {**BASE["run"], "record": "full"}}
