@@ -119,7 +119,7 @@ def copy_examples(folder: Path) -> int:
     folder.mkdir(parents=True)
     try:
         for path in files:
-            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / path, folder / path)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from command_line import in_process
 
+from cflpriv.files import copy_examples
+
 OK = '[data]\nclients = 4\n[model]\nhidden = 4\n[training]\nrounds = 1\n[algorithm]\nname = "fedavg"\n'
 """An experiment that takes a moment."""
 SWEEP = OK + "[sweep]\nseeds = [0, 1]\n"
@@ -437,6 +439,15 @@ def test_a_full_disk_leaves_nothing_half_written(
         assert in_process(monkeypatch, *line.split()) == code
     assert words in one_line(capsys.readouterr().err)
     assert everything(folder) == before
+
+
+def test_examples_in_nested_folders_are_copied_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / "package" / "examples" / "app" / "inner" / "client.py"
+    deep.parent.mkdir(parents=True)
+    deep.write_text("x")
+    monkeypatch.setattr("cflpriv.files.__file__", str(tmp_path / "package" / "files.py"))
+    assert copy_examples(tmp_path / "new") == 1
+    assert (tmp_path / "new" / "app" / "inner" / "client.py").read_text() == "x"
 
 
 def test_a_name_that_is_too_long(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
