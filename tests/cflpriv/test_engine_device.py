@@ -231,6 +231,13 @@ def test_the_estimate_holds_for_a_whole_chunk(name: str, batch: int, extra: dict
     assert sum(saved.values()) <= memory.live_bytes(lambda: moved(Train(model, batch_size=samples, **extra), given_to, steps_by_batch))
 
 
+def test_only_networks_without_convolutions_are_stacked_by_64_on_the_cpu() -> None:
+    """Tiny convolutional ones are no quicker, and hold several times the activations."""
+    small = Model("small", (1, 8, 8), 3, factory=lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3)))
+    assert fast.chunk_size(small, 4, 20, Train(small)._options, CPU) == 16
+    assert fast.chunk_size(MODELS["mlp"], 4, 20, Train(MODELS["mlp"])._options, CPU) == 64
+
+
 def test_chunks_are_cut_to_the_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model("lenet5", (1, 28, 28), 10)
     task, given_to = Train(model), inputs(model, [20] * 100, np.float32)
