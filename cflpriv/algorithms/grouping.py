@@ -35,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 ALPHA, DRAWS = 0.01, 499
-MOST_COMPARED, LANDMARKS = 10_000, 1_000
+MOST_COMPARED, LANDMARKS, WIDER = 10_000, 1_000, 4
 Landmarks = Annotated[
     int | None,
     Key(
@@ -160,7 +160,11 @@ class FindGroups:
 
 @dataclass(frozen=True)
 class JoinGroups:
-    """Each newcomer joins the group whose mean is nearest to it, by unbiased distances. Result: the newcomers' labels."""
+    """Each newcomer joins the group whose mean is nearest to it, by unbiased distances. Result: the newcomers' labels.
+
+    Means of few noisy clients are noisy. So where more clients join than are in groups, as with landmarks, the first of them, up to `WIDER`
+    times those, count in the means that all newcomers then join by.
+    """
 
     results: ClassVar[Results] = {"labels": "new"}
 
@@ -174,8 +178,11 @@ class JoinGroups:
         labels: Array = view.memory["labels"]
         fresh = range(view.gram.n - len(view.new), view.gram.n)
         gram = self.by.comparable(view.gram)
-        traces = self.by.traces(gram) if self.by.sigma else np.zeros(gram.n)
-        squares = distances_to_groups(gram, fresh, labels, int(labels.max()) + 1, traces)
+        traces, k = self.by.traces(gram) if self.by.sigma else np.zeros(gram.n), int(labels.max()) + 1
+        squares = distances_to_groups(gram, fresh, labels, k, traces)
+        if len(fresh) > len(labels) == fresh.start:
+            joined = squares.argmin(1)[: (WIDER - 1) * len(labels)]
+            squares = distances_to_groups(gram, fresh, np.concatenate([labels, joined]), k, traces)
         return {"labels": squares.argmin(1)}, {"squared_distance": squares}
 
 

@@ -7,6 +7,7 @@ in the released products count as noise in the same way: the products of these d
 Source: Walther et al. 2016 (cross-validated Mahalanobis distance) and Chen & Qin 2010; that of the test is in `group_test`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -143,33 +144,36 @@ def unbiased_of_vectors(gram: Gram, traces: Array, dimensions: int) -> UnbiasedG
     return UnbiasedGram(products, np.maximum(noise, TINY), max(spread, TINY), 0)
 
 
-def distances_to_groups(gram: Gram, newcomers: range, labels: Array, k: int, traces: Array) -> Array:
-    """The squared distances (newcomers, k) of clients to the means of groups: unbiased, whatever the clients' sizes.
+def distances_to_groups(gram: Gram, clients: range, labels: Array, k: int, traces: Array) -> Array:
+    """The squared distances (clients, k) of some clients to the means of groups: unbiased, whatever the clients' sizes.
 
-    `newcomers` are positions in `gram`, of two folds each, one after the other; the clients before them have `labels` (−1: in no group).
+    `clients` are positions in `gram`, of two folds each. The first clients of it have `labels` (−1: in no group); these may be among them.
     Clients may have one vector each instead, of which `traces` (n,) has the noise E|error|².
     """
-    old = np.arange(len(labels))
+    old, single = len(labels), gram.p == 1
     member = np.array([labels == group for group in range(k)], np.float64)  # (k, old)
     member /= np.maximum(member.sum(1, keepdims=True), 1.0)
-    within = np.array([_fold_product(gram, old[labels == group], traces) for group in range(k)])
-    found = np.empty((len(newcomers), k))
-    for start in range(0, len(newcomers), ROWS_AT_ONCE):
-        rows = slice(newcomers[start], newcomers[min(start + ROWS_AT_ONCE, len(newcomers)) - 1] + 1)
-        others = np.asarray(gram.block(rows, slice(0, len(labels))), np.float64)  # (rows, p, old, p)
+    within = -(member**2 @ traces[:old]) if single else np.zeros(k)  # ⟨ā, b̄⟩ of the groups, unbiased for the squared norms of true means
+    for rows in _slices(range(old)):
+        products = np.asarray(gram.block(rows, slice(0, old)), np.float64)[:, 0, :, -1]
+        within += np.einsum("kr,rk->k", member[:, rows], products @ member.T)
+    found = np.empty((len(clients), k))
+    for rows in _slices(clients):
+        others = np.asarray(gram.block(rows, slice(0, old)), np.float64)  # (rows, p, old, p)
         towards = (others[:, 0, :, -1] + others[:, -1, :, 0]) @ member.T
         own = np.array([gram.block(slice(one, one + 1), slice(one, one + 1))[0, 0, 0, -1] for one in range(rows.start, rows.stop)])
-        found[start : start + len(own)] = (own - (traces[rows] if gram.p == 1 else 0.0))[:, None] - towards + within
+        if single:  # a client's product with itself holds its noise
+            own = own - traces[rows]
+            inside = np.arange(rows.start, min(rows.stop, old))
+            towards[: len(inside)] -= 2 * (traces[inside] * member[:, inside]).T
+        found[rows.start - clients.start : rows.stop - clients.start] = own[:, None] - towards + within
     return found
 
 
-def _fold_product(gram: Gram, members: Array, traces: Array) -> float:
-    """⟨ā, b̄⟩ of the fold means of a group, which is unbiased for the squared norm of its true mean; of single vectors less their noise."""
-    total = 0.0
-    for one in members:
-        block = np.asarray(gram.block(slice(int(one), int(one) + 1), slice(0, int(members.max()) + 1)), np.float64)[0]
-        total += float(block[0, members, -1].sum()) - (traces[one] if gram.p == 1 else 0.0)
-    return total / max(1, len(members)) ** 2
+def _slices(positions: range) -> Iterator[slice]:
+    """The positions, `ROWS_AT_ONCE` at a time."""
+    for start in range(positions.start, positions.stop, ROWS_AT_ONCE):
+        yield slice(start, min(start + ROWS_AT_ONCE, positions.stop))
 
 
 def spread_of(noise: Array, traces: Array) -> float:
