@@ -88,7 +88,7 @@ TABLES: dict[str, tuple[str | bytes, str]] = {
     "tabs": (CSV.replace(",", "\t"), "its columns are separated by something else than commas"),
     "utf16": (CSV.encode("utf-16"), "utf16.csv: not a readable csv file"),
 }
-"""Faulty tables, and what is said of each."""
+"""Faulty tables, and the words of each refusal."""
 for _name, (_content, _) in TABLES.items():
     FILES[f"{_name}.csv"] = _content
     FILES[f"t_{_name}.toml"] = TABLE.replace("own", _name) + 'partition = "given"\nclient_column = "who"\nlabel_column = "label"\n'

@@ -179,10 +179,10 @@ class JoinGroups:
         fresh = range(view.gram.n - len(view.new), view.gram.n)
         gram = self.by.comparable(view.gram)
         traces, k = self.by.traces(gram) if self.by.sigma else np.zeros(gram.n), int(labels.max()) + 1
-        squares = distances_to_groups(gram, fresh, labels, k, traces)
         if len(fresh) > len(labels) == fresh.start:
-            joined = squares.argmin(1)[: (WIDER - 1) * len(labels)]
-            squares = distances_to_groups(gram, fresh, np.concatenate([labels, joined]), k, traces)
+            first = fresh[: (WIDER - 1) * len(labels)]
+            labels = np.concatenate([labels, distances_to_groups(gram, first, labels, k, traces).argmin(1)])
+        squares = distances_to_groups(gram, fresh, labels, k, traces)
         return {"labels": squares.argmin(1)}, {"squared_distance": squares}
 
 

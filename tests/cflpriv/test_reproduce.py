@@ -558,13 +558,13 @@ def test_what_is_given_is_not_shrunk_nor_reported_as_shrunk() -> None:
 
 def test_trials_shrink_by_what_the_cell_says() -> None:
     cell = REPRODUCTIONS["ifca-synthetic"].cells[0]
-    settings, said = trial_settings(REPRODUCTIONS["ifca-synthetic"], cell, 0.25)
+    settings, notes = trial_settings(REPRODUCTIONS["ifca-synthetic"], cell, 0.25)
     assert settings["d"] / (settings["m"] * settings["n"]) == cell.settings["d"] / (cell.settings["m"] * cell.settings["n"])
-    assert set(said) == {"d 1000 → 200", "m 100 → 20", "trials 40 → 10"}
+    assert set(notes) == {"d 1000 → 200", "m 100 → 20", "trials 40 → 10"}
     assert trial_settings(REPRODUCTIONS["ifca-synthetic"], cell, 1.0) == (cell.settings, ())
     entry = REPRODUCTIONS["pfedlia-influence"]
-    settings, said = trial_settings(entry, entry.cells[0], 0.4)
-    assert set(said) == {
+    settings, notes = trial_settings(entry, entry.cells[0], 0.4)
+    assert set(notes) == {
         "data.samples_per_client 400 → 100", "algorithm.warm_up 20 → 8", "algorithm.local_epochs 20 → 8", "trials 5 → 2"
     }  # fmt: skip
     assert settings["data"] == {**entry.cells[0].settings["data"], "samples_per_client": 100}

@@ -486,7 +486,7 @@ def test_tables_in_other_forms_hold_the_same(tmp_path: Path) -> None:
     written = write_tables(tmp_path, sweep)
     assert (tmp_path / "sweep.parquet" in written) == (util.find_spec("pyarrow") is not None)
     rows = rows_of(tmp_path / "sweep.csv")
-    for table in (rows, rows_of(tmp_path / "table.csv")):  # by the labels, by which settings are told apart
+    for table in (rows, rows_of(tmp_path / "table.csv")):  # by the labels, which keep settings apart
         assert [(row["algorithm"], row["protection"]) for row in table] == [("plain", "turned")] * 2
     if util.find_spec("pyarrow") is not None:
         packed = import_module("pyarrow.parquet").read_table(tmp_path / "sweep.parquet")
