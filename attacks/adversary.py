@@ -251,7 +251,7 @@ def load_view(run_dir: str | Path, adversary: str = "server") -> AdversaryView:
     folder = Path(run_dir)
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
-    return view_of(recorded(folder), adversary, read_secrets(folder), load_config(folder / "config.toml").protection)
+    return view_of(recorded(folder), adversary, read_secrets(folder), load_config(folder / "config.toml", trust=False).protection)
 
 
 def recorded(folder: Path) -> list[Message]:

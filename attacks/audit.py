@@ -23,10 +23,10 @@ from ..data import build_population
 from ..engine.device import using
 from ..errors import InputError, TrainingDiverged, near
 from ..experiments.config import Config, load_config
+from ..experiments.digests import OF_AUDITS, OF_RUN, changed_files, seal, sealed
 from ..experiments.loop import device_of
 from ..experiments.resume import locked
 from ..experiments.run import estimate_record_bytes, population_digest
-from ..experiments.verify import OF_AUDITS, OF_RUN, changed_files, seal, sealed
 from ..files import write_atomically, write_packed
 from ..types import Population
 from . import ATTACKS
@@ -52,13 +52,15 @@ def audit_run(
     data_dir: str | Path | None = None,
     population: Population | None = None,
     device: str | None = None,
+    trust: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Cell]:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
     Without `adversary`: the server, the server with one client if that client's secrets were written, and the key holder if its key was;
     not the active server; a line reports that.
-    `population` replaces the data that the configuration names, for all seeds; `device` replaces `run.device`.
+    `population` replaces the data that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that
+    the folder names runs, after its digests were checked (`experiments.trust`).
 
     Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, for an unknown attack,
     adversary or budget.
@@ -66,7 +68,7 @@ def audit_run(
     folder, given = Path(run_dir), population
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
-    config = load_config(folder / "config.toml")
+    config = load_config(folder / "config.toml", trust=trust)
     if device is not None:  # another device has no other precision than "full" to be sure of
         config = config.with_("run", device=device, precision="full")
     check_asked(budget, attacks)  # now that the run's plugins, which may have attacks, are loaded

@@ -1,16 +1,18 @@
 """Registries: named components of the package, of a user's file or of an installed package.
 
-A file calls `cflpriv.register_algorithm` and the like; it is loaded by `--plugin FILE`, by `[run] plugins` or by `load_plugin`. An
-installed package names its things as entry points of the groups `cflpriv.algorithms`, `cflpriv.models`, `cflpriv.protections`,
-`cflpriv.attacks`, `cflpriv.datasets` and `cflpriv.callbacks`. They are loaded when a name is asked for that is not there, or when
-everything is listed.
+A file calls `cflpriv.register_algorithm` and the like. `--plugin FILE`, `[run] plugins` of a configuration or `load_plugin` loads the file;
+`experiments.trust` decides about files that a run folder names. An installed package names its things as entry points of the groups
+`cflpriv.algorithms`, `cflpriv.models`, `cflpriv.protections`, `cflpriv.attacks`, `cflpriv.datasets` and `cflpriv.callbacks`. They are
+loaded when a name is asked for that is not there, or when everything is listed.
 
 Source: https://packaging.python.org/en/latest/specifications/entry-points/
 """
 
 import sys
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,11 +20,16 @@ from typing import Any, Generic, TypeVar
 
 from .errors import InputError
 
-__all__ = ["ALGORITHMS", "ATTACKS", "CALLBACKS", "FUNCTIONS", "TASKS", "Registry", "load_plugin", "loaded_plugins", "register_attack"]
+__all__ = [
+    "ALGORITHMS", "ATTACKS", "CALLBACKS", "FUNCTIONS", "TASKS", "Registry", "is_loaded", "load_plugin", "loaded_plugins",
+    "plugin_digests", "register_attack",
+]  # fmt: skip
 
 T = TypeVar("T")
 _loaded: dict[str, str] = {}
 """The plugin files of this process: name of the module -> path."""
+_digests: dict[str, str] = {}
+"""Name of the module -> the digest of the text that ran."""
 
 
 class Registry(dict[str, T], Generic[T]):
@@ -48,7 +55,7 @@ class Registry(dict[str, T], Generic[T]):
 
     def add(self, name: str, thing: T) -> None:
         """Register a thing. Raises `InputError` naming both if the name is that of another."""
-        self.check(name, thing)
+        self.ready().check(name, thing)
         self[name] = thing
 
     def check(self, name: str, thing: T) -> None:
@@ -113,34 +120,53 @@ def register_attack(name: str, attack: Any) -> None:
     ATTACKS.add(name, attack)
 
 
-def load_plugin(path: str | Path) -> Path:
+def load_plugin(path: str | Path, digest: str | None = None) -> Path:
     """Run a Python file that registers things, once in this process; its absolute path.
 
-    Its module is called cflpriv_plugin_NAME, which checkpoints and messages name its classes by.
+    Its module is called cflpriv_plugin_NAME, which checkpoints and messages name its classes by. The text of the file runs, never compiled
+    code from a `__pycache__` beside it. `digest`: what the text must have where it did not run yet, as `plugin_digests` gives it.
 
-    Raises `InputError` naming the file if it is missing, fails, or has the name of another that is loaded.
+    Raises `InputError` naming the file if it is missing, fails, has another digest, or has the name of another that is loaded.
     """
     path = Path(path).resolve()
     name = f"cflpriv_plugin_{path.stem}"
-    if _loaded.get(name) == str(path):
+    if is_loaded(path):
         return path
     if name in _loaded:
         raise InputError(f"plugin {path}: {_loaded[name]} has the same name; rename one")
     if not path.is_file():
         raise InputError(f"plugin {path}: no such file")
     spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
         raise InputError(f"plugin {path}: is no Python file (its name does not end in .py)")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"plugin {path}: cannot be read ({error.strerror})") from None
+    here = blake2b(text, digest_size=16).hexdigest()
+    if digest not in (None, here):
+        raise InputError(f"plugin {path}: is not as the run left it; --plugin {path} runs it as it is now")
     sys.modules[name] = module = module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        exec(spec.loader.source_to_code(text, str(path)), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(f"plugin {path}: {'' if isinstance(error, InputError) else f'{type(error).__name__}: '}{error}") from None
-    _loaded[name] = str(path)
+    _loaded[name], _digests[name] = str(path), here
     return path
+
+
+def is_loaded(path: str | Path) -> bool:
+    """Whether this process ran the plugin file `path`."""
+    path = Path(path).resolve()
+    return _loaded.get(f"cflpriv_plugin_{path.stem}") == str(path)
 
 
 def loaded_plugins() -> tuple[str, ...]:
     """The plugin files of this process, for another process that works for it."""
     return tuple(_loaded.values())
+
+
+def plugin_digests() -> dict[str, str]:
+    """By path, the BLAKE2b-128 digest of the text of each plugin file of this process, as it ran: 32 hexadecimal digits."""
+    return {path: _digests[name] for name, path in _loaded.items()}

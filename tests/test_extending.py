@@ -233,16 +233,20 @@ def test_one_file_runs_resumes_and_is_audited(
         with pytest.raises(InputError, match=r"\[algorithm\] name = 'partly': is not known"):
             load_config(config, ['protection.sum="none"'])
     with new_process():
-        assert in_process(monkeypatch, "run", str(config), "--out", str(out), "--resume") == 0
+        assert in_process(monkeypatch, "run", str(config), "--out", str(out), "--resume") == 2
+        assert "own.py']: is code that did not run; allow it with --trust" in capsys.readouterr().err
+        assert in_process(monkeypatch, "run", str(config), "--out", str(out), "--resume", "--trust") == 0
         assert "resumed after round 1 of 3" in capsys.readouterr().out
     assert in_process(monkeypatch, "run", str(config), "--out", str(tmp_path / "whole"), "--plugin", str(own)) == 0
     for name in ("final.safetensors", "final.clients.safetensors"):
         assert (out / "checkpoints" / name).read_bytes() == (tmp_path / "whole" / "checkpoints" / name).read_bytes()
     tree = json.loads((out / "checkpoints" / "final.json").read_text())["state"]
     assert (tree["type"], tree["fields"]["summed"]) == ("cflpriv_plugin_own.State", 24)
-    assert load_config(out / "config.toml").run.plugins == (str(own),)
+    assert load_config(out / "config.toml", trust=True).run.plugins == (str(own),)
     with new_process():
-        assert in_process(monkeypatch, "audit", str(out), "--attacks", "seen", "--budget", "quick") == 0
+        assert in_process(monkeypatch, "audit", str(out), "--attacks", "seen", "--budget", "quick") == 2
+        assert "own.py']: is code that did not run" in capsys.readouterr().out
+        assert in_process(monkeypatch, "audit", str(out), "--attacks", "seen", "--budget", "quick", "--trust") == 0
         (cell,) = json.loads((out / "audit.json").read_text())["cells"]
         assert (cell["attack"], cell["value"], cell["status"]) == ("seen", 1.0, "leaks")
     with new_process():
@@ -345,7 +349,7 @@ def test_a_run_whose_plugin_is_gone_says_so(
     with new_process():
         run_experiment(load_config(tmp_path / "config.toml", ["training.rounds=1"], [own]), tmp_path / "run")
     own.unlink()
-    assert in_process(monkeypatch, "audit", str(tmp_path / "run")) == 2
+    assert in_process(monkeypatch, "audit", str(tmp_path / "run"), "--trust") == 2
     assert capsys.readouterr().err == f"cflpriv: {tmp_path / 'run' / 'config.toml'}: plugin {own}: no such file\n"
 
 

@@ -13,9 +13,9 @@ from ...engine.device import using
 from ...errors import InputError, TrainingDiverged
 from ...experiments.audit_words import ACTIVE_STATUS
 from ...experiments.config import Config, load_config
+from ...experiments.digests import OF_AUDITS, OF_RUN, seal
 from ...experiments.folder import environment
 from ...experiments.loop import device_of
-from ...experiments.verify import OF_AUDITS, OF_RUN, seal
 from ...files import write_atomically
 from ...protocols.errors import ProtocolError
 from ...types import Population
@@ -92,7 +92,7 @@ def written(rows: Sequence[Row], config: Config, folder: Path) -> Path:
         mine = not folder.exists() or not any(folder.iterdir())
         if not mine and not (folder / "config.toml").is_file():
             raise InputError(f"{folder}: holds something else than a run or an audit; choose another with --out")
-        if not mine and load_config(folder / "config.toml") != config:
+        if not mine and load_config(folder / "config.toml", trust=False) != config:
             raise InputError(f"{folder / 'config.toml'}: is another experiment; choose another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
         if mine:

@@ -3,6 +3,7 @@
 Each command is a function in a file of this package.
 """
 
+import os
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -61,7 +62,11 @@ _TOO_LARGE = ("allocate memory", "Storage size calculation overflowed", "Overflo
 
 
 def main() -> None:
-    """The entry point: errors become one line and an exit code."""
+    """The entry point: errors become one line and an exit code.
+
+    Processes that a command starts do not import modules from the working directory, which may be a stranger's folder.
+    """
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:

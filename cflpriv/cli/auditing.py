@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
-from .shared import ERR, OUT, DataDir, DeviceName, Plugins, load_plugins, say
+from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, load_plugins, note_idle_code, say
 
 __all__ = ["audit", "verify"]
 
 TAKES = {
-    "to a recorded run": ("--adversary", "--budget", "--device", "--data-dir"),
-    "with --active": ("--out", "--set", "--device", "--data-dir"),
+    "to a recorded run": ("--adversary", "--budget", "--device", "--trust", "--data-dir"),
+    "with --active": ("--out", "--set", "--device", "--trust", "--data-dir"),
     "with --foreign": (),
 }
 """The options that each kind of audit takes, besides `--attacks` and `--plugin`, which all take."""
@@ -55,6 +55,7 @@ def audit(
     set_: Annotated[list[str] | None, typer.Option("--set", help="With --active, change a key: section.key=value.")] = None,
     device: DeviceName = None,
     plugin: Plugins = None,
+    trust: Trust = False,
     data_dir: DataDir = None,
 ) -> None:
     """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again.
@@ -62,13 +63,21 @@ def audit(
     RUN_DIR is a run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.
     """
     from ..attacks.audit import audit_run
+    from ..experiments.digests import digest_of
     from ..experiments.resume import data_directory_of
-    from ..experiments.verify import digest_of
 
     if active and foreign:
         raise InputError("--foreign, --active: give one of them")
     kind = "with --foreign" if foreign else "with --active" if active else "to a recorded run"
-    given = {"--adversary": adversary, "--budget": budget, "--out": out, "--set": set_, "--device": device, "--data-dir": data_dir}
+    given = {
+        "--adversary": adversary,
+        "--budget": budget,
+        "--out": out,
+        "--set": set_,
+        "--device": device,
+        "--data-dir": data_dir,
+        "--trust": trust or None,
+    }
     for option, value in given.items():
         if value is not None and value != [] and option not in TAKES[kind]:
             raise InputError(f"{option}: does not apply {kind}, which takes {', '.join((*TAKES[kind], '--attacks'))} and --plugin only")
@@ -77,12 +86,15 @@ def audit(
     if foreign:
         _foreign_audit(run_dir, names)
         return
+    note_idle_code(run_dir, trust)
     if active:
-        _active_audit(run_dir, [*(set_ or []), *([] if device is None else [f"run.device={device}"])], names, out, data_dir)
+        _active_audit(run_dir, [*(set_ or []), *([] if device is None else [f"run.device={device}"])], names, out, data_dir, trust)
         return
     try:
         place = data_dir or data_directory_of(run_dir)
-        cells = audit_run(run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, say=say)
+        cells = audit_run(
+            run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust, say=say
+        )
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
@@ -113,14 +125,17 @@ def _foreign_audit(folder: Path, attacks: list[str] | None) -> None:
     OUT.print(f"written: {folder / 'audit.json'}", markup=False)
 
 
-def _active_audit(source: Path, changes: list[str], attacks: list[str] | None, out: Path | None, data_dir: Path | None) -> None:
+def _active_audit(
+    source: Path, changes: list[str], attacks: list[str] | None, out: Path | None, data_dir: Path | None, trust: bool
+) -> None:
     """Run the active attacks against clients of a configuration, given as a run folder or a file."""
     from ..attacks.active.audit import active_audit, table, written
     from ..experiments import load_config
     from ..experiments.resume import data_directory_of
 
     folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
-    config = load_config(source / "config.toml" if source.is_dir() else source, changes)
+    path, believed = (source / "config.toml", trust) if source.is_dir() else (source, trust or None)
+    config = load_config(path, changes, trust=believed)
     rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, say=say)
     path = written(rows, config, folder)
     OUT.print(table(rows), markup=False)

@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from ..console import defaults_text, row_text, summary_text
 from ..errors import InputError
-from .shared import ERR, OUT, DataDir, DeviceName, Plugins, name_of, naming, progress_shown, say
+from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, progress_shown, say
 
 __all__ = ["reproduce", "run", "sweep"]
 
@@ -29,18 +29,18 @@ def run(
     ray: Annotated[
         str | None, typer.Option("--ray", help="The Ray cluster of --hosts, as ray.init takes it; default a local one.", metavar="ADDRESS")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Run one experiment into a run folder.
 
     CONFIG.toml is the experiment; - reads it from standard input.
     """
-    from ..experiments import Config, load_config, run_experiment
-    from ..experiments.resume import plugins_of
-    from ..experiments.verify import digest_of
+    from ..experiments import Config, run_experiment
+    from ..experiments.digests import digest_of
 
     folder = out or Path("runs") / name_of(config)
     changes = [*(set_ or []), *([] if device is None else [f"run.device={device}"])]
-    experiment = load_config(config, changes, [*(plugins_of(folder) if resume else ()), *(plugin or [])])
+    experiment = _read(config, changes, plugin or [], folder if resume else None, trust)
     if experiment == Config():
         say(f"{config}: {defaults_text(experiment)}")
     total = experiment.training.rounds
@@ -67,6 +67,23 @@ def run(
             )  # fmt: skip
     OUT.print(summary_text(summary), markup=False)
     OUT.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
+
+
+def _read(config: Path, changes: list[str], plugin: list[Path], resumed: Path | None, trust: bool) -> Any:
+    """The experiment of `run`; with the code of the run in the folder `resumed`, where that is trusted."""
+    from ..experiments import load_config
+    from ..experiments.config import read_tree
+    from ..experiments.trust import idle_code, may_run, named_code
+
+    path = None if resumed is None else resumed / "config.toml"
+    recorded = read_tree(path) if path is not None and path.is_file() else {}
+    if path is not None and trust and may_run(path, recorded, trust):
+        plugin = [*map(Path, named_code(recorded)), *plugin]
+    try:
+        return load_config(config, changes, plugin, trust=trust or None)
+    except InputError as error:  # of a name that the folder's code registers, say
+        idle = "" if path is None else idle_code(path, recorded)
+        raise InputError("; ".join(filter(None, (str(error), idle)))) from None
 
 
 @contextmanager

@@ -11,7 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..errors import InputError
 
-__all__ = ["ERR", "OUT", "DataDir", "DeviceName", "Plugins", "load_plugins", "name_of", "naming", "progress_shown", "say"]
+__all__ = [
+    "ERR", "OUT", "DataDir", "DeviceName", "Plugins", "Trust", "load_plugins", "name_of", "naming", "note_idle_code",
+    "progress_shown", "say",
+]  # fmt: skip
 
 OUT = Console(soft_wrap=True, highlight=False)
 ERR = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -34,6 +37,22 @@ def load_plugins(files: list[Path] | None) -> None:
 
     for file in files or []:
         load_plugin(file)
+
+
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run the code that a run folder names, if its files are as the run left them. Default: run none of it."),
+]
+
+
+def note_idle_code(folder: Path, trust: bool) -> None:
+    """Print which code of a run folder will not run, and how to allow it."""
+    from ..experiments.config import read_tree
+    from ..experiments.trust import idle_code
+
+    path = folder / "config.toml"
+    if not trust and path.is_file() and (line := idle_code(path, read_tree(path))):
+        say(line)
 
 
 def name_of(config: Path) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from .shared import OUT, DataDir, Plugins, load_plugins, say
+from .shared import OUT, DataDir, Plugins, Trust, load_plugins, note_idle_code, say
 
 __all__ = ["examples", "export", "init", "report"]
 
@@ -27,6 +27,8 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="The file to write; it ends in .safetensors or .pt.", metavar="FILE")],
     model: Annotated[int | None, typer.Option("--model", help="The cluster whose model it is, from 0.", metavar="K")] = None,
     client: Annotated[int | None, typer.Option("--client", help="A client, for its last locally trained model.", metavar="N")] = None,
+    plugin: Plugins = None,
+    trust: Trust = False,
     data_dir: DataDir = None,
 ) -> None:
     """Write a model of a run as a state_dict, which a module of your own can load.
@@ -35,7 +37,9 @@ def export(
     """
     from ..experiments.export import export_model
 
-    exported = export_model(run_dir, out, data_dir, cluster=model, client=client)
+    load_plugins(plugin)
+    note_idle_code(run_dir, trust)
+    exported = export_model(run_dir, out, data_dir, cluster=model, client=client, trust=trust)
     say(f"written: {out}, {exported.line}")
 
 

@@ -29,7 +29,7 @@ from ..errors import InputError, near, unknown_key
 from ..federation.release_policy import may_leave
 from ..federation.schedule import Schedule, schedule
 from ..federation.values import Origin
-from ..plugins import load_plugin
+from ..plugins import is_loaded, load_plugin
 from ..privacy.participation import of_participations
 from ..privacy.settings import Noise, Privacy, Releases, check_samples, plan
 from ..tasks.training import Train
@@ -38,6 +38,7 @@ from .callbacks import found
 from .newcomers import held_back
 from .privacy_checks import check_privacy, few_shares
 from .sections import MOST_WORKERS, DataSection, ModelSection, RunSection, TrainingSection
+from .trust import idle_code, may_run
 
 __all__ = ["GIVEN", "SECTIONS", "Config", "load_config", "own_weights", "parse_config"]
 
@@ -334,13 +335,21 @@ def _spec(name: Any) -> AlgorithmSpec:
     return spec
 
 
-def load_config(path: str | Path, changes: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Config:
-    """Read an experiment. `changes` are "section.key=value" with a TOML value, as `--set` takes them; `plugins` files beside its own."""
-    tree = changed(read_tree(path), changes, plugins)
+def load_config(path: str | Path, changes: Sequence[str] = (), plugins: Sequence[str | Path] = (), *, trust: bool | None = None) -> Config:
+    """Read an experiment. `changes` are "section.key=value" with a TOML value, as `--set` takes them; `plugins` files beside its own.
+
+    `trust`: whether the code that the file names runs. By default it does, unless the file is in a run folder; see `trust.may_run`.
+    Without its code the configuration has no `run.plugins`.
+
+    Raises `InputError` naming file, key and value.
+    """
+    tree, source = changed(read_tree(path), changes, plugins), f"{path} with --set {', '.join(changes)}" if changes else str(path)
+    may = may_run(Path(path), tree, trust)
     try:
-        return parse_config(tree, f"{path} with --set {', '.join(changes)}" if changes else str(path))
+        return parse_config(tree, source, trust=may)
     except InputError as error:
-        raise InputError(f"{error}{_made_by_another(Path(path).parent)}") from None
+        idle = "" if may else idle_code(Path(path), tree)
+        raise InputError("; ".join(filter(None, (f"{error}{_made_by_another(Path(path).parent)}", idle)))) from None
 
 
 def _made_by_another(folder: Path) -> str:
@@ -353,13 +362,13 @@ def _made_by_another(folder: Path) -> str:
 
 
 def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str | Path]) -> dict[str, Any]:
-    """The tree of an experiment with "section.key=value" and plugins, as the command line takes them, added."""
+    """The tree of an experiment with "section.key=value" and plugins, as the command line takes them, added. Runs these plugins."""
     for change in changes:
         set_key(tree, change)
     _resolve_paths(tree, Path())
     if plugins:
         run = tree.setdefault("run", {})
-        run["plugins"] = list(dict.fromkeys([*run.get("plugins", ()), *(str(Path(one).resolve()) for one in plugins)]))
+        run["plugins"] = list(dict.fromkeys([*run.get("plugins", ()), *(str(load_plugin(file)) for file in plugins)]))
     return tree
 
 
@@ -396,8 +405,12 @@ def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
         ]
 
 
-def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
-    """A `Config` from nested mappings, after its plugins are loaded; `source` names them in errors."""
+def parse_config(tree: Mapping[str, Any], source: str = "config", *, trust: bool = True) -> Config:
+    """A `Config` from nested mappings; `source` names them in errors.
+
+    Runs the plugins that they name, because a mapping is the caller's own. Without `trust` only those stay that ran before in this process.
+    For a file see `load_config`.
+    """
     for section in tree:
         if section not in (*SECTIONS, "algorithm"):
             hint = "; `cflpriv sweep` runs a file that has one" if section == "sweep" else near(section, [*SECTIONS, "algorithm"])
@@ -406,7 +419,7 @@ def parse_config(tree: Mapping[str, Any], source: str = "config") -> Config:
             raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
     try:
         run = _section(RunSection, tree.get("run", {}), "run")
-        run = replace(run, plugins=tuple(str(load_plugin(one)) for one in run.plugins))  # which other sections may name things of
+        run = replace(run, plugins=tuple(str(load_plugin(file)) for file in run.plugins if trust or is_loaded(file)))
         sections: dict[str, Any] = {name: _section(kind, tree.get(name, {}), name) for name, kind in SECTIONS.items() if name != "run"}
         return Config(**sections, run=run, algorithm=_algorithm(tree.get("algorithm", {})))
     except InputError as error:

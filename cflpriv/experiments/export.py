@@ -44,12 +44,19 @@ class Exported:
 
 
 def export_model(
-    folder: str | Path, out: str | Path, data_dir: str | Path | None = None, *, cluster: int | None = None, client: int | None = None
+    folder: str | Path,
+    out: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    cluster: int | None = None,
+    client: int | None = None,
+    trust: bool = False,
 ) -> Exported:
     """Write a model of the run in `folder` to the file `out`, as safetensors or, by the ending .pt, for `torch.load(weights_only=True)`.
 
     The model is that of a `cluster`, by its number from 0; without one the only one that there is. `client` asks for the last locally
     trained model of a client instead. Models that clients open are opened by one of them, as in the run's own measurements.
+    `trust`: whether code that the folder names runs, after its digests were checked (`trust`).
 
     Raises `InputError` naming a run, cluster, client or file that does not fit.
     """
@@ -58,7 +65,7 @@ def export_model(
         raise InputError(f"--out {out}: expected a file that ends in .safetensors or .pt")
     if cluster is not None and client is not None:
         raise InputError(f"--model {cluster}, --client {client}: give one of them")
-    run = _restored(folder, data_dir)
+    run = _restored(folder, data_dir, trust)
     name, vector = _deployed(run, cluster) if client is None else _local(run, client)
     model = run.config.model_for(run.population)
     state = {key: value.detach().clone() for key, value in model.load(vector).state_dict().items()}
@@ -76,11 +83,11 @@ def export_model(
     return exported
 
 
-def _restored(folder: Path, data_dir: str | Path | None) -> Run:
+def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Run:
     """The run of a folder, as its last checkpoint has it."""
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
-    config, checkpoint = load_config(folder / "config.toml"), last_checkpoint(folder)
+    config, checkpoint = load_config(folder / "config.toml", trust=trust), last_checkpoint(folder)
     if checkpoint is None:
         raise InputError(f"{folder}: has no checkpoint, so no model yet; continue it with `cflpriv run … --resume`")
     if checkpoint.tree["parties"] is None:

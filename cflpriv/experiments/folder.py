@@ -23,11 +23,13 @@ from ..data.text import TEXTS
 from ..errors import InputError
 from ..federation.registry import EpochEnded
 from ..files import append, write_atomically, write_packed
+from ..plugins import load_plugin
 from ..transports.simulation import Hosted
 from ..types import Population
 from .callbacks import Callback, Callbacks
 from .checkpoint import Checkpoint, prune, restore, save_checkpoint
 from .config import Config
+from .digests import changed_files, seal
 from .loop import Run, advance, begin, finish, population_digest
 from .private import charges, guarantee, opened
 from .resume import (
@@ -42,7 +44,7 @@ from .resume import (
     put_audit_aside,
 )
 from .run import admit, estimate_record_bytes, prepare
-from .verify import changed_files, seal
+from .trust import code_digests
 
 __all__ = ["carry_out", "environment", "interruptible", "plain_json", "run_experiment"]
 
@@ -98,6 +100,8 @@ def carry_out(
     and `CallbackFailed`, with all rounds before that in place.
     """
     told = Callbacks(callbacks, say)
+    for file in config.run.plugins:  # a process that was sent the configuration has not read it
+        load_plugin(file)
 
     def waiting() -> None:
         told.say(f"waiting up to {patience:g} s for another process that has {out}")
@@ -161,8 +165,9 @@ def _removed(out: Path, before: Set[Path], made: Sequence[Path]) -> None:
 
 def _started(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Start a new run, in a folder that holds none yet."""
+    record = {**environment(), **run.places, "plugins": code_digests(run.config.run.plugins)}
     write_atomically(out / "config.toml", run.config.to_toml())
-    write_atomically(out / "environment.json", json.dumps({**environment(), **run.places}, indent=1) + "\n")
+    write_atomically(out / "environment.json", json.dumps(record, indent=1) + "\n")
     run.backend.welcome(run, None)
     opened(run.run_ledger, out)
     begin(run)

@@ -25,11 +25,11 @@ from ..files import append, write_atomically
 from ..protocols.entropy import Entropy
 from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config, read_tree
+from .trust import idle_code
 
 __all__ = [
     "LOCK", "Counted", "check_same_config", "data_directory_of", "held", "holds_nothing", "kept_rows", "last_checkpoint", "locked",
-    "note_resume",
-    "plugins_of", "put_aside", "put_audit_aside",
+    "note_resume", "put_aside", "put_audit_aside",
 ]  # fmt: skip
 
 
@@ -49,18 +49,18 @@ class Counted:
 
 
 def check_same_config(config: Config, folder: Path) -> None:
-    """Refuse another configuration, but for device and callbacks. Raises `InputError` naming the first key that differs."""
-    old, new = (_flat(asdict(one)) for one in (load_config(folder / "config.toml"), config))
+    """Refuse another configuration, but for device and callbacks. Raises `InputError` naming the first key that differs.
+
+    The code of `config` ran already. Code that only the folder names does not run; it is an error.
+    """
+    path = folder / "config.toml"
+    if idle := idle_code(path, read_tree(path)):
+        raise InputError(idle)
+    old, new = (_flat(asdict(one)) for one in (load_config(path, trust=False), config))
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key) and key not in ("run.device", "run.callbacks"):
             was, now = (repr(one[key]) if one.get(key) is not None else "not set" for one in (old, new))
             raise InputError(f"{key} is {now}, but {folder / 'config.toml'} has {was}; a resumed run keeps its configuration")
-
-
-def plugins_of(folder: Path) -> tuple[str, ...]:
-    """The plugins of the run in a folder; none where there is no run."""
-    path = folder / "config.toml"
-    return tuple(read_tree(path).get("run", {}).get("plugins", ())) if path.is_file() else ()
 
 
 def data_directory_of(folder: Path) -> Path | None:

@@ -34,6 +34,7 @@ from ..errors import InputError, near
 from .choose import Choose, check_choose, parse_choose
 from .config import Config, changed, parse_config, read_tree, tuples
 from .sections import MOST_WORKERS
+from .trust import idle_code, in_run_folder
 
 __all__ = ["Cell", "Setting", "Sweep", "load_sweep", "parse_sweep", "sweep_of"]
 
@@ -99,10 +100,17 @@ class Sweep:
 def load_sweep(path: str | Path, changes: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Sweep:
     """Read a sweep. `changes` are "section.key=value", as `--set` takes them, `plugins` files beside its own.
 
+    The code that the file names runs, unless the file is the record in a sweep's folder: of such code `plugins` runs alone.
+
     Raises `InputError` naming file, key and value.
     """
     tree, source = changed(read_tree(path), changes, plugins), f"{path} with --set {', '.join(changes)}" if changes else str(path)
-    sweep = parse_sweep(tree, source)
+    own = not in_run_folder(Path(path))
+    try:
+        sweep = _runnable(_sweep(tree, source, trust=own), tree, source)
+    except InputError as error:
+        idle = "" if own else idle_code(Path(path), tree)
+        raise InputError("; ".join(filter(None, (str(error), idle)))) from None
     if not sweep.audit and (
         unused := [key for key in ("attacks", "budget") if key in tree["sweep"]]
     ):  # folders of earlier versions have it
@@ -112,13 +120,27 @@ def load_sweep(path: str | Path, changes: Sequence[str] = (), plugins: Sequence[
 
 
 def sweep_of(folder: Path) -> Sweep | None:
-    """The sweep whose folder this is, or None."""
+    """The sweep whose folder this is, or None. No code runs: a cell that needs code has no configuration, but its name and setting."""
     path = Path(folder) / "sweep.toml"
-    return parse_sweep(read_tree(path), str(path)) if path.is_file() else None
+    return _sweep(read_tree(path), str(path), trust=False) if path.is_file() else None
 
 
 def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
     """A `Sweep` from nested mappings. A combination that makes no sense is a cell with a problem; if all are, that is raised."""
+    return _runnable(_sweep(tree, source, trust=True), tree, source)
+
+
+def _runnable(sweep: Sweep, tree: Mapping[str, Any], source: str) -> Sweep:
+    """The sweep. Raises `InputError` where no cell can run, or where a private choice cannot be made."""
+    if all(cell.problem for cell in sweep.cells):
+        raise InputError(f"{source}: {sweep.cells[0].problem}")
+    if sweep.choose is not None:
+        _check_choice(sweep.choose, tree["sweep"], sweep.cells, source)
+    return sweep
+
+
+def _sweep(tree: Mapping[str, Any], source: str, trust: bool) -> Sweep:
+    """A `Sweep` from nested mappings; `trust` as for `parse_config`."""
     sweep = tree.get("sweep")
     if not isinstance(sweep, Mapping):
         raise InputError(f"{source}: has no section [sweep]; `cflpriv run` runs a single experiment")
@@ -138,16 +160,12 @@ def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
         raise InputError(f"{source}: {strange[0]} = {tree[strange[0]]!r}: write it as a section, [{strange[0]}]")
     try:
         choose = parse_choose(sweep["choose"]) if "choose" in sweep else None
-        cells = tuple(_cells(base, sweep))
+        cells = tuple(_cells(base, sweep, trust))
     except InputError as error:
         raise InputError(f"{source}: [sweep] {error}") from None
     names = [cell.name for cell in cells]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"{source}: [sweep] two cells are called {twice!r}; give their algorithms or protections a `label`")
-    if all(cell.problem for cell in cells):
-        raise InputError(f"{source}: {cells[0].problem}")
-    if choose is not None:
-        _check_choice(choose, sweep, cells, source)
     return Sweep(
         cells, tomli_w.dumps({**base, "sweep": {key: value for key, value in sweep.items() if key != "workers"}}),
         sweep.get("workers", 1), sweep.get("audit", choose is None), tuple(sweep.get("attacks", ())), sweep.get("budget", ""), choose,
@@ -164,10 +182,10 @@ def _check_choice(choose: Choose, sweep: Mapping[str, Any], cells: Sequence[Cell
         raise InputError(f"{source}: [sweep] {error}") from None
 
 
-def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any]) -> Iterator[Cell]:
+def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any], trust: bool) -> Iterator[Cell]:
     own = {"name": "pacfl", **base.get("algorithm", {})}
     algorithms = [_algorithm(one, own) for one in sweep.get("algorithms", [own["name"]])]
-    protections = [_protection(one, base.get("protection", {})) for one in sweep.get("protections", [{"label": "as given"}])]
+    protections = [_protection(one, base.get("protection", {}), trust) for one in sweep.get("protections", [{"label": "as given"}])]
     _check_reach(base, "algorithm", "algorithms", [its["algorithm"] for _, its in algorithms])
     _check_reach(base, "protection", "protections", [overrides["protection"] for _, overrides in protections])
     keys = sweep.get("keys", {})
@@ -199,10 +217,10 @@ def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any]) -> I
                         tree.setdefault(section, {})[inner] = value
                     for section in ("run", "data"):
                         tree.setdefault(section, {})["seed"] = seed
-                    yield _cell(setting, seed, tree)
+                    yield _cell(setting, seed, tree, trust)
 
 
-def _cell(setting: Setting, seed: int, tree: Mapping[str, Any]) -> Cell:
+def _cell(setting: Setting, seed: int, tree: Mapping[str, Any], trust: bool) -> Cell:
     epsilon = [] if setting.epsilon is None else [f"eps{setting.epsilon:g}"]
     words = [setting.algorithm, setting.protection, *epsilon, *(f"{key.split('.')[-1]}={value}" for key, value in setting.keys), f"s{seed}"]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.=+]+", "_", word).strip("_.") or "_" for word in words)
@@ -210,7 +228,7 @@ def _cell(setting: Setting, seed: int, tree: Mapping[str, Any]) -> Cell:
         rest = f"-{sha256(repr(words[:-1]).encode()).hexdigest()[:16]}-{words[-1]}"
         name = name[: LONGEST_NAME - len(rest)] + rest
     try:
-        return Cell(name, setting, seed, parse_config(tree, name))
+        return Cell(name, setting, seed, parse_config(tree, name, trust=trust))
     except InputError as error:
         return Cell(name, setting, seed, None, str(error))
 
@@ -228,13 +246,16 @@ def _algorithm(entry: Any, own: Mapping[str, Any]) -> _Entry:
     return str(entry.get("label", entry["name"])), {**sections, "algorithm": {**own, **keys} if entry["name"] == own["name"] else keys}
 
 
-def _protection(entry: Any, own: Mapping[str, Any]) -> _Entry:
-    """A label, and the sections that the entry changes; [protection] is whole: the entry's keys over the file's `own`."""
+def _protection(entry: Any, own: Mapping[str, Any], trust: bool) -> _Entry:
+    """A label, and the sections that the entry changes; [protection] is whole: the entry's keys over the file's `own`.
+
+    Without `trust` a name may be that of code which did not run.
+    """
     if isinstance(entry, str):
         sums, grams = listed("sum"), listed("gram")
-        if entry not in grams and entry not in sums:
+        if entry not in grams and entry not in sums and trust:
             raise InputError(f"protections: {entry!r}: is not known{near(entry, list(sums | grams))}")
-        operations = {"gram": [entry] if entry in grams else [], "sum": entry if entry in sums else "none"}
+        operations = {"gram": [entry] if entry in grams else [], "sum": "none" if entry in grams and entry not in sums else entry}
         return entry, {"protection": {} if entry == "none" else {**own, **operations}}
     if not isinstance(entry, Mapping):
         raise InputError(f"protections: {entry!r}: expected a name or a table")

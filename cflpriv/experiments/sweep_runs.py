@@ -16,10 +16,10 @@ from typing import Any
 from ..errors import InputError
 from ..files import write_atomically
 from .config import read_tree
+from .digests import changed_files
 from .folder import run_experiment
 from .resume import LOCK, held, holds_nothing, locked
 from .sweep import Cell, Sweep
-from .verify import changed_files
 from .workers import ended
 
 __all__ = ["Audit", "failure_lines", "finished", "open_folder", "opened", "part_of", "run_sweep", "shown", "standing"]

@@ -1,20 +1,13 @@
 """Verify a run folder: whether its files are unchanged, and whether its figures follow from its rows.
 
-`digests.json` holds a digest of every file that a report, an audit, `--resume` or `cflpriv export` reads. It shows accidents, mixed-up
-folders and edits. Whoever edits a file can compute the digests afresh, so a run prints the digest of `digests.json` at its end: a copy of
-it kept in another place detects that as well.
-
-Figures of the summary that follow from the rounds, the transcript or the clustering are computed again.
+Unchanged is what `digests` says. Figures of the summary that follow from the rounds, the transcript or the clustering are computed again.
 """
 
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from functools import partial
 from glob import escape
-from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +16,10 @@ import numpy as np
 from ..clustering.scores import ari
 from ..contract.transcript import Message, read_transcript, what_was_kept
 from ..errors import InputError
-from ..files import write_atomically
+from .digests import FILE, OF_CHECKPOINTS, change_of, changed_files, digest_of, found_digests, sealed
 from .loop import LAST, MEASURED
 
-__all__ = ["OF_AUDITS", "OF_CHECKPOINTS", "OF_RUN", "Verified", "changed_files", "digest_of", "seal", "sealed", "verify"]
-
-FILE = "digests.json"
-OF_RUN = (
-    "config.toml", "environment.json", "rounds.jsonl", "summary.json", "measured.json", "evidence.npz", "ledger.json", "resumes.jsonl",
-    "stages.jsonl", "transcript/messages.jsonl", "secrets/*.json",
-)  # fmt: skip
-"""What a run leaves that reports and audits read. The transcript's headers hold the digests of all payloads."""
-OF_AUDITS = ("audit.json", "audit/*", "active_audit.json", "active_audit.txt")
-"""What audits add to it."""
-OF_CHECKPOINTS = ("checkpoints/[!.]*",)
-"""What `--resume` and `cflpriv export` read; hidden files are a desktop's or a file system's.
-
-A folder may be handed on without it, because it holds what clients keep to themselves.
-"""
+__all__ = ["Verified", "verify"]
 
 
 @dataclass(frozen=True)
@@ -52,44 +31,6 @@ class Verified:
     unchecked: str = ""
 
 
-def seal(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_CHECKPOINTS, *OF_AUDITS)) -> str:
-    """Write down what the files are now that match `what`, others as they were written down; the digest of the folder."""
-    known = {name: digest for name, digest in _known(folder).items() if not any(fnmatch(name, pattern) for pattern in what)}
-    write_atomically(folder / FILE, json.dumps(dict(sorted((known | dict(_found(folder, what))).items())), indent=1) + "\n")
-    return digest_of(folder)
-
-
-def digest_of(folder: Path) -> str:
-    """The digest of a run folder, as 32 hexadecimal digits; empty for one that is not complete."""
-    path = folder / FILE
-    return blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.is_file() else ""
-
-
-def changed_files(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> list[str]:
-    """Each file among `what` that is missing, changed, or was not there when the run or its audit ended, for people."""
-    if not (folder / FILE).is_file():
-        return [f"{folder / FILE}: is missing; the run is not complete, or an earlier version made it"]
-    try:
-        known = sealed(folder, what)
-    except InputError as error:
-        return [str(error)]
-    found = dict(_found(folder, what))
-    words = []
-    for name in sorted(known | found):
-        if name not in found:
-            words.append(f"{folder / name}: is missing; the run wrote it")
-        elif found[name] != known.get(name):
-            words.append(_changed(folder / name))
-    return words
-
-
-def _changed(path: Path) -> str:
-    return (
-        f"{path}: is not as the run left it; it was changed, is of another run, or a resumed run ended before its last round "
-        "(then finish it with --resume)"
-    )
-
-
 def _checkpoints(folder: Path) -> tuple[list[str], list[str]]:
     """Each checkpoint file that was changed, and those that cannot be checked: for people."""
     try:
@@ -99,9 +40,9 @@ def _checkpoints(folder: Path) -> tuple[list[str], list[str]]:
     present = [path.relative_to(folder).as_posix() for path in folder.glob(*OF_CHECKPOINTS)]
     if not known:
         return [], ["checkpoints/ has no digests; an earlier version made the run, or it is not complete"] if present else []
-    found = dict(_found(folder, [escape(name) for name in present if os.access(folder / name, os.R_OK)]))
+    found = dict(found_digests(folder, [escape(name) for name in present if os.access(folder / name, os.R_OK)]))
     absent = [f"{name} is missing or cannot be read" for name in sorted(known) if name not in found]
-    return [_changed(folder / name) for name, digest in sorted(found.items()) if known.get(name) != digest], absent
+    return [change_of(folder / name) for name, digest in sorted(found.items()) if known.get(name) != digest], absent
 
 
 def verify(folder: Path, *, payloads: bool = True) -> Verified:
@@ -118,32 +59,6 @@ def verify(folder: Path, *, payloads: bool = True) -> Verified:
     changed, unchecked = _checkpoints(folder) if payloads else ([], [])
     problems = (*changed_files(folder), *changed, *damage, *_contradictions(folder, counted))
     return Verified(digest_of(folder), problems, "; ".join([*filter(None, [what_was_kept(messages)]), *unchecked]))
-
-
-def sealed(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> dict[str, str]:
-    """The digests that were written down of the files that match `what`. Raises `InputError` for a table that is damaged."""
-    return {name: digest for name, digest in _known(folder).items() if any(fnmatch(name, pattern) for pattern in what)}
-
-
-def _known(folder: Path) -> dict[str, str]:
-    path = folder / FILE
-    if not path.is_file():
-        return {}
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is damaged ({error})") from None
-    if not isinstance(known, dict) or not all(isinstance(digest, str) for digest in known.values()):
-        raise InputError(f"{path}: is no table of digests")
-    return known
-
-
-def _found(folder: Path, what: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for pattern in what:
-        for path in sorted(folder.glob(pattern)):
-            if path.is_file() and path.suffix != ".part":
-                with path.open("rb") as data:
-                    yield path.relative_to(folder).as_posix(), file_digest(data, partial(blake2b, digest_size=16)).hexdigest()
 
 
 def _contradictions(folder: Path, messages: int | None) -> Iterator[str]:

@@ -34,8 +34,9 @@ class Workers:
     """`count` processes of this program. Results come in the order of the jobs, whoever did them; masks are every process's own."""
 
     def __init__(self, count: int) -> None:
+        # -P: nothing is imported from the working directory, which may be anybody's folder
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
+        command = [sys.executable, "-P", "-c", f"from {__name__} import serve; serve()"]
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) for _ in range(max(1, count))
         ]

@@ -23,8 +23,8 @@ from cflpriv.attacks.pooling import pooled
 from cflpriv.cli import app
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
+from cflpriv.experiments.digests import seal
 from cflpriv.experiments.report import write_report
-from cflpriv.experiments.verify import seal
 
 KEYS = {"attack", "adversary", "protection", "metric", "value", "low", "high", "baseline", "reference", "status", "k_known", "seeds"}
 FEW = ("signature_inversion", "cluster_identity")

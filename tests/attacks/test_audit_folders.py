@@ -24,8 +24,8 @@ from cflpriv.cli import app, main
 from cflpriv.data import build_population
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
+from cflpriv.experiments.digests import seal
 from cflpriv.experiments.resume import locked
-from cflpriv.experiments.verify import seal
 
 FEW = ("signature_inversion", "label_inference", "cluster_identity")
 PROTECTED = {"gram": ["haar"], "sum": "secagg"}

@@ -1,0 +1,84 @@
+"""Code that configurations name: which of these files runs, and when.
+
+A configuration names Python files as `[run] plugins`. Three cases:
+
+- The user's own configuration: its files run. The user chose the file.
+- A configuration in a run folder or in a sweep's folder, which anybody may have made: its files do not run by themselves. `--plugin FILE`
+  runs one file as it is now. `--trust` runs all files that the folder names, each only if its text is the text of the run.
+- A command that needs no code (`report`, `verify`) runs none.
+
+Guarantee: no function of this package runs a file because a run folder names it, unless the caller passes `trust=True` or has loaded the
+file before. Under `trust=True` a file whose text has changed since the run does not run, and no file runs if `config.toml` or
+`environment.json` differ from their digests. Reveals: nothing is hidden here; whoever makes a folder can make its digests fit, so
+`--trust` is a decision about the folder's maker.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..plugins import is_loaded, load_plugin, plugin_digests
+from .digests import FILE, changed_files
+
+__all__ = ["RECORDED", "code_digests", "idle_code", "in_run_folder", "may_run", "named_code"]
+
+RECORDED = ("environment.json", FILE, "rounds.jsonl", "summary.json", "checkpoints", "locks")
+"""What stands beside the configuration of a run, and beside that of a sweep, and beside no configuration that a user wrote."""
+
+
+def named_code(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files that the configuration `tree` names as `[run] plugins`; none where the key is missing or no list of strings."""
+    run = tree.get("run")
+    files = run.get("plugins") if isinstance(run, Mapping) else None
+    return tuple(files) if isinstance(files, list | tuple) and all(isinstance(file, str) for file in files) else ()
+
+
+def in_run_folder(path: Path) -> bool:
+    """Whether the configuration at `path` is the record of a run or of a sweep."""
+    return any((path.parent / name).exists() or (path.resolve().parent / name).exists() for name in RECORDED)
+
+
+def may_run(path: Path, tree: Mapping[str, Any], trust: bool | None) -> bool:
+    """Whether the files that `tree`, the configuration at `path`, names may run.
+
+    `trust` None: a user's own configuration is believed, the record of a run is not. With `trust` the files of a record run here, after
+    their digests were checked. Raises `InputError` naming a file that is not as the run left it.
+    """
+    recorded = in_run_folder(path)
+    if trust and recorded:
+        _run_as_recorded(path, named_code(tree))
+    return not recorded if trust is None else trust
+
+
+def idle_code(path: Path, tree: Mapping[str, Any]) -> str:
+    """Which files of `tree`, the record at `path`, did not run in this process, and how to allow them: a line; empty if there is none."""
+    files = [file for file in named_code(tree) if not is_loaded(file)]
+    allow = "allow it with --trust (as the run left it) or --plugin FILE (as it is now)"
+    return f"{path}: run.plugins = {files}: is code that did not run; {allow}" if files else ""
+
+
+def code_digests(files: Sequence[str]) -> dict[str, str]:
+    """What a run writes down of its plugin `files`, which are loaded: the digest of each text."""
+    known = plugin_digests()
+    return {str(file): known[str(file)] for file in (Path(file).resolve() for file in files)}
+
+
+def _run_as_recorded(path: Path, files: Sequence[str]) -> None:
+    """Run the `files` that the record at `path` names, each with the text that the run had."""
+    folder, waiting = path.parent, [file for file in files if not is_loaded(file)]
+    if not waiting:
+        return
+    if (folder / FILE).is_file():
+        for problem in changed_files(folder, ("config.toml", "environment.json")):
+            raise InputError(problem)
+    try:
+        known = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["plugins"]
+        digests = {file: str(known[file]) for file in waiting}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(
+            f"{folder / 'environment.json'}: holds no digest of {', '.join(waiting)}; --plugin FILE runs a file as it is now"
+        ) from None
+    for file, digest in digests.items():
+        load_plugin(file, digest)

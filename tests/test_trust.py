@@ -1,0 +1,267 @@
+"""No command runs the code that a run folder names, unless its user says so; then only the code of the run."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import in_process
+
+from cflpriv import plugins
+from cflpriv.attacks.adversary import load_view
+from cflpriv.attacks.audit import audit_run
+from cflpriv.cli import app
+from cflpriv.errors import InputError
+from cflpriv.experiments import load_config, load_sweep, run_experiment
+from cflpriv.experiments.digests import FILE, seal
+from cflpriv.experiments.export import export_model
+from cflpriv.experiments.sweep import sweep_of
+
+CODE = """
+import os
+from pathlib import Path
+import cflpriv
+Path(os.environ["RAN"]).touch()
+cflpriv.register_callback("own", cflpriv.Callback)
+"""
+CONFIG = (
+    '[data]\nclients = 4\n[model]\nhidden = 4\n[training]\nrounds = 1\n[algorithm]\nname = "fedavg"\n[run]\nrecord = "full"\n'
+    'plugins = ["evil.py"]\n'
+)
+SWEEP = CONFIG + "[sweep]\nseeds = [0]\naudit = false\n"
+
+
+@pytest.fixture(autouse=True)
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that the plugin makes when it runs."""
+    monkeypatch.setenv("RAN", str(tmp_path / "ran"))
+    _as_in_a_new_process()
+    yield tmp_path / "ran"
+    _as_in_a_new_process()
+
+
+def _as_in_a_new_process() -> None:
+    for name in ("evil", "evil2"):
+        plugins._loaded.pop(f"cflpriv_plugin_{name}", None)
+        sys.modules.pop(f"cflpriv_plugin_{name}", None)
+    plugins.CALLBACKS.pop("own", None)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run and a sweep with a plugin, as a stranger makes them."""
+    place = tmp_path_factory.mktemp("stranger")
+    (place / "evil.py").write_text(CODE)
+    (place / "c.toml").write_text(CONFIG)
+    (place / "grid.toml").write_text(SWEEP)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAN", str(place / "ran"))
+        run_experiment(load_config(place / "c.toml"), place / "run")
+        assert in_process(patch, "sweep", str(place / "grid.toml"), "--out", str(place / "sweep"), "--workers", "1") == 0
+    assert (place / "ran").exists()
+    (place / "ran").unlink()
+    return place
+
+
+def plain(text: str) -> str:
+    return text.replace('plugins = ["evil.py"]\n', "")
+
+
+@pytest.fixture(params=["as it was made", "changed", "changed and sealed again", "begun only", "config alone"])
+def stranger(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kind of folder; folders `run` and `sweep` with code in them in the working directory, and a user's own `c.toml` without."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "sweep"):
+        shutil.copytree(made / name, tmp_path / name)
+        (tmp_path / name / "evil.py").write_text(CODE)
+        for file in (tmp_path / name).rglob("*.toml"):
+            text = file.read_text()
+            assert str(made / "evil.py") in text
+            if request.param != "as it was made":
+                file.write_text(text.replace(str(made / "evil.py"), str(tmp_path / name / "evil.py")))
+    if request.param == "changed and sealed again":
+        seal(tmp_path / "run")
+    if request.param == "begun only":
+        for name in (FILE, "summary.json", "environment.json"):
+            (tmp_path / "run" / name).unlink()
+    if request.param == "config alone":
+        for path in (tmp_path / "run").iterdir():
+            if path.name not in ("config.toml", "evil.py"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "c.toml").write_text(plain(CONFIG))
+    (tmp_path / "grid.toml").write_text(plain(SWEEP))
+    return str(request.param)
+
+
+LINES = {
+    "run": ["run c.toml --out run --resume", "run run/config.toml --out new", "run sweep/config.toml --out new"],
+    "sweep": ["sweep grid.toml --out sweep --list", "sweep sweep/sweep.toml --out sweep --merge", "sweep run/config.toml"],
+    "audit": [
+        "audit run --budget quick --attacks update_norms", "audit run --active --attacks second_sum", "audit run --foreign",
+        "audit run/config.toml --active --attacks second_sum", "audit sweep",
+    ],
+    "verify": ["verify run", "verify sweep"],
+    "report": ["report run", "report sweep", "report ."],
+    "export": ["export run --model 0 --out m.pt", "export run --client 0 --out m.pt"],
+    "reproduce": ["reproduce cfl-label-swap --out run", "reproduce cfl-label-swap --out sweep"],
+    "claims": ["claims --out run"],
+    "init": ["init run/new.toml"],
+    "examples": ["examples run"],
+    "explain": ["explain run.plugins"],
+    "list": ["list"],
+}  # fmt: skip
+
+
+def test_every_command_is_asked() -> None:
+    names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    assert names == set(LINES)
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_no_command_runs_the_code_of_a_folder(
+    command: str, stranger: str, ran: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in LINES[command]:
+        if stranger == "config alone" and line.startswith("run run/config.toml"):
+            continue  # nothing distinguishes the file from a configuration that its user wrote, and chose to run
+        if stranger == "config alone" and "run/config.toml --active" in line:
+            continue
+        code = in_process(monkeypatch, *line.split())
+        shown = capsys.readouterr()
+        assert not ran.exists(), line
+        assert "Traceback" not in shown.err, line
+        assert code in (0, 1, 2), line
+
+
+@pytest.mark.slow
+def test_no_run_of_a_sweep_runs_the_code_of_its_folder(stranger: str, ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for line in ("sweep grid.toml --out sweep", "sweep sweep/sweep.toml --out sweep", "sweep sweep/sweep.toml --out new"):
+        assert in_process(monkeypatch, *line.split()) in (0, 2), line
+        assert not ran.exists(), (stranger, line)
+
+
+NAMED = "run.plugins = ['"
+
+
+def test_a_command_that_needs_the_code_says_how_to_allow_it(
+    made: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run names a callback of the code, so nothing can continue without the code."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text(CODE)
+    (tmp_path / "c.toml").write_text(CONFIG + 'callbacks = ["own"]\n')
+    run_experiment(load_config(tmp_path / "c.toml"), tmp_path / "run")
+    (tmp_path / "c.toml").write_text(plain(CONFIG) + 'callbacks = ["own"]\n')
+    for line in (
+        "audit run --budget quick --attacks update_norms", "audit run --active --attacks second_sum", "export run --model 0 --out m.pt",
+        "run c.toml --out run --resume", "run run/config.toml --out new",
+    ):  # fmt: skip
+        _as_in_a_new_process()
+        ran.unlink(missing_ok=True)
+        assert in_process(monkeypatch, *line.split()) == 2, line
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1, error
+        assert f"config.toml: {NAMED}{tmp_path / 'evil.py'}']: is code that did not run; allow it with --trust" in error
+        assert not ran.exists(), line
+        assert in_process(monkeypatch, *line.split(), "--trust") == 0, (line, capsys.readouterr().err)
+        assert ran.exists(), line
+        shutil.rmtree(tmp_path / "new", ignore_errors=True)
+        _as_in_a_new_process()
+        ran.unlink()
+        assert in_process(monkeypatch, *line.split(), "--plugin", "evil.py") == 0, (line, capsys.readouterr().err)
+        assert ran.exists(), line
+
+
+@pytest.mark.parametrize("kind", ["the code", "the configuration", "an earlier version"])
+def test_trust_is_for_the_code_of_the_run(
+    kind: str, made: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text(CODE)
+    (tmp_path / "c.toml").write_text(CONFIG)
+    run_experiment(load_config(tmp_path / "c.toml"), tmp_path / "run")
+    _as_in_a_new_process()
+    ran.unlink()
+    words = "evil.py: is not as the run left it"
+    if kind == "the code":
+        (tmp_path / "evil.py").write_text(CODE + "\n")
+    elif kind == "the configuration":
+        (tmp_path / "run" / "evil2.py").write_text(CODE)
+        path = tmp_path / "run" / "config.toml"
+        path.write_text(path.read_text().replace(str(tmp_path / "evil.py"), str(tmp_path / "run" / "evil2.py")))
+        words = "config.toml: is not as the run left it"
+    else:
+        path = tmp_path / "run" / "environment.json"
+        path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "plugins"}))
+        seal(tmp_path / "run")
+        words = "environment.json: holds no digest of"
+    for line in (
+        "audit run --budget quick --attacks update_norms", "audit run --active --attacks second_sum", "export run --model 0 --out m.pt",
+        "run c.toml --out run --resume", "run run/config.toml --out new",
+    ):  # fmt: skip
+        if kind == "the code" and line.startswith("run c.toml"):
+            continue  # the user's own configuration names the file as it is now
+        assert in_process(monkeypatch, *line.split(), "--trust") == 2, line
+        assert words in capsys.readouterr().err, line
+        assert not ran.exists(), line
+
+
+def test_compiled_code_beside_a_plugin_never_runs(ran: Path, tmp_path: Path) -> None:
+    """Python runs `__pycache__` in place of a file of the same time and length; a reader of the file would not see that code."""
+    import py_compile
+
+    file, other = tmp_path / "evil.py", tmp_path / "other.py"
+    other.write_text(CODE)
+    file.write_text("pass".ljust(len(CODE)) + "\n")
+    other.write_text(CODE + "\n")
+    os.utime(other, (1, 1))
+    os.utime(file, (1, 1))
+    cached = Path(py_compile.compile(str(other), cfile=str(tmp_path / "c.pyc")) or "")
+    (tmp_path / "__pycache__").mkdir(exist_ok=True)
+    cached.rename(tmp_path / "__pycache__" / f"evil.{sys.implementation.cache_tag}.pyc")
+    found = subprocess.run([sys.executable, "-c", "import evil"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert found.returncode == 0
+    assert ran.exists(), "what Python itself does"
+    ran.unlink()
+    plugins.load_plugin(file)
+    assert not ran.exists()
+
+
+def test_functions_run_none_either(made: Path, ran: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "run", tmp_path / "run")
+    shutil.copytree(made / "sweep", tmp_path / "sweep")
+    assert load_config(tmp_path / "run" / "config.toml").run.plugins == ()
+    assert load_view(tmp_path / "run").messages
+    export_model(tmp_path / "run", tmp_path / "m.pt", cluster=0)
+    audit_run(tmp_path / "run", attacks=["update_norms"], budget="quick")
+    assert [cell.seed for cell in load_sweep(tmp_path / "sweep" / "sweep.toml").cells] == [0]
+    (tmp_path / "sweep" / "sweep.toml").write_text(  # a name and sections that only the code knows, and code in an entry of its own
+        plain(SWEEP) + f'algorithms = [{{ name = "mine", run = {{ plugins = ["{made / "evil.py"}"] }} }}]\nprotections = ["mine"]\n'
+    )
+    sweep = sweep_of(tmp_path / "sweep")
+    assert sweep is not None
+    assert "'mine' is not known" in sweep.cells[0].problem
+    with pytest.raises(InputError, match="'mine'"):
+        load_sweep(tmp_path / "sweep" / "sweep.toml")
+    assert not ran.exists()
+
+
+@pytest.mark.slow
+def test_processes_import_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    """Commands start Python processes, in a folder that may hold a `numpy.py`."""
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    for name in ("numpy", "struct", "socket", "msgspec", "tenseal", "torch", "signal"):
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise ImportError\n")
+    config = plain(CONFIG).replace("[run]", '[protection]\ngram = ["ckks"]\n[run]\nworkers = 2').replace('"fedavg"', '"pacfl"')
+    (folder / "c.toml").write_text(config)
+    (folder / "s.toml").write_text(plain(SWEEP).replace("seeds = [0]", "seeds = [0, 1]"))
+    command = str(Path(sys.executable).with_name("cflpriv"))
+    for line in ("run c.toml --out run", "sweep s.toml --out runs --workers 2"):
+        done = subprocess.run([command, *line.split()], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert not (tmp_path / "ran").exists()
