@@ -84,6 +84,7 @@ FILES = (
             "packages": "Versions of numerical packages.",
             "command": "Name of the program.",
             "data_directory": "Folder of data sets, an absolute path.",
+            "plugins": "The BLAKE2b-128 digest of each plugin file, by path; `--trust` runs no other text.",
         },
     ),
     File(
