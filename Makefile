@@ -14,7 +14,7 @@ export CFLPRIV_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: demo test test-flower test-slow lint type bench gpu docs dist clean
+.PHONY: demo test test-flower test-kernels test-slow lint type bench gpu docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,10 @@ test: $(READY)
 
 test-flower: $(READY)
 	$(BIN)/python -m pytest -m flower
+
+# the tests that compute, under the kernels of other processors; KERNELS=--quick as CI does
+test-kernels: $(READY)
+	$(BIN)/python tests/kernels.py $(KERNELS)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow

@@ -183,7 +183,7 @@ def test_restarts_run_beside_each_other_as_if_alone() -> None:
     alone = federation(scene)
     first, _ = rounds(ifca(train, k=2), alone, 3)
     opened = [eye(fed).peek(0, model) for model in state.restarts[0].models]
-    np.testing.assert_array_equal(opened, models(alone, first))
+    np.testing.assert_allclose(opened, models(alone, first), rtol=0, atol=1e-12)  # three restarts are stacked, one is not
     assert state.best == int(np.argmin([run.loss for run in state.restarts]))
     kept, dropped = rounds(ifca(train, k=2, restarts=3, decide_after=2), federation(scene), 3)
     assert len(kept.restarts) == 1
