@@ -182,3 +182,12 @@ def test_the_package_holds_every_example() -> None:
     source = ROOT / "examples"
     there = {path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert packed == there - {source / "own.csv"}
+
+
+def test_install_lines_ask_the_default_index_for_what_is_there() -> None:
+    """cflpriv is in no index, and versions with a local label (`+cpu`) are in other indexes than the default one."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.ipynb"))]
+    lines = [line for page in pages for line in re.findall(r"pip install ([^#`\n]+)", page.read_text(encoding="utf-8"))]
+    assert len(lines) > 10
+    for line in lines:
+        assert not re.search(r"\+\w+", line), line
