@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Entropy", "derive", "gaussians", "keystream", "normals", "public_entropy", "system_entropy", "uniforms"]
+__all__ = ["Entropy", "derive", "gaussians", "keystream", "normals", "public_entropy", "signed_tails", "system_entropy", "uniforms"]
 
 Entropy = Callable[[int], bytes]
 """A source of secret randomness: asked for n bytes, gives n bytes."""
@@ -99,15 +99,29 @@ def gaussians(key: bytes, count: int) -> npt.NDArray[np.float64]:
 def normals(key: bytes, count: int) -> npt.NDArray[np.float64]:
     """`count` standard normals from the keystream of `key`, by the inverse distribution function, up to 12.4 on either side.
 
-    One bit is the sign and 63 are a tail's probability u in (0, 1/2]; where these leave fewer than 52 digits of it (one draw in 2,048), 52
-    more follow. So u has a relative error of 2^-52 down to 2^-117, and with that of `ndtri` each interval of width w gets its probability
-    up to a factor of e^±(2e-15 (1 + x²)/w), x its distance from zero.
+    They are Φ⁻¹ of `signed_tails`, with the sign of these. With the error of `ndtri` each interval of width w gets its probability up to a
+    factor of e^±(2e-15 (1 + x²)/w), x its distance from zero.
 
     For privacy noise, where the noisy value is then rounded to a public grid (`mechanisms.snap`, `shared_noise`), because which doubles can
     occur is visible in the low bits.
     """
     from scipy.special import ndtri  # a slow import, which protocol stages that need no Gaussian go without
 
+    u = signed_tails(key, count)
+    bits = u.view(np.uint64)
+    signs = bits & SIGN
+    bits ^= signs
+    ndtri(u, out=u)  # in place, here and below: new memory costs as much as the arithmetic
+    bits ^= signs
+    return u
+
+
+def signed_tails(key: bytes, count: int) -> npt.NDArray[np.float64]:
+    """`count` probabilities of a tail u in (0, 1/2] from the keystream of `key`, each with a random sign: what `normals` are made of.
+
+    One bit is the sign and 63 are u; where these leave fewer than 52 digits of u (one draw in 2,048), 52 more follow. So u has a relative
+    error of 2^-52 down to 2^-117. The normal is Φ⁻¹(u) ≤ 0 where the sign is plus, and −Φ⁻¹(u) where it is minus.
+    """
     stream = _aes(key)
     words = np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8")
     tails = words & ~SIGN
@@ -117,6 +131,5 @@ def normals(key: bytes, count: int) -> npt.NDArray[np.float64]:
         more = np.frombuffer(stream.update(bytes(8 * few.size)), dtype="<u8")
         u[few] = tails[few].astype(np.float64) + _inside(more)
     u *= 2.0**-64
-    ndtri(u, out=u)  # in place, here and below: new memory costs as much as the arithmetic
     u.view(np.uint64)[...] ^= words & SIGN
     return u

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cflpriv.engine import fast, graphs, memory
+from cflpriv.engine import convolutions, fast, graphs, memory
 
 __all__ = ["Counts", "Event", "MixedDevices", "NotCaptured", "pretended"]
 
@@ -271,8 +271,11 @@ class _Stream:
 
 
 @contextmanager
-def pretended() -> Iterator[Counts]:
-    """While inside, there is a device with 16 GiB. Gives what is counted."""
+def pretended(convolution: str | None = "grouped") -> Iterator[Counts]:
+    """While inside, there is a device with 16 GiB, on which this way of `engine.convolutions` is the quicker (None: it is measured).
+
+    Gives what is counted.
+    """
     device = _Device()
 
     def debug(mode: str) -> None:
@@ -281,11 +284,13 @@ def pretended() -> Iterator[Counts]:
     there: dict[str, Any] = {
         "is_available": lambda: True, "mem_get_info": lambda *given: (1 << 34, 1 << 34), "Event": partial(Event, device), "Stream": _Stream,
         "current_stream": _Stream, "stream": nullcontext, "CUDAGraph": partial(_Graph, device), "graph_pool_handle": object,
+        "is_current_stream_capturing": lambda: device.recording is not None,
         "graph": lambda graph, **given: graph.recorded(), "get_sync_debug_mode": lambda: "default", "set_sync_debug_mode": debug,
     }  # fmt: skip
     _forget()
     try:
-        with patch.multiple(torch.cuda, **there), _Operations(device), _Calls(device):
+        chosen: Any = nullcontext() if convolution is None else patch.object(convolutions, "measured", lambda *given: convolution)
+        with patch.multiple(torch.cuda, **there), chosen, _Operations(device), _Calls(device):
             yield device.counts
             device.finish()
     finally:
@@ -293,6 +298,7 @@ def pretended() -> Iterator[Counts]:
 
 
 def _forget() -> None:
+    convolutions.forget()
     graphs.release()
     graphs._stream.cache_clear()
     fast._vmapped.cache_clear()  # modules' buffers

@@ -1,6 +1,6 @@
 """Linear algebra of a server's comparisons and of signatures, on a CUDA device in use. On the CPU callers take numpy and scipy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -24,8 +24,17 @@ def largest_singular_values(matrices: Array) -> Array:
     return np.asarray(squares.clamp_min(0.0).sqrt().cpu().numpy())
 
 
-def largest_eigenvectors(samples: Array, p: int) -> tuple[Array, Array]:
-    """The p largest eigenvalues (p,), descending, of the smaller Gram matrix of `samples` (n, d), and its eigenvectors as columns."""
-    x = placed(torch.from_numpy(samples))
-    squares, vectors = torch.linalg.eigh(x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x)
-    return np.asarray(squares[-p:].flip(0).cpu().numpy()), np.asarray(vectors[:, -p:].flip(1).cpu().numpy())
+def largest_eigenvectors(samples: Sequence[Array], p: int) -> list[tuple[Array, Array]]:
+    """For each of `samples` (n, d) of one d the largest eigenvalues of its smaller Gram matrix, descending, and eigenvectors as columns.
+
+    There are p of them, or as many as the matrix has. Those of one n are sent, computed and fetched together.
+    """
+    found: dict[int, tuple[Array, Array]] = {}
+    for n in dict.fromkeys(len(one) for one in samples):
+        members = [i for i, one in enumerate(samples) if len(one) == n]
+        x = placed(torch.from_numpy(np.stack([samples[i] for i in members])))
+        squares, vectors = torch.linalg.eigh(x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x)
+        count = min(p, squares.shape[1])
+        whole = torch.cat([squares[:, None, -count:], vectors[:, :, -count:]], dim=1).flip(2).cpu().numpy()
+        found |= {i: (one[0], one[1:]) for i, one in zip(members, whole, strict=True)}
+    return [found[i] for i in range(len(samples))]

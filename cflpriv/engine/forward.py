@@ -20,9 +20,12 @@ __all__ = ["forward_chunk", "outputs"]
 LARGEST_PASS = 1024
 """Samples in one pass of a module."""
 IMAGE_CLIENTS, IMAGE_SAMPLES = 8, 50
-"""Clients and samples of each in one pass over images: measured on LeNet-5, where more leaves the caches."""
+"""Clients and samples of each in one pass over images on the CPU: measured on LeNet-5, where more leaves the caches."""
 MOST_CLIENTS, PASS_PARAMETERS = 64, 700_000
-"""Clients in one pass over flat features, and about how many parameters they have in all."""
+"""Clients in one pass over flat features on the CPU, and about how many parameters they have in all."""
+SAMPLES_THERE, CLIENTS_THERE, PARAMETERS_THERE = 65_536, 1024, 100_000_000
+"""On a CUDA device: samples in one pass, of all clients together, clients, and about how many parameters these have. Guesses: not measured.
+A device has no caches to stay in, and each pass costs its launches."""
 
 
 def forward_chunk(model: Model, device: Device) -> int:
@@ -30,7 +33,9 @@ def forward_chunk(model: Model, device: Device) -> int:
     stacked = stacked_form(model)
     if stacked is None:
         return 1
-    if stacked.images and device.kind == "cpu":
+    if device.kind != "cpu":
+        return max(2, min(CLIENTS_THERE, PARAMETERS_THERE // model.dimension))
+    if stacked.images:
         return max(1, min(IMAGE_CLIENTS, LARGEST_IMAGE_NETWORK // model.dimension))
     return max(2, min(MOST_CLIENTS, PASS_PARAMETERS // model.dimension))
 
@@ -69,12 +74,19 @@ def _together(model: Model, stacked: Stacked, vectors: Sequence[Array], inputs: 
     longest = max(len(x) for x in inputs)
     padded = torch.stack([_padded(x, longest) for x in inputs])
     pieces = []
-    for piece in torch.split(padded, IMAGE_SAMPLES if stacked.images and device.kind == "cpu" else LARGEST_PASS, dim=1):
+    for piece in torch.split(padded, _samples(stacked, len(inputs), device), dim=1):
         if stacked.images:
             piece = piece.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
         pieces.append(stacked.forward(piece, parameters, len(inputs)))
     whole = torch.cat(pieces, dim=1)
     return [whole[i, : len(x)] for i, x in enumerate(inputs)]
+
+
+def _samples(stacked: Stacked, clients: int, device: Device) -> int:
+    """How many samples of each client make one pass."""
+    if device.kind != "cpu":
+        return max(1, SAMPLES_THERE // clients)
+    return IMAGE_SAMPLES if stacked.images else LARGEST_PASS
 
 
 def _passed(model: Model, vector: Array, x: Tensor, device: Device) -> Tensor:

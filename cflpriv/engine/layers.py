@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .clipping import ConvolutionRule, GroupNormRule, LinearRule, Rule
+from .convolutions import Form, convolved
 
 __all__ = ["Residual", "Stacked", "Tap", "Taps", "stack_layers"]
 
@@ -148,19 +149,21 @@ def _linear(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -
 def _convolution(layer: nn.Conv2d) -> Step | None:
     if layer.groups != 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
-    stride, padding, dilation = layer.stride, layer.padding, layer.dilation
-
-    size = layer.kernel_size
+    form = Form(*(_pair(one) for one in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)))
 
     def step(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
-        weight = parameters[0].flatten(0, 1)
-        bias = parameters[1].flatten() if len(parameters) > 1 else None
-        out = functional.conv2d(x, weight, bias, stride, padding, dilation, groups=clients)
+        bias = parameters[1] if len(parameters) > 1 else None
+        out = convolved(x, parameters[0], bias, form)
         if taps is not None:
-            taps.append(Tap(x.detach(), out, ConvolutionRule(size, stride, padding, dilation, bias is not None)))
+            taps.append(Tap(x.detach(), out, ConvolutionRule(form.size, form.stride, form.padding, form.dilation, bias is not None)))
         return out
 
     return step
+
+
+def _pair(sides: tuple[int, ...]) -> tuple[int, int]:
+    height, width = sides
+    return height, width
 
 
 def _group_norm(layer: nn.GroupNorm) -> Step:

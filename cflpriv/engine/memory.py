@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ __all__ = ["Residents", "chunk_budget", "client_bytes", "live_bytes", "release",
 DATA_SHARE, CHUNK_SHARE = 1 / 3, 3 / 16
 """Of the memory that was free at first: for samples; for a chunk, of which two are kept, each with its cuts to a quarter and a sixteenth
 (`graphs.KEPT`), so 2.6 chunks in all. The rest is for the allocator's gaps and for what the libraries take for themselves."""
+SENT_AT_ONCE = 1 << 28
+"""Bytes of samples, as clients have them, in one copy to the device."""
 TRIAL, LARGEST_TRIAL = 2, 64
 """Clients of a trial step, and samples in their batches at most."""
 
@@ -33,6 +35,10 @@ class Residents:
     limit: int
     used: int = 0
     _kept: "weakref.WeakKeyDictionary[Any, dict[Hashable, tuple[Tensor, ...]]]" = field(default_factory=weakref.WeakKeyDictionary)
+
+    def has(self, owner: Any, key: Hashable) -> bool:
+        """Whether the tensors of this key are kept with their owner."""
+        return key in self._kept.get(owner, {})
 
     def get(self, owner: Any, key: Hashable, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `make` gives, which is asked once as long as there is room."""
@@ -71,15 +77,47 @@ def resident(owner: Any, key: Hashable, make: Callable[[], tuple[Tensor, ...]], 
     return _residents().get(owner, key, there)
 
 
-def resident_samples(model: Model, data: ClientData, device: Device, split: str = "train") -> tuple[Tensor, Tensor]:
-    """A client's "train" or "test" samples as the model's input (n, *shape), and their labels (n,), on the device."""
+def resident_samples(model: Model, clients: Sequence[ClientData], device: Device, split: str = "train") -> list[tuple[Tensor, Tensor]]:
+    """Each client's "train" or "test" samples as the model's input (n, *shape), and their labels (n,), on the device.
 
-    def make() -> tuple[Tensor, ...]:
+    The samples of all clients that are not there yet are sent in one copy.
+    """
+
+    def make(data: ClientData) -> tuple[Tensor, ...]:
         x, y = (data.x_train, data.y_train) if split == "train" else (data.x_test, data.y_test)
         return model.inputs(x), torch.from_numpy(y)
 
-    x, y = resident(data, (split, model.mean, model.std, model.dtype), make, device)
-    return x, y
+    if device.kind == "cpu":
+        return [(x, y) for x, y in map(make, clients)]
+    key, residents = (split, model.mean, model.std, model.dtype), _residents()
+    absent = list({id(data): data for data in clients if not residents.has(data, key)}.values())
+    fresh: dict[int, tuple[Tensor, ...]] = {}
+    for some in _together(absent):
+        with using(CPU):  # `sent` sends better than `placed`
+            made = [make(data) for data in some]
+        there = zip(*(_sent_together(tensors, device) for tensors in zip(*made, strict=True)), strict=True)
+        fresh |= {id(data): pair for data, pair in zip(some, there, strict=True)}
+    return [(x, y) for x, y in (residents.get(data, key, partial(fresh.__getitem__, id(data))) for data in clients)]
+
+
+def _together(clients: Sequence[ClientData]) -> Iterator[list[ClientData]]:
+    """Clients whose samples go in one copy: the host has each copy's samples twice more while it is made."""
+    some: list[ClientData] = []
+    size = 0
+    for data in clients:
+        its = data.x_train.nbytes + data.x_test.nbytes
+        if some and size + its > SENT_AT_ONCE:
+            yield some
+            some, size = [], 0
+        some.append(data)
+        size += its
+    if some:
+        yield some
+
+
+def _sent_together(tensors: Sequence[Tensor], device: Device) -> list[Tensor]:
+    """Tensors (n, *shape) on the device, in memory of their own, by one copy."""
+    return [piece.clone() for piece in torch.split(sent(torch.cat(list(tensors)), device), [len(one) for one in tensors])]
 
 
 def release() -> None:

@@ -10,7 +10,7 @@ import torch
 from ..errors import InputError
 from .allocator import keep_freed_memory
 from .compute import Kind, compute
-from .device import CPU, Device, Precision, in_use, resolved
+from .device import CPU, Device, NoisePlace, Precision, in_use, resolved
 from .seam import ManyTask, Result, Task, TaskInput
 from .workers import Workers
 
@@ -28,7 +28,8 @@ class Engine:
     `workers` processes share the chunks (1: this process alone, with `threads` intra-op threads, by default one, because they collapse when
     another process holds a core and change the last digits). `device` is "cpu", "cuda", "auto", or "" for the one
     in use. `precision` other than "full" is for stacked training on a CUDA device: "tf32" for the products of float32, "bf16" for those of
-    the forward pass (see `device`). `paths` counts the clients that each task computed by each way, for the record.
+    the forward pass (see `device`). `noise`: where stacked private training makes its noise Gaussian. `paths` counts the clients that each
+    task computed by each way, for the record.
     """
 
     kind: Kind = "auto"
@@ -36,6 +37,7 @@ class Engine:
     device: str = ""
     threads: int = 1
     precision: Precision = "full"
+    noise: NoisePlace = "host"
     paths: Counter[tuple[str, str]] = field(default_factory=Counter)
     _pool: Workers | None = None
 
@@ -62,7 +64,7 @@ class Engine:
         """The results of `task` for each input, in order. `paths` counts the ways taken, by default the engine's own."""
         paths = self.paths if paths is None else paths
         keep_freed_memory()
-        device = Device(self.device, self.precision)
+        device = Device(self.device, self.precision, self.noise)
         jobs = chunks(task, inputs, self.kind, device)
         if self.workers > 1 and len(inputs) > 1:
             if self._pool is None:

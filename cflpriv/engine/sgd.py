@@ -36,7 +36,8 @@ class Options:
     norm. `frozen` holds, by parameter, whether it stays as it is. With `pull` above 0 each sample's loss has pull·‖f − C_y‖²/e more, f (e,)
     being the input of the last layer and C_y the client's given prototype of the sample's class (FedProto). With `optimizer` "adam" the
     step is Adam's on the same sum, in place of v. With `grid` above 0 each batch's gradient gets the noise of `Local.noise` and is rounded
-    to multiples of `grid`.
+    to multiples of `grid`. With `deviation` above 0 the rows of `Local.noise` are signed tails (`entropy.signed_tails`), which become
+    normals of this standard deviation on the device.
     """
 
     lr: float
@@ -49,6 +50,7 @@ class Options:
     pull: float = 0.0
     optimizer: str = "sgd"
     grid: float = 0.0
+    deviation: float = 0.0
 
     @property
     def stride(self) -> int:
@@ -224,6 +226,8 @@ def advance(
     way: Way, stack: Stack, batches: Sequence["Batch"], options: Options, lr: float | Tensor, device: Device, noise: Tensor | None = None
 ) -> None:
     """One step, in place, on one batch or a pair of them. `noise` (batches, C, d) is theirs; it is used up."""
+    if noise is not None and options.deviation:
+        _to_normals(noise, options.deviation)
     gradients = _gradients(way, stack, stack.parameters, batches[0], options, device)
     if noise is not None:
         _add_noise(gradients, way.layout.views(noise[0]), options.grid)
@@ -251,6 +255,18 @@ def advance(
         parameters, gradients, stack.moments[0] if stack.moments else [], weight_decay=options.weight_decay, momentum=options.momentum,
         lr=rate, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
     )  # fmt: skip
+
+
+def _to_normals(tails: Tensor, deviation: float) -> None:
+    """In place, normals of this standard deviation from signed tails u (`protocols.entropy.signed_tails`): ∓Φ⁻¹(|u|), in float64.
+
+    Guarantee: the law of `protocols.entropy.normals`, from the same secret bits; Φ⁻¹ is torch's in place of scipy's, both Cephes', and
+    the rounding to a grid that follows hides in which of a double's last digits the two differ. Reveals: nothing is released here. The
+    tails are as secret as the noise, and are overwritten.
+    """
+    # no tail is outside these bounds: rows of clients whose training is over hold anything, and stay finite
+    sizes = torch.special.ndtri(tails.abs().clamp_(2.0**-120, 0.5)).abs_().mul_(deviation)
+    tails.copy_(torch.copysign(sizes, tails).neg_())
 
 
 def _add_noise(gradients: Sequence[Tensor], noise: Sequence[Tensor], grid: float) -> None:

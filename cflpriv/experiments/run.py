@@ -77,7 +77,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         "present": trained,
         "entropy": entropy,
         "faults": Faults(settings.seed, config.training.dropout, dropouts),
-        "engine": Engine(settings.engine, settings.workers, settings.device, precision=settings.precision),
+        "engine": Engine(settings.engine, settings.workers, settings.device, precision=settings.precision, noise=settings.noise_place),
         "privacy": config.privacy,
         "transport": settings.transport,
         "release_policy": settings.release_policy,

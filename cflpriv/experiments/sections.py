@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from ..contract.transcript import Level
 from ..data import DataSpec
-from ..engine.device import Precision
+from ..engine.device import NoisePlace, Precision
 from ..engine.models import MODELS, Dtype, Model
 from ..keys import Key
 
@@ -103,6 +103,13 @@ class RunSection:
     precision: Annotated[Precision, Key("Products in training on CUDA: of float32 (`full`), TF32 or bfloat16; a CPU has `full` only.")] = (
         "full"
     )
+    noise_place: Annotated[
+        NoisePlace,
+        Key(
+            "Where the noise of private training becomes Gaussian: on the `host`, or where training is computed (`device`). Its bits come "
+            "from the clients' cryptographic source either way."
+        ),
+    ] = "host"
     transport: Annotated[
         Literal["memory", "bytes"], Key("How requests reach clients: as objects (`memory`) or encoded as in a deployment (`bytes`).")
     ] = "memory"

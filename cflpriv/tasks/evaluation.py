@@ -82,7 +82,7 @@ class Evaluate:
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         """`run` for each: the clients of a chunk pass forward together, on the device."""
-        samples = [resident_samples(self.model, given.data, device, self.split) for given in inputs]
+        samples = resident_samples(self.model, [given.data for given in inputs], device, self.split)
         logits, path = outputs(self.model, [given.array("model") for given in inputs], [x for x, _ in samples], device)
         counts = [len(y) for _, y in samples]
         whole, labels = torch.cat(logits), torch.cat([y for _, y in samples])
@@ -184,7 +184,7 @@ class Losses:
         models = [given.params["model"] for given in inputs]
         if not all(isinstance(several, list) for several in models):
             raise TypeError("parameter 'model': Losses takes a list of models")
-        samples = [resident_samples(self.model, given.data, device) for given in inputs]
+        samples = resident_samples(self.model, [given.data for given in inputs], device)
         found: list[list[Array]] = [[] for _ in inputs]
         path = "sequential"
         for k in range(max(map(len, models))):

@@ -3,12 +3,13 @@
 A signature is an array (p, d) with orthonormal rows (the papers write d × p), zero rows where it is padded to a public width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ..engine import TaskInput
+from ..engine import Device, Result, TaskInput
 from ..engine.device import in_use
 from ..errors import InputError
 from ..types import Array, Parts
@@ -32,10 +33,14 @@ def principal_vectors(samples: Array, p: int, *, name: str = "samples") -> Array
     Raises `InputError` if p exceeds the rank.
     """
     x = np.asarray(samples, dtype=np.float64)
+    squares, vectors = _largest(x, p) if p <= min(x.shape) else (np.zeros(0), np.zeros((0, 0)))
+    return _signature(x, p, squares, vectors, name)
+
+
+def _signature(x: Array, p: int, squares: Array, vectors: Array, name: str) -> Array:
+    """The rows of `principal_vectors`, from the largest eigenvalues of the smaller Gram matrix of x (n, d) and its eigenvectors."""
     n, d = x.shape
     size = min(n, d)
-    if p <= size:
-        squares, vectors = _largest(x, p)
     # eigenvalues are squared singular values, known to about size·eps of the largest
     if p > size or squares[-1] <= size * np.finfo(np.float64).eps * max(squares[0], 0.0) or squares[0] <= 0:
         rank = int(np.linalg.matrix_rank(x, rtol=1e-7))
@@ -54,7 +59,7 @@ def _largest(x: Array, p: int) -> tuple[Array, Array]:
     if in_use().kind != "cpu":
         from ..engine.algebra import largest_eigenvectors  # loads torch
 
-        return largest_eigenvectors(x, p)
+        return largest_eigenvectors([x], p)[0]
     from scipy import linalg  # slow to import
 
     size = min(x.shape)
@@ -92,6 +97,31 @@ class PrincipalVectors:
     def width(self) -> int:
         """The public number of rows."""
         return self.p * self.labels_at_most if self.per_label else self.p
+
+    def cost(self, given: TaskInput) -> int:
+        return len(given.data.x_train)
+
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        """One client on the CPU; on a device as many as there is memory for, in float64 and with their products."""
+        if device.kind == "cpu":
+            return 1
+        from ..engine.memory import chunk_budget  # loads torch
+
+        n, d = len(given.data.x_train), int(np.prod(given.data.x_train.shape[1:]))
+        return max(1, chunk_budget() // (8 * (n * d + 4 * min(n, d) ** 2)))
+
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+        """`run` for each. On a device the eigenvectors of clients with equally many samples are computed together, after one copy."""
+        if device.kind == "cpu" or self.per_label or len(inputs) == 1:
+            return [self.run(given) for given in inputs], "sequential"
+        from ..engine.algebra import largest_eigenvectors
+
+        flat = [np.asarray(given.data.x_train, np.float64).reshape(len(given.data.x_train), -1) for given in inputs]
+        signatures = [
+            _signature(x, self.p, squares, vectors, f"client {given.data.id}")
+            for given, x, (squares, vectors) in zip(inputs, flat, largest_eigenvectors(flat, self.p), strict=True)
+        ]
+        return [{"signature": signature} for signature in signatures], "stacked"
 
     def run(self, given: TaskInput) -> dict[str, Array]:
         name = f"client {given.data.id}"

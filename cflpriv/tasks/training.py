@@ -21,7 +21,7 @@ from ..engine.sgd import Local, Options, to_prototypes
 from ..engine.span import Movement
 from ..errors import InputError, TrainingDiverged
 from ..privacy.settings import Noise, secret_key
-from ..protocols.entropy import derive, normals, uniforms
+from ..protocols.entropy import derive, normals, signed_tails, uniforms
 from ..protocols.events import Event, Relation, SampledGaussianEvent
 from ..protocols.mechanisms import snap, spacing
 from ..types import Array, Parts
@@ -348,21 +348,25 @@ class Train:
         )  # fmt: skip
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        work = [self._local(given, device) for given in inputs]
+        samples = resident_samples(self.model, [given.data for given in inputs], device)
+        work = [self._local(given, x, y) for given, (x, y) in zip(inputs, samples, strict=True)]
         moved: Sequence[Array | Movement] | None
         if self.shares:
             summed, path = fast.gradients(self.model, work, Options(0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen())), device)
             moved = None if summed is None else [self._stepped(given, one) for given, one in zip(inputs, summed, strict=True)]
         else:
-            moved, path = fast.train(self.model, work, self._options, self.epochs, device)
+            options = self._options
+            if self._noisy and device.noise == "device":
+                options = replace(options, deviation=self._scale)
+                work = [replace(one, noise=partial(self.tails, given)) for one, given in zip(work, inputs, strict=True)]
+            moved, path = fast.train(self.model, work, options, self.epochs, device)
         if moved is None:
             return [self.run(given) for given in inputs], "sequential"
         return [self._result(given, given.array("model"), update) for given, update in zip(inputs, moved, strict=True)], path
 
-    def _local(self, given: TaskInput, device: Device) -> Local:
+    def _local(self, given: TaskInput, x: torch.Tensor, y: torch.Tensor) -> Local:
         names = ("prototypes",) if self.shares else ("anchor", "correction", "prototypes")
         vectors = {name: given.array(name) for name in names if name in given.params}
-        x, y = resident_samples(self.model, given.data, device)
         return Local(
             x,
             y,
@@ -400,6 +404,10 @@ class Train:
         made = normals(derive(secret_key(given), "noise", at), self.model.dimension)
         made *= self._scale
         return made
+
+    def tails(self, given: TaskInput, at: int) -> Array:
+        """What `noise` is made of, from the same bits: signed tails (d,) float64, to become normals on the device."""
+        return signed_tails(derive(secret_key(given), "noise", at), self.model.dimension)
 
     def _result(self, given: TaskInput, start: Array, update: Array | Movement) -> Result:
         # of an array, one pass: a sum of finite numbers that overflows has diverged as well
@@ -483,10 +491,8 @@ class Gradient:
         return fast.chunk_size(self.model, 0, len(given.data.y_train), Options(0.0), device)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        clients = []
-        for given in inputs:
-            x, y = resident_samples(self.model, given.data, device)
-            clients.append(Local(x, y, [np.arange(len(y))], given.array("model")))
+        samples = resident_samples(self.model, [given.data for given in inputs], device)
+        clients = [Local(x, y, [np.arange(len(y))], given.array("model")) for given, (x, y) in zip(inputs, samples, strict=True)]
         gradients, path = fast.gradients(self.model, clients, Options(0.0), device)
         if gradients is None:
             return [self.run(given) for given in inputs], "sequential"

@@ -13,22 +13,25 @@ import torch
 from engine_scenes import CUDA, MODELS, inputs, way_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtri
 from torch import Tensor, nn
 
 from cflpriv.engine import Device, Engine, Result, TaskInput, fast, graphs, memory
 from cflpriv.engine.device import CPU, _switches, arithmetic
+from cflpriv.engine.memory import resident_samples
 from cflpriv.engine.models import Model, dtype_of
 from cflpriv.engine.run import chunks
-from cflpriv.engine.sgd import Steps, steps_by_batch, train_stacked
+from cflpriv.engine.sgd import Steps, _to_normals, steps_by_batch, train_stacked
 from cflpriv.errors import InputError
 from cflpriv.experiments.config import parse_config
+from cflpriv.protocols.entropy import normals, signed_tails
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, Parts
 
 
 def moved(task: Train, given_to: Sequence[TaskInput], steps: Steps, device: Device = CPU) -> list[Array]:
     way = way_of(task.model, len(given_to))
-    clients = [task._local(one, CPU) for one in given_to]
+    clients = [task._local(one, *resident_samples(task.model, [one.data], CPU)[0]) for one in given_to]
     held = graphs.HOLD if steps is graphs.steps_by_plan else 1
     return train_stacked(way, clients, task._options, device, steps, held)
 
@@ -401,3 +404,16 @@ def test_precisions_that_cannot_be_are_refused_by_name() -> None:
     for tree, words in trees:
         with pytest.raises(InputError, match=words):
             parse_config(tree)
+
+
+def test_normals_are_made_of_signed_tails() -> None:
+    """Also by torch's inverse of the distribution function, on a device: relative errors of 1e-13, out to the farthest tail."""
+    key = bytes(range(32))
+    tails, drawn = signed_tails(key, 100_000), normals(key, 100_000)
+    np.testing.assert_array_equal(np.signbit(tails), drawn > 0)
+    np.testing.assert_array_equal(ndtri(np.abs(tails)), -np.abs(drawn))
+    extremes = np.array([2.0**-117, -(2.0**-117), 0.5, -0.5, 2.0**-60, -0.25])
+    both = torch.from_numpy(np.concatenate([tails, extremes]))
+    wanted = np.concatenate([drawn, -np.sign(extremes) * np.abs(ndtri(np.abs(extremes)))])
+    _to_normals(both, 3.0)
+    np.testing.assert_allclose(both.numpy(), 3.0 * wanted, rtol=1e-13, atol=1e-15)

@@ -107,6 +107,52 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("options", [{"momentum": 0.5}, {"clip_norm": 0.5}])
+def test_convolutions_by_patches_train_alike(options: dict[str, Any]) -> None:
+    task, given = Train(LENET, **{"lr": 0.05, **options}, epochs=2, batch_size=4), inputs(LENET, [12, 9, 12])
+    plain = Engine().run(task, given)
+    with pretended("unfolded"):
+        for one, other in zip(plain, Engine(device="cuda").run(task, given), strict=True):
+            np.testing.assert_allclose(other["update"], one["update"], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [NOISY, NOISY | {"maml_lr": 0.05}, NOISY | {"optimizer": "adam", "lr": 1e-3}])
+def test_noise_made_on_the_device_is_the_hosts(options: dict[str, Any]) -> None:
+    """From the same secret bits; in replayed steps, and step by step, also with clients that end early."""
+    task, given = Train(MLP, **{"lr": 0.05, **options}, epochs=4, batch_size=4), inputs(MLP, [40, 38, 40, 37])
+    plain = Engine().run(task, given)
+    there = Engine(noise="device").run(task, given)
+    with pretended() as counts:
+        replayed = [Engine(device="cuda", noise="device").run(task, given) for _ in range(2)]
+    assert counts.captured == 1
+    for found in (there, *replayed):
+        for one, other in zip(plain, found, strict=True):
+            np.testing.assert_allclose(other["update"], one["update"], rtol=1e-9, atol=1e-9)
+
+
+def test_samples_of_many_clients_are_one_copy_and_are_sent_once() -> None:
+    task, given = Train(MLP, lr=0.05, epochs=1, batch_size=4), inputs(MLP, [12] * 20)
+    with pretended() as counts:
+        queued = []
+        for _ in range(2):
+            before = counts.queued
+            Engine(device="cuda").run(task, given)
+            queued.append(counts.queued - before)
+    assert queued[0] == queued[1] + 2, "samples and labels"
+
+
+def test_signatures_of_many_clients_are_computed_together() -> None:
+    task, given = PrincipalVectors(2), inputs(MLP, [12, 12, 9, 100, 12])
+    plain = Engine().run(task, given)
+    with pretended() as counts:
+        engine = Engine(device="cuda")
+        found = engine.run(task, given)
+    assert engine.paths == {("PrincipalVectors", "stacked"): 5}
+    assert counts.waits["to host"] == counts.waits["to device"] == 3, "one copy each way for each number of samples"
+    for one, other in zip(plain, found, strict=True):
+        np.testing.assert_allclose(other["signature"], one["signature"], atol=1e-10)
+
+
 def scenes() -> Iterator[Any]:
     """Every option with every model for which it does not mean the plain loop. Most with LeNet-5 take long."""
     for model in (MLP, LENET, OWN):
@@ -264,7 +310,7 @@ def test_the_device_in_use_is_that_of_the_innermost_block_and_of_the_task_that_r
 def test_signatures_there_are_those_of_the_cpu(samples: int) -> None:
     given = inputs(MLP, [samples, samples + 1])
     counts = same(PrincipalVectors(3), given, 1e-9)
-    assert counts.waits["to host"] == 4  # values and vectors of two clients
+    assert counts.waits["to host"] == 2  # values and vectors at once, of two clients with unequal numbers of samples
 
 
 @pytest.mark.parametrize("measure", MEASURES)

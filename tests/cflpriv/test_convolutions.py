@@ -1,0 +1,75 @@
+"""Two ways of the convolutions of many clients give the same, forward and backward; a device measures which is the quicker."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pretended_device import pretended
+
+from cflpriv.engine import convolutions
+from cflpriv.engine.convolutions import Form, convolved, grouped, unfolded
+
+sides = st.tuples(st.integers(1, 3), st.integers(1, 3))
+forms = st.builds(Form, sides, sides, st.tuples(st.integers(0, 2), st.integers(0, 2)), st.tuples(st.integers(1, 2), st.integers(1, 2)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    form=forms, clients=st.integers(1, 4), batch=st.integers(1, 3), channels=st.integers(1, 3), out=st.integers(1, 3),
+    side=st.tuples(st.integers(5, 8), st.integers(5, 8)), bias=st.booleans(), last=st.booleans(),
+)  # fmt: skip
+def test_both_ways_agree(form: Form, clients: int, batch: int, channels: int, out: int, side: Any, bias: bool, last: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((batch, clients * channels, *side), generator=generator, dtype=torch.float64)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    weight = torch.randn((clients, out, channels, *form.size), generator=generator, dtype=torch.float64)
+    shift = torch.randn((clients, out), generator=generator, dtype=torch.float64) if bias else None
+    leaves = [one.requires_grad_() for one in (x, weight, shift) if one is not None]
+    one, other = grouped(x, weight, shift, form), unfolded(x, weight, shift, form)
+    assert one.shape == other.shape
+    torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
+    towards = torch.randn(one.shape, generator=generator, dtype=torch.float64)
+    for mine, theirs in zip(torch.autograd.grad(other, leaves, towards), torch.autograd.grad(one, leaves, towards), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+def scene() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Form]:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn((2, 6, 8, 8), generator=generator), torch.randn((3, 4, 2, 3, 3), generator=generator)
+    return x, weight, torch.randn((3, 4), generator=generator), Form((3, 3), (1, 1), (1, 1), (1, 1))
+
+
+@pytest.mark.parametrize(("quick", "taken"), [("grouped", "grouped"), ("unfolded", "unfolded"), ("neither", "grouped")])
+def test_the_quicker_way_by_a_margin_is_taken_and_measured_once(quick: str, taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def seconds(way: Any, *rest: Any) -> float:
+        name = "grouped" if way is grouped else "unfolded"
+        asked.append(name)
+        return 0.5 if name == quick else 0.55 if quick == "neither" and name == "unfolded" else 0.6
+
+    monkeypatch.setattr(convolutions, "_seconds", seconds)
+    with pretended(None) as counts:
+        x, weight, bias, form = scene()
+        there = x.to("cuda"), weight.to("cuda"), bias.to("cuda"), form
+        before = sum(counts.waits.values())
+        made = [convolved(*there) for _ in range(3)]
+        assert sum(counts.waits.values()) == before
+        assert list(convolutions._CHOSEN.values()) == [taken]
+        assert asked == ["grouped", "unfolded"]
+        np.testing.assert_allclose(made[0].cpu().numpy(), grouped(x, weight, bias, form).numpy(), atol=1e-5)
+    assert not convolutions._CHOSEN
+
+
+def test_patches_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 10, 1 << 10))
+    assert convolutions.measured(*scene()) == "grouped"
+
+
+def test_the_cpu_takes_groups_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolutions, "measured", lambda *given: pytest.fail("measured on the CPU"))
+    x, weight, bias, form = scene()
+    assert torch.equal(convolved(x, weight, bias, form), grouped(x, weight, bias, form))
