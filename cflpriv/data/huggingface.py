@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from ..array_files import reading
 from ..errors import InputError
-from .formats import reading
 
 __all__ = ["read_saved"]
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..array_files import reading
 from ..errors import InputError
 from ..types import Array
 from .datasets import POOLED, Dataset, dataset_of
-from .formats import reading
 
 __all__ = ["load_image_folders"]
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..array_files import reading
 from ..errors import InputError
 from ..randomness import stream
 from ..types import Array
 from .datasets import Dataset, dataset_of
-from .formats import read_csv, reading
+from .formats import read_csv
 from .huggingface import read_saved
 from .scaling import Scaling
 
