@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from .errors import InputError
 from .protocols.bounded_files import UnusableFile, open_regular
-from .types import Array
 
 __all__ = [
     "LEAST_OF_OWN_DATA", "fill", "map_npy", "named", "read_npy", "read_npz", "read_safetensors", "reading", "unpacked_limit",
@@ -54,8 +54,8 @@ def unpacked_limit(packed: int, least: int = LEAST_UNPACKED_BYTES) -> int:
 
 
 @contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
-    """Turn every way in which reading a damaged file can fail into one `InputError`."""
+def reading(path: Path, what: str, part: str = "") -> Iterator[None]:
+    """Turn every way in which reading a damaged file, or a part of it, can fail into one `InputError`."""
     try:
         yield
     except InputError:
@@ -81,10 +81,10 @@ def reading(path: Path, what: str) -> Iterator[None]:
         zlib.error,
     ) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path}: not a readable {what} file ({reason})") from error
+        raise InputError(f"{path}: not a readable {what} file ({part}{reason})") from error
 
 
-def fill(stream: BufferedIOBase, array: Array) -> int:
+def fill(stream: BufferedIOBase, array: NDArray[Any]) -> int:
     """Read into a flat array; the number of bytes that were there. Memory is taken for these only: fresh pages of `np.empty` take none."""
     memory = array.view(np.uint8).data
     size = 0
@@ -126,7 +126,7 @@ def _declared(stream: BufferedIOBase, size: int) -> tuple[tuple[int, ...], bool,
     return shape, fortran_order, dtype, size - present
 
 
-def read_npy(stream: BufferedIOBase, size: int) -> Array:
+def read_npy(stream: BufferedIOBase, size: int) -> NDArray[Any]:
     """The array of an npy file of `size` bytes. Raises `ValueError`, also for an array of another kind than `KINDS`."""
     shape, fortran_order, dtype, _ = _declared(stream, size)
     array = np.empty(math.prod(shape), dtype)
@@ -137,7 +137,7 @@ def read_npy(stream: BufferedIOBase, size: int) -> Array:
     return array.reshape(shape[::-1]).T if fortran_order else array.reshape(shape)
 
 
-def map_npy(path: Path) -> Array:
+def map_npy(path: Path) -> NDArray[Any]:
     """The array of an npy file, memory-mapped (copy on write), whatever its size. Raises `InputError`."""
     with reading(path, "npy"), open_regular(path) as file:
         shape, fortran_order, dtype, offset = _declared(file, os.fstat(file.fileno()).st_size)
@@ -162,12 +162,12 @@ class _Archive(io.BufferedReader):
 
 def read_npz(
     path: Path, required: Sequence[str] = (), optional: Sequence[str] | None = None, least: int = LEAST_UNPACKED_BYTES
-) -> dict[str, Array]:
+) -> dict[str, NDArray[Any]]:
     """The arrays of an npz file by name: `required`, and of `optional` those that are there, by default all. Others are not read.
 
     Together the compressed ones may unpack to `unpacked_limit` of the file's size and `least`. Raises `InputError`.
     """
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     with reading(path, "npz"), _Archive(open_regular(path).detach()) as file, zipfile.ZipFile(file) as archive:
         size = os.fstat(file.fileno()).st_size
         members = _members(archive, size)
@@ -177,7 +177,7 @@ def read_npz(
         limit, unpacked = unpacked_limit(size, least), 0
         for name in (*required, *(members if optional is None else optional)):
             if name in members and name not in arrays:
-                with reading(path, f"npz (array {name!r})"):
+                with reading(path, "npz", f"array {name!r}: "):
                     unpacked += _checked(members[name])
                     if unpacked > limit:
                         raise ValueError(
@@ -228,7 +228,7 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
 # --- safetensors --------------------------------------------------------------------------------------------------------------------------
 
 
-def read_safetensors(path: Path) -> dict[str, Array]:
+def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a safetensors file by name. Raises `InputError`.
 
     The library compares shapes, offsets and the file's size with each other and limits the header to 100 MB, before it takes memory.

@@ -20,6 +20,10 @@ _DTYPES = {
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 
+# In a folder of another person a pipe is not waited for, and no link leads what is written elsewhere. Windows has neither flag.
+_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0)
+_NOT_ELSEWHERE = _WITHOUT_WAITING | getattr(os, "O_NOFOLLOW", 0)
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old or the new one, never half of it, whatever happens. Raises OSError."""
@@ -70,7 +74,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Any], mode: int = 0o644) -> tu
 def _replace(path: Path, write: Any, mode: int) -> None:
     part = path.with_name(path.name + ".part")
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as out:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOT_ELSEWHERE, mode), "wb") as out:
             write(out)
             out.flush()
             os.fsync(out.fileno())
@@ -86,7 +90,7 @@ def append(path: Path, text: str) -> None:
     """Add to a file and see it onto the disk. Where that fails the file is cut back to what it was, and OSError raised."""
     before = path.stat().st_size if path.exists() else 0
     try:
-        with path.open("ab", buffering=0) as out:
+        with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | _WITHOUT_WAITING, 0o666)) as out:
             data = text.encode("utf-8")
             while data:
                 data = data[out.write(data) :]

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from .. import array_files
-from ..array_files import LEAST_OF_OWN_DATA, fill, map_npy, named, reading
+from ..array_files import LEAST_OF_OWN_DATA, fill, map_npy, named, reading, unpacked_limit
 from ..errors import InputError
 from ..protocols.bounded_files import open_regular
 from ..types import Array
 
 __all__ = [
     "LARGEST_BYTES",
+    "check_cells",
     "read_cifar100_batch",
     "read_cifar_batch",
     "read_csv",
@@ -39,6 +40,8 @@ __all__ = [
 
 # No valid idx, text or MATLAB file unpacks to more than this; a header that claims more is damaged or hostile.
 LARGEST_BYTES = 2**31
+CELL_BYTES = 32
+"""What a number in a list takes."""
 _CHUNK_BYTES = 2**20
 _IDX_UINT8 = 0x08
 _CIFAR_PIXELS = 3 * 32 * 32
@@ -279,6 +282,12 @@ def read_csv(path: str | Path, columns: int = 0) -> tuple[tuple[str, ...], ...]:
         if len(row) != columns:
             raise InputError(f"{path}: row {number + 1} has {len(row)} cells, expected {columns}")
     return rows
+
+
+def check_cells(path: Path, cells: int, size: int) -> None:
+    """Refuse a table of so many cells from files of `size` bytes; a repeated value takes few. Raises `InputError`."""
+    if CELL_BYTES * cells > (limit := unpacked_limit(size, LEAST_OF_OWN_DATA)):
+        raise InputError(f"{path}: its {cells} cells take {CELL_BYTES * cells} bytes, expected at most {limit} from {size} bytes")
 
 
 def _unpacked(path: Path) -> bytes:

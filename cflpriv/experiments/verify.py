@@ -24,6 +24,7 @@ from ..clustering.scores import ari
 from ..contract.transcript import Message, read_transcript, what_was_kept
 from ..errors import InputError
 from ..files import write_atomically
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, open_regular, read_bytes, read_json, read_text
 from .loop import LAST, MEASURED
 
 __all__ = ["OF_AUDITS", "OF_CHECKPOINTS", "OF_RUN", "Verified", "changed_files", "digest_of", "seal", "sealed", "verify"]
@@ -62,7 +63,7 @@ def seal(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_CHECKPOINTS, *OF_AUDI
 def digest_of(folder: Path) -> str:
     """The digest of a run folder, as 32 hexadecimal digits; empty for one that is not complete."""
     path = folder / FILE
-    return blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.is_file() else ""
+    return blake2b(read_bytes(path), digest_size=16).hexdigest() if path.is_file() else ""
 
 
 def changed_files(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> list[str]:
@@ -130,7 +131,7 @@ def _known(folder: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = read_json(path)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is damaged ({error})") from None
     if not isinstance(known, dict) or not all(isinstance(digest, str) for digest in known.values()):
@@ -142,7 +143,7 @@ def _found(folder: Path, what: Sequence[str]) -> Iterator[tuple[str, str]]:
     for pattern in what:
         for path in sorted(folder.glob(pattern)):
             if path.is_file() and path.suffix != ".part":
-                with path.open("rb") as data:
+                with open_regular(path) as data:
                     yield path.relative_to(folder).as_posix(), file_digest(data, partial(blake2b, digest_size=16)).hexdigest()
 
 
@@ -152,10 +153,10 @@ def _contradictions(folder: Path, messages: int | None) -> Iterator[str]:
     if not path.exists() and not (folder / "rounds.jsonl").exists() and (folder / FILE).is_file():
         return  # of an active audit alone
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = read_json(path)
         if not isinstance(summary, dict):
             raise ValueError("the summary is not an object")
-        rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in read_text(folder / "rounds.jsonl", LARGEST_TABLE_BYTES).splitlines()]
         expected = _from_rows(rows) | _from_clustering(folder, summary)
         if messages is not None:
             expected["messages"] = messages
@@ -183,7 +184,7 @@ def _from_clustering(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]
     path = folder / "measured.json"
     if not path.is_file() or summary["newcomers"] is not None:
         return {}
-    measured = json.loads(path.read_text(encoding="utf-8"))
+    measured = read_json(path)
     labels, truth = measured["labels"] or {}, measured["truth"]
     known = [client for client in labels if client in truth]
     return {"ari": ari([truth[client] for client in known], [labels[client] for client in known])} if known else {}

@@ -12,6 +12,7 @@ from textwrap import fill
 from typing import Any
 
 from ...files import write_atomically
+from ...protocols.bounded_files import LARGEST_TABLE_BYTES, read_text
 from ..pictures import PALETTE, new_figure, style, uri
 from .entry import METRICS, Cell, Reproduction
 from .published import Number
@@ -259,7 +260,7 @@ def _over_cells(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell]) -> No
 def _curve(path: Path, key: str) -> list[tuple[int, float]]:
     """(round, value) of a key of rounds.jsonl; of several values (one a cluster), the largest."""
     points = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    for line in read_text(path, LARGEST_TABLE_BYTES).splitlines() if path.is_file() else ():
         row = json.loads(line)
         value = row.get(key)
         if isinstance(value, list):
