@@ -1,8 +1,10 @@
 """Atomic and append-only files: what is written survives a kill, a full disk and a power cut."""
 
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import blake2b
@@ -91,6 +93,8 @@ def append(path: Path, text: str) -> None:
     before = path.stat().st_size if path.exists() else 0
     try:
         with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | _WITHOUT_WAITING, 0o666)) as out:
+            if not stat.S_ISREG(os.fstat(out.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(path))
             data = text.encode("utf-8")
             while data:
                 data = data[out.write(data) :]
