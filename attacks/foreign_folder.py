@@ -5,7 +5,6 @@ comes from the suite or from the user's own `--plugin FILE`, by the name `model`
 """
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from ..engine.models import MODELS, Model
 from ..errors import InputError
 from ..experiments.foreign_report import FOREIGN as TOML
 from ..files import write_arrays, write_atomically, write_packed
-from ..protocols.bounded_files import read_text
+from ..protocols.bounded_files import read_toml
 from ..types import Array
 from .family import judged_together
 from .foreign import attacked
@@ -151,10 +150,10 @@ def audit_folder(
 def _settings(path: Path) -> dict[str, Any]:
     """foreign.toml, checked key by key."""
     try:
-        tree = tomllib.loads(read_text(path))
+        tree = read_toml(path)
     except FileNotFoundError:
         raise InputError(f"{path}: is missing; docs/attacks/other_systems.md describes the folder") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: is not TOML ({error})") from None
     for key in tree:
         if key not in KEYS:

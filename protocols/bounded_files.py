@@ -8,10 +8,15 @@ import io
 import json
 import os
 import stat
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LARGEST_DOCUMENT_BYTES", "LARGEST_TABLE_BYTES", "UnusableFile", "open_regular", "read_bytes", "read_json", "read_text"]
+__all__ = [
+    "LARGEST_DOCUMENT_BYTES", "LARGEST_TABLE_BYTES", "UnusableFile", "open_regular", "parse_json", "read_bytes", "read_json", "read_text",
+    "read_toml",
+]  # fmt: skip
 
 LARGEST_DOCUMENT_BYTES = 2**28
 """The largest file of JSON or TOML, which is parsed as a whole. Parsed JSON takes up to about 25 times the memory of its text."""
@@ -54,10 +59,24 @@ def read_text(path: str | Path, limit: int = LARGEST_DOCUMENT_BYTES, errors: str
     return read_bytes(path, limit).decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
+def parse_json(text: str | bytes) -> Any:
+    """What a text in JSON holds. Raises `ValueError` for what is no JSON or is nested too deeply."""
+    return _parsed(json.loads, text)
+
+
 def read_json(path: str | Path) -> Any:
-    """What a JSON file holds. Raises OSError as `read_bytes`, and `ValueError` for what is no JSON or is nested too deeply."""
-    text = read_text(path)
+    """What a JSON file holds. Raises OSError as `read_bytes`, and `ValueError` as `parse_json`."""
+    return parse_json(read_text(path))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises OSError as `read_bytes`, and `ValueError` for what is no TOML or is nested too deeply."""
+    tree: dict[str, Any] = _parsed(tomllib.loads, read_text(path))
+    return tree
+
+
+def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     try:
-        return json.loads(text)
+        return parse(text)
     except RecursionError as error:
         raise ValueError(str(error)) from None

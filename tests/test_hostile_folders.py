@@ -107,7 +107,7 @@ def zero(path: Path) -> None:
 
 NOT_A_FILE: list[Callable[[Path], None]] = [os.mkfifo, zero, Path.mkdir]
 DOCUMENT, ARRAYS, TENSORS = [*NOT_A_FILE, sparse], [*NOT_A_FILE, declaring], [*NOT_A_FILE, long_header]
-CASES = [
+CASES: list[tuple[str, str, list[Callable[[Path], None]]]] = [
     ("report run", "run/summary.json", DOCUMENT), ("report run", "run/evidence.npz", ARRAYS), ("report run", "run/config.toml", DOCUMENT),
     ("report run", "run/measured.json", DOCUMENT), ("report run", "run/audit.json", DOCUMENT),
     ("report run", "run/rounds.jsonl", NOT_A_FILE),
@@ -190,23 +190,17 @@ def test_nothing_is_written_through_pipes_and_links(tmp_path: Path) -> None:
     assert (tmp_path / "own").read_text() == "mine"
 
 
-def images(folder: Path, sizes: list[tuple[int, int]]) -> tuple[str, str]:
-    from PIL import Image
-
-    for part in ("train", "test"):
-        for number, size in enumerate(sizes):
-            path = folder / part / "cat" / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("1", size).save(path)
-    return str(folder / "train"), str(folder / "test")
+def deep(path: Path) -> None:
+    path.write_text("[" * 200_000 + "\n")
 
 
-def test_images_with_too_many_pixels(tmp_path: Path) -> None:
-    pytest.importorskip("torchvision")
-    for sizes, words in (([(9_500, 9_500)], "has more pixels"), ([(4, 4), (9_000, 9_000)], "9000×9000 pixels, others 4×4 pixels")):
-        paths = images(tmp_path / str(len(sizes)), sizes)
-        with bounded(), pytest.raises(InputError, match=rf"\d\.png: {words}[^\n]*$"):
-            build_population(DataSpec(source="torchvision", paths=paths, clients=1))
+@pytest.mark.parametrize("name", ["rounds.jsonl", "transcript/messages.jsonl", "checkpoints/final.json", "config.toml"])
+def test_a_nested_line_is_refused(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    deep(folder / "run" / name)
+    assert in_process(monkeypatch, "run", "c.toml", "--out", "run", "--resume") == 2
+    words = capsys.readouterr().err
+    assert f"run/{name}: " in words
+    assert words.count("\n") == 1, words
 
 
 @pytest.mark.slow

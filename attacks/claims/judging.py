@@ -24,7 +24,7 @@ from ... import __version__
 from ...errors import InputError
 from ...experiments.resume import locked
 from ...files import append, write_atomically
-from ...protocols.bounded_files import LARGEST_TABLE_BYTES, read_bytes, read_json
+from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json
 from . import CLAIMS, claim_named
 from .claim import Claim, Row, Verdict, decide
 
@@ -123,7 +123,7 @@ def _kept(path: Path, rule: str) -> dict[int, dict[str, Any]]:
     kept: dict[int, dict[str, Any]] = {}
     for number, text in enumerate(data.splitlines()):
         try:
-            line = json.loads(text)
+            line = parse_json(text)
             [float(one.value + one.baseline) for one in (Row(**row) for row in line["rows"])]
             kept[line["seed"]] = {**line, "seconds": float(line["seconds"]), "commit": str(line["commit"])}
             same = line["rule"] == rule

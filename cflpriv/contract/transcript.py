@@ -18,7 +18,7 @@ import numpy as np
 from ..array_files import read_safetensors
 from ..errors import InputError
 from ..files import append, write_arrays, write_atomically
-from ..protocols.bounded_files import LARGEST_TABLE_BYTES, read_bytes, read_text
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_text
 from ..types import Array
 
 __all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "cut_transcript", "read_transcript", "settings_of", "what_was_kept"]
@@ -289,11 +289,11 @@ def _parsed(headers: Path) -> Iterator[tuple[Message, list[str], str]]:
     chain = ""
     for number, line in enumerate(read_text(headers, LARGEST_TABLE_BYTES, "replace").splitlines(), 1):
         try:
-            linked = json.loads(line)
+            linked = parse_json(line)
             chain = _link(chain, linked["header"])
             if chain != linked["chain"]:
                 raise ValueError("it does not continue the lines before it")
-            fields = json.loads(linked["header"])
+            fields = parse_json(linked["header"])
             kept = fields.pop("kept")
             fields["clients"], fields["readers"] = tuple(fields["clients"]), tuple(fields["readers"])
             fields["peers"] = tuple(tuple(row) for row in fields["peers"])

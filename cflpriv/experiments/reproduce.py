@@ -20,7 +20,7 @@ from ..data import DataSpec, build_population
 from ..data.datasets import HOW_TO_SET
 from ..errors import InputError, TrainingDiverged, near
 from ..files import append, write_atomically
-from ..protocols.bounded_files import LARGEST_TABLE_BYTES, read_bytes, read_json, read_text
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json, read_text
 from ..types import Population
 from .folder import interruptible, run_experiment
 from .reproductions import REPRODUCTIONS, Cell, Reproduction
@@ -330,7 +330,7 @@ def _kept_trials(path: Path, metrics: set[str]) -> list[dict[str, Any]]:
     kept = []
     for number, line in enumerate(data.splitlines()):
         try:
-            one = json.loads(line)
+            one = parse_json(line)
             sound = one["trial"] == number and metrics <= set(one["figures"]) and {"settings", "seconds"} <= set(one)
         except (ValueError, TypeError, KeyError):
             sound = False

@@ -22,7 +22,7 @@ from ..contract.transcript import cut_transcript
 from ..data.datasets import DIRECTORY_VARIABLE
 from ..errors import InputError
 from ..files import append, write_atomically
-from ..protocols.bounded_files import LARGEST_TABLE_BYTES, read_bytes, read_json, read_text
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json, read_text
 from ..protocols.entropy import Entropy
 from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config, read_tree
@@ -125,7 +125,7 @@ def kept_rows(folder: Path, count: int) -> list[dict[str, Any]]:
     rows = []
     for number in range(count):
         try:
-            rows.append(json.loads(lines[number]))
+            rows.append(parse_json(lines[number]))
         except (IndexError, ValueError):
             raise InputError(f"{path}: line {number + 1} of the {count} before the checkpoint is missing or damaged") from None
     return rows

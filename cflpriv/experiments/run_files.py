@@ -15,7 +15,7 @@ from ..algorithms import ALGORITHMS
 from ..array_files import read_npz, reading
 from ..clustering.similarity import MEASURES
 from ..errors import InputError
-from ..protocols.bounded_files import LARGEST_DOCUMENT_BYTES, LARGEST_TABLE_BYTES, read_text
+from ..protocols.bounded_files import LARGEST_DOCUMENT_BYTES, LARGEST_TABLE_BYTES, parse_json, read_text
 from ..types import Array
 from .audit_words import ACTIVE_STATUS, STATUS
 from .pictures import Evidence
@@ -157,8 +157,8 @@ def _rounds(path: Path) -> list[Mapping[str, Any]]:
     rows = []
     for number, line in enumerate(_text(path, LARGEST_TABLE_BYTES).splitlines(), 1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             raise InputError(f"{path}: line {number} is damaged") from None
         require(isinstance(row, dict) and isinstance(row.get("round"), int), path, f"line {number} is no round")
         rows.append(row)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..files import write_atomically
-from ..protocols.bounded_files import read_bytes, read_json, read_text
+from ..protocols.bounded_files import read_bytes, read_json, read_toml
 from .config import read_tree
 from .folder import run_experiment
 from .resume import LOCK, held, holds_nothing, locked
@@ -195,7 +195,7 @@ def _done(out: Path, cell: Cell, sweep: Sweep, audit: Audit | None) -> bool:
 
 
 def _audits(folder: Path, sweep: Sweep, audit: Audit | None) -> bool:
-    recorded = tomllib.loads(read_text(folder / "config.toml"))["run"]["record"] != "headers"
+    recorded = read_toml(folder / "config.toml")["run"]["record"] != "headers"
     return audit is not None and sweep.audit and recorded
 
 

@@ -24,7 +24,7 @@ from ..clustering.scores import ari
 from ..contract.transcript import Message, read_transcript, what_was_kept
 from ..errors import InputError
 from ..files import write_atomically
-from ..protocols.bounded_files import LARGEST_TABLE_BYTES, open_regular, read_bytes, read_json, read_text
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, open_regular, parse_json, read_bytes, read_json, read_text
 from .loop import LAST, MEASURED
 
 __all__ = ["OF_AUDITS", "OF_CHECKPOINTS", "OF_RUN", "Verified", "changed_files", "digest_of", "seal", "sealed", "verify"]
@@ -156,7 +156,7 @@ def _contradictions(folder: Path, messages: int | None) -> Iterator[str]:
         summary = read_json(path)
         if not isinstance(summary, dict):
             raise ValueError("the summary is not an object")
-        rows = [json.loads(line) for line in read_text(folder / "rounds.jsonl", LARGEST_TABLE_BYTES).splitlines()]
+        rows = [parse_json(line) for line in read_text(folder / "rounds.jsonl", LARGEST_TABLE_BYTES).splitlines()]
         expected = _from_rows(rows) | _from_clustering(folder, summary)
         if messages is not None:
             expected["messages"] = messages

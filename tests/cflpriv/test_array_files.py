@@ -214,6 +214,11 @@ def field(signature: bytes, offset: int, value: bytes) -> Callable[[bytearray], 
     return change
 
 
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
 ENTRY, LOCAL, END = b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06"
 PLAIN = npy(header_of(), DATA)
 
@@ -265,8 +270,8 @@ ARCHIVES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "long name": (lambda path: twice(path, "x" * 300 + ".npy"), "a member's name has 304 characters"),
     "members over each other": (overlapping, "lies over another"),
     "cut": (lambda path: edited(packed(path, PLAIN), lambda content: content.__delitem__(slice(-30, None))), "File is not a zip file"),
-    "npy": (lambda path: path.write_bytes(PLAIN) and path, "File is not a zip file"),
-    "empty": (lambda path: path.write_bytes(b"") or path, "File is not a zip file"),
+    "npy": (lambda path: written(path, PLAIN), "File is not a zip file"),
+    "empty": (lambda path: written(path, b""), "File is not a zip file"),
 }  # fmt: skip
 
 
