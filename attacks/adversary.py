@@ -9,7 +9,6 @@ client            what one client sends, receives and knows: the first one whose
 outsider          parties, times and sizes of messages; no payloads, and no grouping of clients inside one message
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from ..errors import InputError, near
 from ..experiments.config import load_config
 from ..federation.transforms import clustering_name
 from ..protocols import codec
+from ..protocols.bounded_files import read_json
 from ..protocols.group import Ratchet
 from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
@@ -277,7 +277,7 @@ def recorded(folder: Path) -> list[Message]:
 def _writer(folder: Path) -> str:
     """The version that wrote a run folder, for messages."""
     try:
-        return f"an earlier version ({json.loads((folder / 'environment.json').read_text(encoding='utf-8'))['cflpriv']})"
+        return f"an earlier version ({read_json(folder / 'environment.json')['cflpriv']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "an earlier version"
 
@@ -285,7 +285,7 @@ def _writer(folder: Path) -> str:
 def messages_of(path: Path) -> int | None:
     """The number of messages in the run's summary."""
     try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["messages"])
+        return int(read_json(path)["messages"])
     except FileNotFoundError:
         return None  # an interrupted run has no summary yet
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -297,7 +297,7 @@ def read_secrets(folder: Path) -> dict[str, dict[str, str]]:
     secrets = {}
     for path in sorted((folder / "secrets").glob("*.json")):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             party = str(content.pop("party"))
             if not re.fullmatch(r"client:\d+|key-holder", party):
                 raise ValueError(f"party {party!r}")

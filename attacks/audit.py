@@ -28,6 +28,7 @@ from ..experiments.loop import device_of
 from ..experiments.resume import locked
 from ..experiments.run import estimate_record_bytes, population_digest
 from ..files import write_atomically, write_packed
+from ..protocols.bounded_files import read_bytes, read_json
 from ..types import Population
 from . import ATTACKS
 from .adversary import read_secrets, recorded, view_of
@@ -145,7 +146,7 @@ def _read(folder: Path, config: Config) -> tuple[dict[str, Any], list[Message], 
 
 def _summary(path: Path, config: Config) -> dict[str, Any]:
     """A run's summary, as far as an audit reads it. Raises `InputError` naming the key that is missing, damaged or not the config's."""
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    summary: dict[str, Any] = read_json(path)
     kinds: dict[str, tuple[type, ...]] = {"rounds": (int,), "seconds": (int, float)}
     for key in ("algorithm", "protection", "data_digest", *kinds):
         if key not in summary:
@@ -175,7 +176,7 @@ def _key(folder: Path, budget: str) -> str:
     for name, of_file in sorted(sealed(folder, OF_RUN).items()):
         digest.update(f"{name} {of_file}".encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+        digest.update(read_bytes(path))
     return digest.hexdigest()
 
 
@@ -199,7 +200,7 @@ def _texts() -> dict[str, str]:
     files = {name: getattr(sys.modules.get(getattr(attack.cells, "__module__", "")), "__file__", None) for name, attack in ATTACKS.items()}
     own = Path(__file__).parent.resolve()
     return {
-        name: blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
+        name: blake2b(read_bytes(file), digest_size=16).hexdigest()
         for name, file in files.items() if file and not Path(file).resolve().is_relative_to(own)
     }  # fmt: skip
 
@@ -215,7 +216,7 @@ class _Kept:
             raise InputError(f"{folder / 'audit'}: cannot be written ({error.strerror})") from None
         self.cells: dict[str, list[Cell]] = {}
         try:
-            stored = json.loads((folder / "audit" / "units.json").read_text(encoding="utf-8"))
+            stored = read_json(folder / "audit" / "units.json")
             if stored["key"] == key:
                 texts = stored["texts"]
                 self.texts = texts | self.texts  # an attack whose file is not loaded now stays

@@ -5,9 +5,6 @@ comes from the suite or from the user's own `--plugin FILE`, by the name `model`
 """
 
 import re
-import tomllib
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from safetensors.numpy import load_file
 from torch import nn
 
+from ..array_files import read_npz, read_safetensors
 from ..engine.models import MODELS, Model
 from ..errors import InputError
 from ..experiments.foreign_report import FOREIGN as TOML
 from ..files import write_arrays, write_atomically, write_packed
+from ..protocols.bounded_files import read_toml
 from ..types import Array
 from .family import judged_together
 from .foreign import attacked
@@ -152,10 +150,10 @@ def audit_folder(
 def _settings(path: Path) -> dict[str, Any]:
     """foreign.toml, checked key by key."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = read_toml(path)
     except FileNotFoundError:
         raise InputError(f"{path}: is missing; docs/attacks/other_systems.md describes the folder") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: is not TOML ({error})") from None
     for key in tree:
         if key not in KEYS:
@@ -231,7 +229,7 @@ def _updates(folder: Path, tree: Mapping[str, Any], settings: LoopSettings) -> l
             if match is None:
                 raise InputError(f"{path}: is not called {GLOBAL} or client-NUMBER.before.safetensors or client-NUMBER.after.safetensors")
             files.setdefault(int(match[1]), {})[match[2]] = path
-        common = _arrays(inside / GLOBAL) if (inside / GLOBAL).is_file() else None
+        common = read_safetensors(inside / GLOBAL) if (inside / GLOBAL).is_file() else None
         for client, pair in sorted(files.items()):
             if "after" not in pair:
                 raise InputError(f"{inside / f'client-{client}.after.safetensors'}: is missing")
@@ -241,9 +239,9 @@ def _updates(folder: Path, tree: Mapping[str, Any], settings: LoopSettings) -> l
             own = _training(known, folder / TOML, settings, f"clients.{client}.") if set(known) & set(TRAINING) else None
             if client not in truth:
                 truth[client] = _truth(folder / "truth" / f"client-{client}.npz", tree)
-            before = _arrays(pair["before"]) if "before" in pair else common
+            before = read_safetensors(pair["before"]) if "before" in pair else common
             counts = {name: known.get(name) for name in ("samples", "labels")}
-            updates.append(Update(before, _arrays(pair["after"]), client=client, settings=own, **counts, **truth[client]))
+            updates.append(Update(before, read_safetensors(pair["after"]), client=client, settings=own, **counts, **truth[client]))
     if not updates:
         raise InputError(f"{folder}: has no update (round-0001/client-0.after.safetensors)")
     return updates
@@ -261,13 +259,6 @@ def _rounds(folder: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
-def _arrays(path: Path) -> dict[str, Array]:
-    try:
-        return dict(load_file(path))
-    except Exception as error:
-        raise InputError(f"{path}: cannot be read as safetensors ({error})") from None
-
-
 def _truth(path: Path, tree: Mapping[str, Any]) -> dict[str, Any]:
     """A client's samples, and samples like them that nobody trained on, as far as there are any."""
     mine, outside = _samples(path, tree), _samples(path, tree, "_outside")
@@ -278,13 +269,9 @@ def _samples(path: Path, tree: Mapping[str, Any], ending: str = "") -> tuple[Arr
     """Samples as the model takes them, and labels, of an npz file; None where there are none."""
     if not path.is_file():
         return None
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: np.asarray(file[name]) for name in file.files}
-    except (OSError, ValueError, TypeError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read as arrays ({error})") from None
     names = f"x{ending}", f"y{ending}"
-    if ending and not set(names) & found.keys():
+    found = read_npz(path, optional=names)
+    if ending and not found:
         return None
     for name in names:
         if name not in found:

@@ -22,6 +22,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
+from ..array_files import read_npy
 from ..engine.models import Model, build_module
 from ..errors import InputError
 from ..types import Array, check_array
@@ -246,8 +247,8 @@ def named_arrays(state: State, model: ForeignModel | None, where: str) -> dict[s
         return {str(name): _as_array(one, f"{where}: {name!r}") for name, one in state.items()}
     if hasattr(state, "tensors"):  # Flower's Parameters: each array as numpy's own file format
         try:
-            state = [np.load(BytesIO(one), allow_pickle=False) for one in state.tensors]
-        except (ValueError, TypeError, EOFError, OSError) as error:
+            state = [read_npy(BytesIO(one), len(one)) for one in state.tensors]
+        except (ValueError, TypeError, MemoryError) as error:
             raise InputError(f"{where}: cannot be read as Flower Parameters of numpy arrays ({error})") from None
     if not isinstance(state, Sequence) or isinstance(state, str | bytes):
         raise InputError(f"{where}: expected a state_dict, a list of arrays or Flower Parameters, got {type(state).__name__}")

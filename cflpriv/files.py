@@ -1,8 +1,10 @@
 """Atomic and append-only files: what is written survives a kill, a full disk and a power cut."""
 
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import blake2b
@@ -19,6 +21,10 @@ _DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+
+# In a folder of another person a pipe is not waited for, and no link leads what is written elsewhere. Windows has neither flag.
+_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0)
+_NOT_ELSEWHERE = _WITHOUT_WAITING | getattr(os, "O_NOFOLLOW", 0)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -70,7 +76,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Any], mode: int = 0o644) -> tu
 def _replace(path: Path, write: Any, mode: int) -> None:
     part = path.with_name(path.name + ".part")
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as out:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOT_ELSEWHERE, mode), "wb") as out:
             write(out)
             out.flush()
             os.fsync(out.fileno())
@@ -86,7 +92,9 @@ def append(path: Path, text: str) -> None:
     """Add to a file and see it onto the disk. Where that fails the file is cut back to what it was, and OSError raised."""
     before = path.stat().st_size if path.exists() else 0
     try:
-        with path.open("ab", buffering=0) as out:
+        with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | _WITHOUT_WAITING, 0o666)) as out:
+            if not stat.S_ISREG(os.fstat(out.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(path))
             data = text.encode("utf-8")
             while data:
                 data = data[out.write(data) :]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from .errors import InputError
+from .protocols.bounded_files import read_bytes
 
 __all__ = [
     "ALGORITHMS", "ATTACKS", "CALLBACKS", "FUNCTIONS", "TASKS", "Registry", "is_loaded", "load_plugin", "loaded_plugins",
@@ -140,7 +141,7 @@ def load_plugin(path: str | Path, digest: str | None = None) -> Path:
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
         raise InputError(f"plugin {path}: is no Python file (its name does not end in .py)")
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except OSError as error:
         raise InputError(f"plugin {path}: cannot be read ({error.strerror})") from None
     here = blake2b(text, digest_size=16).hexdigest()

@@ -9,6 +9,7 @@ Reveals: who reads a key file is that client. There is no password: keep the fol
 import os
 from pathlib import Path
 
+from .bounded_files import read_text
 from .entropy import Entropy, system_entropy
 from .keys import Identity, Roster
 
@@ -31,7 +32,7 @@ def write_identity(path: str | Path, identity: Identity) -> None:
 def read_identity(path: str | Path) -> Identity:
     """A party's secret keys. Raises `ValueError` for a file that `write_identity` cannot have written."""
     try:
-        number, signing, encryption = Path(path).read_text(encoding="utf-8").split()
+        number, signing, encryption = read_text(path).split()
         identity = Identity(int(number), bytes.fromhex(signing), bytes.fromhex(encryption))
         if identity.client < 0 or {len(identity.signing_seed), len(identity.encryption_seed)} != {32}:
             raise ValueError
@@ -43,7 +44,7 @@ def read_identity(path: str | Path) -> Identity:
 def read_roster(path: str | Path) -> Roster:
     """The pinned public keys. Raises `ValueError` for a file that is no roster."""
     try:
-        rows = [line.split() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [line.split() for line in read_text(path).splitlines() if line.strip()]
         holders = [bytes.fromhex(key) for name, key in rows if name == HOLDER_NAME]
         keys = {int(number): bytes.fromhex(key) for number, key in rows if number != HOLDER_NAME}
         if sorted(keys) != list(range(len(keys))) or len(keys) + len(holders) != len(rows):

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import get_args
 
 from .accounting import epsilon_of
+from .bounded_files import read_text
 from .errors import BudgetExceeded
 from .events import Event, Relation, Unit, event_from, event_to, unsampled
 
@@ -156,7 +157,7 @@ class Ledger:
             raise BudgetExceeded(purpose, worst, self.spent(worst), prices[worst], self.budget.epsilon)
         fresh = self._grouped(bills, purpose, self.round if round is None else round)
         if self.path is not None:
-            if (self.path.read_text(encoding="utf-8") if self.path.exists() else None) != self._on_disk:
+            if (read_text(self.path) if self.path.exists() else None) != self._on_disk:
                 raise OSError(f"{self.path}: the ledger was changed by somebody else since it was opened; open it again")
             text = self._text([*self.charges, *fresh])
             _write(self.path, text)
@@ -205,7 +206,7 @@ class Ledger:
         Raises `ValueError` naming the file if it is damaged or for another budget, `OSError` if it cannot be read.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: is no ledger ({error})") from None
         ledger = cls.read(text, budget, str(path))

@@ -142,6 +142,80 @@ def test_public_names_exist() -> None:
             assert hasattr(module, public), f"{name}.__all__ names {public}"
 
 
+READERS = {
+    "cflpriv.protocols.bounded_files", "cflpriv.array_files",
+    "cflpriv.data.formats",  # unpacks what `open_regular` opened
+    "cflpriv.data.image_folders", "cflpriv.data.tables", "cflpriv.data.huggingface",  # with the libraries of their formats
+    "cflpriv.federation.store",  # a party's own state, of any size
+    "cflpriv.data.named",  # a file of scikit-learn
+}  # fmt: skip
+READING = {
+    "read_text",
+    "read_bytes",
+    "load_file",
+    "safe_open",
+    "fromfile",
+    "memmap",
+    "open_memmap",
+    "loadtxt",
+    "genfromtxt",
+    "ZipFile",
+    "GzipFile",
+}
+"""Functions and methods that take whatever a path leads to, whole."""
+
+
+def unbounded_reads(tree: list[ast.AST]) -> set[str]:
+    """Calls by which a file is read without a bound: `np.load`, `path.read_text()`, `path.open("rb")` and their kin."""
+    found = set()
+    for node in tree:
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        whole = ast.unparse(node.func)
+        modes = [one.value for one in (*node.args[:2], *(one.value for one in node.keywords)) if isinstance(one, ast.Constant)]
+        if (isinstance(node.func, ast.Attribute) and name in READING) or name in READING - {"read_text", "read_bytes"}:
+            found.add(whole)
+        if whole in (
+            "np.load",
+            "numpy.load",
+            "torch.load",
+            "pickle.load",
+            "json.load",
+            "tomllib.load",
+            "gzip.open",
+            "bz2.open",
+            "Image.open",
+        ):
+            found.add(whole)
+        if (whole == "open" and not {"wb", "ab", "w", "a", "x"} & set(modes)) or (name == "open" and {"r", "rb"} & set(modes)):
+            found.add(whole)
+    return found
+
+
+def test_files_are_read_in_one_place() -> None:
+    """What others wrote may be a pipe, a device or a bomb; `bounded_files` and `array_files` refuse these."""
+    assert set(modules()) >= READERS
+    found = {name: unbounded_reads(nodes(path)) for name, path in modules().items() if name not in READERS}
+    assert {name: calls for name, calls in found.items() if calls} == {}
+
+
+def test_the_reads_are_recognised() -> None:
+    bad = ("np.load(a)", "a.read_text()", "Path(a).read_bytes()", "a.open('rb')", "open(a)", "open(a, 'rb')", "load_file(a)", "ZipFile(a)")
+    assert [line for line in bad if not unbounded_reads(list(ast.walk(ast.parse(line))))] == []
+    good = (
+        "read_text(a)",
+        "read_bytes(a, 3)",
+        "a.open('wb')",
+        "a.open()",
+        "open(a, 'ab')",
+        "open_regular(a)",
+        "os.open(a, 1)",
+        "json.loads(a)",
+    )
+    assert [line for line in good if unbounded_reads(list(ast.walk(ast.parse(line))))] == []
+
+
 # --- one copy of the protocols, one name for the attacks -------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from ... import __version__
 from ...errors import InputError
 from ...experiments.resume import locked
 from ...files import append, write_atomically
+from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json
 from . import CLAIMS, claim_named
 from .claim import Claim, Row, Verdict, decide
 
@@ -115,14 +116,14 @@ def _stopped_at_once() -> Iterator[None]:
 
 def _kept(path: Path, rule: str) -> dict[int, dict[str, Any]]:
     """Seed -> its line. A last line that a kill cut short is removed."""
-    data = path.read_bytes() if path.is_file() else b""
+    data = read_bytes(path, LARGEST_TABLE_BYTES) if path.is_file() else b""
     if data and not data.endswith(b"\n"):
         data = data[: data.rfind(b"\n") + 1]
         write_atomically(path, data)
     kept: dict[int, dict[str, Any]] = {}
     for number, text in enumerate(data.splitlines()):
         try:
-            line = json.loads(text)
+            line = parse_json(text)
             [float(one.value + one.baseline) for one in (Row(**row) for row in line["rows"])]
             kept[line["seed"]] = {**line, "seconds": float(line["seconds"]), "commit": str(line["commit"])}
             same = line["rule"] == rule
@@ -137,7 +138,7 @@ def _rule(name: str) -> str:
     """The digest of a claim's file."""
     source = import_module(f".{name}", __package__).__file__
     assert source is not None
-    return blake2b(Path(source).read_bytes(), digest_size=8).hexdigest()
+    return blake2b(read_bytes(source), digest_size=8).hexdigest()
 
 
 def _commit() -> str:
@@ -206,7 +207,7 @@ def write_page(folder: str | Path, page: str | Path) -> tuple[int, int]:
 def _result(path: Path) -> dict[str, Any]:
     """What a run found, if it was under the rule that stands in the claim's file now."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = read_json(path)
     except ValueError:
         result = None
     if not isinstance(result, dict) or not {"claim", "word", "findings", "first_seed", "scale", "seconds", "commit", "rule"} <= set(result):

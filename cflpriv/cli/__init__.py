@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from ..errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near
 from ..extras import what_to_install
+from ..protocols.bounded_files import UnusableFile
 from ..protocols.errors import ProtocolError
 from .auditing import audit, verify
 from .claiming import claims
@@ -76,7 +77,7 @@ def main() -> None:
         page = "" if not isinstance(error, click.UsageError) or error.ctx is None else f" ({error.ctx.command_path} --help)"
         _end(" ".join(error.format_message().rstrip(".").split()) + page, error.exit_code)
     except (InputError, ProtocolError, CallbackFailed, TrainingDiverged, WorkerLost, OSError) as error:
-        _end(str(error), 2 if isinstance(error, InputError) else 1)
+        _end(str(error), 2 if isinstance(error, InputError | UnusableFile) else 1)
     except ModuleNotFoundError as error:
         if (line := what_to_install(error)) is None:
             raise

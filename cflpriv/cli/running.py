@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from ..console import defaults_text, row_text, summary_text
 from ..errors import InputError
+from ..protocols.bounded_files import read_text
 from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, progress_shown, say
 
 __all__ = ["reproduce", "run", "sweep"]
@@ -189,7 +190,7 @@ def reproduce(
     if cells is not None and not wanted:
         raise InputError(f"--cells {cells!r}: names no cell; leave it out for all")
     outcome = run_all(name, folder, data_dir, scale=scale, seeds=seeds, changes=set_ or [], cells=wanted, say=say)
-    OUT.print((folder / "table.md").read_text(encoding="utf-8"), markup=False)
+    OUT.print(read_text(folder / "table.md"), markup=False)
     written = sorted(path.name for path in folder.iterdir() if path.stem in ("table", "picture"))
     OUT.print(f"written: {', '.join(written)} in {folder}", markup=False)
     if outcome.interrupted:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors.numpy import load_file
 
+from ..array_files import read_safetensors
 from ..errors import InputError
 from ..files import append, write_arrays, write_atomically
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_text
 from ..types import Array
 
 __all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "cut_transcript", "read_transcript", "settings_of", "what_was_kept"]
@@ -200,7 +201,7 @@ class Transcript:
 def cut_transcript(folder: Path, count: int, aside: Path) -> int:
     """Cut a transcript back to its first `count` messages; later ones are moved to the folder `aside`. Returns the number of these."""
     headers = folder / "messages.jsonl"
-    lines = headers.read_bytes().splitlines(keepends=True) if headers.is_file() else []
+    lines = read_bytes(headers, LARGEST_TABLE_BYTES).splitlines(keepends=True) if headers.is_file() else []
     payloads = [path for path in sorted(folder.glob("payloads_*.safetensors")) if int(path.stem.split("_")[1]) >= count]
     if lines[count:] or payloads:
         aside.mkdir(parents=True, exist_ok=True)
@@ -270,10 +271,7 @@ def read_transcript(folder: Path, count: int | None = None) -> list[Message]:
         raise InputError(f"{headers}: no transcript here; is this a run folder?")
     payloads: dict[str, Array] = {}
     for path in sorted(folder.glob("payloads_*.safetensors")):
-        try:
-            payloads |= load_file(path)
-        except Exception as error:
-            raise InputError(f"{path}: cannot be read as safetensors ({error})") from None
+        payloads |= read_safetensors(path)
     messages: list[Message] = []
     for message, kept, _ in _parsed(headers):
         if any(f"{message.index}/{name}" not in payloads for name in kept):
@@ -289,13 +287,13 @@ def read_transcript(folder: Path, count: int | None = None) -> list[Message]:
 def _parsed(headers: Path) -> Iterator[tuple[Message, list[str], str]]:
     """Each line's message, without its payload, the names of what was kept of that, and the chain up to it, followed from line to line."""
     chain = ""
-    for number, line in enumerate(headers.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    for number, line in enumerate(read_text(headers, LARGEST_TABLE_BYTES, "replace").splitlines(), 1):
         try:
-            linked = json.loads(line)
+            linked = parse_json(line)
             chain = _link(chain, linked["header"])
             if chain != linked["chain"]:
                 raise ValueError("it does not continue the lines before it")
-            fields = json.loads(linked["header"])
+            fields = parse_json(linked["header"])
             kept = fields.pop("kept")
             fields["clients"], fields["readers"] = tuple(fields["clients"]), tuple(fields["readers"])
             fields["peers"] = tuple(tuple(row) for row in fields["peers"])

@@ -11,21 +11,22 @@ import io
 import json
 import math
 import struct
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 
+from .. import array_files
+from ..array_files import LEAST_OF_OWN_DATA, fill, map_npy, named, reading, unpacked_limit
 from ..errors import InputError
+from ..protocols.bounded_files import open_regular
 from ..types import Array
 
 __all__ = [
     "LARGEST_BYTES",
+    "check_cells",
     "read_cifar100_batch",
     "read_cifar_batch",
     "read_csv",
@@ -35,51 +36,18 @@ __all__ = [
     "read_npz",
     "read_svhn",
     "read_svmlight",
-    "reading",
 ]
 
-# No valid file unpacks to more than this; a header that claims more is damaged or hostile.
+# No valid idx, text or MATLAB file unpacks to more than this; a header that claims more is damaged or hostile.
 LARGEST_BYTES = 2**31
+CELL_BYTES = 32
+"""What a number in a list takes."""
 _CHUNK_BYTES = 2**20
 _IDX_UINT8 = 0x08
 _CIFAR_PIXELS = 3 * 32 * 32
 
 
-@contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
-    """Turn every way in which reading a damaged file can fail into one `InputError`."""
-    try:
-        yield
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        KeyError,
-        TypeError,
-        SyntaxError,
-        MemoryError,
-        csv.Error,
-        OverflowError,
-        RuntimeError,  # zipfile raises it for an encrypted member; NotImplementedError, for an unknown compression, is a subclass
-        struct.error,
-        tokenize.TokenError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path}: not a readable {what} file ({reason})") from error
-
-
-def _named(found: Iterable[str]) -> str:
-    """Names in a file, in one line, with control characters escaped."""
-    return ", ".join(name if name.isprintable() else repr(name) for name in sorted(found)) or "nothing"
-
-
-def _read_at_most(handle: IO[bytes], limit_bytes: int) -> bytes:
+def _read_at_most(handle: BufferedIOBase, limit_bytes: int) -> bytes:
     """Up to `limit_bytes` from `handle`, taking memory only for what is there (a header may promise gigabytes)."""
     chunks: list[bytes] = []
     left = limit_bytes
@@ -96,16 +64,14 @@ def read_idx(path: str | Path, axes: int) -> Array:
     too many bytes, or a damaged gzip stream.
     """
     path = Path(path)
-    with reading(path, "idx"), path.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
+    with reading(path, "idx"), open_regular(path) as raw:
+        head = raw.read(2)
         raw.seek(0)
-        if not packed:
-            return _parse_idx(path, raw, axes)
-        with gzip.open(raw) as unpacked:
-            return _parse_idx(path, cast(IO[bytes], unpacked), axes)
+        with _unpacker(head, raw) as unpacked:
+            return _parse_idx(path, unpacked, axes)
 
 
-def _parse_idx(path: Path, handle: IO[bytes], axes: int) -> Array:
+def _parse_idx(path: Path, handle: BufferedIOBase, axes: int) -> Array:
     magic = handle.read(4)
     expected = bytes([0, 0, _IDX_UINT8, axes])
     if magic != expected:
@@ -117,12 +83,12 @@ def _parse_idx(path: Path, handle: IO[bytes], axes: int) -> Array:
     size = math.prod(shape)
     if size > LARGEST_BYTES:
         raise InputError(f"{path}: header promises shape {shape}, more than {LARGEST_BYTES} bytes")
-    body = _read_at_most(handle, size + 1)
-    if len(body) < size:
-        raise InputError(f"{path}: truncated, {len(body)} of {size} bytes for shape {shape}")
-    if len(body) > size:
+    array = np.empty(size, np.uint8)
+    if (count := fill(handle, array)) < size:
+        raise InputError(f"{path}: truncated, {count} of {size} bytes for shape {shape}")
+    if handle.read(1):
         raise InputError(f"{path}: trailing bytes after the {size} of shape {shape}")
-    return np.frombuffer(body, np.uint8).reshape(shape)
+    return array.reshape(shape)
 
 
 def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, Array]:
@@ -130,40 +96,17 @@ def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, .
 
     `path` may be a folder of the same arrays, each as NAME.npy: then they are memory-mapped (copy on write), whatever their size.
 
-    Raises `InputError` for a missing file or array, an array that would need pickle, a size beyond `LARGEST_BYTES`, or a damaged file.
+    Raises `InputError` for a missing file or array, an array that would need pickle, a damaged file, and compressed arrays that unpack to
+    more than 8 GiB and 100 times the size of the file.
     """
     path = Path(path)
-    if path.is_dir():
-        return _mapped(path, required, optional)
-    with reading(path, "npz"):
-        with zipfile.ZipFile(path) as archive:
-            sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
-        for name in required:
-            if name not in sizes:
-                raise InputError(f"{path}: has no array {name!r}; it holds {_named(sizes)}")
-        wanted = [name for name in (*required, *optional) if name in sizes]
-        for name in wanted:
-            if sizes[name] > LARGEST_BYTES:
-                raise InputError(f"{path}: array {name!r} unpacks to {sizes[name]} bytes, more than {LARGEST_BYTES}")
-        arrays: dict[str, Array] = {}
-        with np.load(path, allow_pickle=False) as members:
-            for name in wanted:
-                with reading(path, f"npz (array {name!r})"):
-                    arrays[name] = np.asarray(members[name])
-        return arrays
-
-
-def _mapped(folder: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> Mapping[str, Array]:
-    there = {path.stem: path for path in folder.glob("*.npy")}
+    if not path.is_dir():
+        return array_files.read_npz(path, required, optional, LEAST_OF_OWN_DATA)
+    there = {file.stem: file for file in path.glob("*.npy")}
     for name in required:
         if name not in there:
-            raise InputError(f"{folder}: has no array {name}.npy; it holds {_named(there)}")
-    arrays: dict[str, Array] = {}
-    for name in (*required, *optional):
-        if name in there:
-            with reading(there[name], "npy"):
-                arrays[name] = np.load(there[name], mmap_mode="c", allow_pickle=False)
-    return arrays
+            raise InputError(f"{path}: has no array {name}.npy; it holds {named(there)}")
+    return {name: map_npy(there[name]) for name in (*required, *optional) if name in there}
 
 
 def read_svmlight(path: str | Path, features: int) -> tuple[Array, Array]:
@@ -229,7 +172,7 @@ def read_cifar100_batch(path: str | Path) -> tuple[Array, Array, Array]:
 def _cifar_records(path: Path, name: str, label_bytes: int) -> tuple[Array, Array]:
     """Labels (n, label_bytes) and images (n, 3, 32, 32) of a file of records."""
     size = label_bytes + _CIFAR_PIXELS
-    with reading(path, f"{name} binary"), path.open("rb") as handle:
+    with reading(path, f"{name} binary"), open_regular(path) as handle:
         body = _read_at_most(handle, LARGEST_BYTES + 1)
     if len(body) == 0 or len(body) > LARGEST_BYTES or len(body) % size:
         raise InputError(f"{path}: {len(body)} bytes are not a whole number of records of {size} bytes")
@@ -247,15 +190,14 @@ def read_svhn(path: str | Path) -> tuple[Array, Array]:
 
     path = Path(path)
     with reading(path, "MATLAB"):
-        with path.open("rb"):
-            pass  # scipy looks for other endings if there is no such file
+        open_regular(path).close()  # scipy looks for other endings if there is no such file
         try:
             headers = {name: (shape, kind) for name, shape, kind in scipy.io.whosmat(path)}
         except Exception as error:  # damaged headers make scipy's parser fail in any way
             raise ValueError(str(error)) from error
         for name in ("X", "y"):
             if name not in headers:
-                raise InputError(f"{path}: has no array {name!r}; it holds {_named(headers)}")
+                raise InputError(f"{path}: has no array {name!r}; it holds {named(headers)}")
         (x_shape, x_kind), (y_shape, _) = headers["X"], headers["y"]
         if len(x_shape) != 4 or x_shape[:3] != (32, 32, 3) or x_kind != "uint8":
             raise InputError(f"{path}: X is {x_kind} of shape {x_shape}, expected uint8 (32, 32, 3, n)")
@@ -342,13 +284,24 @@ def read_csv(path: str | Path, columns: int = 0) -> tuple[tuple[str, ...], ...]:
     return rows
 
 
+def check_cells(path: Path, cells: int, size: int) -> None:
+    """Refuse a table of so many cells from files of `size` bytes; a repeated value takes few. Raises `InputError`."""
+    if CELL_BYTES * cells > (limit := unpacked_limit(size, LEAST_OF_OWN_DATA)):
+        raise InputError(f"{path}: its {cells} cells take {CELL_BYTES * cells} bytes, expected at most {limit} from {size} bytes")
+
+
 def _unpacked(path: Path) -> bytes:
     """A whole file, unpacked if it is gzip or bz2 by content, of at most `LARGEST_BYTES`."""
-    with path.open("rb") as raw:
+    with open_regular(path) as raw:
         head = raw.read(3)
-    unpack: Callable[..., IO[bytes]] = gzip.open if head[:2] == b"\x1f\x8b" else bz2.open if head == b"BZh" else open  # type: ignore[assignment]
-    with unpack(path, "rb") as handle:
-        body = _read_at_most(handle, LARGEST_BYTES + 1)
+        raw.seek(0)
+        with _unpacker(head, raw) as unpacked:
+            body = _read_at_most(unpacked, LARGEST_BYTES + 1)
     if len(body) > LARGEST_BYTES:
         raise InputError(f"{path}: unpacks to more than {LARGEST_BYTES} bytes")
     return body
+
+
+def _unpacker(head: bytes, raw: BufferedIOBase) -> BufferedIOBase:
+    """What unpacks a file that begins with the bytes `head`: the file itself if it is not packed."""
+    return gzip.GzipFile(fileobj=raw) if head[:2] == b"\x1f\x8b" else bz2.BZ2File(raw) if head == b"BZh" else raw

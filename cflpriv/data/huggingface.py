@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from ..array_files import reading
 from ..errors import InputError
-from .formats import reading
+from .formats import check_cells
 
 __all__ = ["read_saved"]
 
@@ -22,4 +23,6 @@ def read_saved(path: Path) -> dict[str, list[Any]]:
         found = load_from_disk(str(path))
         if not isinstance(found, Dataset):
             raise InputError(f"{path}: holds the splits {', '.join(map(str, found))}; name the folder of one, such as {path / 'train'}")
+        size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
+        check_cells(path, found.num_rows * found.num_columns, size)
         return dict(found.to_dict())

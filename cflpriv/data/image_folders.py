@@ -1,13 +1,17 @@
 """Folders of images, one for each class, read by torchvision. Nothing is downloaded."""
 
+import math
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ..array_files import LEAST_OF_OWN_DATA, reading, unpacked_limit
 from ..errors import InputError
+from ..protocols.bounded_files import open_regular
 from ..types import Array
 from .datasets import POOLED, Dataset, dataset_of
-from .formats import reading
 
 __all__ = ["load_image_folders"]
 
@@ -40,14 +44,36 @@ def _read(folder: Path) -> tuple[Array, Array, list[str]]:
             found = ImageFolder(str(folder))
         except FileNotFoundError as error:  # no folder of a class, or one without an image
             raise InputError(f"{folder}: {error}") from None
-        images: list[Array] = []
-        for number, (path, _) in enumerate(found.samples):
-            with reading(Path(path), "image"):
-                image = np.asarray(found[number][0], dtype=np.uint8)
-            if images and image.shape[:2] != images[0].shape[1:]:
-                raise InputError(f"{path}: {_size(np.moveaxis(image, -1, 0))}, others {_size(images[0])}; make all of one size")
-            images.append(np.moveaxis(image, -1, 0))
-        return np.stack(images), np.array(found.targets, dtype=np.int64), list(found.classes)
+        paths = [Path(name) for name, _ in found.samples]
+        images = _images(folder, paths)
+        return images, np.array(found.targets, dtype=np.int64), list(found.classes)
+
+
+def _images(folder: Path, paths: Sequence[Path]) -> Array:
+    """Images (n, 3, H, W) uint8. The sizes in the headers are compared first: memory is taken once, for all."""
+    from PIL import Image
+
+    images = np.empty((0, 3, 0, 0), np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        for number, path in enumerate(paths):
+            try:
+                with reading(path, "image"), open_regular(path) as file, Image.open(file) as image:
+                    if number == 0:
+                        _check_limit(folder, (len(paths), 3, image.height, image.width), sum(one.stat().st_size for one in paths))
+                        images = np.empty((len(paths), 3, image.height, image.width), np.uint8)
+                    if (image.height, image.width) != images.shape[2:]:
+                        raise InputError(f"{path}: {image.width}×{image.height} pixels, others {_size(images[0])}; make all of one size")
+                    images[number] = np.moveaxis(np.asarray(image.convert("RGB")), -1, 0)
+            except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+                raise InputError(f"{path}: has more pixels than an image that is read ({error})") from None
+    return images
+
+
+def _check_limit(folder: Path, shape: tuple[int, ...], packed: int) -> None:
+    """Refuse images that declare far more bytes than their files have."""
+    if math.prod(shape) > (limit := unpacked_limit(packed, LEAST_OF_OWN_DATA)):
+        raise InputError(f"{folder}: its images unpack to {math.prod(shape)} bytes, expected at most {limit} from files of {packed} bytes")
 
 
 def _size(image: Array) -> str:

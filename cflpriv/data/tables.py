@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ..array_files import reading
 from ..errors import InputError
+from ..protocols.bounded_files import open_regular
 from ..randomness import stream
 from ..types import Array
 from .datasets import Dataset, dataset_of
-from .formats import read_csv, reading
+from .formats import check_cells, read_csv
 from .huggingface import read_saved
 from .scaling import Scaling
 
@@ -88,6 +90,13 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
     except ImportError:
         raise InputError(f"{path}: Parquet needs pyarrow; pip install 'cflpriv[parquet]', or give a CSV") from None
     with reading(path, "Parquet"):
+        files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+        cells = size = 0
+        for file in files:
+            with open_regular(file) as handle:
+                metadata = parquet.read_metadata(handle)
+            cells, size = cells + metadata.num_rows * metadata.num_columns, size + file.stat().st_size
+        check_cells(path, cells, size)
         return dict(parquet.read_table(path).to_pydict())
 
 

@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from safetensors.numpy import load_file
 
 from ..algorithms import STATES
 from ..algorithms.interface import state_name
+from ..array_files import read_safetensors
 from ..clustering.similarity import SimilarityMatrix
 from ..contract.handles import Blind, GroupMean, Held, HeldKey, Own, Shared
 from ..engine import Deferred
@@ -36,6 +36,7 @@ from ..federation.store import ObjectStore
 from ..federation.task_encoding import made, plain
 from ..federation.values import keep_values, kept_values
 from ..files import write_arrays, write_atomically
+from ..protocols.bounded_files import open_regular, read_json
 from ..protocols.keys import Identity
 from ..transports.simulation import Simulated
 from ..types import Array, ClientData, Clustering
@@ -270,7 +271,7 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
     """Read a checkpoint and check it against its digests. Raises `InputError` naming the file that is missing, damaged or changed."""
     path = folder / f"{name}.json"
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path)
         if tree["format"] not in range(OLDEST_FORMAT, FORMAT + 1):
             known = f"{OLDEST_FORMAT} to {FORMAT}"
             raise InputError(f"{path}: is of format {tree['format']!r}, of another version; this version resumes formats {known} only")
@@ -291,14 +292,14 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
 def _arrays_of(path: Path, digest: str) -> dict[str, Array]:
     found = blake2b(digest_size=16)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(1 << 22):
                 found.update(chunk)
-        if found.hexdigest() != digest:
-            raise InputError(f"{path}: does not match its digest in the checkpoint; it was changed or cut")
-        return load_file(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    if found.hexdigest() != digest:
+        raise InputError(f"{path}: does not match its digest in the checkpoint; it was changed or cut")
+    return read_safetensors(path)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from ..errors import InputError, near
 from ..files import write_atomically
+from ..protocols.bounded_files import read_json
 from ..protocols.private_choice import Distribution, Runs, runs_of
 from .config import Config
 
@@ -156,7 +157,7 @@ def read_chosen(path: Path, more: Sequence[str] = ()) -> tuple[Chosen, dict[str,
     if not path.is_file():
         return None
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path)
         beside = {key: tree.pop(key) for key in more}
         return Chosen(**tree), beside
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -5,7 +5,6 @@ file, the section, the key and the value.
 """
 
 import inspect
-import json
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from ..federation.values import Origin
 from ..plugins import is_loaded, load_plugin
 from ..privacy.participation import of_participations
 from ..privacy.settings import Noise, Privacy, Releases, check_samples, plan
+from ..protocols.bounded_files import read_json, read_text
 from ..tasks.training import Train
 from ..types import Population
 from .callbacks import found
@@ -355,7 +355,7 @@ def load_config(path: str | Path, changes: Sequence[str] = (), plugins: Sequence
 def _made_by_another(folder: Path) -> str:
     """That this is the run folder of another version of the package, as the end of a sentence; empty if it is not."""
     with suppress(OSError, ValueError, AttributeError):
-        made, ours = json.loads((folder / "environment.json").read_text(encoding="utf-8")).get("cflpriv"), metadata.version("cflpriv")
+        made, ours = read_json(folder / "environment.json").get("cflpriv"), metadata.version("cflpriv")
         if isinstance(made, str) and made != ours:
             return f"; {folder} is a run of cflpriv {made}, this is {ours}"
     return ""
@@ -379,7 +379,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(path) == "-" else read_text(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..files import write_atomically
+from ..protocols.bounded_files import open_regular, read_bytes, read_json
 
 __all__ = ["FILE", "OF_AUDITS", "OF_CHECKPOINTS", "OF_RUN", "change_of", "changed_files", "digest_of", "found_digests", "seal", "sealed"]
 
@@ -41,7 +42,7 @@ def seal(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_CHECKPOINTS, *OF_AUDI
 def digest_of(folder: Path) -> str:
     """The digest of a run folder, as 32 hexadecimal digits; empty for one that is not complete."""
     path = folder / FILE
-    return blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.is_file() else ""
+    return blake2b(read_bytes(path), digest_size=16).hexdigest() if path.is_file() else ""
 
 
 def changed_files(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> list[str]:
@@ -79,7 +80,7 @@ def _known(folder: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = read_json(path)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is damaged ({error})") from None
     if not isinstance(known, dict) or not all(isinstance(digest, str) for digest in known.values()):
@@ -91,5 +92,5 @@ def found_digests(folder: Path, what: Sequence[str]) -> Iterator[tuple[str, str]
     for pattern in what:
         for path in sorted(folder.glob(pattern)):
             if path.is_file() and path.suffix != ".part":
-                with path.open("rb") as data:
+                with open_regular(path) as data:
                     yield path.relative_to(folder).as_posix(), file_digest(data, partial(blake2b, digest_size=16)).hexdigest()

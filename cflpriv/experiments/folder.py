@@ -24,6 +24,7 @@ from ..errors import InputError
 from ..federation.registry import EpochEnded
 from ..files import append, write_atomically, write_packed
 from ..plugins import load_plugin
+from ..protocols.bounded_files import read_json
 from ..transports.simulation import Hosted
 from ..types import Population
 from .callbacks import Callback, Callbacks
@@ -187,7 +188,7 @@ def _resumed(
     if checkpoint is not None and checkpoint.path.stem == "final" and summary.is_file():
         done: dict[str, Any] = {}
         with suppress(ValueError):  # a damaged summary is written anew
-            done = json.loads(summary.read_text(encoding="utf-8"))
+            done = read_json(summary)
         sealed = not changed_files(out, ("summary.json",))  # else it was edited, or a kill came in between
         if sealed and done.get("rounds") == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C
             told.say(f"{out}: this run is done")

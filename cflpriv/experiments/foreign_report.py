@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..files import write_atomically
+from ..protocols.bounded_files import read_text
 from .audit_report import leakage
 from .page import templates
 from .recovered import histograms, recovered_images
@@ -37,7 +38,7 @@ def write_foreign_report(folder: Path) -> Path:
             recovered=recovered_images(audited),
             histograms=histograms(audited),
             assumed=_assumed(path),
-            settings=(folder / FOREIGN).read_text(encoding="utf-8", errors="replace"),
+            settings=read_text(folder / FOREIGN, errors="replace"),
         )
     )
     try:

@@ -5,7 +5,6 @@ attack's figure if no other setting is at least as good in both and better in on
 attack that is not validated for a setting is on no front and dominates no other.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,6 +16,7 @@ from scipy import stats
 
 from ..errors import InputError
 from ..files import write_atomically
+from ..protocols.bounded_files import read_json
 from . import pictures
 from .audit_words import STATUS, least_comforting, metric_words
 from .run_files import cells_of
@@ -103,7 +103,7 @@ def read_results(folder: Path, sweep: Sweep) -> tuple[list[Result], dict[str, st
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: is damaged ({error})") from None
 

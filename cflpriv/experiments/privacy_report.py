@@ -1,6 +1,5 @@
 """The report's section on differential privacy: the spending of each run by round, by client and by purpose."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..protocols.bounded_files import read_json
 from . import pictures
 
 __all__ = ["ClientLedger", "privacy_section"]
@@ -41,7 +41,7 @@ def _purposes(path: Path) -> list[str]:
     if not path.exists():
         return []
     try:
-        charges = json.loads(path.read_text(encoding="utf-8"))["charges"]
+        charges = read_json(path)["charges"]
         return [f"{count} × {purpose}" for purpose, count in Counter(str(one["purpose"]) for one in charges).items()]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise InputError(f"{path}: is no ledger ({error})") from None

@@ -26,6 +26,7 @@ from ..data import build_population
 from ..errors import InputError, WorkerLost
 from ..files import write_atomically
 from ..protocols.accounting import covers, epsilon_of
+from ..protocols.bounded_files import read_json
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.events import Event
 from ..protocols.ledger import Ledger
@@ -142,7 +143,7 @@ def _drawn(sweep: Sweep, choose: Choose, folder: Path, digest: str, entropy: Ent
         write_atomically(path, json.dumps({"cells": [sweep.cells[place].name for place in places], "data_digest": digest}) + "\n")
     cells = {cell.name: cell for cell in sweep.cells}
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path)
         known, drawn = str(tree["data_digest"]), [cells[name] for name in tree["cells"]]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: is damaged ({error})") from None
@@ -194,7 +195,7 @@ def _decided(
     for cell in drawn:
         if _marker(out, cell).is_file():
             continue
-        summary = json.loads((out / cell.name / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(out / cell.name / "summary.json")
         value = summary.get(choose.by)
         score = -np.inf if value is None or not np.isfinite(value) else SCORES[choose.by] * float(value)
         if score > best and _within(out / cell.name, plans[names[cell.setting]]):

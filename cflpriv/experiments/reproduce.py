@@ -20,6 +20,7 @@ from ..data import DataSpec, build_population
 from ..data.datasets import HOW_TO_SET
 from ..errors import InputError, TrainingDiverged, near
 from ..files import append, write_atomically
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json, read_text
 from ..types import Population
 from .folder import interruptible, run_experiment
 from .reproductions import REPRODUCTIONS, Cell, Reproduction
@@ -139,7 +140,7 @@ def _is_there(cell: Cell, out: Path, scale: float, seeds: int) -> bool:
     if not cell.trial:
         return all((folder / "checkpoints" / "final.json").is_file() for folder in _folders(cell.label, out, seeds))
     path, count = _trial_file(cell, out, scale, seeds)
-    return path.is_file() and path.read_bytes().count(b"\n") >= count
+    return path.is_file() and read_bytes(path, LARGEST_TABLE_BYTES).count(b"\n") >= count
 
 
 def _folders(label: str, out: Path, seeds: int) -> list[Path]:
@@ -156,8 +157,8 @@ def _check_folder(name: str, out: Path) -> None:
     """Refuse a folder with the table of another reproduction: cells of the same name would be taken for its own."""
     table = out / "table.csv"
     if table.is_file():
-        with table.open(newline="", encoding="utf-8", errors="replace") as file:
-            there = next((row.get("reproduction") for row in csv.DictReader(file)), None)
+        rows = csv.DictReader(read_text(table, errors="replace").splitlines(keepends=True))
+        there = next((row.get("reproduction") for row in rows), None)
         if there not in (None, name):
             raise InputError(f"{table}: is of {there!r}, not of {name!r}; choose another folder with --out")
 
@@ -254,7 +255,7 @@ def _kept_runs(
         published = published_of(entry, cell, config)
         check_same_config(config, folder)
         try:
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+            summary = read_json(folder / "summary.json")
         except (OSError, ValueError):
             raise InputError(f"{folder / 'summary.json'}: is missing or damaged") from None
         notes += [*remarks, *summary["notes"]]
@@ -289,7 +290,7 @@ def _grouped(population: Population, folder: Path) -> Population:
     """The population with the clusters that another run found in place of its true groups."""
     path = folder / "measured.json"
     try:
-        labels = json.loads(path.read_text(encoding="utf-8"))["labels"] if path.is_file() else None
+        labels = read_json(path)["labels"] if path.is_file() else None
         if labels is None:
             raise InputError("no clusters were found to take the sizes from")
         return replace(population, groups=tuple(int(labels[str(client.id)]) for client in population.clients))
@@ -322,14 +323,14 @@ def _trials(
 
 def _kept_trials(path: Path, metrics: set[str]) -> list[dict[str, Any]]:
     """The trials of an earlier call. A last line that a kill cut short is removed; `InputError` names one that is damaged otherwise."""
-    data = path.read_bytes() if path.is_file() else b""
+    data = read_bytes(path, LARGEST_TABLE_BYTES) if path.is_file() else b""
     if data and not data.endswith(b"\n"):
         data = data[: data.rfind(b"\n") + 1]
         write_atomically(path, data)
     kept = []
     for number, line in enumerate(data.splitlines()):
         try:
-            one = json.loads(line)
+            one = parse_json(line)
             sound = one["trial"] == number and metrics <= set(one["figures"]) and {"settings", "seconds"} <= set(one)
         except (ValueError, TypeError, KeyError):
             sound = False
@@ -357,7 +358,7 @@ def _two_largest(folder: Path) -> float | None:
     """The share of a run's clients that are in its two largest clusters."""
     path = folder / "measured.json"
     try:
-        labels = json.loads(path.read_text(encoding="utf-8"))["labels"]
+        labels = read_json(path)["labels"]
         sizes = sorted(Counter(labels.values()).values()) if labels else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path}: is missing or damaged") from None

@@ -22,6 +22,7 @@ from ..contract.transcript import cut_transcript
 from ..data.datasets import DIRECTORY_VARIABLE
 from ..errors import InputError
 from ..files import append, write_atomically
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json, read_text
 from ..protocols.entropy import Entropy
 from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config, read_tree
@@ -68,7 +69,7 @@ def data_directory_of(folder: Path) -> Path | None:
     if os.environ.get(DIRECTORY_VARIABLE):
         return None
     with suppress(OSError, ValueError, AttributeError):
-        place = json.loads((folder / "environment.json").read_text(encoding="utf-8")).get("data_directory")
+        place = read_json(folder / "environment.json").get("data_directory")
         return Path(place) if isinstance(place, str) and Path(place).is_dir() else None
     return None
 
@@ -89,7 +90,7 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
 def note_resume(folder: Path, checkpoint: Checkpoint | None) -> int:
     """Write down, before anything else happens, that the run is taken up again; how many times that has been, this one included."""
     path = folder / "resumes.jsonl"
-    number = 1 + (path.read_bytes().count(b"\n") if path.is_file() else 0)
+    number = 1 + (read_bytes(path, LARGEST_TABLE_BYTES).count(b"\n") if path.is_file() else 0)
     append(path, json.dumps({"number": number, "from": None if checkpoint is None else checkpoint.path.stem}) + "\n")
     return number
 
@@ -98,7 +99,7 @@ def put_aside(folder: Path, number: int, rows: int, messages: int) -> dict[str, 
     """Cut rounds and transcript back to `rows` and `messages`; what came later is moved to `interrupted/NUMBER/`. How many lines moved."""
     aside = folder / "interrupted" / str(number)
     path = folder / "rounds.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    lines = read_bytes(path, LARGEST_TABLE_BYTES).splitlines(keepends=True) if path.is_file() else []
     if lines[rows:]:
         aside.mkdir(parents=True, exist_ok=True)
         write_atomically(aside / "rounds.jsonl", b"".join(lines[rows:]).decode("utf-8", errors="replace"))
@@ -120,11 +121,11 @@ def put_audit_aside(folder: Path, number: int) -> None:
 def kept_rows(folder: Path, count: int) -> list[dict[str, Any]]:
     """The first `count` rows of rounds.jsonl. Raises `InputError` naming the line that is missing or damaged."""
     path = folder / "rounds.jsonl"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = read_text(path, LARGEST_TABLE_BYTES, "replace").splitlines() if path.is_file() else []
     rows = []
     for number in range(count):
         try:
-            rows.append(json.loads(lines[number]))
+            rows.append(parse_json(lines[number]))
         except (IndexError, ValueError):
             raise InputError(f"{path}: line {number + 1} of the {count} before the checkpoint is missing or damaged") from None
     return rows

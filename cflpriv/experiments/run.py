@@ -20,6 +20,7 @@ from ..engine.threads import one_thread
 from ..errors import CflprivWarning, InputError
 from ..files import write_atomically
 from ..plugins import load_plugin
+from ..protocols.bounded_files import read_json
 from ..protocols.entropy import public_entropy, system_entropy
 from ..protocols.errors import LocalError, TooFewClients
 from ..protocols.orthonormal import HAAR_LIMIT
@@ -192,7 +193,7 @@ def _write_secrets(early: Mapping[str, Mapping[str, str]], run: Run, out: Path) 
         path = out / "secrets" / f"{party.replace(':', '_')}.json"
         path.parent.mkdir(exist_ok=True)
         try:
-            written = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+            written = dict(read_json(path)) if path.is_file() else {}
         except (ValueError, TypeError) as error:
             raise InputError(f"{path}: is damaged ({error}); remove it and --resume, without the secrets that were in it alone") from None
         write_atomically(path, json.dumps({"party": party, **secrets, **early.get(party, {}), **written}) + "\n")

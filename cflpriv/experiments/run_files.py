@@ -3,8 +3,6 @@
 import inspect
 import json
 import tomllib
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,8 +12,10 @@ import numpy as np
 from scipy.cluster import hierarchy
 
 from ..algorithms import ALGORITHMS
+from ..array_files import read_npz, reading
 from ..clustering.similarity import MEASURES
 from ..errors import InputError
+from ..protocols.bounded_files import LARGEST_DOCUMENT_BYTES, LARGEST_TABLE_BYTES, parse_json, read_text
 from ..types import Array
 from .audit_words import ACTIVE_STATUS, STATUS
 from .pictures import Evidence
@@ -155,10 +155,10 @@ def _active(path: Path) -> list[Mapping[str, Any]]:
 
 def _rounds(path: Path) -> list[Mapping[str, Any]]:
     rows = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(_text(path, LARGEST_TABLE_BYTES).splitlines(), 1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             raise InputError(f"{path}: line {number} is damaged") from None
         require(isinstance(row, dict) and isinstance(row.get("round"), int), path, f"line {number} is no round")
         rows.append(row)
@@ -207,12 +207,10 @@ def _angular(algorithm: Mapping[str, Any]) -> bool:
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of an npz file, by name. Raises `InputError` for a file that is not one."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: np.asarray(file[name], dtype=np.float64) for name in file.files}
-    except (OSError, ValueError, TypeError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read as arrays ({error})") from None
+    """The arrays of an npz file, by name, float64. Raises `InputError` for a file that is not one."""
+    arrays = read_npz(path)
+    with reading(path, "npz"):
+        return {name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}
 
 
 def parsed(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
@@ -223,9 +221,9 @@ def parsed(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
         raise InputError(f"{path}: is damaged ({error})") from None
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, limit: int = LARGEST_DOCUMENT_BYTES) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, limit)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error.strerror if isinstance(error, OSError) else error})") from None
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..files import write_atomically
+from ..protocols.bounded_files import read_bytes, read_json, read_toml
 from .config import read_tree
 from .digests import changed_files
 from .folder import run_experiment
@@ -104,7 +105,7 @@ def standing(sweep: Sweep, out: Path) -> dict[str, str]:
             found[cell.name] = "done"
         elif trouble.is_file():
             try:
-                found[cell.name] = f"failed: {json.loads(trouble.read_text(encoding='utf-8'))['error']}"
+                found[cell.name] = f"failed: {read_json(trouble)['error']}"
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{trouble}: is damaged ({error})") from None
         else:
@@ -164,7 +165,7 @@ def opened(sweep: Sweep, out: Path) -> Iterator[None]:
 
 
 def _check_same(sweep: Sweep, known: Path) -> None:
-    if known.read_bytes() != sweep.text.encode():
+    if read_bytes(known) != sweep.text.encode():
         raise InputError(f"{known.parent}: holds another sweep ({_difference(known, sweep.text)}); choose another folder with --out")
 
 
@@ -194,7 +195,7 @@ def _done(out: Path, cell: Cell, sweep: Sweep, audit: Audit | None) -> bool:
 
 
 def _audits(folder: Path, sweep: Sweep, audit: Audit | None) -> bool:
-    recorded = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))["run"]["record"] != "headers"
+    recorded = read_toml(folder / "config.toml")["run"]["record"] != "headers"
     return audit is not None and sweep.audit and recorded
 
 

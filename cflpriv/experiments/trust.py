@@ -13,13 +13,13 @@ file before. Under `trust=True` a file whose text has changed since the run does
 `--trust` is a decision about the folder's maker.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
 from ..plugins import is_loaded, load_plugin, plugin_digests
+from ..protocols.bounded_files import read_json
 from .digests import FILE, changed_files
 
 __all__ = ["RECORDED", "code_digests", "idle_code", "in_run_folder", "may_run", "named_code"]
@@ -74,7 +74,7 @@ def _run_as_recorded(path: Path, files: Sequence[str]) -> None:
         for problem in changed_files(folder, ("config.toml", "environment.json")):
             raise InputError(problem)
     try:
-        known = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["plugins"]
+        known = read_json(folder / "environment.json")["plugins"]
         digests = {file: str(known[file]) for file in waiting}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise InputError(

@@ -3,7 +3,6 @@
 Unchanged is what `digests` says. Figures of the summary that follow from the rounds, the transcript or the clustering are computed again.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 from ..clustering.scores import ari
 from ..contract.transcript import Message, read_transcript, what_was_kept
 from ..errors import InputError
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_json, read_text
 from .digests import FILE, OF_CHECKPOINTS, change_of, changed_files, digest_of, found_digests, sealed
 from .loop import LAST, MEASURED
 
@@ -67,10 +67,10 @@ def _contradictions(folder: Path, messages: int | None) -> Iterator[str]:
     if not path.exists() and not (folder / "rounds.jsonl").exists() and (folder / FILE).is_file():
         return  # of an active audit alone
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = read_json(path)
         if not isinstance(summary, dict):
             raise ValueError("the summary is not an object")
-        rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = [parse_json(line) for line in read_text(folder / "rounds.jsonl", LARGEST_TABLE_BYTES).splitlines()]
         expected = _from_rows(rows) | _from_clustering(folder, summary)
         if messages is not None:
             expected["messages"] = messages
@@ -98,7 +98,7 @@ def _from_clustering(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]
     path = folder / "measured.json"
     if not path.is_file() or summary["newcomers"] is not None:
         return {}
-    measured = json.loads(path.read_text(encoding="utf-8"))
+    measured = read_json(path)
     labels, truth = measured["labels"] or {}, measured["truth"]
     known = [client for client in labels if client in truth]
     return {"ari": ari([truth[client] for client in known], [labels[client] for client in known])} if known else {}

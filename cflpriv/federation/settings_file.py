@@ -3,7 +3,6 @@
 No server writes it. Importing this loads no torch.
 """
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..contract.protection import Protection
 from ..errors import InputError, unknown_key
 from ..privacy.settings import Privacy
 from ..protocols import key_files
+from ..protocols.bounded_files import read_toml
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.keys import Identity, Roster
 from .messages import Refused
@@ -74,7 +74,7 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
     """
     path = Path(path)
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = read_toml(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
     for key, value in tree.items():

@@ -33,6 +33,7 @@ from ..federation.settings import Settings
 from ..federation.settings_file import NoSettings, read_roster, read_settings, refused_settings
 from ..federation.stages import StagedTransport
 from ..federation.store import DiskStore, Store
+from ..protocols.bounded_files import read_json
 from ..transports.deployed import no_data, receive
 from ..types import ClientData
 
@@ -238,7 +239,7 @@ def _keeps_logs(workspace: Workspace) -> None:
     """Raises `InputError` unless the site keeps its logs, which name refusals and failures that depend on its data."""
     path = Path(workspace.get_resources_file_path() or Path(workspace.get_site_config_dir()) / "resources.json")
     try:
-        given = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        given = read_json(path) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
     value = given.get(LOGS, True) if isinstance(given, dict) else True

@@ -204,12 +204,18 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (rewritten(clients={"0": {"samples": 0}}), "foreign.toml: clients.0.samples = 0: expected an integer of 1 or more"),
     (rewritten(clients={"first": {}}), "foreign.toml: clients.first = {}"),
     (lambda folder: (folder / ROUND / "global.safetensors").unlink(), "client-0.after.safetensors: has no state before beside it"),
-    (lambda folder: (folder / ROUND / "client-1.after.safetensors").write_bytes(b"none"), "client-1.after.safetensors: cannot be read"),
+    (
+        lambda folder: (folder / ROUND / "client-1.after.safetensors").write_bytes(b"none"),
+        "client-1.after.safetensors: not a readable safetensors file",
+    ),
     (lambda folder: (folder / ROUND / "c1.safetensors").touch(), "c1.safetensors: is not called global.safetensors or client-NUMBER"),
     (lambda folder: (folder / "round-0001").rename(folder / "rounds"), "has no update (round-0001/client-0.after.safetensors)"),
-    (lambda folder: (folder / "auxiliary.npz").write_bytes(b"none"), "auxiliary.npz: cannot be read as arrays"),
+    (lambda folder: (folder / "auxiliary.npz").write_bytes(b"none"), "auxiliary.npz: not a readable npz file"),
     (saved("auxiliary.npz", x=np.zeros((2, 1, 8, 8))), "auxiliary.npz: has no array 'y'; it has x"),
-    (saved("auxiliary.npz", x=np.array([{}]), y=np.zeros(1, int)), "auxiliary.npz: cannot be read as arrays (Object arrays"),
+    (
+        saved("auxiliary.npz", x=np.array([{}]), y=np.zeros(1, int)),
+        "auxiliary.npz: not a readable npz file (array 'x': its header declares the type 'O'",
+    ),
     (saved("truth/client-2.npz", x=np.zeros((2, 64)), y=np.zeros(2, int)), "client-2.npz: x has samples of shape (64,), but"),
     (lambda folder: (folder / "auxiliary.npz").unlink(), "auxiliary.npz: is missing; model = 'of my own loop' needs samples"),
 ]  # fmt: skip

@@ -1,6 +1,8 @@
 """Folders of images. Where torchvision cannot be imported, a stand-in has the part of its documented API that is used."""
 
+import os
 import sys
+import tracemalloc
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -102,3 +104,22 @@ def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
     with pytest.raises(InputError, match=r"train: needs torchvision; pip install 'cflpriv\[vision\]'"):
         build_population(spec(tmp_path))
+
+
+def test_pixels_are_counted_before_they_are_read(tmp_path: Path) -> None:
+    """Images of one colour, whose files are small, and a pipe in place of one."""
+    for sizes, words in (([9_500], "has more pixels than an image that is read"), ([4, 9_000], "9000×9000 pixels, others 4×4 pixels")):
+        root = tmp_path / str(len(sizes))
+        for number, size in enumerate(sizes):
+            for part in ("train", "test"):
+                picture(root / part / "cat" / f"{number}.png", 4, 4)
+                Image.new("1", (size, size)).save(root / part / "cat" / f"{number}.png")
+        tracemalloc.start(1)
+        with pytest.raises(InputError, match=rf"\d\.png: {words}[^\n]*$"):
+            build_population(spec(root, clients=1))
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+        tracemalloc.stop()
+    (root / "train" / "cat" / "1.png").unlink()
+    os.mkfifo(root / "train" / "cat" / "1.png")
+    with pytest.raises(InputError, match=r"1\.png: is a pipe or a device, not a file$"):
+        build_population(spec(root, clients=1))

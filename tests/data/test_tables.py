@@ -295,7 +295,9 @@ def test_a_saved_hugging_face_dataset_is_read_as_csv_is(tmp_path: Path, monkeypa
     except ImportError:
         path.mkdir()
         fake: Any = ModuleType("datasets")
-        fake.Dataset = type("Dataset", (), {"to_dict": lambda self: columns_of(rows)})
+        fake.Dataset = type(
+            "Dataset", (), {"to_dict": lambda self: columns_of(rows), "num_rows": len(rows) - 1, "num_columns": len(rows[0])}
+        )
         fake.load_from_disk = lambda where: fake.Dataset() if where == str(path) else {"train": fake.Dataset()}
         monkeypatch.setitem(sys.modules, "datasets", fake)
         (tmp_path / "both").mkdir()
