@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 from safetensors.numpy import load_file
 from torch import nn
 
 from ..engine.models import MODELS, Model
 from ..errors import InputError
 from ..experiments.foreign_report import FOREIGN as TOML
-from ..files import write_arrays, write_atomically, write_packed
+from ..files import toml_text, write_arrays, write_atomically, write_packed
 from ..types import Array
 from .family import judged_together
 from .foreign import attacked
@@ -93,7 +92,7 @@ def save_updates(
         x, y = read_samples(auxiliary, "auxiliary", tuple(tree["shape"]), classes)
         _save(folder / "auxiliary.npz", {"x": x, "y": y})
     tree["clients"] = {client: known for client, known in clients.items() if known}
-    write_atomically(folder / TOML, tomli_w.dumps(tree))
+    write_atomically(folder / TOML, toml_text(tree))
     return folder
 
 
@@ -152,7 +151,7 @@ def audit_folder(
 def _settings(path: Path) -> dict[str, Any]:
     """foreign.toml, checked key by key."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise InputError(f"{path}: is missing; docs/attacks/other_systems.md describes the folder") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

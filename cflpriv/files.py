@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from io import BytesIO
@@ -12,7 +12,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-__all__ = ["append", "copy_examples", "sync_folder", "write_arrays", "write_atomically", "write_packed"]
+from .errors import InputError
+from .streams import encode_readably
+
+__all__ = ["append", "copy_examples", "sync_folder", "toml_text", "write_arrays", "write_atomically", "write_packed"]
 
 # the names of the safetensors format
 _DTYPES = {
@@ -23,8 +26,32 @@ _DTYPES = {
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old or the new one, never half of it, whatever happens. Raises OSError."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = encode_readably(content) if isinstance(content, str) else content
     _replace(path, lambda out: out.write(data), 0o644)
+
+
+def toml_text(tree: Mapping[str, Any]) -> str:
+    """Nested mappings as TOML, which is UTF-8. Raises `InputError` naming a key whose value is not: the path of a file named in Latin-1."""
+    import tomli_w
+
+    for name, value in _strings(tree):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise InputError(f"{name} = {value!r}: is not UTF-8, as a configuration is; rename the file or its folder") from None
+    return tomli_w.dumps(tree)
+
+
+def _strings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """All strings of nested mappings and lists, each with the names of the keys that lead to it."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item, name)
 
 
 def write_packed(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -87,7 +114,7 @@ def append(path: Path, text: str) -> None:
     before = path.stat().st_size if path.exists() else 0
     try:
         with path.open("ab", buffering=0) as out:
-            data = text.encode("utf-8")
+            data = encode_readably(text)
             while data:
                 data = data[out.write(data) :]
             os.fsync(out.fileno())

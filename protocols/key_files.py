@@ -31,7 +31,7 @@ def write_identity(path: str | Path, identity: Identity) -> None:
 def read_identity(path: str | Path) -> Identity:
     """A party's secret keys. Raises `ValueError` for a file that `write_identity` cannot have written."""
     try:
-        number, signing, encryption = Path(path).read_text(encoding="utf-8").split()
+        number, signing, encryption = Path(path).read_text(encoding="utf-8-sig").split()
         identity = Identity(int(number), bytes.fromhex(signing), bytes.fromhex(encryption))
         if identity.client < 0 or {len(identity.signing_seed), len(identity.encryption_seed)} != {32}:
             raise ValueError
@@ -43,7 +43,7 @@ def read_identity(path: str | Path) -> Identity:
 def read_roster(path: str | Path) -> Roster:
     """The pinned public keys. Raises `ValueError` for a file that is no roster."""
     try:
-        rows = [line.split() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [line.split() for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
         holders = [bytes.fromhex(key) for name, key in rows if name == HOLDER_NAME]
         keys = {int(number): bytes.fromhex(key) for number, key in rows if number != HOLDER_NAME}
         if sorted(keys) != list(range(len(keys))) or len(keys) + len(holders) != len(rows):

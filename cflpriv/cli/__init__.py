@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from ..errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near
 from ..extras import what_to_install
 from ..protocols.errors import ProtocolError
+from ..streams import printable_streams
 from .auditing import audit, verify
 from .claiming import claims
 from .describing import explain, list_
@@ -62,6 +63,7 @@ _TOO_LARGE = ("allocate memory", "Storage size calculation overflowed", "Overflo
 
 def main() -> None:
     """The entry point: errors become one line and an exit code."""
+    printable_streams()
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -79,6 +81,8 @@ def main() -> None:
     except (MemoryError, RuntimeError, TypeError, ValueError) as error:
         if "null byte" in str(error):
             _end("a path holds a character NUL, which no file's name can", 2)
+        if isinstance(error, UnicodeEncodeError):
+            _end(f"{error.object!r}: has characters that {error.encoding} lacks; set PYTHONUTF8=1, or a locale of UTF-8", 2)
         if (
             not isinstance(error, MemoryError)
             and type(error).__name__ != "OutOfMemoryError"

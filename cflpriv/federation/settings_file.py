@@ -74,7 +74,7 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
     """
     path = Path(path)
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
     for key, value in tree.items():
