@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 from torch import nn
 
 from ..array_files import read_npz, read_safetensors
 from ..engine.models import MODELS, Model
 from ..errors import InputError
 from ..experiments.foreign_report import FOREIGN as TOML
-from ..files import write_arrays, write_atomically, write_packed
+from ..files import toml_text, write_arrays, write_atomically, write_packed
 from ..protocols.bounded_files import read_toml
 from ..types import Array
 from .family import judged_together
@@ -91,7 +90,7 @@ def save_updates(
         x, y = read_samples(auxiliary, "auxiliary", tuple(tree["shape"]), classes)
         _save(folder / "auxiliary.npz", {"x": x, "y": y})
     tree["clients"] = {client: known for client, known in clients.items() if known}
-    write_atomically(folder / TOML, tomli_w.dumps(tree))
+    write_atomically(folder / TOML, toml_text(tree))
     return folder
 
 

@@ -26,6 +26,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from cflpriv.streams import printable_streams
+
 ROWS = ("engine", "secagg", "ckks", "peers", "privacy", "attacks", "flower")
 """The modules whose comparisons `make bench` makes."""
 TABLES = {
@@ -46,7 +48,11 @@ def measured(name: str) -> dict[str, Any]:
         answer = Path(folder) / "row.json"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks", "--one", name, str(answer)], env=environment, capture_output=True, text=True
+            [sys.executable, "-m", "benchmarks", "--one", name, str(answer)],
+            env=environment,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
         )
         if not answer.exists():
             reason = (done.stderr.strip().splitlines() or ["no word"])[-1]
@@ -73,6 +79,9 @@ def compared(words: list[str]) -> list[dict[str, Any]]:
 
 
 def main(words: list[str]) -> int:
+    if words[:1] in (["--help"], ["-h"]):
+        print(__doc__)
+        return 0
     if words and words[0] in TABLES:
         return int(import_module(f"benchmarks.{TABLES[words[0]]}").main(words[1:]))
     if words[:1] == ["--write"]:
@@ -98,6 +107,7 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    printable_streams()
     if sys.argv[1:2] == ["--one"]:
         Path(sys.argv[3]).write_text(json.dumps(comparisons()[sys.argv[2]]()), encoding="utf-8")
     else:

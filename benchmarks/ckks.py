@@ -22,6 +22,7 @@ from cflpriv.protocols.ckks.products import Products, grouped, mask, product, re
 from cflpriv.protocols.ckks.reference import naive_block, naive_context
 from cflpriv.protocols.entropy import system_entropy
 from cflpriv.protocols.shared_gram import LEAD, ShareHolder, Terms, deliveries, deposit, gathered
+from cflpriv.streams import printable_streams
 
 from .pairs import pairs
 
@@ -235,6 +236,7 @@ COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
+    printable_streams()
     for name, measure in COMPARISONS.items():
         row = measure()
         print(f"{name:<36} {row['ratio']:8.1f} ({row['low']:.1f} to {row['high']:.1f})  {row['note']}", flush=True)

@@ -177,7 +177,7 @@ def memory_used(name: Literal["VmRSS", "VmHWM"]) -> float:
     """
     status = Path("/proc/self/status")
     if status.exists():
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(name)) / 1024
+        return next(int(line.split()[1]) for line in status.read_text(encoding="utf-8").splitlines() if line.startswith(name)) / 1024
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
@@ -280,7 +280,9 @@ def environment(home: Path, old: Path) -> dict[str, str]:
 
 def _once(name: str, home: Path, old: Path) -> dict[str, float]:
     """A measurement in a fresh process. Raises `RuntimeError` with the last line that it wrote."""
-    done = subprocess.run([sys.executable, "-P", __file__, name], env=environment(home, old), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", __file__, name], env=environment(home, old), capture_output=True, encoding="utf-8", errors="replace"
+    )
     if done.returncode:
         version = "old" if home == old else "new"
         raise RuntimeError(f"{version}: {(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}")

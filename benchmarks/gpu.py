@@ -58,7 +58,7 @@ def tests(setting: Setting) -> dict[str, Any]:
         "gpu",
         "tests/cflpriv/test_on_gpu.py",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace")
     if "No module named pytest" in done.stderr:
         raise Missing("no module named 'pytest'")
     lines = done.stdout.strip().splitlines()
@@ -202,8 +202,9 @@ def measured(name: str, setting: Setting) -> dict[str, Any]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "benchmarks", *words], cwd=ROOT, env=environment, timeout=LIMIT, capture_output=True, text=True
-            )
+                [sys.executable, "-m", "benchmarks", *words], cwd=ROOT, env=environment, timeout=LIMIT,
+                capture_output=True, encoding="utf-8", errors="replace",
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             return {"status": "failed", "note": f"not done after {LIMIT} s", "took": float(LIMIT)}
         if not answer.is_file():

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cflpriv.protocols.secagg import Client, Contribution, Identity, Policy, Server, Terms, make_terms, simulate
+from cflpriv.streams import printable_streams
 
 from .pairs import pairs
 
@@ -257,6 +258,7 @@ COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
+    printable_streams()
     for name, measure in COMPARISONS.items():
         row = measure()
         print(f"{name:<28} {row['ratio']:8.2f} ({row['low']:.2f} to {row['high']:.2f})  {row['against']:<12} {row['note']}", flush=True)

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from io import BytesIO
@@ -14,7 +14,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-__all__ = ["append", "copy_examples", "sync_folder", "write_arrays", "write_atomically", "write_packed"]
+from .errors import InputError
+from .streams import encode_readably
+
+__all__ = ["append", "copy_examples", "sync_folder", "toml_text", "write_arrays", "write_atomically", "write_packed"]
 
 # the names of the safetensors format
 _DTYPES = {
@@ -29,8 +32,32 @@ _NOT_ELSEWHERE = _WITHOUT_WAITING | getattr(os, "O_NOFOLLOW", 0)
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old or the new one, never half of it, whatever happens. Raises OSError."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = encode_readably(content) if isinstance(content, str) else content
     _replace(path, lambda out: out.write(data), 0o644)
+
+
+def toml_text(tree: Mapping[str, Any]) -> str:
+    """Nested mappings as TOML, which is UTF-8. Raises `InputError` naming a key whose value is not: the path of a file named in Latin-1."""
+    import tomli_w
+
+    for name, value in _strings(tree):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise InputError(f"{name} = {value!r}: is not UTF-8, as a configuration is; rename the file or its folder") from None
+    return tomli_w.dumps(tree)
+
+
+def _strings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """All strings of nested mappings and lists, each with the names of the keys that lead to it."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item, name)
 
 
 def write_packed(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -95,7 +122,7 @@ def append(path: Path, text: str) -> None:
         with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | _WITHOUT_WAITING, 0o666)) as out:
             if not stat.S_ISREG(os.fstat(out.fileno()).st_mode):
                 raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(path))
-            data = text.encode("utf-8")
+            data = encode_readably(text)
             while data:
                 data = data[out.write(data) :]
             os.fsync(out.fileno())

@@ -20,6 +20,7 @@ from cflpriv.attacks import (
 )
 from cflpriv.attacks.leakage import cosine, dealt_at_random, grouping_accuracy
 from cflpriv.attacks.significance import confidence_interval
+from cflpriv.streams import printable_streams
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 PIXELS = PIXELS / 16.0
@@ -126,4 +127,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

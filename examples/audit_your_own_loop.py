@@ -12,6 +12,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
+from cflpriv.streams import printable_streams
+
 PIXELS, LABELS = (torch.tensor(part) for part in load_digits(return_X_y=True))
 PIXELS = (PIXELS / 16).float().reshape(-1, 1, 8, 8)
 
@@ -96,4 +98,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

@@ -40,6 +40,7 @@ from cflpriv.experiments import Config, parse_config
 from cflpriv.experiments.run import start
 from cflpriv.federation.transforms import sketched
 from cflpriv.randomness import stream
+from cflpriv.streams import printable_streams
 from cflpriv.types import Array, ClientData
 
 CLIENTS, SAMPLES, LABELS = 20, 300, 10
@@ -397,4 +398,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

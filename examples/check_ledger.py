@@ -100,4 +100,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")
     raise SystemExit(main(sys.argv[1:]))

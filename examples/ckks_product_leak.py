@@ -5,6 +5,7 @@ Run with: python examples/ckks_product_leak.py (a few seconds; needs TenSEAL)
 
 from cflpriv.attacks.ckks_products import play, products_from_bare, share_recovered
 from cflpriv.protocols.entropy import system_entropy
+from cflpriv.streams import printable_streams
 
 
 def main() -> None:
@@ -19,4 +20,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

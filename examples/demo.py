@@ -13,6 +13,7 @@ from cflpriv.attacks.audit import audit_run
 from cflpriv.experiments.report import write_report
 from cflpriv.experiments.sweep import load_sweep
 from cflpriv.experiments.sweep_runs import run_sweep
+from cflpriv.streams import printable_streams
 
 HERE = Path(__file__).parent
 OUT = Path("runs/demo")
@@ -63,6 +64,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     try:
         main()
     except InputError as error:

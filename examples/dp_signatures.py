@@ -16,6 +16,7 @@ from cflpriv.clustering.cuts import cut_tree
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import SimilarityMatrix
 from cflpriv.experiments import load_config, start
+from cflpriv.streams import printable_streams
 
 CONFIG = Path(__file__).with_name("pacfl_dp_fmnist.toml")
 
@@ -52,4 +53,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

@@ -16,6 +16,7 @@ import numpy as np
 
 from cflpriv.protocols import secagg
 from cflpriv.protocols.secagg import Client, Contribution, Identity, Policy, RemoteError, Roster, Server
+from cflpriv.streams import printable_streams
 
 CLIENTS, DIMENSION, MIN_COHORT, DIES = 6, 1000, 3, 4
 SESSION, MODEL = bytes(range(16)), bytes(32)  # in your system: a random session, and the SHA-256 of the model that was sent
@@ -109,4 +110,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

@@ -12,6 +12,7 @@ from typing import Any
 
 from cflpriv.clustering.scores import ari
 from cflpriv.experiments import parse_config, start
+from cflpriv.streams import printable_streams
 
 PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 SCENES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
@@ -59,4 +60,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

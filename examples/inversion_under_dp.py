@@ -28,6 +28,7 @@ from cflpriv.attacks.significance import confidence_interval
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.protocols.mechanisms import gaussian_multiplier
+from cflpriv.streams import printable_streams
 from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData
 
@@ -96,4 +97,5 @@ def draw(path, truth, images, curve, blank):
 
 
 if __name__ == "__main__":
+    printable_streams()
     main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("inversion_under_dp.png"))

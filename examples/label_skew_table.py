@@ -18,6 +18,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import build_population
 from cflpriv.experiments import Config, load_config, parse_config, start
 from cflpriv.experiments.run import admit, advance, finish
+from cflpriv.streams import printable_streams
 from cflpriv.types import Population
 
 PAPER: dict[str, dict[str, Any]] = {
@@ -99,4 +100,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

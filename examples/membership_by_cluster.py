@@ -23,6 +23,7 @@ from cflpriv.attacks.significance import confidence_interval
 from cflpriv.clustering.scores import ari
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
+from cflpriv.streams import printable_streams
 from cflpriv.tasks.training import Train
 from cflpriv.transports.simulation import simulate
 from cflpriv.types import Array, Clustering, Population
@@ -169,4 +170,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

@@ -16,6 +16,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
+from cflpriv.streams import printable_streams
 from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.tasks.training import Train
 from cflpriv.transports.simulation import simulate
@@ -68,4 +69,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

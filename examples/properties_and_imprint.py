@@ -21,6 +21,7 @@ from cflpriv.attacks.leakage import prior_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.streams import printable_streams
 from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData
 
@@ -113,4 +114,5 @@ def main():
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

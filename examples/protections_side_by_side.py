@@ -16,6 +16,7 @@ from cflpriv.experiments.front import attack_points, read_results, table_rows
 from cflpriv.experiments.report import write_report
 from cflpriv.experiments.sweep import parse_sweep
 from cflpriv.experiments.sweep_runs import run_sweep
+from cflpriv.streams import printable_streams
 
 HERE = Path(__file__).parent
 PROTECTIONS = [
@@ -59,6 +60,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     try:
         main()
     except (InputError, OSError) as error:

@@ -20,6 +20,7 @@ from cflpriv.clustering.similarity import Gram
 from cflpriv.clustering.unbiased_gram import bounded, unbiased_of_folds
 from cflpriv.data import DataSpec, build_population
 from cflpriv.randomness import stream
+from cflpriv.streams import printable_streams
 from cflpriv.tasks.fold_gradients import FoldGradients, fold_weights
 from cflpriv.types import Array
 
@@ -68,4 +69,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

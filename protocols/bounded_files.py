@@ -55,8 +55,11 @@ def read_bytes(path: str | Path, limit: int = LARGEST_DOCUMENT_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, limit: int = LARGEST_DOCUMENT_BYTES, errors: str = "strict") -> str:
-    """A UTF-8 file of at most `limit` bytes, each end of line as a line feed. Raises OSError as `read_bytes`, and `UnicodeDecodeError`."""
-    return read_bytes(path, limit).decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
+    """A UTF-8 file of at most `limit` bytes, each end of line as a line feed, without a byte-order mark.
+
+    Raises OSError as `read_bytes`, and `UnicodeDecodeError`.
+    """
+    return read_bytes(path, limit).decode("utf-8-sig", errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -4,12 +4,28 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("cflpriv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cflpriv")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the files, and the tests of each file, in an order drawn from SEED")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draw the order, if `--shuffle` asks for it. A file's tests stay together, for the sake of what they share."""
+    if (seed := config.getoption("--shuffle")) is None:
+        return
+    draws = Random(seed)
+    place = {path: draws.random() for path in dict.fromkeys(item.path for item in items)}
+    draws.shuffle(items)
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.fixture(autouse=True, scope="session")

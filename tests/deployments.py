@@ -97,14 +97,14 @@ class DyingGrid(FakeGrid):
         for client in scene.clients:
             path = folder / f"client{client.id}.toml"
             files = f'identity = "keys/client{client.id}.key"\nroster = "keys/roster.txt"\nstate = "state{client.id}"\n'
-            path.write_text(f"{files}[protection]\n{protection}\n")
+            path.write_text(f"{files}[protection]\n{protection}\n", encoding="utf-8")
             configs[client.id] = {"settings": str(path)}
         apps = {client.id: client_app(partial(_same, client)) for client in scene.clients}
         for number in range(holders):
             name, node = f"key-holder{number or ''}", len(scene.clients) + number
             path = folder / f"{name}.toml"
             files = f'role = "key-holder"\nidentity = "keys/{name}.key"\nroster = "keys/roster.txt"\nstate = "state-{name}"\n'
-            path.write_text(f"{files}[protection]\n{protection}\n")
+            path.write_text(f"{files}[protection]\n{protection}\n", encoding="utf-8")
             configs[node] = {"settings": str(path)}
             apps[node] = client_app(partial(_same, scene.clients[0]))  # it has no data, and nobody asks it for any
         super().__init__(apps, configs)
@@ -236,7 +236,10 @@ def run_with_deaths(module: Any, machines: Any, out: Path, plan: list[list[Any]]
     (out / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     for client in forget:
         path = out / f"client{client}.toml"
-        path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if not line.startswith("state =")))
+        path.write_text(
+            "".join(line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if not line.startswith("state =")),
+            encoding="utf-8",
+        )
     run_id = module.submit(machines)
     port, ports, tls = machines.ports
     until = time.monotonic() + seconds

@@ -35,7 +35,8 @@ def commands(folder: Path, installed: Path) -> Path:
     for name, function in (("flower-supernode", supernode), ("flower-superexec", superexec)):
         (folder / name).unlink()
         (folder / name).write_text(
-            f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(Path(__file__).resolve())!r})[{function.__name__!r}]()\n"
+            f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(Path(__file__).resolve())!r})[{function.__name__!r}]()\n",
+            encoding="utf-8",
         )
         (folder / name).chmod(0o755)
     return folder

@@ -68,4 +68,4 @@ def pictures_of(page: Page) -> list[str]:
 
 
 def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")

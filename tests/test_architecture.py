@@ -70,7 +70,9 @@ def test_dependencies_go_one_way(name: str) -> None:
 
 def test_the_import_reader_sees_through_relative_imports(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
-    path.write_text("from .. import attacks\nfrom ..attacks import audit\nfrom cflpriv import attacks as a\nimport protocols.errors\n")
+    path.write_text(
+        "from .. import attacks\nfrom ..attacks import audit\nfrom cflpriv import attacks as a\nimport protocols.errors\n", encoding="utf-8"
+    )
     seen = {target for target, _ in imports("cflpriv.experiments.x", path)}
     assert {"cflpriv.attacks", "cflpriv.attacks.audit", "protocols.errors"} <= seen
 
@@ -131,7 +133,7 @@ def test_importing_stays_light() -> None:
         "import sys, cflpriv, cflpriv.protocols.orthonormal;"
         "print([m for m in ('torch', 'tenseal', 'flwr', 'matplotlib', 'opacus', 'sklearn') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"
 
 
@@ -222,7 +224,7 @@ def test_the_reads_are_recognised() -> None:
 def ran(code: str, *folders: Path, options: tuple[str, ...] = ()) -> tuple[int, str]:
     """The exit status and the last line of a new process that imports from `folders`."""
     done = subprocess.run(
-        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=False, cwd=folders[0],
+        [sys.executable, *options, "-c", code], capture_output=True, encoding="utf-8", check=False, cwd=folders[0],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
     )  # fmt: skip
     return done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
@@ -277,7 +279,7 @@ def test_a_checkout_without_links_says_what_to_do(tmp_path: Path, room: str) -> 
     # without site-packages, where an editable install would find the folder
     assert ran("import cflpriv; print('fine')", tmp_path, options=("-S",)) == (0, "fine")
     (tmp_path / "cflpriv" / room).unlink()
-    (tmp_path / "cflpriv" / room).write_text(f"../{room}")
+    (tmp_path / "cflpriv" / room).write_text(f"../{room}", encoding="utf-8")
     status, line = ran("import cflpriv", tmp_path, options=("-S",))
     assert status == 1
     assert line.startswith(f"ImportError: cflpriv/{room} is no link to ../{room}: this checkout has no symbolic links; install it with ")
@@ -421,6 +423,6 @@ except SystemExit as end:
     assert not end.code
 print("imported:", *sorted({{name.partition(".")[0] for name in sys.modules}} & {set(late)!r}))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].split() == ["imported:"]

@@ -45,7 +45,7 @@ class Assets(HTMLParser):
 def test_the_site_is_whole(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
-        capture_output=True, text=True, check=False, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True, encoding="utf-8", check=False, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not done.stderr

@@ -211,8 +211,8 @@ def _nothing_stays() -> Iterator[None]:
 def own(tmp_path: Path) -> Path:
     """The file, and a config that needs it."""
     path = tmp_path / "own.py"
-    path.write_text(PLUGIN)
-    (tmp_path / "config.toml").write_text(CONFIG)
+    path.write_text(PLUGIN, encoding="utf-8")
+    (tmp_path / "config.toml").write_text(CONFIG, encoding="utf-8")
     return path
 
 
@@ -240,18 +240,18 @@ def test_one_file_runs_resumes_and_is_audited(
     assert in_process(monkeypatch, "run", str(config), "--out", str(tmp_path / "whole"), "--plugin", str(own)) == 0
     for name in ("final.safetensors", "final.clients.safetensors"):
         assert (out / "checkpoints" / name).read_bytes() == (tmp_path / "whole" / "checkpoints" / name).read_bytes()
-    tree = json.loads((out / "checkpoints" / "final.json").read_text())["state"]
+    tree = json.loads((out / "checkpoints" / "final.json").read_text(encoding="utf-8"))["state"]
     assert (tree["type"], tree["fields"]["summed"]) == ("cflpriv_plugin_own.State", 24)
     assert load_config(out / "config.toml", trust=True).run.plugins == (str(own),)
     with new_process():
         assert in_process(monkeypatch, "audit", str(out), "--attacks", "seen", "--budget", "quick") == 2
         assert "own.py']: is code that did not run" in capsys.readouterr().out
         assert in_process(monkeypatch, "audit", str(out), "--attacks", "seen", "--budget", "quick", "--trust") == 0
-        (cell,) = json.loads((out / "audit.json").read_text())["cells"]
+        (cell,) = json.loads((out / "audit.json").read_text(encoding="utf-8"))["cells"]
         assert (cell["attack"], cell["value"], cell["status"]) == ("seen", 1.0, "leaks")
     with new_process():
         assert in_process(monkeypatch, "report", str(out)) == 0
-        assert "seen" in (out / "report.html").read_text()
+        assert "seen" in (out / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -263,9 +263,9 @@ def test_it_is_listed_and_swept(own: Path, tmp_path: Path, monkeypatch: pytest.M
     assert all(line in listed for line in lines)
     grid = tmp_path / "sweep.toml"
     shorter = CONFIG.replace("rounds = 3", "rounds = 1").replace("[run]", '[run]\nplugins = ["own.py"]')
-    grid.write_text(shorter + '\n[sweep]\nalgorithms = ["partly"]\nseeds = [0]\nattacks = ["seen"]\nbudget = "quick"\n')
+    grid.write_text(shorter + '\n[sweep]\nalgorithms = ["partly"]\nseeds = [0]\nattacks = ["seen"]\nbudget = "quick"\n', encoding="utf-8")
     assert in_process(monkeypatch, "sweep", str(grid), "--out", str(tmp_path / "runs")) == 0
-    (cell,) = json.loads((tmp_path / "runs" / "partly-as_given-s0" / "audit.json").read_text())["cells"]
+    (cell,) = json.loads((tmp_path / "runs" / "partly-as_given-s0" / "audit.json").read_text(encoding="utf-8"))["cells"]
     assert cell["attack"] == "seen"
 
 
@@ -325,7 +325,7 @@ def test_processes_that_compute_for_a_run_know_its_plugins(own: Path, tmp_path: 
 def test_a_plugin_that_does_not_load_is_one_line_that_names_it(
     own: Path, text: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own.unlink() if text is None else own.write_text(text)
+    own.unlink() if text is None else own.write_text(text, encoding="utf-8")
     assert in_process(monkeypatch, "run", str(tmp_path / "config.toml"), "--plugin", str(own), "--out", str(tmp_path / "run")) == 2
     said = capsys.readouterr().err
     assert words in said, said
@@ -338,7 +338,7 @@ def test_two_plugins_of_one_name_are_told_apart_by_nobody(own: Path, tmp_path: P
     load_plugin(own)
     assert load_plugin(own) == own, "twice is once"
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "own.py").write_text("")
+    (tmp_path / "other" / "own.py").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match=rf"{own} has the same name"):
         load_plugin(tmp_path / "other" / "own.py")
 
@@ -396,12 +396,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with entry points, some of them broken."""
     site = tmp_path / "site"
     (site / "ownpkg-1.0.dist-info").mkdir(parents=True)
-    (site / "ownpkg-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ownpkg\nVersion: 1.0\n")
+    (site / "ownpkg-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ownpkg\nVersion: 1.0\n", encoding="utf-8")
     (site / "ownpkg-1.0.dist-info" / "entry_points.txt").write_text(
         "[cflpriv.algorithms]\npackaged = ownpkg:SPEC\nbroken = ownpkg:MISSING\nfunny = ownpkg:tiny\n"
-        "[cflpriv.models]\ntiny = ownpkg:tiny\n[cflpriv.datasets]\ndots = ownpkg:dots\n[cflpriv.attacks]\nlook = ownpkg:LOOK\n"
+        "[cflpriv.models]\ntiny = ownpkg:tiny\n[cflpriv.datasets]\ndots = ownpkg:dots\n[cflpriv.attacks]\nlook = ownpkg:LOOK\n",
+        encoding="utf-8",
     )
-    (site / "ownpkg.py").write_text(PACKAGE)
+    (site / "ownpkg.py").write_text(PACKAGE, encoding="utf-8")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.delitem(sys.modules, "ownpkg", raising=False)
     return site

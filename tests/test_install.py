@@ -59,10 +59,10 @@ BASE = distributions(PROJECT["dependencies"])
 
 def light(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run code in a new process in which only what the base dependencies bring can be imported; processes that it starts, too."""
-    (folder / "sitecustomize.py").write_text(WITHOUT)
+    (folder / "sitecustomize.py").write_text(WITHOUT, encoding="utf-8")
     path = os.pathsep.join((str(folder), str(ROOT)))
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False, cwd=folder, env={**os.environ, "PYTHONPATH": path}
     )
 
 
@@ -148,7 +148,7 @@ def test_no_command_is_forgotten_here() -> None:
 
 def test_an_import_from_the_package_names_the_extra() -> None:
     code = WITHOUT + "import cflpriv\ncflpriv.simulate"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False, cwd=ROOT)
     last = done.stderr.strip().splitlines()[-1]
     assert re.fullmatch(r"ModuleNotFoundError: cflpriv\.simulate: needs \w+, which is not installed: pip install 'cflpriv\[train\]'", last)
 

@@ -385,7 +385,7 @@ def test_what_the_machine_refuses(
 
 
 def test_what_a_finished_run_is_not_asked(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "ok.toml").write_text(OK + '[run]\nrecord = "full"\n')
+    (folder / "ok.toml").write_text(OK + '[run]\nrecord = "full"\n', encoding="utf-8")
     assert in_process(monkeypatch, "run", "ok.toml", "--out", "run") == 0
     capsys.readouterr()
     before = everything(folder)
@@ -407,7 +407,7 @@ def test_what_a_finished_run_is_not_asked(folder: Path, monkeypatch: pytest.Monk
         assert everything(folder) == before, line
     assert in_process(monkeypatch, "verify", "run", "--digest", "0" * 32) == 1
     assert capsys.readouterr().out.startswith("not verified: run: its digest is ")
-    (folder / "run" / "summary.json").write_text("{}")
+    (folder / "run" / "summary.json").write_text("{}", encoding="utf-8")
     assert in_process(monkeypatch, "verify", "run") == 1
 
 
@@ -444,10 +444,10 @@ def test_a_full_disk_leaves_nothing_half_written(
 def test_examples_in_nested_folders_are_copied_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / "package" / "examples" / "app" / "inner" / "client.py"
     deep.parent.mkdir(parents=True)
-    deep.write_text("x")
+    deep.write_text("x", encoding="utf-8")
     monkeypatch.setattr("cflpriv.files.__file__", str(tmp_path / "package" / "files.py"))
     assert copy_examples(tmp_path / "new") == 1
-    assert (tmp_path / "new" / "app" / "inner" / "client.py").read_text() == "x"
+    assert (tmp_path / "new" / "app" / "inner" / "client.py").read_text(encoding="utf-8") == "x"
 
 
 def test_a_name_that_is_too_long(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -471,7 +471,7 @@ def test_a_training_that_diverges_names_client_and_round(
 def test_the_same_as_a_process_of_its_own(line: str, words: str, folder: Path) -> None:
     before = everything(folder)
     done = subprocess.run(
-        [sys.executable, "-m", "cflpriv", *line.split()], capture_output=True, text=True, check=False, cwd=folder, timeout=120
+        [sys.executable, "-m", "cflpriv", *line.split()], capture_output=True, encoding="utf-8", check=False, cwd=folder, timeout=120
     )
     assert done.returncode == 2
     assert not done.stdout
@@ -487,6 +487,6 @@ def test_memory_that_is_really_gone(folder: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, -1))\n"
         "sys.argv = ['cflpriv', 'run', 'ok.toml', '--set', 'model.hidden=100000000', '--out', 'run']\nmain()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False, cwd=folder, timeout=120)
     assert done.returncode == 1
     assert one_line(done.stderr).startswith("cflpriv: out of memory; ")

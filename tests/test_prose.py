@@ -87,4 +87,4 @@ def test_messages_and_docstrings_pass_the_prose_linter(tmp_path: Path) -> None:
 
 def linted(files: Sequence[Path]) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "proselint", "--config", str(ROOT / ".proselintrc.json"), "-o", "compact", "check"]
-    return subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    return subprocess.run([*command, *files], capture_output=True, encoding="utf-8", check=False)

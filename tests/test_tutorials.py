@@ -74,7 +74,7 @@ def run_blocks(page: Path, folder: Path) -> str:
         for number, words in enumerate(commands(block) if block.language == "sh" else [], 1):
             start = [sys.executable, *(["-m", "cflpriv"] if words[0] == "cflpriv" else []), *words[1:]]
             done = subprocess.run(
-                start, capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                start, capture_output=True, encoding="utf-8", check=False, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}
             )
             wanted = block.exit if number == len(commands(block)) else 0
             assert done.returncode == wanted, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
@@ -115,7 +115,7 @@ def test_the_researcher_finds_the_groups(tmp_path: Path) -> None:
     assert abs(float(clustered) - float(private)) < 1
     assert "failed" not in printed
     assert (tmp_path / "runs" / "front" / "report.html").is_file()
-    assert len((tmp_path / "runs" / "front" / "front.csv").read_text().splitlines()) > 4
+    assert len((tmp_path / "runs" / "front" / "front.csv").read_text(encoding="utf-8").splitlines()) > 4
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_the_auditor_finds_a_leak_and_a_changed_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_callback_follows_a_run(tmp_path: Path) -> None:
     run_blocks(page_of("callbacks"), tmp_path)
-    log = [json.loads(line) for line in (tmp_path / "runs" / "logged" / "log.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (tmp_path / "runs" / "logged" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [one["round"] for one in log if "round" in one] == [0, 1]
     assert sum("bytes" in one for one in log) > 2
 

@@ -146,7 +146,9 @@ def _commit() -> str:
     here = Path(__file__).resolve()
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, check=True, timeout=10)
+        done = subprocess.run(
+            ["git", *words], cwd=here.parent, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=10
+        )
         return str(done.stdout).strip()
 
     try:

@@ -16,6 +16,7 @@ from ..errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, n
 from ..extras import what_to_install
 from ..protocols.bounded_files import UnusableFile
 from ..protocols.errors import ProtocolError
+from ..streams import printable_streams
 from .auditing import audit, verify
 from .claiming import claims
 from .describing import explain, list_
@@ -68,6 +69,7 @@ def main() -> None:
     Processes that a command starts do not import modules from the working directory, which may be a stranger's folder.
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    printable_streams()
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -85,6 +87,8 @@ def main() -> None:
     except (MemoryError, RuntimeError, TypeError, ValueError) as error:
         if "null byte" in str(error):
             _end("a path holds a character NUL, which no file's name can", 2)
+        if isinstance(error, UnicodeEncodeError):
+            _end(f"{error.object!r}: has characters that {error.encoding} lacks; set PYTHONUTF8=1, or a locale of UTF-8", 2)
         if (
             not isinstance(error, MemoryError)
             and type(error).__name__ != "OutOfMemoryError"

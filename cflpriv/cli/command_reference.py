@@ -4,6 +4,8 @@ from typing import Any
 
 import typer
 
+from ..streams import print_file
+
 __all__ = ["page"]
 
 _HEAD = """# Commands
@@ -45,4 +47,4 @@ def _row(option: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print_file(page())

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
+from ..streams import print_file
 from .shared import OUT, DataDir, Plugins, Trust, load_plugins, note_idle_code, say
 
 __all__ = ["examples", "export", "init", "report"]
@@ -58,7 +59,10 @@ def init(
     if schema and algorithm is not None:
         raise InputError(f"--algorithm {algorithm}: the schema of --schema holds for all algorithms; leave it out")
     text = begin_file(file, None if schema else algorithm or "pacfl")
-    OUT.print(text if file is None else f"written: {file}", markup=False, end="" if file is None else "\n")
+    if file is None:
+        print_file(text)
+    else:
+        say(f"written: {file}")
 
 
 def examples(folder: Annotated[Path, typer.Argument(help="The folder to make.", metavar="[DIR]")] = Path("examples")) -> None:

@@ -266,7 +266,7 @@ def read_lines(path: str | Path) -> tuple[str, ...]:
     """The lines of a UTF-8 text file (gzip or plain, detected by content) that are not blank."""
     path = Path(path)
     with reading(path, "UTF-8 text"):
-        return tuple(line for line in _unpacked(path).decode("utf-8").split("\n") if line.strip())
+        return tuple(line for line in _unpacked(path).decode("utf-8-sig").split("\n") if line.strip())
 
 
 def read_csv(path: str | Path, columns: int = 0) -> tuple[tuple[str, ...], ...]:

@@ -16,7 +16,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-import tomli_w
 from pydantic import ConfigDict, ValidationError, create_model
 
 from ..algorithms import ALGORITHMS
@@ -28,6 +27,7 @@ from ..errors import InputError, near, unknown_key
 from ..federation.release_policy import may_leave
 from ..federation.schedule import Schedule, schedule
 from ..federation.values import Origin
+from ..files import toml_text
 from ..plugins import is_loaded, load_plugin
 from ..privacy.participation import of_participations
 from ..privacy.settings import Noise, Privacy, Releases, check_samples, plan
@@ -309,8 +309,8 @@ class Config:
         return self.with_("run", record="full", record_rounds=(), record_clients=(), record_sample=0, **more)
 
     def to_toml(self) -> str:
-        """The resolved experiment as a file that `load_config` reads back."""
-        return tomli_w.dumps(_plain(asdict(self)))
+        """The resolved experiment as a file that `load_config` reads back. Raises `InputError` for a path that is not UTF-8."""
+        return toml_text(_plain(asdict(self)))
 
 
 SECTIONS: dict[str, type] = {
@@ -379,7 +379,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        text = sys.stdin.read() if str(path) == "-" else read_text(path)
+        text = sys.stdin.buffer.read().decode("utf-8-sig") if str(path) == "-" else read_text(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

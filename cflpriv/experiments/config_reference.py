@@ -18,6 +18,7 @@ from ..data.datasets import NPZ_ARRAYS
 from ..engine.models import MODELS, Model
 from ..errors import InputError
 from ..keys import Key
+from ..streams import print_file
 from ..tasks.training import Train
 from .config import GIVEN, SECTIONS, own_weights
 
@@ -217,4 +218,4 @@ def _units(spec: AlgorithmSpec) -> tuple[list[str], bool]:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print_file(page())

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..streams import print_file
+
 __all__ = ["FILES", "File", "page"]
 
 
@@ -182,4 +184,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print_file(page())

@@ -27,10 +27,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from ..contract.protection import listed
 from ..errors import InputError, near
+from ..files import toml_text
 from .choose import Choose, check_choose, parse_choose
 from .config import Config, changed, parse_config, read_tree, tuples
 from .sections import MOST_WORKERS
@@ -163,12 +162,16 @@ def _sweep(tree: Mapping[str, Any], source: str, trust: bool) -> Sweep:
         cells = tuple(_cells(base, sweep, trust))
     except InputError as error:
         raise InputError(f"{source}: [sweep] {error}") from None
+    try:
+        text = toml_text({**base, "sweep": {key: value for key, value in sweep.items() if key != "workers"}})
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
     names = [cell.name for cell in cells]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"{source}: [sweep] two cells are called {twice!r}; give their algorithms or protections a `label`")
     return Sweep(
-        cells, tomli_w.dumps({**base, "sweep": {key: value for key, value in sweep.items() if key != "workers"}}),
-        sweep.get("workers", 1), sweep.get("audit", choose is None), tuple(sweep.get("attacks", ())), sweep.get("budget", ""), choose,
+        cells, text, sweep.get("workers", 1), sweep.get("audit", choose is None), tuple(sweep.get("attacks", ())),
+        sweep.get("budget", ""), choose,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ import tomli_w
 
 from cflpriv import InputError, load_config
 from cflpriv.flower.client import write_identities
+from cflpriv.streams import printable_streams
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
@@ -93,7 +94,7 @@ def certificates(out: Path, nodes: int) -> None:
         "-out", "ca.crt",
     )  # fmt: skip
     quietly("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", "server.key", "-out", "server.csr")
-    (out / "san.cnf").write_text(subject + "\n")
+    (out / "san.cnf").write_text(subject + "\n", encoding="utf-8")
     quietly(
         "openssl", "x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
         "-extfile", "san.cnf", "-out", "server.crt",
@@ -146,7 +147,13 @@ def health(port: int, seconds: float, tls: Path | None) -> None:
 
 def flwr(machines: Machines, *command: str) -> str:
     done = subprocess.run(
-        [str(BIN / "flwr"), *command], env=machines.environment, cwd=machines.out, capture_output=True, text=True, timeout=300
+        [str(BIN / "flwr"), *command],
+        env=machines.environment,
+        cwd=machines.out,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=300,
     )
     if done.returncode:
         raise SystemExit(f"flwr {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
@@ -216,7 +223,9 @@ def deploy(
     if tls:
         certificates(out, nodes)
     where = f'root-certificates = "{out / "ca.crt"}"' if tls else "insecure = true"
-    (home / "config.toml").write_text(f'[superlink]\ndefault = "loop"\n\n[superlink.loop]\naddress = "127.0.0.1:{port}"\n{where}\n')
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "loop"\n\n[superlink.loop]\naddress = "127.0.0.1:{port}"\n{where}\n', encoding="utf-8"
+    )
     machines = Machines(out, environment)
     machines.simulated = nodes if simulation else 0
     app = out / "app"
@@ -293,4 +302,5 @@ def show_rounds(path: Path, shown: int) -> int:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

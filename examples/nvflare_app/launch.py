@@ -27,6 +27,7 @@ from cflpriv import InputError, load_config
 from cflpriv.federation.settings_file import write_identities
 from cflpriv.nvflare import CflprivController, CflprivExecutor
 from cflpriv.nvflare.exchange import LOGS, SETTINGS, TASK
+from cflpriv.streams import printable_streams
 
 HERE = Path(__file__).resolve().parent
 ALLOWED = "cflpriv.nvflare"
@@ -80,9 +81,10 @@ def allow(resources: Path, before: Path | None = None) -> None:
 
     `before` is the file that it is made of.
     """
-    tree = {"format_version": 2, "class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST)} if before is None else json.loads(before.read_text())
+    first = {"format_version": 2, "class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST)}
+    tree = first if before is None else json.loads(before.read_text(encoding="utf-8"))
     tree |= {"class_allow_list": [*tree["class_allow_list"], ALLOWED], LOGS: False}
-    resources.write_text(json.dumps(tree, indent=2))
+    resources.write_text(json.dumps(tree, indent=2), encoding="utf-8")
 
 
 def simulate(out: Path, made: FedJob, sites: list[str], threads: int) -> None:
@@ -110,10 +112,11 @@ def poc(out: Path, made: FedJob, sites: list[str], seconds: float, policy: str =
     for place in ("server", *sites):
         local = kit / place / "local"
         allow(local / "resources.json", local / "resources.json.default")
-        moved = (local / "resources.json").read_text().replace("/tmp/nvflare", str(out / "store"))  # else two trials share their jobs
-        (local / "resources.json").write_text(moved)
+        settings = local / "resources.json"  # else two trials share their jobs
+        settings.write_text(settings.read_text(encoding="utf-8").replace("/tmp/nvflare", str(out / "store")), encoding="utf-8")
     server = kit / "server" / "startup" / "fed_server.json"
-    server.write_text(server.read_text().replace('"server:8002"', '"localhost:8002"'))  # listen on the loopback, and nowhere else
+    text = server.read_text(encoding="utf-8").replace('"server:8002"', '"localhost:8002"')  # listen on the loopback, and nowhere else
+    server.write_text(text, encoding="utf-8")
     _start_poc(workspace, gpu_ids=[], excluded=["admin@nvidia.com"], services_list=[])
     try:
         submit(out, made, sites, kit, seconds)
@@ -131,7 +134,7 @@ def end(kit: Path, seconds: float) -> None:
         time.sleep(1)
     for file in (*kit.glob("*/daemon_pid.fl"), *kit.glob("*/pid.fl")):
         with suppress(ProcessLookupError, ValueError, FileNotFoundError):
-            os.kill(int(file.read_text()), signal.SIGKILL)
+            os.kill(int(file.read_text(encoding="utf-8")), signal.SIGKILL)
 
 
 def connected(kit: Path, seconds: float) -> Any:
@@ -206,5 +209,6 @@ def main(arguments: list[str] | None = None, executor: CflprivExecutor | None = 
 
 
 if __name__ == "__main__":
+    printable_streams()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by Ctrl-C, NVFlare ends what it started
     main()

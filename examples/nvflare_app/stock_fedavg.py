@@ -24,6 +24,7 @@ from cflpriv.federation.client_ledger import ClientLedger
 from cflpriv.federation.settings_file import read_settings, write_identities
 from cflpriv.federation.store import DiskStore
 from cflpriv.nvflare import PrivacyFilter
+from cflpriv.streams import printable_streams
 
 SITES = ("site-1", "site-2")
 RELEASES = 3
@@ -94,4 +95,5 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[int, float]]:
 
 
 if __name__ == "__main__":
+    printable_streams()
     main()

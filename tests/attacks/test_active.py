@@ -512,7 +512,7 @@ def test_the_result_is_written_beside_its_configuration_alone(tmp_path: Path) ->
     with pytest.raises(InputError, match="is another experiment"):
         written(rows, PASSIVE, tmp_path / "out")
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").write_text("")
+    (tmp_path / "other" / "file").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="holds something else"):
         written(rows, ACTIVE, tmp_path / "other")
 
@@ -522,14 +522,15 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     file = tmp_path / "small.toml"
     file.write_text(
         '[data]\nclients = 5\n[model]\nhidden = 4\n[training]\nrounds = 1\nweights = "equal"\n[algorithm]\nname = "fedavg"\n'
-        '[protection]\nsum = "secagg"\n'
+        '[protection]\nsum = "secagg"\n',
+        encoding="utf-8",
     )
     monkeypatch.chdir(tmp_path)
     changed = ("--set", "protection.min_cohort=4", "--attacks", "smaller_minimum,other_model")
     assert in_process(monkeypatch, "audit", "--active", str(file), *changed) == 0
     shown = capsys.readouterr().out
     assert "smaller_minimum  refused: minimum-too-low" in shown
-    assert "min_cohort = 4" in (tmp_path / "runs" / "small-active" / "config.toml").read_text()
+    assert "min_cohort = 4" in (tmp_path / "runs" / "small-active" / "config.toml").read_text(encoding="utf-8")
     assert (tmp_path / "runs" / "small-active" / audit.FILE).is_file()
     assert in_process(monkeypatch, "run", str(file), "--out", "run") == 0
     assert in_process(monkeypatch, "audit", "--active", "run", "--attacks", "smaller_minimum,swapped_holder") == 0
@@ -539,7 +540,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "refused: minimum-too-low (secagg Invite)" in page
     assert in_process(monkeypatch, "audit", "run", "--out", "elsewhere") == 2
     assert in_process(monkeypatch, "audit", "--active", "run", "--adversary", "server") == 2
-    (tmp_path / "run" / audit.FILE).write_text('[{"attack": 1}]')
+    (tmp_path / "run" / audit.FILE).write_text('[{"attack": 1}]', encoding="utf-8")
     assert in_process(monkeypatch, "report", "run") == 2
     capsys.readouterr()
     assert in_process(monkeypatch, "list") == 0
@@ -555,7 +556,9 @@ def test_the_page_has_a_row_for_every_attack_and_guarantees_name_no_other() -> N
     assert sorted(set(named) - {"learned", "failed", "no_gain", "refused", "not_applicable"}) == sorted(ACTIVE_ATTACKS)
     pointers = set()
     for path in (root / "cflpriv" / "aggregation").glob("*.py"):
-        for found in re.findall(r"Active attacks \(`attacks\.active`\): (.*?)(?=\n *Source|\n *\"\"\")", path.read_text(), re.S):
+        for found in re.findall(
+            r"Active attacks \(`attacks\.active`\): (.*?)(?=\n *Source|\n *\"\"\")", path.read_text(encoding="utf-8"), re.S
+        ):
             pointers |= set(re.findall(r"`(\w+_\w+|\w+s)`", found))
     guarantees = (root / "docs" / "guarantees.md").read_text(encoding="utf-8")
     pointers |= {name for found in re.findall(r"active attacks? ([^)]*)\)", guarantees) for name in re.findall(r"`(\w+)`", found)}

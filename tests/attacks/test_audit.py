@@ -41,7 +41,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def took_a_second(folder: Path) -> None:
     """An audit has fewer seeds where the recorded run was slow, as it is on a busy machine."""
     path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 1.0}))
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"seconds": 1.0}), encoding="utf-8")
     seal(folder)
 
 
@@ -66,14 +66,14 @@ def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
         if cell.status not in ("nothing_to_see", "not_attempted"):
             assert len(cell.seeds) == BUDGETS["standard"].seeds
             assert None not in (cell.value, cell.low, cell.high, cell.baseline, cell.reference)
-    written = json.loads((run / "audit.json").read_text())["cells"]
+    written = json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]
     assert all(set(cell) >= KEYS for cell in written)
     assert len(written) == len(cells)
     statuses = {(cell["adversary"], cell["attack"], cell["metric"]): cell["status"] for cell in written}
     assert statuses["server", "signature_inversion", "mean_image_cosine"] == "leaks", "inner products show label sets"
     assert statuses["server+1", "signature_inversion", "mean_image_cosine"] == "leaks"
     assert statuses["server", "cluster_identity", "group_accuracy"] == "leaks"
-    page = write_report(run).read_text()
+    page = write_report(run).read_text(encoding="utf-8")
     assert "What attackers learn" in page
     assert 'class="matrix"' in page
 
@@ -117,7 +117,7 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         audit_run(run, adversary="server", attacks=FEW, budget="quick")
     assert calls == list(FEW)
-    kept = json.loads((run / "audit.json").read_text())["cells"]
+    kept = json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]
     assert {cell["attack"] for cell in kept} == {FEW[0]}  # what was finished is there
     calls.clear()
     monkeypatch.setitem(ATTACKS, FEW[1], counted(FEW[1], whole[FEW[1]], stop=False))
@@ -128,7 +128,7 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
     again = audit_run(run, adversary="server", attacks=FEW, budget="quick")
     assert calls == []
     assert again == cells
-    (run / "audit" / "units.json").write_text("{")
+    (run / "audit" / "units.json").write_text("{", encoding="utf-8")
     assert audit_run(run, adversary="server", attacks=FEW, budget="quick") == cells  # a damaged store costs time only
     assert calls == list(FEW)
 
@@ -149,7 +149,7 @@ def test_an_attack_of_a_plugin_that_was_edited_is_made_again(tmp_path: Path, mon
     def finished() -> set[str]:
         return set(_Kept(run, "key").cells)
 
-    plugin.write_text("first = True\n")
+    plugin.write_text("first = True\n", encoding="utf-8")
     kept = _Kept(run, "key")
     kept.add("server|own|0", [figure])
     kept.add(f"server|{FEW[0]}|0", [other])
@@ -157,7 +157,7 @@ def test_an_attack_of_a_plugin_that_was_edited_is_made_again(tmp_path: Path, mon
     with monkeypatch.context() as without:
         without.delitem(ATTACKS, "own")
         assert finished() == {"server|own|0", f"server|{FEW[0]}|0"}
-    plugin.write_text("second = True\n")
+    plugin.write_text("second = True\n", encoding="utf-8")
     assert finished() == {f"server|{FEW[0]}|0"}
 
 
@@ -166,10 +166,10 @@ def test_an_attack_of_a_plugin_that_was_edited_is_made_again(tmp_path: Path, mon
 def test_another_budget_starts_anew_and_other_attacks_add_up(run: Path) -> None:
     audit_run(run, adversary="server", attacks=FEW[:1], budget="quick")
     audit_run(run, adversary="server", attacks=FEW[1:], budget="quick")
-    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())["cells"]} == set(FEW)
+    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]} == set(FEW)
     (cell,) = audit_run(run, adversary="server", attacks=FEW[1:])
     assert len(cell.seeds) == 3
-    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())["cells"]} == {FEW[1]}
+    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]} == {FEW[1]}
 
 
 def test_bad_folders_are_refused_with_a_word(run: Path, tmp_path: Path) -> None:
@@ -185,31 +185,31 @@ def test_bad_folders_are_refused_with_a_word(run: Path, tmp_path: Path) -> None:
     refused("--adversary janitor", adversary="janitor")
     refused("this run had no key holder", adversary="key-holder")
 
-    summary = (run / "summary.json").read_text()
+    summary = (run / "summary.json").read_text(encoding="utf-8")
     (run / "summary.json").unlink()
     refused("not complete")
-    (run / "summary.json").write_text("{}")
+    (run / "summary.json").write_text("{}", encoding="utf-8")
     refused("not a run's summary")
-    (run / "summary.json").write_text(json.dumps({"messages": json.loads(summary)["messages"]}))
+    (run / "summary.json").write_text(json.dumps({"messages": json.loads(summary)["messages"]}), encoding="utf-8")
     refused("has no 'algorithm'")
-    (run / "summary.json").write_text(summary.replace('"pacfl"', '"ifca"'))
+    (run / "summary.json").write_text(summary.replace('"pacfl"', '"ifca"'), encoding="utf-8")
     refused("one of them was changed")
-    (run / "summary.json").write_text(summary)
+    (run / "summary.json").write_text(summary, encoding="utf-8")
 
-    settings = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(settings.replace('"secagg"', '"none"'))
+    settings = (run / "config.toml").read_text(encoding="utf-8")
+    (run / "config.toml").write_text(settings.replace('"secagg"', '"none"'), encoding="utf-8")
     refused("one of them was changed")
-    (run / "config.toml").write_text("[project]\nname = 'else'\n")
+    (run / "config.toml").write_text("[project]\nname = 'else'\n", encoding="utf-8")
     refused("project")
-    (run / "config.toml").write_text(settings)
+    (run / "config.toml").write_text(settings, encoding="utf-8")
 
     messages = run / "transcript" / "messages.jsonl"
-    lines = messages.read_text()
-    messages.write_text("".join(lines.splitlines(keepends=True)[:-1]))
+    lines = messages.read_text(encoding="utf-8")
+    messages.write_text("".join(lines.splitlines(keepends=True)[:-1]), encoding="utf-8")
     refused("was cut")
-    messages.write_text(lines.replace("signature", "signatory"))
+    messages.write_text(lines.replace("signature", "signatory"), encoding="utf-8")
     refused("not a message of this transcript")
-    messages.write_text(lines)
+    messages.write_text(lines, encoding="utf-8")
     payloads = sorted((run / "transcript").glob("payloads_*"))[0]
     content = bytearray(payloads.read_bytes())
     content[-5] ^= 1
@@ -233,15 +233,15 @@ def test_the_command_line(run: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_run_is_cut_to_what_the_budget_allows(run: Path) -> None:
-    summary = json.loads((run / "summary.json").read_text())
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     summary["seconds"] = 2 * BUDGETS["quick"].seconds
-    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     seal(run)
     (cell,) = audit_run(run, adversary="server", attacks=["cluster_identity"], budget="quick")
     assert "first 1 round(s) only" in cell.note
     assert cell.rounds == 1
     summary["seconds"] = BUDGETS["standard"].seconds / 4.5
-    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     seal(run)
     (cell,) = audit_run(run, adversary="server", attacks=["cluster_identity"])
     assert len(cell.seeds) == 3  # two fresh seeds of two runs each

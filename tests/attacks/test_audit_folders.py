@@ -165,15 +165,17 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(run: Path, t
     assert "2 seeds" in stopped.output.splitlines()[0]
     assert stopped.stderr.count("\n") == 1
     assert f"finished results are in {run / 'audit.json'}; the same command resumes" in stopped.stderr
-    units = json.loads((run / "audit" / "units.json").read_text())["units"]
+    units = json.loads((run / "audit" / "units.json").read_text(encoding="utf-8"))["units"]
     assert list(units) == [*(f"server|{name}|0" for name in FEW), f"server|{FEW[0]}|1000"]
-    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text())["cells"]} == set(FEW)
+    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]} == set(FEW)
     calls.clear()
     going_on = CliRunner().invoke(app, command)
     assert going_on.exit_code == 0
     assert "1 seed of 2 left" in going_on.output.splitlines()[0]
     assert calls == [1000]  # nothing is done twice
-    assert [Cell(**cell | {"seeds": tuple(cell["seeds"])}) for cell in json.loads((run / "audit.json").read_text())["cells"]] == whole
+    assert [
+        Cell(**cell | {"seeds": tuple(cell["seeds"])}) for cell in json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]
+    ] == whole
 
 
 def test_ctrl_c_before_anything_is_finished_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,9 +245,9 @@ def test_what_is_left_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch)
 
 def swapped(name: str, old: str, new: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
-        text = (folder / name).read_text()
+        text = (folder / name).read_text(encoding="utf-8")
         assert old in text
-        (folder / name).write_text(text.replace(old, new, 1))
+        (folder / name).write_text(text.replace(old, new, 1), encoding="utf-8")
 
     return change
 
@@ -255,7 +257,7 @@ def in_summary(**values: Any) -> Callable[[Path], None]:
 
     def change(folder: Path) -> None:
         path = folder / "summary.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
         seal(folder)
 
     return change
@@ -281,12 +283,12 @@ def bit_flipped(folder: Path) -> None:
 
 
 def cut_short(folder: Path) -> None:
-    (folder / "summary.json").write_text((folder / "summary.json").read_text()[:-40])
+    (folder / "summary.json").write_text((folder / "summary.json").read_text(encoding="utf-8")[:-40], encoding="utf-8")
 
 
 def added_secret(folder: Path) -> None:
-    secret = json.loads((folder / "secrets" / "client_0.json").read_text()) | {"party": "client:3"}
-    (folder / "secrets" / "client_3.json").write_text(json.dumps(secret))
+    secret = json.loads((folder / "secrets" / "client_0.json").read_text(encoding="utf-8")) | {"party": "client:3"}
+    (folder / "secrets" / "client_3.json").write_text(json.dumps(secret), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ def added_secret(folder: Path) -> None:
         (in_summary(seconds=float("nan")), "summary.json", "seconds = nan is no duration"),
         (swapped("summary.json", '"accuracy_mean"', '"accuracy_mode"'), "summary.json", "is not as the run left it"),
         (lambda folder: (folder / "digests.json").unlink(), "digests.json", "is missing"),
-        (lambda folder: (folder / "digests.json").write_text("[]"), "digests.json", "is no table of digests"),
+        (lambda folder: (folder / "digests.json").write_text("[]", encoding="utf-8"), "digests.json", "is no table of digests"),
         (in_summary(data_digest="0" * 32), "summary.json", "made with other data"),
         (bit_flipped, "messages.jsonl", "does not match its digest"),
         (lambda folder: sorted((folder / "transcript").glob("payloads_*"))[0].write_bytes(b"short"), "payloads_", "safetensors"),
@@ -311,8 +313,11 @@ def added_secret(folder: Path) -> None:
         (from_another_run("secrets"), "client_0.json", "is not as the run left it"),
         (added_secret, "client_3.json", "is not as the run left it"),
         (lambda folder: (folder / "secrets" / "client_0.json").unlink(), "client_0.json", "is missing"),
-        (lambda folder: (folder / "secrets" / "client_0.json").write_text("[]"), "client_0.json", "is not a party's secrets"),
-        (lambda folder: (folder / "audit").write_text(""), "audit", "cannot be written"),
+        (
+            lambda folder: (folder / "secrets" / "client_0.json").write_text("[]", encoding="utf-8"),
+            "client_0.json", "is not a party's secrets",
+        ),
+        (lambda folder: (folder / "audit").write_text("", encoding="utf-8"), "audit", "cannot be written"),
     ],
 )  # fmt: skip
 def test_a_bad_folder_is_one_clear_line_and_exit_code_2(
@@ -342,5 +347,5 @@ def test_an_audit_of_a_run_that_was_stopped_by_ctrl_c_is_of_its_rounds(tmp_path:
     assert {cell.status for cell in quick(tmp_path / "run", ["label_inference"]) if cell.metric == "histogram_l1"} == {"leaks"}
     assert np.load(tmp_path / "run" / "audit" / "label_inference_server.npz")["label_guess"].shape == (20, 10)
     run_experiment(made, tmp_path / "run", resume=True)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 3
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["rounds"] == 3
     assert quick(tmp_path / "run", ["label_inference"])

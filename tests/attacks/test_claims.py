@@ -111,7 +111,7 @@ def test_a_claim_resumes_and_refuses_rows_of_another_rule(tmp_path: Path, tiny: 
     assert CALLS == [0, 1, 2]
     assert judge(CLAIMS[0], tmp_path) == found
     assert CALLS == [0, 1, 2]
-    result = json.loads((tmp_path / "verdict.json").read_text())
+    result = json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8"))
     assert (result["word"], result["first_seed"], len(result["findings"])) == ("qualified", 0, 2)
     kept = (tmp_path / "rows.jsonl").read_bytes()
     (tmp_path / "rows.jsonl").write_bytes(kept + b'{"seed": 3, "ro')  # a kill while the next was written
@@ -131,12 +131,12 @@ def test_the_page_has_every_verdict_its_repetition_and_its_figures(tmp_path: Pat
     verdict = judge(CLAIMS[0], tmp_path / "a", seed=0)
     judge(CLAIMS[0], tmp_path / "b", seed=10)
     assert write_page(tmp_path, tmp_path / "page.md") == (1, 1)
-    page = (tmp_path / "page.md").read_text()
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert "| **qualified** | qualified (seeds from 10) |" in page
     assert "| one | share | 0.901 | 0.500 | +0.401 [" in page
-    assert len((tmp_path / "page.csv").read_text().splitlines()) == 1 + 2 * 2
-    result = json.loads((tmp_path / "b" / "verdict.json").read_text())
-    (tmp_path / "b" / "verdict.json").write_text(json.dumps({**result, "scale": 2.0}))
+    assert len((tmp_path / "page.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2
+    result = json.loads((tmp_path / "b" / "verdict.json").read_text(encoding="utf-8"))
+    (tmp_path / "b" / "verdict.json").write_text(json.dumps({**result, "scale": 2.0}), encoding="utf-8")
     with pytest.raises(InputError, match=r"verdict\.json: is of more seeds than the claim fixes .*; run the claim again"):
         write_page(tmp_path, tmp_path / "page.md")
     said = "\n".join(in_words(CLAIMS[0], verdict))
@@ -146,7 +146,7 @@ def test_the_page_has_every_verdict_its_repetition_and_its_figures(tmp_path: Pat
 
 def test_a_verdict_names_the_commits_at_which_its_rows_were_measured(tmp_path: Path, tiny: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     def commit() -> str:
-        return str(json.loads((tmp_path / "verdict.json").read_text())["commit"])
+        return str(json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8"))["commit"])
 
     monkeypatch.setattr(judging, "_commit", lambda: "first")
     judge(CLAIMS[0], tmp_path, scale=0.4)
@@ -181,7 +181,7 @@ def test_ctrl_c_in_a_run_keeps_finished_seeds_and_nothing_of_the_one_that_was_cu
     with pytest.raises(KeyboardInterrupt):
         judge(CLAIMS[0], tmp_path)
     assert signal.getsignal(signal.SIGINT) is before
-    assert [json.loads(line)["seed"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [0]
+    assert [json.loads(line)["seed"] for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()] == [0]
     monkeypatch.setattr(judging, "claim_named", lambda name: tiny)
     assert judge(CLAIMS[0], tmp_path).word == "qualified"
     assert CALLS == [0, 1, 2]
@@ -213,8 +213,8 @@ def test_a_commit_is_of_this_checkout_and_tells_what_is_not_in_it(tmp_path: Path
 def test_the_page_refuses_what_it_cannot_vouch_for(tmp_path: Path, tiny: Claim, change: dict[str, object] | None, message: str) -> None:
     judge(CLAIMS[0], tmp_path / "a")
     (tmp_path / "b").mkdir()
-    result = json.loads((tmp_path / "a" / "verdict.json").read_text())
-    (tmp_path / "b" / "verdict.json").write_text("{" if change is None else json.dumps(result | change))
+    result = json.loads((tmp_path / "a" / "verdict.json").read_text(encoding="utf-8"))
+    (tmp_path / "b" / "verdict.json").write_text("{" if change is None else json.dumps(result | change), encoding="utf-8")
     with pytest.raises(InputError, match=message):
         write_page(tmp_path, tmp_path / "page.md")
     assert not (tmp_path / "page.md").exists()

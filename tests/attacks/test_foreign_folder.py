@@ -39,7 +39,7 @@ cflpriv.register_model("of my own loop", network)
 def folder(tmp_path: Path) -> Iterator[Path]:
     """The scene's updates, saved; a plugin beside them."""
     model, updates, (x, y) = scene()
-    (tmp_path / "net.py").write_text(PLUGIN)
+    (tmp_path / "net.py").write_text(PLUGIN, encoding="utf-8")
     yield save_updates(
         tmp_path / "updates", updates, 10, (1, 8, 8), auxiliary=(x, y), settings=SETTINGS, module=model, model="of my own loop"
     )
@@ -48,9 +48,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def without_model(folder: Path, **change: Any) -> Path:
-    tree = tomllib.loads((folder / "foreign.toml").read_text()) | change
+    tree = tomllib.loads((folder / "foreign.toml").read_text(encoding="utf-8")) | change
     del tree["model"]
-    (folder / "foreign.toml").write_text(tomli_w.dumps(tree))
+    (folder / "foreign.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
     return folder
 
 
@@ -61,7 +61,7 @@ def test_a_folder_with_a_plugin_says_what_the_loop_says(
     assert (folder / "round-0001" / "global.safetensors").is_file()
     assert in_process(monkeypatch, "audit", "--foreign", str(folder), "--plugin", str(folder.parent / "net.py")) == 0
     said = capsys.readouterr().out
-    written = json.loads((folder / "audit.json").read_text())["cells"]
+    written = json.loads((folder / "audit.json").read_text(encoding="utf-8"))["cells"]
     direct = audit_updates(model, updates, auxiliary, SETTINGS)
     assert [one | {"arrays": None} for one in written] == json.loads(json.dumps([one.as_json() for one in direct]))
     assert all(cell.line() in said for cell in direct)
@@ -70,7 +70,7 @@ def test_a_folder_with_a_plugin_says_what_the_loop_says(
 
 
 def test_a_folder_without_a_model_gives_labels_alone(folder: Path) -> None:
-    (folder / "model.py").write_text("raise SystemExit('a file of the folder was run')")
+    (folder / "model.py").write_text("raise SystemExit('a file of the folder was run')", encoding="utf-8")
     cells = {cell.metric: cell for cell in audit_folder(without_model(folder))}
     assert cells["label_set_accuracy"].status == "leaks", cells["label_set_accuracy"].line()
     assert "no model: predictions taken to be uniform" in cells["histogram_l1"].note
@@ -87,7 +87,7 @@ def test_a_report_shows_verdicts_figures_pictures_and_what_was_assumed(
     cells = audit_folder(without_model(folder, iterations=9))
     assert in_process(monkeypatch, "report", str(folder)) == 0
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
-    audit = json.loads((folder / "audit.json").read_text())
+    audit = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
     first = audit["verdicts"][0]["sentence"]
     assert page.headings == ["What is learned", "Figures", "Labels: true and inferred", "What was assumed"]
     assert page.words.index(first[1:]) < page.words.index("All figures of the audit")
@@ -109,8 +109,8 @@ def test_recovered_images_stand_beside_the_truth(tmp_path: Path) -> None:
     )
     MODELS["resnet?"] = (lambda _: model, "")
     try:
-        tree = tomllib.loads((place / "foreign.toml").read_text()) | {"iterations": 2}
-        (place / "foreign.toml").write_text(tomli_w.dumps(tree))
+        tree = tomllib.loads((place / "foreign.toml").read_text(encoding="utf-8")) | {"iterations": 2}
+        (place / "foreign.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
         audit_folder(place, attacks=["gradient_inversion"])
     finally:
         MODELS.pop("resnet?", None)
@@ -118,7 +118,7 @@ def test_recovered_images_stand_beside_the_truth(tmp_path: Path) -> None:
     assert "Recovered images" in page.headings
     assert pictures_of(page)[0].count("<image") == 9
     assert "a<b" in page.words
-    (place / "audit.json").write_text(json.dumps({"cells": [], "assumed": {"Model": 3}}))
+    (place / "audit.json").write_text(json.dumps({"cells": [], "assumed": {"Model": 3}}), encoding="utf-8")
     with pytest.raises(InputError, match="assumed is not a table of texts"):
         page_of(place)
 
@@ -132,7 +132,7 @@ def test_rounds_and_clients_come_back_in_order(tmp_path: Path) -> None:
         "foreign.toml", "round-0001/client-3.after.safetensors", "round-0001/client-4.after.safetensors", "round-0001/global.safetensors",
         "round-0002/client-4.after.safetensors", "round-0002/client-4.before.safetensors", "truth/client-3.npz", "truth/client-4.npz",
     ]  # fmt: skip
-    tree = tomllib.loads((tmp_path / "foreign.toml").read_text())
+    tree = tomllib.loads((tmp_path / "foreign.toml").read_text(encoding="utf-8"))
     assert tree["clients"]["4"]["epochs"] == 2
     assert tree["clients"]["4"]["samples"] == 30
 
@@ -178,8 +178,10 @@ def test_rounds_go_by_their_numbers_however_these_are_written(tmp_path: Path) ->
 
 def rewritten(**change: Any) -> Callable[[Path], None]:
     def change_toml(folder: Path) -> None:
-        tree = tomllib.loads((folder / "foreign.toml").read_text()) | change
-        (folder / "foreign.toml").write_text(tomli_w.dumps({name: value for name, value in tree.items() if value is not None}))
+        tree = tomllib.loads((folder / "foreign.toml").read_text(encoding="utf-8")) | change
+        (folder / "foreign.toml").write_text(
+            tomli_w.dumps({name: value for name, value in tree.items() if value is not None}), encoding="utf-8"
+        )
 
     return change_toml
 
@@ -191,7 +193,7 @@ def saved(path: str, **arrays: Array) -> Callable[[Path], None]:
 ROUND = "round-0001"
 BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda folder: (folder / "foreign.toml").unlink(), "foreign.toml: is missing"),
-    (lambda folder: (folder / "foreign.toml").write_text("classes 10"), "foreign.toml: is not TOML"),
+    (lambda folder: (folder / "foreign.toml").write_text("classes 10", encoding="utf-8"), "foreign.toml: is not TOML"),
     (rewritten(format=2), "foreign.toml: format = 2: expected 1"), (rewritten(classes=None), "foreign.toml: classes is missing"),
     (rewritten(classes=1), "foreign.toml: classes = 1: expected an integer of 2 or more"),
     (rewritten(shape=[1, 0]), "foreign.toml: shape = [1, 0]: expected a list of sizes"),

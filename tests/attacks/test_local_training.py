@@ -274,6 +274,6 @@ def test_folders_that_do_not_say_how_clients_trained_are_refused(tmp_path: Path)
     assert len(recorded(tmp_path / "2")) == 1
     with pytest.raises(InputError, match="an earlier version wrote it"):
         recorded(tmp_path / "1")
-    (tmp_path / "1" / "environment.json").write_text('{"cflpriv": "0.0.9"}')
+    (tmp_path / "1" / "environment.json").write_text('{"cflpriv": "0.0.9"}', encoding="utf-8")
     with pytest.raises(InputError, match=r"earlier version \(0\.0\.9\) wrote it"):
         recorded(tmp_path / "1")

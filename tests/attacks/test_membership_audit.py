@@ -332,7 +332,7 @@ def test_an_audit_keeps_its_curves_and_the_report_draws_them(tmp_path: Path) -> 
     run_experiment(made(), tmp_path / "run")
     found = audit_run(tmp_path / "run", adversary="server", attacks=["membership"], budget="quick")
     assert {cell.metric for cell in found} >= {"model_loss_auc", "model_lira_tpr", "own_model_lira_auc"}
-    assert json.loads((tmp_path / "run" / "audit.json").read_text())["cells"][0]["arrays"] == "membership_server.npz"
+    assert json.loads((tmp_path / "run" / "audit.json").read_text(encoding="utf-8"))["cells"][0]["arrays"] == "membership_server.npz"
     with np.load(tmp_path / "run" / "audit" / "membership_server.npz") as arrays:
         for name in arrays.files:
             if name.endswith("others"):
@@ -342,5 +342,5 @@ def test_an_audit_keeps_its_curves_and_the_report_draws_them(tmp_path: Path) -> 
             assert curve[:, 0].tolist() == [0.0, 0.0]
             assert curve[:, -1].tolist() == [1.0, 1.0]
         curve = arrays["roc_model_lira"]
-    assert "Membership inference" in write_report(tmp_path / "run").read_text()
+    assert "Membership inference" in write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert roc_curves({"LiRA": curve}, 40) == roc_curves({"LiRA": curve}, 40)

@@ -63,7 +63,7 @@ def test_clear_signatures_show_images_and_labels(tmp_path: Path, cut: str) -> No
         assert cell.value is not None
         assert cell.low <= cell.value <= cell.high
         assert cell.reference == pytest.approx(cell.value)
-    written = json.loads((tmp_path / "run" / "audit.json").read_text())["cells"]
+    written = json.loads((tmp_path / "run" / "audit.json").read_text(encoding="utf-8"))["cells"]
     keys = {"attack", "adversary", "protection", "metric", "value", "low", "high", "baseline", "reference", "status", "k_known", "seeds"}
     assert all(keys <= set(cell) for cell in written)
     arrays = np.load(tmp_path / "run" / "audit" / written[0]["arrays"], allow_pickle=False)
@@ -279,7 +279,7 @@ def test_other_data_and_cut_transcripts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="other data"):
         audited(tmp_path / "run", population=other)
     messages = tmp_path / "run" / "transcript" / "messages.jsonl"
-    messages.write_text("\n".join(messages.read_text().splitlines()[:-1]) + "\n")
+    messages.write_text("\n".join(messages.read_text(encoding="utf-8").splitlines()[:-1]) + "\n", encoding="utf-8")
     with pytest.raises(InputError, match="was cut"):
         audited(tmp_path / "run")
 
@@ -291,7 +291,7 @@ def test_a_colluder_counts_as_known(tmp_path: Path) -> None:
     assert {cell.k_known for cell in cells if cell.value is not None} == {1}
     secret = tmp_path / "run" / "secrets" / "client_0.json"
     for content in ('{"party": "client:0", "group_secret": "xyz"}', '{"party": "janitor"}', "[]", "{"):
-        secret.write_text(content)
+        secret.write_text(content, encoding="utf-8")
         with pytest.raises(InputError, match="client_0"):
             load_view(tmp_path / "run", "server+1")
 

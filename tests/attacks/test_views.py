@@ -157,7 +157,7 @@ def test_secrets_are_checked(tmp_path: Path) -> None:
     run_experiment(config(training={"rounds": 0}), tmp_path / "run")
     assert load_view(tmp_path / "run", "server+1").coalition == (0,)
     for content in ("{", "[]", json.dumps({"party": "janitor"}), json.dumps({"party": "client:0", "group_secret": "xyz"})):
-        (tmp_path / "run" / "secrets" / "client_0.json").write_text(content)
+        (tmp_path / "run" / "secrets" / "client_0.json").write_text(content, encoding="utf-8")
         with pytest.raises(InputError, match="client_0"):
             load_view(tmp_path / "run", "server+1")
 

@@ -242,13 +242,13 @@ def test_a_run_costs_what_it_costs_with_a_fixed_clip_norm_and_the_same_noise(pro
     for quantile in (0.5, 0.0):
         made = config(protection=protection, privacy={"clip_quantile": quantile})
         summaries.append(run_experiment(made, tmp_path / str(quantile), population=scenes.population()))
-        ledger = json.loads((tmp_path / str(quantile) / "ledger.json").read_text())
+        ledger = json.loads((tmp_path / str(quantile) / "ledger.json").read_text(encoding="utf-8"))
         multipliers.append([event["noise_multiplier"] for line in ledger["charges"] for event in line["events"]])
     assert multipliers[0] == multipliers[1]
     assert summaries[0]["epsilon"] == summaries[1]["epsilon"]
-    rows = [json.loads(line) for line in (tmp_path / "0.5" / "rounds.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "0.5" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len({row["clip_norm"] for row in rows}) > 1  # noisy counts are on a grid: a norm may stay for a round
-    assert "clip_norm" not in json.loads((tmp_path / "0.0" / "rounds.jsonl").read_text().splitlines()[0])
+    assert "clip_norm" not in json.loads((tmp_path / "0.0" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[0])
 
 
 @pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
@@ -267,7 +267,8 @@ def test_a_resumed_run_goes_on_from_the_clip_norm_of_its_checkpoint(tmp_path: Pa
     run_experiment(made, tmp_path / "whole", population=scene)
     run_experiment(made, tmp_path / "cut", population=scene, resume=True)
     norms = [
-        [json.loads(line)["clip_norm"] for line in (tmp_path / one / "rounds.jsonl").read_text().splitlines()] for one in ("whole", "cut")
+        [json.loads(line)["clip_norm"] for line in (tmp_path / one / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+        for one in ("whole", "cut")
     ]
     assert norms[0] == norms[1]
     assert len(set(norms[0])) == ROUNDS

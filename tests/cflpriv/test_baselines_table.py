@@ -278,7 +278,7 @@ def test_a_run_folder_has_the_counts_and_a_resumed_run_has_the_same(name: str, t
         "run": {"insecure_test_entropy": True, "target_accuracy": 0.05},
     })  # fmt: skip
     whole = run_experiment(config, tmp_path / "whole")
-    rows = [json.loads(line) for line in (tmp_path / "whole" / "rounds.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "whole" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     keys = (
         "protection_upload_bytes",
         "protection_download_bytes",

@@ -59,7 +59,7 @@ class Notes(cflpriv.Callback):
 
 
 def rows_of(folder: Path) -> list[Any]:
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def without_times(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def test_a_callback_is_told_of_all_that_the_folder_has(tmp_path: Path) -> None:
     assert notes.calls == ["start", *["messages", "round"] * 3, "end"]
     assert notes.started == [(tmp_path / "run", 0)]
     assert notes.rows == rows_of(tmp_path / "run")
-    assert notes.summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert notes.summary == json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert notes.lines == shown
     assert "fedavg on digits" in shown[0]
     assert {message.round for message in notes.messages} == {0, 1, 2}
@@ -144,18 +144,19 @@ cflpriv.register_callback("log_PLACE", Log)
 def written(tmp_path: Path, bad: bool = False) -> Path:
     """A configuration with a callback of a plugin."""
     name = f"log_{tmp_path.name}_{bad}"
-    (tmp_path / f"{name}.py").write_text(PLUGIN.replace("log_PLACE", name).replace("BAD", str(bad)))
+    (tmp_path / f"{name}.py").write_text(PLUGIN.replace("log_PLACE", name).replace("BAD", str(bad)), encoding="utf-8")
     path = tmp_path / "my.toml"
     path.write_text(
         '[data]\nclients = 4\n[model]\nhidden = 4\n[training]\nrounds = 3\n[algorithm]\nname = "fedavg"\n'
-        f'[run]\nplugins = ["{name}.py"]\ncallbacks = ["{name}"]\n'
+        f'[run]\nplugins = ["{name}.py"]\ncallbacks = ["{name}"]\n',
+        encoding="utf-8",
     )
     return path
 
 
 def test_a_plugin_names_a_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_process(monkeypatch, "run", str(written(tmp_path)), "--out", str(tmp_path / "run")) == 0
-    assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 3
+    assert len((tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 3
     assert in_process(monkeypatch, "verify", str(tmp_path / "run")) == 0
 
 
@@ -175,10 +176,10 @@ def test_a_failing_one_is_one_line_on_the_console(
 @pytest.mark.slow
 def test_each_run_of_a_sweep_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path)
-    path.write_text(path.read_text() + "[sweep]\nseeds = [0, 1]\naudit = false\n")
+    path.write_text(path.read_text(encoding="utf-8") + "[sweep]\nseeds = [0, 1]\naudit = false\n", encoding="utf-8")
     assert in_process(monkeypatch, "sweep", str(path), "--out", str(tmp_path / "sweep")) == 0
     logs = list((tmp_path / "sweep").glob("*/log.jsonl"))
-    assert [len(log.read_text().splitlines()) for log in logs] == [3, 3]
+    assert [len(log.read_text(encoding="utf-8").splitlines()) for log in logs] == [3, 3]
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:

@@ -401,7 +401,7 @@ def test_the_tree_lands_on_disk(grown: tuple[Population, Any, FederationServer, 
 
     _, algorithm, fed, state = grown
     save_checkpoint(tmp_path, "final", state, fed, simulated=eye(fed))
-    tree = json.loads((tmp_path / "final.json").read_text())["state"]["fields"]["tree"]["items"]
+    tree = json.loads((tmp_path / "final.json").read_text(encoding="utf-8"))["state"]["fields"]["tree"]["items"]
     assert [node["fields"]["parent"] for node in tree] == [node.parent for node in state.tree]
     arrays = load_file(tmp_path / "final.safetensors")
     np.testing.assert_array_equal(arrays["state/tree/0/model/clear"], state.tree[0].model.clear)
@@ -653,7 +653,7 @@ def test_a_run_goes_on_after_a_split_by_test_as_if_never_interrupted(tmp_path: A
     state, _ = rounds(algorithm, fed, 25)
     assert len(state.leaves) == 2
     save_checkpoint(tmp_path, "final", state, fed, simulated=eye(fed))
-    nodes = json.loads((tmp_path / "final.json").read_text())["state"]["fields"]["tree"]["items"]
+    nodes = json.loads((tmp_path / "final.json").read_text(encoding="utf-8"))["state"]["fields"]["tree"]["items"]
     assert [node["fields"]["tests"] for node in nodes] == [node.tests for node in state.tree]
     assert state.tree[1].since == state.tree[0].tests > 0
 

@@ -143,7 +143,7 @@ def test_only_the_chosen_run_stays(
     monkeypatch.setattr(private_choice, "ended", made_by)
     drawing(monkeypatch, 0, 1, 0)
     path, out = tmp_path / "grid.toml", tmp_path / "out"
-    path.write_text(tomli_w.dumps({**BASE, "sweep": {"choose": CHOOSE, "keys": KEYS}}))
+    path.write_text(tomli_w.dumps({**BASE, "sweep": {"choose": CHOOSE, "keys": KEYS}}), encoding="utf-8")
     running.sweep(path, out=out)
     said = capsys.readouterr().out
     sweep, (chosen, _) = load_sweep(path), read_chosen(out / "choice.json") or pytest.fail("no choice")
@@ -152,7 +152,7 @@ def test_only_the_chosen_run_stays(
     assert names_in(out) == {
         "sweep.toml", ".lock", "choice.json", chosen.run, "table.csv", "sweep.csv", "front.csv", "report.html", "results.csv",
     }  # fmt: skip
-    summary = json.loads((out / chosen.run / "summary.json").read_text())
+    summary = json.loads((out / chosen.run / "summary.json").read_text(encoding="utf-8"))
     assert (chosen.score, chosen.epsilon_of_run) == (summary["accuracy_mean"], summary["epsilon"])
     assert chosen.epsilon == pytest.approx(price(sweep))
     assert chosen.epsilon_of_run is not None
@@ -161,17 +161,17 @@ def test_only_the_chosen_run_stays(
     assert chosen.line in said
     assert f"the chosen run: {out / chosen.run}" in said
     assert len(said.splitlines()) == 4, "two lines before, the choice, the report: none for each run"
-    everything = said + (out / "choice.json").read_text() + (out / "sweep.csv").read_text()
+    everything = said + (out / "choice.json").read_text(encoding="utf-8") + (out / "sweep.csv").read_text(encoding="utf-8")
     assert CANDIDATES not in everything
-    page = (out / "report.html").read_text()
+    page = (out / "report.html").read_text(encoding="utf-8")
     assert f"{chosen.epsilon:.3f}" in page
     assert "A private choice" in page
-    assert (out / "table.csv").read_text().count("\n") == 2
-    assert f",{chosen.epsilon}" in (out / "table.csv").read_text()
-    before = (out / "choice.json").read_text()
+    assert (out / "table.csv").read_text(encoding="utf-8").count("\n") == 2
+    assert f",{chosen.epsilon}" in (out / "table.csv").read_text(encoding="utf-8")
+    before = (out / "choice.json").read_text(encoding="utf-8")
     monkeypatch.setattr(private_choice, "draw_runs", lambda law, entropy: pytest.fail("drawn again"))
     running.sweep(path, out=out)  # what was chosen stays chosen, and costs nothing more
-    assert (out / "choice.json").read_text() == before
+    assert (out / "choice.json").read_text(encoding="utf-8") == before
 
 
 def test_an_interrupted_choice_goes_on_with_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None) -> None:
@@ -182,7 +182,7 @@ def test_an_interrupted_choice_goes_on_with_what_was_drawn(tmp_path: Path, monke
         made.append(folder.name)
         if len(made) == 2:
             folder.mkdir()
-            (folder / "config.toml").write_text("cut short")
+            (folder / "config.toml").write_text("cut short", encoding="utf-8")
             raise KeyboardInterrupt
         if len(made) == 3:
             raise OSError(28, "No space left on device")
@@ -191,17 +191,17 @@ def test_an_interrupted_choice_goes_on_with_what_was_drawn(tmp_path: Path, monke
     monkeypatch.setattr(private_choice, "run_experiment", one_then_none)
     with pytest.raises(KeyboardInterrupt):
         run_choice(sweep, out)
-    drawn = (out / CANDIDATES / "drawn.json").read_text()
+    drawn = (out / CANDIDATES / "drawn.json").read_text(encoding="utf-8")
     assert stat.S_IMODE((out / CANDIDATES).stat().st_mode) == 0o700
-    first = (out / CANDIDATES / "000000" / "summary.json").read_text()
+    first = (out / CANDIDATES / "000000" / "summary.json").read_text(encoding="utf-8")
     with pytest.raises(OSError, match=r"the choice is not made yet \(OSError: .*No space.*the same command goes on"):
         run_choice(sweep, out)
     assert not (out / CANDIDATES / "000001").exists(), "what was cut short was removed and is made again"
     monkeypatch.setattr(private_choice, "draw_runs", lambda law, entropy: pytest.fail("drawn again"))
     with pytest.raises(InputError, match="holds another sweep"):
         run_choice(swept(choose={**CHOOSE, "runs": 4}), out)
-    assert (out / CANDIDATES / "drawn.json").read_text() == drawn
-    assert (out / CANDIDATES / "000000" / "summary.json").read_text() == first
+    assert (out / CANDIDATES / "drawn.json").read_text(encoding="utf-8") == drawn
+    assert (out / CANDIDATES / "000000" / "summary.json").read_text(encoding="utf-8") == first
     chosen = run_choice(sweep, out)
     assert made == ["000000", "000001", "000001", "000002", "000001"]
     assert names_in(out) == {"sweep.toml", ".lock", "choice.json", chosen.run}
@@ -261,7 +261,7 @@ def test_no_run_at_all_is_an_answer(
 ) -> None:
     drawing(monkeypatch)
     path = tmp_path / "grid.toml"
-    path.write_text(tomli_w.dumps({**BASE, "sweep": {"choose": {**CHOOSE, "distribution": "poisson"}, "keys": KEYS}}))
+    path.write_text(tomli_w.dumps({**BASE, "sweep": {"choose": {**CHOOSE, "distribution": "poisson"}, "keys": KEYS}}), encoding="utf-8")
     running.sweep(path, out=tmp_path / "out")
     assert "no run was chosen" in capsys.readouterr().out
     assert names_in(tmp_path / "out") == {"sweep.toml", ".lock", "choice.json"}
@@ -273,10 +273,10 @@ def test_other_data_are_refused_on_resuming(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         run_choice(swept(), tmp_path)
     path = tmp_path / CANDIDATES / "drawn.json"
-    path.write_text(path.read_text().replace('"data_digest": "', '"data_digest": "0'))
+    path.write_text(path.read_text(encoding="utf-8").replace('"data_digest": "', '"data_digest": "0'), encoding="utf-8")
     with pytest.raises(InputError, match="begun with other data"):
         run_choice(swept(), tmp_path)
-    path.write_text("{}")
+    path.write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match=r"drawn\.json: is damaged"):
         run_choice(swept(), tmp_path)
 
@@ -291,7 +291,7 @@ def test_the_best_score_is_chosen_and_the_first_among_equals(by: str, scores: li
     choose, drawn = replace(sweep.choose, by=by), [replace(cell, name=f"{CANDIDATES}/{i}") for i, cell in enumerate(sweep.cells)]
     for cell, score in zip(drawn, scores, strict=True):
         (tmp_path / cell.name).mkdir(parents=True)
-        (tmp_path / cell.name / "summary.json").write_text(json.dumps({by: score, "epsilon": 3.0}))
+        (tmp_path / cell.name / "summary.json").write_text(json.dumps({by: score, "epsilon": 3.0}), encoding="utf-8")
     budget = Chosen(None, None, by, None, None, 9.0, 1e-3, "client", "add_remove", "geometric", 3.0, 5)
     plans = {cell.name: planned_of(cell) for cell in sweep.cells}
     chosen, beside = private_choice._decided(sweep, choose, drawn, tmp_path, plans, budget)

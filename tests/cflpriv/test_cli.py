@@ -61,8 +61,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 def test_mistakes_get_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     grid, plain = tmp_path / "grid.toml", tmp_path / "plain.toml"
-    grid.write_text('[sweep]\nalgorithms = ["fedavg"]\n')
-    plain.write_text("[training]\nrounds = 1\n")
+    grid.write_text('[sweep]\nalgorithms = ["fedavg"]\n', encoding="utf-8")
+    plain.write_text("[training]\nrounds = 1\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     for words, hint in [
         (["swep", str(grid)], "did you mean 'sweep'?"),
@@ -98,7 +98,7 @@ def test_out_of_memory_is_one_line(
         raise error
 
     monkeypatch.setattr("cflpriv.experiments.run_experiment", full)
-    (tmp_path / "plain.toml").write_text("[training]\nrounds = 1\n")
+    (tmp_path / "plain.toml").write_text("[training]\nrounds = 1\n", encoding="utf-8")
     code, said = failing(monkeypatch, capsys, "run", str(tmp_path / "plain.toml"), "--out", str(tmp_path / "run"))
     assert code == 1
     assert said.startswith("cflpriv: out of memory")
@@ -107,10 +107,10 @@ def test_out_of_memory_is_one_line(
 
 def test_a_configuration_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("[training]\nrounds = 0\n[data]\nclients = 4\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[training]\nrounds = 0\n[data]\nclients = 4\n")))
     assert in_process(monkeypatch, "run", "-") == 0
     assert (tmp_path / "runs" / "stdin" / "summary.json").is_file()
-    monkeypatch.setattr(sys, "stdin", io.StringIO("training = 3\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"training = 3\n")))
     assert "-: training = 3: write it as a section" in failing(monkeypatch, capsys, "run", "-")[1]
 
 
@@ -144,7 +144,7 @@ def test_a_run_can_be_resumed_and_audited_on_another_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, run = tmp_path / "small.toml", str(tmp_path / "run")
-    path.write_text('[training]\nrounds = 1\n[data]\nclients = 4\n[run]\nrecord = "full"\n')
+    path.write_text('[training]\nrounds = 1\n[data]\nclients = 4\n[run]\nrecord = "full"\n', encoding="utf-8")
     assert in_process(monkeypatch, "run", str(path), "--out", run, "--device", "auto") == 0
     assert in_process(monkeypatch, "run", str(path), "--out", run, "--resume", "--device", "cpu") == 0
     assert "is done" in capsys.readouterr().out

@@ -52,7 +52,7 @@ HAAR = {"gram": ["haar"], "sum": "haar"}
 def test_a_fresh_module_has_the_reported_accuracy(name: str, protection: dict[str, Any], several: bool, tmp_path: Path) -> None:
     config = parse_config({**BASE, "algorithm": {"name": name}, "protection": protection})
     summary = run_experiment(config, tmp_path / "run")
-    row = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
+    row = json.loads((tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     labels, models = row["labels"] or [0] * 6, {}
     count, digest = max(labels) + 1, digest_of(tmp_path / "run")
     assert count > 1 or not several
@@ -80,7 +80,7 @@ def test_models_that_clients_pick_from_are_whole(algorithm: dict[str, Any], tmp_
     """They are sent in one vector, in parts, or one to a client; each client's accuracy is that of some exported model."""
     config = parse_config({**BASE, "algorithm": algorithm})
     summary, k = run_experiment(config, tmp_path / "run"), algorithm.get("k", 3)
-    row = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
+    row = json.loads((tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert summary["clusters"] is None or algorithm["name"] != "fedrc", "which models are in use is not known"
     each = []
     for cluster in range(k):

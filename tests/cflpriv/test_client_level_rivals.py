@@ -227,7 +227,7 @@ def test_every_round_is_one_gaussian_and_the_run_costs_what_was_asked(name: str,
     assert [(one.round, one.purpose) for one in charges if one.purpose == "mean"] == [(0, "mean"), (1, "mean"), (2, "mean")]
     assert len(charges) == 3 + (name == "pina")
     assert all(len(one.events) == 1 and isinstance(one.events[0], GaussianEvent) for one in charges)
-    written = json.loads((tmp_path / "run" / "ledger.json").read_text())["charges"]
+    written = json.loads((tmp_path / "run" / "ledger.json").read_text(encoding="utf-8"))["charges"]
     assert [len(line["events"]) for line in written] == [1] * len(charges)
 
 

@@ -123,9 +123,9 @@ def test_commands_write_a_file_once_and_name_what_they_do_not_know(
 
 
 def test_a_new_file_leaves_those_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml.part").write_text("theirs")
+    (tmp_path / "mine.toml.part").write_text("theirs", encoding="utf-8")
     begin_file(tmp_path / "mine.toml", "ifca")
-    assert (tmp_path / "mine.toml.part").read_text() == "theirs"
+    assert (tmp_path / "mine.toml.part").read_text(encoding="utf-8") == "theirs"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -149,9 +149,9 @@ def test_each_default_that_is_commented_out_can_be_switched_on() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_new_configuration_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text(starter(name))
+    file.write_text(starter(name), encoding="utf-8")
     assert in_process(monkeypatch, "run", str(file), "--out", str(tmp_path / "run")) == 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 20
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["rounds"] == 20
 
 
 # --- the editor schema ----------------------------------------------------------------------------------------------------------------

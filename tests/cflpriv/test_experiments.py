@@ -131,7 +131,7 @@ def test_a_configuration_of_ifcas_gradient_averaging_is_line_13_whatever_clients
 
 def test_set_changes_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
-    path.write_text("[training]\nrounds = 3\n")
+    path.write_text("[training]\nrounds = 3\n", encoding="utf-8")
     config = load_config(path, ["training.rounds=5", "algorithm.name=fedavg", 'protection.gram=["haar"]', "algorithm.name = local"])
     assert config.training.rounds == 5
     assert config.algorithm["name"] == "local"
@@ -218,7 +218,7 @@ def test_the_same_config_and_seed_give_the_same_files(protection: dict[str, Any]
     for number, clients in enumerate((scene.clients, scene.clients[::-1])):
         groups = scene.groups if number == 0 else scene.groups[::-1]
         run_experiment(small(protection=protection), tmp_path / str(number), population=replace(scene, clients=clients, groups=groups))
-        summary = json.loads((tmp_path / str(number) / "summary.json").read_text())
+        summary = json.loads((tmp_path / str(number) / "summary.json").read_text(encoding="utf-8"))
         del summary["seconds"]
         summaries.append(summary)
         checkpoints.append([(path.name, path.read_bytes()) for path in sorted((tmp_path / str(number) / "checkpoints").iterdir())])
@@ -258,7 +258,7 @@ def test_what_deployed_clients_refuse_is_refused_in_one_line_unless_the_policy_i
     lines: dict[str, list[str]] = {"off": [], "strict": []}
     summary = run_experiment(config.with_("run", release_policy="off"), tmp_path / "off", say=lines["off"].append)
     assert (summary["release_policy"], summary["rounds_skipped"]) == ("off", 0)
-    assert 'release_policy = "off"' in (tmp_path / "off" / "config.toml").read_text()
+    assert 'release_policy = "off"' in (tmp_path / "off" / "config.toml").read_text(encoding="utf-8")
     assert [line for line in lines["off"] if "release_policy" in line] == [
         "note: run.release_policy = 'off': clients release what deployed clients may refuse"
     ]
@@ -273,15 +273,15 @@ def test_what_deployed_clients_refuse_is_refused_in_one_line_unless_the_policy_i
 )
 def test_a_run_folder_of_another_version_is_refused_in_a_line_that_names_it(key: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    path.write_text(f"[protection]\n{key}\n")
+    path.write_text(f"[protection]\n{key}\n", encoding="utf-8")
     with pytest.raises(InputError, match=rf"{words}[^;]*$"):
         load_config(path)
-    (tmp_path / "environment.json").write_text('{"cflpriv": "0.0.9"}')
+    (tmp_path / "environment.json").write_text('{"cflpriv": "0.0.9"}', encoding="utf-8")
     with pytest.raises(InputError, match=rf"{words}.*; {tmp_path} is a run of cflpriv 0\.0\.9, this is \d") as caught:
         load_config(path)
     assert "\n" not in str(caught.value)
     for damaged in ("", "[]", "{}", "not JSON"):
-        (tmp_path / "environment.json").write_text(damaged)
+        (tmp_path / "environment.json").write_text(damaged, encoding="utf-8")
         with pytest.raises(InputError, match=rf"{words}[^;]*$"):
             load_config(path)
 
@@ -313,7 +313,7 @@ def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
     assert summary["newcomers"]["clients"] == [6, 7]
     assert summary["newcomers"]["newcomer_accuracy_mean"] is not None
     assert [path.name for path in (tmp_path / "run" / "secrets").iterdir()] == ["client_1.json"]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["round"] for row in rows] == [0, 1]
     assert rows[-1]["accuracy_mean"] == summary["accuracy_mean"]
     evidence = np.load(tmp_path / "run" / "evidence.npz", allow_pickle=False)
@@ -405,7 +405,7 @@ def test_withheld_evidence_is_recomputed_and_marked(tmp_path: Path, monkeypatch:
     run_experiment(small(), tmp_path / "seen")
     monkeypatch.setattr("cflpriv.experiments.folder.begin", withheld)
     run_experiment(small(), tmp_path / "withheld")
-    measured = [json.loads((tmp_path / name / "measured.json").read_text()) for name in ("seen", "withheld")]
+    measured = [json.loads((tmp_path / name / "measured.json").read_text(encoding="utf-8")) for name in ("seen", "withheld")]
     assert [one["evidence_source"] for one in measured] == ["server", "recomputed"]
     arrays = [np.load(tmp_path / name / "evidence.npz")["distance"] for name in ("seen", "withheld")]
     np.testing.assert_allclose(arrays[0], arrays[1], atol=1e-9)
@@ -425,7 +425,7 @@ def test_run_list_and_errors_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     path = tmp_path / "small.toml"
-    path.write_text(small().to_toml())
+    path.write_text(small().to_toml(), encoding="utf-8")
     done = command("run", str(path), "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout
@@ -465,7 +465,7 @@ def test_an_unforeseen_error_shows_no_clients_data(
 
     monkeypatch.setattr("cflpriv.experiments.run_experiment", broken)
     path = tmp_path / "small.toml"
-    path.write_text(small().to_toml())
+    path.write_text(small().to_toml(), encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["cflpriv", "run", str(path), "--out", str(tmp_path / "run")])
     with pytest.raises(RuntimeError, match="unforeseen") as caught:
         main()
@@ -493,7 +493,7 @@ def test_divergence_ends_with_one_line_and_keeps_what_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "wild.toml"
-    path.write_text(small(training={"lr": 1e30, "epochs": 20, "momentum": 0.9}).to_toml())
+    path.write_text(small(training={"lr": 1e30, "epochs": 20, "momentum": 0.9}).to_toml(), encoding="utf-8")
     assert in_process(monkeypatch, "run", str(path), "--out", str(tmp_path / "run")) == 1
     failed = capsys.readouterr().err
     assert "not finite" in failed
@@ -503,7 +503,7 @@ def test_divergence_ends_with_one_line_and_keeps_what_was_done(
 
 def test_ctrl_c_saves_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.toml"
-    path.write_text(small(training={"rounds": 100000}).to_toml())
+    path.write_text(small(training={"rounds": 100000}).to_toml(), encoding="utf-8")
     monkeypatch.setenv("COLUMNS", "200")
     with forked("run", str(path), "--out", str(tmp_path / "run")) as (pid, out):
         for line in out:
@@ -513,8 +513,8 @@ def test_ctrl_c_saves_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         rest = out.read()
         assert os.waitpid(pid, 0)[1] == 0
     assert "interrupted" in rest
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    rows = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    rows = (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
     assert summary["rounds"] == len(rows) >= 3
     assert summary["rounds_planned"] == 100000
     assert (tmp_path / "run" / "checkpoints" / f"round_{len(rows):07d}.json").is_file()

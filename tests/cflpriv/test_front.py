@@ -67,17 +67,17 @@ def results(sweep: Sweep = SWEEP) -> list[Result]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A sweep's folder with made-up runs."""
-    (tmp_path / "sweep.toml").write_text(SWEEP.text)
+    (tmp_path / "sweep.toml").write_text(SWEEP.text, encoding="utf-8")
     (tmp_path / "failed").mkdir()
     for result in results():
         assert result.cell.config is not None
         run = tmp_path / result.cell.name
         run.mkdir()
-        (run / "config.toml").write_text(result.cell.config.to_toml())
-        (run / "environment.json").write_text("{}")
-        (run / "rounds.jsonl").write_text("")
-        (run / "summary.json").write_text(json.dumps(result.summary))
-        (run / "audit.json").write_text(json.dumps(result.audit))
+        (run / "config.toml").write_text(result.cell.config.to_toml(), encoding="utf-8")
+        (run / "environment.json").write_text("{}", encoding="utf-8")
+        (run / "rounds.jsonl").write_text("", encoding="utf-8")
+        (run / "summary.json").write_text(json.dumps(result.summary), encoding="utf-8")
+        (run / "audit.json").write_text(json.dumps(result.audit), encoding="utf-8")
     return tmp_path
 
 
@@ -231,8 +231,8 @@ def test_settings_without_a_mark_are_named_with_the_reason(folder: Path, status:
     (row,) = [row for row in front_rows(found) if row["protection"] == "secagg"]
     assert (row["metric"], row["no_leakage"], row["on_front"], row["seeds_with_leakage"]) == ("cosine", words, False, 0)
     for one in found:
-        (folder / one.cell.name / "audit.json").write_text(json.dumps(one.audit))
-    page = write_report(folder).read_text()
+        (folder / one.cell.name / "audit.json").write_text(json.dumps(one.audit), encoding="utf-8")
+    page = write_report(folder).read_text(encoding="utf-8")
     assert f"<b>fedavg · secagg</b>, {words}: inversion (cosine; server)" in page
     assert "<b>fedavg · none</b>, no such figure: inversion (error; server)" in page
     bare = [replace(one, audit=[]) if one.cell.setting.protection == "haar" else one for one in found]
@@ -247,12 +247,12 @@ def test_a_setting_with_a_figure_in_some_seeds_says_in_how_many() -> None:
 
 
 def test_the_files_hold_every_run_and_setting(folder: Path) -> None:
-    (folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "=HYPERLINK()"}')
+    (folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "=HYPERLINK()"}', encoding="utf-8")
     (folder / "pacfl-haar-s1" / "summary.json").unlink()
     write_tables(folder, SWEEP)
     sizes = {}
     for name in ("sweep.csv", "table.csv", "front.csv"):
-        with (folder / name).open() as file:
+        with (folder / name).open(encoding="utf-8", newline="") as file:
             sizes[name] = len(list(csv.DictReader(file)))
     assert sizes == {"sweep.csv": 18, "table.csv": 6, "front.csv": 2 * (6 + 6 + 3)}
     found, failed = read_results(folder, SWEEP)
@@ -262,13 +262,13 @@ def test_the_files_hold_every_run_and_setting(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_report_shows_the_sweep_and_says_what_would_make_it_wrong(folder: Path) -> None:
-    (folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "<b>broke</b>"}')
-    page = write_report(folder).read_text()
+    (folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "<b>broke</b>"}', encoding="utf-8")
+    page = write_report(folder).read_text(encoding="utf-8")
     for words in ("The sweep", "Left and up is better", "What would make it wrong", "Utility against ε", "What it costs", "&lt;b&gt;broke"):
         assert words in page
     assert "<b>broke" not in page
     assert "http:" not in page.replace("http://www.w3.org", "")
-    assert write_report(folder).read_text() == page
+    assert write_report(folder).read_text(encoding="utf-8") == page
     first = [cell.name for cell in SWEEP.cells if cell.seed == 0]
     assert all(name in page for name in first)  # below the sweep's own tables: the runs of the first seed
     unverified = re.compile(r'<p class="warn">Not verified: .*?</p>', re.DOTALL)  # made-up runs, whose figures follow from no rounds
@@ -277,13 +277,13 @@ def test_the_report_shows_the_sweep_and_says_what_would_make_it_wrong(folder: Pa
 
 
 def test_a_damaged_summary_is_named(folder: Path) -> None:
-    (folder / SWEEP.cells[0].name / "audit.json").write_text("[")
+    (folder / SWEEP.cells[0].name / "audit.json").write_text("[", encoding="utf-8")
     with pytest.raises(InputError, match=r"audit\.json: is damaged"):
         write_tables(folder, SWEEP)
 
 
 def test_a_run_that_stopped_early_is_in_no_mean(folder: Path) -> None:
     path = folder / SWEEP.cells[0].name / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rounds": 1}))
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "rounds": 1}), encoding="utf-8")
     assert SWEEP.cells[0].name not in {one.cell.name for one in read_results(folder, SWEEP)[0]}
     assert replace(SWEEP, workers=3).settings == SWEEP.settings

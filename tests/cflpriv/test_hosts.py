@@ -377,7 +377,7 @@ def listening(processes: Sequence[int]) -> set[str]:
             sockets |= {os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir()}
     found = set()
     for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/net/{name}").read_text(encoding="utf-8").splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
             if state == "0A" and f"socket:[{inode}]" in sockets:
                 words = bytes.fromhex(local.partition(":")[0])
@@ -400,7 +400,7 @@ def test_ctrl_c_ends_a_run_on_ray_and_leaves_nothing_running(tmp_path: Path) -> 
     mark = f"CFLPRIV_TEST_{uuid4().hex}"
     words = [sys.executable, "-m", "cflpriv.cli", "run", str(EXAMPLE), "--out", str(tmp_path / "run"), "--hosts", "2"]
     words += [word for change in [*QUICK, "training.rounds=30"] for word in ("--set", change)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, mark: "1"}, start_new_session=True)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, encoding="utf-8", env={**os.environ, mark: "1"}, start_new_session=True)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("round 2/"):
@@ -410,7 +410,7 @@ def test_ctrl_c_ends_a_run_on_ray_and_leaves_nothing_running(tmp_path: Path) -> 
     assert process.wait(timeout=120) == 0
     assert "continue with --resume" in rest
     assert ended(mark)
-    again = subprocess.run([*words, "--resume"], capture_output=True, text=True, env={**os.environ, mark: "1"})
+    again = subprocess.run([*words, "--resume"], capture_output=True, encoding="utf-8", env={**os.environ, mark: "1"})
     assert again.returncode == 0, again.stderr
     assert ended(mark)
     run_experiment(load_config(EXAMPLE, [*QUICK, "training.rounds=30"]), tmp_path / "whole")
@@ -422,7 +422,7 @@ def test_a_local_ray_listens_on_the_loopback_only_and_ends_with_a_server_that_is
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'cflpriv[ray]')")
     mark = f"CFLPRIV_TEST_{uuid4().hex}"
     words = [sys.executable, "-m", "cflpriv.cli", "run", str(EXAMPLE), "--out", str(tmp_path / "run"), "--hosts", "2"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, mark: "1"})
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, encoding="utf-8", env={**os.environ, mark: "1"})
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("round 2/"):
@@ -447,7 +447,7 @@ def test_importing_the_package_does_not_import_ray() -> None:
 def test_an_address_without_a_cluster_is_refused_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'cflpriv[ray]')")
     words = [sys.executable, "-m", "cflpriv.cli", "run", str(EXAMPLE), "--out", str(tmp_path / "run"), "--ray", "127.0.0.1:1"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 2
     assert "cflpriv: --ray 127.0.0.1:1: " in done.stderr
     assert not (tmp_path / "run").exists()

@@ -179,7 +179,7 @@ def offered(name: str, mode: Mode) -> bool:
 
 def spent(folder: Path) -> float:
     """The ε of the client that spent most, from its ledger alone."""
-    ledger = json.loads((folder / "ledger.json").read_text())
+    ledger = json.loads((folder / "ledger.json").read_text(encoding="utf-8"))
     by_client: dict[int, Counter[str]] = defaultdict(Counter)
     for line in ledger["charges"]:
         for client in line["clients"]:
@@ -234,7 +234,7 @@ def test_the_price_of_a_choice_is_its_bound_by_another_accountant(unit: str, tmp
     }  # fmt: skip
     chosen = private_choice.run_choice(parse_sweep(tree), tmp_path)
     assert chosen.run is not None
-    ledger = json.loads((tmp_path / chosen.run / "ledger.json").read_text())
+    ledger = json.loads((tmp_path / chosen.run / "ledger.json").read_text(encoding="utf-8"))
     events = Counter(json.dumps(event) for line in ledger["charges"] if 0 in line["clients"] for event in line["events"])
     laws = [composed(events, turned, 0.5) for turned in (False, True)]
     grid = np.linspace(0.0, 12.0, 601)

@@ -22,7 +22,7 @@ HOLD_STORE = "from cflpriv.federation.store import DiskStore; hold = lambda fold
 
 def process(code: str, folder: Path) -> subprocess.Popen[str]:
     words = [sys.executable, "-c", f"import sys; from pathlib import Path; folder = Path(sys.argv[1]); {code}", str(folder)]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
 
 
 def holder(how: str, folder: Path) -> subprocess.Popen[str]:

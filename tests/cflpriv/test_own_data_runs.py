@@ -37,7 +37,7 @@ def test_a_run_folder_is_found_from_any_folder(
     monkeypatch.chdir(elsewhere)
     assert in_process(monkeypatch, "run", str(example), *SHORT, "--out", str(out)) == 0
     assert load_config(out / "config.toml").data.paths == (str(tmp_path / "own.csv"),)
-    assert json.loads((out / "measured.json").read_text())["class_names"] == ["none", "relapse"]
+    assert json.loads((out / "measured.json").read_text(encoding="utf-8"))["class_names"] == ["none", "relapse"]
     monkeypatch.chdir("/")
     assert in_process(monkeypatch, "run", str(example), *SHORT, "--out", str(out), "--resume") == 0
     assert "this run is done" in capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_a_run_remembers_its_data_directory(example: Path, tmp_path: Path, monke
 def test_the_example_is_audited(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     assert in_process(monkeypatch, "run", str(example), "--out", str(out)) == 0
-    assert json.loads((out / "summary.json").read_text())["ari"] == 1.0
+    assert json.loads((out / "summary.json").read_text(encoding="utf-8"))["ari"] == 1.0
     assert in_process(monkeypatch, "audit", str(out), "--budget", "quick") == 0
     assert in_process(monkeypatch, "report", str(out)) == 0
-    assert len(json.loads((out / "audit.json").read_text())["cells"]) > 10
+    assert len(json.loads((out / "audit.json").read_text(encoding="utf-8"))["cells"]) > 10

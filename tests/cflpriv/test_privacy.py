@@ -720,7 +720,7 @@ def test_every_algorithm_is_private_or_refused_by_name(name: str, unit: str, tmp
         assert summary["epsilon"] == 0.0, "nothing leaves its clients"
         return
     assert summary["epsilon"] > 2.9, "and with no more"
-    tree = json.loads((out / "ledger.json").read_text())
+    tree = json.loads((out / "ledger.json").read_text(encoding="utf-8"))
     spent = {c: [event_from(e) for line in tree["charges"] if c in line["clients"] for e in line["events"]] for c in range(8)}
     assert max(epsilon_of(events, 1e-3) for events in spent.values()) == pytest.approx(summary["epsilon"])
 
@@ -755,7 +755,7 @@ def test_a_run_over_budget_ends_with_what_it_has(tmp_path: Path, monkeypatch: py
     assert "refused by the privacy ledger" in summary["stopped"]
     assert any("stopped after round" in line for line in said)
     assert summary["accuracy_mean"] is not None
-    rows = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["epsilon"] for row in rows] == sorted(row["epsilon"] for row in rows)
     assert rows[-1]["epsilon"] == rows[-2]["epsilon"] <= 3.0
     assert len(rows[0]["epsilon_per_client"]) == 8
@@ -779,7 +779,7 @@ def test_an_interrupted_run_goes_on_with_its_ledger(tmp_path: Path, monkeypatch:
         run_experiment(experiment, tmp_path / "run", population=scene)
     monkeypatch.setattr("cflpriv.experiments.folder.advance", advance)
     summary = run_experiment(experiment, tmp_path / "run", population=scene, resume=True)
-    tree = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    tree = json.loads((tmp_path / "run" / "ledger.json").read_text(encoding="utf-8"))
     assert [line["round"] for line in tree["charges"]][:3] == [0, 1, 1], "the interrupted round is charged again"
     assert summary["stopped"], "so the last round is not affordable any more"
     assert summary["epsilon"] <= 3.0
@@ -939,8 +939,8 @@ def test_an_independent_script_comes_to_the_same_epsilon(tmp_path: Path) -> None
         out = tmp_path / str(place)
         run_experiment(config(name, unit, **more), out, population=scenes.population())
         assert script.main([str(out / "ledger.json"), str(out / "summary.json")]) == 0
-    summary = json.loads((out / "summary.json").read_text())
-    (out / "summary.json").write_text(json.dumps(summary | {"epsilon": summary["epsilon"] - 0.05}))
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    (out / "summary.json").write_text(json.dumps(summary | {"epsilon": summary["epsilon"] - 0.05}), encoding="utf-8")
     assert script.main([str(out / "ledger.json"), str(out / "summary.json")]) == 1
 
 
@@ -949,14 +949,14 @@ def test_the_report_shows_what_was_spent_by_round_and_by_client(tmp_path: Path) 
     from cflpriv.experiments.report import write_report
 
     run_experiment(config(), tmp_path / "run", population=scenes.population())
-    page = write_report(tmp_path / "run").read_text()
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert "Privacy spent" in page
     assert "2 × compute of Train" in page
     assert "spent by client" in page
     assert "one sample more or less" in page
     plain = parse_config({"training": {"rounds": 1}, "algorithm": {"name": "fedavg"}, "model": {"name": "linear"}})
     run_experiment(plain, tmp_path / "plain", population=scenes.population())
-    assert "Privacy spent" not in write_report(tmp_path / "plain").read_text()
+    assert "Privacy spent" not in write_report(tmp_path / "plain").read_text(encoding="utf-8")
 
 
 # --- Opacus as the reference ------------------------------------------------------------------------------------------------------

@@ -315,7 +315,7 @@ def test_a_private_run_pays_what_was_planned(noise: str, tmp_path: Path) -> None
     summary = run_experiment(config, tmp_path / "run", population=SCENE)
     assert summary["stopped"] is None
     assert 19.0 < summary["epsilon"] <= 20.0
-    tree = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    tree = json.loads((tmp_path / "run" / "ledger.json").read_text(encoding="utf-8"))
     kinds = ["GaussianEvent", "SampledGaussianEvent", "ChoiceEvent"]
     for client in range(10):
         paid = Counter(event["event"] for line in tree["charges"] if client in line["clients"] for event in line["events"])

@@ -85,10 +85,10 @@ def test_damage_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no transcript"):
         read_transcript(tmp_path)
     talk(Transcript("full")).write(tmp_path)
-    lines = (tmp_path / "messages.jsonl").read_text().splitlines()
+    lines = (tmp_path / "messages.jsonl").read_text(encoding="utf-8").splitlines()
 
     def rewritten(changed: list[str]) -> None:
-        (tmp_path / "messages.jsonl").write_text("\n".join(changed) + "\n")
+        (tmp_path / "messages.jsonl").write_text("\n".join(changed) + "\n", encoding="utf-8")
 
     rewritten([lines[0], lines[1][:-9]])
     with pytest.raises(InputError, match="line 2 is not a message"):
@@ -141,11 +141,11 @@ def test_a_row_too_few_or_without_a_digest_is_refused(tmp_path: Path) -> None:
         read_transcript(tmp_path)
     save_file(payloads, path)
     chain, lines = "", []
-    for line in (tmp_path / "messages.jsonl").read_text().splitlines():  # as an earlier version wrote them
+    for line in (tmp_path / "messages.jsonl").read_text(encoding="utf-8").splitlines():  # as an earlier version wrote them
         header = {key: value for key, value in json.loads(json.loads(line)["header"]).items() if key != "kept_digest"}
         chain = _link(chain, json.dumps(header))
         lines.append(json.dumps({"chain": chain, "header": json.dumps(header)}))
-    (tmp_path / "messages.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "messages.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"line 4: .* earlier version"):
         read_transcript(tmp_path)
 

@@ -73,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     experiment(folder / "d_local", "local")
     write_arrays(folder / "a_pacfl" / "audit" / "x.npz", label_truth=np.eye(11, 10), label_guess=np.full((11, 10), 0.1))
     cells = [cell(status, metric=status, arrays="x.npz", note=HOSTILE) for status in STATUSES]
-    (folder / "a_pacfl" / "audit.json").write_text(json.dumps(cells))
+    (folder / "a_pacfl" / "audit.json").write_text(json.dumps(cells), encoding="utf-8")
     return folder
 
 
@@ -131,7 +131,7 @@ def test_the_page_needs_nothing_from_outside_and_every_picture_is_sound_and_desc
     runs, page = whole
     assert page.tags["script"] == page.tags["link"] == page.tags["iframe"] == 0
     assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in page.links)
-    text = (runs / "report.html").read_text()
+    text = (runs / "report.html").read_text(encoding="utf-8")
     assert "@import" not in text
     assert "url(" not in text
     # two clusterings with three pictures each, one strip, two of accuracy
@@ -146,7 +146,7 @@ def test_the_page_needs_nothing_from_outside_and_every_picture_is_sound_and_desc
 
 def test_anchors_lead_somewhere(whole: tuple[Path, Page]) -> None:
     runs, page = whole
-    text = (runs / "report.html").read_text()
+    text = (runs / "report.html").read_text(encoding="utf-8")
     anchors = [link[1:] for link in page.links if link.startswith("#")]
     assert len(anchors) == 7
     assert all(text.count(f'id="{anchor}"') == 1 for anchor in anchors)
@@ -170,8 +170,8 @@ def test_what_comes_from_files_is_escaped(runs: Path) -> None:
     rewrite(run / "summary.json", lambda old: {**old, "algorithm": HOSTILE, "protection": HOSTILE, "dataset": HOSTILE, "notes": [HOSTILE]})
     rewrite(run / "measured.json", lambda old: {**old, "rule": HOSTILE, "evidence": {**old["evidence"], "note": HOSTILE}})
     rewrite(run / "audit.json", lambda old: [{**one, "attack": HOSTILE, "metric": HOSTILE, "adversary": HOSTILE} for one in old])
-    (run / "environment.json").write_text(HOSTILE)
-    (run / "config.toml").write_text(f"# {HOSTILE}\n" + (run / "config.toml").read_text())
+    (run / "environment.json").write_text(HOSTILE, encoding="utf-8")
+    (run / "config.toml").write_text(f"# {HOSTILE}\n" + (run / "config.toml").read_text(encoding="utf-8"), encoding="utf-8")
     page = page_of(run)
     assert page.tags["script"] == 0
     assert page.words.count('<script>alert("1")</script> & $\\frac$') > 10
@@ -183,12 +183,12 @@ def test_what_comes_from_files_is_escaped(runs: Path) -> None:
 
 def test_results_are_those_of_the_summaries(whole: tuple[Path, Page]) -> None:
     runs, page = whole
-    with (runs / "results.csv").open(newline="") as file:
+    with (runs / "results.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["run"] for row in rows] == ["a_pacfl", "b_haar", "c_fedavg", "d_local"]
-    plain = json.loads((runs / "a_pacfl" / "summary.json").read_text())["accuracy_mean"]
+    plain = json.loads((runs / "a_pacfl" / "summary.json").read_text(encoding="utf-8"))["accuracy_mean"]
     for row, line in zip(rows, page.tables[0][1:], strict=True):
-        summary = json.loads((runs / row["run"] / "summary.json").read_text())
+        summary = json.loads((runs / row["run"] / "summary.json").read_text(encoding="utf-8"))
         scalars = {key: value for key, value in summary.items() if not isinstance(value, list | dict)}
         assert row == {"run": row["run"], **{key: "" if value is None else str(value) for key, value in scalars.items()}}
         assert line[0].split() == [summary["algorithm"], row["run"]]
@@ -241,9 +241,9 @@ def test_runs_of_different_lengths_are_not_compared(runs: Path) -> None:
 def test_rounds_without_accuracy_are_passed_over(runs: Path) -> None:
     path = runs / "a_pacfl" / "rounds.jsonl"
     bare = {"round": 2, "cohort": [], "skipped": "no group reached the minimum cohort size", "seconds": 0.1}
-    path.write_text(path.read_text() + json.dumps(bare) + "\n")
+    path.write_text(path.read_text(encoding="utf-8") + json.dumps(bare) + "\n", encoding="utf-8")
     assert len(page_of(runs / "a_pacfl").images) == 3 + 1 + 2
-    path.write_text(json.dumps(bare) + "\n")
+    path.write_text(json.dumps(bare) + "\n", encoding="utf-8")
     page = page_of(runs / "a_pacfl")
     assert len(page.images) == 3 + 1
     assert "No round was evaluated." in page.words
@@ -294,7 +294,7 @@ def test_audits_of_older_versions_are_shown(runs: Path) -> None:
     """They have four statuses, intervals that are points, and call what was not attempted nothing to see."""
     old = [cell(one, metric=one) for one in ("leaks", "at_baseline", "not_validated", "nothing_to_see")]
     old[0] |= {"low": 0.75, "high": 0.75}
-    (runs / "a_pacfl" / "audit.json").write_text(json.dumps(old))
+    (runs / "a_pacfl" / "audit.json").write_text(json.dumps(old), encoding="utf-8")
     page = page_of(runs / "a_pacfl")
     assert "0.750 [0.750, 0.750]" in page.words
     assert "other figures: 1 not validated, 1 at baseline, 1 nothing to see" in page.words
@@ -302,7 +302,9 @@ def test_audits_of_older_versions_are_shown(runs: Path) -> None:
 
 def test_verdicts_stand_before_the_figures(runs: Path) -> None:
     verdict = {"adversary": "server", "sentence": "the server learns <b>labels</b> (1.00)", "reduces": "secure sums", "attack": "x"}
-    (runs / "a_pacfl" / "audit.json").write_text(json.dumps({"cells": [cell("leaks")], "verdicts": [verdict], "family": {}}))
+    (runs / "a_pacfl" / "audit.json").write_text(
+        json.dumps({"cells": [cell("leaks")], "verdicts": [verdict], "family": {}}), encoding="utf-8"
+    )
     words = page_of(runs / "a_pacfl").words
     assert "The server learns <b>labels</b> (1.00). Would reduce it: secure sums." in words
     assert words.index("Would reduce it") < words.index("All figures of the audit")
@@ -310,13 +312,13 @@ def test_verdicts_stand_before_the_figures(runs: Path) -> None:
 
 def test_whom_an_audited_guarantee_is_towards_stands_beside_its_figure(runs: Path) -> None:
     assert "a guarantee towards" not in page_of(runs / "a_pacfl").words
-    (runs / "a_pacfl" / "audit.json").write_text(json.dumps([cell("at_baseline", towards="who sees the means")]))
+    (runs / "a_pacfl" / "audit.json").write_text(json.dumps([cell("at_baseline", towards="who sees the means")]), encoding="utf-8")
     assert page_of(runs / "a_pacfl").words.count("a guarantee towards who sees the means") == 2  # in the matrix and in the table
 
 
 def test_the_power_of_a_dp_audit_stands_beside_its_figure(runs: Path) -> None:
     assert "at least" not in page_of(runs / "a_pacfl").words
-    (runs / "a_pacfl" / "audit.json").write_text(json.dumps([cell("inconclusive", power=0.47, power_low=0.384)]))
+    (runs / "a_pacfl" / "audit.json").write_text(json.dumps([cell("inconclusive", power=0.47, power_low=0.384)]), encoding="utf-8")
     assert page_of(runs / "a_pacfl").words.count("power 0.47, at least 0.38") == 2  # in the matrix and in the table
 
 
@@ -389,9 +391,9 @@ def test_angles_have_degrees_and_other_measures_do_not(runs: Path) -> None:
         return evidence.degrees
 
     config = runs / "a_pacfl" / "config.toml"
-    text = config.read_text()
+    text = config.read_text(encoding="utf-8")
     assert degrees()
-    config.write_text(text.replace("[algorithm]\n", '[algorithm]\nmeasure = "chordal"\n'))
+    config.write_text(text.replace("[algorithm]\n", '[algorithm]\nmeasure = "chordal"\n'), encoding="utf-8")
     assert not degrees()
 
 
@@ -403,7 +405,7 @@ def test_a_thousand_clients_and_a_tree_that_is_one_long_chain(runs: Path) -> Non
     scale_up(runs / "b_haar", n, "single", np.arange(n)[:, None] ** 1.5, np.arange(n))
     path = write_report(runs)
     assert path.stat().st_size < 2e6
-    page = Page(path.read_text())
+    page = Page(path.read_text(encoding="utf-8"))
     assert len(page.images) == 9
     assert len(page.tables[4]) == 31  # the largest clusters only
     assert all(len(line) == 32 for line in page.tables[4])
@@ -416,7 +418,7 @@ def test_a_sweep_stays_small_and_names_what_it_leaves_out(runs: Path) -> None:
         shutil.copytree(runs / "a_pacfl", runs / f"e_{i:02}")
     path = write_report(runs)
     assert path.stat().st_size < 3e6
-    page = Page(path.read_text())
+    page = Page(path.read_text(encoding="utf-8"))
     assert sum("Heat map" in str(image["alt"]) for image in page.images) == DETAILED - 2  # FedAvg and local have none
     assert f"show the first {DETAILED} runs" in page.words
     assert "e_13" in page.words
@@ -476,26 +478,31 @@ def arrays_with(**changes: Any) -> Callable[[Path], None]:
 
 DAMAGE: list[tuple[str, Callable[[Path], Any]]] = [
     ("summary.json", cut_short),
-    ("summary.json", lambda path: path.write_text("[]")),
+    ("summary.json", lambda path: path.write_text("[]", encoding="utf-8")),
     ("summary.json", lambda path: path.write_bytes(b"\xff\xfe\x00")),
     ("summary.json", without("protection")),
     ("summary.json", set_to("accuracy_mean", "high")),
     ("rounds.jsonl", cut_short),
     ("rounds.jsonl", lambda path: path.unlink()),
-    ("rounds.jsonl", lambda path: path.write_text("3\n")),
-    ("rounds.jsonl", lambda path: path.write_text('{"round": 0, "accuracy_mean": "high"}\n')),
-    ("rounds.jsonl", lambda path: path.write_text('{"round": 0, "accuracy_mean": 1, "per_client": {"clients": [1], "accuracy": []}}\n')),
-    ("config.toml", lambda path: path.write_text("[data\n")),
+    ("rounds.jsonl", lambda path: path.write_text("3\n", encoding="utf-8")),
+    ("rounds.jsonl", lambda path: path.write_text('{"round": 0, "accuracy_mean": "high"}\n', encoding="utf-8")),
+    (
+        "rounds.jsonl",
+        lambda path: path.write_text(
+            '{"round": 0, "accuracy_mean": 1, "per_client": {"clients": [1], "accuracy": []}}\n', encoding="utf-8"
+        ),
+    ),
+    ("config.toml", lambda path: path.write_text("[data\n", encoding="utf-8")),
     ("measured.json", cut_short),
     ("measured.json", set_to("truth", {})),
     ("measured.json", set_to("evidence", None)),
-    ("measured.json", lambda path: path.write_text("[1]")),
+    ("measured.json", lambda path: path.write_text("[1]", encoding="utf-8")),
     ("audit.json", cut_short),
-    ("audit.json", lambda path: path.write_text("{}")),
-    ("audit.json", lambda path: path.write_text("[1]")),
-    ("audit.json", lambda path: path.write_text('{"cells": [], "verdicts": [1]}')),
-    ("audit.json", lambda path: path.write_text('{"cells": [], "verdicts": [{"adversary": "server"}]}')),
-    ("audit.json", lambda path: path.write_text('[{"attack": "x"}]')),
+    ("audit.json", lambda path: path.write_text("{}", encoding="utf-8")),
+    ("audit.json", lambda path: path.write_text("[1]", encoding="utf-8")),
+    ("audit.json", lambda path: path.write_text('{"cells": [], "verdicts": [1]}', encoding="utf-8")),
+    ("audit.json", lambda path: path.write_text('{"cells": [], "verdicts": [{"adversary": "server"}]}', encoding="utf-8")),
+    ("audit.json", lambda path: path.write_text('[{"attack": "x"}]', encoding="utf-8")),
     ("audit.json", cells_with(status="fine")),
     ("audit.json", cells_with(value="0.3")),
     ("audit.json", cells_with(arrays="../x.npz")),

@@ -97,8 +97,8 @@ def test_groups_show_in_three_pictures_with_words(run: Path) -> None:
 def test_the_pictures_follow_from_the_evidence_alone(run: Path) -> None:
     """Another algorithm with the same evidence has the same pictures."""
     before = pictures_of(page_of(run))[:3]
-    config = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(config.replace('name = "crossfit"', 'name = "pacfl"'))
+    config = (run / "config.toml").read_text(encoding="utf-8")
+    (run / "config.toml").write_text(config.replace('name = "crossfit"', 'name = "pacfl"'), encoding="utf-8")
     rewrite(run / "summary.json", lambda old: {**old, "algorithm": "pacfl"})
     assert pictures_of(page_of(run))[:3] == before
 

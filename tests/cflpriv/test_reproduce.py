@@ -263,7 +263,7 @@ def test_a_table_prints_the_figures_of_its_settings(tmp_path: Path) -> None:
     assert [row.published for row in outcome.rows] == [40.0]
     outcome = reproduce("tiny", tmp_path / "b", cells=["FedAvg"], changes=["training.lr=0.2"])
     assert [(row.published, row.difference) for row in outcome.rows] == [(None, None)]
-    assert "Published: no paper; nothing at these settings." in (tmp_path / "b" / "table.md").read_text()
+    assert "Published: no paper; nothing at these settings." in (tmp_path / "b" / "table.md").read_text(encoding="utf-8")
 
 
 # --- running
@@ -276,7 +276,7 @@ def rows_of(outcome: Outcome) -> dict[tuple[str, str], float | None]:
 @pytest.mark.slow
 def test_the_table_says_what_the_runs_found_and_nothing_is_run_twice(tmp_path: Path) -> None:
     first = reproduce("tiny", tmp_path / "a", seeds=2)
-    summaries = [json.loads((tmp_path / "a" / f"PACFL-s{seed}" / "summary.json").read_text()) for seed in (0, 1)]
+    summaries = [json.loads((tmp_path / "a" / f"PACFL-s{seed}" / "summary.json").read_text(encoding="utf-8")) for seed in (0, 1)]
     local = [100 * one["local_accuracy_mean_last_rounds"] for one in summaries]
     row = first.rows[0]
     assert row.ours == pytest.approx(np.mean(local))
@@ -287,10 +287,10 @@ def test_the_table_says_what_the_runs_found_and_nothing_is_run_twice(tmp_path: P
     assert rows_of(first)["drawn", "gap"] is None
     assert [one.difference for one in first.rows if one.cell == "control"] == [None]  # words are no number to compare with
     assert first.remarks[0] == "scale 1: nothing shrunk"
-    table = (tmp_path / "a" / "table.md").read_text()
+    table = (tmp_path / "a" / "table.md").read_text(encoding="utf-8")
     assert "Scale 1, 2 seed(s)" in table
     assert "set here" in table
-    with (tmp_path / "a" / "table.csv").open(newline="") as file:
+    with (tmp_path / "a" / "table.csv").open(newline="", encoding="utf-8") as file:
         written = list(csv.DictReader(file))
     assert float(written[0]["difference"]) == row.difference
     assert len(written) == len(first.rows)
@@ -303,8 +303,8 @@ def test_the_table_says_what_the_runs_found_and_nothing_is_run_twice(tmp_path: P
 
 def test_the_control_has_the_sizes_of_the_clusters_that_were_found(tmp_path: Path) -> None:
     reproduce("tiny", tmp_path / "a", cells=["control"])  # brings the cell that it takes its groups from
-    found = json.loads((tmp_path / "a" / "PACFL-s0" / "measured.json").read_text())["labels"]
-    control = json.loads((tmp_path / "a" / "control-s0" / "measured.json").read_text())
+    found = json.loads((tmp_path / "a" / "PACFL-s0" / "measured.json").read_text(encoding="utf-8"))["labels"]
+    control = json.loads((tmp_path / "a" / "control-s0" / "measured.json").read_text(encoding="utf-8"))
     assert control["truth"] == found
     assert sorted(np.bincount(list(control["labels"].values()))) == sorted(np.bincount(list(found.values())))
 
@@ -321,8 +321,8 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest
     outcome = reproduce("tiny", tmp_path / "cut")
     assert outcome.interrupted
     assert {row.cell for row in outcome.rows} == {"PACFL"}
-    assert "interrupted: the same command resumes" in (tmp_path / "cut" / "table.md").read_text()
-    assert len((tmp_path / "cut" / "FedAvg-s0" / "rounds.jsonl").read_text().splitlines()) == 1  # kept
+    assert "interrupted: the same command resumes" in (tmp_path / "cut" / "table.md").read_text(encoding="utf-8")
+    assert len((tmp_path / "cut" / "FedAvg-s0" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()) == 1  # kept
     STOPS.add(3)
     outcome = reproduce("tiny", tmp_path / "cut")
     assert outcome.interrupted
@@ -341,7 +341,7 @@ def test_cells_that_were_run_before_stay_in_the_table(tmp_path: Path) -> None:
     outcome = reproduce("tiny", tmp_path, cells=["PACFL", "drawn"])
     assert [row.cell for row in outcome.rows] == ["PACFL", "PACFL", "PACFL", "FedAvg", "drawn", "drawn"]
     assert outcome.rows == reproduce("tiny", tmp_path, cells=["drawn"]).rows
-    assert "| FedAvg |" in (tmp_path / "table.md").read_text()
+    assert "| FedAvg |" in (tmp_path / "table.md").read_text(encoding="utf-8")
     more = reproduce("tiny", tmp_path, cells=["FedAvg"], seeds=2)
     assert {row.cell for row in more.rows} == {"FedAvg", "drawn"}, "of PACFL there is one seed only"
     assert "left out, though it was run before: PACFL (not with all of these 2 seeds)" in more.remarks
@@ -430,11 +430,11 @@ def test_another_scale_needs_another_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_published_deviation_stands_behind_its_figure(tmp_path: Path) -> None:
     outcome = reproduce("tiny", tmp_path, cells=["PACFL"])
-    assert "| 90.00 ± 0.50 |" in (tmp_path / "table.md").read_text()
+    assert "| 90.00 ± 0.50 |" in (tmp_path / "table.md").read_text(encoding="utf-8")
     assert "published 90.00 ± 0.50" in in_words(outcome.rows[0])
-    with (tmp_path / "table.csv").open(newline="") as file:
+    with (tmp_path / "table.csv").open(newline="", encoding="utf-8") as file:
         assert [(row["published"], row["published_deviation"]) for row in csv.DictReader(file)] == [("90.0", "0.5"), ("", ""), ("1.0", "")]
-    drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text())
+    drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text(encoding="utf-8"))
     assert any("ring: published" in one for one in drawn)
 
 
@@ -446,7 +446,7 @@ def test_a_cell_whose_training_diverges_is_a_row_and_the_others_go_on(tmp_path: 
         assert "not finite" in outcome.rows[0].note
         assert rows_of(outcome)["FedAvg", "shared"] is None
         assert rows_of(outcome)["PACFL", "ari"] == 1.0
-        assert "not finite" in (tmp_path / "a" / "table.md").read_text()
+        assert "not finite" in (tmp_path / "a" / "table.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -456,13 +456,13 @@ def test_what_lies_in_a_folder_is_gone_on_with_repaired_or_refused_by_name(tmp_p
     trials, summary = out / "drawn.jsonl", out / "PACFL-s0" / "summary.json"
     kept = trials.read_bytes()
     trials.write_bytes(kept + b'{"trial": 6, "sett')  # a kill while the next was written
-    summary.write_text(summary.read_text()[:100])
+    summary.write_text(summary.read_text(encoding="utf-8")[:100], encoding="utf-8")
     CALLS.clear()
     again = reproduce("tiny", out)
     assert rows_of(again) == rows_of(first)
     assert CALLS == []
     assert trials.read_bytes() == kept
-    assert json.loads(summary.read_text())["rounds"] == 3
+    assert json.loads(summary.read_text(encoding="utf-8"))["rounds"] == 3
     trials.write_bytes(kept.replace(b'"figures"', b'"figgures"', 1))
     with pytest.raises(InputError, match=r"drawn\.jsonl: line 1 is damaged"):
         reproduce("tiny", out, cells=["drawn"])
@@ -506,14 +506,14 @@ def test_a_picture_over_rounds_names_its_axis_and_shows_what_was_published(tmp_p
     entry = REPRODUCTIONS["cfl-agnews"]
     (tmp_path / "CFL-s0").mkdir()
     rows = [json.dumps({"round": i, "perplexity_mean": 350.0 - 10 * i}) + "\n" for i in range(16)]  # within one power of ten
-    (tmp_path / "CFL-s0" / "rounds.jsonl").write_text("".join(rows))
+    (tmp_path / "CFL-s0" / "rounds.jsonl").write_text("".join(rows), encoding="utf-8")
     row = Row("CFL", "perplexity_before_split", 200.0, None, Number(43.0), 1, 1.0)
     write(entry, "cfl-agnews", Outcome((row,), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
-    drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text())  # matplotlib notes each text that it draws
+    drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text(encoding="utf-8"))  # matplotlib notes each text that it draws
     assert {"perplexity", "50", "100", "200", "round (seed 0)"} <= set(drawn)
     assert any("dotted: published" in one for one in drawn)
     write(entry, "cfl-agnews", Outcome((replace(row, printed=None),), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
-    drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text())
+    drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text(encoding="utf-8"))
     assert not any("dotted" in one for one in drawn)
     for name in {entry.along for entry in REPRODUCTIONS.values() if entry.over == "rounds"}:
         assert name in ALONG
@@ -524,7 +524,7 @@ def test_protections_pass_through_and_what_they_refuse_is_a_row(tmp_path: Path) 
     changes = ['protection.sum="secagg"', 'protection.gram=["haar"]']
     outcome = reproduce("tiny", tmp_path / "a", changes=changes, cells=["PACFL", "FedAvg"])
     assert rows_of(outcome)["PACFL", "ari"] == 1.0
-    assert json.loads((tmp_path / "a" / "PACFL-s0" / "summary.json").read_text())["protection"] != "none"
+    assert json.loads((tmp_path / "a" / "PACFL-s0" / "summary.json").read_text(encoding="utf-8"))["protection"] != "none"
     assert any("training.weights = equal" in one for one in outcome.remarks)
     changes = ['protection.sum="secagg-oblivious"']
     outcome = reproduce("tiny", tmp_path / "b", changes=changes, cells=["PACFL", "FedAvg"])
@@ -616,11 +616,11 @@ def test_figures_of_rows() -> None:
 def test_the_share_of_the_two_largest_clusters(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     for labels, share in (([0, 0, 0, 1, 2, 2], 5 / 6), ([3, 3], 1.0), ([], None)):
-        path.write_text(json.dumps({"labels": {str(client): label for client, label in enumerate(labels)}}))
+        path.write_text(json.dumps({"labels": {str(client): label for client, label in enumerate(labels)}}), encoding="utf-8")
         assert engine._two_largest(tmp_path) == share
-    path.write_text(json.dumps({"labels": None}))
+    path.write_text(json.dumps({"labels": None}), encoding="utf-8")
     assert engine._two_largest(tmp_path) is None
-    path.write_text("{")
+    path.write_text("{", encoding="utf-8")
     with pytest.raises(InputError, match="missing or damaged"):
         engine._two_largest(tmp_path)
 
@@ -794,7 +794,9 @@ def test_femnist_runs_on_files_as_leaf_writes_them(tmp_path: Path) -> None:
         pixels, labels = draws.random((3, count, 784)).round(2).tolist(), draws.integers(62, size=(3, count)).tolist()
         users = {f"f{i}": {"x": x, "y": y} for i, (x, y) in enumerate(zip(pixels, labels, strict=True))}
         (tmp_path / "femnist" / part).mkdir(parents=True)
-        (tmp_path / "femnist" / part / "all_data_0.json").write_text(json.dumps({"users": list(users), "user_data": users}))
+        (tmp_path / "femnist" / part / "all_data_0.json").write_text(
+            json.dumps({"users": list(users), "user_data": users}), encoding="utf-8"
+        )
     changes = ["training.rounds=2", "training.epochs=1", "training.participation=1.0", "model.name=mlp", "model.hidden=8"]
     cells = ["IFCA k=2", "one-shot k=2", "StoCFL", "CFL"]
     outcome = reproduce("femnist", tmp_path / "a", tmp_path, scale=0.01, changes=changes, cells=cells)

@@ -66,8 +66,8 @@ def timeless(folder: Path) -> tuple[Any, Any]:
     def without(row: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in row.items() if "seconds" not in key}
 
-    rows = [without(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return rows, without(json.loads((folder / "summary.json").read_text()))
+    rows = [without(json.loads(line)) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+    return rows, without(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
 
 
 class Stop(BaseException):
@@ -200,10 +200,10 @@ def test_an_audit_of_the_part_that_was_there_is_put_aside(tmp_path: Path) -> Non
     assert run(config, out)["rounds"] == 3
     assert not (out / "audit.json").exists()
     assert not (out / "audit").exists()
-    assert (out / "interrupted" / "1" / "audit.json").read_text() == "[]"
-    assert (out / "interrupted" / "1" / "audit" / "units.json").read_text() == "{}"
+    assert (out / "interrupted" / "1" / "audit.json").read_text(encoding="utf-8") == "[]"
+    assert (out / "interrupted" / "1" / "audit" / "units.json").read_text(encoding="utf-8") == "{}"
     write_atomically(out / "audit.json", "[]")
-    for summary in ((out / "summary.json").read_text(), "damaged"):
+    for summary in ((out / "summary.json").read_text(encoding="utf-8"), "damaged"):
         write_atomically(out / "summary.json", summary)
         assert run(config, out)["rounds"] == 3
         assert (out / "audit.json").exists(), "no round was added"
@@ -213,9 +213,9 @@ def test_a_folder_from_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
     config = small(algorithm={"name": "fedavg"}, training={"rounds": 3})
     interrupted(config, tmp_path / "run", 1)
     path = tmp_path / "run" / "config.toml"
-    without = path.read_text().replace("normalise = true\n", "")
-    assert without != path.read_text()
-    path.write_text(without)
+    without = path.read_text(encoding="utf-8").replace("normalise = true\n", "")
+    assert without != path.read_text(encoding="utf-8")
+    path.write_text(without, encoding="utf-8")
     assert run(config, tmp_path / "run")["rounds"] == 3
     with pytest.raises(InputError, match=r"model\.normalise is False, but .* has True"):
         run(config.with_("model", normalise=False), tmp_path / "run")
@@ -243,7 +243,9 @@ def test_under_secure_sums_a_resumed_run_completes_and_never_takes_a_slot_twice(
     interrupted(config, tmp_path / "run", 4)
     summary = run(config, tmp_path / "run")
     assert summary["rounds"] == 5
-    aside = [json.loads(line) for line in (tmp_path / "run" / "interrupted" / "1" / "messages.jsonl").read_text().splitlines()]
+    aside = [
+        json.loads(line) for line in (tmp_path / "run" / "interrupted" / "1" / "messages.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     slots = [json.loads(line["header"])["context"]["slot"] for line in aside if "secagg" in json.loads(line["header"])["kind"]]
     kept = [message.context["slot"] for message in read_transcript(tmp_path / "run" / "transcript") if "secagg" in message.kind]
     assert slots
@@ -302,9 +304,9 @@ def test_charges_are_neither_lost_nor_taken_back(name: str, tmp_path: Path) -> N
     whole = run(config, tmp_path / "whole")
     assert whole["rounds"] == 4
     interrupted(config, tmp_path / "cut", 3)  # round 2 was charged and will be run again
-    before = json.loads((tmp_path / "cut" / "ledger.json").read_text())["charges"]
+    before = json.loads((tmp_path / "cut" / "ledger.json").read_text(encoding="utf-8"))["charges"]
     cut = run(config, tmp_path / "cut")
-    after = json.loads((tmp_path / "cut" / "ledger.json").read_text())["charges"]
+    after = json.loads((tmp_path / "cut" / "ledger.json").read_text(encoding="utf-8"))["charges"]
     assert after[: len(before)] == before
     struck = max(charge["round"] for charge in before)
     again = [charge for charge in after[len(before) :] if charge["round"] == struck]
@@ -342,7 +344,7 @@ def test_a_run_does_not_go_on_without_its_charges(tmp_path: Path) -> None:
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """A checkpoint's JSON file with something changed, and a digest that fits."""
-    tree = json.loads(path.read_text())
+    tree = json.loads(path.read_text(encoding="utf-8"))
     change(tree)
     write_atomically(path, json.dumps(tree | {"digest": digest_of(tree)}))
 
@@ -352,7 +354,7 @@ def test_a_run_goes_on_with_its_newcomers_or_not_at_all(tmp_path: Path) -> None:
     config = small(data={"newcomers": 3}, training={"rounds": 4}, algorithm={"name": "fedavg"})
     interrupted(config, tmp_path / "run", 2)
     (path,) = (tmp_path / "run" / "checkpoints").glob("round_*.json")
-    held_back = json.loads(path.read_text())["progress"]["newcomers"]
+    held_back = json.loads(path.read_text(encoding="utf-8"))["progress"]["newcomers"]
     assert len(held_back) == 3
     rewritten(path, lambda tree: tree["progress"].update(newcomers=[0, *held_back[1:]]))
     with pytest.raises(InputError, match=r"holds other clients back .* data\.newcomers = 3"):
@@ -390,8 +392,8 @@ def test_a_resumed_run_does_not_add_to_an_epoch_of_encrypted_vectors(
     ) as caught:
         run(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
-    assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 3
-    (tmp_path / "ckks.toml").write_text(config.to_toml())
+    assert len((tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+    (tmp_path / "ckks.toml").write_text(config.to_toml(), encoding="utf-8")
     arguments = ["run", str(tmp_path / "ckks.toml"), "--out", str(tmp_path / "run"), "--resume"]
     assert in_process(monkeypatch, *arguments) == 2
     assert "ckks.toml: " in (said := capsys.readouterr().err)
@@ -409,12 +411,12 @@ def test_what_an_interrupted_round_sent_stays_on_record(tmp_path: Path) -> None:
     before = read_transcript(tmp_path / "run" / "transcript")
     run(config, tmp_path / "run")
     aside = tmp_path / "run" / "interrupted" / "1"
-    lines = [json.loads(json.loads(line)["header"]) for line in (aside / "messages.jsonl").read_text().splitlines()]
+    lines = [json.loads(json.loads(line)["header"]) for line in (aside / "messages.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {line["round"] for line in lines} == {3, 4}
     assert [line["digest"] for line in lines] == [message.digest for message in before if message.round >= 3]
-    assert [json.loads(line)["round"] for line in (aside / "rounds.jsonl").read_text().splitlines()] == [3, 4]
+    assert [json.loads(line)["round"] for line in (aside / "rounds.jsonl").read_text(encoding="utf-8").splitlines()] == [3, 4]
     assert list(aside.glob("payloads_*.safetensors"))
-    assert len((tmp_path / "run" / "resumes.jsonl").read_text().splitlines()) == 1
+    assert len((tmp_path / "run" / "resumes.jsonl").read_text(encoding="utf-8").splitlines()) == 1
     whole = run_experiment(config, tmp_path / "whole", population=SCENE)
     assert len(read_transcript(tmp_path / "run" / "transcript", whole["messages"])) == whole["messages"]
 
@@ -480,7 +482,7 @@ def test_damaged_secrets_are_named(text: str, tmp_path: Path) -> None:
     config = small(algorithm={"name": "fedavg"}, training={"rounds": 2}, run={"audit_parties": ["client:1"]})
     interrupted(config, tmp_path / "run", 1)
     path = tmp_path / "run" / "secrets" / "client_1.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=r"client_1\.json: is damaged .*; remove it and --resume"):
         run(config, tmp_path / "run")
     path.unlink()
@@ -505,8 +507,8 @@ def test_a_checkpoint_makes_no_type_that_is_not_listed(tmp_path: Path) -> None:
 def test_a_transcript_that_was_changed_is_not_gone_on_from(tmp_path: Path) -> None:
     interrupted(small(), tmp_path / "run", 3)
     path = tmp_path / "run" / "transcript" / "messages.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:-3]))
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:-3]), encoding="utf-8")
     with pytest.raises(InputError, match=r"messages\.jsonl"):
         run(small(), tmp_path / "run")
 
@@ -650,7 +652,7 @@ def test_a_full_disk_loses_nothing_that_was_complete(tmp_path: Path) -> None:
         with small_files(limit), pytest.raises(OSError, match="continue with --resume"):
             run(config, out)
         if (out / "rounds.jsonl").exists():
-            lines = (out / "rounds.jsonl").read_text().splitlines()
+            lines = (out / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
             assert [json.loads(line)["round"] for line in lines] == list(range(len(lines)))  # whole lines only
             read_transcript(out / "transcript")
         run(config, out)
@@ -683,8 +685,8 @@ def test_a_run_that_cannot_begin_removes_what_it_made_and_nothing_else(tmp_path:
     """A folder may be given that holds unfinished files alone; they need not be a run's."""
     out = tmp_path / "out"
     (out / "mail.part").mkdir(parents=True)
-    (out / "mail.part" / "letter").write_text("theirs")
-    (out / "film.part").write_text("theirs")
+    (out / "mail.part" / "letter").write_text("theirs", encoding="utf-8")
+    (out / "film.part").write_text("theirs", encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
 
     def refuse(run: Any) -> None:
@@ -722,8 +724,8 @@ def test_files_are_whole_or_old(tmp_path: Path) -> None:
                 write()
         with pytest.raises(OSError, match="log"):
             append(tmp_path / "log", "two\n" * 100)
-    assert path.read_text() == "old"
-    assert (tmp_path / "log").read_text() == "one\n"
+    assert path.read_text(encoding="utf-8") == "old"
+    assert (tmp_path / "log").read_text(encoding="utf-8") == "one\n"
     assert (tmp_path / "a.safetensors").stat().st_size == size
     assert not list(tmp_path.glob("*.part"))
     from safetensors.numpy import load_file
@@ -735,7 +737,7 @@ def test_files_are_whole_or_old(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="cannot be made"):
         run_experiment(small(), tmp_path / "file" / "run", population=SCENE)
 
@@ -746,9 +748,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
-    path.write_text(small(training={"rounds": 60}).to_toml())
+    path.write_text(small(training={"rounds": 60}).to_toml(), encoding="utf-8")
     arguments = [sys.executable, "-u", "-m", "cflpriv.cli", "run", str(path), "--out", str(tmp_path / "run"), "--resume"]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, encoding="utf-8")
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("round 3/"):
@@ -758,10 +760,10 @@ def test_ctrl_c_then_resume_from_the_command_line(tmp_path: Path) -> None:
     assert process.wait(timeout=60) == 0
     assert "continue with --resume" in rest
     write_report(tmp_path / "run")  # a run that ended early can be looked at
-    refused = subprocess.run([*arguments, "--set", "training.lr=0.3"], capture_output=True, text=True)
+    refused = subprocess.run([*arguments, "--set", "training.lr=0.3"], capture_output=True, encoding="utf-8")
     assert refused.returncode == 2
     assert "training.lr" in refused.stderr
-    done = subprocess.run(arguments, capture_output=True, text=True)
+    done = subprocess.run(arguments, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     assert "resumed after round" in done.stdout
     run(small(training={"rounds": 60}), tmp_path / "whole")
@@ -838,6 +840,6 @@ def test_a_checkpoint_of_the_format_before_is_resumed(tmp_path: Path) -> None:
                     node["array"] = path
     digest, _ = write_arrays(folder / f"{name}.clients.safetensors", others)
     tree |= {"format": 2, "files": tree["files"] | {f"{name}.clients.safetensors": digest}}
-    (folder / f"{name}.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}))
+    (folder / f"{name}.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}), encoding="utf-8")
     run(config, tmp_path / "run")
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")

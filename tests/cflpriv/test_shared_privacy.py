@@ -340,7 +340,7 @@ def test_every_private_algorithm_runs_or_is_refused_by_name(name: str, transport
     if name == "local":
         return
     assert 2.9 < summary["epsilon"] <= 3.0
-    tree = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    tree = json.loads((tmp_path / "run" / "ledger.json").read_text(encoding="utf-8"))
     spent = {c: [event_from(e) for line in tree["charges"] if c in line["clients"] for e in line["events"]] for c in range(8)}
     assert max(epsilon_of(events, 1e-3) for events in spent.values()) == pytest.approx(summary["epsilon"])
     steps = [event for events in spent.values() for event in events if isinstance(event, SampledGaussianEvent)]
@@ -382,7 +382,7 @@ def test_a_sum_that_fails_through_dropouts_does_not_end_a_run(tmp_path: Path) ->
     scene = scenes.population(clients_per_group=5)
     made = config("stocfl", training={"rounds": 4, "dropout": 0.3}, run={"seed": 3})
     summary = run_experiment(made, tmp_path / "run", population=scene)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     assert any(row.get("unchanged_clusters") for row in rows), "a sum failed"
     assert (summary["stopped"], summary["rounds"]) == (None, 4)
     assert summary["epsilon"] == pytest.approx(3.0, rel=2e-3), "and nothing was paid for but what was planned"
@@ -405,7 +405,7 @@ def test_an_interrupted_run_goes_on_and_pays_again(tmp_path: Path, monkeypatch: 
         run_experiment(config(), tmp_path / "run", population=scene)
     monkeypatch.setattr("cflpriv.experiments.folder.advance", advance)
     summary = run_experiment(config(), tmp_path / "run", population=scene, resume=True)
-    tree = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    tree = json.loads((tmp_path / "run" / "ledger.json").read_text(encoding="utf-8"))
     assert [line["round"] for line in tree["charges"]][:3] == [0, 1, 1]
     assert summary["epsilon"] <= 3.0
 
@@ -416,7 +416,11 @@ def test_the_summary_says_what_colluding_members_leave(tmp_path: Path) -> None:
     left = summary["epsilon_if_colluding"]
     assert list(left) == ["10%", "25%", "50%"]
     assert summary["epsilon"] < left["10%"] < left["25%"] < left["50%"]
-    events = [event_from(e) for line in json.loads((tmp_path / "run" / "ledger.json").read_text())["charges"] for e in line["events"]]
+    events = [
+        event_from(e)
+        for line in json.loads((tmp_path / "run" / "ledger.json").read_text(encoding="utf-8"))["charges"]
+        for e in line["events"]
+    ]
     weaker = [
         replace(one, noise_multiplier=one.noise_multiplier * (3 / 7) ** 0.5) for one in events if isinstance(one, SampledGaussianEvent)
     ]

@@ -234,7 +234,7 @@ def test_ten_thousand_clients_fit_into_four_gibibytes() -> None:
         "assert (s == s.T).all() and not s.diagonal().any();"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert float(done.stdout) < 4.0
 
 

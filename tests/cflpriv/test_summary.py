@@ -249,7 +249,8 @@ def test_a_sample_of_the_clients_is_evaluated(tmp_path: Path) -> None:
     whole = run_experiment(parse_config(sections), tmp_path / "whole")
     summary = run_experiment(parse_config(sections | {"run": {"evaluate_clients": 3}}), tmp_path / "some")
     rows, all_rows = (
-        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()] for name in ("some", "whole")
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+        for name in ("some", "whole")
     )
     for row, all_of in zip(rows, all_rows, strict=True):
         every = dict(zip(all_of["per_client"]["clients"], all_of["per_client"]["accuracy"], strict=True))
@@ -265,8 +266,8 @@ def test_a_sample_of_the_clients_is_evaluated(tmp_path: Path) -> None:
     assert "drawn at random) (worst of these " in summary_text(summary)
     assert "drawn at random" not in summary_text(whole)
     assert "(worst client " in summary_text(whole)
-    assert "of the 3 drawn" in write_report(tmp_path / "some").read_text()
-    assert "of the 3 drawn" not in write_report(tmp_path / "whole").read_text()
+    assert "of the 3 drawn" in write_report(tmp_path / "some").read_text(encoding="utf-8")
+    assert "of the 3 drawn" not in write_report(tmp_path / "whole").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_an_algorithm_brings_its_own_settings_of_other_sections() -> None:
 def test_a_key_that_would_reach_no_cell_is_refused(base: dict[str, Any], sweep: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"^my\.toml: \[sweep\] {words}"):
         parse_sweep({**BASE, **base, "sweep": sweep}, "my.toml")
-    (tmp_path / "my.toml").write_text(tomli_w.dumps({**BASE, "sweep": sweep}))
+    (tmp_path / "my.toml").write_text(tomli_w.dumps({**BASE, "sweep": sweep}), encoding="utf-8")
     changes = [f"{section}.{key}={value!r}" for section, keys in base.items() for key, value in keys.items()]
     assert load_sweep(tmp_path / "my.toml", [change for change in changes if change.startswith("algorithm.name")]).cells
     with pytest.raises(InputError, match=rf"my\.toml with --set .*: \[sweep\] {words}"):
@@ -185,7 +185,7 @@ def test_cells_of_long_values_have_names_that_file_systems_take() -> None:
 
 
 def test_a_file_without_a_sweep_is_named(tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text("[training]\nrounds = 3\n")
+    (tmp_path / "x.toml").write_text("[training]\nrounds = 3\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"x\.toml: has no section \[sweep\]"):
         load_sweep(tmp_path / "x.toml")
     with pytest.raises(InputError, match="no such file"):
@@ -202,7 +202,7 @@ def test_the_examples_load(path: Path) -> None:
 @pytest.mark.parametrize(("key", "value"), [("attacks", ["signature_inversion", "no such one"]), ("budget", "no such one")])
 def test_unknown_attacks_are_named_before_anything_runs(key: str, value: Any, tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
-    path.write_text(tomli_w.dumps({**BASE, "sweep": {"algorithms": ["fedavg"], key: value}}))
+    path.write_text(tomli_w.dumps({**BASE, "sweep": {"algorithms": ["fedavg"], key: value}}), encoding="utf-8")
     with pytest.raises(InputError, match=rf"\[sweep\] {key}: 'no such one' is not known; known are "):
         sweep(path, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -240,7 +240,7 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
         assert set(failed) == {cell.name for cell in sweep.cells if "floor" in cell.name or "pacfl-odd" in cell.name}
         assert all("min_cohort = 7" in error or "private" in error or "oblivious" in error for error in failed.values())
         for name, error in failed.items():
-            assert json.loads((out / "failed" / f"{name}.json").read_text())["error"] == error
+            assert json.loads((out / "failed" / f"{name}.json").read_text(encoding="utf-8"))["error"] == error
         write_tables(out, sweep)
         tables.append([rows_of(out / name) for name in ("sweep.csv", "table.csv", "front.csv")])
         assert len(lines) == 1 + len(sweep.cells)
@@ -253,7 +253,7 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "1").rglob("summary.json")}
     run_sweep(sweep, tmp_path / "1")  # done runs are left alone, failed ones are tried again
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "1").rglob("summary.json")} == before
-    page = write_report(tmp_path / "2").read_text()
+    page = write_report(tmp_path / "2").read_text(encoding="utf-8")
     assert "min_cohort = 7" in page
     assert "No run was attacked" in page
     assert sweep_of(tmp_path / "2") == Sweep(sweep.cells, sweep.text)
@@ -261,7 +261,7 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
 
 def test_a_folder_of_an_earlier_version_is_read_though_its_attacks_were_never_used(tmp_path: Path) -> None:
     tree = {**BASE, "sweep": {"seeds": [0], "audit": False, "attacks": ["label_inference"]}}
-    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(tree))
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
     assert sweep_of(tmp_path) == parse_sweep(tree)
     with pytest.raises(InputError, match=r"attacks = .*: is not used, because audit = false"):
         load_sweep(tmp_path / "sweep.toml")
@@ -320,7 +320,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no sweep"):
         run_sweep(sweep, tmp_path / "other")
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "sweep.toml").write_text(swept(algorithms=["pacfl"]).text)
+    (tmp_path / "old" / "sweep.toml").write_text(swept(algorithms=["pacfl"]).text, encoding="utf-8")
     with pytest.raises(InputError, match=r"another sweep \(sweep\.algorithms is \['fedavg'\] now, was \['pacfl'\]\)"):
         run_sweep(sweep, tmp_path / "old")
     more = swept(algorithms=["fedavg"], workers=3)
@@ -331,9 +331,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_killed_sweep_goes_on_and_leaves_no_workers_behind(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     grid = {**BASE, "training": {**BASE["training"], "rounds": 30}}
-    path.write_text(tomli_w.dumps({**grid, "sweep": {"algorithms": ["fedavg"], "seeds": [0, 1, 2], "workers": 2}}))
+    path.write_text(tomli_w.dumps({**grid, "sweep": {"algorithms": ["fedavg"], "seeds": [0, 1, 2], "workers": 2}}), encoding="utf-8")
     arguments = [sys.executable, "-u", "-m", "cflpriv.cli", "sweep", str(path), "--out", str(tmp_path / "cut")]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, encoding="utf-8", cwd=ROOT)
     deadline = time.monotonic() + 60
     while not list((tmp_path / "cut").glob("*/checkpoints/round_*.json")) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -342,7 +342,7 @@ def test_a_killed_sweep_goes_on_and_leaves_no_workers_behind(tmp_path: Path) -> 
     sweep = load_sweep(path)
     assert len(read_results(tmp_path / "cut", sweep)[0]) < 3
     time.sleep(0.5)  # workers see that their parent is gone, and let go of their folders
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(arguments, capture_output=True, encoding="utf-8", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     run_sweep(sweep, tmp_path / "whole", workers=1)
     write_tables(tmp_path / "whole", sweep)
@@ -391,7 +391,9 @@ def test_what_a_part_made_is_merged_and_what_is_missing_is_named(
 ) -> None:
     path, out = tmp_path / "grid.toml", tmp_path / "out"
     protections = ["none", {"label": "odd", "sum": "secagg", "min_cohort": 7}]
-    path.write_text(tomli_w.dumps({**BASE, "sweep": {"algorithms": ["fedavg"], "protections": protections, "seeds": [0, 1]}}))
+    path.write_text(
+        tomli_w.dumps({**BASE, "sweep": {"algorithms": ["fedavg"], "protections": protections, "seeds": [0, 1]}}), encoding="utf-8"
+    )
     words = ("sweep", str(path), "--out", str(out))
     assert in_process(monkeypatch, *words, "--merge") == 2
     assert "holds no sweep" in capsys.readouterr().err
@@ -430,7 +432,7 @@ def test_an_audit_that_was_cut_short_is_not_taken_for_a_whole_one(tmp_path: Path
 
     def audit(folder: Path, **options: Any) -> None:
         calls.append(folder)
-        (folder / "audit.json").write_text('{"cells": []}')
+        (folder / "audit.json").write_text('{"cells": []}', encoding="utf-8")
         if len(calls) == 1:
             raise SystemExit  # passes through what catches a run's errors, as a kill does
 
@@ -449,12 +451,13 @@ def test_three_shards_of_which_one_is_killed_make_the_same_sweep_as_one_process(
     path = tmp_path / "grid.toml"
     grid = {**BASE, "training": {**BASE["training"], "rounds": 8}}
     path.write_text(
-        tomli_w.dumps({**grid, "sweep": {"algorithms": ["fedavg", "pacfl"], "protections": ["none", "haar"], "seeds": [0, 1, 2, 3]}})
+        tomli_w.dumps({**grid, "sweep": {"algorithms": ["fedavg", "pacfl"], "protections": ["none", "haar"], "seeds": [0, 1, 2, 3]}}),
+        encoding="utf-8",
     )
     words = [sys.executable, "-u", "-m", "cflpriv.cli", "sweep", str(path), "--out", str(tmp_path / "parts")]
 
     def shard(number: int) -> subprocess.Popen[str]:
-        return subprocess.Popen([*words, "--shard", f"{number}/3"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        return subprocess.Popen([*words, "--shard", f"{number}/3"], stdout=subprocess.PIPE, encoding="utf-8", cwd=ROOT)
 
     processes = [shard(number) for number in (1, 2, 3)]
     assert processes[0].stdout is not None
@@ -507,7 +510,7 @@ def test_a_run_whose_audit_failed_is_one_row_with_its_error(tmp_path: Path) -> N
     sweep = swept(algorithms=["fedavg"], seeds=[0, 1, 2])
     run_sweep(sweep, tmp_path, cells=part_of(sweep, [1]))
     for seed in (0, 1):
-        (tmp_path / "failed" / f"fedavg-as_given-s{seed}.json").write_text('{"error": "no attack today"}')
+        (tmp_path / "failed" / f"fedavg-as_given-s{seed}.json").write_text('{"error": "no attack today"}', encoding="utf-8")
     write_tables(tmp_path, sweep)
     rows = rows_of(tmp_path / "sweep.csv")
     assert [(row["run"], row["algorithm"], row["seed"], row["error"]) for row in rows] == [

@@ -25,8 +25,8 @@ run_experiment(parse_config(tree | {"run": {"workers": 2}}), "out")
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", [SWEEP, WORKERS], ids=["sweep", "workers"])
 def test_a_script_without_a_guard_is_told_so(calls: str, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(TREE + calls)
-    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    (tmp_path / "script.py").write_text(TREE + calls, encoding="utf-8")
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, encoding="utf-8", cwd=tmp_path, timeout=120)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"cflpriv.errors.InputError: {UNGUARDED}"
     assert not list(tmp_path.glob("out/failed/*")), "no run has failed: none has begun"

@@ -37,9 +37,9 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 def rewritten(name: str, change: Callable[[dict], None]) -> Callable[[Path], None]:  # type: ignore[type-arg]
     def edit(folder: Path) -> None:
-        tree = json.loads((folder / name).read_text())
+        tree = json.loads((folder / name).read_text(encoding="utf-8"))
         change(tree)
-        (folder / name).write_text(json.dumps(tree, indent=1) + "\n")
+        (folder / name).write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
 
     return edit
 
@@ -64,7 +64,7 @@ def test_a_folder_as_its_run_left_it_is_verified(folder: Path) -> None:
     assert found.problems == ()
     assert len(found.digest) == 32
     assert read_run(folder).problems == ()
-    assert "Verified:" in write_report(folder).read_text()
+    assert "Verified:" in write_report(folder).read_text(encoding="utf-8")
     assert verify(folder) == found  # a report changes nothing that it reads
 
 
@@ -88,20 +88,20 @@ def test_a_checkpoint_that_was_changed_is_found(folder: Path, name: str) -> None
 
 
 def test_a_checkpoint_of_another_name_is_found(folder: Path) -> None:
-    (folder / "checkpoints" / "round_0000009.json").write_text("{}")
+    (folder / "checkpoints" / "round_0000009.json").write_text("{}", encoding="utf-8")
     (problem,) = verify(folder).problems
     assert "checkpoints/round_0000009.json: is not as the run left it" in problem
 
 
 @pytest.mark.parametrize("name", [".DS_Store", ".nfs0000000000000001"])
 def test_hidden_files_of_a_desktop_or_a_file_system_are_no_checkpoints(folder: Path, name: str) -> None:
-    (folder / "checkpoints" / name).write_text("x")
+    (folder / "checkpoints" / name).write_text("x", encoding="utf-8")
     assert verify(folder).problems == ()
-    assert f"checkpoints/{name}" not in json.loads((seal(folder), (folder / FILE).read_text())[1])
+    assert f"checkpoints/{name}" not in json.loads((seal(folder), (folder / FILE).read_text(encoding="utf-8"))[1])
 
 
 def test_a_checkpoint_file_named_like_a_pattern_is_found(folder: Path) -> None:
-    (folder / "checkpoints" / "round_[9].json").write_text("{}")
+    (folder / "checkpoints" / "round_[9].json").write_text("{}", encoding="utf-8")
     (problem,) = verify(folder).problems
     assert "checkpoints/round_[9].json: is not as the run left it" in problem
 
@@ -121,8 +121,10 @@ def test_a_folder_handed_on_without_checkpoints_is_verified_but_for_them(
 
 
 def test_checkpoints_of_an_earlier_version_are_named_as_not_checked(folder: Path) -> None:
-    known = json.loads((folder / FILE).read_text())
-    (folder / FILE).write_text(json.dumps({name: digest for name, digest in known.items() if not name.startswith("checkpoints/")}))
+    known = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    (folder / FILE).write_text(
+        json.dumps({name: digest for name, digest in known.items() if not name.startswith("checkpoints/")}), encoding="utf-8"
+    )
     assert verify(folder).problems == ()
     assert "checkpoints/ has no digests" in verify(folder).unchecked
 
@@ -130,7 +132,7 @@ def test_checkpoints_of_an_earlier_version_are_named_as_not_checked(folder: Path
 @pytest.mark.slow
 def test_a_report_says_what_is_not_verified(folder: Path) -> None:
     EDITS["summary.json"](folder)
-    page = write_report(folder).read_text()
+    page = write_report(folder).read_text(encoding="utf-8")
     assert "Not verified:" in page
     assert "summary.json: accuracy_mean = 0.988, where the run" in page
     assert "Verified:" not in page
@@ -148,7 +150,7 @@ def test_an_edited_figure_is_found_also_where_digests_were_written_anew(folder: 
 
 
 def test_an_audit_is_sealed_as_well(folder: Path) -> None:
-    (folder / "audit.json").write_text("[]\n")
+    (folder / "audit.json").write_text("[]\n", encoding="utf-8")
     assert any("audit.json" in problem for problem in verify(folder).problems)
     seal(folder, OF_AUDITS)
     assert verify(folder).problems == ()
@@ -159,7 +161,7 @@ def test_an_audit_is_sealed_as_well(folder: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"config.toml": 3}', "null"])
 def test_a_damaged_table_of_digests_is_no_crash(folder: Path, content: str) -> None:
-    (folder / FILE).write_text(content)
+    (folder / FILE).write_text(content, encoding="utf-8")
     assert verify(folder).problems
     assert read_run(folder).problems
 
@@ -167,7 +169,7 @@ def test_a_damaged_table_of_digests_is_no_crash(folder: Path, content: str) -> N
 @pytest.mark.parametrize(("name", "content"), [("summary.json", "[]"), ("summary.json", "null"), ("rounds.jsonl", "[" * 200_000)])
 @pytest.mark.parametrize("measured", [True, False])
 def test_files_of_another_shape_are_no_crash(folder: Path, name: str, content: str, measured: bool) -> None:
-    (folder / name).write_text(content)
+    (folder / name).write_text(content, encoding="utf-8")
     if not measured:
         (folder / "measured.json").unlink()
     assert verify(folder).problems
@@ -179,15 +181,15 @@ def test_a_run_that_was_killed_before_its_digests_is_finished_by_resume(folder: 
         (folder / FILE).unlink()
     else:
         rewritten(FILE, lambda tree: tree.update({"summary.json": "0" * 32}))(folder)
-    before = json.loads((folder / "summary.json").read_text())
+    before = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     run_experiment(parse_config(TREE), folder, resume=True)
     assert verify(folder).problems == ()
-    assert json.loads((folder / "summary.json").read_text())["accuracy_mean"] == before["accuracy_mean"]
+    assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["accuracy_mean"] == before["accuracy_mean"]
 
 
 def test_an_active_audit_alone_is_no_run_and_no_contradiction(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text(parse_config(TREE).to_toml())
-    (tmp_path / "active_audit.json").write_text("[]\n")
+    (tmp_path / "config.toml").write_text(parse_config(TREE).to_toml(), encoding="utf-8")
+    (tmp_path / "active_audit.json").write_text("[]\n", encoding="utf-8")
     seal(tmp_path)
     assert verify(tmp_path).problems == ()
 

@@ -210,7 +210,7 @@ def test_libsvm_round_trip(tmp_path: Path, values: Array, packed: bool, data: st
 )
 def test_libsvm_bad_lines(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a"
-    path.write_text(f"1 1:0.5\n{line}\n1 1:0.5\n")
+    path.write_text(f"1 1:0.5\n{line}\n1 1:0.5\n", encoding="utf-8")
     with refused(path) as caught:
         read_svmlight(path, 5)
     assert {"": "1 of its 3 lines", "1 6:1": "feature 6, not in 1..5"}.get(line, "line 2") in str(caught.value)
@@ -231,11 +231,11 @@ def test_libsvm_random_bytes(tmp_path: Path, body: bytes, packed: bool) -> None:
 @pytest.mark.slow
 def test_libsvm_takes_no_memory_for_what_a_file_only_claims(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    path.write_text("1 2000000000:1\n" * 3)  # dense, 24 GB
+    path.write_text("1 2000000000:1\n" * 3, encoding="utf-8")  # dense, 24 GB
     with refused(path) as caught:
         read_svmlight(path, 5)
     assert "feature 2000000000" in str(caught.value)
-    path.write_text("1 99999999999999999999:1\n")
+    path.write_text("1 99999999999999999999:1\n", encoding="utf-8")
     with refused(path):
         read_svmlight(path, 5)
     path.write_bytes(bz2.compress(b"1\n" * 3_000_000))  # 3 kB

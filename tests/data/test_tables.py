@@ -184,7 +184,7 @@ def test_keys_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any],
 def test_a_header_is_needed_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="two columns 'age'"):
         build_population(spec(written(tmp_path / "a.csv", [], ("site", "age", "age"))))
-    (tmp_path / "b.csv").write_text("")
+    (tmp_path / "b.csv").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="has no header"):
         build_population(spec(tmp_path / "b.csv"))
     with pytest.raises(InputError, match="has no rows"):

@@ -107,7 +107,7 @@ def test_an_aborted_job_ends_a_stage_at_once(tmp_path: Path) -> None:
 def test_missing_settings_are_a_line_at_the_site_and_a_code_for_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sites = deployment(tmp_path, population(clients_per_group=1))
     settings = tmp_path / "site-1" / "local" / "cflpriv.toml"
-    text = settings.read_text()
+    text = settings.read_text(encoding="utf-8")
     settings.unlink()
     staged = transport(sites)
     fed = FederationServer(OverBytes(staged))
@@ -116,7 +116,7 @@ def test_missing_settings_are_a_line_at_the_site_and_a_code_for_the_server(tmp_p
     assert fed.refusals == [(-1, "enrol", "no-settings")]
     line = f"{settings}: is missing; write the settings of site 'site-1' here, or name a folder with site-1.toml as CFLPRIV_SETTINGS"
     assert line in caplog.text
-    settings.write_text(text.replace("[protection]", "[protection]\nsun = 3"))
+    settings.write_text(text.replace("[protection]", "[protection]\nsun = 3"), encoding="utf-8")
     answer = m.decode_answer(staged.exchange({0: b"?"}, "sum")[0])
     assert answer == m.Refused("bad-settings")
 
@@ -128,7 +128,9 @@ def test_settings_come_from_the_site_and_never_from_the_job(tmp_path: Path, monk
     monkeypatch.setenv("CFLPRIV_SETTINGS", str(tmp_path / "site-1" / "local"))
     with pytest.raises(InputError, match=r"site-2\.toml: is missing; .* in the folder that CFLPRIV_SETTINGS names"):
         site_settings(at_site)
-    (tmp_path / "site-1" / "local" / "site-2.toml").write_text((tmp_path / "site-1" / "local" / "cflpriv.toml").read_text())
+    (tmp_path / "site-1" / "local" / "site-2.toml").write_text(
+        (tmp_path / "site-1" / "local" / "cflpriv.toml").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     assert site_settings(at_site)[0].identity.client == 0
 
 
@@ -137,7 +139,7 @@ def test_the_executor_says_where_its_data_should_come_from(tmp_path: Path, monke
     for app in ({}, {"data": 3}, {"data": "module"}, {"data": ":function"}):
         with pytest.raises(InputError, match=r"\[app\] data = .*: give the function"):
             executor.data(0, app)
-    (tmp_path / "own_site_data.py").write_text("def of(client, app): return (client, app['file'])")
+    (tmp_path / "own_site_data.py").write_text("def of(client, app): return (client, app['file'])", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert executor.data(3, {"data": "own_site_data:of", "file": "x"}) == (3, "x")  # type: ignore[comparison-overlap]
     sites = deployment(tmp_path, population(clients_per_group=1))
@@ -159,14 +161,16 @@ def test_the_controller_writes_the_run_folder_of_a_local_run(tmp_path: Path, sma
     scene = build_population(config.data)
     sites = deployment(tmp_path, scene, "min_cohort = 1")
     (tmp_path / "server").mkdir()
-    (tmp_path / "server" / "experiment.toml").write_text(config.to_toml())
+    (tmp_path / "server" / "experiment.toml").write_text(config.to_toml(), encoding="utf-8")
     made = CflprivController("experiment.toml", out="run")
     for _ in range(2):
         controller, at_server = controlled(sites, made)
         controller.control_flow(sites.aborted, at_server)
         assert at_server.get_prop(FLContextKey.FATAL_SYSTEM_ERROR) is None
     run_experiment(config, tmp_path / "local")
-    there, here = (json.loads((run / "summary.json").read_text()) for run in (tmp_path / "server" / "run", tmp_path / "local"))
+    there, here = (
+        json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in (tmp_path / "server" / "run", tmp_path / "local")
+    )
     assert there["engine"] == "nvflare"
     assert there["ari"] == here["ari"]
     assert there["accuracy_mean"] == pytest.approx(here["accuracy_mean"])
@@ -200,9 +204,9 @@ def test_a_jobs_experiment_brings_no_code(tmp_path: Path) -> None:
     sites = deployment(tmp_path, population(clients_per_group=1))
     folder = tmp_path / "server" / "job" / "app_server" / "config"
     folder.mkdir(parents=True)
-    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
-    (folder / "config.toml").write_text('[run]\nplugins = ["own.py"]\n')
-    (folder / "plain.toml").write_text("")
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()", encoding="utf-8")
+    (folder / "config.toml").write_text('[run]\nplugins = ["own.py"]\n', encoding="utf-8")
+    (folder / "plain.toml").write_text("", encoding="utf-8")
     reasons: list[str] = []
     for given in ({"experiment": "config.toml"}, {"experiment": "plain.toml", "out": ""}):
         paths: dict[str, Any] = {name: str(folder.relative_to(tmp_path / "server") / one) for name, one in given.items()}

@@ -203,7 +203,7 @@ def test_a_site_whose_logs_go_to_the_server_lets_nothing_out(
     """They say which updates are not finite. NVFlare sends them unless a site forbids it."""
     site = Site(tmp_path)
     file = site.folder / "local" / "resources.json"
-    file.unlink() if resources is None else file.write_text(resources)
+    file.unlink() if resources is None else file.write_text(resources, encoding="utf-8")
     with caplog.at_level(logging.ERROR), pytest.raises(ContentBlockedException, match=r"^blocked$"):
         site.answer(trained())
     assert f"{file}: " in caplog.text
@@ -213,7 +213,7 @@ def test_a_site_whose_logs_go_to_the_server_lets_nothing_out(
 
 def test_settings_that_cannot_be_read_let_nothing_out(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    (site.folder / "local" / "cflpriv.toml").write_text("nonsense")
+    (site.folder / "local" / "cflpriv.toml").write_text("nonsense", encoding="utf-8")
     with pytest.raises(ContentBlockedException, match=r"^blocked$"):
         site.answer(trained())
 

@@ -117,13 +117,13 @@ def test_eight_sites_one_of_which_is_killed_inside_a_sum_give_the_models_of_the_
 
     def planned(out: Path, *rest: Any) -> Any:
         sites = prepare(out, *rest)
-        (out / "settings" / "plan.json").write_text(json.dumps([3, 1, "Deliver"]))
+        (out / "settings" / "plan.json").write_text(json.dumps([3, 1, "Deliver"]), encoding="utf-8")
         return sites
 
     launch.prepare = planned
     summary = launch.main(["--out", str(tmp_path / "d"), "--deadline", "40"], executor)
     assert (tmp_path / "d" / "settings" / "killed").exists()
-    rows = [json.loads(line) for line in (tmp_path / "d" / "run" / "rounds.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "d" / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["skipped"] for row in rows] == [None, None]
     assert rows[1]["lost"] == [3]
     assert summary["clusters"] == 2
@@ -171,5 +171,5 @@ def test_the_filter_stops_a_stock_job_at_its_budget(tmp_path: Path, example: Any
     stated = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
     assert not np.allclose(saved, np.round(saved)), "the model of FedAvg is a noisy one"
     assert np.abs(saved - stated).max() < 100
-    log = "".join(path.read_text() for path in (tmp_path / "d" / "workspace").rglob("log.txt"))
+    log = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "d" / "workspace").rglob("log.txt"))
     assert "the answer to task 'train' is blocked: over-budget" in log

@@ -39,7 +39,9 @@ def scene(folder: Path) -> Scene:
     configs: dict[int, dict[str, Any]] = {}
     for client in range(CLIENTS):
         path = folder / f"client{client}.toml"
-        path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n[protection]\nsum = "secagg"\n')
+        path.write_text(
+            f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n[protection]\nsum = "secagg"\n', encoding="utf-8"
+        )
         configs[1000 + client] = {"settings": str(path)}
 
     def data(context: Context, tables: dict[str, Any]) -> Any:

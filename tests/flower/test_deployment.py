@@ -30,7 +30,7 @@ def test_a_deployment_with_secure_sums_finds_the_clusters_and_models_of_a_local_
     clustering, models = local_models(["training.rounds=1", "protection.sum=none", "protection.min_cohort=0"])
     run = tmp_path / "d" / "run"
     assert summary["ari"] == 1.0
-    assert json.loads((run / "measured.json").read_text())["labels"] == {str(c): clustering[c] for c in range(4)}
+    assert json.loads((run / "measured.json").read_text(encoding="utf-8"))["labels"] == {str(c): clustering[c] for c in range(4)}
     found = load_file(run / "checkpoints" / "models.safetensors")
     for i, model in enumerate(models):
         np.testing.assert_allclose(found[f"model/{i}"], model, atol=1e-5)
@@ -190,7 +190,7 @@ def test_who_does_not_belong_is_refused_by_a_word_and_the_others_go_on(tmp_path:
         for node, own in zip((5, 6), module.free_ports(2), strict=True):
             module.start_node(machines, node, port, own, tls)
         until = time.monotonic() + 120
-        while time.monotonic() < until and not all("SuperNode ID" in (out / f"node{i}.log").read_text() for i in range(7)):
+        while time.monotonic() < until and not all("SuperNode ID" in (out / f"node{i}.log").read_text(encoding="utf-8") for i in range(7)):
             time.sleep(0.5)
         assert module.wait(machines, module.submit(machines), 1500) == "finished:completed"
     summary = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))

@@ -59,14 +59,14 @@ def deployment(
         path = folder / f"client{client}.toml"
         kept = f'state = "state{client}"\n' if state else ""
         tables = f"[protection]\n{protection}\n[privacy]\n{privacy}\n"
-        path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n{kept}{tables}')
+        path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n{kept}{tables}', encoding="utf-8")
         configs[1000 + client] = {"settings": str(path)}
     for number in range(int(key_holder)):
         name = f"key-holder{number or ''}"
         path = folder / f"{name}.toml"
         kept = f'state = "state-{name}"\n' if state else ""
         names = f'role = "key-holder"\nidentity = "keys/{name}.key"\nroster = "keys/roster.txt"\n'
-        path.write_text(f"{names}{kept}[protection]\n{protection}\n")
+        path.write_text(f"{names}{kept}[protection]\n{protection}\n", encoding="utf-8")
         configs[HOLDER_NODE + number] = {"settings": str(path)}
     by_number = {client.id: client for client in scene.clients}
 
@@ -137,11 +137,16 @@ def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
     summary = serve(grid, config, tmp_path / "open", scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
     assert summary["ari"] == 1.0
     assert summary["accuracy_mean"] > 0.3
-    assert json.loads((tmp_path / "open" / "rounds.jsonl").read_text().splitlines()[0])["per_client"]["clients"] == [0, 1, 2, 3]
+    assert json.loads((tmp_path / "open" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[0])["per_client"]["clients"] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     kinds = {(one.operation, one.kind) for one in read_transcript(tmp_path / "open" / "transcript", summary["messages"])}
     assert ("gather", "correct+count") in kinds, "single scores are on record"
     assert (tmp_path / "open" / "checkpoints" / "models.safetensors").exists()
-    assert "pacfl" in write_report(tmp_path / "open").read_text()
+    assert "pacfl" in write_report(tmp_path / "open").read_text(encoding="utf-8")
     cells = audit_run(tmp_path / "open", budget="quick", attacks=["signature_inversion"], population=scene)
     assert "leaks" in {cell.status for cell in cells}
 
@@ -176,7 +181,7 @@ def test_a_restarted_server_goes_on_from_its_last_round(tmp_path: Path, protecti
     from cflpriv.experiments.config import parse_config
 
     example = Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml"
-    tree = tomllib.loads(example.read_text())
+    tree = tomllib.loads(example.read_text(encoding="utf-8"))
     tree["protection"] = tomllib.loads(protection)
     tree["training"] |= {"rounds": 3, "epochs": 1, "batch_size": 60}
     tree["model"]["hidden"] = 4
@@ -197,10 +202,15 @@ def test_a_restarted_server_goes_on_from_its_last_round(tmp_path: Path, protecti
             grid.apps[node + 50] = grid.apps.pop(node)
             grid.contexts[node + 50] = Context(2, node + 50, grid.contexts.pop(node).node_config, RecordDict(), {})
         written = folder / "r" / "config.toml"
-        written.write_text(written.read_text().replace("normalise = true\n", ""))  # as before there was this key
+        written.write_text(
+            written.read_text(encoding="utf-8").replace("normalise = true\n", ""), encoding="utf-8"
+        )  # as before there was this key
         again = serve(grid, config, folder / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
         assert not again["refusals"], at
-        rows = [[json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()] for run in (tmp_path / "w", folder / "r")]
+        rows = [
+            [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+            for run in (tmp_path / "w", folder / "r")
+        ]
         assert [row["cohort"] for row in rows[0]] == [row["cohort"] for row in rows[1]], at
         assert again["rounds"] == expected["rounds"] == 3
         read_transcript(folder / "r" / "transcript", again["messages"])
@@ -248,7 +258,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
     from cflpriv.experiments import run_experiment
     from cflpriv.experiments.config import Config, parse_config
 
-    tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text())
+    tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text(encoding="utf-8"))
     asked = f"{privacy}\nepsilon = 8.0\ndelta = 1e-3\nsketch_dim = 16"
     tree |= {"protection": tomllib.loads(protection), "privacy": tomllib.loads(asked)}
     tree["training"] |= {"epochs": 1, "batch_size": 60}
@@ -265,7 +275,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
     assert summary["rounds_skipped"] == 0
     for key in ("epsilon", "delta", "epsilon_budget", "privacy_unit", "stopped"):
         assert summary[key] == local[key], key
-    ledgers = [json.loads((tmp_path / run / "ledger.json").read_text())["charges"] for run in ("local", "run")]
+    ledgers = [json.loads((tmp_path / run / "ledger.json").read_text(encoding="utf-8"))["charges"] for run in ("local", "run")]
     assert ledgers[0] == ledgers[1]
     assert summary["accuracy_mean"] is None, "scores have no noise"
     unit = config.privacy.unit
@@ -294,7 +304,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
         serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
     (tmp_path / "r" / "ledger.json").write_bytes(kept)
     again = serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
-    charges = json.loads((tmp_path / "r" / "ledger.json").read_text())["charges"]
+    charges = json.loads((tmp_path / "r" / "ledger.json").read_text(encoding="utf-8"))["charges"]
     assert charges == ledgers[1], "the round that was cut is paid, and another would be too dear"
     assert "refused by the privacy ledger" in again["stopped"]
     assert again["epsilon"] == summary["epsilon"]
@@ -317,7 +327,7 @@ def test_bad_settings_get_a_word_and_no_text(tmp_path: Path) -> None:
         ('identity = "keys/client0.key"\n[protection]\n[privacy]\nunit = "sample"\nepsilon = 1.0\ndelta = 1e-5', "give a folder as state"),
         ('identity = "keys/client0.key"\n[protection]\n[privacy]\nunit = "sample"', "privacy.epsilon = 0.0"),
     ):
-        (tmp_path / "bad.toml").write_text(text)
+        (tmp_path / "bad.toml").write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match=word):
             read_settings(tmp_path / "bad.toml")
     with pytest.raises(InputError, match="keys are not overwritten"):
@@ -591,7 +601,9 @@ def test_settings_of_holders_are_checked_by_name(tmp_path: Path) -> None:
     deployment(tmp_path, population(), 'gram = ["shares"]', key_holder=2)
     with pytest.raises(InputError, match=r"give a roster that names 3 key-holders \(share_holders\)"):
         read_settings(tmp_path / "key-holder.toml")
-    (tmp_path / "key-holder.toml").write_text((tmp_path / "key-holder.toml").read_text().replace('gram = ["shares"]', ""))
+    (tmp_path / "key-holder.toml").write_text(
+        (tmp_path / "key-holder.toml").read_text(encoding="utf-8").replace('gram = ["shares"]', ""), encoding="utf-8"
+    )
     with pytest.raises(InputError, match="role = 'key-holder' needs"):
         read_settings(tmp_path / "key-holder.toml")
 
@@ -622,7 +634,7 @@ def test_a_server_that_is_stopped_twice_in_one_round_goes_on(tmp_path: Path) -> 
 
     from cflpriv.experiments.config import parse_config
 
-    tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text())
+    tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text(encoding="utf-8"))
     tree["protection"], tree["training"]["rounds"] = {"sum": "secagg", "min_cohort": 2}, 2
     tree["training"] |= {"epochs": 1, "batch_size": 60}
     config = parse_config(tree)
@@ -648,7 +660,7 @@ def test_a_server_that_is_stopped_twice_in_one_round_goes_on(tmp_path: Path) -> 
         assert names == {"round_0000001" if turn < 3 else "final"}, "only the last is kept"
     assert not summary["refusals"]
     assert summary["rounds_skipped"] == 0
-    restarts = [json.loads(line) for line in (tmp_path / "r" / "resumes.jsonl").read_text().splitlines()]
+    restarts = [json.loads(line) for line in (tmp_path / "r" / "resumes.jsonl").read_text(encoding="utf-8").splitlines()]
     assert restarts == [{"number": number, "from": "round_0000001"} for number in (1, 2, 3)]
     assert not list((tmp_path / "r" / "checkpoints").glob("*.clients.*")), "no client's side of it is here"
 
@@ -737,15 +749,15 @@ def test_a_checkpoint_with_the_fewer_keys_of_an_early_version_is_gone_on_from(tm
         serve(grid, config, tmp_path / "r", scene, clients=4, say=says)  # type: ignore[arg-type]
     folder = tmp_path / "r" / "checkpoints"
     (path,) = folder.glob("round_*.json")
-    tree = json.loads(path.read_text())
+    tree = json.loads(path.read_text(encoding="utf-8"))
     tree["progress"] = {key: tree["progress"][key] for key in ("rounds", "transcript", "charges")}
     tree["files"] = {f"{path.stem}_0000002.safetensors": digest for digest in tree["files"].values()}
     (folder / f"{path.stem}.safetensors").rename(folder / f"{path.stem}_0000002.safetensors")
     path.unlink()
-    (folder / f"{path.stem}_0000002.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}))
-    rows = [json.loads(line) for line in (tmp_path / "r" / "rounds.jsonl").read_text().splitlines()]
+    (folder / f"{path.stem}_0000002.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}), encoding="utf-8")
+    rows = [json.loads(line) for line in (tmp_path / "r" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     kept = [{key: value for key, value in row.items() if key != "protection_seconds"} for row in rows]
-    (tmp_path / "r" / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    (tmp_path / "r" / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     summary = serve(grid, config, tmp_path / "r", scene, clients=4, resume=True, say=str)  # type: ignore[arg-type]
     assert summary["rounds"] == 3
     assert not summary["refusals"]
@@ -772,7 +784,7 @@ def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp
     summary = serve(grid, config, tmp_path / "r", scene, clients=4, say=str)  # type: ignore[arg-type]
     assert not odd
     assert summary["rounds"] == 1
-    row = json.loads((tmp_path / "r" / "rounds.jsonl").read_text())
+    row = json.loads((tmp_path / "r" / "rounds.jsonl").read_text(encoding="utf-8"))
     assert row["per_client"]["clients"] == []
     assert row["accuracy_mean"] is None
 

@@ -48,11 +48,13 @@ IDENTITY = 'identity = "keys/client0.key"\n'
 )
 def test_wrong_settings_are_a_line_and_a_word(tmp_path: Path, text: str | None, line: str) -> None:
     write_identities(tmp_path / "keys", 1, public_entropy("settings"))
-    (tmp_path / "short.key").write_text("0\nabcd\nabcd\n")
-    (tmp_path / "negative.key").write_text((tmp_path / "keys" / "client0.key").read_text().replace("0", "-1", 1))
+    (tmp_path / "short.key").write_text("0\nabcd\nabcd\n", encoding="utf-8")
+    (tmp_path / "negative.key").write_text(
+        (tmp_path / "keys" / "client0.key").read_text(encoding="utf-8").replace("0", "-1", 1), encoding="utf-8"
+    )
     path = tmp_path / "client0.toml"
     if text is not None:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     if line:
         with pytest.raises(InputError, match=line):
             read_settings(path)
@@ -89,7 +91,7 @@ def test_a_node_without_settings_beside_enough_others_does_not_end_the_run(tmp_p
     configs: dict[int, dict[str, Any]] = {9: {}}
     for number in range(2):
         path = tmp_path / f"client{number}.toml"
-        path.write_text(f'identity = "keys/client{number}.key"\n[protection]\n')
+        path.write_text(f'identity = "keys/client{number}.key"\n[protection]\n', encoding="utf-8")
         configs[number] = {"settings": str(path)}
 
     def data(context: Any, tables: Any) -> Any:

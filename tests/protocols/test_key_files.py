@@ -34,14 +34,14 @@ def test_the_roster_has_the_keys_of_all_identities(tmp_path: Path, key_holder: b
 
 @pytest.mark.parametrize("text", ["", "0\nab\nab\n", f"-1\n{'00' * 32}\n{'00' * 32}\n", f"0\n{'00' * 32}\n{'zz' * 32}\n", "0\n1\n2\n3\n"])
 def test_what_is_no_key_file_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x.key").write_text(text)
+    (tmp_path / "x.key").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"x\.key: is not a key file of three lines"):
         read_identity(tmp_path / "x.key")
 
 
 @pytest.mark.parametrize("text", ["0 ab\n", f"1 {'00' * 32}\n", f"0 {'00' * 32}\n1 {'00' * 32}\n", "key-holder\n", "zero one\n"])
 def test_what_is_no_roster_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "roster.txt").write_text(text)
+    (tmp_path / "roster.txt").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"roster\.txt: is not a roster of lines"):
         read_roster(tmp_path / "roster.txt")
     with pytest.raises(ValueError, match=r"nothing\.txt: is not a roster"):

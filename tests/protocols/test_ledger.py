@@ -78,14 +78,14 @@ def test_the_charge_is_on_the_disk_before_the_release(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "replace", renamed)
     ledger.charge({0: [event()]}, "gram", -1)
     assert order[:2] == ["flush", "rename"]
-    assert json.loads(path.read_text())["charges"][0]["clients"] == [0]
+    assert json.loads(path.read_text(encoding="utf-8"))["charges"][0]["clients"] == [0]
 
 
 def test_what_cannot_be_written_is_not_charged_and_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ledger.json"
     ledger = Ledger(BUDGET, path)
     ledger.charge({0: [event()]}, "gram")
-    kept = path.read_text()
+    kept = path.read_text(encoding="utf-8")
 
     def full(fd: int) -> None:
         raise OSError(28, "no space left")
@@ -94,7 +94,7 @@ def test_what_cannot_be_written_is_not_charged_and_not_released(tmp_path: Path, 
     receipt = Receipt((event(),))
     with pytest.raises(OSError, match="no space"):
         ledger.settle({0: [receipt]}, "mean")
-    assert path.read_text() == kept
+    assert path.read_text(encoding="utf-8") == kept
     assert len(ledger.events(0)) == 1
     assert not receipt.paid
 
@@ -118,10 +118,10 @@ def test_an_existing_ledger_is_not_overwritten_or_taken_for_another(tmp_path: Pa
         Ledger(BUDGET, path)
     with pytest.raises(ValueError, match="is a ledger for delta"):
         Ledger.open(path, Budget(1.0, 1e-5, "replace_one", "sample"))
-    path.write_text(path.read_text().replace("GaussianEvent", "GaussianEvents"))
+    path.write_text(path.read_text(encoding="utf-8").replace("GaussianEvent", "GaussianEvents"), encoding="utf-8")
     with pytest.raises(ValueError, match="is no ledger"):
         Ledger.open(path)
-    path.write_text("{}")
+    path.write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match="is no ledger"):
         Ledger.open(path)
 
@@ -161,7 +161,7 @@ def test_a_damaged_ledger_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=r"ledger\.json: is no ledger"):
         Ledger.open(path)
-    path.write_text(GOOD % "")
+    path.write_text(GOOD % "", encoding="utf-8")
     assert Ledger.open(path).clients == ()
 
 

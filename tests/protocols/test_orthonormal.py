@@ -149,7 +149,7 @@ def test_another_process_derives_the_same() -> None:
         "import json, numpy as np; from cflpriv.protocols.orthonormal import TRANSFORMS, transform;"
         "print(json.dumps({k: transform(k, bytes(range(32)), 'vector', 40).apply(np.eye(40)).tolist() for k in TRANSFORMS}))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     theirs = json.loads(out.stdout)
     for kind in TRANSFORMS:
         mine = transform(kind, SECRET, "vector", 40).apply(np.eye(40))

@@ -187,7 +187,7 @@ print("ok")
 def test_the_folder_works_in_another_system_under_another_name(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "protocols", tmp_path / "borrowed", ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-I", "-c", VENDORED, str(tmp_path)]
-    assert subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout == "ok\n"
+    assert subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, encoding="utf-8").stdout == "ok\n"
 
 
 IMPORT = """
