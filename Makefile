@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEFAULT_SUITE := -n 2 -m "not slow and not gpu and not flower"
 READY := $(VENV)/.ready
 export OMP_NUM_THREADS := 1
 # compiled modules are kept: test workers would compile the tests again in every run
@@ -14,13 +15,39 @@ export CFLPRIV_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: demo test test-flower test-kernels test-slow lint type bench gpu docs dist clean
+.PHONY: demo test test-versions FORCE test-flower test-kernels test-slow lint type bench gpu docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not flower"
+	$(BIN)/python -m pytest $(DEFAULT_SUITE)
+
+# the default suite with the lowest versions that pyproject.toml allows (VERSIONS=lowest), or with the newest (VERSIONS=newest), under PYTHON
+VERSIONS ?= lowest
+EXTRAS ?= dev flower nvflare
+VERSIONS_ENV := .versions/$(VERSIONS)-$(notdir $(PYTHON))
+comma := ,
+empty :=
+space := $(empty) $(empty)
+
+test-versions: $(VERSIONS_ENV)/$(VERSIONS).txt
+	$(VERSIONS_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --constraint $< --editable ".[$(subst $(space),$(comma),$(EXTRAS))]"
+	$(VERSIONS_ENV)/bin/python -m pip list --disable-pip-version-check --format freeze --exclude-editable > $(VERSIONS_ENV)/installed.txt
+	$(VERSIONS_ENV)/bin/python -m pytest $(DEFAULT_SUITE)
+
+# uv derives the lowest versions from the bounds in pyproject.toml; where the lowest has no wheel for PYTHON: the lowest that has one.
+# pip installs, with its own settings: PIP_EXTRA_INDEX_URL, for instance, names an index with another build of torch.
+%/lowest.txt: FORCE
+	$(PYTHON) -m venv --clear $*
+	$*/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$*/bin/uv pip compile --quiet --resolution lowest-direct --only-binary :all: $(addprefix --extra ,$(EXTRAS)) --output-file $@ pyproject.toml
+
+%/newest.txt: FORCE
+	$(PYTHON) -m venv --clear $*
+	touch $@
+
+FORCE:
 
 test-flower: $(READY)
 	$(BIN)/python -m pytest -m flower
@@ -69,4 +96,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .versions build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -92,6 +92,14 @@ def test_the_extra_of_everything_leaves_out_ray_nvflare_and_torchvision_alone() 
     assert set(re.split(r"[\[\],]", line)) >= set(EXTRA_OF.values()) - {"ray", "nvflare", "vision"}
 
 
+def test_every_dependency_has_a_lower_bound() -> None:
+    """`make test-versions` derives the lowest versions from these bounds; without one, any release would be allowed and none be run."""
+    requirements = [*PROJECT["dependencies"], *(line for lines in PROJECT["optional-dependencies"].values() for line in lines)]
+    others = [line for line in requirements if not line.startswith("cflpriv[")]
+    assert len(others) > 30
+    assert [line for line in others if ">=" not in line] == []
+
+
 @pytest.mark.slow
 def test_the_protocols_need_no_extra(tmp_path: Path) -> None:
     code = """

@@ -85,7 +85,7 @@ def main() -> None:
             raise
         _end(f"this command {line}", 2)
     except (MemoryError, RuntimeError, TypeError, ValueError) as error:
-        if "null byte" in str(error):
+        if "embedded null" in str(error):  # "... byte", and since Python 3.13 "... character in path"
             _end("a path holds a character NUL, which no file's name can", 2)
         if isinstance(error, UnicodeEncodeError):
             _end(f"{error.object!r}: has characters that {error.encoding} lacks; set PYTHONUTF8=1, or a locale of UTF-8", 2)

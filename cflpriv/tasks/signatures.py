@@ -43,7 +43,7 @@ def _signature(x: Array, p: int, squares: Array, vectors: Array, name: str) -> A
     size = min(n, d)
     # eigenvalues are squared singular values, known to about size·eps of the largest
     if p > size or squares[-1] <= size * np.finfo(np.float64).eps * max(squares[0], 0.0) or squares[0] <= 0:
-        rank = int(np.linalg.matrix_rank(x, rtol=1e-7))
+        rank = int(np.linalg.matrix_rank(x, tol=1e-7 * float(np.linalg.norm(x, 2))))  # `rtol` needs numpy 2
         raise InputError(
             f"{name}: a signature of p = {p} vectors was asked for (algorithm.p), but the data matrix has numerical rank {rank}"
         )

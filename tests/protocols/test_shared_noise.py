@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.integrate import trapezoid
 
 from cflpriv.protocols import entropy, shared_noise
 from cflpriv.protocols.entropy import normals, public_entropy
@@ -42,7 +43,7 @@ def law_of_mechanism(points: list[float], steps: float, reach: int) -> Array:
     k = np.arange(-n * reach, n * reach + 1)
     t = np.linspace(-1, 1, 40_001) * min(40 / (steps * math.sqrt(n)), 400.0)
     transform = np.exp(-n * (steps * t) ** 2 / 2) * np.sinc(t / (2 * np.pi)) ** n
-    return np.array([np.trapezoid(np.cos(t * (one - sum(points))) * transform, t) / (2 * np.pi) for one in k])
+    return np.array([trapezoid(np.cos(t * (one - sum(points))) * transform, t) / (2 * np.pi) for one in k])
 
 
 @pytest.mark.parametrize("steps", [0.5, 1.0, 1.5])
