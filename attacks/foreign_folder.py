@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 from safetensors.numpy import load_file
 from torch import nn
 
@@ -54,6 +53,8 @@ def save_updates(
     round were sent is written once. Raises `InputError` for states and samples that cannot be read and for a folder that has updates, and
     OSError.
     """
+    import tomli_w  # reading a folder does without
+
     folder, usual = Path(folder), settings or LoopSettings()
     if left := next((path for name in (TOML, "round-*", "truth") for path in folder.glob(name)), None):
         raise InputError(f"{folder}: has updates already ({left.name}), which would be audited with these; name another folder")

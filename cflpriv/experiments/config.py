@@ -17,7 +17,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-import tomli_w
 from pydantic import ConfigDict, ValidationError, create_model
 
 from ..algorithms import ALGORITHMS
@@ -309,6 +308,8 @@ class Config:
 
     def to_toml(self) -> str:
         """The resolved experiment as a file that `load_config` reads back."""
+        import tomli_w  # reading and running an experiment do without
+
         return tomli_w.dumps(_plain(asdict(self)))
 
 

@@ -27,8 +27,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from ..contract.protection import listed
 from ..errors import InputError, near
 from .choose import Choose, check_choose, parse_choose
@@ -119,6 +117,8 @@ def sweep_of(folder: Path) -> Sweep | None:
 
 def parse_sweep(tree: Mapping[str, Any], source: str = "sweep") -> Sweep:
     """A `Sweep` from nested mappings. A combination that makes no sense is a cell with a problem; if all are, that is raised."""
+    import tomli_w  # a single experiment does without
+
     sweep = tree.get("sweep")
     if not isinstance(sweep, Mapping):
         raise InputError(f"{source}: has no section [sweep]; `cflpriv run` runs a single experiment")
