@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from benchmarks.gpu import busy, kit, report, roofline, rows, session, training, ways
 from benchmarks.gpu.rows import Floor, Missing, Row, Setting
+from cflpriv.errors import CflprivWarning
 from cflpriv.tasks.training import Train
 
 
@@ -45,6 +47,16 @@ def test_a_row_without_its_package_is_skipped_and_one_that_fails_says_why(tmp_pa
     assert [(found["status"], found["note"]) for found in outcomes] == [
         ("skipped", "fashion_mnist is not in CFLPRIV_DATA"), ("skipped", "No module named 'cryptography'"), ("failed", "ValueError: no"),
     ]  # fmt: skip
+
+
+def test_a_step_that_is_not_captured_is_in_the_note_of_its_row(tmp_path: Path) -> None:
+    def warning(setting: Setting) -> rows.Figures:
+        for text in ("a training step could not be captured as a CUDA graph", "another thing"):
+            warnings.warn(text, CflprivWarning, stacklevel=1)
+        return {"ms": 1.0, "note": "4 clients"}
+
+    found = rows.outcome(Row("part", "name", warning), tiny(tmp_path))
+    assert found["note"] == "4 clients; a training step could not be captured as a CUDA graph"
 
 
 def test_a_part_that_cannot_be_imported_is_one_row(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
-"""The tests marked `gpu`, but for those that `agreement` has as rows."""
+"""The tests marked `gpu`; those of networks with every option of training are a row for each network."""
 
 import subprocess
 import sys
+from functools import partial
 
-from .rows import ROOT, Figures, Missing, Row, Setting
+from engine_scenes import EXTRAS, MODELS, TOLERANCES, differences
+
+from .rows import ROOT, Figures, Floor, Missing, Row, Setting
+from .training import fresh
 
 __all__ = ["rows"]
 
@@ -11,6 +15,18 @@ COMMAND = (
     sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-q", "-rs", "-m", "gpu",
     "-k", "not equals_the_plain_loop", "tests/cflpriv/test_on_gpu.py",
 )  # fmt: skip
+
+
+def of_network(setting: Setting, name: str) -> Figures:
+    """How far updates are from the plain loop's, with every option. Raises `ValueError` naming an option with which that is too far."""
+    worst = dict.fromkeys(TOLERANCES, 0.0)
+    with fresh(setting.device):
+        for extra in EXTRAS[:1] if setting.tiny else EXTRAS:
+            for dtype, apart in differences(name, extra, setting.device).items():
+                if not apart <= TOLERANCES[dtype]:
+                    raise ValueError(f"{extra or 'plain'} in {dtype}: {apart:.3g} apart")
+                worst[dtype] = max(worst[dtype], apart)
+    return dict(worst)
 
 
 def tests(setting: Setting) -> Figures:
@@ -27,5 +43,7 @@ def tests(setting: Setting) -> Figures:
 
 
 def rows(setting: Setting) -> list[Row]:
-    """One row."""
-    return [Row("device_tests", "tests marked gpu", tests, limit=180.0)]
+    """Networks, then the other tests."""
+    floor = Floor("float32", TOLERANCES["float32"], at_least=False)
+    found = [Row("device_tests", f"network {name}", partial(of_network, name=name), floor, limit=120.0) for name in MODELS]
+    return [*found, Row("device_tests", "tests marked gpu", tests, limit=180.0)]

@@ -20,7 +20,8 @@ __all__ = ["NOISES", "rows"]
 
 NOISES: tuple[tuple[str, Mapping[str, Any]], ...] = (("host", {}),)
 """Where noise is drawn, and what of `Train` asks for that. A further place is one more entry."""
-SAMPLES, STEPS, COUNTS = 40, 4, (1000, 100)
+SAMPLES, STEPS, SIZES = 40, 4, ((0, 1000), (0, 100), (1, 100))
+"""Samples of a client, steps of a round, and the cases, by number, with their clients: the host draws noise slowly."""
 PRIVATE: dict[str, Any] = {"clip_norm": 1.0, "sampling_rate": 1 / STEPS, "noise_multiplier": 1.0, "public_samples": SAMPLES}
 MOST_WAITING = Floor("host share", 0.3, at_least=False)
 
@@ -67,12 +68,11 @@ def rows(setting: Setting) -> list[Row]:
     """Plain rounds first, then every place where noise is drawn."""
     found, lenet = [], CASES[0]
     found.append(Row("private", "LeNet-5, 1000 clients: host share", partial(waiting, case=lenet, count=1000, options={}), MOST_WAITING))
-    for case in CASES[:2]:
-        for count in COUNTS:
-            for place, options in NOISES:
-                name, most = f"{case.name}, {count} clients, noise of the {place}", Floor("x clipped", 1.5, at_least=False)
-                measure = partial(against_clipped, case=case, count=count, options=options)
-                found.append(Row("private", name, measure, most, limit=120.0))
+    for number, count in SIZES:
+        for place, options in NOISES:
+            name, most = f"{CASES[number].name}, {count} clients, noise of the {place}", Floor("x clipped", 1.5, at_least=False)
+            measure = partial(against_clipped, case=CASES[number], count=count, options=options)
+            found.append(Row("private", name, measure, most, limit=120.0))
     for place, options in NOISES:
         measure = partial(waiting, case=lenet, count=100, options={**PRIVATE, **options})
         found.append(Row("private", f"LeNet-5, 100 clients, noise of the {place}: host share", measure, MOST_WAITING))

@@ -2,7 +2,10 @@
 
 import math
 import statistics
+import sys
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,6 +20,8 @@ PARTS = ("agreement", "training", "ways", "private", "audit", "whole_run", "prof
 """Modules of this package, the most telling first. Each has `rows(setting)`."""
 LIMIT = 60.0
 """Seconds of a row; one that takes longer is ended, so that it costs the others no more."""
+UNCAPTURED, MOST_NOTED = "could not be captured", 500
+"""Warnings with these words are in the note of their row, which has so many characters at most."""
 
 Figures = dict[str, Any]
 """Name -> number, and "note" -> words."""
@@ -88,15 +93,21 @@ def _refuse(why: str, setting: Setting) -> Figures:
 def outcome(row: Row, setting: Setting) -> dict[str, Any]:
     """The row as it stands in a report, with status "done", "skipped" or "failed"."""
     begun = time.perf_counter()
-    try:
-        figures = row.measure(setting)
-        note = figures.pop("note", "")
-        numbers = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        made = {"status": "done", "note": note, "figures": numbers}
-    except (Missing, ModuleNotFoundError) as error:
-        made = {"status": "skipped", "note": str(error), "figures": {}}
-    except Exception as error:
-        made = {"status": "failed", "note": " ".join(f"{type(error).__name__}: {error}".split())[:500], "figures": {}}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            figures = row.measure(setting)
+            note = figures.pop("note", "")
+            numbers = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+            made = {"status": "done", "note": note, "figures": numbers}
+        except (Missing, ModuleNotFoundError) as error:
+            made = {"status": "skipped", "note": str(error), "figures": {}}
+        except Exception as error:
+            traceback.print_exc()
+            made = {"status": "failed", "note": f"{type(error).__name__}: {error}", "figures": {}}
+    told = dict.fromkeys(str(one.message) for one in seen)
+    print(*told, sep="\n", file=sys.stderr, flush=True)  # the log
+    made["note"] = " ".join("; ".join([*filter(None, [made["note"]]), *(line for line in told if UNCAPTURED in line)]).split())[:MOST_NOTED]
     return {**row.head, **made, "took": round(time.perf_counter() - begun, 1)}
 
 

@@ -101,6 +101,7 @@ class Session:
                 case {"end": True}:
                     return "end", True
         if time.monotonic() >= self.deadline:
+            self._say("the budget is used up; the next call goes on" + (f" with {self.report.missing[0]!r}" if self.report.missing else ""))
             return "time", reached
         if begun is not None:
             ended = time.monotonic() >= limit.until
