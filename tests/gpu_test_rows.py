@@ -40,6 +40,6 @@ def rows(setting: Setting) -> list[Row]:
         Row("gpu_test_rows", "too long", partial(noted, name="too long", seconds=60.0), limit=0.5),
         Row("gpu_test_rows", "ending", ending),
         Row("gpu_test_rows", "raising", raising),
-        Row("gpu_test_rows", "slow", partial(noted, name="slow", seconds=3.0)),
+        Row("gpu_test_rows", "slow", partial(noted, name="slow", seconds=float(os.environ.get("SLOW_SECONDS", "3")))),
         Row("gpu_test_rows", "last", partial(noted, name="last")),
     ]

@@ -1,7 +1,7 @@
 """An environment for processes in which, of what others wrote, only the distributions in benchmarks/gpu/machine.txt can be imported."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -33,7 +33,12 @@ def unlisted() -> set[str]:
 
 def only_listed(folder: Path) -> Mapping[str, str]:
     """The environment, for subprocesses of subprocesses too; `folder` gets a module that Python imports first."""
+    return without(unlisted(), folder)
+
+
+def without(names: Collection[str], folder: Path) -> Mapping[str, str]:
+    """The same without some modules alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(BLOCKED.format(names=sorted(unlisted())))
+    (folder / "sitecustomize.py").write_text(BLOCKED.format(names=sorted(names)))
     found = {name: value for name, value in os.environ.items() if name not in ("CFLPRIV_DATA", "PYTHONPATH")}
     return {**found, "PYTHONPATH": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from listed_packages import only_listed, unlisted
+from listed_packages import only_listed, unlisted, without
 
 from benchmarks.gpu.rows import ROOT
 
@@ -52,6 +52,15 @@ def until(reached: Any, seconds: float = 60) -> None:
     while not reached():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_training_and_attacks_on_arrays_import_listed_packages_alone_and_runs_no_writer_of_toml(tmp_path: Path) -> None:
+    arrays = "algorithms", "attacks.image_search", "attacks.membership", "clustering.similarity", "tasks.evaluation", "tasks.training"
+    for names, modules in ((unlisted(), arrays), ({"tomli_w"}, ("experiments", "attacks.audit", "attacks.foreign_folder"))):
+        code = "".join(f"import cflpriv.{module}\n" for module in modules)
+        environment = without(names, tmp_path / modules[0])
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=dict(environment), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_budget_is_kept_and_the_next_calls_go_on(tmp_path: Path) -> None:
@@ -102,7 +111,7 @@ def test_what_failed_or_was_skipped_is_measured_again_and_rows_of_another_machin
 def test_an_interrupted_call_leaves_no_process_and_is_gone_on_with(tmp_path: Path, number: signal.Signals) -> None:
     environment, out = only_listed(tmp_path / "blocked"), tmp_path / "out"
     call = subprocess.Popen(
-        command(out, 60), cwd=ROOT, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command(out, 90), cwd=ROOT, env={**environment, "SLOW_SECONDS": "40"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells start what is in the background without it
     )  # fmt: skip
     until(lambda: "slow" in measured(out))
