@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from listed_packages import only_listed, unlisted, without
 
-from benchmarks.gpu.rows import ROOT
+from benchmarks.gpu.report import read
+from benchmarks.gpu.rows import ROOT, Setting
+from benchmarks.gpu.session import Session
 
 ROWS = ("quick", "lacking", "too long", "ending", "raising", "slow", "last")
 
@@ -79,7 +81,7 @@ def test_the_budget_is_kept_and_the_next_calls_go_on(tmp_path: Path) -> None:
     assert [row["status"] for row in rows.values()] == ["done", "skipped", "failed", "failed", "failed", "done", "done"]
     assert rows["lacking"]["note"] == "No module named 'msgspec'"
     assert rows["too long"]["note"] == "not done after 0.5 s"
-    assert rows["ending"]["note"].startswith("its process ended")
+    assert rows["ending"]["note"].startswith("its process ended (exit code 3)")
     assert rows["raising"]["note"] == "ValueError: of two lines"
     assert rows["quick"]["figures"] == {"s": 0.0, "nothing": None}
     assert measured(out).count("quick") == 1
@@ -87,6 +89,20 @@ def test_the_budget_is_kept_and_the_next_calls_go_on(tmp_path: Path) -> None:
     files = [path.name for path in out.iterdir()]
     assert len(files) <= 8
     assert all(name.isascii() and name.replace("_", "").replace(".", "").replace("-", "").isalnum() for name in files)
+
+
+def test_a_worker_that_does_not_start_is_a_failed_row_until_one_does(tmp_path: Path) -> None:
+    """Here its PYTHONPATH has a module of the name that each worker imports first."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "argparse.py").write_text("raise ImportError('broken')\n")
+    out, setting = tmp_path / "out", Setting("cpu", True, tmp_path / "out")
+    out.mkdir()
+    for folder, status in (("broken", "failed"), ("tests", None)):
+        report = read(out)
+        environment = {**os.environ, "PYTHONPATH": str({"broken": tmp_path, "tests": ROOT}[folder] / folder)}
+        Session(setting, report, time.monotonic() + 60, ["no_such_rows"], environment).measure()
+        assert report.rows.get("worker: start", {}).get("status") == status
+    assert list(report.rows) == ["no_such_rows: all rows"]
 
 
 @pytest.mark.slow
@@ -114,7 +130,7 @@ def test_an_interrupted_call_leaves_no_process_and_is_gone_on_with(tmp_path: Pat
         command(out, 90), cwd=ROOT, env={**environment, "SLOW_SECONDS": "40"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells start what is in the background without it
     )  # fmt: skip
-    until(lambda: "slow" in measured(out))
+    until(lambda: "slow" in measured(out) and "raising" in rows_in(out))
     worker = int((out / "measured.txt").read_text().split()[-1])
     assert alive(worker)
     os.kill(call.pid, number)

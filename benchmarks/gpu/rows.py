@@ -106,7 +106,8 @@ def outcome(row: Row, setting: Setting) -> dict[str, Any]:
             traceback.print_exc()
             made = {"status": "failed", "note": f"{type(error).__name__}: {error}", "figures": {}}
     told = dict.fromkeys(str(one.message) for one in seen)
-    print(*told, sep="\n", file=sys.stderr, flush=True)  # the log
+    for line in told:
+        print(f"{row.part}: {row.name}: {line}", file=sys.stderr, flush=True)  # the log
     made["note"] = " ".join("; ".join([*filter(None, [made["note"]]), *(line for line in told if UNCAPTURED in line)]).split())[:MOST_NOTED]
     return {**row.head, **made, "took": round(time.perf_counter() - begun, 1)}
 

@@ -21,6 +21,8 @@ __all__ = ["NoDevice", "Session"]
 LOG, MOST_LOGGED = "gpu.log", 2**22
 """Where workers' messages go, and how many bytes of the last ones are kept."""
 
+START = {"part": "worker", "name": "start"}
+"""The row of a call whose worker never came as far as a row."""
 LONGEST_END = 5.0
 """Seconds that are waited for the end of a worker."""
 
@@ -52,6 +54,7 @@ class Session:
 
         Raises `NoDevice`. A row that time did not suffice for is missing afterwards.
         """
+        self.report.rows.pop(key(**START), None)
         earlier = self.report.with_status("failed", "skipped")
         if parts:
             again = {name for name in self.report.rows if name.partition(":")[0] in parts}
@@ -69,7 +72,7 @@ class Session:
                 return state == "end"
             silent = 0 if reached else silent + 1
             if silent == 2:  # it did not come as far as a row, twice
-                self._fail({"part": "worker", "row": "start", "floor": None}, _last_line(self.setting.out / LOG))
+                self._fail({"part": START["part"], "row": START["name"], "floor": None}, _last_line(self.setting.out / LOG))
                 return True
 
     def _listen(self, process: "subprocess.Popen[str]", left_out: set[str]) -> tuple[str, bool]:
@@ -105,7 +108,9 @@ class Session:
             return "time", reached
         if begun is not None:
             ended = time.monotonic() >= limit.until
-            why = f"not done after {longest:g} s" if ended else f"its process ended: {_last_line(self.setting.out / LOG)}"
+            why = (
+                f"not done after {longest:g} s" if ended else f"its process ended ({_code(process)}): {_last_line(self.setting.out / LOG)}"
+            )
             self._fail(begun, why)
         return "again", reached
 
@@ -162,6 +167,14 @@ def _messages(process: "subprocess.Popen[str]", limit: Limit) -> Iterator[dict[s
             *lines, text = text.split(b"\n")
             for line in lines:
                 yield json.loads(line)
+
+
+def _code(process: "subprocess.Popen[str]") -> str:
+    """How a process ended whose output has: its exit code, or the signal."""
+    with suppress(subprocess.TimeoutExpired):
+        code = process.wait(LONGEST_END)
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return "without an exit code"
 
 
 def _last_line(log: Path) -> str:
