@@ -15,7 +15,7 @@ export CFLPRIV_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: demo test test-versions FORCE test-flower test-kernels test-slow lint type bench gpu docs dist clean
+.PHONY: demo test test-versions FORCE test-flower test-kernels test-slow lint type bench gpu gpu-kit docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -71,9 +71,15 @@ type: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-# with the packages that PYTHON has: no environment is made and nothing is installed
+# with gpu_kit/ where it is there, and the packages that PYTHON has: no environment is made and nothing is installed
+OUT ?= gpu_report
+BUDGET ?= 480
 gpu:
-	$(PYTHON) -m benchmarks gpu
+	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m benchmarks gpu --out $(OUT) --budget $(BUDGET)
+
+# what a machine with a device lacks: wheels and Fashion-MNIST, in gpu_kit/
+gpu-kit: $(READY)
+	$(BIN)/python -m benchmarks gpu-kit
 
 # the site in site/: complete without a network, and any warning is an error
 docs: $(VENV)/.docs

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from .foreign import audit_updates
     from .foreign_folder import audit_folder, save_updates
     from .foreign_system import LoopSettings, Update
-    from .gradient_inversion import invert_updates
     from .gram_geometry import labels_from_gram
     from .gram_updates import labels_from_update_gram
+    from .image_search import invert_updates
     from .imprint import images_from_imprint
     from .influence import groups_from_scores
     from .key_recovery import recover_labels
@@ -94,7 +94,7 @@ _HOME = {
     "input_from_gradients": "closed_form",
     "inputs_of_batch": "spear",
     "invert_signature": "signature_inversion",
-    "invert_updates": "gradient_inversion",
+    "invert_updates": "image_search",
     "labels_from_bias": "label_inference",
     "labels_from_gram": "gram_geometry",
     "labels_from_templates": "anchor_counts",

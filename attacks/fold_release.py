@@ -29,8 +29,8 @@ from ..tasks.fold_gradients import FoldGradients
 from ..tasks.halves import HALVES
 from ..types import Array, ClientData
 from .adversary import AdversaryView, opened
-from .gradient_inversion import LocalSteps, unroll
 from .gram_geometry import Products, products_of
+from .image_search import LocalSteps, unroll
 from .lbfgs import minimise
 from .leakage import Case, Cell, Prior, cell, nothing, psnr_db
 from .membership import placements

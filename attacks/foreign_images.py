@@ -16,7 +16,8 @@ from ..types import Array
 from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, alone, is_sgd, shares_of_update
 from .foreign_states import ForeignModel, batch_statistics, statistics_of, vector_of
 from .foreign_system import Made, Record, System
-from .gradient_inversion import MARGIN, MOST_IMAGES, MOST_STEPS, Guess, LocalSteps, invert_updates, labels_from_shares, methods_of, score
+from .gradient_inversion import MARGIN, MOST_IMAGES, MOST_STEPS, Guess, labels_from_shares, methods_of, score
+from .image_search import LocalSteps, invert_updates
 from .inversion_ladder import fitting_layer, images_by_layer, most_samples
 from .leakage import Cell, cell, nothing, ssim
 

@@ -1,7 +1,7 @@
 """Gradient inversion: a client's training images, or words, from the update it sent.
 
 Images are sought by a ladder of methods, the strongest that fits (`inversion_ladder`): closed form, SPEAR and a feature decoder read the
-update of the first linear layer. The optimisation in this file is the last of them. Words are read from the rows of an embedding
+update of the first linear layer. The optimisation (`image_search`) is the last of them. Words are read from the rows of an embedding
 (`token_recovery`).
 
 Source of the optimisation: Zhu et al. 2019 (DLG: images whose gradient is the one seen, by L-BFGS), Zhao et al. 2020 (iDLG: the label
@@ -17,160 +17,32 @@ are one step of rate 1, with their sign turned.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from scipy.optimize import linear_sum_assignment
-from torch import nn
-from torch.func import functional_call, vmap
-from torch.nn import functional
 
-from ..engine.device import in_use, placed, tensor
-from ..engine.models import Model, module_there
+from ..engine.models import Model
 from ..randomness import stream
 from ..types import Array
 from .adversary import AdversaryView
+from .image_search import LocalSteps, invert_updates
 from .inversion_ladder import fitting_layer, images_by_layer, most_samples
 from .label_readings import bias_span, shares_of
-from .lbfgs import minimise
 from .leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 from .local_training import LocalTraining, trainings_in
 from .token_recovery import embedding_of, token_cells
 from .updates import Step, blind, local_of, public_model, single_steps, steps_in, unread
 
-__all__ = ["LocalSteps", "cells", "invert_updates", "labels_from_shares", "methods_of", "unroll"]
+__all__ = ["cells", "labels_from_shares", "methods_of"]
 
 NAME = "gradient_inversion"
 MARGIN = {"image_psnr_db": 3.0, "image_ssim": 0.1, "labels_exact": 0.1}
 MOST_IMAGES, MOST_STEPS, CLIENTS_PER_DRAW = 4, 10, 4
 """The optimisation is tried on so many images of a client; SPEAR on up to eight."""
-ITERATIONS = 600
 SMOOTH = 1e-4
 """Weight of the total variation where updates have noise."""
-ROWS_AT_ONCE = 32
-"""Rows of one tensor program; more need more memory than they save time."""
-
-
-@dataclass(frozen=True)
-class LocalSteps:
-    """How a model became an update: `count` full-batch steps of SGD as in `training.Train` (1 step, rate 1: the negative gradient)."""
-
-    count: int = 1
-    lr: float = 1.0
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-
-# --- the mathematics, for updates from anywhere -------------------------------------------------------------------------------------
-
-
-def invert_updates(
-    model: Model, starts: Array, updates: Array, labels: Array, steps: LocalSteps, rng: np.random.Generator, *, restarts: int = 1,
-    iterations: int = ITERATIONS, distance: Literal["squared", "cosine"] = "squared", total_variation: float = 0.0,
-    beside: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None = None,
-) -> tuple[Array, Array]:  # fmt: skip
-    """Images (m, n, *shape) in [0, 1] whose `steps` on `starts` (m, d) give nearly `updates` (m, d), and the distances left (m,).
-
-    `labels` (m, n) are those of the n images of each of m updates. Each of `restarts` begins at uniform noise; the one that ends nearest is
-    returned. `beside` are further values of images, (θ (r, d), images (r, n, *shape)) -> (r, k), and what was seen of them (m, k), whose
-    mean squared distance is added. It is computed on the device in use.
-    Raises nothing: an update that no images make leaves a large distance.
-    """
-    m, n = labels.shape
-    theta = tensor(np.repeat(np.asarray(starts, np.float64), restarts, axis=0))
-    target = tensor(np.repeat(np.asarray(updates, np.float64), restarts, axis=0))
-    y = tensor(np.repeat(labels, restarts, axis=0))
-    begin = tensor(rng.random((m * restarts, n * int(np.prod(model.shape)))))
-    made = unroll(model, steps)
-    length = target.square().sum(1).clamp_min(1e-300)
-    seen = None if beside is None else tensor(np.repeat(np.asarray(beside[1], np.float64), restarts, axis=0))
-
-    def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, slopes = [], []
-        for piece, which in zip(torch.split(x, ROWS_AT_ONCE), torch.split(rows, ROWS_AT_ONCE), strict=True):
-            point = piece.detach().requires_grad_(True)
-            images = point.view(len(point), n, *model.shape)
-            mine, aim = made(theta[which], images, y[which]), target[which]
-            if distance == "squared":
-                apart = (mine - aim).square().sum(1) / length[which]
-            else:
-                apart = 1 - functional.cosine_similarity(mine, aim, dim=1)
-            whole = apart + total_variation * _variation(images) if total_variation else apart
-            if beside is not None and seen is not None:
-                whole = whole + (beside[0](theta[which], images) - seen[which]).square().mean(1)
-            values.append(whole.detach())
-            slopes.append(torch.autograd.grad(whole.sum(), point)[0])
-        return torch.cat(values), torch.cat(slopes)
-
-    found, left = minimise(objective, begin, iterations, tolerance=1e-24 if distance == "squared" else 1e-14)
-    distances = left.cpu().numpy().reshape(m, restarts)
-    best = np.where(np.isnan(distances), np.inf, distances).argmin(axis=1)
-    images = found.cpu().numpy().reshape(m, restarts, n, *model.shape)[np.arange(m), best]
-    return np.clip(images, 0.0, 1.0), distances[np.arange(m), best]
-
-
-def unroll(model: Model, steps: LocalSteps) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(θ (r, d), images (r, n, *shape), labels (r, n)) -> updates (r, d), differentiable in the images."""
-    exact = replace(model, dtype="float64")
-    module = _as_products(deepcopy(module_there(exact, in_use().kind)).train(False))
-    mean, std = placed(exact._statistic(exact.mean)), placed(exact._statistic(exact.std))
-
-    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, parameters, ((x - mean) / std,)), y)
-
-    losses = vmap(loss)  # gradients are taken outside: derivatives of derivatives are cheaper so than through two layers of transforms
-
-    def update(theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        now = {name: theta[:, at : at + int(np.prod(shape))].reshape(-1, *shape).requires_grad_(True) for name, shape, at in exact.layout}
-        velocity = dict.fromkeys(now, theta.new_zeros(()))
-        for _ in range(steps.count):
-            slopes = torch.autograd.grad(losses(now, x, y).sum(), list(now.values()), create_graph=True)
-            velocity = {
-                name: steps.momentum * velocity[name] + slope + steps.weight_decay * now[name]
-                for name, slope in zip(now, slopes, strict=True)
-            }
-            now = {name: now[name] - steps.lr * velocity[name] for name in now}
-        return torch.cat([now[name].flatten(1) for name, _, _ in exact.layout], dim=1) - theta
-
-    return update
-
-
-class _Products(nn.Module):
-    """A convolution as a matrix product with the patches of its input: as rows of a batch, and differentiated twice, the cheaper form."""
-
-    def __init__(self, like: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias, self.like = like.weight, like.bias, (like.kernel_size, like.padding, like.stride)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        size, padding, stride = self.like
-        patches = functional.unfold(x, size, padding=padding, stride=stride)  # type: ignore[arg-type]  # a pair each
-        made = self.weight.flatten(1) @ patches
-        made = made if self.bias is None else made + self.bias[:, None]
-        rows = (x.shape[-2] + 2 * padding[0] - size[0]) // stride[0] + 1  # type: ignore[operator]
-        return made.reshape(*made.shape[:2], rows, -1)
-
-
-def _as_products(module: nn.Module) -> nn.Module:
-    """The module with its plain convolutions in this form; parameters keep their names."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.Conv2d):
-            plain = child.groups == 1 and child.dilation == (1, 1) and child.padding_mode == "zeros" and not isinstance(child.padding, str)
-            if plain:
-                setattr(module, name, _Products(child))
-        else:
-            _as_products(child)
-    return module
-
-
-def _variation(images: torch.Tensor) -> torch.Tensor:
-    """Mean absolute difference of neighbouring pixels, smoothed at 0, by row: (r, n, C, H, W) -> (r,)."""
-    across, down = images.diff(dim=-1), images.diff(dim=-2)
-    return (across.square() + 1e-8).sqrt().flatten(1).mean(1) + (down.square() + 1e-8).sqrt().flatten(1).mean(1)
 
 
 def labels_from_shares(shares: Array, count: int) -> Array:

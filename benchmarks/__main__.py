@@ -13,6 +13,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
 `python -m benchmarks whole_runs` compares whole runs, the start of the program and large rounds with the old commit: see `whole_runs`.
 `python -m benchmarks gpu` measures what only a CUDA device shows (`make gpu`), and `--write` puts its report into the documentation.
+`python -m benchmarks gpu-kit` collects what a machine with a device lacks (`make gpu-kit`): see `gpu.kit`.
 """
 
 import json
@@ -32,6 +33,7 @@ ROWS = ("engine", "secagg", "ckks", "peers", "privacy", "attacks", "flower")
 """The modules whose comparisons `make bench` makes."""
 TABLES = {
     "folds": "false_folds",
+    "gpu-kit": "gpu.kit",
     **{name: name for name in ("robustness", "clustering", "helps", "scale", "false_alarms", "planted_leaks", "whole_runs", "gpu")},
 }
 """First word -> the module that prints a table of its own. Modules are imported when asked for: a machine may lack what others need."""
@@ -88,7 +90,7 @@ def main(words: list[str]) -> int:
         from .gpu import write
 
         try:
-            print(write(Path(*words[1:2] or ["gpu.json"])))
+            print(write(Path(*words[1:2] or ["gpu_report/gpu.json"])))
         except ValueError as error:
             print(error)
             return 2

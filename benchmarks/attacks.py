@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cflpriv.attacks.gradient_inversion import LocalSteps, invert_updates, unroll
+from cflpriv.attacks.image_search import LocalSteps, invert_updates, unroll
 from cflpriv.attacks.membership_shadows import federated_replicas
 from cflpriv.engine import Engine
 from cflpriv.engine.models import Model

@@ -3,7 +3,6 @@
 Ratios above 1 mean that ours is quicker. Every comparison names its peer; peers that are not installed are skipped with a word.
 """
 
-import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
-import torch
 
 from cflpriv.clustering.similarity import Gram, angles
 from cflpriv.engine import Engine, Streams, TaskInput
@@ -103,39 +101,6 @@ def many_signatures(count: int = 20, n: int = 500, d: int = 784) -> dict[str, An
     return row(ratios, 5, 11, "numpy svd", f"top-3 principal vectors of {count} clients, {n} × {d}")
 
 
-def eager_on_gpu(task: Train, inputs: list[TaskInput], device: str = "cuda") -> None:
-    """The plain loop as one writes it for a device: data and model there, a client and a batch at a time."""
-    for given in inputs:
-        module = copy.deepcopy(task.model.load(given.array("model"), training=True)).to(device)
-        x, y = task.model.inputs(given.data.x_train).to(device), torch.from_numpy(given.data.y_train).to(device)
-        optimiser = torch.optim.SGD(module.parameters(), task.lr, task.momentum)
-        for batch in task.batches(given):
-            optimiser.zero_grad()
-            rows = torch.from_numpy(batch).to(device)
-            torch.autograd.backward([torch.nn.functional.cross_entropy(module(x[rows]), y[rows])])
-            optimiser.step()
-        task.model.store(module.cpu())
-
-
-def on_gpu(count: int, loops: int = 5, device: str = "cuda", samples: int = 500) -> dict[str, Any]:
-    """Milliseconds a round of `count` clients on a device, against the eager loop there; "not measured" without a CUDA device."""
-    if device == "cuda" and not torch.cuda.is_available():
-        return row([float("nan")], 30, 70, "eager loop", "not measured: no CUDA device here")
-    inputs, task = clients(LENET, count, samples), Train(LENET, momentum=0.5)
-    few, engine = inputs[:loops], Engine(device=device)
-    times: list[float] = []
-
-    def ours() -> None:
-        begun = time.perf_counter()
-        engine.run(task, inputs)
-        times.append(1000 * (time.perf_counter() - begun))
-
-    eager_on_gpu(task, few[:1], device)  # warm, as ours is
-    ratios = interleaved(ours, lambda: eager_on_gpu(task, few, device), scale=count / len(few))
-    note = f"LeNet-5, {count} clients × {samples}, batch 10: {statistics.median(times[1:]):.0f} ms a round; the loop on {len(few)}, scaled"
-    return row(ratios, 30, 70, "eager loop", note)
-
-
 COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
     "LeNet-5, 10 clients": lambda: against_loop(Train(LENET, momentum=0.5), 10, 500, 2.2, 2.8),
     "LeNet-5, 10 clients, two threads": lambda: against_loop(Train(LENET, momentum=0.5), 10, 500, 3.0, 4.4, threads=2),
@@ -151,8 +116,5 @@ COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
     "MLP-200, 10 full-batch steps, n = 200": lambda: against_loop(Train(MLP, epochs=10, batch_size=0, lr=0.1), 40, 200, 3, 5, loops=10),
     "angles of 1000 clients": many_angles,
     "signatures": many_signatures,
-    "LeNet-5 on a GPU, 10 clients": lambda: on_gpu(10),
-    "LeNet-5 on a GPU, 100 clients": lambda: on_gpu(100),
-    "LeNet-5 on a GPU, 1000 clients": lambda: on_gpu(1000),
 }
 """Name -> what measures it, for `make bench`."""

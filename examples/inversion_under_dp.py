@@ -22,7 +22,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from cflpriv.attacks import invert_updates
-from cflpriv.attacks.gradient_inversion import LocalSteps
+from cflpriv.attacks.image_search import LocalSteps
 from cflpriv.attacks.leakage import psnr_db, ssim
 from cflpriv.attacks.significance import confidence_interval
 from cflpriv.engine import Engine, Streams, TaskInput

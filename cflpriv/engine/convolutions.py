@@ -7,14 +7,16 @@ rounding. No device has run this yet.
 """
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["MARGIN", "WAYS", "Form", "convolved", "forget", "grouped", "measured", "unfolded"]
+__all__ = ["MARGIN", "WAYS", "Form", "convolved", "forget", "grouped", "measured", "only", "unfolded"]
 
 MARGIN = 1.15
 """The second way must be so many times as quick as the first: noise of the clock should not choose."""
@@ -24,6 +26,7 @@ UNFOLDED_SHARE = 1 / 8
 """Of the device's free memory, what the patches may take."""
 
 _CHOSEN: dict[Hashable, str] = {}
+_ONLY: ContextVar[str] = ContextVar("only", default="")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor | None, Form], Tensor]] = {"gro
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Tensor:
     """As `grouped`, by the way that is the quicker on the device of x."""
+    if only_way := _ONLY.get():
+        return WAYS[only_way](x, weight, bias, form)
     if not x.is_cuda:
         return grouped(x, weight, bias, form)
     key = (tuple(x.shape), tuple(weight.shape), form, x.dtype, torch.is_autocast_enabled("cuda"), x.device.index)
@@ -93,6 +98,16 @@ def _seconds(way: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - began)
     return min(taken[1:])
+
+
+@contextmanager
+def only(way: str) -> Iterator[None]:
+    """While inside, in this thread, convolutions take this way of `WAYS`, on every device: to compare the ways."""
+    before = _ONLY.set(way)
+    try:
+        yield
+    finally:
+        _ONLY.reset(before)
 
 
 def forget() -> None:

@@ -18,7 +18,7 @@ from .device import Device, half, sent
 
 __all__ = [
     "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "advance", "draw", "gradients_stacked", "steps_by_batch",
-    "to_prototypes", "train_stacked",
+    "to_normals", "to_prototypes", "train_stacked",
 ]  # fmt: skip
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
@@ -227,7 +227,7 @@ def advance(
 ) -> None:
     """One step, in place, on one batch or a pair of them. `noise` (batches, C, d) is theirs; it is used up."""
     if noise is not None and options.deviation:
-        _to_normals(noise, options.deviation)
+        to_normals(noise, options.deviation)
     gradients = _gradients(way, stack, stack.parameters, batches[0], options, device)
     if noise is not None:
         _add_noise(gradients, way.layout.views(noise[0]), options.grid)
@@ -257,7 +257,7 @@ def advance(
     )  # fmt: skip
 
 
-def _to_normals(tails: Tensor, deviation: float) -> None:
+def to_normals(tails: Tensor, deviation: float) -> None:
     """In place, normals of this standard deviation from signed tails u (`protocols.entropy.signed_tails`): ∓Φ⁻¹(|u|), in float64.
 
     Guarantee: the law of `protocols.entropy.normals`, from the same secret bits; Φ⁻¹ is torch's in place of scipy's, both Cephes', and

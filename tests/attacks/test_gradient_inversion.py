@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
 
 from cflpriv.attacks import ATTACKS, gradient_inversion, invert_updates
-from cflpriv.attacks.gradient_inversion import LocalSteps, labels_from_shares, matched, unroll
+from cflpriv.attacks.gradient_inversion import labels_from_shares, matched
+from cflpriv.attacks.image_search import LocalSteps, unroll
 from cflpriv.attacks.lbfgs import minimise
 from cflpriv.attacks.leakage import psnr_db
 from cflpriv.attacks.significance import judge

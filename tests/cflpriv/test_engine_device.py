@@ -21,7 +21,7 @@ from cflpriv.engine.device import CPU, _switches, arithmetic
 from cflpriv.engine.memory import resident_samples
 from cflpriv.engine.models import Model, dtype_of
 from cflpriv.engine.run import chunks
-from cflpriv.engine.sgd import Steps, _to_normals, steps_by_batch, train_stacked
+from cflpriv.engine.sgd import Steps, steps_by_batch, to_normals, train_stacked
 from cflpriv.errors import InputError
 from cflpriv.experiments.config import parse_config
 from cflpriv.protocols.entropy import normals, signed_tails
@@ -415,5 +415,5 @@ def test_normals_are_made_of_signed_tails() -> None:
     extremes = np.array([2.0**-117, -(2.0**-117), 0.5, -0.5, 2.0**-60, -0.25])
     both = torch.from_numpy(np.concatenate([tails, extremes]))
     wanted = np.concatenate([drawn, -np.sign(extremes) * np.abs(ndtri(np.abs(extremes)))])
-    _to_normals(both, 3.0)
+    to_normals(both, 3.0)
     np.testing.assert_allclose(both.numpy(), 3.0 * wanted, rtol=1e-13, atol=1e-15)

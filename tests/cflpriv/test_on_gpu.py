@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_scenes import CUDA, MODELS, inputs, way_of
+from engine_scenes import CUDA, EXTRAS, MODELS, TOLERANCES, differences, inputs, way_of
 
 from cflpriv.engine import Engine, fast, graphs, memory
 from cflpriv.engine.models import Model
 from cflpriv.errors import CflprivWarning
 from cflpriv.tasks.training import Train
-
-NOISY: dict[str, Any] = {"clip_norm": 1.0, "sampling_rate": 0.2, "noise_multiplier": 1.0, "public_samples": 15}
 
 
 def on_device() -> None:
@@ -23,24 +21,11 @@ def on_device() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", list(MODELS))
-@pytest.mark.parametrize(
-    "extra",
-    [{}, {"momentum": 0.5, "prox": 0.1}, {"optimizer": "adam"}, {"clip_norm": 1.0}, {"maml_lr": 0.05}, NOISY, NOISY | {"maml_lr": 0.05}],
-    ids=str,
-)
-def test_a_device_equals_the_plain_loop(name: str, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """1e-10 in float64, 1e-4 in float32 (not for Adam, which divides by gradients that are all rounding); captured steps, and not."""
+@pytest.mark.parametrize("extra", EXTRAS, ids=str)
+def test_a_device_equals_the_plain_loop(name: str, extra: dict[str, Any]) -> None:
     on_device()
-    for dtype, atol in (("float64", 1e-10),) if "optimizer" in extra else (("float64", 1e-10), ("float32", 1e-4)):
-        model = Model(name, MODELS[name].shape, 3, hidden=5, dtype=dtype)  # type: ignore[arg-type]
-        task = Train(model, epochs=3, batch_size=4, lr=0.001, **extra)
-        given_to = inputs(model, [21, 14, 20, 9], dtype)
-        plain = Engine("sequential").run(task, given_to)
-        for fewest in (0, 10**9):
-            monkeypatch.setattr(graphs, "FEWEST_STEPS", fewest)
-            for _ in range(2):  # the second time from kept graphs and kept samples
-                for ours, theirs in zip(Engine(device="cuda").run(task, given_to), plain, strict=True):
-                    np.testing.assert_allclose(ours["update"], theirs["update"], rtol=0, atol=atol)
+    for dtype, apart in differences(name, extra, "cuda").items():
+        assert apart <= TOLERANCES[dtype], dtype
 
 
 @pytest.mark.gpu

@@ -15,21 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import run_scenes
 from pretended_device import Counts, pretended
+from run_scenes import MORE, PRIVATE, config, of_algorithm, of_form, people, trained
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks import ATTACKS, BUDGETS, Cell, fresh_runs
 from cflpriv.attacks import audit as audits
-from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import CflprivWarning, InputError
-from cflpriv.experiments import Config, parse_config, run_experiment
-from cflpriv.experiments.run import Run, advance, start
+from cflpriv.experiments import Config, run_experiment
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.types import Population
 
-MORE: dict[str, dict[str, Any]] = {"pfedlia": {"warm_up": 1, "min_samples": 2}, "private_clusters": {"k": 1}}
 BUDGET = replace(BUDGETS["quick"], auxiliary=100, draws=1, shadows=4)
 SIGNATURES = {"name": "pacfl", "p": 1, "cut": "silhouette"}
 TWO_LABELS = {"partition": "pathological", "groups": [[0, 1], [2, 3]], "rotations": [], "samples_per_client": 20}
@@ -53,13 +50,6 @@ SCENES: dict[str, dict[str, Any]] = {
     "update_norms": {"algorithm": {"name": "fedavg"}, "data": UNEQUAL | {"clients": 12}},
 }  # fmt: skip
 """What differs from the run of PACFL, for attacks that find nothing in it."""
-SAMPLE = {"unit": "sample", "epsilon": 8.0, "delta": 1e-3, "samples": 24}
-PRIVATE: dict[str, dict[str, Any]] = {
-    "sample": {"privacy": SAMPLE},
-    "sample, shared noise": {"privacy": SAMPLE | {"noise": "shared"}, "protection": {"sum": "secagg"}},
-    "client": {"privacy": {"unit": "client", "epsilon": 8.0, "delta": 1e-3, "clip_norm": 0.5}},
-}
-"""The forms of private training."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {}, "momentum": {"momentum": 0.5}, "weight decay": {"weight_decay": 0.01}, "full batches": {"batch_size": 0},
     "adam": {"optimizer": "adam", "lr": 1e-3},
@@ -71,21 +61,6 @@ LONG = ("dp_audit", "gradient_inversion", "gram_geometry", "gram_updates", "key_
 """Attacks that take more than a second."""
 
 
-def config(algorithm: dict[str, Any], samples: int = 24, **more: Any) -> Config:
-    data = {"clients": 6, "rotations": [0, 90], "samples_per_client": samples, "test_samples_per_client": 10}
-    return parse_config({
-        "data": {**data, **more.pop("data", {})},
-        "model": {"name": "mlp", "hidden": 4, "dtype": "float64"},
-        "training": {"rounds": 2, "epochs": 2, "batch_size": 5, "lr": 0.05, **more.pop("training", {})},
-        "algorithm": algorithm, "run": {"record": "full", "insecure_test_entropy": True}, **more,
-    })  # fmt: skip
-
-
-@cache
-def people(data: DataSpec) -> Population:
-    return build_population(data)
-
-
 @contextmanager
 def strictly_pretended() -> Iterator[Counts]:
     """A step that waits is no captured one; here it is an error."""
@@ -94,32 +69,15 @@ def strictly_pretended() -> Iterator[Counts]:
         yield counts
 
 
-def trained(made: Config) -> Run:
-    run = start(made, population=people(made.data))
-    for _ in range(made.training.rounds):
-        advance(run)
-    return run
-
-
 def same_run(made: Config) -> Counts:
     """Assert that rounds, messages and what they hold are the same on the device."""
-    here = trained(made)
-    with strictly_pretended() as counts:
-        there = trained(made.with_("run", device="cuda"))
-    for one, other in zip(here.rows, there.rows, strict=True):
-        assert (one["cohort"], one.get("labels"), one["accuracy_mean"]) == (other["cohort"], other.get("labels"), other["accuracy_mean"])
-    for mine, theirs in zip(here.federation.transcript.messages, there.federation.transcript.messages, strict=True):
-        assert (mine.operation, mine.kind, mine.clients) == (theirs.operation, theirs.kind, theirs.clients)
-        for name, value in (mine.payload or {}).items():
-            if np.issubdtype(np.asarray(value).dtype, np.floating):
-                np.testing.assert_allclose(np.asarray((theirs.payload or {})[name]), np.asarray(value), rtol=1e-8, atol=1e-8, err_msg=name)
-    return counts
+    return run_scenes.same_run(made, "cuda", strictly_pretended, 1e-8)[0]
 
 
 @pytest.mark.filterwarnings("ignore:algorithm 'fedgwc' will form no clusters")
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_gives_there_what_it_gives_on_the_cpu(name: str) -> None:
-    counts = same_run(config({"name": name, **MORE.get(name, {})}, training={"rounds": 3}))
+    counts = same_run(of_algorithm(name))
     assert counts.queued > 0, "nothing was computed there"
     assert counts.replayed >= counts.captured > 0 or name == "fedrc", "FedRC's weighted steps are a plain loop of their own"
 
@@ -132,8 +90,7 @@ def test_private_training_gives_there_what_it_gives_on_the_cpu(form: str, option
     shared = form == "sample, shared noise"
     if shared and options == "adam":
         pytest.skip("refused: one plain step")
-    more = {"rounds": 3, "epochs": 1 if shared else 2, "weights": "equal", **OPTIONS[options]}
-    counts = same_run(config({"name": "fedavg"}, training=more, **PRIVATE[form]))
+    counts = same_run(of_form(form, **OPTIONS[options]))
     assert (counts.captured, counts.replayed > 0) == ((0, False) if shared else (1, True))
     assert counts.waits["_local_scalar_dense"] == 0
 

@@ -1,0 +1,37 @@
+"""What takes the time of a round: torch's profile of plain and private training, in OUT/profile.txt."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from cflpriv.engine import Engine
+from cflpriv.tasks.training import Train
+
+from .busy import profiled
+from .private import PRIVATE, SAMPLES
+from .rows import Figures, Row, Setting, medians
+from .training import CASES, clients_of, fresh
+
+__all__ = ["rows"]
+
+PAGE = "profile.txt"
+
+
+def of_a_round(setting: Setting, name: str, count: int, options: Mapping[str, Any]) -> Figures:
+    """The operations of a round that take the longest."""
+    case = CASES[0]
+    with fresh(setting.device):
+        inputs, engine = clients_of(case, setting, count, SAMPLES if options else 100), Engine(device=setting.device)
+        work = partial(engine.run, Train(case.model, **(options or {"momentum": 0.5})), inputs)
+        (took,) = medians([work], setting.device, repeats=1)
+        operations = profiled(work, setting.device, setting.out / PAGE, f"{case.name}, {len(inputs)} clients, {name}")
+    return {"ms": 1000 * took, "operations ms": 1000 * operations, "note": f"the longest of them: {PAGE}"}
+
+
+def rows(setting: Setting) -> list[Row]:
+    """Plain and private training."""
+    scenes: tuple[tuple[str, int, Mapping[str, Any]], ...] = (("plain", 1000, {}), ("private", 100, PRIVATE))
+    return [
+        Row("profile", f"LeNet-5, {count} clients, {name}", partial(of_a_round, name=name, count=count, options=options))
+        for name, count, options in scenes
+    ]
