@@ -22,8 +22,8 @@ from .lbfgs import minimise
 __all__ = ["LocalSteps", "invert_updates", "unroll"]
 
 ITERATIONS = 600
-ROWS_AT_ONCE = 32
-"""Rows of one tensor program; more need more memory than they save time."""
+ROWS_AT_ONCE, ROWS_THERE = 32, 256
+"""Rows of one tensor program on the CPU, where more need more memory than they save time; and on a CUDA device (a guess, not measured)."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def invert_updates(
 
     def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values, slopes = [], []
-        for piece, which in zip(torch.split(x, ROWS_AT_ONCE), torch.split(rows, ROWS_AT_ONCE), strict=True):
+        size = ROWS_AT_ONCE if in_use().kind == "cpu" else ROWS_THERE
+        for piece, which in zip(torch.split(x, size), torch.split(rows, size), strict=True):
             point = piece.detach().requires_grad_(True)
             images = point.view(len(point), n, *model.shape)
             mine, aim = made(theta[which], images, y[which]), target[which]
