@@ -84,6 +84,8 @@ def test_every_file_is_read_and_written_in_a_named_encoding() -> None:
 ENCODINGS = ("ascii", "latin-1", "cp1252", "cp437")
 SMALL = '[training]\nrounds = 1\n[data]\nclients = 4\n[run]\nrecord = "full"\n'
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
+NAME = os.fsdecode("–λ".encode())
+"""A file's name in UTF-8, as the command line is given it."""
 
 
 class Terminal:
@@ -132,43 +134,43 @@ def test_what_an_encoding_lacks_is_written_in_ascii() -> None:
 
 
 def test_commands_print_in_every_encoding(terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "λ.toml").write_text(SMALL, encoding="utf-8")
+    (tmp_path / f"{NAME}.toml").write_text(SMALL, encoding="utf-8")
     assert "8×8" in terminal.run("list").replace("8x8", "8×8")
     terminal.run("--help")
     for name in typer.main.get_command(cli.app).commands:  # type: ignore[attr-defined]
         terminal.run(name, "--help")
-    for words in (["explain", "privacy"], ["explain", "training"], ["claims"], ["--version"], ["init", "new–.toml"]):
+    for words in (["explain", "privacy"], ["explain", "training"], ["claims"], ["--version"], ["init", f"new{NAME}.toml"]):
         terminal.run(*words)
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich shows progress bars
-    terminal.run("run", "λ.toml", "--out", "–λ")
+    terminal.run("run", f"{NAME}.toml", "--out", NAME)
     monkeypatch.delenv("FORCE_COLOR")
-    for words in (["verify", "–λ"], ["report", "–λ"], ["export", "–λ", "--out", "λ.pt", "--model", "0"]):
+    for words in (["verify", NAME], ["report", NAME], ["export", NAME, "--out", f"{NAME}.pt", "--model", "0"]):
         terminal.run(*words)
     for words in (
-        ["explain", "ε"],
-        ["–"],
-        ["run", "中.toml"],
-        ["run", "λ.toml", "--set", "–=2"],
-        ["report", "–"],
-        ["init", "--algorithm", "λ"],
+        ["explain", NAME],
+        [NAME],
+        ["run", f"no{NAME}.toml"],
+        ["run", f"{NAME}.toml", "--set", f"{NAME}=2"],
+        ["report", f"no{NAME}"],
+        ["init", "--algorithm", NAME],
     ):
         assert terminal.run(*words, code=2).startswith("cflpriv: ")
 
 
 @pytest.mark.slow
 def test_long_commands_print_in_every_encoding(terminal: Terminal, tmp_path: Path) -> None:
-    (tmp_path / "λ.toml").write_text(SMALL, encoding="utf-8")
+    (tmp_path / f"{NAME}.toml").write_text(SMALL, encoding="utf-8")
     (tmp_path / "sweep.toml").write_text(SMALL + '[sweep]\nalgorithms = ["fedavg", "pacfl"]\n', encoding="utf-8")
-    terminal.run("run", "λ.toml", "--out", "–λ")
-    terminal.run("audit", "–λ", "--budget", "quick")
-    terminal.run("audit", "λ.toml", "--active", "--out", "–active")
-    terminal.run("report", "–λ")
+    terminal.run("run", f"{NAME}.toml", "--out", NAME)
+    terminal.run("audit", NAME, "--budget", "quick")
+    terminal.run("audit", f"{NAME}.toml", "--active", "--out", f"active{NAME}")
+    terminal.run("report", NAME)
     for words in ([], ["--list"], ["--merge"]):
-        terminal.run("sweep", "sweep.toml", "--out", "ε", *words)
-    terminal.run("reproduce", "cfl-split-rule", "--scale", "0.01")
+        terminal.run("sweep", "sweep.toml", "--out", f"sweep{NAME}", *words)
+    terminal.run("reproduce", "pacfl-gaussians", "--scale", "0.1")
     terminal.run("claims", "gdp_accountant_is_a_bound", "--scale", "0.1")
-    terminal.run("claims", "--page", "–.md")
-    terminal.run("examples", "–")
+    terminal.run("claims", "--page", f"{NAME}.md")
+    terminal.run("examples", f"examples{NAME}")
 
 
 def test_printed_files_are_utf8(terminal: Terminal, tmp_path: Path) -> None:
@@ -231,14 +233,14 @@ def test_names_that_are_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     "environment",
-    [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "cp1252"}],
+    [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}, {"PYTHONIOENCODING": "cp1252"}],
     ids=["C", "cp1252"],
 )
 def test_a_process_prints_in_a_terminal_encoding(environment: dict[str, str]) -> None:
     """Without torch, which takes seconds to import."""
     code = r"from cflpriv.streams import printable_streams; printable_streams(); print('\u2013 \u03b5'); raise SystemExit('\u2013 \u03bb')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env={**os.environ, **environment}, cwd=ROOT)
-    dash = b"\x96" if "PYTHONIOENCODING" in environment else b"-"
+    dash = b"\x96" if environment["PYTHONIOENCODING"] else b"-"
     assert (done.stdout, done.stderr) == (dash + b" epsilon\n", dash + b" lambda\n")
 
 
