@@ -1,6 +1,7 @@
 """Forward passes without gradients for many clients at once: what evaluation and loss estimates need."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -9,9 +10,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ..types import Array
-from .device import Device, arithmetic
+from .device import CPU, Device, arithmetic
 from .fast import LARGEST_IMAGE_NETWORK, stacked_form
 from .layers import Stacked
+from .memory import chunk_budget, live_bytes
 from .models import Model, build_module
 from .sgd import Layout
 
@@ -24,8 +26,9 @@ IMAGE_CLIENTS, IMAGE_SAMPLES = 8, 50
 MOST_CLIENTS, PASS_PARAMETERS = 64, 700_000
 """Clients in one pass over flat features on the CPU, and about how many parameters they have in all."""
 SAMPLES_THERE, CLIENTS_THERE, PARAMETERS_THERE = 65_536, 1024, 100_000_000
-"""On a CUDA device: samples in one pass, of all clients together, clients, and about how many parameters these have. Guesses: not measured.
-A device has no caches to stay in, and each pass costs its launches."""
+"""On a CUDA device: samples in one pass, of all clients together and where there is memory for them; clients; about how many parameters
+these have. Guesses: not measured. A device has no caches to stay in, and each pass costs its launches."""
+TRIAL_CLIENTS, TRIAL_SAMPLES = 2, 8
 
 
 def forward_chunk(model: Model, device: Device) -> int:
@@ -74,7 +77,7 @@ def _together(model: Model, stacked: Stacked, vectors: Sequence[Array], inputs: 
     longest = max(len(x) for x in inputs)
     padded = torch.stack([_padded(x, longest) for x in inputs])
     pieces = []
-    for piece in torch.split(padded, _samples(stacked, len(inputs), device), dim=1):
+    for piece in torch.split(padded, _samples(model, stacked, len(inputs), device), dim=1):
         if stacked.images:
             piece = piece.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
         pieces.append(stacked.forward(piece, parameters, len(inputs)))
@@ -82,11 +85,21 @@ def _together(model: Model, stacked: Stacked, vectors: Sequence[Array], inputs: 
     return [whole[i, : len(x)] for i, x in enumerate(inputs)]
 
 
-def _samples(stacked: Stacked, clients: int, device: Device) -> int:
+def _samples(model: Model, stacked: Stacked, clients: int, device: Device) -> int:
     """How many samples of each client make one pass."""
     if device.kind != "cpu":
-        return max(1, SAMPLES_THERE // clients)
+        return max(1, min(SAMPLES_THERE, chunk_budget() // _sample_bytes(model)) // clients)
     return IMAGE_SAMPLES if stacked.images else LARGEST_PASS
+
+
+@lru_cache(maxsize=32)
+def _sample_bytes(model: Model) -> int:
+    """The bytes that a pass holds at most for each sample, measured on the CPU."""
+    vectors, inputs = [model.init(0)] * TRIAL_CLIENTS, [model.inputs(np.zeros((TRIAL_SAMPLES, *model.shape)))] * TRIAL_CLIENTS
+    stacked = stacked_form(model)
+    assert stacked is not None
+    with torch.no_grad():
+        return max(1, live_bytes(lambda: _together(model, stacked, vectors, inputs, CPU)) // (TRIAL_CLIENTS * TRIAL_SAMPLES))
 
 
 def _passed(model: Model, vector: Array, x: Tensor, device: Device) -> Tensor:
