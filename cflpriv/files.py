@@ -155,7 +155,7 @@ def copy_examples(folder: Path) -> int:
     try:
         for path in files:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source / path, folder / path)
+            shutil.copyfile(source / path, folder / path)  # those of an installation may be read-only
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -274,6 +274,7 @@ def test_attacks_are_named_by_their_package(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("room", ["protocols", "attacks"])
 def test_a_checkout_without_links_says_what_to_do(tmp_path: Path, room: str) -> None:
     shutil.copytree(ROOT / "cflpriv", tmp_path / "cflpriv", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "cflpriv").chmod(0o755)  # the checkout may be read-only
     for name in ("protocols", "attacks"):
         (tmp_path / name).symlink_to(ROOT / name)
     # without site-packages, where an editable install would find the folder

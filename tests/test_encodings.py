@@ -83,7 +83,7 @@ def test_every_file_is_read_and_written_in_a_named_encoding() -> None:
 
 ENCODINGS = ("ascii", "latin-1", "cp1252", "cp437")
 SMALL = '[training]\nrounds = 1\n[data]\nclients = 4\n[run]\nrecord = "full"\n'
-NOT_UTF8 = os.fsdecode(b"caf\xe9")
+NOT_UTF8 = os.fsdecode(b"data\xe9")
 NAME = os.fsdecode("–λ".encode())
 """A file's name in UTF-8, as the command line is given it."""
 
@@ -96,13 +96,14 @@ class Terminal:
 
     def run(self, *words: str, code: int = 0) -> str:
         """Run `cflpriv` with these words; what it prints on both streams. Fails for another exit code, and for a traceback."""
-        streams = {name: io.TextIOWrapper(io.BytesIO(), self.encoding, "strict") for name in ("stdout", "stderr")}
+        buffers = {"stdout": io.BytesIO(), "stderr": io.BytesIO()}
+        streams = {name: io.TextIOWrapper(buffers[name], self.encoding, "strict") for name in buffers}
         for name, stream in streams.items():
             self.monkeypatch.setattr(sys, name, stream)
         ended = in_process(self.monkeypatch, *words)
         for stream in streams.values():
             stream.flush()
-        said = "".join(stream.buffer.getvalue().decode(stream.encoding) for stream in streams.values())
+        said = "".join(buffers[name].getvalue().decode(stream.encoding) for name, stream in streams.items())
         assert ended == code, said
         assert said
         return said
@@ -129,7 +130,7 @@ def test_what_an_encoding_lacks_is_written_in_ascii() -> None:
     assert encode_readably("10 × 2 – ε, λ, Σ²", "ascii") == b"10 x 2 - epsilon, lambda, Sigma2"
     assert encode_readably("10 × 2 – ε", "cp1252") == b"10 \xd7 2 \x96 epsilon"
     assert encode_readably("10 × 2 – ε", "cp437") == b"10 x 2 - \xee"
-    assert encode_readably(f"{NOT_UTF8} – ε") == b"caf\\xe9 \xe2\x80\x93 \xce\xb5"
+    assert encode_readably(f"{NOT_UTF8} – ε") == b"data\\xe9 \xe2\x80\x93 \xce\xb5"
     assert encode_readably("é中", "ascii") == b"\\xe9\\u4e2d"
 
 
@@ -218,10 +219,10 @@ def test_names_that_are_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
     (folder / "plugin.py").write_text("", encoding="utf-8")
     run = f"{NOT_UTF8}/run"
-    assert r"run folder: caf\xe9/run" in terminal.run("run", "small.toml", "--out", run)
+    assert r"run folder: data\xe9/run" in terminal.run("run", "small.toml", "--out", run)
     for words in (["verify", run], ["report", run], ["report", NOT_UTF8], ["export", run, "--out", f"{NOT_UTF8}.pt", "--model", "0"]):
-        assert r"caf\xe9" in terminal.run(*words)
-    assert r"caf\xe9" in (folder / "report.html").read_text(encoding="utf-8")
+        assert r"data\xe9" in terminal.run(*words)
+    assert r"data\xe9" in (folder / "report.html").read_text(encoding="utf-8")
     said = terminal.run("run", "small.toml", "--out", "other", "--plugin", f"{NOT_UTF8}/plugin.py", code=2)
     assert said.startswith("cflpriv: small.toml: run.plugins = ")
     assert said.endswith("is not UTF-8, as a configuration is; rename the file or its folder\n")

@@ -445,9 +445,11 @@ def test_examples_in_nested_folders_are_copied_in_any_order(tmp_path: Path, monk
     deep = tmp_path / "package" / "examples" / "app" / "inner" / "client.py"
     deep.parent.mkdir(parents=True)
     deep.write_text("x", encoding="utf-8")
+    deep.chmod(0o444)  # as in an installation that is read-only
     monkeypatch.setattr("cflpriv.files.__file__", str(tmp_path / "package" / "files.py"))
     assert copy_examples(tmp_path / "new") == 1
     assert (tmp_path / "new" / "app" / "inner" / "client.py").read_text(encoding="utf-8") == "x"
+    assert (tmp_path / "new" / "app" / "inner" / "client.py").stat().st_mode & 0o200
 
 
 def test_a_name_that_is_too_long(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
