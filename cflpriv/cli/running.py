@@ -1,7 +1,7 @@
 """Commands that run experiments: `run`, `sweep`, `reproduce`."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ def run(
     if experiment == Config():
         say(f"{config}: {defaults_text(experiment)}")
     total = experiment.training.rounds
-    with progress_shown() as progress, _hosts(hosts, ray, experiment.run.plugins, progress) as hosted:
+    with progress_shown() as progress, _hosts(hosts, ray, progress) as hosted:
         bar = progress.add_task("rounds", total=total, result="")
 
         def tick(row: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ def _read(config: Path, changes: list[str], plugin: list[Path], resumed: Path | 
 
 
 @contextmanager
-def _hosts(hosts: int | None, address: str | None, plugins: Sequence[str], progress: Progress) -> Iterator[Any]:
+def _hosts(hosts: int | None, address: str | None, progress: Progress) -> Iterator[Any]:
     """Where clients are: None for this process, else what makes their hosts on Ray, which end with the block."""
     if hosts is None and address is None:
         yield None
@@ -96,7 +96,7 @@ def _hosts(hosts: int | None, address: str | None, plugins: Sequence[str], progr
     from ..transports.hosts import SplitHosts
     from ..transports.ray import ray_hosts
 
-    with ray_hosts(hosts, address, plugins) as carrier:
+    with ray_hosts(hosts, address) as carrier:
         yield partial(SplitHosts, carrier=carrier, say=lambda line: progress.console.print(line, markup=False))
 
 
