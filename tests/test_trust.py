@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,15 @@ from cflpriv import plugins
 from cflpriv.attacks.adversary import load_view
 from cflpriv.attacks.audit import audit_run
 from cflpriv.cli import app
+from cflpriv.engine.workers import Workers
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, load_sweep, run_experiment
 from cflpriv.experiments.digests import FILE, seal
 from cflpriv.experiments.export import export_model
-from cflpriv.experiments.sweep import sweep_of
+from cflpriv.experiments.sweep import Cell, Setting, sweep_of
+from cflpriv.experiments.workers import ended
+from cflpriv.protocols import ledger
+from cflpriv.transports.hosts import Seat
 
 CODE = """
 import os
@@ -265,3 +270,57 @@ def test_processes_import_nothing_from_the_working_directory(tmp_path: Path) -> 
         done = subprocess.run([command, *line.split()], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["resumes.jsonl", "rounds.jsonl", "transcript/messages.jsonl"])
+def test_nothing_is_written_through_a_link_of_a_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link to `.bashrc` would make its user's shell run what the folder's maker has the command write."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.toml").write_text(plain(CONFIG))
+    run_experiment(load_config(tmp_path / "c.toml"), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # so that a resumed run begins again
+    path, target = tmp_path / "run" / name, tmp_path / "bashrc"
+    target.write_bytes(path.read_bytes() if path.exists() else b"umask 022\n")
+    before = target.read_bytes()
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    assert in_process(monkeypatch, *"run c.toml --out run --resume".split()) in (1, 2)
+    assert target.read_bytes() == before
+    error = capsys.readouterr().err
+    assert "is a link, and nothing is written through one" in error and name in error
+
+
+def test_no_ledger_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "bashrc").write_text("umask 022\n")
+    (tmp_path / "ledger.json.part").symlink_to(tmp_path / "bashrc")
+    with pytest.raises(OSError, match="is a link"):
+        ledger._write(tmp_path / "ledger.json", "charges")
+    assert (tmp_path / "bashrc").read_text() == "umask 022\n"
+
+
+def test_workers_run_the_text_that_was_checked(tmp_path: Path) -> None:
+    """A file may change between the check of its digest and the start of a worker."""
+    file = tmp_path / "evil.py"
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('old ')\n")
+    plugins.load_plugin(file)
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('new ')\n")
+    texts = plugins.loaded_plugins()
+    _as_in_a_new_process()
+    Seat(texts)
+    assert (tmp_path / "text").read_text() == "old old "
+
+
+@pytest.mark.slow
+def test_processes_run_the_text_that_was_checked(tmp_path: Path) -> None:
+    file = tmp_path / "evil.py"
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('old ')\n")
+    plugins.load_plugin(file)
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('new ')\n")
+    assert list(ended([Cell("one", Setting("a", "b"), 0, None)], attrgetter("name"), 1)) == [("one", "one")]
+    workers = Workers(1)
+    workers._pipes[0].send(None)
+    workers._processes[0].join()
+    workers.close()
+    assert (tmp_path / "text").read_text() == "old old old "
