@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 from cflpriv.protocols.errors import TooFewClients

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from cflpriv.experiments import load_config, load_sweep, run_experiment
 from cflpriv.experiments.digests import FILE, seal
 from cflpriv.experiments.export import export_model
 from cflpriv.experiments.sweep import Cell, Setting, sweep_of
+from cflpriv.experiments.trust import RECORDED
 from cflpriv.experiments.workers import ended
 from cflpriv.protocols import ledger
 from cflpriv.transports.hosts import Seat
@@ -215,6 +217,32 @@ def test_trust_is_for_the_code_of_the_run(
         assert not ran.exists(), line
 
 
+@pytest.mark.parametrize("pattern", RECORDED)
+def test_a_folder_that_was_handed_on_in_part_is_a_run_folder(pattern: str, ran: Path, tmp_path: Path) -> None:
+    left = tmp_path / "run" / pattern.replace("*", "1")
+    left.parent.mkdir(parents=True)
+    left.touch()
+    (tmp_path / "run" / "evil.py").write_text(CODE)
+    (tmp_path / "run" / "config.toml").write_text(CONFIG)
+    (tmp_path / "run" / "sweep.toml").write_text(SWEEP)
+    (tmp_path / "link.toml").symlink_to(tmp_path / "run" / "config.toml")
+    for path in (tmp_path / "run" / "config.toml", tmp_path / "link.toml"):
+        assert load_config(path).run.plugins == ()
+    load_sweep(tmp_path / "run" / "sweep.toml")
+    assert not ran.exists()
+
+
+def test_folders_of_other_programs_make_no_run_folder(ran: Path, tmp_path: Path) -> None:
+    """A user's own configuration in a project that has checkpoints, and the folders of its runs."""
+    for name in ("checkpoints/epoch_1.pt", "locks/here", "runs/c/digests.json", "report.html", "results.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "evil.py").write_text(CODE)
+    (tmp_path / "c.toml").write_text(CONFIG)
+    assert load_config(tmp_path / "c.toml").run.plugins == (str(tmp_path / "evil.py"),)
+    assert ran.exists()
+
+
 def test_compiled_code_beside_a_plugin_never_runs(ran: Path, tmp_path: Path) -> None:
     """Python runs `__pycache__` in place of a file of the same time and length; a reader of the file would not see that code."""
     import py_compile
@@ -266,7 +294,8 @@ def test_processes_import_nothing_from_the_working_directory(tmp_path: Path) -> 
     (folder / "c.toml").write_text(config)
     (folder / "s.toml").write_text(plain(SWEEP).replace("seeds = [0]", "seeds = [0, 1]"))
     command = str(Path(sys.executable).with_name("cflpriv"))
-    for line in ("run c.toml --out run", "sweep s.toml --out runs --workers 2"):
+    on_ray = ["run c.toml --out ray --hosts 2 --set protection.gram=[]"] if find_spec("ray") else []
+    for line in ("run c.toml --out run", "sweep s.toml --out runs --workers 2", *on_ray):
         done = subprocess.run([command, *line.split()], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert not (tmp_path / "ran").exists()

@@ -6,8 +6,9 @@ cluster can run code on it and read its actors, which hold clients' data and sec
 
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -96,7 +97,8 @@ def ray_hosts(hosts: int | None = None, address: str | None = None) -> Iterator[
         "_node_ip_address": "127.0.0.1",
     }  # fmt: skip
     try:
-        ray.init(**quiet, **(here if address is None else {"address": address}))
+        with _same_imports():
+            ray.init(**quiet, **(here if address is None else {"address": address}))
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(f"--ray {address or '(local)'}: {str(error).partition(chr(10))[0]}") from None
     try:
@@ -107,3 +109,8 @@ def ray_hosts(hosts: int | None = None, address: str | None = None) -> Iterator[
             carrier.close()
     finally:
         ray.shutdown()
+
+
+def _same_imports() -> AbstractContextManager[None]:
+    """Ray has its workers import from the working directory first. Here it is that of Python's own modules, unless this process does so, too."""
+    return nullcontext() if {"", os.getcwd()} & set(sys.path) else chdir(os.path.dirname(os.__file__))
