@@ -24,8 +24,15 @@ from .digests import FILE, changed_files
 
 __all__ = ["RECORDED", "code_digests", "idle_code", "in_run_folder", "may_run", "named_code"]
 
-RECORDED = ("environment.json", FILE, "rounds.jsonl", "summary.json", "checkpoints", "locks")
-"""What stands beside the configuration of a run, and beside that of a sweep, and beside no configuration that a user wrote."""
+RECORDED = (
+    "environment.json", FILE, "rounds.jsonl", "summary.json", "measured.json", "resumes.jsonl", "stages.jsonl", "audit.json",
+    "active_audit.json", "transcript/messages.jsonl", "checkpoints/final.json", "checkpoints/round_*.json", ".lock", "locks/*.lock",
+    "failed/*.json", "sweep.csv",
+)  # fmt: skip
+"""What runs, audits and sweeps leave beside their configuration, as patterns. One is enough: a folder may be handed on in part.
+
+Folders that other programs make as well (`checkpoints`, `locks`) are no sign by themselves.
+"""
 
 
 def named_code(tree: Mapping[str, Any]) -> tuple[str, ...]:
@@ -37,7 +44,7 @@ def named_code(tree: Mapping[str, Any]) -> tuple[str, ...]:
 
 def in_run_folder(path: Path) -> bool:
     """Whether the configuration at `path` is the record of a run or of a sweep."""
-    return any((path.parent / name).exists() or (path.resolve().parent / name).exists() for name in RECORDED)
+    return any(any(folder.glob(pattern)) for folder in {path.parent, path.resolve().parent} for pattern in RECORDED)
 
 
 def may_run(path: Path, tree: Mapping[str, Any], trust: bool | None) -> bool:
