@@ -353,3 +353,48 @@ def test_processes_run_the_text_that_was_checked(tmp_path: Path) -> None:
     workers._processes[0].join()
     workers.close()
     assert (tmp_path / "text").read_text() == "old old old "
+
+
+@pytest.mark.parametrize("text", ["run = 3", "[[run]]", '[run]\nplugins = "evil.py"', '[run]\nplugins = {"evil.py" = 1}', "[run]\nplugins = [[1]]"])
+def test_plugins_of_another_type_are_refused_in_one_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil2.py").touch()
+    (tmp_path / "c.toml").write_text(text)
+    assert in_process(monkeypatch, *"run c.toml --plugin evil2.py --plugin evil2.py".split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("cflpriv: c.toml: ") and error.count("\n") == 1 and "run" in error
+
+
+def test_the_code_of_an_entry_of_a_sweep_is_named_and_is_beside_the_file(
+    ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "grid").mkdir()
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    (tmp_path / "grid" / "evil.py").write_text(CODE)
+    entry = 'algorithms = [{ name = "fedavg", run = { plugins = ["evil.py"], callbacks = ["own"] } }]\n'
+    (tmp_path / "grid" / "sweep.toml").write_text(plain(SWEEP) + entry)
+    assert load_sweep(tmp_path / "grid" / "sweep.toml").cells[0].problem == ""
+    assert ran.exists()
+    _as_in_a_new_process()
+    ran.unlink()
+    (tmp_path / "grid" / "sweep.csv").touch()
+    named = rf"run.plugins = \['{tmp_path}/grid/evil.py'\]: is code that did not run; allow it with --plugin FILE"
+    with pytest.raises(InputError, match=named):
+        load_sweep(tmp_path / "grid" / "sweep.toml")
+    assert not ran.exists()
+    (tmp_path / "grid" / "keys.toml").write_text(plain(SWEEP) + 'keys = { "run.plugins" = [["evil.py"], []] }\n')
+    with pytest.raises(InputError, match="use `\\[run\\] plugins`"):
+        load_sweep(tmp_path / "grid" / "keys.toml")
+
+
+def test_run_and_sweep_say_which_code_they_leave_out(
+    made: Path, ran: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in (f"run {made}/run/config.toml --out new", f"sweep {made}/sweep/sweep.toml --out grid --list"):
+        assert in_process(monkeypatch, *line.split()) == 0
+        assert "is code that did not run" in capsys.readouterr().out
+        assert not ran.exists()

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from ..console import defaults_text, row_text, summary_text
 from ..errors import InputError
 from ..protocols.bounded_files import read_text
-from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, progress_shown, say
+from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, note_idle_code, progress_shown, say
 
 __all__ = ["reproduce", "run", "sweep"]
 
@@ -44,6 +44,7 @@ def run(
     experiment = _read(config, changes, plugin or [], folder if resume else None, trust)
     if experiment == Config():
         say(f"{config}: {defaults_text(experiment)}")
+    note_idle_code(config, trust)  # of the user's own configuration all runs
     total = experiment.training.rounds
     with progress_shown() as progress, _hosts(hosts, ray, progress) as hosted:
         bar = progress.add_task("rounds", total=total, result="")
@@ -125,6 +126,7 @@ def sweep(
     from ..experiments.sweep_runs import failure_lines, part_of, run_sweep, shown
 
     grid, folder = load_sweep(config, set_ or [], plugin or []), out or Path("runs") / name_of(config)
+    note_idle_code(config, False)
     with naming(config):
         check_asked(grid.budget or "standard", grid.attacks or None, "[sweep] ")
         part = part_of(grid, only or [], shard)

@@ -22,7 +22,7 @@ from ..plugins import is_loaded, load_plugin, plugin_digests
 from ..protocols.bounded_files import read_json
 from .digests import FILE, changed_files
 
-__all__ = ["RECORDED", "code_digests", "idle_code", "in_run_folder", "may_run", "named_code"]
+__all__ = ["RECORDED", "code_digests", "idle_code", "in_run_folder", "may_run", "named_code", "run_sections"]
 
 RECORDED = (
     "environment.json", FILE, "rounds.jsonl", "summary.json", "measured.json", "resumes.jsonl", "stages.jsonl", "audit.json",
@@ -35,11 +35,18 @@ Folders that other programs make as well (`checkpoints`, `locks`) are no sign by
 """
 
 
+def run_sections(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each section `[run]` of the configuration `tree`: its own, and those of the entries of a sweep."""
+    sweep = tree.get("sweep")
+    lists = [sweep.get(key) for key in ("algorithms", "protections")] if isinstance(sweep, Mapping) else []
+    tables = [tree, *(entry for entries in lists if isinstance(entries, list) for entry in entries)]
+    return [run for table in tables if isinstance(table, Mapping) and isinstance(run := table.get("run"), dict)]
+
+
 def named_code(tree: Mapping[str, Any]) -> tuple[str, ...]:
     """The files that the configuration `tree` names as `[run] plugins`; none where the key is missing or no list of strings."""
-    run = tree.get("run")
-    files = run.get("plugins") if isinstance(run, Mapping) else None
-    return tuple(files) if isinstance(files, list | tuple) and all(isinstance(file, str) for file in files) else ()
+    lists = [files for run in run_sections(tree) if isinstance(files := run.get("plugins"), list)]
+    return tuple(dict.fromkeys(file for files in lists if all(isinstance(file, str) for file in files) for file in files))
 
 
 def in_run_folder(path: Path) -> bool:
@@ -62,7 +69,8 @@ def may_run(path: Path, tree: Mapping[str, Any], trust: bool | None) -> bool:
 def idle_code(path: Path, tree: Mapping[str, Any]) -> str:
     """Which files of `tree`, the record at `path`, did not run in this process, and how to allow them: a line; empty if there is none."""
     files = [file for file in named_code(tree) if not is_loaded(file)]
-    allow = "allow it with --trust (as the run left it) or --plugin FILE (as it is now)"
+    as_left = "" if "sweep" in tree else "--trust (as the run left it) or "
+    allow = f"allow it with {as_left}--plugin FILE (as it is now)"
     return f"{path}: run.plugins = {files}: is code that did not run; {allow}" if files else ""
 
 
