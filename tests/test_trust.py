@@ -355,7 +355,9 @@ def test_processes_run_the_text_that_was_checked(tmp_path: Path) -> None:
     assert (tmp_path / "text").read_text() == "old old old "
 
 
-@pytest.mark.parametrize("text", ["run = 3", "[[run]]", '[run]\nplugins = "evil.py"', '[run]\nplugins = {"evil.py" = 1}', "[run]\nplugins = [[1]]"])
+@pytest.mark.parametrize(
+    "text", ["run = 3", "[[run]]", '[run]\nplugins = "evil.py"', '[run]\nplugins = {"evil.py" = 1}', "[run]\nplugins = [[1]]"]
+)
 def test_plugins_of_another_type_are_refused_in_one_line(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -398,3 +400,14 @@ def test_run_and_sweep_say_which_code_they_leave_out(
         assert in_process(monkeypatch, *line.split()) == 0
         assert "is code that did not run" in capsys.readouterr().out
         assert not ran.exists()
+
+
+def test_an_active_audit_of_its_own_folder_can_be_trusted(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text(CODE)
+    (tmp_path / "c.toml").write_text(CONFIG + 'callbacks = ["own"]\n')
+    for line in ("audit c.toml --active --attacks second_sum --out active", "audit active --active --attacks second_sum --trust"):
+        assert in_process(monkeypatch, *line.split()) == 0, line
+        assert ran.exists()
+        _as_in_a_new_process()
+        ran.unlink()
