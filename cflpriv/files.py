@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .errors import InputError
+from .protocols.bounded_files import in_place
 from .streams import encode_readably
 
 __all__ = ["append", "copy_examples", "sync_folder", "toml_text", "write_arrays", "write_atomically", "write_packed"]
@@ -24,10 +25,6 @@ _DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-
-# In a folder of another person a pipe is not waited for, and no link leads what is written elsewhere. Windows has neither flag.
-_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0)
-_NOT_ELSEWHERE = _WITHOUT_WAITING | getattr(os, "O_NOFOLLOW", 0)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -103,7 +100,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Any], mode: int = 0o644) -> tu
 def _replace(path: Path, write: Any, mode: int) -> None:
     part = path.with_name(path.name + ".part")
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOT_ELSEWHERE, mode), "wb") as out:
+        with os.fdopen(in_place(str(part), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as out:
             write(out)
             out.flush()
             os.fsync(out.fileno())
@@ -117,18 +114,21 @@ def _replace(path: Path, write: Any, mode: int) -> None:
 
 def append(path: Path, text: str) -> None:
     """Add to a file and see it onto the disk. Where that fails the file is cut back to what it was, and OSError raised."""
-    before = path.stat().st_size if path.exists() else 0
+    data = encode_readably(text)
     try:
-        with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | _WITHOUT_WAITING, 0o666)) as out:
-            if not stat.S_ISREG(os.fstat(out.fileno()).st_mode):
+        with open(path, "ab", buffering=0, opener=in_place) as out:
+            found = os.fstat(out.fileno())
+            if not stat.S_ISREG(found.st_mode):
                 raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(path))
-            data = encode_readably(text)
-            while data:
-                data = data[out.write(data) :]
-            os.fsync(out.fileno())
+            try:
+                while data:
+                    data = data[out.write(data) :]
+                os.fsync(out.fileno())
+            except OSError:
+                with suppress(OSError):
+                    out.truncate(found.st_size)
+                raise
     except OSError as error:
-        with suppress(OSError):
-            os.truncate(path, before)
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 

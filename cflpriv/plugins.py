@@ -9,7 +9,7 @@ Source: https://packaging.python.org/en/latest/specifications/entry-points/
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
@@ -23,14 +23,14 @@ from .protocols.bounded_files import read_bytes
 
 __all__ = [
     "ALGORITHMS", "ATTACKS", "CALLBACKS", "FUNCTIONS", "TASKS", "Registry", "is_loaded", "load_plugin", "loaded_plugins",
-    "plugin_digests", "register_attack",
+    "plugin_digests", "register_attack", "run_plugins",
 ]  # fmt: skip
 
 T = TypeVar("T")
 _loaded: dict[str, str] = {}
 """The plugin files of this process: name of the module -> path."""
-_digests: dict[str, str] = {}
-"""Name of the module -> the digest of the text that ran."""
+_texts: dict[str, bytes] = {}
+"""Name of the module -> the text that ran."""
 
 
 class Registry(dict[str, T], Generic[T]):
@@ -130,44 +130,66 @@ def load_plugin(path: str | Path, digest: str | None = None) -> Path:
     Raises `InputError` naming the file if it is missing, fails, has another digest, or has the name of another that is loaded.
     """
     path = Path(path).resolve()
-    name = f"cflpriv_plugin_{path.stem}"
     if is_loaded(path):
         return path
-    if name in _loaded:
-        raise InputError(f"plugin {path}: {_loaded[name]} has the same name; rename one")
+    if other := _loaded.get(_module_name(path)):
+        raise InputError(f"plugin {path}: {other} has the same name; rename one")
     if not path.is_file():
         raise InputError(f"plugin {path}: no such file")
-    spec = spec_from_file_location(name, path)
-    if spec is None or not isinstance(spec.loader, SourceFileLoader):
-        raise InputError(f"plugin {path}: is no Python file (its name does not end in .py)")
     try:
         text = read_bytes(path)
     except OSError as error:
         raise InputError(f"plugin {path}: cannot be read ({error.strerror})") from None
-    here = blake2b(text, digest_size=16).hexdigest()
-    if digest not in (None, here):
+    if digest not in (None, _digest(text)):
         raise InputError(f"plugin {path}: is not as the run left it; --plugin {path} runs it as it is now")
+    _run(path, text)
+    return path
+
+
+def run_plugins(texts: Mapping[str, bytes]) -> None:
+    """Run the plugins that `loaded_plugins` gave in another process, each with its text there, whatever is in its file by now.
+
+    Raises `InputError` naming a file that fails.
+    """
+    for path, text in texts.items():
+        if not is_loaded(path):
+            _run(Path(path), text)
+
+
+def _run(path: Path, text: bytes) -> None:
+    """Run the `text` as the plugin file `path`."""
+    name = _module_name(path)
+    spec = spec_from_file_location(name, path)
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
+        raise InputError(f"plugin {path}: is no Python file (its name does not end in .py)")
     sys.modules[name] = module = module_from_spec(spec)
     try:
         exec(spec.loader.source_to_code(text, str(path)), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(f"plugin {path}: {'' if isinstance(error, InputError) else f'{type(error).__name__}: '}{error}") from None
-    _loaded[name], _digests[name] = str(path), here
-    return path
+    _loaded[name], _texts[name] = str(path), text
+
+
+def _module_name(path: Path) -> str:
+    return f"cflpriv_plugin_{path.stem}"
+
+
+def _digest(text: bytes) -> str:
+    return blake2b(text, digest_size=16).hexdigest()
 
 
 def is_loaded(path: str | Path) -> bool:
     """Whether this process ran the plugin file `path`."""
     path = Path(path).resolve()
-    return _loaded.get(f"cflpriv_plugin_{path.stem}") == str(path)
+    return _loaded.get(_module_name(path)) == str(path)
 
 
-def loaded_plugins() -> tuple[str, ...]:
-    """The plugin files of this process, for another process that works for it."""
-    return tuple(_loaded.values())
+def loaded_plugins() -> dict[str, bytes]:
+    """By path, the text of each plugin file of this process, as it ran, for another process that works for it (`run_plugins`)."""
+    return {path: _texts[name] for name, path in _loaded.items()}
 
 
 def plugin_digests() -> dict[str, str]:
     """By path, the BLAKE2b-128 digest of the text of each plugin file of this process, as it ran: 32 hexadecimal digits."""
-    return {path: _digests[name] for name, path in _loaded.items()}
+    return {path: _digest(text) for path, text in loaded_plugins().items()}

@@ -1,6 +1,7 @@
-"""Read files that another person may have written: regular files only, and no more bytes than a stated limit.
+"""Files in folders that another person may have made. Reading: regular files only, and no more bytes than a stated limit.
 
-A pipe is not waited for, a device is not read, and a file that is too large is refused by its size, before it is read.
+A pipe is not waited for, a device is not read, and a file that is too large is refused by its size, before it is read. Writing (`in_place`):
+through no link, which could lead to any file of the user.
 """
 
 import errno
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "LARGEST_DOCUMENT_BYTES", "LARGEST_TABLE_BYTES", "UnusableFile", "open_regular", "parse_json", "read_bytes", "read_json", "read_text",
+    "LARGEST_DOCUMENT_BYTES", "LARGEST_TABLE_BYTES", "UnusableFile", "in_place", "open_regular", "parse_json", "read_bytes", "read_json", "read_text",
     "read_toml",
 ]  # fmt: skip
 
@@ -43,6 +44,16 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 def _without_waiting(path: str, flags: int) -> int:
     """Open a path. Without O_NONBLOCK, which Windows does not have, a pipe is waited for until another process writes into it."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def in_place(path: str, flags: int, mode: int = 0o666) -> int:
+    """An `opener` of files to be written. Raises OSError: `UnusableFile` for a link. Windows knows neither flag."""
+    try:
+        return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0), mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UnusableFile(errno.ELOOP, "is a link, and nothing is written through one", str(path)) from None
 
 
 def read_bytes(path: str | Path, limit: int = LARGEST_DOCUMENT_BYTES) -> bytes:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import get_args
 
 from .accounting import epsilon_of
-from .bounded_files import read_text
+from .bounded_files import in_place, read_text
 from .errors import BudgetExceeded
 from .events import Event, Relation, Unit, event_from, event_to, unsampled
 
@@ -242,7 +242,7 @@ class Ledger:
 def _write(path: Path, text: str) -> None:
     """The whole file, complete on the disk before this returns, or the old one untouched."""
     part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as out:
+    with open(part, "w", encoding="utf-8", opener=in_place) as out:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())

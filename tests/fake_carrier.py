@@ -15,9 +15,9 @@ class FakeCarrier:
     `received` counts the bytes of replies.
     """
 
-    def __init__(self, count: int, plugins: Sequence[str] = ()) -> None:
-        self.count, self._plugins = count, plugins
-        self._seats = [Seat(plugins) for _ in range(count)]
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._seats = [Seat({}) for _ in range(count)]
         self.dead: set[int] = set()
         self.restarts: list[int] = []
         self.received = 0
@@ -42,7 +42,7 @@ class FakeCarrier:
     def restart(self, number: int) -> None:
         self.restarts.append(number)
         self.dead.discard(number)
-        self._seats[number] = Seat(self._plugins)
+        self._seats[number] = Seat({})
 
     def kill(self, number: int) -> None:
         self.dead.add(number)

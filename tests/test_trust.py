@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,16 @@ from cflpriv import plugins
 from cflpriv.attacks.adversary import load_view
 from cflpriv.attacks.audit import audit_run
 from cflpriv.cli import app
+from cflpriv.engine.workers import Workers
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, load_sweep, run_experiment
 from cflpriv.experiments.digests import FILE, seal
 from cflpriv.experiments.export import export_model
-from cflpriv.experiments.sweep import sweep_of
+from cflpriv.experiments.sweep import Cell, Setting, sweep_of
+from cflpriv.experiments.trust import RECORDED
+from cflpriv.experiments.workers import ended
+from cflpriv.protocols import ledger
+from cflpriv.transports.hosts import Seat
 
 CODE = """
 import os
@@ -210,6 +217,32 @@ def test_trust_is_for_the_code_of_the_run(
         assert not ran.exists(), line
 
 
+@pytest.mark.parametrize("pattern", RECORDED)
+def test_a_folder_that_was_handed_on_in_part_is_a_run_folder(pattern: str, ran: Path, tmp_path: Path) -> None:
+    left = tmp_path / "run" / pattern.replace("*", "1")
+    left.parent.mkdir(parents=True)
+    left.touch()
+    (tmp_path / "run" / "evil.py").write_text(CODE)
+    (tmp_path / "run" / "config.toml").write_text(CONFIG)
+    (tmp_path / "run" / "sweep.toml").write_text(SWEEP)
+    (tmp_path / "link.toml").symlink_to(tmp_path / "run" / "config.toml")
+    for path in (tmp_path / "run" / "config.toml", tmp_path / "link.toml"):
+        assert load_config(path).run.plugins == ()
+    load_sweep(tmp_path / "run" / "sweep.toml")
+    assert not ran.exists()
+
+
+def test_folders_of_other_programs_make_no_run_folder(ran: Path, tmp_path: Path) -> None:
+    """A user's own configuration in a project that has checkpoints, and the folders of its runs."""
+    for name in ("checkpoints/epoch_1.pt", "locks/here", "runs/c/digests.json", "report.html", "results.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "evil.py").write_text(CODE)
+    (tmp_path / "c.toml").write_text(CONFIG)
+    assert load_config(tmp_path / "c.toml").run.plugins == (str(tmp_path / "evil.py"),)
+    assert ran.exists()
+
+
 def test_compiled_code_beside_a_plugin_never_runs(ran: Path, tmp_path: Path) -> None:
     """Python runs `__pycache__` in place of a file of the same time and length; a reader of the file would not see that code."""
     import py_compile
@@ -261,7 +294,120 @@ def test_processes_import_nothing_from_the_working_directory(tmp_path: Path) -> 
     (folder / "c.toml").write_text(config)
     (folder / "s.toml").write_text(plain(SWEEP).replace("seeds = [0]", "seeds = [0, 1]"))
     command = str(Path(sys.executable).with_name("cflpriv"))
-    for line in ("run c.toml --out run", "sweep s.toml --out runs --workers 2"):
+    on_ray = ["run c.toml --out ray --hosts 2 --set protection.gram=[]"] if find_spec("ray") else []
+    for line in ("run c.toml --out run", "sweep s.toml --out runs --workers 2", *on_ray):
         done = subprocess.run([command, *line.split()], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["resumes.jsonl", "rounds.jsonl", "transcript/messages.jsonl"])
+def test_nothing_is_written_through_a_link_of_a_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link to `.bashrc` would make its user's shell run what the folder's maker has the command write."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.toml").write_text(plain(CONFIG))
+    run_experiment(load_config(tmp_path / "c.toml"), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # so that a resumed run begins again
+    path, target = tmp_path / "run" / name, tmp_path / "bashrc"
+    target.write_bytes(path.read_bytes() if path.exists() else b"umask 022\n")
+    before = target.read_bytes()
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    assert in_process(monkeypatch, *"run c.toml --out run --resume".split()) in (1, 2)
+    assert target.read_bytes() == before
+    error = capsys.readouterr().err
+    assert "is a link, and nothing is written through one" in error and name in error
+
+
+def test_no_ledger_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "bashrc").write_text("umask 022\n")
+    (tmp_path / "ledger.json.part").symlink_to(tmp_path / "bashrc")
+    with pytest.raises(OSError, match="is a link"):
+        ledger._write(tmp_path / "ledger.json", "charges")
+    assert (tmp_path / "bashrc").read_text() == "umask 022\n"
+
+
+def test_workers_run_the_text_that_was_checked(tmp_path: Path) -> None:
+    """A file may change between the check of its digest and the start of a worker."""
+    file = tmp_path / "evil.py"
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('old ')\n")
+    plugins.load_plugin(file)
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('new ')\n")
+    texts = plugins.loaded_plugins()
+    _as_in_a_new_process()
+    Seat(texts)
+    assert (tmp_path / "text").read_text() == "old old "
+
+
+@pytest.mark.slow
+def test_processes_run_the_text_that_was_checked(tmp_path: Path) -> None:
+    file = tmp_path / "evil.py"
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('old ')\n")
+    plugins.load_plugin(file)
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('new ')\n")
+    assert list(ended([Cell("one", Setting("a", "b"), 0, None)], attrgetter("name"), 1)) == [("one", "one")]
+    workers = Workers(1)
+    workers._pipes[0].send(None)
+    workers._processes[0].join()
+    workers.close()
+    assert (tmp_path / "text").read_text() == "old old old "
+
+
+@pytest.mark.parametrize(
+    "text", ["run = 3", "[[run]]", '[run]\nplugins = "evil.py"', '[run]\nplugins = {"evil.py" = 1}', "[run]\nplugins = [[1]]"]
+)
+def test_plugins_of_another_type_are_refused_in_one_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil2.py").touch()
+    (tmp_path / "c.toml").write_text(text)
+    assert in_process(monkeypatch, *"run c.toml --plugin evil2.py --plugin evil2.py".split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("cflpriv: c.toml: ") and error.count("\n") == 1 and "run" in error
+
+
+def test_the_code_of_an_entry_of_a_sweep_is_named_and_is_beside_the_file(
+    ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "grid").mkdir()
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    (tmp_path / "grid" / "evil.py").write_text(CODE)
+    entry = 'algorithms = [{ name = "fedavg", run = { plugins = ["evil.py"], callbacks = ["own"] } }]\n'
+    (tmp_path / "grid" / "sweep.toml").write_text(plain(SWEEP) + entry)
+    assert load_sweep(tmp_path / "grid" / "sweep.toml").cells[0].problem == ""
+    assert ran.exists()
+    _as_in_a_new_process()
+    ran.unlink()
+    (tmp_path / "grid" / "sweep.csv").touch()
+    named = rf"run.plugins = \['{tmp_path}/grid/evil.py'\]: is code that did not run; allow it with --plugin FILE"
+    with pytest.raises(InputError, match=named):
+        load_sweep(tmp_path / "grid" / "sweep.toml")
+    assert not ran.exists()
+    (tmp_path / "grid" / "keys.toml").write_text(plain(SWEEP) + 'keys = { "run.plugins" = [["evil.py"], []] }\n')
+    with pytest.raises(InputError, match="use `\\[run\\] plugins`"):
+        load_sweep(tmp_path / "grid" / "keys.toml")
+
+
+def test_run_and_sweep_say_which_code_they_leave_out(
+    made: Path, ran: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in (f"run {made}/run/config.toml --out new", f"sweep {made}/sweep/sweep.toml --out grid --list"):
+        assert in_process(monkeypatch, *line.split()) == 0
+        assert "is code that did not run" in capsys.readouterr().out
+        assert not ran.exists()
+
+
+def test_an_active_audit_of_its_own_folder_can_be_trusted(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text(CODE)
+    (tmp_path / "c.toml").write_text(CONFIG + 'callbacks = ["own"]\n')
+    for line in ("audit c.toml --active --attacks second_sum --out active", "audit active --active --attacks second_sum --trust"):
+        assert in_process(monkeypatch, *line.split()) == 0, line
+        assert ran.exists()
+        _as_in_a_new_process()
+        ran.unlink()

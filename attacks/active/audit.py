@@ -97,7 +97,7 @@ def written(rows: Sequence[Row], config: Config, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if mine:
             write_atomically(folder / "config.toml", config.to_toml())
-            write_atomically(folder / "environment.json", json.dumps(environment(), indent=1) + "\n")
+            write_atomically(folder / "environment.json", json.dumps(environment(config), indent=1) + "\n")
         path = folder / FILE
         write_atomically(path, json.dumps([row.as_json() for row in rows], indent=1, allow_nan=False) + "\n")
         write_atomically(folder / "active_audit.txt", table(rows) + "\n")

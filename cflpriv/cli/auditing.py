@@ -86,7 +86,7 @@ def audit(
     if foreign:
         _foreign_audit(run_dir, names)
         return
-    note_idle_code(run_dir, trust)
+    note_idle_code(run_dir / "config.toml", trust)
     if active:
         _active_audit(run_dir, [*(set_ or []), *([] if device is None else [f"run.device={device}"])], names, out, data_dir, trust)
         return

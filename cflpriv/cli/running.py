@@ -1,7 +1,7 @@
 """Commands that run experiments: `run`, `sweep`, `reproduce`."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from rich.progress import Progress
 from ..console import defaults_text, row_text, summary_text
 from ..errors import InputError
 from ..protocols.bounded_files import read_text
-from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, progress_shown, say
+from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, note_idle_code, progress_shown, say
 
 __all__ = ["reproduce", "run", "sweep"]
 
@@ -44,8 +44,9 @@ def run(
     experiment = _read(config, changes, plugin or [], folder if resume else None, trust)
     if experiment == Config():
         say(f"{config}: {defaults_text(experiment)}")
+    note_idle_code(config, trust)  # of the user's own configuration all runs
     total = experiment.training.rounds
-    with progress_shown() as progress, _hosts(hosts, ray, experiment.run.plugins, progress) as hosted:
+    with progress_shown() as progress, _hosts(hosts, ray, progress) as hosted:
         bar = progress.add_task("rounds", total=total, result="")
 
         def tick(row: dict[str, Any]) -> None:
@@ -88,7 +89,7 @@ def _read(config: Path, changes: list[str], plugin: list[Path], resumed: Path | 
 
 
 @contextmanager
-def _hosts(hosts: int | None, address: str | None, plugins: Sequence[str], progress: Progress) -> Iterator[Any]:
+def _hosts(hosts: int | None, address: str | None, progress: Progress) -> Iterator[Any]:
     """Where clients are: None for this process, else what makes their hosts on Ray, which end with the block."""
     if hosts is None and address is None:
         yield None
@@ -96,7 +97,7 @@ def _hosts(hosts: int | None, address: str | None, plugins: Sequence[str], progr
     from ..transports.hosts import SplitHosts
     from ..transports.ray import ray_hosts
 
-    with ray_hosts(hosts, address, plugins) as carrier:
+    with ray_hosts(hosts, address) as carrier:
         yield partial(SplitHosts, carrier=carrier, say=lambda line: progress.console.print(line, markup=False))
 
 
@@ -125,6 +126,7 @@ def sweep(
     from ..experiments.sweep_runs import failure_lines, part_of, run_sweep, shown
 
     grid, folder = load_sweep(config, set_ or [], plugin or []), out or Path("runs") / name_of(config)
+    note_idle_code(config, False)
     with naming(config):
         check_asked(grid.budget or "standard", grid.attacks or None, "[sweep] ")
         part = part_of(grid, only or [], shard)

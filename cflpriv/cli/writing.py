@@ -39,7 +39,7 @@ def export(
     from ..experiments.export import export_model
 
     load_plugins(plugin)
-    note_idle_code(run_dir, trust)
+    note_idle_code(run_dir / "config.toml", trust)
     exported = export_model(run_dir, out, data_dir, cluster=model, client=client, trust=trust)
     say(f"written: {out}, {exported.line}")
 

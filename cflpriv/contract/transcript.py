@@ -18,7 +18,7 @@ import numpy as np
 from ..array_files import read_safetensors
 from ..errors import InputError
 from ..files import append, write_arrays, write_atomically
-from ..protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_text
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, in_place, parse_json, read_bytes, read_text
 from ..types import Array
 
 __all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "cut_transcript", "read_transcript", "settings_of", "what_was_kept"]
@@ -207,7 +207,7 @@ def cut_transcript(folder: Path, count: int, aside: Path) -> int:
         aside.mkdir(parents=True, exist_ok=True)
     if lines[count:]:
         write_atomically(aside / "messages.jsonl", b"".join(lines[count:]).decode("utf-8", errors="replace"))
-        with headers.open("r+b") as out:
+        with open(headers, "r+b", opener=in_place) as out:
             out.truncate(sum(map(len, lines[:count])))
     for path in payloads:
         os.replace(path, aside / path.name)

@@ -4,14 +4,14 @@ The processes are this program's own children; what passes between them never co
 """
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ..errors import InputError, WorkerLost
-from ..plugins import load_plugin, loaded_plugins
+from ..plugins import loaded_plugins, run_plugins
 from ..types import ClientData
 from .seam import Result, Task, TaskInput
 from .threads import one_thread
@@ -114,7 +114,7 @@ def _bound(result: Result, given: TaskInput) -> Result:
     return {name: value.bound(given.data) if hasattr(value, "bound") else value for name, value in result.items()}
 
 
-def _serve(pipe: Connection, plugins: Sequence[str]) -> None:
+def _serve(pipe: Connection, plugins: Mapping[str, bytes]) -> None:
     """A worker's life: chunks in, results out, until None or the parent's end."""
     import signal
 
@@ -128,8 +128,7 @@ def _serve(pipe: Connection, plugins: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends after the round
     torch.set_num_threads(1)
     keep_freed_memory()
-    for file in plugins:  # tasks are of classes, and models by names, that they define
-        load_plugin(file)
+    run_plugins(plugins)  # tasks are of classes, and models by names, that they define
     data: dict[int, ClientData] = {}
     with one_thread():
         while True:

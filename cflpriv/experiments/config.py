@@ -38,7 +38,7 @@ from .callbacks import found
 from .newcomers import held_back
 from .privacy_checks import check_privacy, few_shares
 from .sections import MOST_WORKERS, DataSection, ModelSection, RunSection, TrainingSection
-from .trust import idle_code, may_run
+from .trust import idle_code, may_run, run_sections
 
 __all__ = ["GIVEN", "SECTIONS", "Config", "load_config", "own_weights", "parse_config"]
 
@@ -366,9 +366,11 @@ def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str 
     for change in changes:
         set_key(tree, change)
     _resolve_paths(tree, Path())
-    if plugins:
-        run = tree.setdefault("run", {})
-        run["plugins"] = list(dict.fromkeys([*run.get("plugins", ()), *(str(load_plugin(file)) for file in plugins)]))
+    files = [str(load_plugin(file)) for file in plugins]
+    run = tree.setdefault("run", {}) if files else {}
+    named = run.setdefault("plugins", []) if isinstance(run, dict) else None
+    if isinstance(named, list):  # else the configuration is refused
+        named += [file for file in dict.fromkeys(files) if file not in named]
     return tree
 
 
@@ -389,9 +391,9 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path}: is not TOML ({error})") from None
     _resolve_paths(tree, path.parent)
-    run = tree.get("run")
-    if isinstance(run, dict) and isinstance(run.get("plugins"), list):
-        run["plugins"] = [str((path.parent / one).resolve()) if isinstance(one, str) else one for one in run["plugins"]]
+    for run in run_sections(tree):
+        if isinstance(run.get("plugins"), list):
+            run["plugins"] = [str((path.parent / one).resolve()) if isinstance(one, str) else one for one in run["plugins"]]
     return tree
 
 

@@ -22,7 +22,7 @@ from ..contract.transcript import cut_transcript
 from ..data.datasets import DIRECTORY_VARIABLE
 from ..errors import InputError
 from ..files import append, write_atomically
-from ..protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json, read_text
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, in_place, parse_json, read_bytes, read_json, read_text
 from ..protocols.entropy import Entropy
 from .checkpoint import Checkpoint, latest, load_checkpoint
 from .config import Config, load_config, read_tree
@@ -103,7 +103,7 @@ def put_aside(folder: Path, number: int, rows: int, messages: int) -> dict[str, 
     if lines[rows:]:
         aside.mkdir(parents=True, exist_ok=True)
         write_atomically(aside / "rounds.jsonl", b"".join(lines[rows:]).decode("utf-8", errors="replace"))
-        with path.open("r+b") as out:
+        with open(path, "r+b", opener=in_place) as out:
             out.truncate(sum(map(len, lines[:rows])))
     moved = cut_transcript(folder / "transcript", messages, aside) if (folder / "transcript").is_dir() else 0
     return {"rounds": len(lines[rows:]), "messages": moved}

@@ -43,7 +43,10 @@ _KEYS = {
 }  # fmt: skip
 
 _INSTEAD = {"algorithm": "write its keys beside the `name`", "protection": "belongs to an entry of `protections`"}
-_PLACES = {"run.seed": "seeds", "data.seed": "seeds", "algorithm.name": "algorithms", "privacy.epsilon": "epsilon"}
+_PLACES = {
+    "run.seed": "seeds", "data.seed": "seeds", "algorithm.name": "algorithms", "privacy.epsilon": "epsilon",
+    "run.plugins": "[run] plugins",
+}  # fmt: skip
 _Entry = tuple[str, dict[str, dict[str, Any]]]
 """An algorithm or a protection: its label, and the sections that it changes."""
 LONGEST_NAME = 200

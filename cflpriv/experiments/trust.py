@@ -22,22 +22,36 @@ from ..plugins import is_loaded, load_plugin, plugin_digests
 from ..protocols.bounded_files import read_json
 from .digests import FILE, changed_files
 
-__all__ = ["RECORDED", "code_digests", "idle_code", "in_run_folder", "may_run", "named_code"]
+__all__ = ["RECORDED", "code_digests", "idle_code", "in_run_folder", "may_run", "named_code", "run_sections"]
 
-RECORDED = ("environment.json", FILE, "rounds.jsonl", "summary.json", "checkpoints", "locks")
-"""What stands beside the configuration of a run, and beside that of a sweep, and beside no configuration that a user wrote."""
+RECORDED = (
+    "environment.json", FILE, "rounds.jsonl", "summary.json", "measured.json", "resumes.jsonl", "stages.jsonl", "audit.json",
+    "active_audit.json", "transcript/messages.jsonl", "checkpoints/final.json", "checkpoints/round_*.json", ".lock", "locks/*.lock",
+    "failed/*.json", "sweep.csv",
+)  # fmt: skip
+"""What runs, audits and sweeps leave beside their configuration, as patterns. One is enough: a folder may be handed on in part.
+
+Folders that other programs make as well (`checkpoints`, `locks`) are no sign by themselves.
+"""
+
+
+def run_sections(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each section `[run]` of the configuration `tree`: its own, and those of the entries of a sweep."""
+    sweep = tree.get("sweep")
+    lists = [sweep.get(key) for key in ("algorithms", "protections")] if isinstance(sweep, Mapping) else []
+    tables = [tree, *(entry for entries in lists if isinstance(entries, list) for entry in entries)]
+    return [run for table in tables if isinstance(table, Mapping) and isinstance(run := table.get("run"), dict)]
 
 
 def named_code(tree: Mapping[str, Any]) -> tuple[str, ...]:
     """The files that the configuration `tree` names as `[run] plugins`; none where the key is missing or no list of strings."""
-    run = tree.get("run")
-    files = run.get("plugins") if isinstance(run, Mapping) else None
-    return tuple(files) if isinstance(files, list | tuple) and all(isinstance(file, str) for file in files) else ()
+    lists = [files for run in run_sections(tree) if isinstance(files := run.get("plugins"), list)]
+    return tuple(dict.fromkeys(file for files in lists if all(isinstance(file, str) for file in files) for file in files))
 
 
 def in_run_folder(path: Path) -> bool:
     """Whether the configuration at `path` is the record of a run or of a sweep."""
-    return any((path.parent / name).exists() or (path.resolve().parent / name).exists() for name in RECORDED)
+    return any(any(folder.glob(pattern)) for folder in {path.parent, path.resolve().parent} for pattern in RECORDED)
 
 
 def may_run(path: Path, tree: Mapping[str, Any], trust: bool | None) -> bool:
@@ -55,7 +69,8 @@ def may_run(path: Path, tree: Mapping[str, Any], trust: bool | None) -> bool:
 def idle_code(path: Path, tree: Mapping[str, Any]) -> str:
     """Which files of `tree`, the record at `path`, did not run in this process, and how to allow them: a line; empty if there is none."""
     files = [file for file in named_code(tree) if not is_loaded(file)]
-    allow = "allow it with --trust (as the run left it) or --plugin FILE (as it is now)"
+    as_left = "" if "sweep" in tree else "--trust (as the run left it) or "
+    allow = f"allow it with {as_left}--plugin FILE (as it is now)"
     return f"{path}: run.plugins = {files}: is code that did not run; {allow}" if files else ""
 
 

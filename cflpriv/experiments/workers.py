@@ -1,7 +1,7 @@
 """Worker processes for the runs of a sweep: each makes one run after the other, and ends with its parent."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_all_start_methods, get_context, parent_process
@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..engine.workers import BEGUN, UNGUARDED
 from ..errors import InputError
+from ..plugins import loaded_plugins, run_plugins
 
 __all__ = ["ended"]
 
@@ -84,13 +85,14 @@ class _Worker:
         if context.get_start_method() == "forkserver":
             context.set_forkserver_preload(["cflpriv.experiments.folder"])  # torch is loaded once, not by every worker
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs,), daemon=False)
+        process = context.Process(target=_serve, args=(theirs, loaded_plugins()), daemon=False)
         process.start()
         theirs.close()
         return cls(process, ours)
 
 
-def _serve(link: Connection) -> None:
+def _serve(link: Connection, plugins: Mapping[str, bytes]) -> None:
+    """A worker's life, with the `plugins` that its parent ran, not what their files have become since."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # between rounds; a run has its own way to stop
@@ -99,7 +101,12 @@ def _serve(link: Connection) -> None:
         link.send(BEGUN)
         while True:
             work, one = link.recv()
-            link.send(work(one))
+            try:
+                run_plugins(plugins)
+            except InputError as error:
+                link.send(str(error))
+            else:
+                link.send(work(one))
 
 
 def _end_with_parent() -> None:

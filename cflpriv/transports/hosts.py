@@ -27,7 +27,7 @@ from ..federation.registry import ClientsLost
 from ..federation.settings import Settings
 from ..federation.store import ObjectStore
 from ..federation.transforms import TransformCache
-from ..plugins import load_plugin
+from ..plugins import run_plugins
 from ..privacy.settings import Privacy
 from ..protocols.entropy import Entropy
 from ..protocols.errors import ProtocolError
@@ -199,9 +199,8 @@ class Carrier(Protocol):
 class Seat:
     """A host in a process of its own, which a carrier drives: messages as bytes in, bytes out."""
 
-    def __init__(self, plugins: Sequence[str] = ()) -> None:
-        for file in plugins:  # tasks are of classes, and models by names, that they define
-            load_plugin(file)
+    def __init__(self, plugins: Mapping[str, bytes]) -> None:
+        run_plugins(plugins)  # tasks are of classes, and models by names, that they define; the file may be another on this machine
 
     def begin(self, members: Members, seeds: Mapping[int, Seeds], kept: Mapping[int, Mapping[str, bytes]]) -> None:
         """Make the parties of what `Members.packed` gave, in place of earlier ones."""

@@ -6,12 +6,14 @@ cluster can run code on it and read its actors, which hold clients' data and sec
 
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
 from ..errors import InputError
+from ..plugins import loaded_plugins
 from .hosts import HostLost, Seat
 
 __all__ = ["RayCarrier", "ray_hosts"]
@@ -31,12 +33,12 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 class RayCarrier:
     """`count` actors with a `hosts.Seat` each, spread over the nodes that are alive: a `hosts.Carrier`.
 
-    An actor that ends is not restarted by Ray, which would give it its first state. One whose node ends begins again on another.
+    Each runs the plugins of this process, with their text here. An actor that ends is not restarted by Ray, which would give it its first state. One whose node ends begins again on another.
     """
 
-    def __init__(self, count: int, plugins: Sequence[str] = ()) -> None:
+    def __init__(self, count: int) -> None:
         self._ray: Any = import_module("ray")
-        self.count, self._plugins = count, tuple(plugins)
+        self.count = count
         self._actors = [self._started(number) for number in range(count)]
 
     def send(self, number: int, operation: str, *given: Any) -> Any:
@@ -66,19 +68,19 @@ class RayCarrier:
         nodes = sorted(node["NodeID"] for node in self._ray.nodes() if node["Alive"])
         spread = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True)
         actor = self._ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, scheduling_strategy=spread)(_Actor)
-        return actor.remote(self._plugins)
+        return actor.remote(loaded_plugins())
 
 
 class _Actor(Seat):
     """A seat that leaves Ctrl-C to the server."""
 
-    def __init__(self, plugins: Sequence[str]) -> None:
+    def __init__(self, plugins: Mapping[str, bytes]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         super().__init__(plugins)
 
 
 @contextmanager
-def ray_hosts(hosts: int | None = None, address: str | None = None, plugins: Sequence[str] = ()) -> Iterator[RayCarrier]:
+def ray_hosts(hosts: int | None = None, address: str | None = None) -> Iterator[RayCarrier]:
     """Hosts on the Ray cluster at `address` (as `ray.init` takes it; one a node, or `hosts`), or on a local Ray. All ends with the block.
 
     Raises `InputError` if Ray is not installed or the cluster is not there.
@@ -95,14 +97,20 @@ def ray_hosts(hosts: int | None = None, address: str | None = None, plugins: Seq
         "_node_ip_address": "127.0.0.1",
     }  # fmt: skip
     try:
-        ray.init(**quiet, **(here if address is None else {"address": address}))
+        with _same_imports():
+            ray.init(**quiet, **(here if address is None else {"address": address}))
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(f"--ray {address or '(local)'}: {str(error).partition(chr(10))[0]}") from None
     try:
-        carrier = RayCarrier(hosts or sum(node["Alive"] for node in ray.nodes()), plugins)
+        carrier = RayCarrier(hosts or sum(node["Alive"] for node in ray.nodes()))
         try:
             yield carrier
         finally:
             carrier.close()
     finally:
         ray.shutdown()
+
+
+def _same_imports() -> AbstractContextManager[None]:
+    """Ray has its workers import from the working directory first. Here it is that of Python's own modules, unless this process does so, too."""
+    return nullcontext() if {"", os.getcwd()} & set(sys.path) else chdir(os.path.dirname(os.__file__))
