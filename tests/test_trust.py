@@ -114,8 +114,8 @@ LINES = {
     "verify": ["verify run", "verify sweep"],
     "report": ["report run", "report sweep", "report ."],
     "export": ["export run --model 0 --out m.pt", "export run --client 0 --out m.pt"],
-    "reproduce": ["reproduce cfl-label-swap --out run", "reproduce cfl-label-swap --out sweep"],
-    "claims": ["claims --out run"],
+    "reproduce": ["reproduce cfl-label-swap --data-dir nowhere --out run", "reproduce cfl-label-swap --data-dir nowhere --out sweep"],
+    "claims": ["claims signatures_are_safe --data-dir nowhere --out run"],
     "init": ["init run/new.toml"],
     "examples": ["examples run"],
     "explain": ["explain run.plugins"],
@@ -315,10 +315,11 @@ def test_nothing_is_written_through_a_link_of_a_folder(
     before = target.read_bytes()
     path.unlink(missing_ok=True)
     path.symlink_to(target)
-    assert in_process(monkeypatch, *"run c.toml --out run --resume".split()) in (1, 2)
+    assert in_process(monkeypatch, *["run", "c.toml", "--out", "run", "--resume"]) in (1, 2)
     assert target.read_bytes() == before
     error = capsys.readouterr().err
-    assert "is a link, and nothing is written through one" in error and name in error
+    assert "is a link, and nothing is written through one" in error
+    assert name in error
 
 
 def test_no_ledger_is_written_through_a_link(tmp_path: Path) -> None:
@@ -364,9 +365,11 @@ def test_plugins_of_another_type_are_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil2.py").touch()
     (tmp_path / "c.toml").write_text(text)
-    assert in_process(monkeypatch, *"run c.toml --plugin evil2.py --plugin evil2.py".split()) == 2
+    assert in_process(monkeypatch, *["run", "c.toml", "--plugin", "evil2.py", "--plugin", "evil2.py"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("cflpriv: c.toml: ") and error.count("\n") == 1 and "run" in error
+    assert error.startswith("cflpriv: c.toml: ")
+    assert error.count("\n") == 1
+    assert "run" in error
 
 
 def test_the_code_of_an_entry_of_a_sweep_is_named_and_is_beside_the_file(
