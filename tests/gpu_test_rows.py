@@ -11,7 +11,7 @@ from benchmarks.gpu.rows import Figures, Floor, Row, Setting
 
 
 def noted(setting: Setting, name: str, seconds: float = 0.0) -> Figures:
-    with (setting.out / "measured.txt").open("a") as file:
+    with (setting.out / "measured.txt").open("a", encoding="utf-8") as file:
         file.write(f"{name} {os.getpid()}\n")
     time.sleep(seconds)
     return {"s": seconds, "nothing": float("nan")}

@@ -92,7 +92,9 @@ def settings(machine: str) -> tuple[Setting, ...]:
 
 def probed(setting: Setting) -> tuple[list[str], str] | None:
     """The kernels and the capability that run under a setting; None where the processor lacks them."""
-    done = subprocess.run([sys.executable, "-c", PROBE], env=setting.environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], env=setting.environment(), capture_output=True, text=True, encoding="utf-8", errors="replace"
+    )
     if done.returncode:
         return None
     kernels, capability = json.loads(done.stdout)
@@ -114,7 +116,9 @@ def run(setting: Setting, paths: Sequence[str]) -> tuple[int, str, list[str]]:
         "no:cacheprovider",
         "--tb=line",
     ]
-    done = subprocess.run([*command, *paths], cwd=ROOT, env=setting.environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *paths], cwd=ROOT, env=setting.environment(), capture_output=True, text=True, encoding="utf-8", errors="replace"
+    )
     lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-300:]]
     return done.returncode, lines[-1].strip("= "), [line for line in lines if line.startswith(("FAILED", "ERROR"))]
 

@@ -39,6 +39,6 @@ def only_listed(folder: Path) -> Mapping[str, str]:
 def without(names: Collection[str], folder: Path) -> Mapping[str, str]:
     """The same without some modules alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(BLOCKED.format(names=sorted(names)))
+    (folder / "sitecustomize.py").write_text(BLOCKED.format(names=sorted(names)), encoding="utf-8")
     found = {name: value for name, value in os.environ.items() if name not in ("CFLPRIV_DATA", "PYTHONPATH")}
     return {**found, "PYTHONPATH": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

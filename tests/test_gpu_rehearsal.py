@@ -21,7 +21,7 @@ BUDGET = 900
 def copied(folder: Path) -> Path:
     """The files of the checkout that git does not ignore, as a machine with a device gets them."""
     listing = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
-    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=True).stdout
     for name in filter(None, names.split("\0")):
         if (ROOT / name).is_symlink() or (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -38,13 +38,13 @@ def rehearsed(checkout: Path, out: Path, environment: Mapping[str, str]) -> dict
     before = files(checkout)
     words = ["--device", "cpu", "--tiny", "--out", str(out), "--budget", str(BUDGET)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "gpu", *words], cwd=checkout, capture_output=True, text=True,
+        [sys.executable, "-m", "benchmarks", "gpu", *words], cwd=checkout, capture_output=True, text=True, encoding="utf-8",
         env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert files(checkout) == before
     parts: dict[str, list[dict[str, Any]]] = {}
-    for row in json.loads((out / "gpu.json").read_text())["rows"]:
+    for row in json.loads((out / "gpu.json").read_text(encoding="utf-8"))["rows"]:
         parts.setdefault(row["part"], []).append(row)
     return parts
 
@@ -69,7 +69,7 @@ def test_with_the_listed_packages_every_row_runs_or_names_what_is_missing_and_wi
     assert "No module named 'cryptography'" in {row["note"] for row in parts["private"]}, "noise needs it"
     made = subprocess.run(
         [sys.executable, "-m", "benchmarks", "gpu-kit", "--python", f"{sys.version_info.major}.{sys.version_info.minor}"], cwd=checkout,
-        capture_output=True, text=True, env={**os.environ, "CFLPRIV_DATA": os.environ.get("CFLPRIV_DATA", "none")},
+        capture_output=True, text=True, encoding="utf-8", env={**os.environ, "CFLPRIV_DATA": os.environ.get("CFLPRIV_DATA", "none")},
     )  # fmt: skip
     if "pip download" in made.stdout:
         pytest.skip(made.stdout.strip())  # no package index here

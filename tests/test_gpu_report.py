@@ -131,8 +131,8 @@ def test_rows_are_in_the_order_of_the_suite_and_of_one_machine(tmp_path: Path) -
     assert again.on(machine(False))
     assert not again.on(machine(False, "another device"))
     assert not again.rows
-    assert len(json.loads((tmp_path / "gpu_a_device.json").read_text())["rows"]) == 2
-    (tmp_path / "gpu.json").write_text("{}")
+    assert len(json.loads((tmp_path / "gpu_a_device.json").read_text(encoding="utf-8"))["rows"]) == 2
+    (tmp_path / "gpu.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match="is no report"):
         report.read(tmp_path)
 

@@ -31,7 +31,7 @@ def of_network(setting: Setting, name: str) -> Figures:
 
 def tests(setting: Setting) -> Figures:
     """All of them. Raises `RuntimeError` naming those that fail."""
-    done = subprocess.run(COMMAND, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(COMMAND, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", errors="replace")
     if "No module named pytest" in done.stderr:
         raise Missing("No module named 'pytest'")
     lines = done.stdout.strip().splitlines()

@@ -72,7 +72,7 @@ def collect(folder: Path, python: str, data: Path) -> int:
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:",
         "--implementation", "cp", "--python-version", python, *platforms, "--dest", str(folder / "wheels"), *wanted,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace")
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise ValueError(f"pip download: {(errors or ['failed'])[-1]}")

@@ -135,8 +135,8 @@ def _worker(setting: Setting, modules: Sequence[str], environment: Mapping[str, 
     log = setting.out / LOG
     with log.open("a", encoding="utf-8") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks", "gpu", *words], cwd=ROOT, env=dict(environment), stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+            [sys.executable, "-m", "benchmarks", "gpu", *words], cwd=ROOT, env={**environment, "PYTHONSAFEPATH": ""},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", start_new_session=True,
         )  # fmt: skip
     try:
         yield process

@@ -166,7 +166,7 @@ def _removed(out: Path, before: Set[Path], made: Sequence[Path]) -> None:
 
 def _started(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Start a new run, in a folder that holds none yet."""
-    record = environment(run.config) | run.places
+    record = {**environment(run.config), **run.places}
     write_atomically(out / "config.toml", run.config.to_toml())
     write_atomically(out / "environment.json", json.dumps(record, indent=1) + "\n")
     run.backend.welcome(run, None)

@@ -95,5 +95,8 @@ def _run_as_recorded(path: Path, files: Sequence[str]) -> None:
         raise InputError(
             f"{folder / 'environment.json'}: holds no digest of {', '.join(waiting)}; --plugin FILE runs a file as it is now"
         ) from None
-    for file, digest in digests.items():
-        load_plugin(file, digest)
+    try:
+        for file, digest in digests.items():
+            load_plugin(file, digest)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None

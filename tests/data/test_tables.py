@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -254,6 +254,7 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         fake: Any = ModuleType("pyarrow")
         fake.parquet = ModuleType("pyarrow.parquet")
         fake.parquet.read_table = lambda where: type("Table", (), {"to_pydict": lambda self: columns_of(rows)})()
+        fake.parquet.read_metadata = lambda where: SimpleNamespace(num_rows=len(rows), num_columns=len(columns_of(rows)))
         monkeypatch.setitem(sys.modules, "pyarrow", fake)
         monkeypatch.setitem(sys.modules, "pyarrow.parquet", fake.parquet)
     ours, theirs = build_population(spec(path, source="parquet")), build_population(spec(written(tmp_path / "a.csv", rows)))
