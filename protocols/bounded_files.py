@@ -1,7 +1,7 @@
 """Files in folders that another person may have made. Reading: regular files only, and no more bytes than a stated limit.
 
-A pipe is not waited for, a device is not read, and a file that is too large is refused by its size, before it is read. Writing (`in_place`):
-through no link, which could lead to any file of the user.
+A pipe is not waited for, a device is not read, and a file that is too large is refused by its size, before it is read. Writing
+(`in_place`): through no link, which could lead to any file of the user.
 """
 
 import errno
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "LARGEST_DOCUMENT_BYTES", "LARGEST_TABLE_BYTES", "UnusableFile", "in_place", "open_regular", "parse_json", "read_bytes", "read_json", "read_text",
-    "read_toml",
+    "LARGEST_DOCUMENT_BYTES", "LARGEST_TABLE_BYTES", "UnusableFile", "in_place", "open_regular", "parse_json", "read_bytes", "read_json",
+    "read_text", "read_toml",
 ]  # fmt: skip
 
 LARGEST_DOCUMENT_BYTES = 2**28

@@ -166,7 +166,7 @@ def _removed(out: Path, before: Set[Path], made: Sequence[Path]) -> None:
 
 def _started(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Start a new run, in a folder that holds none yet."""
-    record = environment(run.config) | run.places
+    record = {**environment(run.config), **run.places}
     write_atomically(out / "config.toml", run.config.to_toml())
     write_atomically(out / "environment.json", json.dumps(record, indent=1) + "\n")
     run.backend.welcome(run, None)
@@ -362,13 +362,8 @@ def environment(config: Config) -> dict[str, Any]:
     """By what a run of `config` is made here: versions, the machine, and the digests of its plugins, which are loaded."""
     packages = {name: metadata.version(name) for name in ("torch", "numpy", "scipy", "scikit-learn", "cryptography")}
     system = {"python": platform.python_version(), "system": platform.system(), "machine": platform.machine(), "cores": os.cpu_count()}
-    return {
-        "cflpriv": metadata.version("cflpriv"),
-        **system,
-        "packages": packages,
-        "command": Path(sys.argv[0]).name,
-        "plugins": code_digests(config.run.plugins),
-    }
+    words = {"command": Path(sys.argv[0]).name, "plugins": code_digests(config.run.plugins)}
+    return {"cflpriv": metadata.version("cflpriv"), **system, "packages": packages, **words}
 
 
 @dataclass

@@ -33,7 +33,8 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 class RayCarrier:
     """`count` actors with a `hosts.Seat` each, spread over the nodes that are alive: a `hosts.Carrier`.
 
-    Each runs the plugins of this process, with their text here. An actor that ends is not restarted by Ray, which would give it its first state. One whose node ends begins again on another.
+    Each runs the plugins of this process, with their text here. An actor that ends is not restarted by Ray, which would give it its first
+    state. One whose node ends begins again on another.
     """
 
     def __init__(self, count: int) -> None:
@@ -112,5 +113,5 @@ def ray_hosts(hosts: int | None = None, address: str | None = None) -> Iterator[
 
 
 def _same_imports() -> AbstractContextManager[None]:
-    """Ray has its workers import from the working directory first. Here it is that of Python's own modules, unless this process does so, too."""
+    """Ray's workers import from the working directory first. It is Python's own folder here, unless this process imports from it, too."""
     return nullcontext() if {"", os.getcwd()} & set(sys.path) else chdir(os.path.dirname(os.__file__))

@@ -240,7 +240,9 @@ def test_a_decision_moves_no_other_folder(named: dict[str, str], tmp_path: Path,
     (tmp_path / "mine").mkdir()
     (out / CANDIDATES).mkdir()
     (out / str(chosen.run)).rename(out / CANDIDATES / "000000")
-    write_chosen(out / CANDIDATES / "decided.json", replace(chosen, run=named.get("run", chosen.run)), candidate=named.get("candidate", "000000"))
+    write_chosen(
+        out / CANDIDATES / "decided.json", replace(chosen, run=named.get("run", chosen.run)), candidate=named.get("candidate", "000000")
+    )
     (out / "choice.json").unlink()
     with pytest.raises(InputError, match=r"decided\.json: is damaged"):
         run_choice(sweep, out)
