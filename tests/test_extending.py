@@ -350,7 +350,7 @@ def test_a_run_whose_plugin_is_gone_says_so(
         run_experiment(load_config(tmp_path / "config.toml", ["training.rounds=1"], [own]), tmp_path / "run")
     own.unlink()
     assert in_process(monkeypatch, "audit", str(tmp_path / "run"), "--trust") == 2
-    assert capsys.readouterr().err == f"cflpriv: {tmp_path / 'run' / 'config.toml'}: plugin {own}: no such file\n"
+    assert capsys.readouterr().err == f"cflpriv: {tmp_path / 'run'}: {own}: no such file here; --plugin FILE runs it from another place\n"
 
 
 def test_the_same_again_is_no_clash() -> None:

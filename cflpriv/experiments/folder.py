@@ -362,13 +362,8 @@ def environment(config: Config) -> dict[str, Any]:
     """By what a run of `config` is made here: versions, the machine, and the digests of its plugins, which are loaded."""
     packages = {name: metadata.version(name) for name in ("torch", "numpy", "scipy", "scikit-learn", "cryptography")}
     system = {"python": platform.python_version(), "system": platform.system(), "machine": platform.machine(), "cores": os.cpu_count()}
-    return {
-        "cflpriv": metadata.version("cflpriv"),
-        **system,
-        "packages": packages,
-        "command": Path(sys.argv[0]).name,
-        "plugins": code_digests(config.run.plugins),
-    }
+    words = {"command": Path(sys.argv[0]).name, "plugins": code_digests(config.run.plugins)}
+    return {"cflpriv": metadata.version("cflpriv"), **system, "packages": packages, **words}
 
 
 @dataclass

@@ -12,6 +12,7 @@ The price is known before anything runs: it is that of the events that the setti
 """
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -96,6 +97,10 @@ def _made(
         decided = _decided(sweep, choose, drawn, out, plans, price)
         write_chosen(folder / DECIDED, decided[0], **decided[1])
     chosen, beside = decided
+    if chosen.run is not None and not (
+        chosen.run in {cell.name for cell in sweep.cells} and re.fullmatch(r"\d{6}", str(beside["candidate"]))
+    ):  # names of other folders, which would be moved
+        raise InputError(f"{folder / DECIDED}: is damaged (run = {chosen.run!r}, candidate = {beside['candidate']!r})")
     if chosen.run is not None and (source := folder / str(beside["candidate"])).is_dir():
         source.rename(out / chosen.run)
     write_chosen(out / FILE, chosen)

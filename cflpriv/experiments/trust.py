@@ -50,8 +50,14 @@ def named_code(tree: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def in_run_folder(path: Path) -> bool:
-    """Whether the configuration at `path` is the record of a run or of a sweep."""
-    return any(any(folder.glob(pattern)) for folder in {path.parent, path.resolve().parent} for pattern in RECORDED)
+    """Whether the configuration at `path`, or what that links to, is the record of a run or of a sweep."""
+    return _folder_of(path) is not None
+
+
+def _folder_of(path: Path) -> Path | None:
+    """The run folder, or the folder of a sweep, whose record the configuration at `path` is."""
+    folders = (path.parent, path.resolve().parent)
+    return next((folder for folder in folders if any(any(folder.glob(pattern)) for pattern in RECORDED)), None)
 
 
 def may_run(path: Path, tree: Mapping[str, Any], trust: bool | None) -> bool:
@@ -60,10 +66,10 @@ def may_run(path: Path, tree: Mapping[str, Any], trust: bool | None) -> bool:
     `trust` None: a user's own configuration is believed, the record of a run is not. With `trust` the files of a record run here, after
     their digests were checked. Raises `InputError` naming a file that is not as the run left it.
     """
-    recorded = in_run_folder(path)
-    if trust and recorded:
-        _run_as_recorded(path, named_code(tree))
-    return not recorded if trust is None else trust
+    folder = _folder_of(path)
+    if trust and folder is not None:
+        _run_as_recorded(folder, named_code(tree))
+    return folder is None if trust is None else trust
 
 
 def idle_code(path: Path, tree: Mapping[str, Any]) -> str:
@@ -80,9 +86,9 @@ def code_digests(files: Sequence[str]) -> dict[str, str]:
     return {str(file): known[str(file)] for file in (Path(file).resolve() for file in files)}
 
 
-def _run_as_recorded(path: Path, files: Sequence[str]) -> None:
-    """Run the `files` that the record at `path` names, each with the text that the run had."""
-    folder, waiting = path.parent, [file for file in files if not is_loaded(file)]
+def _run_as_recorded(folder: Path, files: Sequence[str]) -> None:
+    """Run the `files` that the record in a run folder names, each with the text that the run had."""
+    waiting = [file for file in files if not is_loaded(file)]
     if not waiting:
         return
     if (folder / FILE).is_file():
@@ -95,8 +101,10 @@ def _run_as_recorded(path: Path, files: Sequence[str]) -> None:
         raise InputError(
             f"{folder / 'environment.json'}: holds no digest of {', '.join(waiting)}; --plugin FILE runs a file as it is now"
         ) from None
+    if missing := [file for file in waiting if not Path(file).is_file()]:
+        raise InputError(f"{folder}: {', '.join(missing)}: no such file here; --plugin FILE runs it from another place")
     try:
         for file, digest in digests.items():
             load_plugin(file, digest)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{folder / 'config.toml'}: {error}") from None

@@ -231,6 +231,24 @@ def test_a_decision_is_published_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names_in(out) == {"sweep.toml", ".lock", "choice.json", chosen.run}
 
 
+@pytest.mark.parametrize("named", [{"run": "../elsewhere"}, {"candidate": "../../mine"}])
+def test_a_decision_moves_no_other_folder(named: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None) -> None:
+    """The folder of a sweep may be a stranger's: what its files name is not moved about."""
+    drawing(monkeypatch, 0)
+    sweep, out = swept(keys={"training.lr": [0.1]}), tmp_path / "out"
+    chosen = run_choice(sweep, out)
+    (tmp_path / "mine").mkdir()
+    (out / CANDIDATES).mkdir()
+    (out / str(chosen.run)).rename(out / CANDIDATES / "000000")
+    write_chosen(
+        out / CANDIDATES / "decided.json", replace(chosen, run=named.get("run", chosen.run)), candidate=named.get("candidate", "000000")
+    )
+    (out / "choice.json").unlink()
+    with pytest.raises(InputError, match=r"decided\.json: is damaged"):
+        run_choice(sweep, out)
+    assert names_in(tmp_path) == {"out", "mine"}
+
+
 @pytest.mark.parametrize("error", [TrainingDiverged("client 3"), ValueError("of client 3")])
 def test_failures_count_as_the_worst_and_say_nothing(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None
