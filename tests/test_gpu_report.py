@@ -102,8 +102,8 @@ def test_spans_that_overlap_are_counted_once() -> None:
 def test_a_profile_has_the_longest_operations(tmp_path: Path) -> None:
     page, numbers = tmp_path / "profile.txt", torch.rand(200, 200)
     assert busy.profiled(partial(torch.mm, numbers, numbers), "cpu", page, "a product") > 0
-    assert page.read_text().startswith("a product\n")
-    assert "aten::mm" in page.read_text()
+    assert page.read_text(encoding="utf-8").startswith("a product\n")
+    assert "aten::mm" in page.read_text(encoding="utf-8")
 
 
 # --- the report -------------------------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_rows_are_in_the_order_of_the_suite_and_of_one_machine(tmp_path: Path) -
 
 def test_the_page_takes_a_report_and_no_rehearsal(tmp_path: Path) -> None:
     page, path = tmp_path / "page.md", tmp_path / "gpu.json"
-    page.write_text(f"before\n{report.MARKS[0]}\nnot measured\n{report.MARKS[1]}\nafter\n")
+    page.write_text(f"before\n{report.MARKS[0]}\nnot measured\n{report.MARKS[1]}\nafter\n", encoding="utf-8")
     with pytest.raises(ValueError, match="is missing"):
         report.write(path, page)
     found = report.Report(tmp_path, machine(True))
@@ -149,23 +149,23 @@ def test_the_page_takes_a_report_and_no_rehearsal(tmp_path: Path) -> None:
     found.machine = machine(False)
     found.add(row("LeNet-5", 3.0, Floor("x eager", 100.0)))
     report.write(path, page)
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "| LeNet-5 | 3 | x eager ≥ 100: FAILS | 5 ms |" in text
     assert "not measured" not in text
     report.write(path, page)
-    assert page.read_text() == text
+    assert page.read_text(encoding="utf-8") == text
 
 
 def test_the_page_of_the_documentation_has_a_place_for_it() -> None:
-    text = (rows.ROOT / "docs" / "measurements.md").read_text()
+    text = (rows.ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
     assert all(text.count(mark) == 1 for mark in report.MARKS)
 
 
 def test_a_log_keeps_its_end(tmp_path: Path) -> None:
     assert session._last_line(tmp_path / "none") == "no message"
-    (tmp_path / "log").write_text("first\nlast\n\n")
+    (tmp_path / "log").write_text("first\nlast\n\n", encoding="utf-8")
     assert session._last_line(tmp_path / "log") == "last"
 
 
@@ -216,14 +216,14 @@ def test_a_kit_is_used_by_its_python_alone(tmp_path: Path, monkeypatch: pytest.M
     wheel(place / "wheels", "some-1-py3-none-any", {"some.py": "", "some-1.data/platlib/other.py": "", "some-1.data/scripts/run": ""})
     (place / "data").mkdir()
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    (place / "python.txt").write_text(f"{ours}\n")
+    (place / "python.txt").write_text(f"{ours}\n", encoding="utf-8")
     found = kit.environment(tmp_path / "first", place)
     packages = Path(found["PYTHONPATH"].split(":")[0])
     assert (packages / "some.py").is_file()
     assert (packages / "other.py").is_file()
     assert found["CFLPRIV_DATA"] == str(place / "data")
     assert list(packages.glob("cflpriv-*.dist-info/METADATA"))
-    (place / "python.txt").write_text("2.7\n")
+    (place / "python.txt").write_text("2.7\n", encoding="utf-8")
     found = kit.environment(tmp_path / "second", place)
     assert not (Path(found["PYTHONPATH"].split(":")[0]) / "some.py").exists()
     assert "is for Python 2.7" in capsys.readouterr().err

@@ -121,7 +121,7 @@ LINES = {
     "report": ["report run", "report sweep", "report ."],
     "export": ["export run --model 0 --out m.pt", "export run --client 0 --out m.pt"],
     "reproduce": ["reproduce cfl-label-swap --data-dir nowhere --out run", "reproduce cfl-label-swap --data-dir nowhere --out sweep"],
-    "claims": ["claims signatures_are_safe --data-dir nowhere --out run"],
+    "claims": ["claims no_such_claim --out run"],
     "init": ["init run/new.toml"],
     "examples": ["examples run"],
     "explain": ["explain run.plugins"],
@@ -151,8 +151,11 @@ def test_no_command_runs_the_code_of_a_folder(
 
 
 @pytest.mark.slow
-def test_no_run_of_a_sweep_runs_the_code_of_its_folder(stranger: str, ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for line in ("sweep grid.toml --out sweep", "sweep sweep/sweep.toml --out sweep", "sweep sweep/sweep.toml --out new"):
+def test_no_run_of_a_sweep_or_a_claim_runs_the_code_of_its_folder(stranger: str, ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for line in (
+        "sweep grid.toml --out sweep", "sweep sweep/sweep.toml --out sweep", "sweep sweep/sweep.toml --out new",
+        "claims signatures_are_safe --data-dir nowhere --out run",
+    ):  # fmt: skip
         assert in_process(monkeypatch, *line.split()) in (0, 2), line
         assert not has_run(ran), (stranger, line)
 
