@@ -28,23 +28,23 @@ def command(out: Path, budget: float) -> list[str]:
 
 def called(out: Path, environment: Mapping[str, str], budget: float = 60) -> tuple["subprocess.CompletedProcess[str]", float]:
     begun = time.monotonic()
-    done = subprocess.run(command(out, budget), cwd=ROOT, env=dict(environment), capture_output=True, text=True)
+    done = subprocess.run(command(out, budget), cwd=ROOT, env=dict(environment), capture_output=True, text=True, encoding="utf-8")
     return done, time.monotonic() - begun
 
 
 def rows_in(out: Path) -> dict[str, dict[str, Any]]:
     path = out / "gpu.json"
-    return {row["row"]: row for row in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+    return {row["row"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]} if path.is_file() else {}
 
 
 def measured(out: Path) -> list[str]:
     path = out / "measured.txt"
-    return [line.rpartition(" ")[0] for line in path.read_text().splitlines()] if path.is_file() else []
+    return [line.rpartition(" ")[0] for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
 def alive(process: int) -> bool:
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
@@ -61,7 +61,9 @@ def test_training_and_attacks_on_arrays_import_listed_packages_alone_and_runs_no
     for names, modules in ((unlisted(), arrays), ({"tomli_w"}, ("experiments", "attacks.audit", "attacks.foreign_folder"))):
         code = "".join(f"import cflpriv.{module}\n" for module in modules)
         environment = without(names, tmp_path / modules[0])
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=dict(environment), capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=dict(environment), capture_output=True, text=True, encoding="utf-8"
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -94,7 +96,7 @@ def test_the_budget_is_kept_and_the_next_calls_go_on(tmp_path: Path) -> None:
 def test_a_worker_that_does_not_start_is_a_failed_row_until_one_does(tmp_path: Path) -> None:
     """Here its PYTHONPATH has a module of the name that each worker imports first."""
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "argparse.py").write_text("raise ImportError('broken')\n")
+    (tmp_path / "broken" / "argparse.py").write_text("raise ImportError('broken')\n", encoding="utf-8")
     out, setting = tmp_path / "out", Setting("cpu", True, tmp_path / "out")
     out.mkdir()
     for folder, status in (("broken", "failed"), ("tests", None)):
@@ -113,11 +115,11 @@ def test_what_failed_or_was_skipped_is_measured_again_and_rows_of_another_machin
     assert called(out, environment)[0].returncode == 1
     more = Counter(measured(out)) - first
     assert more == {"lacking": 1, "too long": 1, "ending": 1}
-    report = json.loads((out / "gpu.json").read_text())
-    (out / "gpu.json").write_text(json.dumps(report | {"machine": {"device": "Another card, 80 GB"}}))
+    report = json.loads((out / "gpu.json").read_text(encoding="utf-8"))
+    (out / "gpu.json").write_text(json.dumps(report | {"machine": {"device": "Another card, 80 GB"}}), encoding="utf-8")
     done, _ = called(out, environment)
     assert "of another machine" in done.stderr
-    assert json.loads((out / "gpu_Another_card_80_GB.json").read_text())["rows"] == report["rows"]
+    assert json.loads((out / "gpu_Another_card_80_GB.json").read_text(encoding="utf-8"))["rows"] == report["rows"]
     assert tuple(rows_in(out)) == ROWS
     assert Counter(measured(out))["quick"] == 2
 
@@ -129,9 +131,10 @@ def test_an_interrupted_call_leaves_no_process_and_is_gone_on_with(tmp_path: Pat
     call = subprocess.Popen(
         command(out, 90), cwd=ROOT, env={**environment, "SLOW_SECONDS": "40"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells start what is in the background without it
+        encoding="utf-8",
     )  # fmt: skip
     until(lambda: "slow" in measured(out) and "raising" in rows_in(out))
-    worker = int((out / "measured.txt").read_text().split()[-1])
+    worker = int((out / "measured.txt").read_text(encoding="utf-8").split()[-1])
     assert alive(worker)
     os.kill(call.pid, number)
     text, _ = call.communicate(timeout=20)

@@ -58,7 +58,7 @@ def bounded() -> Iterator[None]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, and another system's updates without a model."""
     folder = tmp_path_factory.mktemp("hostile")
-    (folder / "c.toml").write_text(CONFIG)
+    (folder / "c.toml").write_text(CONFIG, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert in_process(patch, "run", "c.toml", "--out", "run") == 0
@@ -178,7 +178,7 @@ def test_a_bomb_in_a_run_folder_takes_no_memory(folder: Path, monkeypatch: pytes
 def test_nothing_is_written_through_pipes_and_links(tmp_path: Path) -> None:
     """A name that is about to be written may be taken by a pipe, or by a link that leads out of the folder."""
     os.mkfifo(tmp_path / "a.part")
-    (tmp_path / "own").write_text("mine")
+    (tmp_path / "own").write_text("mine", encoding="utf-8")
     (tmp_path / "b.part").symlink_to(tmp_path / "own")
     os.mkfifo(tmp_path / "c")
     with bounded():
@@ -187,11 +187,11 @@ def test_nothing_is_written_through_pipes_and_links(tmp_path: Path) -> None:
                 write_atomically(tmp_path / name, "x")
         with pytest.raises(OSError, match="/c'"):
             append(tmp_path / "c", "x")
-    assert (tmp_path / "own").read_text() == "mine"
+    assert (tmp_path / "own").read_text(encoding="utf-8") == "mine"
 
 
 def deep(path: Path) -> None:
-    path.write_text("[" * 200_000 + "\n")
+    path.write_text("[" * 200_000 + "\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "transcript/messages.jsonl", "checkpoints/final.json", "config.toml"])

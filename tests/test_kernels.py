@@ -45,7 +45,7 @@ def test_the_environment_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_a_planted_bit_comparison_of_blocks_is_found(compared: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "test_planted.py"
-    file.write_text(PLANTED.replace("COMPARED", compared))
+    file.write_text(PLANTED.replace("COMPARED", compared), encoding="utf-8")
     assert kernels.main(["--quick", str(file)]) == code
     shown = capsys.readouterr().out
     assert ("FAILED" in shown) == bool(code)

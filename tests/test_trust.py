@@ -62,9 +62,9 @@ def _as_in_a_new_process() -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run and a sweep with a plugin, as a stranger makes them."""
     place = tmp_path_factory.mktemp("stranger")
-    (place / "evil.py").write_text(CODE)
-    (place / "c.toml").write_text(CONFIG)
-    (place / "grid.toml").write_text(SWEEP)
+    (place / "evil.py").write_text(CODE, encoding="utf-8")
+    (place / "c.toml").write_text(CONFIG, encoding="utf-8")
+    (place / "grid.toml").write_text(SWEEP, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAN", str(place / "ran"))
         run_experiment(load_config(place / "c.toml"), place / "run")
@@ -90,12 +90,12 @@ def stranger(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     for name in ("run", "sweep"):
         shutil.copytree(made / name, tmp_path / name)
-        (tmp_path / name / "evil.py").write_text(CODE)
+        (tmp_path / name / "evil.py").write_text(CODE, encoding="utf-8")
         for file in (tmp_path / name).rglob("*.toml"):
-            text = file.read_text()
+            text = file.read_text(encoding="utf-8")
             assert str(made / "evil.py") in text
             if request.param != "as it was made":
-                file.write_text(text.replace(str(made / "evil.py"), str(tmp_path / name / "evil.py")))
+                file.write_text(text.replace(str(made / "evil.py"), str(tmp_path / name / "evil.py")), encoding="utf-8")
     if request.param == "changed and sealed again":
         seal(tmp_path / "run")
     if request.param == "begun only":
@@ -105,8 +105,8 @@ def stranger(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeyp
         for path in (tmp_path / "run").iterdir():
             if path.name not in ("config.toml", "evil.py"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (tmp_path / "c.toml").write_text(plain(CONFIG))
-    (tmp_path / "grid.toml").write_text(plain(SWEEP))
+    (tmp_path / "c.toml").write_text(plain(CONFIG), encoding="utf-8")
+    (tmp_path / "grid.toml").write_text(plain(SWEEP), encoding="utf-8")
     return str(request.param)
 
 
@@ -168,10 +168,10 @@ def test_a_command_that_needs_the_code_says_how_to_allow_it(
 ) -> None:
     """The run names a callback of the code, so nothing can continue without the code."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "evil.py").write_text(CODE)
-    (tmp_path / "c.toml").write_text(CONFIG + 'callbacks = ["own"]\n')
+    (tmp_path / "evil.py").write_text(CODE, encoding="utf-8")
+    (tmp_path / "c.toml").write_text(CONFIG + 'callbacks = ["own"]\n', encoding="utf-8")
     run_experiment(load_config(tmp_path / "c.toml"), tmp_path / "run")
-    (tmp_path / "c.toml").write_text(plain(CONFIG) + 'callbacks = ["own"]\n')
+    (tmp_path / "c.toml").write_text(plain(CONFIG) + 'callbacks = ["own"]\n', encoding="utf-8")
     for line in (
         "audit run --budget quick --attacks update_norms", "audit run --active --attacks second_sum", "export run --model 0 --out m.pt",
         "run c.toml --out run --resume", "run run/config.toml --out new",
@@ -197,22 +197,24 @@ def test_trust_is_for_the_code_of_the_run(
     kind: str, made: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "evil.py").write_text(CODE)
-    (tmp_path / "c.toml").write_text(CONFIG)
+    (tmp_path / "evil.py").write_text(CODE, encoding="utf-8")
+    (tmp_path / "c.toml").write_text(CONFIG, encoding="utf-8")
     run_experiment(load_config(tmp_path / "c.toml"), tmp_path / "run")
     _as_in_a_new_process()
     ran.unlink()
     words = "evil.py: is not as the run left it"
     if kind == "the code":
-        (tmp_path / "evil.py").write_text(CODE + "\n")
+        (tmp_path / "evil.py").write_text(CODE + "\n", encoding="utf-8")
     elif kind == "the configuration":
-        (tmp_path / "run" / "evil2.py").write_text(CODE)
+        (tmp_path / "run" / "evil2.py").write_text(CODE, encoding="utf-8")
         path = tmp_path / "run" / "config.toml"
-        path.write_text(path.read_text().replace(str(tmp_path / "evil.py"), str(tmp_path / "run" / "evil2.py")))
+        text = path.read_text(encoding="utf-8").replace(str(tmp_path / "evil.py"), str(tmp_path / "run" / "evil2.py"))
+        path.write_text(text, encoding="utf-8")
         words = "config.toml: is not as the run left it"
     else:
         path = tmp_path / "run" / "environment.json"
-        path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "plugins"}))
+        record = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({key: value for key, value in record.items() if key != "plugins"}), encoding="utf-8")
         seal(tmp_path / "run")
         words = "environment.json: holds no digest of"
     for line in (
@@ -231,9 +233,9 @@ def test_a_folder_that_was_handed_on_in_part_is_a_run_folder(pattern: str, ran: 
     left = tmp_path / "run" / pattern.replace("*", "1")
     left.parent.mkdir(parents=True)
     left.touch()
-    (tmp_path / "run" / "evil.py").write_text(CODE)
-    (tmp_path / "run" / "config.toml").write_text(CONFIG)
-    (tmp_path / "run" / "sweep.toml").write_text(SWEEP)
+    (tmp_path / "run" / "evil.py").write_text(CODE, encoding="utf-8")
+    (tmp_path / "run" / "config.toml").write_text(CONFIG, encoding="utf-8")
+    (tmp_path / "run" / "sweep.toml").write_text(SWEEP, encoding="utf-8")
     (tmp_path / "link.toml").symlink_to(tmp_path / "run" / "config.toml")
     for path in (tmp_path / "run" / "config.toml", tmp_path / "link.toml"):
         assert load_config(path).run.plugins == ()
@@ -246,8 +248,8 @@ def test_folders_of_other_programs_make_no_run_folder(ran: Path, tmp_path: Path)
     for name in ("checkpoints/epoch_1.pt", "locks/here", "runs/c/digests.json", "report.html", "results.csv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    (tmp_path / "evil.py").write_text(CODE)
-    (tmp_path / "c.toml").write_text(CONFIG)
+    (tmp_path / "evil.py").write_text(CODE, encoding="utf-8")
+    (tmp_path / "c.toml").write_text(CONFIG, encoding="utf-8")
     assert load_config(tmp_path / "c.toml").run.plugins == (str(tmp_path / "evil.py"),)
     assert ran.exists()
 
@@ -257,9 +259,9 @@ def test_compiled_code_beside_a_plugin_never_runs(ran: Path, tmp_path: Path) -> 
     import py_compile
 
     file, other = tmp_path / "evil.py", tmp_path / "other.py"
-    other.write_text(CODE)
-    file.write_text("pass".ljust(len(CODE)) + "\n")
-    other.write_text(CODE + "\n")
+    other.write_text(CODE, encoding="utf-8")
+    file.write_text("pass".ljust(len(CODE)) + "\n", encoding="utf-8")
+    other.write_text(CODE + "\n", encoding="utf-8")
     os.utime(other, (1, 1))
     os.utime(file, (1, 1))
     cached = Path(py_compile.compile(str(other), cfile=str(tmp_path / "c.pyc")) or "")
@@ -282,7 +284,8 @@ def test_functions_run_none_either(made: Path, ran: Path, tmp_path: Path) -> Non
     audit_run(tmp_path / "run", attacks=["update_norms"], budget="quick")
     assert [cell.seed for cell in load_sweep(tmp_path / "sweep" / "sweep.toml").cells] == [0]
     (tmp_path / "sweep" / "sweep.toml").write_text(  # a name and sections that only the code knows, and code in an entry of its own
-        plain(SWEEP) + f'algorithms = [{{ name = "mine", run = {{ plugins = ["{made / "evil.py"}"] }} }}]\nprotections = ["mine"]\n'
+        plain(SWEEP) + f'algorithms = [{{ name = "mine", run = {{ plugins = ["{made / "evil.py"}"] }} }}]\nprotections = ["mine"]\n',
+        encoding="utf-8",
     )
     sweep = sweep_of(tmp_path / "sweep")
     assert sweep is not None
@@ -298,14 +301,14 @@ def test_processes_import_nothing_from_the_working_directory(tmp_path: Path) -> 
     folder = tmp_path / "stranger"
     folder.mkdir()
     for name in ("numpy", "struct", "socket", "msgspec", "tenseal", "torch", "signal"):
-        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise ImportError\n")
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise ImportError\n", encoding="utf-8")
     config = plain(CONFIG).replace("[run]", '[protection]\ngram = ["ckks"]\n[run]\nworkers = 2').replace('"fedavg"', '"pacfl"')
-    (folder / "c.toml").write_text(config)
-    (folder / "s.toml").write_text(plain(SWEEP).replace("seeds = [0]", "seeds = [0, 1]"))
+    (folder / "c.toml").write_text(config, encoding="utf-8")
+    (folder / "s.toml").write_text(plain(SWEEP).replace("seeds = [0]", "seeds = [0, 1]"), encoding="utf-8")
     command = str(Path(sys.executable).with_name("cflpriv"))
     on_ray = ["run c.toml --out ray --hosts 2 --set protection.gram=[]"] if find_spec("ray") else []
     for line in ("run c.toml --out run", "sweep s.toml --out runs --workers 2", *on_ray):
-        done = subprocess.run([command, *line.split()], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run([command, *line.split()], cwd=folder, capture_output=True, text=True, encoding="utf-8")
         assert done.returncode == 0, done.stderr
         assert not (tmp_path / "ran").exists()
 
@@ -316,7 +319,7 @@ def test_nothing_is_written_through_a_link_of_a_folder(
 ) -> None:
     """A link to `.bashrc` would make its user's shell run what the folder's maker has the command write."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.toml").write_text(plain(CONFIG))
+    (tmp_path / "c.toml").write_text(plain(CONFIG), encoding="utf-8")
     run_experiment(load_config(tmp_path / "c.toml"), tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")  # so that a resumed run begins again
     path, target = tmp_path / "run" / name, tmp_path / "bashrc"
@@ -332,37 +335,37 @@ def test_nothing_is_written_through_a_link_of_a_folder(
 
 
 def test_no_ledger_is_written_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "bashrc").write_text("umask 022\n")
+    (tmp_path / "bashrc").write_text("umask 022\n", encoding="utf-8")
     (tmp_path / "ledger.json.part").symlink_to(tmp_path / "bashrc")
     with pytest.raises(OSError, match="is a link"):
         ledger._write(tmp_path / "ledger.json", "charges")
-    assert (tmp_path / "bashrc").read_text() == "umask 022\n"
+    assert (tmp_path / "bashrc").read_text(encoding="utf-8") == "umask 022\n"
 
 
 def test_workers_run_the_text_that_was_checked(tmp_path: Path) -> None:
     """A file may change between the check of its digest and the start of a worker."""
     file = tmp_path / "evil.py"
-    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('old ')\n")
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('old ')\n", encoding="utf-8")
     plugins.load_plugin(file)
-    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('new ')\n")
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('new ')\n", encoding="utf-8")
     texts = plugins.loaded_plugins()
     _as_in_a_new_process()
     Seat(texts)
-    assert (tmp_path / "text").read_text() == "old old "
+    assert (tmp_path / "text").read_text(encoding="utf-8") == "old old "
 
 
 @pytest.mark.slow
 def test_processes_run_the_text_that_was_checked(tmp_path: Path) -> None:
     file = tmp_path / "evil.py"
-    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('old ')\n")
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('old ')\n", encoding="utf-8")
     plugins.load_plugin(file)
-    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('new ')\n")
+    file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('new ')\n", encoding="utf-8")
     assert list(ended([Cell("one", Setting("a", "b"), 0, None)], attrgetter("name"), 1)) == [("one", "one")]
     workers = Workers(1)
     workers._pipes[0].send(None)
     workers._processes[0].join()
     workers.close()
-    assert (tmp_path / "text").read_text() == "old old old "
+    assert (tmp_path / "text").read_text(encoding="utf-8") == "old old old "
 
 
 @pytest.mark.parametrize(
@@ -373,7 +376,7 @@ def test_plugins_of_another_type_are_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil2.py").touch()
-    (tmp_path / "c.toml").write_text(text)
+    (tmp_path / "c.toml").write_text(text, encoding="utf-8")
     assert in_process(monkeypatch, "run", "c.toml", "--plugin", "evil2.py", "--plugin", "evil2.py") == 2
     error = capsys.readouterr().err
     assert error.startswith("cflpriv: c.toml: ")
@@ -386,9 +389,9 @@ def test_the_code_of_an_entry_of_a_sweep_is_named_and_is_beside_the_file(
     (tmp_path / "grid").mkdir()
     (tmp_path / "else").mkdir()
     monkeypatch.chdir(tmp_path / "else")
-    (tmp_path / "grid" / "evil.py").write_text(CODE)
+    (tmp_path / "grid" / "evil.py").write_text(CODE, encoding="utf-8")
     entry = 'algorithms = [{ name = "fedavg", run = { plugins = ["evil.py"], callbacks = ["own"] } }]\n'
-    (tmp_path / "grid" / "sweep.toml").write_text(plain(SWEEP) + entry)
+    (tmp_path / "grid" / "sweep.toml").write_text(plain(SWEEP) + entry, encoding="utf-8")
     assert load_sweep(tmp_path / "grid" / "sweep.toml").cells[0].problem == ""
     assert ran.exists()
     _as_in_a_new_process()
@@ -398,7 +401,7 @@ def test_the_code_of_an_entry_of_a_sweep_is_named_and_is_beside_the_file(
     with pytest.raises(InputError, match=named):
         load_sweep(tmp_path / "grid" / "sweep.toml")
     assert not ran.exists()
-    (tmp_path / "grid" / "keys.toml").write_text(plain(SWEEP) + 'keys = { "run.plugins" = [["evil.py"], []] }\n')
+    (tmp_path / "grid" / "keys.toml").write_text(plain(SWEEP) + 'keys = { "run.plugins" = [["evil.py"], []] }\n', encoding="utf-8")
     with pytest.raises(InputError, match="use `\\[run\\] plugins`"):
         load_sweep(tmp_path / "grid" / "keys.toml")
 
@@ -425,7 +428,7 @@ def test_trust_says_where_to_name_a_file_that_is_elsewhere(made: Path, ran: Path
     shutil.copytree(made / "run", tmp_path / "run")
     for name in ("config.toml", "environment.json"):
         path = tmp_path / "run" / name
-        path.write_text(path.read_text().replace(str(made), "/another/machine"))
+        path.write_text(path.read_text(encoding="utf-8").replace(str(made), "/another/machine"), encoding="utf-8")
     seal(tmp_path / "run")
     with pytest.raises(InputError, match=r"/another/machine/evil\.py: no such file here; --plugin FILE runs it"):
         load_config(tmp_path / "run" / "config.toml", trust=True)
@@ -433,8 +436,8 @@ def test_trust_says_where_to_name_a_file_that_is_elsewhere(made: Path, ran: Path
 
 def test_an_active_audit_of_its_own_folder_can_be_trusted(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "evil.py").write_text(CODE)
-    (tmp_path / "c.toml").write_text(CONFIG + 'callbacks = ["own"]\n')
+    (tmp_path / "evil.py").write_text(CODE, encoding="utf-8")
+    (tmp_path / "c.toml").write_text(CONFIG + 'callbacks = ["own"]\n', encoding="utf-8")
     for line in ("audit c.toml --active --attacks second_sum --out active", "audit active --active --attacks second_sum --trust"):
         assert in_process(monkeypatch, *line.split()) == 0, line
         assert ran.exists()
