@@ -14,7 +14,6 @@ from cflpriv.cli import main
 def in_process(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     """Run `cflpriv` with these words; its exit code."""
     monkeypatch.setattr(sys, "argv", ["cflpriv", *words])
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # which `main` sets for its own process
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)

@@ -7,6 +7,7 @@ A module that no test imports directly is tested through what imports it; the te
 import ast
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -42,12 +43,18 @@ def files() -> list[Path]:
     )  # fmt: skip
 
 
+@cache
+def imports() -> dict[Path, frozenset[str]]:
+    """By file the modules that it imports."""
+    paths = files()
+    names = frozenset(map(name_of, paths))
+    return {path: frozenset(imported(path, names)) for path in paths}
+
+
 def tests_of(modules: Sequence[Path]) -> dict[Path, list[Path]]:
     """By module the test files to run. Raises `FileNotFoundError` naming a file that is no module of the product."""
-    paths = files()
-    names = {name_of(path): path for path in paths}
-    uses = {path: set(imported(path, frozenset(names))) for path in paths}
-    found = {}
+    uses, found = imports(), {}
+    paths = list(uses)
     for module in modules:
         if module not in uses or module.parts[0] == "tests":
             raise FileNotFoundError(f"{module}: is no module of {', '.join(PACKAGES)}")

@@ -5,6 +5,8 @@ Each command is a function in a file of this package.
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Annotated
 
@@ -63,12 +65,21 @@ _TOO_LARGE = ("allocate memory", "Storage size calculation overflowed", "Overflo
 """What torch says of arrays that no memory holds."""
 
 
-def main() -> None:
-    """The entry point: errors become one line and an exit code.
-
-    Processes that a command starts do not import modules from the working directory, which may be a stranger's folder.
-    """
+@contextmanager
+def _children_import_safely() -> Iterator[None]:
+    """While inside, Python processes that start import nothing from the working directory, which may be a stranger's folder."""
+    before = os.environ.get("PYTHONSAFEPATH")
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONSAFEPATH", None)
+
+
+@_children_import_safely()
+def main() -> None:
+    """The entry point: errors become one line and an exit code."""
     printable_streams()
     try:
         sys.exit(app(standalone_mode=False) or 0)
