@@ -9,8 +9,8 @@ A configuration names Python files as `[run] plugins`. Three cases:
 
 Guarantee: no function of this package runs a file because a run folder names it, unless the caller passes `trust=True` or has loaded the
 file before. Under `trust=True` a file whose text has changed since the run does not run, and no file runs if `config.toml` or
-`environment.json` differ from their digests. Reveals: nothing is hidden here; whoever makes a folder can make its digests fit, so
-`--trust` is a decision about the folder's maker.
+`environment.json` differ from their digests, which a run writes when it ends. Reveals: nothing is hidden here; whoever makes a folder can
+make its digests fit, so `--trust` is a decision about the folder's maker.
 """
 
 from collections.abc import Mapping, Sequence
