@@ -44,71 +44,71 @@ from ..types import Array
 
 if TYPE_CHECKING:
     from .adversary import ADVERSARIES, AdversaryView, load_view, view_of
-    from .anchor_counts import labels_from_templates
-    from .assignment import assign
-    from .ckks_products import products_from_bare
-    from .closed_form import input_from_gradients
-    from .cluster_identity import clusters_from_sizes
-    from .disaggregation import disaggregate
-    from .feature_decoder import decode_features
-    from .foreign import audit_updates
-    from .foreign_folder import audit_folder, save_updates
-    from .foreign_system import LoopSettings, Update
-    from .gram_geometry import labels_from_gram
-    from .gram_updates import labels_from_update_gram
-    from .image_search import invert_updates
-    from .imprint import images_from_imprint
-    from .influence import groups_from_scores
+    from .compared.anchor_counts import labels_from_templates
+    from .compared.assignment import assign
+    from .compared.ckks_products import products_from_bare
+    from .compared.cluster_identity import clusters_from_sizes
+    from .compared.gram_geometry import labels_from_gram
+    from .compared.gram_updates import labels_from_update_gram
+    from .compared.influence_scores import groups_from_scores
+    from .compared.signature_inversion import invert_signature, recover_label_set
+    from .compared.signature_places import place_signatures
+    from .compared.sybil_span import rows_from_products
+    from .evidence.disaggregation import disaggregate
+    from .figures.leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
+    from .foreign.foreign_audit import audit_updates
+    from .foreign.foreign_folder import audit_folder, save_updates
+    from .foreign.foreign_system import LoopSettings, Update
+    from .inversion.closed_form import input_from_gradients
+    from .inversion.feature_decoder import decode_features
+    from .inversion.image_search import invert_updates
+    from .inversion.imprint import images_from_imprint
+    from .inversion.spear import inputs_of_batch
+    from .inversion.token_recovery import tokens_from_rows, window_from_rows
     from .key_recovery import recover_labels
-    from .label_inference import labels_from_bias
-    from .leakage import BUDGETS, Budget, Case, Cell, Prior, Truth
-    from .property_inference import infer_property
-    from .signature_inversion import invert_signature, recover_label_set
-    from .signature_places import place_signatures
-    from .spear import inputs_of_batch
-    from .sybil_span import rows_from_products
-    from .token_recovery import tokens_from_rows, window_from_rows
-    from .update_norms import counts_from_lengths
+    from .labels.label_inference import labels_from_bias
+    from .labels.update_norms import counts_from_lengths
+    from .properties.property_inference import infer_property
 
 _HOME = {
     "ADVERSARIES": "adversary",
     "AdversaryView": "adversary",
-    "BUDGETS": "leakage",
-    "Budget": "leakage",
-    "Case": "leakage",
-    "Cell": "leakage",
-    "LoopSettings": "foreign_system",
-    "Prior": "leakage",
-    "Truth": "leakage",
-    "Update": "foreign_system",
-    "assign": "assignment",
-    "audit_folder": "foreign_folder",
-    "audit_updates": "foreign",
-    "clusters_from_sizes": "cluster_identity",
-    "counts_from_lengths": "update_norms",
-    "decode_features": "feature_decoder",
-    "disaggregate": "disaggregation",
-    "groups_from_scores": "influence",
-    "images_from_imprint": "imprint",
-    "infer_property": "property_inference",
-    "input_from_gradients": "closed_form",
-    "inputs_of_batch": "spear",
-    "invert_signature": "signature_inversion",
-    "invert_updates": "image_search",
-    "labels_from_bias": "label_inference",
-    "labels_from_gram": "gram_geometry",
-    "labels_from_templates": "anchor_counts",
-    "labels_from_update_gram": "gram_updates",
+    "BUDGETS": "figures.leakage",
+    "Budget": "figures.leakage",
+    "Case": "figures.leakage",
+    "Cell": "figures.leakage",
+    "LoopSettings": "foreign.foreign_system",
+    "Prior": "figures.leakage",
+    "Truth": "figures.leakage",
+    "Update": "foreign.foreign_system",
+    "assign": "compared.assignment",
+    "audit_folder": "foreign.foreign_folder",
+    "audit_updates": "foreign.foreign_audit",
+    "clusters_from_sizes": "compared.cluster_identity",
+    "counts_from_lengths": "labels.update_norms",
+    "decode_features": "inversion.feature_decoder",
+    "disaggregate": "evidence.disaggregation",
+    "groups_from_scores": "compared.influence_scores",
+    "images_from_imprint": "inversion.imprint",
+    "infer_property": "properties.property_inference",
+    "input_from_gradients": "inversion.closed_form",
+    "inputs_of_batch": "inversion.spear",
+    "invert_signature": "compared.signature_inversion",
+    "invert_updates": "inversion.image_search",
+    "labels_from_bias": "labels.label_inference",
+    "labels_from_gram": "compared.gram_geometry",
+    "labels_from_templates": "compared.anchor_counts",
+    "labels_from_update_gram": "compared.gram_updates",
     "load_view": "adversary",
-    "place_signatures": "signature_places",
-    "products_from_bare": "ckks_products",
-    "recover_label_set": "signature_inversion",
+    "place_signatures": "compared.signature_places",
+    "products_from_bare": "compared.ckks_products",
+    "recover_label_set": "compared.signature_inversion",
     "recover_labels": "key_recovery",
-    "rows_from_products": "sybil_span",
-    "save_updates": "foreign_folder",
-    "tokens_from_rows": "token_recovery",
+    "rows_from_products": "compared.sybil_span",
+    "save_updates": "foreign.foreign_folder",
+    "tokens_from_rows": "inversion.token_recovery",
     "view_of": "adversary",
-    "window_from_rows": "token_recovery",
+    "window_from_rows": "inversion.token_recovery",
 }
 """Public name -> its module, which is imported when the name is first used: the names of attacks are known without scipy and torch."""
 
@@ -165,109 +165,109 @@ _NOISE = "privacy noise ([privacy] epsilon), fewer rounds, or more clients a clu
 for _name, _attack in {
     "signature_inversion": Attack(
         "mean image and label set of a client from its signature U_p; of a rotated one the image, by its label set",
-        _Cells("signature_inversion"),
+        _Cells("compared.signature_inversion"),
         learns="what clients' data look like on average",
         reduces='encrypted comparison that releases labels only ([protection] gram = ["ckks"]), or privacy noise ([privacy])',
     ),
     "label_inference": Attack(
         "label sets and histograms from the bias gradient in updates",
-        _Cells("label_inference"),
+        _Cells("labels.label_inference"),
         learns="which labels clients have and how many of each",
         reduces=f'{_SUMS}, with [training] sampling = "fixed_cohorts"',
     ),
     "anchor_counts": Attack(
         "label counts from gradients at an anchor model (StoCFL)",
-        _Cells("anchor_counts"),
+        _Cells("compared.anchor_counts"),
         learns="how many samples of each label clients have",
         reduces=_HIDDEN,
     ),
     "gram_geometry": Attack(
         "label sets from inner products, with 0, 3 and 10 known clients",
-        _Cells("gram_geometry"),
+        _Cells("compared.gram_geometry"),
         learns="which labels clients have, from inner products",
         reduces='encrypted comparison that releases labels only ([protection] gram = ["ckks"])',
     ),
     "gram_updates": Attack(
         "label sets from inner products of updates from a public model, no known client",
-        _Cells("gram_updates"),
+        _Cells("compared.gram_updates"),
         learns="which labels clients have, from inner products of updates that a transform keeps",
         reduces=_SUMS,
     ),
     "fold_release": Attack(
         "sample counts, members and single images from the folds of cross-fitted clustering",
-        _Cells("fold_release"),
+        _Cells("compared.fold_release"),
         learns="sample counts, members or images of clients, from what crossfit compares",
         reduces=_HIDDEN,
     ),
     "sybil_span": Attack(
         "signatures from inner products with known vectors that span them",
-        _Cells("sybil_span"),
+        _Cells("compared.sybil_span"),
         learns="clients' signatures, by clients of its own that are compared with them",
         reduces="clients that are admitted by identity only",
     ),
     "cluster_identity": Attack(
         "a client's group, from the model it is sent and the clients it is summed with",
-        _Cells("cluster_identity"),
+        _Cells("compared.cluster_identity"),
         learns="which clients are alike",
         reduces='oblivious secure sums ([protection] sum = "secagg-oblivious")',
     ),
     "disaggregation": Attack(
         "single clients' values from sums over cohorts",
-        _Cells("disaggregation"),
+        _Cells("evidence.disaggregation"),
         learns="single clients' updates from sums",
         reduces='cohorts that do not change ([training] sampling = "fixed_cohorts"), a larger min_cohort',
     ),
     "key_recovery": Attack(
         "label sets, histograms and coordinates from updates under a secret permutation",
-        _Cells("key_recovery"),
+        _Cells("key_recovery.cells"),
         learns="what a secret permutation of updates hides",
         reduces=_SUMS,
     ),
     "gradient_inversion": Attack(
         "training images of one client's update, for few samples and steps; of texts the words",
-        _Cells("gradient_inversion"),
+        _Cells("inversion.gradient_inversion"),
         learns="training images, or words, of clients",
         reduces=_SUMS,
     ),
     "update_norms": Attack(
         "numbers of samples from the lengths of updates, which transforms keep",
-        _Cells("update_norms"),
+        _Cells("labels.update_norms"),
         learns="how many samples clients have",
         reduces=_SUMS,
     ),
     "membership": Attack(
         "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients",
-        _Cells("membership_audit"),
+        _Cells("membership.membership_audit"),
         learns="whether a sample was trained on",
         reduces=_NOISE,
     ),
     "property_inference": Attack(
         "stroke width, slant, rotation, a label: from signatures, updates, models",
-        _Cells("property_inference"),
+        _Cells("properties.property_inference"),
         learns="properties of clients' data",
         reduces=_NOISE,
     ),
     "model_inconsistency": Attack(
         "one client's update from a secure sum, by sending the others a model whose units are dead",
-        _Cells("model_inconsistency"),
+        _Cells("inversion.model_inconsistency"),
         learns="one client's update from a secure sum, by sending others another model",
         reduces='[protection] secagg_mode = "active"',
     ),
     "imprint": Attack(
         "training images from one update or one secure sum, by sending a first layer made of bins",
-        _Cells("imprint"),
+        _Cells("inversion.imprint"),
         learns="training images, by a model made for it",
         reduces="a first layer that clients check, or privacy noise ([privacy])",
     ),
     "influence": Attack(
         "groups from the N × N scores of pFedLIA",
-        _Cells("influence"),
+        _Cells("compared.influence_scores"),
         learns="which clients are alike, from scores of influence",
         reduces="an algorithm that compares under a transform or encrypted",
     ),
     "dp_audit": Attack(
         "a lower bound on ε for each private release and for the whole run, by reruns with canaries",
-        _Cells("dp_run"),
+        _Cells("dp.dp_run"),
         plays=True,
         learns="more than the claimed ε allows: the privacy noise is wrong",
         reduces="a report of it to us: the guarantee does not hold",

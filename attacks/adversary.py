@@ -21,7 +21,7 @@ from ..algorithms.fednova import STEPS_UNIT
 from ..contract.protection import Protection
 from ..contract.transcript import Message, payload_rows, read_transcript
 from ..errors import InputError, near
-from ..experiments.config import load_config
+from ..experiments.config.config import load_config
 from ..federation.transforms import clustering_name
 from ..protocols import codec
 from ..protocols.bounded_files import read_json

@@ -22,24 +22,24 @@ from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
 from ..engine.device import using
 from ..errors import InputError, TrainingDiverged, near
-from ..experiments.config import Config, load_config
+from ..experiments.config.config import Config, load_config
 from ..experiments.digests import OF_AUDITS, OF_RUN, changed_files, seal, sealed
-from ..experiments.loop import device_of
-from ..experiments.resume import locked
-from ..experiments.run import estimate_record_bytes, population_digest
+from ..experiments.run.loop import device_of
+from ..experiments.run.resume import locked
+from ..experiments.run.run import estimate_record_bytes, population_digest
 from ..files import write_atomically, write_packed
 from ..protocols.bounded_files import read_bytes, read_json
 from ..types import Population
 from . import ATTACKS
 from .adversary import read_secrets, recorded, view_of
-from .family import Family, judged_together
-from .fresh_runs import Scene, case_of, fresh_scene, is_open, recorded_scene, reseeded
-from .leakage import BUDGETS, Budget, Cell, nothing
-from .local_training import NotRecorded
-from .plan import Clock, Plan, plan_of
-from .pooling import pooled
-from .significance import Status
-from .verdicts import audit_text
+from .evidence.fresh_runs import Scene, case_of, fresh_scene, is_open, recorded_scene, reseeded
+from .evidence.local_training import NotRecorded
+from .figures.family import Family, judged_together
+from .figures.leakage import BUDGETS, Budget, Cell, nothing
+from .figures.plan import Clock, Plan, plan_of
+from .figures.pooling import pooled
+from .figures.significance import Status
+from .figures.verdicts import audit_text
 
 __all__ = ["audit_run", "check_asked"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cflpriv.attacks.image_search import LocalSteps, invert_updates, unroll
-from cflpriv.attacks.membership_shadows import federated_replicas
+from cflpriv.attacks.inversion.image_search import LocalSteps, invert_updates, unroll
+from cflpriv.attacks.membership.membership_shadows import federated_replicas
 from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train

@@ -25,14 +25,18 @@ from sklearn.metrics import silhouette_score
 from threadpoolctl import threadpool_limits
 
 from cflpriv import DataSpec, Model, Train, build_population, simulate
-from cflpriv.algorithms import cfl, crossfit, fedgwc, fedrc, fedsoft, flexcfl, ifca, ocfl, pacfl, pfedlia, stocfl
+from cflpriv.algorithms import crossfit, fedgwc, fedrc, fedsoft, flexcfl, ocfl, pacfl
+from cflpriv.algorithms.cfl.cfl import cfl
+from cflpriv.algorithms.ifca.ifca import ifca
 from cflpriv.algorithms.interface import Algorithm
+from cflpriv.algorithms.pfedlia.pfedlia import pfedlia
+from cflpriv.algorithms.stocfl.stocfl import stocfl
 from cflpriv.clustering.scores import ari
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.transcript import Transcript
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments.measure import chosen, served_results
+from cflpriv.experiments.run.measure import chosen, served_results
 from cflpriv.federation.server import FederationServer
 from cflpriv.files import append, write_atomically
 from cflpriv.tasks.fold_gradients import FoldGradients

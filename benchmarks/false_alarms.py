@@ -25,10 +25,10 @@ import numpy as np
 from scipy import stats
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.family import judged_together
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.leakage import BUDGETS, Case, Cell
-from cflpriv.attacks.pooling import pooled
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.figures.family import judged_together
+from cflpriv.attacks.figures.leakage import BUDGETS, Case, Cell
+from cflpriv.attacks.figures.pooling import pooled
 from cflpriv.data import DataSpec, build_population, load_dataset
 from cflpriv.experiments import Config, parse_config
 from cflpriv.randomness import stream

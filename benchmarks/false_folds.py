@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cflpriv.attacks.false_folds import LIES, false_folds
+from cflpriv.attacks.compared.false_folds import LIES, false_folds
 from cflpriv.clustering.group_test import groups_of
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram

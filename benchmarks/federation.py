@@ -193,7 +193,7 @@ def processor_seconds(step: Callable[[], object], times: int = 1) -> float:
 
 def measured(scenario: Scenario) -> dict[str, float]:
     """Seconds of the processor (a round, a beginning or the run), and of the set-up; MiB at the peak, and before the set-up."""
-    from cflpriv.experiments.config import parse_config
+    from cflpriv.experiments.config.config import parse_config
 
     whole = scenario.part == "run"
     given = (None, None) if whole else (parse_config(scenario.tree()), population(scenario.clients, scenario.side))
@@ -203,7 +203,7 @@ def measured(scenario: Scenario) -> dict[str, float]:
 
 
 def _rounds(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float]:
-    from cflpriv.experiments.run import advance, start
+    from cflpriv.experiments.run.run import advance, start
 
     made: list[Any] = []
     setup = processor_seconds(lambda: made.append(start(config, population=clients)))
@@ -216,7 +216,7 @@ def _rounds(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float
 
 
 def _beginnings(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float]:
-    from cflpriv.experiments.run import begin, prepare, start
+    from cflpriv.experiments.run.run import begin, prepare, start
 
     start(config, population=replace(clients, clients=clients.clients[:10], groups=clients.groups[:10]))
     made: list[Any] = []

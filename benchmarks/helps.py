@@ -26,7 +26,7 @@ from cflpriv.algorithms.interface import Algorithm
 from cflpriv.clustering.scores import ari
 from cflpriv.contract.transcript import Transcript
 from cflpriv.errors import InputError
-from cflpriv.experiments.measure import chosen, local_scores, served_accuracy, served_results
+from cflpriv.experiments.run.measure import chosen, local_scores, served_accuracy, served_results
 from cflpriv.types import Array, Population
 
 from .clustering import CLASSES, KINDS, WITHOUT_GROUPS, add, after_rounds, mlp, read

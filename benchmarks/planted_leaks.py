@@ -26,9 +26,9 @@ from typing import Any
 
 from scipy import stats
 
-from cflpriv.attacks.family import judged_together
-from cflpriv.attacks.leakage import Case
-from cflpriv.attacks.pooling import pooled
+from cflpriv.attacks.figures.family import judged_together
+from cflpriv.attacks.figures.leakage import Case
+from cflpriv.attacks.figures.pooling import pooled
 from cflpriv.randomness import stream
 
 from .false_alarms import PROTECTIONS, SETTINGS, attacked, cases, configured

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from cflpriv.attacks.bad_clients import between, bridging, copied, corrupt, flipped_labels, poisoned, scaled, triggered
+from cflpriv.attacks.active.bad_clients import between, bridging, copied, corrupt, flipped_labels, poisoned, scaled, triggered
 from cflpriv.clustering.scores import ari
 from cflpriv.experiments import parse_config
-from cflpriv.experiments.measure import served_accuracy
-from cflpriv.experiments.run import Run, advance, begin, prepare
+from cflpriv.experiments.run.measure import served_accuracy
+from cflpriv.experiments.run.run import Run, advance, begin, prepare
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.types import ClientData, Population
 

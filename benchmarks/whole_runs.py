@@ -22,7 +22,7 @@ from benchmarks.federation import OLD, ROOT, environment, memory_used, old_tree,
 
 __all__ = ["ROWS", "Row", "main", "ratios"]
 
-START = "import cflpriv.cli, cflpriv.experiments.run; from cflpriv.experiments import load_config"
+START = "import cflpriv.cli, cflpriv.experiments.run.run; from cflpriv.experiments import load_config"
 
 AUDIT = """
 import json, time
@@ -88,8 +88,8 @@ def one_round(clients: int) -> dict[str, float]:
     """A round of FedAvg after one: an MLP of 2410 parameters, 16 samples a client, nobody evaluated."""
     import numpy as np
 
-    from cflpriv.experiments.config import parse_config
-    from cflpriv.experiments.run import advance, start
+    from cflpriv.experiments.config.config import parse_config
+    from cflpriv.experiments.run.run import advance, start
     from cflpriv.types import ClientData, Population
 
     rng = np.random.default_rng(0)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .engine.models import Model, register_model
     from .errors import InputError
     from .experiments import Config, load_config, run_experiment
-    from .experiments.callbacks import Callback, register_callback
-    from .experiments.tables import read_sweep
+    from .experiments.config.callbacks import Callback, register_callback
+    from .experiments.report.tables import read_sweep
     from .plugins import load_plugin, register_attack
     from .tasks.training import Train
     from .transports.simulation import simulate
@@ -35,7 +35,7 @@ for _name in ("protocols", "attacks"):
 _HOME = {
     "ALGORITHMS": "algorithms",
     "AlgorithmSpec": "algorithms.interface",
-    "Callback": "experiments.callbacks",
+    "Callback": "experiments.config.callbacks",
     "ClientData": "types",
     "Clustering": "types",
     "Config": "experiments",
@@ -51,10 +51,10 @@ _HOME = {
     "build_population": "data",
     "load_config": "experiments",
     "load_plugin": "plugins",
-    "read_sweep": "experiments.tables",
+    "read_sweep": "experiments.report.tables",
     "register_algorithm": "algorithms.interface",
     "register_attack": "plugins",
-    "register_callback": "experiments.callbacks",
+    "register_callback": "experiments.config.callbacks",
     "register_dataset": "data",
     "register_model": "engine.models",
     "register_protection": "contract.protection",

@@ -18,8 +18,8 @@ from cflpriv.attacks import (
     recover_label_set,
     rows_from_products,
 )
-from cflpriv.attacks.leakage import cosine, dealt_at_random, grouping_accuracy
-from cflpriv.attacks.significance import confidence_interval
+from cflpriv.attacks.figures.leakage import cosine, dealt_at_random, grouping_accuracy
+from cflpriv.attacks.figures.significance import confidence_interval
 from cflpriv.streams import printable_streams
 
 PIXELS, LABELS = load_digits(return_X_y=True)

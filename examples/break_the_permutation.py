@@ -22,22 +22,22 @@ import numpy as np
 from torch import nn
 
 import cflpriv
-from cflpriv.algorithms import cfl
+from cflpriv.algorithms.cfl.cfl import cfl
 from cflpriv.attacks import labels_from_gram
 from cflpriv.attacks.adversary import AdversaryView, view_of
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.evidence.sums import models_sent
+from cflpriv.attacks.figures.leakage import Prior, Truth, cosine, popular_set, prior_of, truth_of
 from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, Guess, Knowledge, cells, recover_labels, transformed_rounds
 from cflpriv.attacks.key_recovery.cells import Seen, exact_share, guess_of, knowledge, score_l1, score_sets, score_structure
 from cflpriv.attacks.key_recovery.naming import own_proportions, simulate
-from cflpriv.attacks.leakage import Prior, Truth, cosine, popular_set, prior_of, truth_of
-from cflpriv.attacks.sums import models_sent
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript, payload_rows
 from cflpriv.data import build_population
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import build_module
 from cflpriv.experiments import Config, parse_config
-from cflpriv.experiments.run import start
+from cflpriv.experiments.run.run import start
 from cflpriv.federation.transforms import sketched
 from cflpriv.randomness import stream
 from cflpriv.streams import printable_streams

@@ -3,7 +3,7 @@
 Run with: python examples/ckks_product_leak.py (a few seconds; needs TenSEAL)
 """
 
-from cflpriv.attacks.ckks_products import play, products_from_bare, share_recovered
+from cflpriv.attacks.compared.ckks_products import play, products_from_bare, share_recovered
 from cflpriv.protocols.entropy import system_entropy
 from cflpriv.streams import printable_streams
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from cflpriv import InputError, load_config, run_experiment
 from cflpriv.attacks.audit import audit_run
-from cflpriv.experiments.report import write_report
-from cflpriv.experiments.sweep import load_sweep
-from cflpriv.experiments.sweep_runs import run_sweep
+from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.sweep.sweep import load_sweep
+from cflpriv.experiments.sweep.sweep_runs import run_sweep
 from cflpriv.streams import printable_streams
 
 HERE = Path(__file__).parent

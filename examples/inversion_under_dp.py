@@ -22,9 +22,9 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from cflpriv.attacks import invert_updates
-from cflpriv.attacks.image_search import LocalSteps
-from cflpriv.attacks.leakage import psnr_db, ssim
-from cflpriv.attacks.significance import confidence_interval
+from cflpriv.attacks.figures.leakage import psnr_db, ssim
+from cflpriv.attacks.figures.significance import confidence_interval
+from cflpriv.attacks.inversion.image_search import LocalSteps
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.protocols.mechanisms import gaussian_multiplier

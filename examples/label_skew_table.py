@@ -17,7 +17,7 @@ from typing import Any
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import build_population
 from cflpriv.experiments import Config, load_config, parse_config, start
-from cflpriv.experiments.run import admit, advance, finish
+from cflpriv.experiments.run.run import admit, advance, finish
 from cflpriv.streams import printable_streams
 from cflpriv.types import Population
 

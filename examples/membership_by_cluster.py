@@ -17,9 +17,9 @@ from dataclasses import replace
 import numpy as np
 
 from cflpriv.algorithms import pacfl
-from cflpriv.attacks.membership import confidences, deal_in_pairs, lira_in_turn
-from cflpriv.attacks.membership_shadows import federated_replicas
-from cflpriv.attacks.significance import confidence_interval
+from cflpriv.attacks.figures.significance import confidence_interval
+from cflpriv.attacks.membership.member_scores import confidences, deal_in_pairs, lira_in_turn
+from cflpriv.attacks.membership.membership_shadows import federated_replicas
 from cflpriv.clustering.scores import ari
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model

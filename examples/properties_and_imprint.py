@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from cflpriv.attacks.audit import audit_run
-from cflpriv.attacks.imprint import guess, imprinted, share_recovered, summed, updates_of
-from cflpriv.attacks.leakage import prior_of
+from cflpriv.attacks.figures.leakage import prior_of
+from cflpriv.attacks.inversion.imprint import guess, imprinted, share_recovered, summed, updates_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config, run_experiment

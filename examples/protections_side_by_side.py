@@ -12,10 +12,10 @@ from pathlib import Path
 
 from cflpriv import InputError
 from cflpriv.attacks.audit import audit_run
-from cflpriv.experiments.front import attack_points, read_results, table_rows
-from cflpriv.experiments.report import write_report
-from cflpriv.experiments.sweep import parse_sweep
-from cflpriv.experiments.sweep_runs import run_sweep
+from cflpriv.experiments.report.front import attack_points, read_results, table_rows
+from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.sweep.sweep import parse_sweep
+from cflpriv.experiments.sweep.sweep_runs import run_sweep
 from cflpriv.streams import printable_streams
 
 HERE = Path(__file__).parent

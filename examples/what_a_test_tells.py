@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cflpriv import Model
-from cflpriv.attacks.fold_release import sample_vectors
+from cflpriv.attacks.compared.fold_release import sample_vectors
 from cflpriv.clustering.group_test import groups_of
 from cflpriv.clustering.similarity import Gram
 from cflpriv.clustering.unbiased_gram import bounded, unbiased_of_folds

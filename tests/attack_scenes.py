@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.false_alarms import two_populations
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.leakage import BUDGETS, Case, Cell
-from cflpriv.attacks.pooling import pooled
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.figures.leakage import BUDGETS, Case, Cell
+from cflpriv.attacks.figures.pooling import pooled
 from cflpriv.data import build_population
 from cflpriv.experiments import Config, parse_config
 from cflpriv.types import Population

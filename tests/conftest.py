@@ -54,4 +54,4 @@ def _a_module_leaves_no_memory(request: pytest.FixtureRequest) -> Iterator[None]
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of the canaries of DP audits: less sharp, and quicker."""
-    monkeypatch.setattr("cflpriv.attacks.dp_mechanisms.CLIENTS", 4)
+    monkeypatch.setattr("cflpriv.attacks.dp.dp_mechanisms.CLIENTS", 4)

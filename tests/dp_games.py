@@ -13,16 +13,12 @@ import cflpriv.privacy.private_signatures as private_signatures
 import cflpriv.protocols.mechanisms as mechanisms
 import cflpriv.tasks.evaluation as evaluation
 import cflpriv.tasks.training as training
-from cflpriv.attacks import dp_mechanisms
-from cflpriv.attacks.dp_audit import (
-    AuditResult,
-    audit,
-    verdict,
-)
-from cflpriv.attacks.dp_mechanisms import GAMES, Game
-from cflpriv.attacks.dp_samples import play_samples
-from cflpriv.attacks.family import judged_together
-from cflpriv.attacks.leakage import Cell
+from cflpriv.attacks.dp import dp_mechanisms
+from cflpriv.attacks.dp.dp_audit import AuditResult, audit, verdict
+from cflpriv.attacks.dp.dp_mechanisms import GAMES, Game
+from cflpriv.attacks.dp.dp_samples import play_samples
+from cflpriv.attacks.figures.family import judged_together
+from cflpriv.attacks.figures.leakage import Cell
 from cflpriv.engine import fast
 from cflpriv.protocols.accounting import calibrate
 from cflpriv.protocols.entropy import Entropy, normals, public_entropy, uniforms

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from cflpriv.experiments.report import write_report
+from cflpriv.experiments.report.report import write_report
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 

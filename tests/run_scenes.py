@@ -9,7 +9,7 @@ import numpy as np
 
 from cflpriv.data import DataSpec, build_population
 from cflpriv.experiments import Config, parse_config
-from cflpriv.experiments.run import Run, advance, start
+from cflpriv.experiments.run.run import Run, advance, start
 from cflpriv.types import Array, Population
 
 MORE: dict[str, dict[str, Any]] = {"pfedlia": {"warm_up": 1, "min_samples": 2}, "private_clusters": {"k": 1}}

@@ -22,7 +22,7 @@ from cflpriv.data.population import DATASETS, register_dataset
 from cflpriv.engine.models import MODELS, Model, register_model
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, run_experiment
-from cflpriv.experiments.config import parse_config
+from cflpriv.experiments.config.config import parse_config
 from cflpriv.federation.function_encoding import fits, then_from_bytes, then_to_bytes
 from cflpriv.federation.task_encoding import task_from_bytes, task_to_bytes
 from cflpriv.plugins import load_plugin, register_attack
@@ -40,7 +40,7 @@ import cflpriv
 from cflpriv.aggregation.clear import ServerSum
 from cflpriv.algorithms.interface import Algorithm, AlgorithmSpec, Served
 from cflpriv.attacks import Attack
-from cflpriv.attacks.leakage import cell
+from cflpriv.attacks.figures.leakage import cell
 from cflpriv.data import dataset_of
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.contract.operations import Results

@@ -57,8 +57,15 @@ def until(reached: Any, seconds: float = 60) -> None:
 
 
 def test_training_and_attacks_on_arrays_import_listed_packages_alone_and_runs_no_writer_of_toml(tmp_path: Path) -> None:
-    arrays = "algorithms", "attacks.image_search", "attacks.membership", "clustering.similarity", "tasks.evaluation", "tasks.training"
-    for names, modules in ((unlisted(), arrays), ({"tomli_w"}, ("experiments", "attacks.audit", "attacks.foreign_folder"))):
+    arrays = (
+        "algorithms",
+        "attacks.inversion.image_search",
+        "attacks.membership.member_scores",
+        "clustering.similarity",
+        "tasks.evaluation",
+        "tasks.training",
+    )
+    for names, modules in ((unlisted(), arrays), ({"tomli_w"}, ("experiments", "attacks.audit", "attacks.foreign.foreign_folder"))):
         code = "".join(f"import cflpriv.{module}\n" for module in modules)
         environment = without(names, tmp_path / modules[0])
         done = subprocess.run(

@@ -378,7 +378,7 @@ def test_what_the_machine_refuses(
     def refuse(*args: Any, **options: Any) -> None:
         raise error
 
-    monkeypatch.setattr("cflpriv.experiments.run.build_population", refuse)
+    monkeypatch.setattr("cflpriv.experiments.run.run.build_population", refuse)
     before = everything(folder)
     assert in_process(monkeypatch, "run", "ok.toml") == 1
     assert words in one_line(capsys.readouterr().err)
@@ -485,7 +485,7 @@ def test_the_same_as_a_process_of_its_own(line: str, words: str, folder: Path) -
 @pytest.mark.slow
 def test_memory_that_is_really_gone(folder: Path) -> None:
     code = (
-        "import resource, sys\nfrom cflpriv.cli import main\nimport cflpriv.experiments.run\n"
+        "import resource, sys\nfrom cflpriv.cli import main\nimport cflpriv.experiments.run.run\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, -1))\n"
         "sys.argv = ['cflpriv', 'run', 'ok.toml', '--set', 'model.hidden=100000000', '--out', 'run']\nmain()"

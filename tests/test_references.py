@@ -5,7 +5,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from cflpriv.cli import app, command_reference
-from cflpriv.experiments import folder_reference, parse_config, run_experiment
+from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.experiments.run import folder_reference
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
@@ -20,7 +21,7 @@ def test_the_page_of_commands_is_up_to_date() -> None:
 
 def test_the_page_of_run_folders_is_up_to_date() -> None:
     text = (REFERENCE / "run_folder.md").read_text(encoding="utf-8")
-    assert text == folder_reference.page(), "python -m cflpriv.experiments.folder_reference > docs/reference/run_folder.md"
+    assert text == folder_reference.page(), "python -m cflpriv.experiments.run.folder_reference > docs/reference/run_folder.md"
 
 
 def described(pattern: str) -> set[str]:

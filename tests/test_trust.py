@@ -21,10 +21,10 @@ from cflpriv.engine.workers import Workers
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, load_sweep, run_experiment
 from cflpriv.experiments.digests import FILE, seal
-from cflpriv.experiments.export import export_model
-from cflpriv.experiments.sweep import Cell, Setting, sweep_of
+from cflpriv.experiments.run.export import export_model
+from cflpriv.experiments.run.workers import ended
+from cflpriv.experiments.sweep.sweep import Cell, Setting, sweep_of
 from cflpriv.experiments.trust import RECORDED
-from cflpriv.experiments.workers import ended
 from cflpriv.protocols import ledger
 from cflpriv.transports.hosts import Seat
 

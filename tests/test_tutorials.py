@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cflpriv.cli import app
-from cflpriv.experiments.config import parse_config
+from cflpriv.experiments.config.config import parse_config
 
 DOCS = Path(__file__).parent.parent / "docs"
 TUTORIALS = [

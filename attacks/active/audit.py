@@ -11,11 +11,11 @@ from pathlib import Path
 from ...data import build_population
 from ...engine.device import using
 from ...errors import InputError, TrainingDiverged
-from ...experiments.audit_words import ACTIVE_STATUS
-from ...experiments.config import Config, load_config
+from ...experiments.config.config import Config, load_config
 from ...experiments.digests import OF_AUDITS, OF_RUN, seal
-from ...experiments.folder import environment
-from ...experiments.loop import device_of
+from ...experiments.report.audit_words import ACTIVE_STATUS
+from ...experiments.run.folder import environment
+from ...experiments.run.loop import device_of
 from ...files import write_atomically
 from ...protocols.errors import ProtocolError
 from ...types import Population

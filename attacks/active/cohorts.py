@@ -14,7 +14,7 @@ import numpy as np
 
 from ...algorithms.pacfl import ClusterByAngles
 from ...contract.protection import Protection
-from ...experiments.config import Config
+from ...experiments.config.config import Config
 from ...federation import messages as m
 from ...federation.transforms import clustering_name
 from ...protocols import codec

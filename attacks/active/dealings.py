@@ -8,7 +8,7 @@ Guarantee); "the dealing of the list that it was shown is uniform …, even if t
 
 from collections.abc import Sequence
 
-from ...experiments.config import Config
+from ...experiments.config.config import Config
 from ...protocols import dealing
 from ...protocols.entropy import system_entropy
 from .dealt_by_hand import Dealing

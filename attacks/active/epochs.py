@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...contract.handles import Held, HeldKey
-from ...experiments.config import Config
+from ...experiments.config.config import Config
 from ...federation import messages as m
 from ...federation.values import trace
 from ...federation.work import request_digest

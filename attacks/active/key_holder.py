@@ -17,7 +17,7 @@ from ...algorithms.pacfl import ClusterByAngles
 from ...clustering.similarity import Gram, angles
 from ...contract.handles import Held
 from ...errors import InputError
-from ...experiments.config import Config
+from ...experiments.config.config import Config
 from ...federation import messages as m
 from ...protocols import ckks
 from ...protocols.ckks.messages import LABEL, Announcement, Upload, decode, encode

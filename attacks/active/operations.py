@@ -13,7 +13,7 @@ import numpy as np
 from ...contract.handles import Held
 from ...engine.models import Model
 from ...errors import InputError
-from ...experiments.config import Config
+from ...experiments.config.config import Config
 from ...federation import messages as m
 from ...federation.task_encoding import UnknownTask, task_to_bytes
 from ...protocols.errors import ProtocolError
@@ -121,7 +121,7 @@ def choices(play: Play) -> Figure:
 
 def _share(play: Play, model: Model, label: int) -> float | None:
     """One label's share at the victim, None where it does not answer."""
-    from ..label_readings import bias_span  # loads scipy
+    from ..labels.label_readings import bias_span  # loads scipy
 
     span = bias_span(model)
     assert span is not None  # `_choices_apply` says so

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ...contract.protection import Protection
-from ...experiments.audit_words import ACTIVE_STATUS
-from ...experiments.config import Config
+from ...experiments.config.config import Config
+from ...experiments.report.audit_words import ACTIVE_STATUS
 from ...types import Array
 from .liar import Refusal
 from .scene import Play, Scene, Value

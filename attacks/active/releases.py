@@ -6,7 +6,7 @@ accountant, beside the ε that the client's settings allow.
 """
 
 from ...errors import InputError, TrainingDiverged
-from ...experiments.config import Config
+from ...experiments.config.config import Config
 from ...protocols.errors import ProtocolError
 from .outcome import ActiveAttack, Figure
 from .scene import Play

@@ -12,7 +12,7 @@ from ...contract.handles import GroupMean, Held
 from ...contract.protection import Protection
 from ...engine import Engine, Streams, Task, TaskInput
 from ...errors import InputError
-from ...experiments.config import Config
+from ...experiments.config.config import Config
 from ...federation.client import FederationClient
 from ...federation.host import ClientHost, Party
 from ...federation.server import FederationServer

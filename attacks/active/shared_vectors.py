@@ -16,7 +16,7 @@ import numpy as np
 from ...aggregation.share_holders import ShareHolderParty, terms_of
 from ...algorithms.pacfl import ClusterByAngles
 from ...errors import InputError
-from ...experiments.config import Config
+from ...experiments.config.config import Config
 from ...federation import messages as m
 from ...federation.settings import Settings
 from ...federation.store import ObjectStore

@@ -11,7 +11,7 @@ and the rows "reports two sets of survivors" and "asks for both shares of a clie
 from dataclasses import replace
 
 from ...contract.protection import Protection
-from ...experiments.config import Config
+from ...experiments.config.config import Config
 from .halted import Halted, halted
 from .outcome import ActiveAttack, Guess, secure_sums
 from .scene import Play

@@ -16,7 +16,7 @@ import numpy as np
 from ...aggregation.secagg import kind_of
 from ...contract.handles import Held
 from ...errors import InputError
-from ...experiments.config import Config
+from ...experiments.config.config import Config
 from ...federation import messages as m
 from ...types import Array
 from .liar import honest_ask
@@ -35,7 +35,7 @@ SLOW = 1e-30
 def useless(play: Play) -> Array:
     """A model (d,) from which training leads nowhere."""
     try:
-        from ..model_inconsistency import deadened  # loads scipy
+        from ..inversion.model_inconsistency import deadened  # loads scipy
 
         return deadened(play.scene.train.model, play.scene.model)
     except InputError:  # no hidden units to silence

@@ -17,12 +17,12 @@ CLAIMS = (
     "sums_tell_one_nth", "changing_cohorts_undo_sums", "minimum_sizes_help", "mixture_finds_groups", "encryption_hides_similarity",
     "centroids_return_inputs", "cosines_rebuild_vectors", "gdp_accountant_is_a_bound", "secaggplus_masks_are_secure",
 )  # fmt: skip
-"""Names, each a module here with `CLAIM`."""
+"""Names, each a module of `published` with `CLAIM`."""
 
 
 def claim_named(name: str) -> Claim:
     """The claim of that name. Raises `InputError` for one that is not known."""
     if name not in CLAIMS:
         raise InputError(f"claims {name!r}: is not known{near(name, list(CLAIMS))}")
-    found: Claim = import_module(f".{name}", __name__).CLAIM
+    found: Claim = import_module(f".published.{name}", __name__).CLAIM
     return found

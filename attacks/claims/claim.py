@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..significance import confidence_interval
+from ..figures.significance import confidence_interval
 
 __all__ = ["Arm", "Claim", "Finding", "Measure", "Row", "Verdict", "decide", "findings_of"]
 

@@ -1,9 +1,10 @@
 """Run a claim's experiment, seed by seed, and judge it by its rule; and the page of all verdicts.
 
 Every seed's rows are a line of `rows.jsonl` in the claim's folder, so an interrupted run resumes when it is called again. The line names
-the claim's file by its digest: rows that were measured before the rule was changed are refused.
+the claim's rule by its digest: rows that were measured before the rule was changed are refused.
 """
 
+import ast
 import csv
 import io
 import json
@@ -22,9 +23,9 @@ from typing import Any
 
 from ... import __version__
 from ...errors import InputError
-from ...experiments.resume import locked
+from ...experiments.run.resume import locked
 from ...files import append, write_atomically
-from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json
+from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json, read_text
 from . import CLAIMS, claim_named
 from .claim import Claim, Row, Verdict, decide
 
@@ -135,10 +136,14 @@ def _kept(path: Path, rule: str) -> dict[int, dict[str, Any]]:
 
 
 def _rule(name: str) -> str:
-    """The digest of a claim's file."""
-    source = import_module(f".{name}", __package__).__file__
+    """The digest of a claim's file without its imports, which change where a module moves and the rule stays."""
+    source = import_module(f".published.{name}", __package__).__file__
     assert source is not None
-    return blake2b(read_bytes(source), digest_size=8).hexdigest()
+    text = read_text(source)
+    imports = (node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom))
+    moved = {line for node in imports for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    rule = "\n".join(line for number, line in enumerate(text.splitlines(), 1) if number not in moved)
+    return blake2b(rule.encode(), digest_size=8).hexdigest()
 
 
 def _commit() -> str:
@@ -230,13 +235,14 @@ INTRODUCTION = """\
     cflpriv claims NAME [--scale S] [--seed N]      run the experiment of one; the same command resumes it
     cflpriv claims --page docs/claims.md            write this page from the runs
 
-For readers who want to know whether a published statement holds, and under what it was tried. Each claim is a file in `attacks/claims/`
-with its statement, its source and its *arms*: the settings in which it is tried, each with a figure and a margin. A statement **holds** in
-an arm if the gain over the baseline lies with its whole 95 % interval over seeds on the side of the margin that it asks for, and **fails**
-if it lies on the other side; otherwise the arm is open. *Upheld*: it holds in every arm. *Refuted*: it fails in every arm. *Qualified*: it
-holds in some and fails in others. *Undecided*: otherwise. Arms and margins were written before the runs, and a run refuses rows that were
-measured under another rule. A verdict is of the setting under "assumed", not of every system. Statements are shortened; those "in our
-words" are not made by the source itself, only suggested by its design. The number of seeds is fixed with the rule (`--scale` is at most 1).
+For readers who want to know whether a published statement holds, and under what it was tried. Each claim is a file in
+`attacks/claims/published/` with its statement, its source and its *arms*: the settings in which it is tried, each with a figure and a
+margin. A statement **holds** in an arm if the gain over the baseline lies with its whole 95 % interval over seeds on the side of the
+margin that it asks for, and **fails** if it lies on the other side; otherwise the arm is open. *Upheld*: it holds in every arm. *Refuted*:
+it fails in every arm. *Qualified*: it holds in some and fails in others. *Undecided*: otherwise. Arms and margins were written before the
+runs, and a run refuses rows that were measured under another rule. A verdict is of the setting under "assumed", not of every system.
+Statements are shortened; those "in our words" are not made by the source itself, only suggested by its design. The number of seeds is
+fixed with the rule (`--scale` is at most 1).
 
 This page is generated; the figures of all runs are in `claims.csv`.
 """

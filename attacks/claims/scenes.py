@@ -13,10 +13,10 @@ from ...engine.models import Model
 from ...experiments import Config, parse_config
 from ...tasks.training import Train
 from .. import ATTACKS
-from ..fresh_runs import case_of, fresh_scene
-from ..leakage import BUDGETS, Cell
-from ..membership import confidences, deal_in_pairs, lira_in_turn
-from ..membership_shadows import federated_replicas
+from ..evidence.fresh_runs import case_of, fresh_scene
+from ..figures.leakage import BUDGETS, Cell
+from ..membership.member_scores import confidences, deal_in_pairs, lira_in_turn
+from ..membership.membership_shadows import federated_replicas
 from .claim import Row
 
 __all__ = ["attacked", "configured", "membership_auc", "row_of"]

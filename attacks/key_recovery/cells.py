@@ -11,13 +11,13 @@ from ...errors import InputError
 from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView, updates_sent
-from ..label_inference import Guess as Shares
-from ..label_inference import histogram_cell, label_set_cell, top_labels
-from ..leakage import DEALS, Case, Cell, Prior, Truth, cell, nothing
-from ..local_training import LocalTraining, NotRecorded, training_of
-from ..significance import Status, chance, power
-from ..sums import models_sent
-from ..updates import hidden_updates, public_model
+from ..evidence.local_training import LocalTraining, NotRecorded, training_of
+from ..evidence.sums import models_sent
+from ..evidence.updates import hidden_updates, public_model
+from ..figures.leakage import DEALS, Case, Cell, Prior, Truth, cell, nothing
+from ..figures.significance import Status, chance, power
+from ..labels.label_inference import Guess as Shares
+from ..labels.label_inference import histogram_cell, label_set_cell, top_labels
 from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels
 from .mixed import of_update
 from .naming import Knowledge

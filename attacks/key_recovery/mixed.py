@@ -10,11 +10,11 @@ equal (pixels that never vary) not all of a control's are recognised; those stay
 
 import numpy as np
 
-from ...algorithms.around import weight_of_steps
 from ...algorithms.fednova import STEPS_UNIT
 from ...algorithms.scaffold import TrainControlled
+from ...algorithms.shared.around import weight_of_steps
 from ...types import Array
-from ..local_training import LocalTraining
+from ..evidence.local_training import LocalTraining
 
 __all__ = ["multiples_in", "of_update"]
 

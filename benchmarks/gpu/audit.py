@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cflpriv.attacks.image_search import LocalSteps, invert_updates, unroll
-from cflpriv.attacks.membership import confidences, deal, lira, roc, shadow_models
+from cflpriv.attacks.inversion.image_search import LocalSteps, invert_updates, unroll
+from cflpriv.attacks.membership.member_scores import confidences, deal, lira, roc, shadow_models
 from cflpriv.engine import Engine
 from cflpriv.engine.device import CPU, Device, using
 from cflpriv.engine.models import Model

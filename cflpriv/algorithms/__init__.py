@@ -5,7 +5,7 @@ all that the rest of the package has to know of it. None imports a protocol, pri
 by the configuration.
 """
 
-from .cfl import CFL, cfl
+from .cfl.cfl import CFL, cfl
 from .crossfit import CROSSFIT, crossfit
 from .ditto import DITTO, ditto
 from .fedavg import FEDAVG, fedavg
@@ -19,7 +19,7 @@ from .fedsoft import FEDSOFT, fedsoft
 from .fesem import FESEM, fesem
 from .fixed import ORACLE, SHUFFLED, oracle, shuffled
 from .flexcfl import FLEXCFL, flexcfl
-from .ifca import HYPCLUSTER, IFCA, hypcluster, ifca
+from .ifca.ifca import HYPCLUSTER, IFCA, hypcluster, ifca
 from .interface import ALGORITHMS, FUNCTIONS, STATES, TASKS, register_algorithm
 from .lg_fedavg import LG_FEDAVG, lg_fedavg
 from .local import LOCAL, local
@@ -27,13 +27,13 @@ from .ocfl import OCFL, ocfl
 from .one_shot import ONE_SHOT, one_shot
 from .pacfl import PACFL, pacfl
 from .per_fedavg import PER_FEDAVG, per_fedavg
-from .pfedlia import PFEDLIA, pfedlia
+from .pfedlia.pfedlia import PFEDLIA, pfedlia
 from .pina import PINA, pina
 from .private_clusters import PRIVATE_CLUSTERS, private_clusters
 from .r_dpcfl import R_DPCFL, r_dpcfl
 from .rr_cluster import RR_CLUSTER, rr_cluster
 from .scaffold import SCAFFOLD, scaffold
-from .stocfl import STOCFL, stocfl
+from .stocfl.stocfl import STOCFL, stocfl
 
 __all__ = [
     "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "cfl", "crossfit", "ditto", "fedavg", "fedfomo", "fedgwc", "fednova", "fedproto",

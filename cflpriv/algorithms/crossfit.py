@@ -30,10 +30,10 @@ from ..tasks.fold_gradients import FoldGradients
 from ..tasks.halves import HALVES
 from ..tasks.training import Train
 from ..types import Clustering
-from .checks import at_least, known
 from .fedavg import Weights, average_within
-from .grouping import ALPHA, DRAWS, FindGroups, JoinGroups, Landmarks, check_landmarks, check_test, find_groups
 from .interface import Algorithm, AlgorithmSpec, Compared, Served
+from .shared.checks import at_least, known
+from .shared.grouping import ALPHA, DRAWS, FindGroups, JoinGroups, Landmarks, check_landmarks, check_test, find_groups
 
 __all__ = ["crossfit"]
 

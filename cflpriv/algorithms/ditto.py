@@ -26,9 +26,9 @@ from ..keys import Key
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train
 from ..types import Parts
-from .checks import at_least, finite
 from .fedavg import State, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
+from .shared.checks import at_least, finite
 
 __all__ = ["TrainBoth", "ditto"]
 

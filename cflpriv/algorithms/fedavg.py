@@ -17,7 +17,7 @@ from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Clustering
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
-from .steps import mean_notes, moved
+from .shared.steps import mean_notes, moved
 
 __all__ = ["Weights", "average_all", "average_within", "fedavg"]
 

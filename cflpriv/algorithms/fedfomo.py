@@ -35,9 +35,9 @@ from ..keys import Key
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Start, Train
 from ..types import Array, Parts
-from .checks import at_least
-from .influence import HasValidation, OnPart, split
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
+from .pfedlia.influence import HasValidation, OnPart, split
+from .shared.checks import at_least
 
 __all__ = ["Ask", "Combine", "fedfomo", "first_order_weights"]
 

@@ -45,13 +45,13 @@ from ..keys import Key
 from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.training import Train
 from ..types import Array, Clustering, Parts
-from .around import AroundTraining
-from .attempts import choices
-from .checks import finite
-from .choosing import PickAndTrain, WithoutWork
 from .fedavg import Weights
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
-from .steps import mean_notes, moved
+from .shared.around import AroundTraining
+from .shared.attempts import choices
+from .shared.checks import finite
+from .shared.choosing import PickAndTrain, WithoutWork
+from .shared.steps import mean_notes, moved
 
 __all__ = ["Cluster", "TrainAndTell", "affinities", "best_parts", "fedgwc", "gaussian_weights", "interacted"]
 

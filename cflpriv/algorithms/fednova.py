@@ -24,10 +24,10 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..tasks.training import Train
 from ..types import Parts
-from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import State, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, no_groups
-from .steps import mean_notes
+from .shared.around import AroundTraining, needs_sgd, steps_of, weight_of_steps
+from .shared.steps import mean_notes
 
 __all__ = ["TrainNormalised", "fednova"]
 

@@ -32,10 +32,10 @@ from ..keys import Key
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train, listening
 from ..types import Array, Parts
-from .around import AroundTraining
-from .attempts import choices
-from .checks import finite
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
+from .shared.around import AroundTraining
+from .shared.attempts import choices
+from .shared.checks import finite
 
 __all__ = ["TrainToPrototypes", "class_means", "fedproto"]
 

@@ -15,9 +15,9 @@ from typing import Annotated
 from ..keys import Key
 from ..privacy.settings import updates_only
 from ..tasks.training import Train
-from .checks import finite
 from .fedavg import State, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, no_groups
+from .shared.checks import finite
 
 __all__ = ["fedprox"]
 

@@ -46,11 +46,11 @@ from ..keys import Key
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array, Parts
-from .checks import at_least
-from .counted_sums import admit_by_choice
 from .fedavg import State, Weights, average_all
 from .fedsoft import losses_of_models
 from .interface import Algorithm, AlgorithmSpec, Served
+from .shared.checks import at_least
+from .shared.counted_sums import admit_by_choice
 
 __all__ = ["EvaluateRobust", "RobustStep", "fedrc", "label_shares", "posteriors"]
 

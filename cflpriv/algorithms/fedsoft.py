@@ -46,14 +46,14 @@ from ..keys import Key
 from ..tasks.evaluation import EvaluateUsed, sample_losses
 from ..tasks.training import Train
 from ..types import Array, ClientData, Parts
-from .around import AroundTraining
-from .attempts import try_mean
-from .checks import at_least, enough_clients, finite
-from .counted_sums import admit_by_choice, moved_by
 from .fedavg import Weights
 from .fesem import centres_of
 from .interface import Algorithm, AlgorithmSpec, Served
-from .steps import mean_notes
+from .shared.around import AroundTraining
+from .shared.attempts import try_mean
+from .shared.checks import at_least, enough_clients, finite
+from .shared.counted_sums import admit_by_choice, moved_by
+from .shared.steps import mean_notes
 
 __all__ = ["EvaluateSoft", "SoftStep", "fedsoft", "importance", "losses_of_models"]
 

@@ -37,13 +37,13 @@ from ..keys import Key
 from ..tasks.evaluation import EvaluateUsed, Losses
 from ..tasks.training import Train
 from ..types import Array, Parts
-from .around import AroundTraining
-from .attempts import choices
-from .checks import at_least, enough_clients, known
 from .fedavg import Weights
 from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
-from .steps import clustering_of, mean_notes, moved
+from .shared.around import AroundTraining
+from .shared.attempts import choices
+from .shared.checks import at_least, enough_clients, known
+from .shared.steps import clustering_of, mean_notes, moved
 
 __all__ = ["EvaluateAssigned", "TrainAndAssign", "centres_of", "fesem", "nearest_centre"]
 

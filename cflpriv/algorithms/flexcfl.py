@@ -38,12 +38,12 @@ from ..keys import Key
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering
-from .attempts import try_mean
-from .checks import at_least, enough_clients
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, with_late
-from .steps import moved
+from .shared.attempts import try_mean
+from .shared.checks import at_least, enough_clients
+from .shared.steps import moved
 
 __all__ = ["ClusterByDirections", "PlaceByCosine", "decomposed_cosines", "flexcfl", "last_products"]
 

@@ -154,8 +154,8 @@ def function_name(kind: type) -> str:
 
 
 def state_name(kind: type) -> str:
-    """The name of a dataclass in a checkpoint, such as "algorithms.pacfl.State"."""
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("cflpriv.")
+    """The name of a dataclass in a checkpoint, such as "pacfl.State": of its file, wherever the file stands."""
+    return f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"
 
 
 def register_algorithm(spec: AlgorithmSpec) -> None:

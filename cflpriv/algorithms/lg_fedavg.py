@@ -28,10 +28,10 @@ from ..keys import Key
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array
-from .around import AroundTraining
-from .checks import at_least
 from .fedavg import State, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
+from .shared.around import AroundTraining
+from .shared.checks import at_least
 
 __all__ = ["EvaluateParted", "TrainParted", "global_part", "lg_fedavg"]
 

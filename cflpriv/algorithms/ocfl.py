@@ -39,13 +39,13 @@ from ..keys import Key
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering, Parts
-from .attempts import try_mean
-from .checks import at_least
 from .fedavg import Weights, average_within
 from .flexcfl import PlaceByCosine
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
 from .one_shot import with_late
-from .steps import mean_notes, moved
+from .shared.attempts import try_mean
+from .shared.checks import at_least
+from .shared.steps import mean_notes, moved
 
 __all__ = ["Beside", "ClusterByTemperature", "cosine_distances", "ocfl", "temperature"]
 

@@ -29,11 +29,11 @@ from ..keys import Key
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering
-from .attempts import try_mean
-from .checks import at_least, enough_clients
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, Served
-from .steps import moved
+from .shared.attempts import try_mean
+from .shared.checks import at_least, enough_clients
+from .shared.steps import moved
 
 __all__ = ["STARTS", "ClusterByMeans", "PlaceByMeans", "one_shot", "with_late"]
 

@@ -46,10 +46,10 @@ from ..tasks.halves import HALVES
 from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Train
 from ..types import Array, Clustering
-from .checks import at_least, known
 from .fedavg import Weights, average_within
-from .grouping import ALPHA, FindGroups, JoinGroups, Landmarks, check_landmarks, find_groups
 from .interface import Algorithm, AlgorithmSpec, Compared, Served
+from .shared.checks import at_least, known
+from .shared.grouping import ALPHA, FindGroups, JoinGroups, Landmarks, check_landmarks, find_groups
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
 

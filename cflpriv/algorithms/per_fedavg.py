@@ -26,9 +26,9 @@ from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate, EvaluateUsed
 from ..tasks.training import Gradient, Train
 from ..types import Array
-from .checks import finite
 from .fedavg import State, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
+from .shared.checks import finite
 
 __all__ = ["EvaluateAdapted", "per_fedavg"]
 

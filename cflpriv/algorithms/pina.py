@@ -47,11 +47,11 @@ from ..tasks.evaluation import Losses
 from ..tasks.low_rank import LowRankSketch
 from ..tasks.training import Train
 from ..types import Array, Clustering
-from .checks import Contribution, at_least, contribution, enough_clients, known
-from .choosing import EvaluateLowest
-from .counted_sums import admit_by_choice, moved_by, norm_of_clip, serve_lowest, smallest_of, sum_of_blocks
 from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
+from .shared.checks import Contribution, at_least, contribution, enough_clients, known
+from .shared.choosing import EvaluateLowest
+from .shared.counted_sums import admit_by_choice, moved_by, norm_of_clip, serve_lowest, smallest_of, sum_of_blocks
 
 __all__ = ["normality_weight", "pina"]
 

@@ -68,10 +68,10 @@ from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..tasks.with_update import WithUpdate, update_in
 from ..types import Array
-from .checks import Contribution, at_least, contribution
-from .counted_sums import admit_by_choice, moved_by, norm_of_clip
-from .grouping import check_test
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
+from .shared.checks import Contribution, at_least, contribution
+from .shared.counted_sums import admit_by_choice, moved_by, norm_of_clip
+from .shared.grouping import check_test
 
 __all__ = ["private_clusters"]
 

@@ -53,15 +53,15 @@ from ..randomness import Stream, stream
 from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.training import Gradient, Train
 from ..types import Array
-from .attempts import choices, try_mean
-from .checks import at_least, enough_clients
-from .choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
 from .one_shot import STARTS
-from .representing import Represent
-from .steps import clustering_of, mean_notes, moved
-from .stocfl import SKETCH_ABOVE, SKETCH_DIM
+from .shared.attempts import choices, try_mean
+from .shared.checks import at_least, enough_clients
+from .shared.choosing import EvaluateLowest, PickAndTrain, WithoutWork
+from .shared.steps import clustering_of, mean_notes, moved
+from .stocfl.representing import Represent
+from .stocfl.stocfl import SKETCH_ABOVE, SKETCH_DIM
 
 __all__ = ["DrawByMixture", "Mixture", "choice_rounds", "drawn", "fitted", "principal_points", "r_dpcfl"]
 

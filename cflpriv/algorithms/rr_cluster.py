@@ -38,10 +38,10 @@ from ..tasks.cluster_shares import TrainInBlock
 from ..tasks.evaluation import Losses
 from ..tasks.training import Train
 from ..types import Array
-from .checks import Contribution, at_least, contribution, enough_clients
-from .choosing import EvaluateLowest
-from .counted_sums import admit_by_choice, moved_by, norm_of_clip, serve_lowest, smallest_of, sum_of_blocks
 from .interface import Algorithm, AlgorithmSpec, Served
+from .shared.checks import Contribution, at_least, contribution, enough_clients
+from .shared.choosing import EvaluateLowest
+from .shared.counted_sums import admit_by_choice, moved_by, norm_of_clip, serve_lowest, smallest_of, sum_of_blocks
 
 __all__ = ["rebalancing", "rr_cluster"]
 

@@ -42,10 +42,10 @@ from ..keys import Key
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Parts
-from .around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .fedavg import Weights
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
-from .steps import mean_notes
+from .shared.around import AroundTraining, needs_sgd, steps_of, weight_of_steps
+from .shared.steps import mean_notes
 
 __all__ = ["TrainControlled", "scaffold"]
 

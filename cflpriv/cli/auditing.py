@@ -64,7 +64,7 @@ def audit(
     """
     from ..attacks.audit import audit_run
     from ..experiments.digests import digest_of
-    from ..experiments.resume import data_directory_of
+    from ..experiments.run.resume import data_directory_of
 
     if active and foreign:
         raise InputError("--foreign, --active: give one of them")
@@ -106,7 +106,7 @@ def audit(
 
 def _print_audit(cells: Sequence[Any]) -> None:
     """What each adversary learns, and all figures after it."""
-    from ..attacks.verdicts import verdicts_of
+    from ..attacks.figures.verdicts import verdicts_of
 
     for verdict in verdicts_of(cells):
         OUT.print(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.", markup=False)
@@ -119,7 +119,7 @@ def _print_audit(cells: Sequence[Any]) -> None:
 
 def _foreign_audit(folder: Path, attacks: list[str] | None) -> None:
     """Attack a folder of another system's updates."""
-    from ..attacks.foreign_folder import audit_folder
+    from ..attacks.foreign.foreign_folder import audit_folder
 
     _print_audit(audit_folder(folder, attacks=attacks, say=say))
     OUT.print(f"written: {folder / 'audit.json'}", markup=False)
@@ -131,7 +131,7 @@ def _active_audit(
     """Run the active attacks against clients of a configuration, given as a run folder or a file."""
     from ..attacks.active.audit import active_audit, table, written
     from ..experiments import load_config
-    from ..experiments.resume import data_directory_of
+    from ..experiments.run.resume import data_directory_of
 
     folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
     path, believed = (source / "config.toml", trust) if source.is_dir() else (source, trust or None)
@@ -147,7 +147,7 @@ def verify(
     digest: Annotated[str | None, typer.Option("--digest", help="What `cflpriv run` or an audit printed at its end.")] = None,
 ) -> None:
     """Check that a run folder is unchanged since its run and audits, and that its figures follow from its rounds. Exit code 1 if not."""
-    from ..experiments.verify import verify as check
+    from ..experiments.run.verify import verify as check
 
     found = check(run_dir)
     problems = list(found.problems)

@@ -11,7 +11,7 @@ __all__ = ["explain", "list_"]
 
 def explain(key: Annotated[str, typer.Argument(help="section.key, a key, or a section.", metavar="KEY")], plugin: Plugins = None) -> None:
     """Print what a configuration key means, its type, range and default."""
-    from ..experiments.config_reference import explained
+    from ..experiments.config.config_reference import explained
 
     load_plugins(plugin)
     OUT.print(explained(key), markup=False)

@@ -74,7 +74,7 @@ def run(
 def _read(config: Path, changes: list[str], plugin: list[Path], resumed: Path | None, trust: bool) -> Any:
     """The experiment of `run`; with the code of the run in the folder `resumed`, where that is trusted."""
     from ..experiments import load_config
-    from ..experiments.config import read_tree
+    from ..experiments.config.config import read_tree
     from ..experiments.trust import idle_code, may_run, named_code
 
     path = None if resumed is None else resumed / "config.toml"
@@ -120,10 +120,10 @@ def sweep(
     CONFIG.toml is an experiment with a section \\[sweep]. With --only or --shard a part of the grid runs, and --merge makes the report.
     """
     from ..attacks.audit import audit_run, check_asked
-    from ..experiments.private_choice import run_choice
-    from ..experiments.report import write_report
-    from ..experiments.sweep import load_sweep
-    from ..experiments.sweep_runs import failure_lines, part_of, run_sweep, shown
+    from ..experiments.report.report import write_report
+    from ..experiments.sweep.private_choice import run_choice
+    from ..experiments.sweep.sweep import load_sweep
+    from ..experiments.sweep.sweep_runs import failure_lines, part_of, run_sweep, shown
 
     grid, folder = load_sweep(config, set_ or [], plugin or []), out or Path("runs") / name_of(config)
     note_idle_code(config, False)
@@ -157,8 +157,8 @@ def sweep(
 
 def _merged(grid: Any, folder: Path) -> dict[str, str]:
     """Write tables, pictures and report of the runs of a sweep that are there; says what is missing. The errors of those that failed."""
-    from ..experiments.report import write_report
-    from ..experiments.sweep_runs import opened, standing
+    from ..experiments.report.report import write_report
+    from ..experiments.sweep.sweep_runs import opened, standing
 
     with opened(grid, folder):
         page = write_report(folder)
@@ -185,7 +185,7 @@ def reproduce(
 
     NAME is one of the reproductions that `cflpriv list` names.
     """
-    from ..experiments.reproduce import reproduce as run_all
+    from ..experiments.reproductions.reproduce import reproduce as run_all
 
     folder = out or Path("runs") / f"reproduce-{name}"
     wanted = [] if cells is None else [one.strip() for one in cells.split(";") if one.strip()]

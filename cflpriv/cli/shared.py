@@ -47,7 +47,7 @@ Trust = Annotated[
 
 def note_idle_code(path: Path, trust: bool) -> None:
     """Print which code of the configuration of a run will not run, and how to allow it."""
-    from ..experiments.config import read_tree
+    from ..experiments.config.config import read_tree
     from ..experiments.trust import idle_code
 
     if not trust and path.is_file() and (line := idle_code(path, read_tree(path))):

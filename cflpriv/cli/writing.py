@@ -17,7 +17,7 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR")], plugin: Plugi
 
     DIR is a run folder, a folder of run folders, or a folder of another system's updates that was audited.
     """
-    from ..experiments.report import write_report
+    from ..experiments.report.report import write_report
 
     load_plugins(plugin)
     OUT.print(f"report: {write_report(folder)}", markup=False)
@@ -36,7 +36,7 @@ def export(
 
     RUN_DIR is a run folder.
     """
-    from ..experiments.export import export_model
+    from ..experiments.run.export import export_model
 
     load_plugins(plugin)
     note_idle_code(run_dir / "config.toml", trust)
@@ -53,7 +53,7 @@ def init(
     plugin: Plugins = None,
 ) -> None:
     """Write a commented configuration that runs."""
-    from ..experiments.config_starter import begin_file
+    from ..experiments.config.config_starter import begin_file
 
     load_plugins(plugin)
     if schema and algorithm is not None:

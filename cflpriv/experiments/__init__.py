@@ -6,11 +6,11 @@ them reaches the transcript), `sweep` reads a grid of experiments, `sweep_runs` 
 them at a stated ε, `front` compares their results, `report` makes one page of the folders.
 """
 
-from .config import Config, load_config, parse_config
-from .folder import run_experiment
-from .run import Run, advance, finish, start
-from .sweep import Sweep, load_sweep, parse_sweep
-from .sweep_runs import run_sweep
+from .config.config import Config, load_config, parse_config
+from .run.folder import run_experiment
+from .run.run import Run, advance, finish, start
+from .sweep.sweep import Sweep, load_sweep, parse_sweep
+from .sweep.sweep_runs import run_sweep
 
 __all__ = [
     "Config", "Run", "Sweep", "advance", "finish", "load_config", "load_sweep", "parse_config", "parse_sweep", "run_experiment",

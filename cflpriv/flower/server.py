@@ -5,8 +5,8 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from ..experiments.config import Config
-from ..experiments.deployment import deploy, standing_in
+from ..experiments.config.config import Config
+from ..experiments.run.deployment import deploy, standing_in
 from ..types import Population
 from .transport import GridTransport
 

@@ -185,7 +185,7 @@ class CflprivController(Controller):  # type: ignore[misc]
         self._check()
         from ..data import build_population  # loaded where something is computed
         from ..experiments import load_config
-        from ..experiments.deployment import deploy, standing_in
+        from ..experiments.run.deployment import deploy, standing_in
 
         root = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
         for path in (root / self.experiment, root / self.out / "config.toml"):  # of the run that is continued
@@ -207,7 +207,7 @@ class CflprivController(Controller):  # type: ignore[misc]
 
 def _brings_no_code(path: Path) -> None:
     """Raises `InputError` for an experiment with plugins: a job without code of its own chooses the path, also one of its own files."""
-    from ..experiments.config import read_tree
+    from ..experiments.config.config import read_tree
 
     run = read_tree(path).get("run") if path.is_file() else None
     if isinstance(run, dict) and run.get("plugins"):

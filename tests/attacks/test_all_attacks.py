@@ -9,7 +9,7 @@ import pytest
 from attack_scenes import case, config, over_seeds, unrelated
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.leakage import Cell
+from cflpriv.attacks.figures.leakage import Cell
 
 SEEDS = range(5)
 SCENES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

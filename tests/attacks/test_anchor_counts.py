@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cflpriv.attacks.anchor_counts import exact_cell, right_counts
-from cflpriv.attacks.label_inference import Guess
-from cflpriv.attacks.leakage import Cell
-from cflpriv.attacks.pooling import pooled
-from cflpriv.attacks.significance import RATE
+from cflpriv.attacks.compared.anchor_counts import exact_cell, right_counts
+from cflpriv.attacks.figures.leakage import Cell
+from cflpriv.attacks.figures.pooling import pooled
+from cflpriv.attacks.figures.significance import RATE
+from cflpriv.attacks.labels.label_inference import Guess
 
 CLIENTS, GROUPS, EACH, SEEDS = 20, 4, 30, 5
 OF_GROUP = np.repeat(np.eye(GROUPS), 2, axis=1) / 2

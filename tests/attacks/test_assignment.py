@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cflpriv.attacks import ATTACKS, assign, labels_from_update_gram
-from cflpriv.attacks.assignment import assignment_cost, renamings_of
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.gram_updates import compared_updates
-from cflpriv.attacks.leakage import BUDGETS, Budget, Case, Cell, chance_of_names, label_sets_of
-from cflpriv.attacks.pooling import pooled
-from cflpriv.attacks.significance import RATE
-from cflpriv.attacks.updates import public_model
+from cflpriv.attacks.compared.assignment import assignment_cost, renamings_of
+from cflpriv.attacks.compared.gram_updates import compared_updates
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.evidence.updates import public_model
+from cflpriv.attacks.figures.leakage import BUDGETS, Budget, Case, Cell, chance_of_names, label_sets_of
+from cflpriv.attacks.figures.pooling import pooled
+from cflpriv.attacks.figures.significance import RATE
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config

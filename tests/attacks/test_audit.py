@@ -16,15 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, audit, fresh_runs, leakage
+from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, audit
 from cflpriv.attacks.audit import _Kept, audit_run
-from cflpriv.attacks.leakage import dealt_at_random, grouping_accuracy, nothing
-from cflpriv.attacks.pooling import pooled
+from cflpriv.attacks.evidence import fresh_runs
+from cflpriv.attacks.figures import leakage
+from cflpriv.attacks.figures.leakage import dealt_at_random, grouping_accuracy, nothing
+from cflpriv.attacks.figures.pooling import pooled
 from cflpriv.cli import app
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.digests import seal
-from cflpriv.experiments.report import write_report
+from cflpriv.experiments.report.report import write_report
 
 KEYS = {"attack", "adversary", "protection", "metric", "value", "low", "high", "baseline", "reference", "status", "k_known", "seeds"}
 FEW = ("signature_inversion", "cluster_identity")
@@ -300,7 +302,7 @@ def test_grouping_accuracy_knows_no_names(groups: list[int], names: list[int]) -
 
 @pytest.mark.slow
 def test_every_figure_is_in_the_matrix(run: Path) -> None:
-    from cflpriv.experiments.audit_report import attack_matrix, label_histograms
+    from cflpriv.experiments.report.audit_report import attack_matrix, label_histograms
 
     cells = [cell.as_json() for cell in audit_run(run, attacks=FEW, budget="quick")]
     matrix = attack_matrix([("haar", "pacfl (run)", cells), ("none", "x", [])])
@@ -315,8 +317,8 @@ def test_every_figure_is_in_the_matrix(run: Path) -> None:
 
 
 def test_the_matrix_says_its_statuses_in_words_and_errors_as_errors() -> None:
-    from cflpriv.experiments.audit_report import attack_matrix
-    from cflpriv.experiments.audit_words import metric_words
+    from cflpriv.experiments.report.audit_report import attack_matrix
+    from cflpriv.experiments.report.audit_words import metric_words
 
     assert metric_words({"metric": "histogram_l1", "lower_is_better": True}) == "L1 of label histogram ↓"
     assert metric_words({"metric": "mean_image_psnr_db"}) == "mean image PSNR in dB"
@@ -331,8 +333,8 @@ def test_the_matrix_says_its_statuses_in_words_and_errors_as_errors() -> None:
 
 
 def test_the_matrix_shows_the_least_comforting_figure_and_counts_the_others() -> None:
-    from cflpriv.experiments.audit_report import attack_matrix
-    from cflpriv.experiments.audit_words import ORDER
+    from cflpriv.experiments.report.audit_report import attack_matrix
+    from cflpriv.experiments.report.audit_words import ORDER
 
     assert ORDER == ("leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see")
     for place, status in enumerate(ORDER):

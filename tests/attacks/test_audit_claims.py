@@ -8,10 +8,10 @@ from attack_scenes import QUICK, case, config
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import view_of
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.label_inference import auxiliary_shares
-from cflpriv.attacks.leakage import Cell
-from cflpriv.attacks.pooling import pooled
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.figures.leakage import Cell
+from cflpriv.attacks.figures.pooling import pooled
+from cflpriv.attacks.labels.label_inference import auxiliary_shares
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.data import build_population

@@ -14,18 +14,19 @@ import pytest
 from attack_scenes import config
 from typer.testing import CliRunner
 
-from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, fresh_runs
+from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell
 from cflpriv.attacks import audit as audit_module
 from cflpriv.attacks.audit import audit_run
-from cflpriv.attacks.fresh_runs import fresh_scene
-from cflpriv.attacks.leakage import nothing
-from cflpriv.attacks.plan import Clock, Plan, plan_of, spoken
+from cflpriv.attacks.evidence import fresh_runs
+from cflpriv.attacks.evidence.fresh_runs import fresh_scene
+from cflpriv.attacks.figures.leakage import nothing
+from cflpriv.attacks.figures.plan import Clock, Plan, plan_of, spoken
 from cflpriv.cli import app, main
 from cflpriv.data import build_population
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.digests import seal
-from cflpriv.experiments.resume import locked
+from cflpriv.experiments.run.resume import locked
 
 FEW = ("signature_inversion", "label_inference", "cluster_identity")
 PROTECTED = {"gram": ["haar"], "sum": "secagg"}
@@ -228,7 +229,7 @@ def test_a_long_or_large_run_is_cut() -> None:
 
 def test_what_is_left_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("cflpriv.attacks.plan.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("cflpriv.attacks.figures.plan.time.perf_counter", lambda: now[0])
     made = Plan((7, 8, 9), rounds=1, cut=False, here=0, each=2, seconds=10.0)
     clock = Clock(made, made.seeds, attacks=0, began=100.0)
     clock.plan = replace(made, here=2)  # every seed is as long as any other

@@ -13,11 +13,12 @@ import pytest
 from command_line import in_process
 
 from cflpriv import __version__
-from cflpriv.attacks.claims import CLAIMS, claim_named, gdp_accountant_is_a_bound, judging
+from cflpriv.attacks.claims import CLAIMS, claim_named, judging
 from cflpriv.attacks.claims.claim import Arm, Claim, Row, decide, findings_of
 from cflpriv.attacks.claims.judging import in_words, judge, listed, write_page
+from cflpriv.attacks.claims.published import gdp_accountant_is_a_bound
 from cflpriv.errors import InputError
-from cflpriv.experiments.folder import interruptible
+from cflpriv.experiments.run.folder import interruptible
 
 NOISE = (-0.002, 0.001, 0.0, 0.002, -0.001)
 

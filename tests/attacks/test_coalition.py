@@ -10,12 +10,12 @@ import pytest
 from attack_scenes import case, config
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.coalition import known_sums, sums_of_others, trained_again
-from cflpriv.attacks.leakage import Case, Cell
-from cflpriv.attacks.local_training import trainings_in
-from cflpriv.attacks.sums import sums_in
-from cflpriv.attacks.update_norms import lengths_of
-from cflpriv.attacks.updates import public_model, steps_in, updates_in
+from cflpriv.attacks.evidence.coalition import known_sums, sums_of_others, trained_again
+from cflpriv.attacks.evidence.local_training import trainings_in
+from cflpriv.attacks.evidence.sums import sums_in
+from cflpriv.attacks.evidence.updates import public_model, steps_in, updates_in
+from cflpriv.attacks.figures.leakage import Case, Cell
+from cflpriv.attacks.labels.update_norms import lengths_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 """The steps before clusters are formed are what is tested."""

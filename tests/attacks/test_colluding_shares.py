@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cflpriv.attacks import ATTACKS, dp_mechanisms, dp_run
-from cflpriv.attacks.dp_audit import audit, verdict
-from cflpriv.attacks.dp_mechanisms import others_of
-from cflpriv.attacks.dp_run import audit_release, audit_whole, claim_of, releases
-from cflpriv.attacks.dp_samples import play_samples
+from cflpriv.attacks import ATTACKS
+from cflpriv.attacks.dp import dp_mechanisms, dp_run
+from cflpriv.attacks.dp.dp_audit import audit, verdict
+from cflpriv.attacks.dp.dp_mechanisms import others_of
+from cflpriv.attacks.dp.dp_run import audit_release, audit_whole, claim_of, releases
+from cflpriv.attacks.dp.dp_samples import play_samples
 from cflpriv.experiments import Config
 from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import calibrate, epsilon_of

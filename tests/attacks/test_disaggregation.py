@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scenes import federation, population
 
 from cflpriv.attacks import ATTACKS, disaggregate, view_of
-from cflpriv.attacks.cluster_identity import clusters_from_sizes
-from cflpriv.attacks.disaggregation import guess_single, score_static
-from cflpriv.attacks.leakage import Case
-from cflpriv.attacks.sums import CohortSum, sizes_in, sums_in
+from cflpriv.attacks.compared.cluster_identity import clusters_from_sizes
+from cflpriv.attacks.evidence.disaggregation import guess_single, score_static
+from cflpriv.attacks.evidence.sums import CohortSum, sizes_in, sums_in
+from cflpriv.attacks.figures.leakage import Case
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.protection import Protection

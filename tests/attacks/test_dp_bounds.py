@@ -8,7 +8,7 @@ import pytest
 from dp_games import ALLOWED, DELTA, FALSE, MISSED, TOO_MANY, alarms_are_too_many
 from scipy import stats
 
-from cflpriv.attacks.dp_audit import (
+from cflpriv.attacks.dp.dp_audit import (
     ENOUGH,
     AuditResult,
     Power,

@@ -21,16 +21,11 @@ from dp_games import (
 )
 from scipy import stats
 
-from cflpriv.attacks import dp_mechanisms
-from cflpriv.attacks.dp_audit import (
-    ENOUGH,
-    AuditResult,
-    audit,
-    verdict,
-)
-from cflpriv.attacks.dp_mechanisms import GAMES, quiet
-from cflpriv.attacks.dp_references import released
-from cflpriv.attacks.dp_run import audit_release
+from cflpriv.attacks.dp import dp_mechanisms
+from cflpriv.attacks.dp.dp_audit import ENOUGH, AuditResult, audit, verdict
+from cflpriv.attacks.dp.dp_mechanisms import GAMES, quiet
+from cflpriv.attacks.dp.dp_references import released
+from cflpriv.attacks.dp.dp_run import audit_release
 from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import public_entropy

@@ -13,18 +13,14 @@ import cflpriv.federation.client as remote_client
 import cflpriv.privacy.private_signatures as private_signatures
 import cflpriv.tasks.evaluation as evaluation
 import cflpriv.tasks.training as training
-from cflpriv.attacks import ATTACKS, dp_run
-from cflpriv.attacks.dp_audit import (
-    ENOUGH,
-    FACTOR,
-    audit,
-    verdict,
-)
-from cflpriv.attacks.dp_clients import play_clients
-from cflpriv.attacks.dp_mechanisms import Game
-from cflpriv.attacks.dp_reruns import Played
-from cflpriv.attacks.dp_run import audit_whole, play, releases
-from cflpriv.attacks.dp_samples import play_samples
+from cflpriv.attacks import ATTACKS
+from cflpriv.attacks.dp import dp_run
+from cflpriv.attacks.dp.dp_audit import ENOUGH, FACTOR, audit, verdict
+from cflpriv.attacks.dp.dp_clients import play_clients
+from cflpriv.attacks.dp.dp_mechanisms import Game
+from cflpriv.attacks.dp.dp_reruns import Played
+from cflpriv.attacks.dp.dp_run import audit_whole, play, releases
+from cflpriv.attacks.dp.dp_samples import play_samples
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation
 from cflpriv.protocols.mechanisms import Noised

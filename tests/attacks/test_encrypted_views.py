@@ -9,9 +9,9 @@ import pytest
 from attack_scenes import QUICK, case, config
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.fresh_runs import Scene, case_of, fresh_scene
-from cflpriv.attacks.gram_geometry import _products_of_blocks, products_of
-from cflpriv.attacks.leakage import Case, Cell
+from cflpriv.attacks.compared.gram_geometry import _products_of_blocks, products_of
+from cflpriv.attacks.evidence.fresh_runs import Scene, case_of, fresh_scene
+from cflpriv.attacks.figures.leakage import Case, Cell
 from cflpriv.data import build_population
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.false_folds import found
-from cflpriv.attacks.false_folds import LIES, ROOM, false_folds
+from cflpriv.attacks.compared.false_folds import LIES, ROOM, false_folds
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.clustering.unbiased_gram import NOISIER, bounded, unbiased_of_folds

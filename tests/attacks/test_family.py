@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cflpriv.attacks.family import AIMED, judged_together
-from cflpriv.attacks.leakage import DEALS, Cell
-from cflpriv.attacks.membership_audit import SWAPS
-from cflpriv.attacks.significance import MATCHINGS, RATE, Status
-from cflpriv.attacks.verdicts import verdicts_of
+from cflpriv.attacks.figures.family import AIMED, judged_together
+from cflpriv.attacks.figures.leakage import DEALS, Cell
+from cflpriv.attacks.figures.significance import MATCHINGS, RATE, Status
+from cflpriv.attacks.figures.verdicts import verdicts_of
+from cflpriv.attacks.membership.membership_audit import SWAPS
 
 
 def figure(p: float | None, name: str = "label_inference", adversary: str = "server", **more: object) -> Cell:

@@ -13,7 +13,7 @@ from scenes import population
 
 from cflpriv import Model
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.fold_release import (
+from cflpriv.attacks.compared.fold_release import (
     images_from_folds,
     membership_scores,
     sample_vectors,
@@ -22,9 +22,9 @@ from cflpriv.attacks.fold_release import (
     spread_of,
     traces_of,
 )
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.leakage import Case, Cell
-from cflpriv.attacks.membership import placements
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.figures.leakage import Case, Cell
+from cflpriv.attacks.membership.member_scores import placements
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.experiments import Config

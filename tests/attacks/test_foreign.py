@@ -16,8 +16,8 @@ from foreign_scenes import SETTINGS, State, audited, dealt, network, scene, trai
 from torch import nn
 
 from cflpriv.attacks import LoopSettings, Update, audit_updates
-from cflpriv.attacks.foreign_states import ForeignModel, batch_statistics, head_bias, read_state, vector_of
-from cflpriv.attacks.label_readings import class_probabilities
+from cflpriv.attacks.foreign.foreign_states import ForeignModel, batch_statistics, head_bias, read_state, vector_of
+from cflpriv.attacks.labels.label_readings import class_probabilities
 from cflpriv.errors import InputError
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from report_pages import Page, page_of, pictures_of
 
 from cflpriv import plugins
 from cflpriv.attacks import audit_folder, audit_updates, save_updates
-from cflpriv.attacks.foreign_folder import _rounds
+from cflpriv.attacks.foreign.foreign_folder import _rounds
 from cflpriv.engine.models import MODELS
 from cflpriv.errors import InputError
 from cflpriv.types import Array

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
 
-from cflpriv.attacks import ATTACKS, gradient_inversion, invert_updates
-from cflpriv.attacks.gradient_inversion import labels_from_shares, matched
-from cflpriv.attacks.image_search import LocalSteps, unroll
-from cflpriv.attacks.lbfgs import minimise
-from cflpriv.attacks.leakage import psnr_db
-from cflpriv.attacks.significance import judge
+from cflpriv.attacks import ATTACKS, invert_updates
+from cflpriv.attacks.figures.leakage import psnr_db
+from cflpriv.attacks.figures.significance import judge
+from cflpriv.attacks.inversion import gradient_inversion
+from cflpriv.attacks.inversion.gradient_inversion import labels_from_shares, matched
+from cflpriv.attacks.inversion.image_search import LocalSteps, unroll
+from cflpriv.attacks.inversion.lbfgs import minimise
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train

@@ -8,9 +8,10 @@ from attack_scenes import case, config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cflpriv.attacks import ATTACKS, images_from_imprint, imprint
-from cflpriv.attacks.imprint import guess, imprinted, share_recovered, summed, updates_of
-from cflpriv.attacks.leakage import Cell, prior_of
+from cflpriv.attacks import ATTACKS, images_from_imprint
+from cflpriv.attacks.figures.leakage import Cell, prior_of
+from cflpriv.attacks.inversion import imprint
+from cflpriv.attacks.inversion.imprint import guess, imprinted, share_recovered, summed, updates_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError

@@ -18,14 +18,15 @@ from sklearn.linear_model import Ridge
 from torch import nn
 from torch.nn import functional
 
-from cflpriv.attacks import ATTACKS, closed_form, feature_decoder, gradient_inversion, spear
-from cflpriv.attacks.closed_form import first_linear, input_from_gradients
-from cflpriv.attacks.gradient_inversion import matched
-from cflpriv.attacks.inversion_ladder import DECODER, fitting_layer, images_by_layer, most_samples
-from cflpriv.attacks.leakage import psnr_db
-from cflpriv.attacks.significance import judge
-from cflpriv.attacks.spear import MOST_SAMPLES, inputs_of_batch
-from cflpriv.attacks.token_recovery import tokens_from_rows, window_from_rows
+from cflpriv.attacks import ATTACKS
+from cflpriv.attacks.figures.leakage import psnr_db
+from cflpriv.attacks.figures.significance import judge
+from cflpriv.attacks.inversion import closed_form, feature_decoder, gradient_inversion, spear
+from cflpriv.attacks.inversion.closed_form import first_linear, input_from_gradients
+from cflpriv.attacks.inversion.gradient_inversion import matched
+from cflpriv.attacks.inversion.inversion_ladder import DECODER, fitting_layer, images_by_layer, most_samples
+from cflpriv.attacks.inversion.spear import MOST_SAMPLES, inputs_of_batch
+from cflpriv.attacks.inversion.token_recovery import tokens_from_rows, window_from_rows
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
@@ -195,7 +196,7 @@ def test_inputs_that_do_not_pass_the_check_are_the_mean_image(monkeypatch: pytes
         found.agreement[1] = 0.5
         return found
 
-    monkeypatch.setattr("cflpriv.attacks.inversion_ladder.inputs_of_batch", one_fails)
+    monkeypatch.setattr("cflpriv.attacks.inversion.inversion_ladder.inputs_of_batch", one_fails)
     (one,) = images_by_layer(model, layer, start[None], update(model, start, x, y)[None], 3, others, stream(0, "test"), lr=0.1)
     assert one is not None
     scores = sorted(psnr_db(*pair) for pair in matched(x, one[0]))

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from cflpriv.attacks.fresh_runs import Scene, case_of, fresh_scene
+from cflpriv.attacks.evidence.fresh_runs import Scene, case_of, fresh_scene
+from cflpriv.attacks.figures.leakage import BUDGETS, Cell, Truth, truth_of
+from cflpriv.attacks.figures.pooling import pooled
+from cflpriv.attacks.figures.significance import judge
 from cflpriv.attacks.key_recovery import Guess, Knowledge, cells, find_structure, guess, recover_labels, transformed_rounds, zero_sum_blocks
 from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random, structure_chance
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
 from cflpriv.attacks.key_recovery.structure import shares
-from cflpriv.attacks.leakage import BUDGETS, Cell, Truth, truth_of
-from cflpriv.attacks.pooling import pooled
-from cflpriv.attacks.significance import judge
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError

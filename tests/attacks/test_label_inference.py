@@ -12,13 +12,13 @@ from scipy import stats
 from torch.nn import functional
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.clipped import clipped_probabilities
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.label_inference import Guess, chance_of_clusters, class_probabilities, set_chance, share_chance
-from cflpriv.attacks.leakage import Cell
-from cflpriv.attacks.significance import RATE, chance_of_renaming
-from cflpriv.attacks.sums import means_in, sums_in
-from cflpriv.attacks.updates import asked_in, public_model, steps_in
+from cflpriv.attacks.evidence.clipped import clipped_probabilities
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.evidence.sums import means_in, sums_in
+from cflpriv.attacks.evidence.updates import asked_in, public_model, steps_in
+from cflpriv.attacks.figures.leakage import Cell
+from cflpriv.attacks.figures.significance import RATE, chance_of_renaming
+from cflpriv.attacks.labels.label_inference import Guess, chance_of_clusters, class_probabilities, set_chance, share_chance
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model

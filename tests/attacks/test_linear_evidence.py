@@ -14,14 +14,14 @@ from scipy.optimize import minimize
 from sklearn.covariance import ledoit_wolf
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.coalition import known_means
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.label_sums import distinct_sums, shares_in, sums_read
-from cflpriv.attacks.leakage import Case, Cell
-from cflpriv.attacks.linear_evidence import Equations, equations, likeliest_penalty, parts_of, shares_of_terms, solved
-from cflpriv.attacks.noisy_shares import Readings, shares_of_members
-from cflpriv.attacks.simulated_shares import linear_reading
-from cflpriv.attacks.updates import public_model, steps_in, updates_in
+from cflpriv.attacks.evidence.coalition import known_means
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.evidence.linear_evidence import Equations, equations, likeliest_penalty, parts_of, shares_of_terms, solved
+from cflpriv.attacks.evidence.noisy_shares import Readings, shares_of_members
+from cflpriv.attacks.evidence.simulated_shares import linear_reading
+from cflpriv.attacks.evidence.updates import public_model, steps_in, updates_in
+from cflpriv.attacks.figures.leakage import Case, Cell
+from cflpriv.attacks.labels.label_sums import distinct_sums, shares_in, sums_read
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.types import Array

@@ -11,19 +11,20 @@ import torch
 from attack_scenes import case, config
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.algorithms.around import AroundTraining
-from cflpriv.algorithms.choosing import PickAndTrain
-from cflpriv.algorithms.influence import OnPart
 from cflpriv.algorithms.interface import Algorithm, AlgorithmSpec, Served
+from cflpriv.algorithms.pfedlia.influence import OnPart
 from cflpriv.algorithms.scaffold import TrainControlled
-from cflpriv.attacks import ATTACKS, load_view, property_clients
+from cflpriv.algorithms.shared.around import AroundTraining
+from cflpriv.algorithms.shared.choosing import PickAndTrain
+from cflpriv.attacks import ATTACKS, load_view
 from cflpriv.attacks.adversary import recorded
-from cflpriv.attacks.label_inference import guess, score_l1, shares_of
-from cflpriv.attacks.leakage import Case
-from cflpriv.attacks.local_training import LocalTraining, trainings_in
-from cflpriv.attacks.property_clients import pretended_updates
-from cflpriv.attacks.property_statements import Statement
-from cflpriv.attacks.updates import Step, asked_in, less_known, public_model, steps_in
+from cflpriv.attacks.evidence.local_training import LocalTraining, trainings_in
+from cflpriv.attacks.evidence.updates import Step, asked_in, less_known, public_model, steps_in
+from cflpriv.attacks.figures.leakage import Case
+from cflpriv.attacks.labels.label_inference import guess, score_l1, shares_of
+from cflpriv.attacks.properties import property_clients
+from cflpriv.attacks.properties.property_clients import pretended_updates
+from cflpriv.attacks.properties.property_statements import Statement
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.operations import Federation
 from cflpriv.contract.transcript import RoundRecord, Transcript, settings_of

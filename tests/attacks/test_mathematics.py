@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scenes import orthonormal_rows
 
 from cflpriv.attacks import groups_from_scores, labels_from_bias, labels_from_gram, labels_from_templates, rows_from_products
-from cflpriv.attacks.label_inference import bias_span, class_probabilities, counts_from_bias, steps_scale, top_labels
-from cflpriv.attacks.leakage import grouping_accuracy, prior_of
-from cflpriv.attacks.local_training import LocalTraining
+from cflpriv.attacks.evidence.local_training import LocalTraining
+from cflpriv.attacks.figures.leakage import grouping_accuracy, prior_of
+from cflpriv.attacks.labels.label_inference import bias_span, class_probabilities, counts_from_bias, steps_scale, top_labels
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model

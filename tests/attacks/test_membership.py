@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.datasets import load_digits
 
-from cflpriv.attacks.membership import (
+from cflpriv.attacks.figures.significance import confidence_interval
+from cflpriv.attacks.membership.member_scores import (
     auc_interval,
     confidences,
     deal,
@@ -21,7 +22,6 @@ from cflpriv.attacks.membership import (
     roc,
     shadow_models,
 )
-from cflpriv.attacks.significance import confidence_interval
 from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError

@@ -15,18 +15,26 @@ from attack_scenes import case, config, over_seeds, population_of, unrelated
 from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from cflpriv.attacks import membership_shadows
 from cflpriv.attacks.audit import audit_run
-from cflpriv.attacks.family import judged_together
-from cflpriv.attacks.leakage import Case, Truth
-from cflpriv.attacks.local_training import trainings_in
-from cflpriv.attacks.membership import placements, roc
-from cflpriv.attacks.membership_audit import FALSE_POSITIVES, Outcome, auc_gain, cells, chance_of_swaps, curve_of, hits
-from cflpriv.attacks.membership_shadows import Target, federated_replicas, games_of, models_in, pairs_of, turns_in
-from cflpriv.attacks.significance import RATE
+from cflpriv.attacks.evidence.local_training import trainings_in
+from cflpriv.attacks.figures.family import judged_together
+from cflpriv.attacks.figures.leakage import Case, Truth
+from cflpriv.attacks.figures.significance import RATE
+from cflpriv.attacks.membership import membership_shadows
+from cflpriv.attacks.membership.member_scores import placements, roc
+from cflpriv.attacks.membership.membership_audit import (
+    FALSE_POSITIVES,
+    Outcome,
+    auc_gain,
+    cells,
+    chance_of_swaps,
+    curve_of,
+    hits,
+)
+from cflpriv.attacks.membership.membership_shadows import Target, federated_replicas, games_of, models_in, pairs_of, turns_in
 from cflpriv.experiments import Config, run_experiment
-from cflpriv.experiments.pictures import roc_curves
-from cflpriv.experiments.report import write_report
+from cflpriv.experiments.report.pictures import roc_curves
+from cflpriv.experiments.report.report import write_report
 from cflpriv.types import Array, ClientData
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")

@@ -13,13 +13,13 @@ import torch
 from attack_scenes import case, config, population_of
 from torch.nn import functional
 
-from cflpriv.attacks import membership_gradients
-from cflpriv.attacks.leakage import Case, Cell
-from cflpriv.attacks.membership import roc
-from cflpriv.attacks.membership_audit import cells
-from cflpriv.attacks.membership_gradients import Evidence, affordable, evidence, read_steps, sample_gradients
-from cflpriv.attacks.membership_shadows import Pairs, pairs_of
-from cflpriv.attacks.updates import Step, public_model
+from cflpriv.attacks.evidence.updates import Step, public_model
+from cflpriv.attacks.figures.leakage import Case, Cell
+from cflpriv.attacks.membership import membership_gradients
+from cflpriv.attacks.membership.member_scores import roc
+from cflpriv.attacks.membership.membership_audit import cells
+from cflpriv.attacks.membership.membership_gradients import Evidence, affordable, evidence, read_steps, sample_gradients
+from cflpriv.attacks.membership.membership_shadows import Pairs, pairs_of
 from cflpriv.engine.models import Model
 from cflpriv.experiments import Config
 

@@ -7,7 +7,7 @@ import pytest
 from attack_scenes import case, config
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.model_inconsistency import deadened, isolate, trained
+from cflpriv.attacks.inversion.model_inconsistency import deadened, isolate, trained
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.protocols.entropy import public_entropy

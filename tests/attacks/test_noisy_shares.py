@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.label_inference import labels_from_bias, readings_of
-from cflpriv.attacks.leakage import Case, Cell
-from cflpriv.attacks.noisy_shares import WIDTHS, Readings, mode, noise_level, shares_under_noise, width_of
-from cflpriv.attacks.updates import public_model, steps_in
+from cflpriv.attacks.evidence.noisy_shares import WIDTHS, Readings, mode, noise_level, shares_under_noise, width_of
+from cflpriv.attacks.evidence.updates import public_model, steps_in
+from cflpriv.attacks.figures.leakage import Case, Cell
+from cflpriv.attacks.labels.label_inference import labels_from_bias, readings_of
 from cflpriv.types import Array
 
 pytestmark = pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from cflpriv.attacks import ATTACKS, BUDGETS, dp_audit, gradient_inversion, gram_updates, key_recovery, membership_audit, significance
-from cflpriv.attacks.family import AIMED
-from cflpriv.attacks.foreign import FOREIGN_ATTACKS
-from cflpriv.attacks.membership_gradients import MOST_PARAMETERS
-from cflpriv.attacks.membership_shadows import MOST_ASKED
-from cflpriv.attacks.spear import MOST_SAMPLES
+from cflpriv.attacks import ATTACKS, BUDGETS, key_recovery
+from cflpriv.attacks.compared import gram_updates
+from cflpriv.attacks.dp import dp_audit
+from cflpriv.attacks.figures import significance
+from cflpriv.attacks.figures.family import AIMED
+from cflpriv.attacks.foreign.foreign_audit import FOREIGN_ATTACKS
+from cflpriv.attacks.inversion import gradient_inversion
+from cflpriv.attacks.inversion.spear import MOST_SAMPLES
+from cflpriv.attacks.membership import membership_audit
+from cflpriv.attacks.membership.membership_gradients import MOST_PARAMETERS
+from cflpriv.attacks.membership.membership_shadows import MOST_ASKED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "attacks").glob("*.md"))

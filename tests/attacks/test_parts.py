@@ -11,13 +11,13 @@ from attack_scenes import QUICK, config
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import load_view, parts_in, recorded
-from cflpriv.attacks.anchor_counts import representations_in
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.compared.anchor_counts import representations_in
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.evidence.sums import models_sent
+from cflpriv.attacks.evidence.updates import public_model, steps_in, updates_in
+from cflpriv.attacks.figures.leakage import Case
 from cflpriv.attacks.key_recovery import transformed_rounds
 from cflpriv.attacks.key_recovery.mixed import multiples_in
-from cflpriv.attacks.leakage import Case
-from cflpriv.attacks.sums import models_sent
-from cflpriv.attacks.updates import public_model, steps_in, updates_in
 from cflpriv.contract.transcript import Message, Transcript
 from cflpriv.data import build_population
 from cflpriv.errors import InputError

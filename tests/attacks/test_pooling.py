@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cflpriv.attacks import leakage
-from cflpriv.attacks.leakage import Cell, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
-from cflpriv.attacks.pooling import pooled
-from cflpriv.attacks.significance import ENOUGH, RATE, chance, chance_of_matching, interval, power, t_chance, t_power
+from cflpriv.attacks.figures import leakage
+from cflpriv.attacks.figures.leakage import Cell, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
+from cflpriv.attacks.figures.pooling import pooled
+from cflpriv.attacks.figures.significance import ENOUGH, RATE, chance, chance_of_matching, interval, power, t_chance, t_power
 from cflpriv.randomness import stream
 from cflpriv.types import Array
 

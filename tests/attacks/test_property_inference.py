@@ -14,18 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import RidgeCV
 
-from cflpriv.attacks import ATTACKS, infer_property, property_clients
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.leakage import Case, Cell, prior_of, truth_of
-from cflpriv.attacks.membership import auc_interval
-from cflpriv.attacks.property_clients import pretended, pretended_updates
-from cflpriv.attacks.property_inference import first_steps
-from cflpriv.attacks.property_regression import PENALTIES
-from cflpriv.attacks.property_statements import PROPERTIES, statements, who_has
-from cflpriv.attacks.property_sums import tells_apart
-from cflpriv.attacks.property_trials import chance_dealt, interval, is_toss, score, trials_of
-from cflpriv.attacks.significance import RATE
-from cflpriv.attacks.updates import Step
+from cflpriv.attacks import ATTACKS, infer_property
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.evidence.updates import Step
+from cflpriv.attacks.figures.leakage import Case, Cell, prior_of, truth_of
+from cflpriv.attacks.figures.significance import RATE
+from cflpriv.attacks.membership.member_scores import auc_interval
+from cflpriv.attacks.properties import property_clients
+from cflpriv.attacks.properties.property_clients import pretended, pretended_updates
+from cflpriv.attacks.properties.property_inference import first_steps
+from cflpriv.attacks.properties.property_regression import PENALTIES
+from cflpriv.attacks.properties.property_statements import PROPERTIES, statements, who_has
+from cflpriv.attacks.properties.property_sums import tells_apart
+from cflpriv.attacks.properties.property_trials import chance_dealt, interval, is_toss, score, trials_of
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config

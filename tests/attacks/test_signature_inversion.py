@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cflpriv.attacks import ATTACKS, invert_signature, load_view, place_signatures, recover_label_set, signature_inversion, view_of
+from cflpriv.attacks import ATTACKS, invert_signature, load_view, place_signatures, recover_label_set, view_of
 from cflpriv.attacks.audit import audit_run
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.compared import signature_inversion
+from cflpriv.attacks.compared.signature_inversion import guess, simulated_signatures
+from cflpriv.attacks.compared.signature_places import Placed
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.figures.leakage import Case, Cell, cosine, prior_of, psnr_db, ssim, truth_of
+from cflpriv.attacks.figures.pooling import pooled
+from cflpriv.attacks.figures.significance import confidence_interval, judge, proportion_interval
 from cflpriv.attacks.key_recovery import Guess as KeyGuess
-from cflpriv.attacks.leakage import Case, Cell, cosine, prior_of, psnr_db, ssim, truth_of
-from cflpriv.attacks.pooling import pooled
-from cflpriv.attacks.signature_inversion import guess, simulated_signatures
-from cflpriv.attacks.signature_places import Placed
-from cflpriv.attacks.significance import confidence_interval, judge, proportion_interval
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config, run_experiment

@@ -9,13 +9,13 @@ from attack_scenes import config
 from scipy import stats
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.gram_geometry import Compared, compared
-from cflpriv.attacks.leakage import Case, Cell
-from cflpriv.attacks.pooling import pooled
-from cflpriv.attacks.signature_inversion import cells as cells_of_signatures
-from cflpriv.attacks.signature_labels import COMPARISONS, IMAGE_MARGIN, chance_of_renamed, images_of_label_sets
-from cflpriv.attacks.significance import RATE, chance, chance_of_matching, power
+from cflpriv.attacks.compared.gram_geometry import Compared, compared
+from cflpriv.attacks.compared.signature_inversion import cells as cells_of_signatures
+from cflpriv.attacks.compared.signature_labels import COMPARISONS, IMAGE_MARGIN, chance_of_renamed, images_of_label_sets
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
+from cflpriv.attacks.figures.leakage import Case, Cell
+from cflpriv.attacks.figures.pooling import pooled
+from cflpriv.attacks.figures.significance import RATE, chance, chance_of_matching, power
 from cflpriv.data import build_population
 from cflpriv.randomness import stream
 

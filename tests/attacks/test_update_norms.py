@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cflpriv.attacks import counts_from_lengths
-from cflpriv.attacks.leakage import Case
-from cflpriv.attacks.significance import chance, chance_of_orders, orders
-from cflpriv.attacks.update_norms import cells, errors_of, lengths_in
+from cflpriv.attacks.figures.leakage import Case
+from cflpriv.attacks.figures.significance import chance, chance_of_orders, orders
+from cflpriv.attacks.labels.update_norms import cells, errors_of, lengths_in
 from cflpriv.experiments import Config, parse_config
 from cflpriv.randomness import stream
 

@@ -10,8 +10,8 @@ import pytest
 from attack_scenes import QUICK, case, config
 
 from cflpriv.attacks import ADVERSARIES, ATTACKS, load_view, view_of
-from cflpriv.attacks.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.gram_geometry import products_of
+from cflpriv.attacks.compared.gram_geometry import products_of
+from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Message, Transcript, payload_rows
 from cflpriv.data import build_population

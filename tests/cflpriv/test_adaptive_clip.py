@@ -16,8 +16,8 @@ from scipy import stats
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config import Config
-from cflpriv.experiments.run import prepare
+from cflpriv.experiments.config.config import Config
+from cflpriv.experiments.run.run import prepare
 from cflpriv.federation import messages as m
 from cflpriv.federation.client_ledger import ClientLedger
 from cflpriv.federation.server import BudgetsSpent, FederationServer

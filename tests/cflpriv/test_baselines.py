@@ -17,7 +17,6 @@ from scenes import PROTECTIONS, eye, federation, mlp_training, population, train
 from torch.nn import functional
 
 from cflpriv.algorithms import ALGORITHMS, fedavg, local
-from cflpriv.algorithms.around import steps_of, weight_of_steps
 from cflpriv.algorithms.ditto import MEMORY as PERSONAL
 from cflpriv.algorithms.ditto import ditto
 from cflpriv.algorithms.fedfomo import MEMORY as AFFINITY
@@ -34,6 +33,7 @@ from cflpriv.algorithms.one_shot import ClusterByMeans, one_shot
 from cflpriv.algorithms.per_fedavg import per_fedavg
 from cflpriv.algorithms.scaffold import MEMORY as CONTROL
 from cflpriv.algorithms.scaffold import ROUND, WAITING, scaffold
+from cflpriv.algorithms.shared.around import steps_of, weight_of_steps
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.contract.operations import GramView, Sampling

@@ -24,7 +24,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import fine_tuned_accuracy
-from cflpriv.experiments.run import admit, advance, finish
+from cflpriv.experiments.run.run import admit, advance, finish
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.traffic import client_bytes, megabits, to_target
 from cflpriv.federation.values import to_bytes

@@ -13,7 +13,7 @@ import cflpriv
 from cflpriv.contract.transcript import Message
 from cflpriv.errors import CallbackFailed, InputError
 from cflpriv.experiments import parse_config, parse_sweep, run_experiment
-from cflpriv.experiments.config import Config
+from cflpriv.experiments.config.config import Config
 
 TREE: dict[str, Any] = {
     "data": {"source": "digits", "clients": 4, "rotations": [0, 90]},

@@ -13,13 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, mlp_training, model, population, training
 
-from cflpriv.algorithms.cfl import EPS1, EPS2, cfl, gaps, offer, path
+from cflpriv.algorithms.cfl.cfl import EPS1, EPS2, cfl, gaps, offer, path
+from cflpriv.algorithms.cfl.parameter_tree import Node
+from cflpriv.algorithms.cfl.split_test import SplitTest
+from cflpriv.algorithms.cfl.splitting import (
+    CONGRUENT,
+    DROWNED,
+    SPLIT,
+    Bipartition,
+    MoreSimilar,
+    bipartition,
+    cross_similarity,
+    separation_gap,
+)
 from cflpriv.algorithms.fedavg import fedavg
-from cflpriv.algorithms.grouping import FindGroups
 from cflpriv.algorithms.interface import Algorithm
-from cflpriv.algorithms.parameter_tree import Node
-from cflpriv.algorithms.split_test import SplitTest
-from cflpriv.algorithms.splitting import CONGRUENT, DROWNED, SPLIT, Bipartition, MoreSimilar, bipartition, cross_similarity, separation_gap
+from cflpriv.algorithms.shared.grouping import FindGroups
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.contract.handles import Shared
@@ -31,8 +40,8 @@ from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients
 from cflpriv.experiments import parse_config
-from cflpriv.experiments.checkpoint import save_checkpoint
-from cflpriv.experiments.run import prepare
+from cflpriv.experiments.run.checkpoint import save_checkpoint
+from cflpriv.experiments.run.run import prepare
 from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.fold_gradients import FoldGradients

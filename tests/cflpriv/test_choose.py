@@ -13,15 +13,16 @@ import tomli_w
 
 from cflpriv.cli import running
 from cflpriv.errors import InputError, TrainingDiverged
-from cflpriv.experiments import parse_config, private_choice, run_experiment
-from cflpriv.experiments.choose import Chosen, read_chosen, write_chosen
-from cflpriv.experiments.private import planned_events
-from cflpriv.experiments.private_choice import CANDIDATES, run_choice
-from cflpriv.experiments.run import prepare
-from cflpriv.experiments.sweep import Cell, Sweep, load_sweep, parse_sweep
-from cflpriv.experiments.sweep_runs import run_sweep
-from cflpriv.experiments.verify import verify
-from cflpriv.experiments.workers import ended
+from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.experiments.run.private import planned_events
+from cflpriv.experiments.run.run import prepare
+from cflpriv.experiments.run.verify import verify
+from cflpriv.experiments.run.workers import ended
+from cflpriv.experiments.sweep import private_choice
+from cflpriv.experiments.sweep.choose import Chosen, read_chosen, write_chosen
+from cflpriv.experiments.sweep.private_choice import CANDIDATES, run_choice
+from cflpriv.experiments.sweep.sweep import Cell, Sweep, load_sweep, parse_sweep
+from cflpriv.experiments.sweep.sweep_runs import run_sweep
 from cflpriv.protocols.accounting import covers, epsilon_of
 from cflpriv.protocols.ledger import Ledger
 from cflpriv.protocols.private_choice import epsilon_of_choice, runs_of

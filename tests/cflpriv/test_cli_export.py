@@ -14,9 +14,9 @@ from torch import nn
 from cflpriv import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config import Config
+from cflpriv.experiments.config.config import Config
 from cflpriv.experiments.digests import digest_of
-from cflpriv.experiments.export import export_model
+from cflpriv.experiments.run.export import export_model
 
 BASE: dict[str, Any] = {
     "data": {"clients": 6, "rotations": [0, 90], "test_samples_per_client": 40},

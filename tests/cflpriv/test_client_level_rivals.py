@@ -20,9 +20,9 @@ from cflpriv.clustering.scores import ari
 from cflpriv.engine import Device, Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config import Config
-from cflpriv.experiments.loop import Run, advance, begin, finish
-from cflpriv.experiments.run import prepare
+from cflpriv.experiments.config.config import Config
+from cflpriv.experiments.run.loop import Run, advance, begin, finish
+from cflpriv.experiments.run.run import prepare
 from cflpriv.protocols.events import GaussianEvent
 from cflpriv.randomness import stream
 from cflpriv.tasks.block_choices import ChooseAndMove, ChooseListed
@@ -271,7 +271,7 @@ def test_rows_without_noise_are_not_compared_under_secure_sums() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_resumes_after_any_round(name: str, tmp_path: Path) -> None:
-    from cflpriv.experiments.checkpoint import load_checkpoint, restore, save_checkpoint
+    from cflpriv.experiments.run.checkpoint import load_checkpoint, restore, save_checkpoint
 
     made = config(name, rounds=3)
     whole = played(made)

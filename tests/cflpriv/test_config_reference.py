@@ -14,10 +14,10 @@ from command_line import in_process
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
-from cflpriv.experiments.config import load_config, parse_config
-from cflpriv.experiments.config_reference import Entry, entries, explained, page
-from cflpriv.experiments.config_starter import begin_file, schema, starter
-from cflpriv.experiments.run import prepare
+from cflpriv.experiments.config.config import load_config, parse_config
+from cflpriv.experiments.config.config_reference import Entry, entries, explained, page
+from cflpriv.experiments.config.config_starter import begin_file, schema, starter
+from cflpriv.experiments.run.run import prepare
 from cflpriv.keys import Key
 
 ROOT = Path(__file__).parent.parent.parent
@@ -41,7 +41,7 @@ def test_every_number_has_a_range_that_its_default_is_in() -> None:
 
 
 def test_the_page_is_what_the_code_gives() -> None:
-    again = "python -m cflpriv.experiments.config_reference > docs/configuration.md"
+    again = "python -m cflpriv.experiments.config.config_reference > docs/configuration.md"
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == page(), again
 
 

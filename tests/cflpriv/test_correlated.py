@@ -13,8 +13,8 @@ import scenes
 from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config import Config
-from cflpriv.experiments.run import prepare
+from cflpriv.experiments.config.config import Config
+from cflpriv.experiments.run.run import prepare
 from cflpriv.privacy.correlated import CorrelatedNoise
 from cflpriv.protocols.banded import optimised_coefficients, prefix_variances, separated_sensitivity, strategy
 from cflpriv.protocols.entropy import public_entropy

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from cflpriv import ALGORITHMS, Model, Train, simulate
-from cflpriv.algorithms import crossfit, grouping
+from cflpriv.algorithms import crossfit
+from cflpriv.algorithms.shared import grouping
 from cflpriv.clustering.group_test import Groups, groups_of
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.unbiased_gram import UnbiasedGram

@@ -13,8 +13,8 @@ from cflpriv.aggregation import holder_party as holder
 from cflpriv.aggregation.ckks_settings import CkksSettings
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.interface import Algorithm
-from cflpriv.algorithms.merging import MergeClusters
 from cflpriv.algorithms.pacfl import ClusterByAngles
+from cflpriv.algorithms.stocfl.merging import MergeClusters
 from cflpriv.attacks.adversary import view_of
 from cflpriv.clustering.cuts import cut_tree, linkage_tree
 from cflpriv.clustering.similarity import Gram, angles
@@ -25,7 +25,7 @@ from cflpriv.contract.transcript import Message
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment, start
-from cflpriv.experiments.config import load_config, parse_config
+from cflpriv.experiments.config.config import load_config, parse_config
 from cflpriv.federation.server import FederationServer
 from cflpriv.protocols.ckks import KeyHolder, arithmetic
 from cflpriv.protocols.entropy import public_entropy

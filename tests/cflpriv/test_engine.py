@@ -20,7 +20,7 @@ from cflpriv.engine.layers import Residual
 from cflpriv.engine.models import Model
 from cflpriv.engine.run import chunks
 from cflpriv.errors import InputError, TrainingDiverged, WorkerLost
-from cflpriv.experiments.config import parse_config
+from cflpriv.experiments.config.config import parse_config
 from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData

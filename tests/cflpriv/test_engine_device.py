@@ -23,7 +23,7 @@ from cflpriv.engine.models import Model, dtype_of
 from cflpriv.engine.run import chunks
 from cflpriv.engine.sgd import Steps, steps_by_batch, to_normals, train_stacked
 from cflpriv.errors import InputError
-from cflpriv.experiments.config import parse_config
+from cflpriv.experiments.config.config import parse_config
 from cflpriv.protocols.entropy import normals, signed_tails
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, Parts

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from torch import nn
 
-from cflpriv.algorithms.choosing import EvaluateLowest
+from cflpriv.algorithms.shared.choosing import EvaluateLowest
 from cflpriv.clustering.cuts import _silhouette
 from cflpriv.clustering.scores import ari
 from cflpriv.engine import Deferred, Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
-from cflpriv.experiments.measure import local_scores
+from cflpriv.experiments.run.measure import local_scores
 from cflpriv.tasks.evaluation import Evaluate, EvaluateOwn, Losses
 from cflpriv.transports.simulation import simulate
 from cflpriv.types import Array, ClientData

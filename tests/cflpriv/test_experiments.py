@@ -19,15 +19,15 @@ from safetensors.numpy import load_file
 from scenes import population
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.attacks.leakage import prior_of
-from cflpriv.attacks.updates import public_model
+from cflpriv.attacks.evidence.updates import public_model
+from cflpriv.attacks.figures.leakage import prior_of
 from cflpriv.cli import main
 from cflpriv.contract.handles import Held
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, Run, load_config, parse_config, run_experiment, start
-from cflpriv.experiments.run import admit, advance, begin, estimate_record_bytes, finish
+from cflpriv.experiments.run.run import admit, advance, begin, estimate_record_bytes, finish
 from cflpriv.tasks.training import Gradient
 
 ROOT = Path(__file__).parent.parent.parent
@@ -403,7 +403,7 @@ def test_withheld_evidence_is_recomputed_and_marked(tmp_path: Path, monkeypatch:
         simulation.state = replace(simulation.state, evidence=None)
 
     run_experiment(small(), tmp_path / "seen")
-    monkeypatch.setattr("cflpriv.experiments.folder.begin", withheld)
+    monkeypatch.setattr("cflpriv.experiments.run.folder.begin", withheld)
     run_experiment(small(), tmp_path / "withheld")
     measured = [json.loads((tmp_path / name / "measured.json").read_text(encoding="utf-8")) for name in ("seen", "withheld")]
     assert [one["evidence_source"] for one in measured] == ["server", "recomputed"]

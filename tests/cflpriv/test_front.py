@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cflpriv.errors import InputError
-from cflpriv.experiments import pictures
-from cflpriv.experiments.front import (
+from cflpriv.experiments.report import pictures
+from cflpriv.experiments.report.front import (
     Result,
     epsilon_picture,
     front_rows,
@@ -26,9 +26,9 @@ from cflpriv.experiments.front import (
     table_rows,
     unmarked,
 )
-from cflpriv.experiments.report import write_report
-from cflpriv.experiments.sweep import Sweep, parse_sweep
-from cflpriv.experiments.tables import write_tables
+from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.report.tables import write_tables
+from cflpriv.experiments.sweep.sweep import Sweep, parse_sweep
 
 numbers = st.floats(-100, 100, allow_nan=False)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 from sklearn.metrics import adjusted_rand_score
 
-from cflpriv.algorithms.grouping import FindGroups, JoinGroups
+from cflpriv.algorithms.shared.grouping import FindGroups, JoinGroups
 from cflpriv.clustering import group_test
 from cflpriv.clustering.group_test import groups_given, groups_of
 from cflpriv.clustering.similarity import Gram

@@ -30,7 +30,7 @@ from cflpriv.contract.transcript import Level, Transcript
 from cflpriv.engine import Engine
 from cflpriv.errors import InputError, WorkerLost
 from cflpriv.experiments import load_config, run_experiment
-from cflpriv.experiments.checkpoint import load_checkpoint
+from cflpriv.experiments.run.checkpoint import load_checkpoint
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.protocols.entropy import public_entropy

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, mlp_training, population, training
 
-from cflpriv.algorithms.choosing import ALL_BUT_LAST, EvaluateLowest, PickAndTrain, joined, parted, shared_spans
 from cflpriv.algorithms.fedavg import fedavg
-from cflpriv.algorithms.ifca import hypcluster, ifca
+from cflpriv.algorithms.ifca.ifca import hypcluster, ifca
 from cflpriv.algorithms.interface import Algorithm
+from cflpriv.algorithms.shared.choosing import ALL_BUT_LAST, EvaluateLowest, PickAndTrain, joined, parted, shared_spans
 from cflpriv.clustering.scores import ari
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.operations import Sampling
@@ -25,7 +25,7 @@ from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TooFewClients, TrainingDiverged
 from cflpriv.experiments import parse_config
-from cflpriv.experiments.run import prepare
+from cflpriv.experiments.run.run import prepare
 from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.training import Gradient, Train

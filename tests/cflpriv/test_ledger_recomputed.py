@@ -20,9 +20,10 @@ from scipy import fft, stats
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.errors import InputError
-from cflpriv.experiments import parse_config, private_choice, run_experiment
-from cflpriv.experiments.config import Config
-from cflpriv.experiments.sweep import parse_sweep
+from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.experiments.config.config import Config
+from cflpriv.experiments.sweep import private_choice
+from cflpriv.experiments.sweep.sweep import parse_sweep
 
 STEP, SIZE = 2e-3, 1 << 17
 """The grid of losses: its spacing and its number of points, zero in the middle."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cflpriv.errors import InputError
-from cflpriv.experiments.resume import holds_nothing, locked
+from cflpriv.experiments.run.resume import holds_nothing, locked
 from cflpriv.federation.store import DiskStore
 
 FORK = get_context("fork")

@@ -18,7 +18,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import parse_config
-from cflpriv.experiments.run import start
+from cflpriv.experiments.run.run import start
 from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.signatures import PrincipalHalves, PrincipalVectors, principal_vectors
 from cflpriv.types import Array, ClientData, Population

@@ -9,13 +9,13 @@ import pytest
 import scenes
 from loopback import ENTROPY, Loopback
 
-from cflpriv.attacks.dp_run import releases
+from cflpriv.attacks.dp.dp_run import releases
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config import Config
-from cflpriv.experiments.run import prepare
+from cflpriv.experiments.config.config import Config
+from cflpriv.experiments.run.run import prepare
 from cflpriv.federation import cohort
 from cflpriv.federation.client_ledger import ClientLedger
 from cflpriv.federation.schedule import schedule

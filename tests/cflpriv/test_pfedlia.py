@@ -14,9 +14,10 @@ from scenes import PROTECTIONS, eye, federation, population, served, training
 from scenes import mlp_training as train_on
 from sklearn.cluster import OPTICS, KMeans
 
-from cflpriv.algorithms import fedavg, oracle, pfedlia
-from cflpriv.algorithms.influence import Influence, OnPart, better_group, cluster_scores, split, stable_scores
+from cflpriv.algorithms import fedavg, oracle
 from cflpriv.algorithms.interface import Algorithm
+from cflpriv.algorithms.pfedlia.influence import Influence, OnPart, better_group, cluster_scores, split, stable_scores
+from cflpriv.algorithms.pfedlia.pfedlia import pfedlia
 from cflpriv.clustering.scores import ari
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.protection import Protection
@@ -25,7 +26,7 @@ from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config
-from cflpriv.experiments.checkpoint import flatten
+from cflpriv.experiments.run.checkpoint import flatten
 from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData, Population

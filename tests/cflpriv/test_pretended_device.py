@@ -10,9 +10,9 @@ import pytest
 import torch
 from pretended_device import Event, MixedDevices, NotCaptured, pretended
 
-from cflpriv.algorithms.choosing import EvaluateLowest
 from cflpriv.algorithms.fedavg import fedavg
-from cflpriv.algorithms.ifca import ifca
+from cflpriv.algorithms.ifca.ifca import ifca
+from cflpriv.algorithms.shared.choosing import EvaluateLowest
 from cflpriv.clustering.similarity import MEASURES, Gram, Measure, angles
 from cflpriv.engine import Engine, Streams, Task, TaskInput, graphs
 from cflpriv.engine.device import CPU, Device, in_use, using

@@ -21,8 +21,9 @@ from pretended_device import Counts, pretended
 from run_scenes import MORE, PRIVATE, config, of_algorithm, of_form, people, trained
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.attacks import ATTACKS, BUDGETS, Cell, fresh_runs
+from cflpriv.attacks import ATTACKS, BUDGETS, Cell
 from cflpriv.attacks import audit as audits
+from cflpriv.attacks.evidence import fresh_runs
 from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import Config, run_experiment
 from cflpriv.protocols.entropy import public_entropy

@@ -23,7 +23,7 @@ from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import MODELS, Model, keeps_samples_apart
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
-from cflpriv.experiments.config import Config
+from cflpriv.experiments.config.config import Config
 from cflpriv.federation.client_ledger import SPENT, ClientLedger
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.values import Origin
@@ -491,7 +491,7 @@ def mixed(module: str) -> Model:
 @pytest.mark.parametrize("module", ["batch norm", "centred", "scaled", "known layers"])
 def test_a_sample_moves_no_more_than_its_own_loss(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums behind a private choice, and private scores: with the samples in one batch, an outlier moved the losses of all."""
-    from cflpriv.algorithms.influence import Influence, split
+    from cflpriv.algorithms.pfedlia.influence import Influence, split
     from cflpriv.tasks import evaluation
 
     model, rng, seen = mixed(module), np.random.default_rng(0), []
@@ -774,10 +774,10 @@ def test_an_interrupted_run_goes_on_with_its_ledger(tmp_path: Path, monkeypatch:
             raise KeyboardInterrupt  # after the charge of round 1, before the round is saved
         return row
 
-    monkeypatch.setattr("cflpriv.experiments.folder.advance", dying)
+    monkeypatch.setattr("cflpriv.experiments.run.folder.advance", dying)
     with pytest.raises(KeyboardInterrupt):
         run_experiment(experiment, tmp_path / "run", population=scene)
-    monkeypatch.setattr("cflpriv.experiments.folder.advance", advance)
+    monkeypatch.setattr("cflpriv.experiments.run.folder.advance", advance)
     summary = run_experiment(experiment, tmp_path / "run", population=scene, resume=True)
     tree = json.loads((tmp_path / "run" / "ledger.json").read_text(encoding="utf-8"))
     assert [line["round"] for line in tree["charges"]][:3] == [0, 1, 1], "the interrupted round is charged again"
@@ -946,7 +946,7 @@ def test_an_independent_script_comes_to_the_same_epsilon(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_report_shows_what_was_spent_by_round_and_by_client(tmp_path: Path) -> None:
-    from cflpriv.experiments.report import write_report
+    from cflpriv.experiments.report.report import write_report
 
     run_experiment(config(), tmp_path / "run", population=scenes.population())
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")

@@ -18,9 +18,9 @@ from cflpriv.contract.handles import Shared
 from cflpriv.engine import Device, Streams, Task, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import parse_config
-from cflpriv.experiments.config import Config
-from cflpriv.experiments.loop import Run, advance, begin, finish
-from cflpriv.experiments.run import prepare
+from cflpriv.experiments.config.config import Config
+from cflpriv.experiments.run.loop import Run, advance, begin, finish
+from cflpriv.experiments.run.run import prepare
 from cflpriv.randomness import stream
 from cflpriv.tasks import cluster_shares
 from cflpriv.tasks.cluster_shares import (

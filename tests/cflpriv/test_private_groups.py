@@ -13,7 +13,7 @@ import pytest
 from scenes import population
 from scipy import stats
 
-from cflpriv.algorithms.grouping import FindGroups, JoinGroups
+from cflpriv.algorithms.shared.grouping import FindGroups, JoinGroups
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.engine import Streams, TaskInput

@@ -24,8 +24,8 @@ from cflpriv.algorithms.interface import Algorithm
 from cflpriv.contract.protection import PROTECTIONS, Protection, ProtectionSpec
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config
-from cflpriv.experiments.config import Config, own_weights
-from cflpriv.experiments.run import prepare
+from cflpriv.experiments.config.config import Config, own_weights
+from cflpriv.experiments.run.run import prepare
 from cflpriv.federation.client import FederationClient
 from cflpriv.protocols.fixedpoint import largest_levels
 from cflpriv.transports.hosts import Carrier, SplitHosts

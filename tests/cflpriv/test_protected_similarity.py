@@ -16,9 +16,9 @@ from cflpriv.contract.protection import Protection, listed
 from cflpriv.data import build_population
 from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments.checkpoint import load_checkpoint, restore, save_checkpoint
-from cflpriv.experiments.config import Config, parse_config
-from cflpriv.experiments.run import advance, start
+from cflpriv.experiments.config.config import Config, parse_config
+from cflpriv.experiments.run.checkpoint import load_checkpoint, restore, save_checkpoint
+from cflpriv.experiments.run.run import advance, start
 from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.transforms import MOST_OPEN, TransformCache, Transforms, clustering_name
 from cflpriv.protocols import codec

@@ -23,7 +23,7 @@ from cflpriv.clustering.similarity import Gram
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config import Config
+from cflpriv.experiments.config.config import Config
 from cflpriv.federation.function_encoding import check_small, fits, then_from_bytes, then_to_bytes
 from cflpriv.federation.server import FederationServer
 from cflpriv.randomness import stream

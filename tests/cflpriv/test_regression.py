@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import federation
 
-from cflpriv.algorithms.ifca import Problem, alternate
+from cflpriv.algorithms.ifca.ifca import Problem, alternate
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.data.regression import Regression, regression
 from cflpriv.engine import Result, TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments.regression import STEPS, Point, distance, start, succeeds, success_rate, trial
+from cflpriv.experiments.reproductions.regression import STEPS, Point, distance, start, succeeds, success_rate, trial
 from cflpriv.types import Array, ClientData, Parts
 
 # --- the algorithm itself over a federation: client data hold labels that are classes, so the response is the last column of x

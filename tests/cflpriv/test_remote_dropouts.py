@@ -16,7 +16,7 @@ from scenes import eye, population, sums_of, training
 from scenes import federation as simulated
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.algorithms.cfl import Same
+from cflpriv.algorithms.cfl.cfl import Same
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.federation import messages as m

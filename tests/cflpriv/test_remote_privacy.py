@@ -21,9 +21,9 @@ from scenes import eye, federation, population, sums_of, training
 from scipy import stats
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.algorithms.cfl import Same
-from cflpriv.algorithms.choosing import PickAndTrain
-from cflpriv.algorithms.influence import OnPart
+from cflpriv.algorithms.cfl.cfl import Same
+from cflpriv.algorithms.pfedlia.influence import OnPart
+from cflpriv.algorithms.shared.choosing import PickAndTrain
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Result, Task, TaskInput

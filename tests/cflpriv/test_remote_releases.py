@@ -16,8 +16,8 @@ from loopback import remote
 from scenes import eye, federation, population, sums_of, training
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.algorithms.cfl import Same
-from cflpriv.algorithms.choosing import EvaluateLowest, PickAndTrain, WithoutWork
+from cflpriv.algorithms.cfl.cfl import Same
+from cflpriv.algorithms.cfl.split_test import HasHalves, NeedsNoHalves
 from cflpriv.algorithms.ditto import TrainBoth
 from cflpriv.algorithms.fedfomo import Ask, Combine
 from cflpriv.algorithms.fedgwc import TrainAndTell
@@ -26,13 +26,13 @@ from cflpriv.algorithms.fedproto import TrainToPrototypes
 from cflpriv.algorithms.fedrc import EvaluateRobust, RobustStep
 from cflpriv.algorithms.fedsoft import EvaluateSoft, SoftStep
 from cflpriv.algorithms.fesem import EvaluateAssigned, Remember, TrainAndAssign
-from cflpriv.algorithms.influence import HasValidation, Influence, Neighbours, OnPart
 from cflpriv.algorithms.lg_fedavg import EvaluateParted, TrainParted
 from cflpriv.algorithms.ocfl import Beside
 from cflpriv.algorithms.per_fedavg import EvaluateAdapted
+from cflpriv.algorithms.pfedlia.influence import HasValidation, Influence, Neighbours, OnPart
 from cflpriv.algorithms.scaffold import TrainControlled
-from cflpriv.algorithms.split_test import HasHalves, NeedsNoHalves
-from cflpriv.algorithms.stocfl import ChainLink, Represent
+from cflpriv.algorithms.shared.choosing import EvaluateLowest, PickAndTrain, WithoutWork
+from cflpriv.algorithms.stocfl.stocfl import ChainLink, Represent
 from cflpriv.contract.handles import Blind, Held, Shared
 from cflpriv.contract.protection import Protection, listed
 from cflpriv.errors import InputError

@@ -21,10 +21,11 @@ from scipy.spatial.distance import squareform
 
 from cflpriv.clustering.cuts import LINKAGES, Linkage
 from cflpriv.errors import InputError
-from cflpriv.experiments import parse_config, pictures, run_experiment
-from cflpriv.experiments.pictures import brackets, shrunk
-from cflpriv.experiments.report import DETAILED, _lost, write_report
-from cflpriv.experiments.run_files import read_run, read_runs
+from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.experiments.report import pictures
+from cflpriv.experiments.report.pictures import brackets, shrunk
+from cflpriv.experiments.report.report import DETAILED, _lost, write_report
+from cflpriv.experiments.report.run_files import read_run, read_runs
 from cflpriv.types import Array
 
 STATUSES = {

@@ -15,9 +15,9 @@ from scipy.cluster import hierarchy
 
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.report import write_report
-from cflpriv.experiments.tested import LISTED, cut_height, node_of
-from cflpriv.experiments.tested_pictures import ANNOTATED, apart
+from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.report.tested import LISTED, cut_height, node_of
+from cflpriv.experiments.report.tested_pictures import ANNOTATED, apart
 
 GROUPS, EACH = 4, 6
 N = GROUPS * EACH

@@ -21,18 +21,15 @@ from cflpriv.data import DATASETS, build_population
 from cflpriv.data.datasets import HOW_TO_SET
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TrainingDiverged
-from cflpriv.experiments import reproduce as engine
-from cflpriv.experiments import trials
-from cflpriv.experiments.config import own_weights
-from cflpriv.experiments.folder import run_experiment
-from cflpriv.experiments.reproduce import Outcome, reproduce
-from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Cell, Figure, Reproduction
+from cflpriv.experiments.config.config import own_weights
+from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Cell, Figure, Reproduction, trials
+from cflpriv.experiments.reproductions import reproduce as engine
 from cflpriv.experiments.reproductions.entry import shape
 from cflpriv.experiments.reproductions.exact_settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
 from cflpriv.experiments.reproductions.published import TABLES, Number, numbers
+from cflpriv.experiments.reproductions.reproduce import Outcome, reproduce
 from cflpriv.experiments.reproductions.table import ALONG, Row, in_words, slug, write
-from cflpriv.experiments.resume import locked
-from cflpriv.experiments.trials import (
+from cflpriv.experiments.reproductions.trials import (
     _fitted,
     _mmd,
     anchor_cosines,
@@ -44,6 +41,8 @@ from cflpriv.experiments.trials import (
     influence_speed,
     label_swap_gap,
 )
+from cflpriv.experiments.run.folder import run_experiment
+from cflpriv.experiments.run.resume import locked
 from cflpriv.types import Array, ClientData, Population
 
 REQUIRED = (

@@ -25,11 +25,11 @@ from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
-from cflpriv.experiments.checkpoint import TYPES, digest_of, latest, load_checkpoint, restore, save_checkpoint
-from cflpriv.experiments.report import write_report
-from cflpriv.experiments.resume import LOCK, Counted, last_checkpoint, locked
-from cflpriv.experiments.run import admit, prepare
-from cflpriv.experiments.verify import verify
+from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.run.checkpoint import TYPES, digest_of, latest, load_checkpoint, restore, save_checkpoint
+from cflpriv.experiments.run.resume import LOCK, Counted, last_checkpoint, locked
+from cflpriv.experiments.run.run import admit, prepare
+from cflpriv.experiments.run.verify import verify
 from cflpriv.federation import server_state
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.server_state import SKIPPED, SKIPPED_EPOCHS
@@ -104,7 +104,7 @@ def test_the_summary_of_an_interruption_is_not_taken_for_the_last(tmp_path: Path
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr("cflpriv.experiments.folder._measured", killed)
+        patch.setattr("cflpriv.experiments.run.folder._measured", killed)
         with pytest.raises(Stop):
             run(config, tmp_path / "run")
     assert latest(tmp_path / "run" / "checkpoints") == "final"
@@ -497,7 +497,7 @@ def test_a_checkpoint_makes_no_type_that_is_not_listed(tmp_path: Path) -> None:
     simulation = start(small(), population=SCENE)
     save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
     checkpoint = load_checkpoint(tmp_path, "x")
-    tree = json.loads(json.dumps(checkpoint.tree).replace("algorithms.pacfl.State", "os.system"))
+    tree = json.loads(json.dumps(checkpoint.tree).replace("pacfl.State", "os.system"))
     with pytest.raises(InputError, match=r"'os\.system' is not a kind of state"):
         restore(replace(checkpoint, tree=tree), prepare(small(), population=SCENE).federation)
     broken = {**checkpoint.tree, "held": {"keys": {}, "epochs": []}}
@@ -529,11 +529,11 @@ def test_a_run_that_another_process_made_meanwhile_is_left_alone(tmp_path: Path,
 
     def late(*given: Any, **more: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr("cflpriv.experiments.folder.prepare", prepare)
+            patch.setattr("cflpriv.experiments.run.folder.prepare", prepare)
             run(config, tmp_path / "run")
         return prepare(*given, **more)
 
-    monkeypatch.setattr("cflpriv.experiments.folder.prepare", late)
+    monkeypatch.setattr("cflpriv.experiments.run.folder.prepare", late)
     with pytest.raises(InputError, match="another process made this run meanwhile; the same command goes on with it"):
         run(config, tmp_path / "run")
     assert not verify(tmp_path / "run").problems
@@ -697,7 +697,7 @@ def test_a_run_that_cannot_begin_removes_what_it_made_and_nothing_else(tmp_path:
         raise InputError("no")
 
     if what == "a refusal":
-        monkeypatch.setattr("cflpriv.experiments.folder.begin", refuse)
+        monkeypatch.setattr("cflpriv.experiments.run.folder.begin", refuse)
     with small_files(1) if what == "a full disk" else nullcontext(), pytest.raises((OSError, InputError)):
         run(small(), out)
     assert sorted(tmp_path.rglob("*")) == before

@@ -16,11 +16,11 @@ from scenes import Make, eye, federation, population
 from scipy.optimize import minimize
 
 from cflpriv.aggregation.robust import RULES, centred_clipping, geometric_median, trimmed_mean
-from cflpriv.attacks.bad_clients import corrupt, scaled
+from cflpriv.attacks.active.bad_clients import corrupt, scaled
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError, TooFewClients
 from cflpriv.experiments import parse_config, start
-from cflpriv.experiments.run import advance, finish
+from cflpriv.experiments.run.run import advance, finish
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.values import Exchange

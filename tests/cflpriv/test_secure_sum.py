@@ -17,7 +17,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, start
-from cflpriv.experiments.run import advance, finish
+from cflpriv.experiments.run.run import advance, finish
 from cflpriv.federation.messages import Step
 from cflpriv.federation.server import FederationServer
 from cflpriv.protocols.entropy import system_entropy

@@ -21,7 +21,7 @@ from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config import Config
+from cflpriv.experiments.config.config import Config
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
 from cflpriv.privacy.receipts import PrivacyLedger
@@ -400,10 +400,10 @@ def test_an_interrupted_run_goes_on_and_pays_again(tmp_path: Path, monkeypatch: 
             raise KeyboardInterrupt
         return done[-1]
 
-    monkeypatch.setattr("cflpriv.experiments.folder.advance", dying)
+    monkeypatch.setattr("cflpriv.experiments.run.folder.advance", dying)
     with pytest.raises(KeyboardInterrupt):
         run_experiment(config(), tmp_path / "run", population=scene)
-    monkeypatch.setattr("cflpriv.experiments.folder.advance", advance)
+    monkeypatch.setattr("cflpriv.experiments.run.folder.advance", advance)
     summary = run_experiment(config(), tmp_path / "run", population=scene, resume=True)
     tree = json.loads((tmp_path / "run" / "ledger.json").read_text(encoding="utf-8"))
     assert [line["round"] for line in tree["charges"]][:3] == [0, 1, 1]

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, population, served, training
 from scenes import mlp_training as train_on
 
-from cflpriv.algorithms import ALGORITHMS, fedavg, stocfl
+from cflpriv.algorithms import ALGORITHMS, fedavg
 from cflpriv.algorithms.interface import Algorithm
-from cflpriv.algorithms.meeting import regrouped
-from cflpriv.algorithms.merging import Known, MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
-from cflpriv.algorithms.stocfl import Represent, State, count_sketch
+from cflpriv.algorithms.stocfl.meeting import regrouped
+from cflpriv.algorithms.stocfl.merging import Known, MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
+from cflpriv.algorithms.stocfl.stocfl import Represent, State, count_sketch, stocfl
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.contract.handles import Released, Shared
@@ -27,8 +27,8 @@ from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments import parse_config
-from cflpriv.experiments.checkpoint import flatten
-from cflpriv.experiments.run import advance, start
+from cflpriv.experiments.run.checkpoint import flatten
+from cflpriv.experiments.run.run import advance, start
 from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Clustering, Population

@@ -23,9 +23,9 @@ from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import held_back
-from cflpriv.experiments.report import write_report
-from cflpriv.experiments.run import admit
-from cflpriv.experiments.verify import verify
+from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.run.run import admit
+from cflpriv.experiments.run.verify import verify
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.types import Clustering, Population
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from scenes import population, training
 
 from cflpriv.aggregation.summed_once import MOST_ROUNDS, check_proposed, pinned, write_down
-from cflpriv.algorithms.attempts import mean_with_overall
+from cflpriv.algorithms.shared.attempts import mean_with_overall
 from cflpriv.contract.handles import Held
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError

@@ -21,14 +21,14 @@ from command_line import in_process
 import cflpriv
 from cflpriv.cli.running import sweep
 from cflpriv.errors import InputError
-from cflpriv.experiments import workers as pool
-from cflpriv.experiments.front import read_results
-from cflpriv.experiments.report import write_report
-from cflpriv.experiments.resume import held
-from cflpriv.experiments.sweep import Sweep, load_sweep, parse_sweep, sweep_of
-from cflpriv.experiments.sweep_runs import _run_cell, part_of, run_sweep, shown, standing
-from cflpriv.experiments.tables import write_tables
-from cflpriv.experiments.workers import _Worker
+from cflpriv.experiments.report.front import read_results
+from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.report.tables import write_tables
+from cflpriv.experiments.run import workers as pool
+from cflpriv.experiments.run.resume import held
+from cflpriv.experiments.run.workers import _Worker
+from cflpriv.experiments.sweep.sweep import Sweep, load_sweep, parse_sweep, sweep_of
+from cflpriv.experiments.sweep.sweep_runs import _run_cell, part_of, run_sweep, shown, standing
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -12,8 +12,8 @@ TREE = """
 tree = {"data": {"clients": 4}, "model": {"name": "linear"}, "training": {"rounds": 1}, "algorithm": {"name": "fedavg"}}
 """
 SWEEP = """
-from cflpriv.experiments.sweep import parse_sweep
-from cflpriv.experiments.sweep_runs import run_sweep
+from cflpriv.experiments.sweep.sweep import parse_sweep
+from cflpriv.experiments.sweep.sweep_runs import run_sweep
 run_sweep(parse_sweep(tree | {"sweep": {"seeds": [0, 1]}}), "out")
 """
 WORKERS = """

@@ -11,9 +11,9 @@ from command_line import in_process
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.digests import FILE, OF_AUDITS, digest_of, seal
-from cflpriv.experiments.report import write_report
-from cflpriv.experiments.run_files import read_run
-from cflpriv.experiments.verify import verify
+from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.report.run_files import read_run
+from cflpriv.experiments.run.verify import verify
 
 TREE = {
     "data": {"clients": 6, "samples_per_client": 20},

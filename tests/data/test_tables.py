@@ -15,7 +15,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.data.scaling import Scaling, scaled
 from cflpriv.data.tables import TABLES
 from cflpriv.errors import InputError
-from cflpriv.experiments.config import parse_config
+from cflpriv.experiments.config.config import parse_config
 
 HEADER = ("site", "region", "age", "dose", "outcome")
 

@@ -32,9 +32,9 @@ from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, load_config
-from cflpriv.experiments.checkpoint import digest_of
-from cflpriv.experiments.report import write_report
-from cflpriv.experiments.resume import locked
+from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.run.checkpoint import digest_of
+from cflpriv.experiments.run.resume import locked
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer, KeyHolderLost
 from cflpriv.federation.transport import OverBytes
@@ -178,7 +178,7 @@ def test_a_restarted_server_goes_on_from_its_last_round(tmp_path: Path, protecti
 
     from safetensors.numpy import load_file
 
-    from cflpriv.experiments.config import parse_config
+    from cflpriv.experiments.config.config import parse_config
 
     example = Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml"
     tree = tomllib.loads(example.read_text(encoding="utf-8"))
@@ -256,7 +256,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
     import tomllib
 
     from cflpriv.experiments import run_experiment
-    from cflpriv.experiments.config import Config, parse_config
+    from cflpriv.experiments.config.config import Config, parse_config
 
     tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text(encoding="utf-8"))
     asked = f"{privacy}\nepsilon = 8.0\ndelta = 1e-3\nsketch_dim = 16"
@@ -632,7 +632,7 @@ def test_a_server_that_is_stopped_twice_in_one_round_goes_on(tmp_path: Path) -> 
     """Each restart asks clients for sums that none before it has asked for, also if it completed no round."""
     import tomllib
 
-    from cflpriv.experiments.config import parse_config
+    from cflpriv.experiments.config.config import parse_config
 
     tree = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower_app" / "experiment.toml").read_text(encoding="utf-8"))
     tree["protection"], tree["training"]["rounds"] = {"sum": "secagg", "min_cohort": 2}, 2

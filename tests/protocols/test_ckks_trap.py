@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cflpriv.attacks.ckks_products import TOY, Played, Ring, play, products_from_bare, share_recovered
+from cflpriv.attacks.compared.ckks_products import TOY, Played, Ring, play, products_from_bare, share_recovered
 from cflpriv.protocols.ckks.parameters import mask_std
 from cflpriv.protocols.entropy import public_entropy
 

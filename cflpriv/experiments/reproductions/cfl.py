@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ...algorithms.cfl import EPS2
-from ..trials import gaussian_separation, label_swap_gap
+from ...algorithms.cfl.cfl import EPS2
 from .entry import Cell, Figure, Reproduction, run, shape
 from .published import numbers
+from .trials import gaussian_separation, label_swap_gap
 
 __all__ = ["ENTRIES"]
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..trials import Trial
 from .published import Number
+from .trials import Trial
 
 __all__ = ["METRICS", "Cell", "Figure", "Published", "Reproduction", "both", "run", "shape"]
 

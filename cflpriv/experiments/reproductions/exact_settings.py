@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...errors import InputError
-from ..config import Config, own_weights, parse_config, set_key
+from ..config.config import Config, own_weights, parse_config, set_key
 from .entry import Cell, Reproduction
 from .published import Number
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ...algorithms.cfl import EPS2
-from ..trials import regression_success
+from ...algorithms.cfl.cfl import EPS2
 from .entry import Cell, Figure, Published, Reproduction, run, shape
 from .published import numbers
+from .trials import regression_success
 
 __all__ = ["ENTRIES", "FEMNIST", "ROTATED"]
 

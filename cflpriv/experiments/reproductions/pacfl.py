@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..trials import class_angles, data_set_angles, gaussians
 from .entry import Cell, Figure, Published, Reproduction, both, run, shape
 from .published import TABLES, numbers
+from .trials import class_angles, data_set_angles, gaussians
 
 __all__ = ["ENTRIES"]
 

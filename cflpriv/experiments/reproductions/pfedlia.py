@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...algorithms.cfl import EPS2
-from ..trials import influence_frontier, influence_speed
+from ...algorithms.cfl.cfl import EPS2
 from .entry import Cell, Figure, Published, Reproduction, run, shape
 from .published import numbers
+from .trials import influence_frontier, influence_speed
 
 __all__ = ["ENTRIES"]
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...algorithms.cfl import EPS2
-from ..trials import anchor_cosines
+from ...algorithms.cfl.cfl import EPS2
 from .entry import Cell, Figure, Published, Reproduction, run, shape
 from .ifca import FEMNIST, ROTATED
 from .published import Number, numbers
+from .trials import anchor_cosines
 
 __all__ = ["ENTRIES"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...files import write_atomically
 from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_text
-from ..pictures import PALETTE, new_figure, style, uri
+from ..report.pictures import PALETTE, new_figure, style, uri
 from .entry import METRICS, Cell, Reproduction
 from .published import Number
 

@@ -1,0 +1,1 @@
+"""The claims, one a file: statement, source, assumptions, arms, and the experiment of one seed."""

@@ -1,0 +1,181 @@
+"""Cluster identity: which group a client belongs to, from the model it is sent, the clients it is summed with, or the one it asks for.
+
+Source: the traffic of every clustered system names clusters (PACFL sends cluster models, CFL and StoCFL too; IFCA's clients name theirs).
+Oblivious sums name none, but the server learns how many of a round's cohort are in each group. Where clients stay in their groups, these
+are linear equations in who is where, with a row for each round's cohort: differencing, of sizes in place of values.
+
+What it proves: whoever sees this learns the partition of the clients, which is the data's where the clustering works. What it does not:
+what a group is about; names of groups take other knowledge, so clusters count up to renaming. Sizes are attacked as if nobody ever changed
+groups; a better attack would allow for it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.cluster import hierarchy
+from scipy.spatial.distance import squareform
+
+from ...contract.transcript import payload_rows
+from ...randomness import stream
+from ...types import Array
+from ..adversary import AdversaryView
+from ..evidence.sums import sizes_in
+from ..evidence.updates import of_several, public_model
+from ..figures.leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
+
+__all__ = ["cells", "clusters_from_sizes", "clusters_in", "linked_clusters"]
+
+NAME = "cluster_identity"
+MARGIN = 0.1
+UNNAMED = -1
+
+
+def clusters_in(view: AdversaryView) -> dict[int, int]:
+    """The cluster of each client where traffic last named one. What is sent to all alike names none.
+
+    One numbering is taken throughout: which of several models a client was sent, else the group of its sum, else the choice it reported,
+    else the labels that a key holder computed.
+    """
+    sent: dict[int, int] = {}
+    summed: dict[int, int] = {}
+    reported: dict[int, int] = {}
+    made: dict[int, int] = {}
+    enrolled: dict[int, list[int]] = {}
+    for message in view.messages:
+        which = message.context.get("which")
+        if message.operation == "compute" and which is not None and len(which) == 1:
+            sent |= dict.fromkeys(message.clients, int(which[0]))
+        if message.operation == "mean" and "group" in message.context:
+            summed |= dict.fromkeys(message.clients, int(message.context["group"]))
+        if message.operation == "mean" and "labels" in message.context and len(message.context["labels"]) == len(message.clients):
+            labels = message.context["labels"]
+            if len({tuple(one) for one in labels}) > 1:
+                summed |= {client: int(one[0]) for client, one in zip(message.clients, labels, strict=True) if one}
+        if message.operation == "gather" and message.payload is not None and "choice" in message.payload:
+            reported |= {client: int(one) for client, one in zip(payload_rows(message), message.payload["choice"], strict=True)}
+        if message.operation == "gram" and message.kind == "ckks enrolment":
+            enrolled.setdefault(int(message.context.get("epoch", 0)), []).extend(message.clients)
+        if message.operation == "gram" and message.kind == "result" and message.payload is not None and "labels" in message.payload:
+            labels, everyone = message.payload["labels"], enrolled.get(int(message.context.get("epoch", 0)), [])
+            if np.ndim(labels) == 1 and len(labels) == len(everyone):
+                made = dict(zip(everyone, np.asarray(labels).astype(int).tolist(), strict=True))
+    sources = (sent, summed, reported, made)
+    return max(sources, key=lambda found: (len(set(found.values())) > 1, len(found)))
+
+
+def linked_clusters(view: AdversaryView) -> dict[int, int]:
+    """The same where numbers do not last: clients are alike if they were in one cluster when they were last both in the traffic.
+
+    Average linkage over pairs; those never seen together are counted half alike.
+    """
+    rounds: dict[int, dict[int, int]] = {}
+    for message in view.messages:
+        which = message.context.get("which")
+        if message.operation == "compute" and which is not None and len(which) == 1:
+            rounds.setdefault(message.round, {}).update(dict.fromkeys(message.clients, int(which[0])))
+    clients = sorted({client for labels in rounds.values() for client in labels})
+    place = {client: i for i, client in enumerate(clients)}
+    apart = np.full((len(clients), len(clients)), 0.5)
+    for number in sorted(rounds):
+        here = sorted(rounds[number])
+        labels, rows = np.array([rounds[number][client] for client in here]), [place[client] for client in here]
+        apart[np.ix_(rows, rows)] = labels[:, None] != labels[None]
+    if len(clients) < 2:
+        return dict.fromkeys(clients, 0)
+    np.fill_diagonal(apart, 0.0)
+    found = hierarchy.fcluster(hierarchy.linkage(squareform(apart), "average"), 0.499, "distance")
+    return dict(zip(clients, found.tolist(), strict=True))
+
+
+def clusters_from_sizes(cohorts: Array, sizes: Array, seed: int = 0, starts: int = 20) -> Array:
+    """The groups (n,) of clients that never change them, from `sizes` (m, k) of the groups in each of m cohorts; NaN for one not known.
+
+    `cohorts` (m, n) is 1 where a client took part. Least squares over assignments, by coordinate descent from random starts.
+    """
+    member, known = np.asarray(cohorts, np.float64), np.isfinite(sizes)
+    target, (n, k) = np.where(known, sizes, 0.0), (member.shape[1], sizes.shape[1])
+    rng = stream(seed, "groups from sizes")
+    best, lowest = np.zeros(n, dtype=np.int64), np.inf
+    for start in range(1 + starts):
+        chosen = np.asarray(rng.integers(k, size=n) if start else _by_least_squares(member, target, known))
+        left: Array = target - member @ np.eye(k)[chosen]  # what is not explained yet
+        for _ in range(100):
+            before = chosen.copy()
+            for i in rng.permutation(n):
+                left[:, chosen[i]] += member[:, i]
+                chosen[i] = (member[:, i] @ (known * (1.0 - 2.0 * left))).argmin()
+                left[:, chosen[i]] -= member[:, i]
+            if np.array_equal(before, chosen):
+                break
+        cost = float((left[known] ** 2).sum())
+        if cost < lowest:
+            best, lowest = chosen, cost
+        if lowest == 0.0:
+            break
+    return best
+
+
+def _by_least_squares(member: Array, target: Array, known: Array) -> Array:
+    """The group of largest weight (n,), where weights solve the equations of each group alone; one that is never known has the rest."""
+    weights = np.full((member.shape[1], target.shape[1]), np.nan)
+    for group, rows in enumerate(known.T):
+        if rows.any():
+            weights[:, group] = np.linalg.lstsq(member[rows], target[rows, group], rcond=None)[0]
+    rest = 1.0 - np.nansum(weights, axis=1, keepdims=True)
+    return np.asarray(np.where(np.isnan(weights), rest, weights).argmax(axis=1))
+
+
+def clusters_by_sizes(view: AdversaryView, seed: int) -> dict[int, int]:
+    """The cluster of each client that took part in an oblivious sum, from the sizes of groups; nothing of a view without such sums."""
+    seen = sizes_in(view)
+    clients = sorted({client for one in seen for client in one.cohort})
+    labels = sorted({label for one in seen for label in one.counts})
+    if len(labels) < 2:
+        return {}
+    cohorts = np.array([[client in one.cohort for client in clients] for one in seen], dtype=np.float64)
+    sizes = np.array([[one.counts.get(label, 0 if one.whole else np.nan) for label in labels] for one in seen])
+    return dict(zip(clients, clusters_from_sizes(cohorts, sizes, seed).tolist(), strict=True))
+
+
+def guess(view: AdversaryView, clients: Sequence[int], renumbered: bool = False, seed: int = 0) -> Mapping[int, int]:
+    """A cluster for each client; one for all where nothing names any. `renumbered`: clusters get new numbers when they merge or split."""
+    seen = linked_clusters(view) if renumbered else clusters_in(view)
+    seen = seen or clusters_by_sizes(view, seed)
+    return {client: seen.get(client, UNNAMED) for client in clients}
+
+
+def compares(view: AdversaryView) -> bool:
+    """Whether clients were compared, or chose, so that a single cluster is a finding and not the only possibility."""
+    return any(
+        message.operation == "gram" or (message.operation == "gather" and "choice" in (message.payload or {})) for message in view.messages
+    )
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """The share of clients whose group is known up to renaming."""
+    metric, groups = "group_accuracy", case.truth.groups
+    clients = sorted(set(groups) - set(case.view.coalition))
+    renumbered = case.prior.config is not None and case.prior.config.spec.renumbers
+    mine, theirs = (guess(view, clients, renumbered, case.seed) for view in (case.view, case.reference))
+    if len({groups[c] for c in clients}) < 2:
+        return [nothing(case, NAME, metric, "the clients looked for are of one true group: no identity to find")], None
+    named = len(set(mine.values())) > 1
+    if not named and case.prior.config is not None and of_several(case.view, public_model(case.prior).dimension):
+        words = "not attempted: no message names a cluster, but what each client sends for every cluster's model tells how it is mixed"
+        return [nothing(case, NAME, metric, words)], None
+    if set(mine.values()) == {UNNAMED}:
+        return [nothing(case, NAME, metric, "no message of this view names a client's cluster")], None
+    if not named and not (compares(case.view) or compares(case.reference)):
+        return [nothing(case, NAME, metric, "all clients are sent the same model and summed together: no cluster is named")], None
+    names = np.array([groups[c] for c in clients])
+    largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
+    blank = [np.maximum(dealt_at_random(np.array(list(one.values())), names, case.seed), largest) for one in (mine, theirs)]
+    note = "up to renaming; baseline: the same clusters dealt at random, or everybody in the largest group, whichever is more"
+    if rounds := len(sizes_in(case.view)):
+        note = f"no message names a cluster; inferred from the sizes of the groups in the cohorts of {rounds} round(s); {note}"
+    scores = [group_scores(one, case.truth, clients) for one in (mine, theirs)]
+    mine_p, theirs_p = (chance_of_deals(np.array(list(one.values())), names, case.seed) for one in (mine, theirs))
+    made = cell(
+        case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note, chances=(mine_p, theirs_p)
+    )  # fmt: skip
+    return [made], None

@@ -1,0 +1,82 @@
+"""Influence scores: the groups behind pFedLIA's N × N scores.
+
+Source: Rokvic, Danassis & Faltings 2025, Sections III-D to III-F: client i's score of client j is how much j's update lowers i's validation
+loss. Scores are high among clients with like data, which is their purpose; so whoever gathers them learns which clients are alike.
+
+What it proves: the scores reveal the partition without models or data. What it does not: what a group is about.
+"""
+
+import numpy as np
+from scipy.cluster import hierarchy
+from scipy.spatial.distance import squareform
+
+from ...contract.transcript import payload_rows
+from ...types import Array
+from ..adversary import AdversaryView
+from ..figures.leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
+
+__all__ = ["cells", "groups_from_scores", "scores_in"]
+
+NAME = "influence"
+MARGIN = 0.1
+
+
+def groups_from_scores(scores: Array, groups: int) -> Array:
+    """Labels (n,) from scores (n, n), one row a scoring client: average linkage on ranks within rows, made symmetric.
+
+    Ranks, because clients' losses differ in scale. A client's score of itself is not looked at.
+    """
+    values = np.asarray(scores, dtype=np.float64).copy()
+    n = len(values)
+    np.fill_diagonal(values, np.nan)
+    ranks = np.zeros((n, n))
+    for i in range(n):
+        others = np.arange(n) != i
+        smaller = (values[i, others][:, None] > values[i, others][None]).sum(axis=1)
+        equal = (values[i, others][:, None] == values[i, others][None]).sum(axis=1)
+        ranks[i, others] = (smaller + (equal - 1) / 2) / max(1, n - 2)
+    distance = 1.0 - (ranks + ranks.T) / 2
+    np.fill_diagonal(distance, 0.0)
+    tree = hierarchy.linkage(squareform(distance, checks=False), "average")
+    return np.asarray(hierarchy.fcluster(tree, groups, "maxclust"))
+
+
+def scores_in(view: AdversaryView) -> tuple[tuple[int, ...], Array] | None:
+    """Clients, and the scores (n, n) that they gave each other, as gathered (or who took whom, where only that was gathered)."""
+    for message in view.select("gather"):
+        for name in ("scores", "neighbours"):
+            if message.payload is not None and name in message.payload:
+                rows, clients = np.asarray(message.payload[name], dtype=np.float64), payload_rows(message)
+                if rows.shape == (len(clients), len(clients)):
+                    return clients, rows
+    return None
+
+
+def guess(view: AdversaryView, groups: int) -> dict[int, int]:
+    """A group for each client."""
+    found = scores_in(view)
+    assert found is not None  # checked by the caller
+    clients, scores = found
+    return dict(zip(clients, groups_from_scores(scores, groups).tolist(), strict=True))
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """The share of clients whose group is known up to renaming."""
+    metric = "group_accuracy"
+    mine, theirs = scores_in(case.view), scores_in(case.reference)
+    if mine is None or theirs is None or len(mine[0]) < 3:
+        return [nothing(case, NAME, metric, "no scores of clients by clients are in this view")], None
+    clients = sorted((set(mine[0]) & set(theirs[0])) - set(case.view.coalition))
+    names = np.array([case.truth.groups[c] for c in clients])
+    if len(np.unique(names)) < 2:
+        return [nothing(case, NAME, metric, "the clients looked for are of one true group: no identity to find")], None
+    guesses = [guess(view, case.prior.groups) for view in (case.view, case.reference)]
+    largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
+    blank = [np.maximum(dealt_at_random(np.array([one[c] for c in clients]), names, case.seed), largest) for one in guesses]
+    scores = [group_scores(one, case.truth, clients) for one in guesses]
+    note = "up to renaming, number of groups known; baseline: the same groups dealt at random, or everybody in the largest if that is more"
+    mine_p, theirs_p = (chance_of_deals(np.array([one[c] for c in clients]), names, case.seed) for one in guesses)
+    made = cell(
+        case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note, chances=(mine_p, theirs_p)
+    )  # fmt: skip
+    return [made], None

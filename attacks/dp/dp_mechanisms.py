@@ -1,0 +1,398 @@
+"""Canary games against each noisy mechanism: one release each, with the parameters of the event that prices it.
+
+A game tosses a coin for each canary, makes data of those that are in, has the *run's own code* release what it releases of such data, and
+scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `whole_moment`, `total`, `mean`,
+`scores`, `choice`, `training`), a client that gives rows with noise of its own (`local`), or the mechanism (`shares`): where it leaves its
+noise out, or its bound on one record, canaries are distinguished. `dp_audit.audit` computes a bound from scores and coins, to be compared
+with the accountant's price of the event.
+
+Canaries do not disturb each other, and are several times as long (or their losses as large) as the bound allows, so that a missing bound
+shows. Under "add_remove" a coin puts a record in or leaves it out; under "replace_one" it chooses between two that are as far apart as they
+can be. Records beside them, the same for both coins, give the scale of what is released without one (eigenvectors, vectors of norm 1).
+
+What they prove: that *this* release with these canaries leaks more than claimed, if a bound exceeds the claim. What they do not: a bound
+below the claim is no proof of privacy, and compositions are not audited here (`dp_run` reruns whole runs).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...algorithms.pfedlia.influence import Influence, split
+from ...algorithms.stocfl.stocfl import Represent
+from ...engine import Engine, Streams, TaskInput
+from ...engine.models import Model
+from ...federation import messages as m
+from ...federation.client import FederationClient
+from ...federation.handler import driven
+from ...federation.settings import Settings
+from ...federation.store import ObjectStore
+from ...federation.values import Exchange, Origin
+from ...privacy.private_signatures import sketch_directions
+from ...privacy.settings import Noise
+from ...protocols.entropy import Entropy
+from ...protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
+from ...protocols.keys import Identity
+from ...protocols.ledger import Ledger
+from ...protocols.mechanisms import clip
+from ...protocols.shared_noise import SharedNoise
+from ...protocols.sketch import public_sketch
+from ...tasks.evaluation import Losses
+from ...tasks.fold_gradients import FoldGradients
+from ...tasks.signatures import PrincipalHalves, PrincipalVectors
+from ...tasks.training import Gradient, Train
+from ...types import Array, ClientData
+
+__all__ = ["GAMES", "Game", "Unpriced", "quiet"]
+
+CLIENTS, EACH = 20, 500
+"""Canaries: clients times records of each. Games whose releases hold fewer canaries use correspondingly more clients."""
+LONG = 3.0
+"""Canaries are so many times as long as the clip."""
+LABELS = 10
+RARE = 0.05
+"""How probable the option that a choice's canary moves is without it: rare, because there its probability changes by e^ε."""
+ODDS = float(np.log((1 - RARE) / RARE))
+MOST_LOSSES = 256
+"""Samples beside a choice's canary, at most; with more the option would be rarer, where ε is tiny."""
+LEVELS, WIDE = 4, 7
+"""Levels of the eigenvalues in a second moment, an even number, and axes in each, a prime number not below it."""
+CLEAR = 20.0
+"""How many times the noise a known part of a release is above it, so that the rest is read in its scale."""
+SKETCHED = 64
+"""Coordinates of a sketched gradient."""
+SCORED = 50
+"""Clients that are scored in a row of influences."""
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """What the auditor has after the release: a score for each canary, 0 half-way between in and out, and the coins, both (m,)."""
+
+    scores: Array
+    coins: Array
+
+
+def _tossed(rng: np.random.Generator, each: int | None = None) -> Array:
+    """Coins (clients, each) of all canaries."""
+    each = each or EACH
+    return rng.random((max(1, CLIENTS * EACH // each), each)) < 0.5
+
+
+def _noise(relation: Relation, **given: Any) -> Noise:
+    """Noise of a run that has but one kind of release."""
+    nothing: dict[str, Any] = {"training": 0.0, "signature": 0.0, "choice": 0.0, "clip_norm": 1.0, "loss_cap": 4.0, "sketch_dim": SKETCHED}
+    return Noise(relation, sampling_rate=1.0, samples=1, seed=0, **(nothing | given))
+
+
+def _given(number: int, x: Array, y: Array, params: Mapping[str, Any], entropy: Entropy) -> TaskInput:
+    """What a federation gives the private task of client `number`."""
+    return TaskInput(ClientData(number, x, y, x[:0], y[:0]), params, {}, Streams(0, 0, number), secret=entropy(32))
+
+
+def moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """PACFL's private signature, all of its eigenvectors.
+
+    The guarantee is that of the second moment below, so of however many are shown. Known records give axes eigenvalues on `LEVELS` levels;
+    noise and canaries turn the eigenvectors of each level into those of others, by their entries there over the difference. A canary has
+    an axis of each level, and no two canaries have two in common, so each has the entries between its axes to itself: 1 − 1/`LEVELS` of
+    what one record may move. Under "replace_one" the other record has half of the signs changed; of that move nothing is lost.
+    """
+    size = LEVELS * WIDE
+    task = PrincipalVectors(size).private(_noise(event.relation, signature=event.noise_multiplier, sketch_dim=size))
+    lines, swaps = lines_of(event), event.relation == "replace_one"
+    known = np.repeat(np.eye(size), lines.counts, axis=0)
+    wide = sketch_directions(0, 2 * size, size).T  # from these coordinates to samples of twice as many, which the sketch takes back
+    coins, scores = _tossed(rng, len(lines.one)), []
+    for number, own in enumerate(coins):
+        canaries = np.where(own[:, None], lines.one, lines.other) if swaps else lines.one[own]
+        x = np.concatenate([known, LONG * canaries]) @ wide
+        vectors = task.run(_given(number, x, np.zeros(len(x), np.int64), {}, entropy))["signature"]
+        scores.append(lines.scores((vectors.T * lines.counts) @ vectors))
+    return Game(np.concatenate(scores), coins.ravel())
+
+
+def whole_moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """The noisy second moment itself, of PACFL's cut by test: a canary an axis, or under "replace_one" two, along one of which it is."""
+    swaps, size = event.relation == "replace_one", SKETCHED
+    task = PrincipalHalves(2).private(_noise(event.relation, signature=event.noise_multiplier, sketch_dim=size))
+    wide = LONG * sketch_directions(0, 2 * size, size).T
+    coins, scores = _tossed(rng, size // 2 if swaps else size), []
+    for number, own in enumerate(coins):
+        x = wide[2 * np.arange(size // 2) + ~own] if swaps else wide[own]
+        upper = task.run(_given(number, x, np.zeros(len(x), np.int64), {}, entropy))["signature"]
+        along = upper[np.equal(*np.triu_indices(size))]
+        scores.append((along[::2] - along[1::2]) / 2 if swaps else along - 0.5)
+    return Game(np.concatenate(scores), coins.ravel())
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Canaries in a second moment: `one` (m, d), of norm 1, and the `other` record (m, d), zero under "add_remove".
+
+    `counts` (d,): how often each axis occurs beside them.
+    """
+
+    one: Array
+    other: Array
+    counts: Array
+
+    def scores(self, moments: Array) -> Array:
+        """A score (..., m) for each canary from second moments (..., d, d), of which what lies within a level is not read."""
+        level = np.arange(len(self.counts)) // WIDE
+        seen = moments * (level[:, None] != level)
+        first, second = (((rows @ seen) * rows).sum(axis=-1) for rows in (self.one, self.other))
+        return np.asarray(first - second - (0.0 if self.other.any() else (1 - 1 / LEVELS) / 2))
+
+
+def lines_of(event: GaussianEvent) -> Lines:
+    """The canaries of `moment`."""
+    size = LEVELS * WIDE
+    level = np.arange(size) // WIDE
+    # lines of different slopes meet in one point at most, since WIDE is prime
+    offset, slope = np.divmod(np.arange(WIDE * WIDE), WIDE)
+    axes = np.arange(LEVELS) * WIDE + (offset[:, None] + slope[:, None] * np.arange(LEVELS)) % WIDE
+    one = np.zeros((WIDE * WIDE, size))
+    np.put_along_axis(one, axes, LEVELS**-0.5, axis=1)
+    other = one * np.where(level % 2, -1.0, 1.0) * (event.relation == "replace_one")
+    counts = int(np.ceil(CLEAR * (1 + event.noise_multiplier * event.sensitivity))) * (LEVELS - 1 - level)
+    return Lines(one, other, counts)
+
+
+def total(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """StoCFL's private representation, a sketched and clipped sum of gradients of norm 1: all but one coordinate have a canary each.
+
+    Samples are so chosen that their sketched gradients lie along axes; the last axis has known samples, for the scale.
+    """
+    swaps = event.relation == "replace_one"
+    norm, pixels = event.sensitivity / (2 if swaps else 1), 2 * SKETCHED
+    model = Model("linear", (pixels,), 2, dtype="float64")
+    noise = _noise(event.relation, signature=event.noise_multiplier, clip_norm=norm)
+    task = Represent(Gradient(model)).private(noise)
+    sketch = sketch_directions(noise.seed, model.dimension, SKETCHED) * np.sqrt(model.dimension / SKETCHED)
+    count = int(np.ceil(CLEAR * (1 + event.noise_multiplier * event.sensitivity / norm)))
+    wanted = np.eye(SKETCHED) * norm * np.append(np.full(SKETCHED - 1, LONG), 1.0)[:, None]
+    x = _along_axes(sketch, wanted)
+    start = {"model": np.zeros(model.dimension)}
+    coins, scores = _tossed(rng, SKETCHED - 1), []
+    for number, own in enumerate(coins):
+        images = np.concatenate([x[:-1] if swaps else x[:-1][own], np.repeat(x[-1:], count, axis=0)])
+        labels = np.ones(len(images), np.int64)
+        labels[: len(images) - count] = own if swaps else 1
+        seen = task.run(_given(number, images, labels, start, entropy))["representation"]
+        scores.append(seen[:-1] / seen[-1] * count - (0.0 if swaps else 0.5))
+    return Game(np.concatenate(scores), coins.ravel())
+
+
+def mean(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """The one noisy vector of `crossfit` and of tests on gradients: a mean of gradients of norm 1, whose length is seen.
+
+    Every coordinate of the sketch has a canary, a sample whose sketched gradient lies along it. There are so many pixels that each
+    coordinate has some.
+    """
+    swaps = event.relation == "replace_one"
+    model = Model("linear", (4 * SKETCHED,), 2, dtype="float64")
+    task = FoldGradients(model).private(_noise(event.relation, signature=event.noise_multiplier))
+    x = _along_axes(public_sketch("crossfit", task.seed, model.dimension, SKETCHED).apply(np.eye(model.dimension)), LONG * np.eye(SKETCHED))
+    start = {"model": np.zeros(model.dimension)}
+    coins, found = _tossed(rng, SKETCHED), []
+    for number, own in enumerate(coins):
+        images = x if swaps else x[own]
+        labels = own.astype(np.int64) if swaps else np.ones(len(images), np.int64)
+        seen = task.run(_given(number, images, labels, start, entropy))["folds"]
+        found.append(seen / 2 if swaps else seen - 0.5)
+    return Game(np.concatenate(found), coins.ravel())
+
+
+def _along_axes(sketch: Array, wanted: Array) -> Array:
+    """Images (m, pixels) whose gradients at zero in `sketch` (2 · pixels + 2, d) are the rows `wanted` (m, d), under label 1.
+
+    At zero the gradient of softmax regression for a sample with label 1 is (½, −½) ⊗ (x, 1), with label 0 its negative.
+
+    Raises `ValueError` where no image has such a gradient: canaries would hide each other, and the audit would be weaker than it states.
+    """
+    weights, biases = sketch[:-2].reshape(2, -1, sketch.shape[1]), sketch[-2:]
+    towards, rest = (weights[0] - weights[1]).T / 2, (wanted - (biases[0] - biases[1]) / 2).T
+    images = np.linalg.lstsq(towards, rest)[0]
+    if not np.allclose(towards @ images, rest, atol=1e-9):
+        raise ValueError(f"sketch: {sketch.shape[0]} numbers do not reach each of its {sketch.shape[1]} coordinates")
+    return np.asarray(images.T)
+
+
+def scores(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """pFedLIA's private row of scores, under "replace_one": a held-back sample is good or bad for one other client, by its coin."""
+    cap, share = event.sensitivity / 2, 0.5
+    model = Model("linear", (SCORED,), 2, dtype="float64")
+    clients = tuple(range(SCORED))
+    noise = _noise(event.relation, signature=event.noise_multiplier, loss_cap=cap)
+    task = Influence(model, share, clients).private(noise)
+    # a pixel says label 0 by the margin A of the model, and label 1 by A once its client's update is added: losses change by A
+    margin = LONG * cap
+    start, updates = np.zeros(model.dimension), np.zeros((SCORED, model.dimension))
+    start[SCORED : 2 * SCORED] = -margin
+    updates[clients, SCORED + np.arange(SCORED)] = 2 * margin
+    params = {"model": start, "updates": dict(zip(clients, updates, strict=True))}
+    coins, found = _tossed(rng, SCORED), []
+    for number, own in enumerate(coins, start=SCORED):  # none of those that are scored
+        x, y = np.zeros((2 * SCORED, SCORED)), np.zeros(2 * SCORED, np.int64)
+        held = split(ClientData(number, x, y, x[:0], y[:0]), share, 0)[1]
+        x[held], y[held] = np.eye(SCORED), own
+        found.append(task.run(_given(number, x, y, params, entropy))["scores"])
+    return Game(np.concatenate(found), coins.ravel())
+
+
+class Unpriced(Ledger):
+    """Charges nothing: for references, whose noise is left out, and games of more clients than there is time to price one by one."""
+
+    def charge(self, bills: Mapping[int, object], purpose: str, round: int | None = None) -> None:
+        return
+
+
+def _no_data() -> ClientData:
+    raise NotImplementedError("nothing is computed in this game")
+
+
+def local(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """Rows that a client gives with noise of its own (`federation.client`), a client a canary."""
+    low = 0.0 if event.relation == "add_remove" else -1.0
+    along = np.full((2, 4), 8**-0.5)  # of norm 1 in all, as rows are once they are scaled
+    coins = _tossed(rng).ravel()
+    rows = [LONG * 2**0.5 * (1.0 if inside else low) * along for inside in coins]
+    session, store, noise = bytes(16), ObjectStore(), m.Bounded(event.relation, 1.0, event.noise_multiplier)
+    store.put("session", session)
+    client, seen = FederationClient(Settings(Identity.create(0, entropy)), _no_data, store, entropy), []
+    for number, brought in enumerate(rows):
+        client.values.hold(number, {"rows": brought}, Origin())
+        given = driven(client.handle(m.Give(session, "gram", number, ("rows",), "", False, noise), Exchange()))
+        assert isinstance(given, m.Given)
+        seen.append(given.values[0].value)
+    return Game(np.tensordot(np.stack(seen), along, 2) - (1.0 + low) / 2, coins)
+
+
+def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0) -> Game:
+    """One client's private training (`training.Train`), on softmax regression from zero: a canary is one long pixel with one label.
+
+    Its gradient has that pixel's column of the weights to itself, up to the other labels there, and so a batch more of it is a step
+    along its own direction. Where clients share the noise, a client with canaries is in a secure sum with as many as the price counts,
+    which add their shares of it and nothing else; of these the auditor knows as many as collude (`others_of`). Raises `ValueError` for
+    steps that make no whole number of epochs.
+    """
+    pixels = EACH // LABELS
+    model = Model("linear", (pixels,), LABELS, dtype="float64")
+    spike, label = np.repeat(np.arange(pixels), LABELS), np.tile(np.arange(LABELS), pixels)
+    norm = 1.0 if event.shares else event.norm_bound  # of a gradient; that of a shared step's event is of the update
+    x = LONG * norm / np.sqrt(0.9) * np.eye(pixels)[spike]  # a gradient is √.9 times as long as x, or a little more
+    start = np.zeros(model.dimension)
+    coins = _tossed(rng)
+    inputs = []
+    for number, own in enumerate(coins):
+        images, labels = (x[own], label[own]) if event.relation == "add_remove" else (x * np.where(own, 1.0, -1.0)[:, None], label)
+        inputs.append(_given(number, images, labels, {"model": start}, entropy))
+    # rates so small that the model hardly moves: the gradients stay those at the start
+    train = Train(
+        model, max(1, round(event.steps * event.sampling_rate)), 0, 1e-6, clip_norm=norm, sampling_rate=event.sampling_rate,
+        noise_multiplier=event.noise_multiplier, public_samples=EACH // 2, relation=event.relation, shares=event.shares,
+    )  # fmt: skip
+    if train.steps != event.steps:
+        raise ValueError(f"event: {event.steps} steps at rate {event.sampling_rate} are no whole epochs, as trainings have")
+    results = Engine().run(train, inputs)
+    towards = (np.eye(LABELS) - 1 / LABELS) / np.sqrt(1 - 1 / LABELS)  # where one more sample of a label moves its pixel's column
+    half = 0.5 * train.lr * event.steps * norm / train.public_samples if event.relation == "add_remove" else 0.0
+    scores = []
+    for result in results:
+        update = np.asarray(result["update"])
+        if event.shares:
+            noise = SharedNoise(train.noise_multiplier * train.moves, train.shares)
+            update = others_of([update], noise, float(np.abs(update).max()), entropy, colluding)
+        columns = update[: pixels * LABELS].reshape(LABELS, pixels)
+        scores.append((towards[label] * columns[:, spike].T).sum(axis=1) - half)
+    return Game(np.concatenate(scores), coins.ravel())
+
+
+def others_of(vectors: Sequence[Array], noise: SharedNoise, length: float, entropy: Entropy, colluding: int = 0) -> Array:
+    """What a secure sum of `vectors` (d,), no coordinate longer than `length`, shows to those who know the shares of some members.
+
+    Members who bring nothing but a share of the noise make up the number of shares that the price counts. With `colluding` members the
+    sum has one more: the price leaves out the share of one member.
+    """
+    members, nothing = noise.survivors + (colluding > 0), np.zeros_like(vectors[0])
+    brought = [*vectors, *[nothing] * (members - len(vectors))]
+    rows = [noise.noisy(one, noise.room(length), entropy) for one in brought]
+    known = rows[members - colluding :]
+    return noise.opened(np.sum(rows, axis=0) - sum(known))
+
+
+def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+    """IFCA's private choice between two models, a client a canary, whose record has a loss far above the cap with one of them.
+
+    Half of the clients have known samples, none above the cap, that make the second model rare; the canary speaks for it or against it, and
+    changes how rare it is by nearly e^ε. To the other half the models are nearly alike: where a choice has little noise, or none, it is the
+    canary that decides there. The auditor is surer of the half that tells more at this ε.
+    """
+    noise, swaps = _noise(event.relation, choice=event.epsilon), event.relation == "replace_one"
+    apart = apart_of(event)
+    model = Model("linear", (2,), 2, dtype="float64")
+    models = [np.zeros(model.dimension), np.zeros(model.dimension)]
+    for number, vector in enumerate(models):
+        vector[2 + number] = 1.0  # its margin for label 1 is one of the two pixels
+    none, far = 1e-9, 5 * LONG
+    rare, even = ([(none, 1.0)] * int(gap) + [(none, gap % 1 or none)] for gap in (apart, none if swaps else 0.5))
+    for_it, against = (far, none), (none, far)
+    kind = np.arange(CLIENTS * EACH) % 4
+    coins = _tossed(rng).ravel()
+    inputs = []
+    for number, inside in enumerate(coins):
+        record, other = (against, for_it) if kind[number] == 1 else (for_it, against)
+        there = [record] if inside else [other] if swaps else []
+        x = -np.log(np.expm1(noise.loss_cap * np.array((rare if kind[number] < 2 else even) + there)))  # the margins that have these losses
+        inputs.append(_given(number, x, np.ones(len(x), np.int64), {"model": models}, entropy))
+    chosen = np.array([int(result["choice"]) for result in Engine().run(Losses(model).private(noise), inputs)])
+    return Game(choice_scores(event, kind, chosen), coins)
+
+
+def apart_of(event: ChoiceEvent) -> float:
+    """How far apart the two sums of losses are without a canary, where the second model is rare, in caps."""
+    return min(ODDS / (event.epsilon / 2 if event.relation == "replace_one" else event.epsilon), float(MOST_LOSSES))
+
+
+def choice_scores(event: ChoiceEvent, kind: Array, chosen: Array) -> Array:
+    """The scores (m,) of canaries of `choice` by their kind (0: for the rare model, 1: against it, 2 and 3: between two alike)."""
+    sure = 1.0 if event.epsilon < 2 * ODDS else 3.0
+    return np.select([kind == 0, kind == 1], [2.0 * chosen, -2.0 * chosen], sure * (2.0 * chosen - 1.0))
+
+
+def shares(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0) -> Game:
+    """Means over clients with noise that they share: a member of a group a canary, and only as many of them as the price counts on.
+
+    Of `colluding` members, who are no canaries, the auditor knows the shares (`others_of`).
+    """
+    swaps = event.relation == "replace_one"
+    norm = event.sensitivity / (2 if swaps else 1)
+    members = event.shares or EACH
+    noise = SharedNoise(event.noise_multiplier * event.sensitivity, members)
+    each = members if not colluding else members + 1 - colluding
+    coins = _tossed(rng, each)[: max(1, CLIENTS // 4 * EACH**2 // members**2)]  # a share of the noise for each member is dear
+    scores = []
+    for own in coins:
+        vectors = LONG * norm * np.eye(each) * np.where(own, 1.0, -1.0 if swaps else 0.0)[:, None]
+        summed = others_of([clip(vector, norm) for vector in vectors], noise, norm, entropy, colluding)
+        scores.append(summed / norm - (0.0 if swaps else 0.5))
+    return Game(np.concatenate(scores), coins.ravel())
+
+
+GAMES: dict[str, Callable[..., Game]] = {
+    "moment": moment, "whole_moment": whole_moment, "total": total, "mean": mean, "scores": scores, "local": local, "training": training,
+    "choice": choice, "shares": shares,
+}  # fmt: skip
+"""Name -> (event, rng, entropy) -> game; where clients share the noise also of how many members collude."""
+
+
+def quiet(event: Event) -> Event:
+    """The same release with its noise left out, nearly: which an audit's reference uses."""
+    if isinstance(event, GaussianEvent):
+        return replace(event, noise_multiplier=1e-3)
+    if isinstance(event, SampledGaussianEvent):
+        return replace(event, noise_multiplier=1e-3, sampling_rate=1.0)
+    return replace(event, epsilon=50.0)

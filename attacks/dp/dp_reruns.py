@@ -1,0 +1,78 @@
+"""Reruns of a private run with canaries: how they begin and end, and what is left of them.
+
+`dp_samples` puts canaries among clients' samples, `dp_clients` in the place of clients; `dp_run` audits what came out.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...experiments.config.config import Config
+from ...experiments.run.run import Run, advance, begin, prepare
+from ...privacy.client_level import LOCAL
+from ...privacy.settings import Privacy
+from ...protocols.events import ChoiceEvent, GaussianEvent
+from ...protocols.ledger import Budget, Ledger
+from ...types import Population
+from .dp_mechanisms import Game, Unpriced
+from .dp_references import Trials
+
+__all__ = ["Played", "recorded", "run_rounds", "started", "unscored"]
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """A whole run's game, what its ledger came to, in how many rounds, and the figures of what was paid for and is not in the game.
+
+    `apart` is the same game scored by what a client's updates have that others' of the round have not, where there are others. `trials` are
+    repetitions of the game on its reference; None where training is not linear in its noise (Adam), so that none is known.
+    """
+
+    game: Game
+    epsilon: float
+    rounds: int
+    unscored: tuple[str, ...] = ()
+    apart: Game | None = None
+    trials: Trials | None = None
+
+
+def unscored(ledger: Ledger) -> tuple[str, ...]:
+    """The figures of releases that were charged and that games of whole runs do not score."""
+    found = set()
+    for charge in ledger.charges:
+        for event in charge.events:
+            if isinstance(event, ChoiceEvent):
+                found.add("choice_epsilon")
+            elif isinstance(event, GaussianEvent) and (event.unit == "sample" or charge.purpose == LOCAL):
+                found.add("signature_epsilon")
+    return tuple(sorted(found))
+
+
+def recorded(config: Config) -> Config:
+    """The configuration of a rerun that is looked at from the server's side."""
+    # newcomers would need data of their own; nobody looks at accuracies here
+    config = config.recording_all(evaluate_every=10**9, audit_parties=("server",))
+    return config.with_("data", newcomers=0)
+
+
+def started(config: Config, population: Population, noise: float = 1.0) -> Run:
+    """A rerun that has begun; `noise` multiplies that of every release of samples, which then costs nothing."""
+    demands: dict[str, Any] = {} if noise == 1.0 else {"privacy": Privacy()}  # clients would refuse less noise than they were promised
+    simulation = prepare(recorded(config), population=population, **demands)
+    accounts = simulation.federation.accounts
+    if noise != 1.0 and accounts is not None:
+        calm = accounts.noise
+        accounts.noise = replace(calm, training=calm.training * noise, signature=calm.signature * noise, choice=calm.choice / noise)
+        accounts.ledger = Unpriced(Budget(1.0, config.privacy.delta, config.privacy.relation, "sample"))
+    begin(simulation)
+    return simulation
+
+
+def run_rounds(simulation: Run, rounds: int, seconds: float) -> None:
+    """At most so many rounds of a rerun, in about so many seconds; one at least."""
+    began = time.perf_counter()
+    for _ in range(rounds):
+        if simulation.stopped or (simulation.rows and time.perf_counter() - began > seconds):
+            break
+        advance(simulation)
+    simulation.simulated.engine.close()

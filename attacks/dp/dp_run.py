@@ -1,0 +1,271 @@
+"""The DP audit of a run with `[privacy]`: canaries in each kind of release by itself, and in the whole run.
+
+Source: Steinke, Nasr & Jagielski 2023 (`dp_audit`). A recorded run has no canaries in it, so the auditor reruns the same configuration on
+the run's clients, as often (each time with fresh noise and coins) and as long as the budget allows: with canaries among clients' samples
+(`dp_samples`), or with clients as canaries (`dp_clients`).
+
+Of a whole run only the updates, or the released means, are scored, and held against all that it spent: its figure does not cover
+signatures, choices and rows with local noise, and its note reports that. These are audited one by one, with the code that releases them
+in runs (`dp_mechanisms`). Where members of secure sums share the noise, a server with N colluding members (`server+N`) subtracts theirs.
+
+The figure is a lower bound on ε at one-sided 95 %, beside the ε in the ledger: *above it* the run is less private than it claims
+(`leaks`). Below it the power decides (`dp_audit.verdict`): how often the same audit would have raised an alarm, had the noise been a third
+of what the claim needs. The unprotected figure is the same game with the noise left out. What it proves: a bound above the claim is a bug.
+What it does not: a bound below is no proof. Noise that is right in size but predictable (from a seed that the server knows, or the same in
+each round) is not tested.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...experiments.config.config import Config
+from ...experiments.run.run import prepare
+from ...privacy.client_level import LocalGram
+from ...privacy.private_signatures import moment_event, sum_event
+from ...protocols.accounting import epsilon_of
+from ...protocols.entropy import Entropy, system_entropy
+from ...protocols.errors import ProtocolError
+from ...protocols.events import ChoiceEvent, Event, SampledGaussianEvent, known_shares
+from ...randomness import stream
+from ...types import Array, ClientData, Population
+from ..figures.leakage import Case, Cell, nothing
+from .dp_audit import ENOUGH, FACTOR, AuditResult, Power, audit, power, verdict
+from .dp_clients import play_clients
+from .dp_mechanisms import GAMES, Game, quiet
+from .dp_references import joined_trials, released
+from .dp_reruns import Played, recorded
+from .dp_samples import noise_of, play_samples
+
+__all__ = ["WholeAudit", "audit_release", "audit_whole", "cells", "claim_of", "play", "releases"]
+
+NAME = "dp_audit"
+WHOLE = "run_epsilon"
+NO_NOISE = 1e-3
+"""The share of the noise that a reference keeps."""
+
+
+def play(
+    config: Config, population: Population, rng: np.random.Generator, *, reruns: int = 1, seconds: float = np.inf
+) -> tuple[Played, Game, int]:
+    """The run of `config` with canaries of its unit, the same without noise, and the number of reruns: the canaries of all reruns together.
+
+    Reruns share no noise, so each coin is as private as in one rerun, and more canaries show more. At most `reruns`, within `seconds`; the
+    first always runs, with fewer rounds if necessary. Later ones that fail (too few clients for a sum) are left out. Raises as
+    `play_samples`, and `ValueError` for less than one rerun.
+    """
+    if reruns < 1:
+        raise ValueError(f"play: {reruns} reruns; expected at least 1")
+    began, mine, calm = time.perf_counter(), list[Played](), list[Game]()
+    for number in range(reruns):
+        used = time.perf_counter() - began
+        if mine and used * (1 + 1 / len(mine)) > seconds:
+            break
+        try:
+            # another seed: were the noise drawn from it (insecure_test_entropy), it would still be another's
+            played, without = _pair(config.with_("run", seed=config.run.seed + number), population, rng, seconds - used)
+        except (ValueError, ArithmeticError, ProtocolError):
+            if not mine:
+                raise
+            continue
+        mine.append(played)
+        calm.append(without)
+    games, unscored = _joined([one.game for one in mine]), {name for one in mine for name in one.unscored}
+    second = [one.apart for one in mine if one.apart is not None]
+    apart = _joined(second) if second else None
+    repeated = [one.trials for one in mine if one.trials is not None]
+    trials = joined_trials(repeated) if len(repeated) == len(mine) else None
+    together = Played(games, max(one.epsilon for one in mine), min(one.rounds for one in mine), tuple(sorted(unscored)), apart, trials)
+    return together, _joined(calm), len(mine)
+
+
+def _pair(config: Config, population: Population, rng: np.random.Generator, seconds: float) -> tuple[Played, Game]:
+    """One rerun, and the same without noise, in about `seconds`."""
+    if config.privacy.unit == "client":
+        return play_clients(config, population, rng, seconds=seconds)
+    played = play_samples(config, population, rng, seconds=seconds / 2)
+    return played, play_samples(config, population, rng, noise=NO_NOISE, seconds=seconds / 2).game
+
+
+def _joined(games: Sequence[Game]) -> Game:
+    return Game(np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games]))
+
+
+# --- the attack -----------------------------------------------------------------------------------------------------------------------
+
+
+def releases(config: Config, population: Population) -> dict[str, tuple[str, Event]]:
+    """What one client of the run releases: figure -> (name of the game, its event). A trusted server's means are audited in the whole
+    run only."""
+    found: dict[str, tuple[str, Event]] = {}
+    if config.privacy.unit == "client":
+        run_ledger = prepare(recorded(config), population=population).run_ledger
+        assert run_ledger is not None  # there is a unit
+        options = run_ledger.options(config.protection)
+        if isinstance(options["local"], LocalGram):
+            found["signature_epsilon"] = ("local", options["local"].event)
+        if config.protection.sum == "secagg":
+            found["mean_epsilon"] = ("shares", options["clipped"].event)
+        return found
+    noise, relation = noise_of(config, population), config.privacy.relation
+    if noise.signature:
+        name = config.releases().mechanism
+        bound = {"scores": noise.loss_cap, "mean": 1.0}.get(name, noise.clip_norm)
+        one = moment_event(noise.signature, relation) if name.endswith("moment") else sum_event(noise.signature, bound, relation)
+        found["signature_epsilon"] = (name, one)
+    if noise.choice:
+        found["choice_epsilon"] = ("choice", ChoiceEvent(noise.choice, relation, "sample"))
+    if noise.training:
+        steps = 1 if noise.shares else max(1, round(config.training.epochs / noise.sampling_rate))
+        event = SampledGaussianEvent(noise.training, noise.sampling_rate, steps, noise.clip_norm, relation, shares=noise.shares)
+        found["training_epsilon"] = ("training", event)
+    return found
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """A bound for every release by itself and for the whole run, each beside its claim."""
+    config = case.prior.config
+    why = ""
+    if config is None or config.privacy.unit == "none":
+        why = "no differential privacy is claimed in this run"
+    elif case.view.adversary != "server" and not (case.view.adversary.startswith("server+") and _noise_is_shared(config)):
+        why = "not attempted: audited once, with the server's view, which has all releases (--adversary server)"
+    elif not case.view.messages:
+        why = "nothing is released"
+    if why:
+        return [nothing(case, NAME, WHOLE, why)], None
+    assert config is not None
+    delta, rng, population = config.privacy.delta, stream(case.seed, "dp audit"), _population(case)
+    colluding, figures = len(case.view.coalition), []
+    for metric, (name, event) in releases(config, population).items():
+        if colluding and not getattr(event, "shares", 0):
+            continue  # what colluders know of it the server's view has, too
+        if known_shares(event, colluding - 1) is None:
+            figures.append(
+                nothing(case, NAME, metric, f"nothing is claimed: {colluding} colluding members know all shares that are counted")
+            )
+            continue
+        mine, calm = audit_release(name, event, delta, rng, system_entropy, colluding)
+        what = f"{name}, less the shares of the noise of {colluding} colluding members" if colluding else name
+        figures.append(_figure(case, metric, mine, claim_of(event, delta, colluding), calm, what))
+    return [*figures, *([] if colluding else [_whole(case, config, population, rng)])], None
+
+
+def _noise_is_shared(config: Config) -> bool:
+    """Whether members of secure sums share the noise."""
+    return config.privacy.noise == "shared" or (config.privacy.unit == "client" and config.protection.sum == "secagg")
+
+
+def claim_of(event: Event, delta: float, colluding: int = 0) -> float:
+    """The price of an event towards a server that knows the shares of `colluding` members, of whom one is not counted anyway.
+
+    Raises `ValueError` if these are all that are counted.
+    """
+    left = known_shares(event, colluding - 1)
+    if left is None:
+        raise ValueError(f"colluding: {colluding} members know all of the shares that are counted, so nothing is claimed")
+    return epsilon_of([left], delta)
+
+
+def audit_release(
+    name: str, event: Event, delta: float, rng: np.random.Generator, entropy: Entropy, colluding: int = 0
+) -> tuple[AuditResult, AuditResult]:
+    """The audit of one release of the game `name`, with its power, against the price of its event; and the same without noise.
+
+    With `colluding` members of a secure sum who tell the server their shares of the noise, against the price of what is left of it.
+    Raises `ValueError` if these are all shares that are counted.
+    """
+    claim, draws = claim_of(event, delta, colluding), rng.spawn(1)[0]
+    known = {"colluding": colluding} if colluding else {}
+    mine, calm = (GAMES[name](one, rng, entropy, **known) for one in (event, quiet(event)))
+    results = [audit(game.scores, game.coins, delta, claim=claim) for game in (mine, calm)]
+    count, left = len(mine.coins), known_shares(event, colluding - 1)
+    found = power(lambda: released(name, left or event, count, draws, 1 / FACTOR), count, delta, claim=claim)
+    return replace(results[0], power=found), results[1]
+
+
+@dataclass(frozen=True, eq=False)
+class WholeAudit:
+    """The audit of a whole run: its `result`, with its power, against `claim`, the same without noise, and what was rerun how often."""
+
+    result: AuditResult
+    claim: float
+    calm: AuditResult
+    played: Played
+    reruns: int
+
+
+def audit_whole(
+    config: Config, population: Population, rng: np.random.Generator, *, reruns: int = 1, seconds: float = np.inf
+) -> WholeAudit:
+    """The audit of the run of `config`, by `play`, which raises what it raises.
+
+    Both looks share the 5 % that may go wrong. The power is that of the first look alone: with the second an audit has no less.
+    """
+    delta, draws = config.privacy.delta, rng.spawn(1)[0]
+    played, calm, times = play(config, population, rng, reruns=reruns, seconds=seconds)
+    claim, looks = played.epsilon, [game for game in (played.game, played.apart) if game is not None]
+    confidence = 1 - 0.05 / len(looks)
+    found = [audit(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
+    unprotected = audit(calm.scores, calm.coins, delta, claim=claim, confidence=confidence)
+    p = min(1.0, len(found) * min(one.p for one in found))
+    result = replace(max(found, key=lambda one: one.epsilon), p=p, power=_power_of(played, calm, delta, confidence, draws))
+    return WholeAudit(result, claim, unprotected, played, times)
+
+
+def _power_of(played: Played, calm: Game, delta: float, confidence: float, rng: np.random.Generator) -> Power:
+    """The power of the first look at a whole run."""
+    if played.trials is None:
+        return Power(0, 0, "unknown where clients train with Adam")
+    trials = played.trials.held_against(calm)
+    numbers = iter(range(len(trials.coins)))
+    return power(
+        lambda: trials.scores(next(numbers), 1 / FACTOR, rng), len(calm.coins), delta, claim=played.epsilon, confidence=confidence,
+        repetitions=len(trials.coins),
+    )  # fmt: skip
+
+
+def _whole(case: Case, config: Config, population: Population, rng: np.random.Generator) -> Cell:
+    try:
+        whole = audit_whole(config, population, rng, reruns=case.budget.seeds, seconds=case.budget.seconds)
+    except (ValueError, ArithmeticError, ProtocolError) as error:
+        return nothing(case, NAME, WHOLE, f"not attempted: {error}")
+    played, times = whole.played, f", {whole.reruns} times" if whole.reruns > 1 else ""
+    scored = "the means over clients" if config.privacy.unit == "client" else "clients' updates"
+    unscored = f"; charged but not validated by it: what has {' and '.join(played.unscored)}" if played.unscored else ""
+    what = f"{played.rounds} of {config.training.rounds} rounds, rerun with canaries{times}; scored are {scored}{unscored}"
+    trusted = config.privacy.unit == "client" and config.protection.sum == "none"  # the server adds the noise
+    made = _figure(case, WHOLE, whole.result, whole.claim, whole.calm, what)
+    return replace(made, towards="who sees the means, not single updates (the server is trusted)" if trusted else "")
+
+
+def _population(case: Case) -> Population:
+    """The run's clients as far as they trained."""
+    clients = tuple(ClientData(client, x, y, x[:1], y[:1]) for client, (x, y) in sorted(case.truth.data.items()))
+    groups = tuple(case.truth.groups.get(client.id, 0) for client in clients)
+    return Population("audited", clients, groups, case.prior.classes, case.prior.mean, case.prior.std)
+
+
+def _figure(case: Case, metric: str, mine: AuditResult, claim: float, calm: AuditResult, what: str) -> Cell:
+    note = (
+        f"{what}: a lower bound on epsilon at 95 %, {mine.correct} of {mine.guesses} guesses right on {mine.canaries} canaries; ceiling "
+        f"{mine.ceiling:.2f}; baseline: what the accountant claims at delta = {case.prior.config.privacy.delta:g}; "  # type: ignore[union-attr]
+        f"unprotected: the same with the noise left out; {_of_power(mine.power)}"
+    )
+    return Cell(
+        NAME, case.view.adversary, case.protection, metric, mine.epsilon, None, None, claim, calm.epsilon, verdict(mine, claim),
+        seeds=(case.seed,), note=note, reference_baseline=claim, power=None if mine.power is None or mine.power.note else mine.power.share,
+        power_low=None if mine.power is None or mine.power.note else mine.power.low, p=mine.p,
+    )  # fmt: skip
+
+
+def _of_power(found: Power | None) -> str:
+    """The end of a note: how much a bound below the claim means."""
+    if found is None or found.note:
+        return f"power {found.note if found else 'unknown'}, so that a bound below the claim is inconclusive"
+    return (
+        f"power {found.share:.2f}, at least {found.low:.2f} at 95 %: with noise {FACTOR:g} times too small {found.alarms} of "
+        f"{found.repetitions} repetitions on a reference raised an alarm; at_baseline requires {ENOUGH:g} at least"
+    )

@@ -1,0 +1,139 @@
+"""What colluding clients know of sums: their own updates, which they subtract, and who was in the sums that they took part in.
+
+Source: textbook; a minimum cohort size of m clients is one of m − N clients to a server with N of them in the sum. No transcript holds what
+a client put into a secure sum, and the secrets of a run folder hold no updates. They follow from what the client does have: the model it
+was sent, its data and its batches, so it trains again. That makes the same update, where the update is plain local training of
+that model. What is left are linear equations (`linear_evidence`): updates that they determine are taken out one by one.
+
+A client by itself has the sums of its own cluster, by two models that it was sent in successive rounds. A secure sum tells it who is in it.
+Elsewhere a client is not told, and the attack assumes that it knows (`cohorts_of`): cohorts of a few organisations know each other.
+
+A mean is as exact as the two models that it is the difference of, which travel as floats, and as the levels of a secure sum
+(`deviating`). What is solved from several has the uncertainty of all of them.
+
+What is left alone: runs in which a client's update holds more than such a training, by the tasks that the transcript records
+(`LocalTraining.alone`), sums of which the view does not have the model (transformed ones, oblivious totals, models of which only a part
+travels), and runs with `[privacy]`, whose noise is not on record.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...engine import Engine, Streams, TaskInput
+from ...errors import TrainingDiverged
+from ...protocols.fixedpoint import largest_levels
+from ...types import Array, ClientData
+from ..adversary import AdversaryView
+from ..figures.leakage import Case, Prior
+from .linear_evidence import equations, parts_of
+from .local_training import trainings_in
+from .sums import CohortSum, means_in, sums_in
+
+__all__ = ["cohorts_assumed", "cohorts_of", "deviating", "known_means", "known_sums", "sums_of_others", "weights_of"]
+
+EXACT = 1e-12
+"""A deviation in place of 0, so that sums can be compared by theirs."""
+
+
+def known_sums(case: Case, view: AdversaryView) -> list[CohortSum]:
+    """The sums over named clients in a view of the case, without the coalition's part (`sums_of_others`)."""
+    return sums_of_others(case, [deviating(one, view, case.prior) for one in sums_in(view, cohorts_of(case, view))])
+
+
+def known_means(case: Case, view: AdversaryView, dimension: int) -> list[CohortSum]:
+    """The mean updates (dimension,) in a view of the case, without the coalition's part."""
+    return sums_of_others(case, [deviating(one, view, case.prior) for one in means_in(view, dimension, cohorts_of(case, view))])
+
+
+def cohorts_of(case: Case, view: AdversaryView) -> Mapping[tuple[int, int], tuple[int, ...]]:
+    """Who is in which sum, by round and label, as far as a client is assumed to know it; nothing of secure sums, which tell it."""
+    if not cohorts_assumed(case) or view.is_server:
+        return {}
+    assert case.record is not None  # as `cohorts_assumed` found
+    return {(one.round, one.label): one.members for one in sums_in(case.record)}
+
+
+def cohorts_assumed(case: Case) -> bool:
+    """Whether the adversary is a client that is not told who is in a sum, so that knowing it is an assumption."""
+    protection = case.view.protection
+    is_open = not protection.secure and protection.robust == "none"  # a robust rule makes no mean of the next model
+    return case.view.adversary == "client" and case.record is not None and is_open
+
+
+def weights_of(prior: Prior, clients: Sequence[int]) -> dict[int, float]:
+    """The weights of clients in a sum, up to a common factor."""
+    by_count = prior.config is not None and prior.config.training.weights == "examples"
+    return {client: float(prior.samples_per_client[client]) if by_count else 1.0 for client in clients}
+
+
+def sums_of_others(case: Case, sums: Sequence[CohortSum]) -> list[CohortSum]:
+    """The sums without the coalition's part: members and mean are those of the others. Sums of colluders alone are left out.
+
+    Sums of the same updates are taken apart as far as they determine smaller ones. The same for sums of the view and of the reference,
+    since the colluders' training goes by the model that each sum began with.
+    """
+    plain = case.prior.config is not None and not case.prior.private
+    if not plain or not all(one.alone for one in trainings_in(case.view).all):
+        return list(sums)
+    same: dict[Hashable, list[CohortSum]] = {}
+    for place, one in enumerate(sums):
+        # a sum below the minimum cohort size leaves the model as it was
+        has_value = bool(one.members) and one.mean is not None and one.start is not None and bool(one.mean.any())
+        same.setdefault((one.round, one.start.tobytes()) if has_value and one.start is not None else place, []).append(one)
+    return [part for several in same.values() for part in _parts(case, several)]
+
+
+def deviating(one: CohortSum, view: AdversaryView, prior: Prior) -> CohortSum:
+    """A sum of a view with the standard deviation of its mean: of two models rounded to floats, and of the levels of a secure sum.
+
+    Stochastic rounding to levels has a variance of a quarter of a level at most. 0 where there is no mean, or no model.
+    """
+    if one.mean is None or one.start is None or one.local is None or not one.members:
+        return one
+    half = float(np.finfo(one.local.train.model.dtype).eps) / 2  # of a number, at most; evenly distributed
+    rounded = half * float(np.sqrt(np.mean(one.start**2) * 2 / 3))
+    if not view.protection.secure:
+        return replace(one, deviation=rounded)
+    asked, weights = view.protection.secure_sum, list(weights_of(prior, one.members).values())
+    level = asked.clip / largest_levels(len(weights), asked.bits)
+    if asked.max_weight:
+        level *= asked.max_weight
+    return replace(one, deviation=float(np.hypot(rounded, level * np.sqrt(len(weights)) / 2 / sum(weights))))
+
+
+def _parts(case: Case, several: Sequence[CohortSum]) -> list[CohortSum]:
+    """What sums of the same updates say of others than the colluders."""
+    first = several[0]
+    clients = sorted({client for one in several for client in one.members})
+    own = [client for client in clients if client in case.view.coalition]
+    if first.mean is None or not first.mean.any() or not (own or len(several) > 1):
+        return list(several)
+    updates = trained_again(case, own, first) if own else {}
+    if updates is None:
+        return list(several)
+    weights = weights_of(case.prior, clients)
+    rows = [{client: weights[client] for client in one.members} for one in several]
+    totals = np.stack([one.mean * sum(row.values()) for one, row in zip(several, rows, strict=True) if one.mean is not None])
+    deviations = [max(one.deviation, EXACT) * sum(row.values()) for one, row in zip(several, rows, strict=True)]
+    parts = parts_of(*equations(rows, deviations).less(updates, totals))
+    return [replace(first, members=tuple(sorted(part.terms)), mean=part.value, deviation=part.deviation) for part in parts]
+
+
+def trained_again(case: Case, clients: Sequence[int], one: CohortSum) -> dict[int, Array] | None:
+    """The updates (d,) of colluding clients in a sum; None where not all of them train a whole model to an end."""
+    assert case.prior.config is not None  # checked by the caller
+    if one.local is None or one.start is None or one.start.shape != (one.local.train.model.dimension,):
+        return None
+    train = replace(one.local.train, on_divergence="stop")
+    given = {"model": one.start.astype(train.model.init(0).dtype)}
+    inputs = []
+    for client in clients:
+        x, y = case.truth.data[client]
+        inputs.append(TaskInput(ClientData(client, x, y, x[:0], y[:0]), given, {}, Streams(case.prior.config.run.seed, one.round, client)))
+    try:
+        results = Engine().run(train, inputs)
+    except TrainingDiverged:
+        return None
+    return {client: np.asarray(result["update"], np.float64) for client, result in zip(clients, results, strict=True)}

@@ -1,0 +1,294 @@
+"""The sums in a view: the clients of each, the model they started from, and the result.
+
+A sum is not a message. The server knows whom it asked, and gives the result away itself: the next model of a cluster is the last one plus
+the mean update. So a sum is read off two models of one name, sent one after the other, and the traffic of the sum between them.
+
+A member of a cluster has the same two models, if it takes part twice in succession. A secure sum tells its members who survived it. In a
+sum in the clear, and in an oblivious one, members are not told: there whoever sees only models has the mean but not who is in it. In an
+oblivious sum the terms say how many clients are in each group, so the server knows the total over all who took part, and their names.
+
+Under a robust rule the next model tells no mean. The server computes those of the buckets itself, and the record has them.
+
+Deviations from what could be known: models of one name that are sent several times in a round (IFCA's restarts) are told apart by their
+order; where a client is moved to another number (CFL's splits, StoCFL's merges) what was pending is dropped.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ...contract.transcript import Message
+from ...protocols.errors import MalformedMessage
+from ...protocols.secagg.messages import Adverts, Terms, Unmask, decode_server, names
+from ...types import Array
+from ..adversary import AdversaryView, opened
+from .local_training import LocalTraining, training_of
+
+__all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "sizes_in", "sums_in"]
+
+BUCKET = "bucket mean"
+SUMS = ("update", "blind update", "secagg Masked", BUCKET)
+TERMS = "secagg Adverts"
+SURVIVORS = "secagg Unmask"
+"""The last message of a secure sum to its members: who is in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class CohortSum:
+    """One sum: its round, who was in it (nobody where that is not known), and the mean, where two models tell it.
+
+    `start` is the model (d,) that members held, `label` its number (−1: one model for all), and `local` how they were asked to train it,
+    without the pull to an anchor, as far as the transcript says. `until` is the round in which the next model
+    was sent; whoever does not see sums, only models, cannot tell how many there were since `round`, unless that is the round before.
+    `deviation` is the standard deviation of a coordinate of the mean, as far as it was computed (`coalition`).
+    """
+
+    round: int
+    members: tuple[int, ...]
+    mean: Array | None = None
+    start: Array | None = None
+    label: int = -1
+    until: int = 0
+    local: LocalTraining | None = None
+    deviation: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """An oblivious sum: the `cohort` that took part, and how many of it are in each group that was opened."""
+
+    round: int
+    cohort: tuple[int, ...]
+    counts: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all who took part are in groups that were opened."""
+        return sum(self.counts.values()) == len(self.cohort)
+
+
+Cohorts = Mapping[tuple[int, int], tuple[int, ...]]
+"""Who is in which sum, by round and label."""
+
+
+def sums_in(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortSum]:
+    """The sums over named clients, in order; of oblivious sums the total over the cohort, where every group was opened.
+
+    `cohorts` are what a client knows beforehand of who is in the sums that it takes part in (`_sums`).
+    """
+    every = _sums(view, cohorts)
+    found = [one for one in every if one.members]
+    hidden = {(one.round, one.label): one for one in every if not one.members}
+    for sizes in sizes_in(view):
+        if not sizes.whole:
+            continue
+        parts = [(count, hidden.get((sizes.round, label))) for label, count in sizes.counts.items()]
+        means = [count * one.mean for count, one in parts if one is not None and one.mean is not None]
+        total = np.sum(means, axis=0) / len(sizes.cohort) if len(means) == len(parts) else None
+        found.append(CohortSum(sizes.round, sizes.cohort, total))
+    return sorted(found, key=lambda one: one.round)
+
+
+def means_in(view: AdversaryView, dimension: int, cohorts: Cohorts | None = None) -> list[CohortSum]:
+    """The mean updates (dimension,) of clusters that two models tell, whether or not it is known who is in them.
+
+    `cohorts` as in `sums_in`.
+    """
+    return [one for one in _sums(view, cohorts) if one.mean is not None and one.mean.shape == (dimension,) and one.mean.any()]
+
+
+def sizes_in(view: AdversaryView) -> list[Sizes]:
+    """The oblivious sums of a server's view: who took part, and the sizes of the groups that were opened.
+
+    A sum from which somebody dropped out is left out: its sizes are those of before.
+    """
+    found: list[Sizes] = []
+    if not view.is_server:
+        return found
+    terms: Terms | None = None
+    for message in view.messages:
+        if message.operation != "mean" or "group" in message.context:
+            continue
+        if message.kind == TERMS:  # of the counts, which have no blocks, or of the blocks of those who were counted
+            terms = _terms(message)
+        if message.kind == "secagg Masked" and terms is not None:
+            cohort = sorted(terms.cohort)
+            if sorted(message.clients) in (cohort, sorted(2 * cohort)):  # twice: as earlier versions recorded counts and blocks together
+                found.append(Sizes(message.round, tuple(cohort), {int(label): int(count) for label, count in terms.blocks}))
+            terms = None
+    return found
+
+
+def _terms(message: Message) -> Terms | None:
+    """The terms of the blocks, as every member is told them; None if the message holds none."""
+    return next((said.terms for said in _said(message) if isinstance(said, Adverts) and said.terms.blocks), None)
+
+
+def _survivors(message: Message) -> tuple[int, ...]:
+    """Who is in a secure sum, as its members are told; nobody if the message does not say."""
+    return next((names(said.survivors) for said in _said(message) if isinstance(said, Unmask)), ())
+
+
+def _said(message: Message) -> Iterator[object]:
+    """The server's messages of a secure sum in a message's payload."""
+    rows = np.asarray((message.payload or {}).get("bytes", np.zeros((0, 0), np.uint8)))
+    lengths = (message.payload or {}).get("bytes.length", np.full(len(rows), rows.shape[1] if rows.ndim == 2 else 0))
+    for row, length in zip(rows, lengths, strict=True):
+        try:
+            yield decode_server(np.asarray(row[: int(length)], np.uint8).tobytes())
+        except MalformedMessage:
+            continue
+
+
+# --- the walk -----------------------------------------------------------------------------------------------------------------------
+
+
+def _sums(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortSum]:
+    """All sums in order, those of unknown members with none.
+
+    A client has a sum where it took part and was sent the next model in the next round. Elsewhere a mean may be of several sums.
+    """
+    found = _walked(view)
+    if view.is_server:
+        return found
+    known = [(one, one.members or (cohorts or {}).get((one.round, one.label), ())) for one in found]
+    single = [one.mean is not None and one.until == one.round + 1 and bool(set(of) & set(view.coalition)) for one, of in known]
+    return [replace(one, members=of if alone else ()) for (one, of), alone in zip(known, single, strict=True)]
+
+
+def _walked(view: AdversaryView) -> list[CohortSum]:
+    """All sums in order, as the traffic tells them."""
+    whole = view.is_server
+    hidden = not whole or any("group" not in message.context for message in view.select("mean", TERMS))
+    found: list[CohortSum] = []
+    pending: dict[tuple[str, int, str], tuple[int, Array]] = {}  # task, which call of it in the round, model -> place in `found`, start
+    numbers: dict[int, int] = {}  # which model a client was sent last
+    calls: dict[tuple[int, str], int] = {}
+    last: dict[tuple[str, int, str], Array] = {}
+    local: LocalTraining | None = None
+    for sent in _calls(view):
+        first = sent[0]
+        if first.kind == SURVIVORS:
+            _name(first, found, pending)
+            continue
+        if first.operation == "mean":
+            for label, members in _groups(first) if whole else []:
+                name = next((key for key in last if key[2] == f"model/{label}"), next((key for key in last if key[2] == "model"), None))
+                number = label if name is not None and name[2] != "model" else -1
+                if name is not None and name not in pending and first.kind != BUCKET:
+                    pending[name] = (len(found), last[name])
+                start = last.get(name) if name else None
+                found.append(CohortSum(first.round, members, _bucket_mean(first), start, number, local=local))
+            continue
+        task = str(first.context.get("task", ""))
+        place = calls[first.round, task] = calls.get((first.round, task), -1) + 1
+        models = {(task, place, name): model for message in sent for name, model in models_sent(view, message).items()}
+        if _renumbered(sent, numbers):
+            pending = {key: value for key, value in pending.items() if key[2] == "model"}
+        for key in sorted(set(models) & set(pending)):
+            at, start = pending[key]
+            if (first.round > found[at].round or first.round < 0) and models[key].shape == start.shape:
+                found[at] = replace(found[at], mean=models[key] - start, until=first.round)
+                del pending[key]
+        if models:  # a message without one, such as FeSEM's, stands between a model and its sum
+            asked = training_of(first)
+            last, local = models, None if asked is None else asked.unanchored()
+        for key, model in models.items() if hidden else ():  # no sum will name its members
+            if key not in pending:
+                pending[key] = (len(found), model)
+                found.append(CohortSum(first.round, (), start=model, label=int(key[2].partition("/")[2] or -1), local=local))
+    return found
+
+
+def _calls(view: AdversaryView) -> Iterator[list[Message]]:
+    """Models that were sent together, each client one message, and sums, in order."""
+    batch: list[Message] = []
+    for message in view.messages:
+        if message.operation == "compute" and message.payload is not None:
+            same = batch and (batch[0].round, batch[0].context.get("task")) == (message.round, message.context.get("task"))
+            if batch and not (same and {c for one in batch for c in one.clients}.isdisjoint(message.clients)):
+                yield batch
+                batch = []
+            batch.append(message)
+            continue
+        if batch:
+            yield batch
+            batch = []
+        if message.operation == "mean" and message.kind in (SUMS if view.is_server else (*SUMS, SURVIVORS)):
+            yield [message]
+    if batch:
+        yield batch
+
+
+def _name(message: Message, found: list[CohortSum], pending: Mapping[tuple[str, int, str], tuple[int, Array]]) -> None:
+    """Name the members of the sum of this round and group, of which the model is pending."""
+    label = None if "bucket" in message.context else message.context.get("group")  # a bucket's sum is not the cluster's
+    for (_, _, name), (at, _) in pending.items():
+        if found[at].round == message.round and label is not None and name in ("model", f"model/{label}"):
+            found[at] = replace(found[at], members=_survivors(message))
+
+
+def _bucket_mean(message: Message) -> Array | None:
+    """The mean (d,) of a bucket, if the message is one of a single vector and its payload was kept."""
+    values = list((message.payload or {}).values()) if message.kind == BUCKET else []
+    return np.asarray(values[0], np.float64) if len(values) == 1 and values[0].ndim == 1 else None
+
+
+def _groups(message: Message) -> list[tuple[int, tuple[int, ...]]]:
+    """The cohorts of one message by label; none where it is not said who is in which, and where its buckets are told by their means."""
+    clients, context = message.clients, message.context
+    if ("bucket" in context or "buckets" in context) and message.kind != BUCKET:
+        return []
+    if "group" in context:
+        return [(int(context["group"]), clients)]
+    if "labels" not in context or len(context["labels"]) != len(clients):
+        return []
+    labels = sorted({int(label) for several in context["labels"] for label in several})
+    return [(label, tuple(c for c, several in zip(clients, context["labels"], strict=True) if label in several)) for label in labels]
+
+
+def _renumbered(sent: list[Message], numbers: dict[int, int]) -> bool:
+    """Whether a client is sent a model of another number than last time; `numbers` are kept."""
+    changed = False
+    for message in sent:
+        which = message.context.get("which", [])
+        for client in message.clients if len(which) == 1 else ():
+            changed |= numbers.get(client, which[0]) != which[0]
+            numbers[client] = int(which[0])
+    return changed
+
+
+def models_sent(view: AdversaryView, message: Message, of: str = "model") -> dict[str, Array]:
+    """The models in a message of parameters, "model" for a single one, "model/3" in a list; blind parts opened where a secret allows it.
+
+    A model with a part that stays blind is left out. `of` is what else of the size of a model is asked for: an anchor, a control.
+    """
+    models: dict[str, Array] = {}
+    blind: dict[str, list[Array | None]] = {}
+    for part, value in (message.payload or {}).items():
+        first, _, rest = part.partition("/")
+        if first != of or value.ndim != 1:
+            continue
+        head, _, tail = rest.partition("/")
+        name, purpose = (f"{of}/{head}", tail) if head.isdigit() else (of, rest)
+        if purpose:
+            blind.setdefault(name, []).append(_opened_part(view, message, part, purpose))
+        else:
+            models[name] = np.asarray(value, np.float64)
+    for name, terms in blind.items():
+        clear = models.pop(name, None)
+        known = [term for term in terms if term is not None]
+        if clear is not None and len(known) == len(terms):
+            models[name] = clear + np.sum(known, axis=0)
+    return models
+
+
+def _opened_part(view: AdversaryView, message: Message, part: str, purpose: str) -> Array | None:
+    """A blind part of a parameter, cut out of the vector it travelled in; None where it stays blind."""
+    assert message.payload is not None  # checked by the caller
+    if view.secret_of(purpose) is None:
+        return None
+    start, stop, dimension = message.context["blind"][part]
+    vector = opened(view, np.asarray(message.payload[part], np.float64), purpose, "mean", dimension)
+    return None if vector is None else vector[start:stop]

@@ -1,0 +1,91 @@
+"""One verdict an adversary: what an audit found that it learns, in a sentence with a number, and what would reduce it.
+
+The sentence is of the leak nearest to knowing everything. Where nothing leaks it says how many figures show that, and what is open.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...experiments.report.audit_words import STATUS, metric_words
+from ...plugins import ATTACKS
+from .family import Family
+from .leakage import Cell
+
+__all__ = ["Verdict", "audit_text", "verdicts_of"]
+
+BEST_PSNR_DB = 40.0
+"""An image with so many decibels looks like the original."""
+OPEN = ("inconclusive", "not_validated", "not_attempted")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one `adversary` learns, for people. `attack` names that of the sentence; it and `reduces` are empty without a leak."""
+
+    adversary: str
+    sentence: str
+    reduces: str = ""
+    attack: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def audit_text(cells: Sequence[Cell], family: Family, **more: Mapping[str, str]) -> str:
+    """audit.json: the `cells` of an audit, judged together, with their family and verdicts, and `more` tables of texts."""
+    verdicts = [one.as_json() for one in verdicts_of(cells)]
+    tree = {"verdicts": verdicts, **more, "family": family.as_json(), "cells": [one.as_json() for one in cells]}
+    return json.dumps(tree, indent=1) + "\n"
+
+
+def verdicts_of(cells: Sequence[Cell]) -> list[Verdict]:
+    """A verdict for each adversary of an audit's figures, in the order in which adversaries first occur."""
+    return [_verdict(name, [one for one in cells if one.adversary == name]) for name in dict.fromkeys(one.adversary for one in cells)]
+
+
+def _verdict(adversary: str, cells: Sequence[Cell]) -> Verdict:
+    leaks = sorted((one for one in cells if one.status == "leaks"), key=_share_of_all, reverse=True)
+    if not leaks:
+        return Verdict(adversary, f"{_spoken(adversary)} was not seen to learn anything: {_counted(cells)}")
+    worst = leaks[0]
+    entry = ATTACKS.find(worst.attack)
+    what = (entry.learns if entry is not None else "") or worst.attack.replace("_", " ")
+    figure = f"{metric_words(worst.as_json())} {worst.value:.2f}, {_beside(worst)}"
+    others = [name.replace("_", " ") for name in dict.fromkeys(one.attack for one in leaks[1:]) if name != worst.attack]
+    more = f"; leaks also by {', '.join(others)}" if others else ""
+    return Verdict(adversary, f"{_spoken(adversary)} learns {what} ({figure}){more}", "" if entry is None else entry.reduces, worst.attack)
+
+
+def _spoken(adversary: str) -> str:
+    """An adversary for people: "the server", "the server with 2 colluding clients"."""
+    name, _, colluders = adversary.partition("+")
+    return f"the {name.replace('-', ' ')}" + (f" with {colluders} colluding client{'' if colluders == '1' else 's'}" if colluders else "")
+
+
+def _beside(one: Cell) -> str:
+    if one.metric.endswith("_epsilon"):
+        return f"where {one.baseline:.2f} is claimed"
+    return f"{one.baseline:.2f} without a view"
+
+
+def _share_of_all(one: Cell) -> float:
+    """How much of what there is between knowing nothing and knowing everything was learned. A broken guarantee comes first."""
+    if one.metric.endswith("_epsilon"):
+        return 2.0
+    if one.exact:
+        return 1.0
+    assert one.value is not None  # a leak has a figure
+    assert one.baseline is not None
+    best = 0.0 if one.lower_is_better else BEST_PSNR_DB if one.metric.endswith("_psnr_db") else 1.0
+    return 0.0 if best == one.baseline else (one.value - one.baseline) / (best - one.baseline)
+
+
+def _counted(cells: Sequence[Cell]) -> str:
+    """How many figures have which status, and which attacks leave a question open."""
+    counts = Counter(one.status for one in cells)
+    words = ", ".join(f"{counts[status]} {word}" for status, word in STATUS.items() if counts[status])  # type: ignore[index]
+    open_ = [name.replace("_", " ") for name in dict.fromkeys(one.attack for one in cells if one.status in OPEN)]
+    return f"{words} of {len(cells)} figures" + (f"; open: {', '.join(open_)}" if open_ else "")

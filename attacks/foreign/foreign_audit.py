@@ -1,0 +1,210 @@
+"""Audits of other systems: labels, membership and images from the states that clients of any torch loop were sent and returned.
+
+    from cflpriv.attacks import LoopSettings, Update, audit_updates
+
+    updates = [Update(before, after, x, y) for before, after, x, y in recorded]
+    for cell in audit_updates(model, updates, (x_auxiliary, y_auxiliary), LoopSettings(lr=0.1, batch_size=16)):
+        print(cell.line())
+
+The adversary is whoever reads single updates. It knows the model, the settings of local training, labelled auxiliary samples, and how many
+samples and labels each client has. The clients' own samples are truth: scorers compare guesses with them, no guess sees them.
+
+Each attack is the suite's own, on states of another system. Labels: `foreign_labels`. Images: `foreign_images`. Membership: ridge
+regression of updates on single samples' gradients, as in `membership_gradients` but without shadow models; the loss threshold (Yeom et al.
+2018); RMIA (Zarifzadeh et al. 2024) with the model that the client was sent as its only reference model. Running statistics: what the
+client's steps must have added.
+
+There is no unprotected twin of another system, hence no reference that would show an attack's power. A figure is `leaks` if it beats the
+same attack without the view by the margin, `inconclusive` if it does not, and `not_validated` with fewer than three scores. None is
+`at_baseline`: no figure here shows that nothing leaks. Not modelled: dropout.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...errors import InputError
+from ...randomness import stream
+from ...types import Array
+from ..figures.family import judged_together
+from ..figures.leakage import Cell, Truth, cell, nothing
+from ..figures.significance import RATE
+from ..labels.label_readings import ONE_STEP, PATH
+from ..membership.member_scores import confidences, loss_threshold, rmia, roc
+from ..membership.membership_audit import FALSE_POSITIVES, FEWEST_ASKED, Outcome, auc_gain, member_p
+from ..membership.membership_audit import MARGIN as MEMBER_MARGIN
+from ..membership.membership_gradients import MOST_NUMBERS, sample_gradients, shortened
+from ..membership.membership_shadows import pairs_of
+from .foreign_images import images
+from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, ROUNDS, alone, as_sent, is_sgd, labels, settled
+from .foreign_states import ForeignModel, batch_statistics, vector_of
+from .foreign_system import LoopSettings, Made, Record, System, Update, system_of
+
+__all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "attacked", "audit_updates"]
+
+SOURCES = {"gradients": "update", "rmia": "own_model", "loss": "own_model"}
+"""What an attack on membership reads."""
+RIDGE = 0.1
+"""Penalty of the regression of updates, in mean squared lengths of gradients."""
+STATISTICS_MARGIN = 0.1
+
+
+def audit_updates(
+    model: nn.Module, updates: Sequence[Update], auxiliary: tuple[Any, Any], settings: LoopSettings | None = None, *,
+    attacks: Sequence[str] | None = None, head: str | None = None, seed: int = 0, iterations: int = 200,
+) -> list[Cell]:  # fmt: skip
+    """The figures of every attack on the updates of another system, judged together.
+
+    `model` gives the scores (n, classes) of samples; its own values are not used. `auxiliary` are labelled samples (x, y) that no client
+    trained on, as the model takes them: half of them are held out as non-members where an update has no `outside`. `head` names the last
+    layer, by default the last one with as many biases as there are classes. `iterations` are those of gradient inversion. Random numbers
+    are drawn by `seed`. Raises `InputError` naming client and array, attack or layer.
+    """
+    system = system_of(model, updates, auxiliary, settings or LoopSettings(), head=head, seed=seed, iterations=iterations)
+    return judged_together([one for cells, _ in attacked(system, attacks).values() for one in cells])[0]
+
+
+def attacked(system: System, attacks: Sequence[str] | None = None) -> dict[str, Made]:
+    """Cells and arrays by attack. Raises `InputError` for an attack that is not known."""
+    for name in attacks or ():
+        if name not in FOREIGN_ATTACKS:
+            raise InputError(f"attack {name!r}: does not read updates of other systems; known are {', '.join(FOREIGN_ATTACKS)}")
+    return {name: attack(system) for name, attack in FOREIGN_ATTACKS.items() if attacks is None or name in attacks}
+
+
+# --- membership ---------------------------------------------------------------------------------------------------------------------
+
+
+def _membership(system: System) -> Made:
+    """Whether samples were among those that a client trained on: by its first updates, and by the model that it returned last."""
+    name, metric, case, prior, model = "membership", "own_model_rmia_auc", system.case, system.case.prior, system.model
+    clients, outside = system.scored, system.case.truth.outside
+    if model is None or not clients:
+        return [nothing(case, name, metric, NO_MODEL if model is None else NO_TRUTH)], None
+    order = stream(case.seed, "another system: non-members").permutation(len(prior.y))
+    held = len(order) // 2 if set(clients) - set(outside) else 0
+    pool, rest = (prior.x[order[:held]], prior.y[order[:held]]), order[held:]
+    truth = Truth({}, {}, data=case.truth.data, outside={client: outside.get(client, pool) for client in clients})
+    asked = pairs_of(truth, clients, stream(case.seed, "another system: pairs"), asked=1.0)
+    if (count := int(asked.member.sum())) < FEWEST_ASKED:
+        why = f"not attempted: {count} samples have a non-member of their label beside them, fewer than {FEWEST_ASKED}"
+        return [nothing(case, name, metric, why)], None
+    linear = all(is_sgd(one) for client in clients for one in system.records[client][:ROUNDS])
+    scores = {attack: np.zeros(len(asked.y)) for attack in ("gradients", "rmia", "loss", "blank")}
+    for client in np.unique(asked.owners).tolist():
+        mine = asked.owners == client
+        first, last = system.records[client][0], system.records[client][-1]
+        models = np.stack([
+            settled(system, model, last, last.after), settled(system, model, first, first.before), as_sent(system, model, first.before)
+        ])  # fmt: skip
+        target, beside, sent = confidences(model.evaluated, models, asked.x[mine], asked.y[mine])
+        others = confidences(model.evaluated, models[:2], prior.x[rest], prior.y[rest])
+        scores["rmia"][mine] = rmia(target, beside[None], others[0], others[1:])
+        scores["loss"][mine], scores["blank"][mine] = loss_threshold(target), loss_threshold(sent)
+        if linear:
+            scores["gradients"][mine] = _explained(system, model, system.records[client][:ROUNDS], asked.x[mine], asked.y[mine])
+    source = "held-out auxiliary samples" if held else "those given"
+    note = (
+        f"{len(clients)} client(s): the first {ROUNDS} updates of each at most, or the model that it returned last; non-members, {source}, "
+        "are paired with members by label; RMIA's reference: the model that the client was sent first; baseline: the loss threshold on "
+        f"that model; {prior.description}"
+    )
+    figures = [] if linear else [nothing(case, name, "update_gradients_auc", NOT_SGD)]
+    of_updates = (("gradients", "auc"), ("gradients", "tpr")) if linear else ()
+    for attack, kind in (*of_updates, ("rmia", "auc"), ("loss", "auc")):
+        found = Outcome(scores[attack], scores["blank"][None], asked.member)
+        figures.append(_member_cell(system, f"{SOURCES[attack]}_{attack}_{kind}", kind, found, note))
+    return figures, None
+
+
+def _explained(system: System, model: ForeignModel, records: Sequence[Record], x: Array, y: Array) -> Array:
+    """How much of a client's updates each sample's gradient explains, (n,), on a scale of its own: ridge regression on all together.
+
+    Gradients are taken at the state that the client was sent, where those of members are as long as others'.
+    """
+    gram, towards, form = np.eye(len(y)), np.zeros(len(y)), model.evaluated
+    trained = np.concatenate([np.full(int(np.prod(shape)), name in model.shapes) for name, shape, _ in form.layout])
+    short, chunk = shortened(int(trained.sum())), max(1, MOST_NUMBERS // form.dimension)
+    for record in records:
+        start, end = (settled(system, model, record, state) for state in (record.before, record.after))
+        blocks = [sample_gradients(form, start, x[at : at + chunk], y[at : at + chunk]) for at in range(0, len(y), chunk)]
+        columns = np.concatenate([short(block[:, trained]) for block in blocks])
+        scale = RIDGE * max(float(np.square(columns).sum(axis=1).mean()), 1e-300)
+        gram += columns @ columns.T / scale
+        towards += columns @ short((start - end)[trained][None])[0] / scale
+    found = np.linalg.solve(gram, towards)
+    return np.asarray(found / max(float(np.abs(found).mean()), 1e-300))
+
+
+def _member_cell(system: System, metric: str, kind: str, found: Outcome, note: str) -> Cell:
+    case, at = system.case, roc(found.scores, found.member, FALSE_POSITIVES)
+    value, interval, blank = at.auc, at.auc_interval, at.auc - auc_gain(found)[0]
+    if kind == "tpr":
+        value, interval, blank = at.tpr, at.tpr_interval, float(found.tprs().mean())
+    p = member_p(found, kind, case.seed)
+    words = f"{at.members} members, {at.non_members} others, realised FPR {at.fpr:.4f}; {note}"
+    made = Cell(
+        "membership", case.view.adversary, case.protection, metric, value, *interval, baseline=blank, reference=None,
+        status="leaks" if p < RATE else "inconclusive", seeds=(case.seed,), note=words, margin=MEMBER_MARGIN[kind], p=p,
+    )  # fmt: skip
+    return alone(made, at.members)
+
+
+# --- running statistics ---------------------------------------------------------------------------------------------------------------
+
+
+def _statistics(system: System) -> Made:
+    """The mean activation of a client's samples at the first layer that normalises, from running statistics. None such: no figure."""
+    name, metric, case, prior, model = "batch_statistics", "activation_mean_error", system.case, system.case.prior, system.model
+    if model is None or not system.scored:
+        return [nothing(case, name, metric, NO_MODEL if model is None else NO_TRUTH)], None
+    if not model.norms:
+        return [nothing(case, name, metric, "no layer keeps running statistics")], None
+    layer = next(iter(model.norms))
+    errors: list[tuple[float, float]] = []
+    for client in system.scored:
+        record = system.records[client][0]
+        found = batch_statistics(model, record.before, record.after, record.steps).get(f"{layer}.running_mean")
+        if found is None or record.settings.batch_norm == "eval":
+            continue
+        real, blank = (_activation(model, layer, record, x) for x in (case.truth.data[client][0], prior.x))
+        errors.append((float(np.linalg.norm(found - real)), float(np.linalg.norm(blank - real))))
+    if not errors:
+        why = "running statistics are not in the states, or clients trained in evaluation mode"
+        return [nothing(case, name, metric, why)], None
+    note = (
+        f"what the steps of the first update of {len(errors)} client(s) added to the running mean of layer {layer!r}, beside the mean "
+        "activation of the client's samples on the way of its training: their distance; baseline: that of the auxiliary samples' mean "
+        f"activation, on the scale on which its mean is 1; {prior.description}"
+    )
+    mine, blank = np.array(errors).T / max(float(np.mean([far for _, far in errors])), 1e-300)
+    made = cell(case, name, metric, mine, blank, mine, margin=STATISTICS_MARGIN, lower_is_better=True, note=note)
+    return [alone(made, len(errors))], None
+
+
+def _activation(model: ForeignModel, layer: str, record: Record, x: Array) -> Array:
+    """The mean input (channels,) of a layer over samples x, normalised by the batch, on the way of a client's training."""
+    form, found = model.in_training, list[Array]()
+    start, end = vector_of(form, record.before), vector_of(form, record.after)
+
+    def keep(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        found.append(args[0].double().mean(dim=(0, *range(2, args[0].dim()))).numpy())
+
+    path = ONE_STEP if record.steps == 1 else PATH
+    for share in path:
+        module = form.load((start + share * (end - start)).astype(np.float32))
+        handle = module.get_submodule(layer).register_forward_pre_hook(keep)
+        with torch.no_grad():
+            module(form.inputs(x))
+        handle.remove()
+    kept = (1 - (model.norms[layer] or 0.0)) ** (record.steps or 1)  # late steps count more in running means
+    return np.asarray(np.average(found, axis=0, weights=[kept ** (1 - share) for share in path]))
+
+
+FOREIGN_ATTACKS: Mapping[str, Callable[[System], Made]] = {
+    "label_inference": labels, "membership": _membership, "gradient_inversion": images, "batch_statistics": _statistics,
+}  # fmt: skip
+"""What reads updates of other systems, by name."""

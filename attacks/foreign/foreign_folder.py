@@ -1,0 +1,287 @@
+"""Folders of another system's updates: written from a user's loop, read and audited by `cflpriv audit --foreign FOLDER`.
+
+`docs/attacks/other_systems.md` describes the files. Arrays are safetensors and npz files; nothing in a folder is run or unpickled. A module
+comes from the suite or from the user's own `--plugin FILE`, by the name `model` in foreign.toml. Without one only labels are attempted.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ...array_files import read_npz, read_safetensors
+from ...engine.models import MODELS, Model
+from ...errors import InputError
+from ...experiments.report.foreign_report import FOREIGN as TOML
+from ...files import toml_text, write_arrays, write_atomically, write_packed
+from ...protocols.bounded_files import read_toml
+from ...types import Array
+from ..figures.family import judged_together
+from ..figures.leakage import Cell
+from ..figures.verdicts import audit_text
+from .foreign_audit import attacked
+from .foreign_states import ForeignModel, named_arrays, read_samples
+from .foreign_system import LoopSettings, Update, system_of, whole
+
+__all__ = ["audit_folder", "save_updates"]
+
+FORMAT = 1
+TRAINING = tuple(one.name for one in fields(LoopSettings))
+KEYS = ("format", "classes", "shape", "model", "hidden", "head", "mean", "std", "seed", "iterations", *TRAINING, "clients")
+CLIENT_KEYS = ("samples", "labels", *TRAINING)
+STATE = re.compile(r"client-(\d+)\.(before|after)\.safetensors")
+ROUND = re.compile(r"round-(\d+)")
+GLOBAL = "global.safetensors"
+
+
+# --- writing ------------------------------------------------------------------------------------------------------------------------
+
+
+def save_updates(
+    folder: str | Path, updates: Sequence[Update], classes: int, shape: Sequence[int], *, auxiliary: tuple[Any, Any] | None = None,
+    settings: LoopSettings | None = None, module: nn.Module | None = None, model: str | None = None, head: str | None = None,
+) -> Path:  # fmt: skip
+    """Write a folder that `cflpriv audit --foreign` reads; its path. Updates of one client are its rounds, in order.
+
+    `module` gives the names of states that are lists; `model` is the name under which a plugin registers it. A state that all clients of a
+    round were sent is written once. Raises `InputError` for states and samples that cannot be read and for a folder that has updates, and
+    OSError.
+    """
+    folder, usual = Path(folder), settings or LoopSettings()
+    if left := next((path for name in (TOML, "round-*", "truth") for path in folder.glob(name)), None):
+        raise InputError(f"{folder}: has updates already ({left.name}), which would be audited with these; name another folder")
+    tree: dict[str, Any] = {"format": FORMAT, "classes": int(classes), "shape": [int(one) for one in shape]}
+    tree |= {name: value for name, value in (("model", model), ("head", head)) if value is not None} | _plain(usual)
+    names = None if module is None else ForeignModel(module, tuple(shape), classes)
+    rounds: dict[int, dict[int, tuple[dict[str, Array], dict[str, Array]]]] = {}
+    numbers: dict[int, int] = {}
+    clients: dict[str, dict[str, Any]] = {}
+    for place, one in enumerate(updates):
+        client = place if one.client is None else whole(one.client, 0, "client")
+        numbers[client] = numbers.get(client, 0) + 1
+        states = [named_arrays(state, names, f"client {client}, {when}") for state, when in ((one.before, "before"), (one.after, "after"))]
+        rounds.setdefault(numbers[client], {})[client] = (states[0], states[1])
+        counts = (("samples", one.samples), ("labels", one.labels))
+        known = {name: whole(count, 1, f"client {client}: {name}") for name, count in counts if count is not None}
+        clients.setdefault(str(client), {}).update(known | (_plain(one.settings) if one.settings else {}))
+        if one.x is not None and numbers[client] == 1:
+            pairs = {"": (one.x, one.y)} | ({} if one.outside is None else {"_outside": one.outside})
+            truth: dict[str, Array] = {}
+            for ending, pair in pairs.items():
+                x, y = read_samples(pair, f"client {client}{ending.replace('_', ', ')}", tuple(tree["shape"]), classes)
+                truth |= {f"x{ending}": x, f"y{ending}": y}
+            _save(folder / "truth" / f"client-{client}.npz", truth)
+    for number, several in rounds.items():
+        inside = folder / f"round-{number:04d}"
+        inside.mkdir(parents=True, exist_ok=True)
+        before = [state for state, _ in several.values()]
+        together = len(several) > 1 and all(_same(before[0], state) for state in before)
+        if together:
+            write_arrays(inside / GLOBAL, before[0])
+        for client, (first, last) in several.items():
+            if not together:
+                write_arrays(inside / f"client-{client}.before.safetensors", first)
+            write_arrays(inside / f"client-{client}.after.safetensors", last)
+    if auxiliary is not None:
+        x, y = read_samples(auxiliary, "auxiliary", tuple(tree["shape"]), classes)
+        _save(folder / "auxiliary.npz", {"x": x, "y": y})
+    tree["clients"] = {client: known for client, known in clients.items() if known}
+    write_atomically(folder / TOML, toml_text(tree))
+    return folder
+
+
+def _plain(settings: LoopSettings) -> dict[str, Any]:
+    return {name: value for name in TRAINING if (value := getattr(settings, name)) is not None}
+
+
+def _same(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def _save(path: Path, arrays: Mapping[str, Array]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_packed(path, arrays)
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------------------
+
+
+def audit_folder(
+    folder: str | Path, *, attacks: Sequence[str] | None = None, say: Callable[[str], None] = lambda line: None
+) -> list[Cell]:  # fmt: skip
+    """Run the attacks on a folder of updates; writes audit.json, and audit/ with what was recovered, into it.
+
+    Raises `InputError` naming file, key and value.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder")
+    tree = _settings(folder / TOML)
+    settings, module = _training(tree, folder / TOML), _module(tree, folder / TOML)
+    updates, auxiliary = _updates(folder, tree, settings), _samples(folder / "auxiliary.npz", tree)
+    if module is not None and auxiliary is None:
+        raise InputError(f"{folder / 'auxiliary.npz'}: is missing; model = {tree['model']!r} needs samples that no client trained on")
+    try:
+        system = system_of(
+            module, updates, auxiliary, settings, classes=tree["classes"], shape=tuple(tree["shape"]), head=tree.get("head"),
+            seed=tree.get("seed", 0), iterations=tree.get("iterations", 200),
+        )  # fmt: skip
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from None
+    which = tree.get("model", "none, so that only labels are attempted")
+    say(f"{len(updates)} update(s) of {len(system.records)} client(s); model: {which}")
+    cells, found = list[Cell](), attacked(system, attacks)
+    (folder / "audit").mkdir(exist_ok=True)
+    for name, (made, arrays) in found.items():
+        file = None if arrays is None else f"{name}_server.npz"
+        if arrays is not None and file is not None:
+            write_packed(folder / "audit" / file, arrays)
+        cells += [replace(one, arrays=file) for one in made]
+    table, family = judged_together(cells)
+    write_atomically(folder / "audit.json", audit_text(table, family, assumed=system.assumed(which)))
+    return table
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """foreign.toml, checked key by key."""
+    try:
+        tree = read_toml(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: is missing; docs/attacks/other_systems.md describes the folder") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: is not TOML ({error})") from None
+    for key in tree:
+        if key not in KEYS:
+            raise InputError(f"{path}: {key} = {tree[key]!r}: is not a key here; known are {', '.join(KEYS)}")
+    for key in ("format", "classes", "shape"):
+        if key not in tree:
+            raise InputError(f"{path}: {key} is missing")
+    _require(tree["format"] == FORMAT, path, "format", tree["format"], f"expected {FORMAT}")
+    for key, least in (("classes", 2), ("hidden", 1), ("seed", 0), ("iterations", 1)):
+        _require(_whole(tree.get(key, least), least), path, key, tree.get(key), f"expected an integer of {least} or more")
+    is_shape = isinstance(tree["shape"], list) and tree["shape"] and all(_whole(one, 1) for one in tree["shape"])
+    _require(bool(is_shape), path, "shape", tree["shape"], "expected a list of sizes")
+    for key in ("model", "head"):
+        _require(isinstance(tree.get(key, ""), str), path, key, tree.get(key), "expected a name")
+    for key in ("mean", "std"):
+        values = tree.get(key, [1.0])
+        is_list = isinstance(values, list) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
+        fits = is_list and len(values) in (1, tree["shape"][0]) and (key == "mean" or min(values) > 0)
+        _require(fits, path, key, values, "expected a list of one number, or of one a channel, std above 0")
+    people = tree.setdefault("clients", {})
+    _require(isinstance(people, dict), path, "clients", people, "write sections [clients.0], [clients.1]")
+    for client, known in people.items():
+        where = f"clients.{client}"
+        _require(client.isdecimal() and isinstance(known, dict), path, where, known, "expected a section [clients.NUMBER]")
+        for key, value in known.items():
+            _require(key in CLIENT_KEYS, path, f"{where}.{key}", value, f"is not a key here; known are {', '.join(CLIENT_KEYS)}")
+            if key in ("samples", "labels"):
+                _require(_whole(value, 1), path, f"{where}.{key}", value, "expected an integer of 1 or more")
+    return tree
+
+
+def _require(holds: bool, path: Path, key: str, value: object, words: str) -> None:
+    if not holds:
+        raise InputError(f"{path}: {key} = {value!r}: {words}")
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _training(tree: Mapping[str, Any], path: Path, usual: LoopSettings | None = None, where: str = "") -> LoopSettings:
+    try:
+        return replace(usual or LoopSettings(), **{name: tree[name] for name in TRAINING if name in tree})
+    except InputError as error:
+        raise InputError(f"{path}: {where}{error}") from None
+
+
+def _module(tree: Mapping[str, Any], path: Path) -> nn.Module | None:
+    """The module that foreign.toml names, with whatever values; None if it names none."""
+    name = tree.get("model")
+    if name is None:
+        return None
+    found = MODELS.find(name)
+    if found is None:
+        known = ", ".join(MODELS.names())
+        raise InputError(f"{path}: model = {name!r}: is not known; known are {known}; --plugin FILE registers one of your own")
+    try:
+        return found[0](Model(name, tuple(tree["shape"]), tree["classes"], tree.get("hidden", 200)))
+    except Exception as error:
+        raise InputError(f"{path}: model = {name!r}: cannot be built ({type(error).__name__}: {error})") from None
+
+
+def _updates(folder: Path, tree: Mapping[str, Any], settings: LoopSettings) -> list[Update]:
+    """The updates in the order of rounds, with what is known of their clients."""
+    updates: list[Update] = []
+    truth: dict[int, dict[str, Any]] = {}
+    for inside in _rounds(folder):
+        files: dict[int, dict[str, Path]] = {}
+        for path in sorted(inside.glob("*.safetensors")):
+            if path.name == GLOBAL:
+                continue
+            match = STATE.fullmatch(path.name)
+            if match is None:
+                raise InputError(f"{path}: is not called {GLOBAL} or client-NUMBER.before.safetensors or client-NUMBER.after.safetensors")
+            files.setdefault(int(match[1]), {})[match[2]] = path
+        common = read_safetensors(inside / GLOBAL) if (inside / GLOBAL).is_file() else None
+        for client, pair in sorted(files.items()):
+            if "after" not in pair:
+                raise InputError(f"{inside / f'client-{client}.after.safetensors'}: is missing")
+            if "before" not in pair and common is None:
+                raise InputError(f"{pair['after']}: has no state before beside it (client-{client}.before.safetensors, or {GLOBAL})")
+            known = tree["clients"].get(str(client), {})
+            own = _training(known, folder / TOML, settings, f"clients.{client}.") if set(known) & set(TRAINING) else None
+            if client not in truth:
+                truth[client] = _truth(folder / "truth" / f"client-{client}.npz", tree)
+            before = read_safetensors(pair["before"]) if "before" in pair else common
+            counts = {name: known.get(name) for name in ("samples", "labels")}
+            updates.append(Update(before, read_safetensors(pair["after"]), client=client, settings=own, **counts, **truth[client]))
+    if not updates:
+        raise InputError(f"{folder}: has no update (round-0001/client-0.after.safetensors)")
+    return updates
+
+
+def _rounds(folder: Path) -> list[Path]:
+    """The folders of rounds in the order of their numbers."""
+    found: dict[int, Path] = {}
+    for path in sorted(path for path in folder.glob("round-*") if path.is_dir()):
+        match = ROUND.fullmatch(path.name)
+        if match is None:
+            raise InputError(f"{path}: is not called round-NUMBER")
+        if (same := found.setdefault(int(match[1]), path)) != path:
+            raise InputError(f"{path}: is the same round as {same.name}")
+    return [found[number] for number in sorted(found)]
+
+
+def _truth(path: Path, tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A client's samples, and samples like them that nobody trained on, as far as there are any."""
+    mine, outside = _samples(path, tree), _samples(path, tree, "_outside")
+    return ({} if mine is None else {"x": mine[0], "y": mine[1]}) | ({} if outside is None else {"outside": outside})
+
+
+def _samples(path: Path, tree: Mapping[str, Any], ending: str = "") -> tuple[Array, Array] | None:
+    """Samples as the model takes them, and labels, of an npz file; None where there are none."""
+    if not path.is_file():
+        return None
+    names = f"x{ending}", f"y{ending}"
+    found = read_npz(path, optional=names)
+    if ending and not found:
+        return None
+    for name in names:
+        if name not in found:
+            raise InputError(f"{path}: has no array {name!r}; it has {', '.join(found) or 'none'}")
+    x, y = (found[name] for name in names)
+    if x.shape[1:] != tuple(tree["shape"]):
+        raise InputError(f"{path}: {names[0]} has samples of shape {x.shape[1:]}, but foreign.toml has shape = {tree['shape']}")
+    if x.dtype.kind == "f" and ("mean" in tree or "std" in tree):
+        mean, std = (
+            np.reshape(np.asarray(tree.get(key, [usual]), x.dtype), (-1, *[1] * (x.ndim - 2)))
+            for key, usual in (("mean", 0.0), ("std", 1.0))
+        )
+        x = (x - mean) / std
+    return x, y

@@ -1,0 +1,129 @@
+"""Labels of another system's clients from updates of the head's bias, and the states that other attacks read with them.
+
+Where some labels are known to be absent `counts_from_bias` reads them, else `labels_from_bias`, under the statistics of the client's
+batches where layers normalise. Not modelled: weight decay of the head's bias, optimisers other than SGD.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ...types import Array
+from ..figures.leakage import Cell, nothing
+from ..figures.significance import FEWEST_SCORES, RATE
+from ..labels.label_inference import Guess, label_cells
+from ..labels.label_readings import ONE_STEP, PATH, auxiliary_shares, class_probabilities, counts_from_bias, labels_from_bias
+from .foreign_states import ForeignModel, ReadState, batch_statistics, statistics_of, vector_of
+from .foreign_system import Made, Record, System
+
+__all__ = ["NOT_SGD", "NO_MODEL", "NO_TRUTH", "ROUNDS", "alone", "as_sent", "is_sgd", "labels", "settled", "shares_of_update"]
+
+ROUNDS = 3
+"""Label shares are means over so many first updates of a client."""
+MOST_NORMALISED = 256
+"""Auxiliary samples whose statistics take the place of those that states do not have."""
+NO_MODEL = "not attempted: there is no model to run (`--plugin FILE`, and `model` in foreign.toml)"
+NO_TRUTH = "not attempted: no client's samples are given, so that no guess can be scored"
+NOT_SGD = "not attempted: updates by an optimiser other than SGD are not linear in gradients"
+
+
+def labels(system: System) -> Made:
+    """Label sets and histograms from the updates of the head's bias."""
+    name, metric, case, prior = "label_inference", "histogram_l1", system.case, system.case.prior
+    clients = [client for client in system.scored if is_sgd(system.records[client][0])]
+    why = NO_TRUTH if not system.scored else "" if clients else NOT_SGD
+    if system.head is None or why:
+        return [nothing(case, name, metric, why or f"not attempted: {system.headless}")], None
+    read = {client: [one for one in system.records[client][:ROUNDS] if is_sgd(one)] for client in clients}
+    shares = {client: found for client, records in read.items() if (found := mean_shares(records, system)) is not None}
+    if not shares:
+        why = "not attempted: neither the learning rate with the number of steps nor the number of labels is known"
+        return [nothing(case, name, metric, why)], None
+    blank = auxiliary_shares(prior) if len(prior.y) else np.full(prior.classes, 1 / prior.classes)
+    note = f"bias {system.head!r}, of the first {ROUNDS} update(s) at most; {predicted(system)}; {prior.description}"
+    guess = Guess(shares)
+    figures, arrays = label_cells(case, name, sorted(shares), [guess, Guess(dict.fromkeys(shares, blank)), guess], note)
+    return [alone(one, one.counted or len(shares)) for one in figures], arrays
+
+
+def predicted(system: System) -> str:
+    """Where predictions come from, for a note."""
+    if system.model is None:
+        return "no model: predictions taken to be uniform, as an untrained model's are"
+    if not system.model.norms:
+        return "predictions on auxiliary samples"
+    has_statistics = all(one.before.statistics and one.after.statistics for several in system.records.values() for one in several)
+    return f"predictions on auxiliary samples, normalised by the statistics of {'the client' if has_statistics else 'these samples'}"
+
+
+def alone(one: Cell, scores: int) -> Cell:
+    """A figure that was judged as its own reference, without that; it is the mean of so many `scores`."""
+    if one.value is None:
+        return one
+    rule = f"another system has no unprotected twin, so there is no reference and no shown power; margin {one.margin:g}"
+    rule += "" if one.p is None else f", p = {one.p:.2g}; a leak needs p < {RATE:g}"
+    if scores < FEWEST_SCORES:
+        rule += f"; {scores} score(s) decide nothing, {FEWEST_SCORES} are needed"
+    elif one.counted and 0.5**one.counted >= RATE:
+        rule += f"; {one.counted} clients are too few to decide about a yes-or-no figure"
+    status = one.status if one.status == "leaks" else "not_validated" if scores < FEWEST_SCORES else "inconclusive"
+    return replace(one, reference=None, reference_baseline=None, power=None, status=status, note=f"{one.note}; {rule}")
+
+
+# --- states and label shares --------------------------------------------------------------------------------------------------------
+
+
+def is_sgd(record: Record) -> bool:
+    return record.settings.optimizer == "sgd"
+
+
+def mean_shares(records: Sequence[Record], system: System) -> Array | None:
+    found = [one for record in records if (one := shares_of_update(record, system)) is not None]
+    return np.asarray(np.mean(found, axis=0)) if found else None
+
+
+def shares_of_update(record: Record, system: System) -> Array | None:
+    """Label shares (classes,) from one update of the head's bias; None where neither its scale nor the number of labels is known.
+
+    Where some labels are known to be absent the scale comes from these: clients with few samples learn them by heart, so that their updates
+    end shorter than rate and steps say. Predictions are those for auxiliary samples, at the state before, or on the way to the state after
+    where the scale is rate × steps. Without a model they are taken to be uniform, as an untrained model's are.
+    """
+    assert system.head is not None  # checked by the caller
+    prior, model = system.case.prior, system.model
+    moved = np.subtract(record.after.parameters[system.head], record.before.parameters[system.head], dtype=np.float64)
+    is_short = record.scale is None or (record.labels is not None and record.labels < prior.classes)
+    if model is None:
+        probabilities = np.full((prior.classes, prior.classes), 1 / prior.classes)
+    else:
+        start, end = (settled(system, model, record, state) for state in (record.before, record.after))
+        path = [start + share * (end - start) for share in (ONE_STEP if is_short or record.steps == 1 else PATH)]
+        probabilities = np.mean([class_probabilities(model.evaluated, at, prior.x, prior.y) for at in path], axis=0)
+    if record.scale is not None and not is_short:
+        return labels_from_bias(moved, probabilities, record.scale)
+    return None if record.labels is None else counts_from_bias(-moved, probabilities, record.labels)
+
+
+def settled(system: System, model: ForeignModel, record: Record, state: ReadState) -> Array:
+    """A state's vector (d,) for `model.evaluated`, with the statistics of the client's batches, else with those of auxiliary samples."""
+    found = batch_statistics(model, record.before, record.after, record.steps) or _of_auxiliary(system, model, record.before)
+    return vector_of(model.evaluated, state, found)
+
+
+def as_sent(system: System, model: ForeignModel, state: ReadState) -> Array:
+    """A state's vector (d,) for `model.evaluated`, with its own statistics, else with those of auxiliary samples."""
+    has_own = state.statistics.keys() >= model.statistics.keys()
+    return vector_of(model.evaluated, state, {} if has_own else _of_auxiliary(system, model, state))
+
+
+def _of_auxiliary(system: System, model: ForeignModel, state: ReadState) -> dict[str, Array]:
+    """The statistics of auxiliary samples by name, normalised by themselves."""
+    if not model.norms:
+        return {}
+    x = np.asarray(system.case.prior.x[:MOST_NORMALISED], np.float64)
+    with torch.no_grad():
+        row = statistics_of(model)(torch.tensor(vector_of(model.in_training, state))[None], torch.tensor(x)[None])[0].numpy()
+    parts = np.split(row, np.cumsum([int(np.prod(shape)) for shape in model.statistics.values()])[:-1])
+    return dict(zip(model.statistics, parts, strict=True))

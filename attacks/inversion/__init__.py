@@ -1,0 +1,1 @@
+"""Samples from updates: closed forms, optimisation, and models that a server makes for the purpose."""

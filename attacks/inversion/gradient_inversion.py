@@ -1,0 +1,228 @@
+"""Gradient inversion: a client's training images, or words, from the update it sent.
+
+Images are sought by a ladder of methods, the strongest that fits (`inversion_ladder`): closed form, SPEAR and a feature decoder read the
+update of the first linear layer. The optimisation (`image_search`) is the last of them. Words are read from the rows of an embedding
+(`token_recovery`).
+
+Source of the optimisation: Zhu et al. 2019 (DLG: images whose gradient is the one seen, by L-BFGS), Zhao et al. 2020 (iDLG: the label
+first, from the bias gradient), Geiping et al. 2020 (cosine distance and total variation; several local steps by unrolling them).
+Deviations: labels come from the head's bias with auxiliary predictions, so that several images and steps are served too; all images,
+starts and clients are rows of one batched L-BFGS in float64; the distance is taken relative to the length of the update.
+
+What it proves: with a smooth network and few images and steps, an update in the clear is the images. What it does not: that many images or
+many steps hide anything because no method here gets there; where the unprotected reference fails, cells say `not_validated`.
+Batches in an order that the attacker does not know (more samples than the batch size) are not attempted, nor are steps other than those of
+plain SGD (`_refusal`): Adam, proximal terms, control variates, MAML, samples held back. Gradients that are sent as such (IFCA's option I)
+are one step of rate 1, with their sign turned.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from ...engine.models import Model
+from ...randomness import stream
+from ...types import Array
+from ..adversary import AdversaryView
+from ..evidence.local_training import LocalTraining, trainings_in
+from ..evidence.updates import Step, blind, local_of, public_model, single_steps, steps_in, unread
+from ..figures.leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
+from ..labels.label_readings import bias_span, shares_of
+from .image_search import LocalSteps, invert_updates
+from .inversion_ladder import fitting_layer, images_by_layer, most_samples
+from .token_recovery import embedding_of, token_cells
+
+__all__ = ["cells", "labels_from_shares", "methods_of"]
+
+NAME = "gradient_inversion"
+MARGIN = {"image_psnr_db": 3.0, "image_ssim": 0.1, "labels_exact": 0.1}
+MOST_IMAGES, MOST_STEPS, CLIENTS_PER_DRAW = 4, 10, 4
+"""The optimisation is tried on so many images of a client; SPEAR on up to eight."""
+SMOOTH = 1e-4
+"""Weight of the total variation where updates have noise."""
+
+
+def labels_from_shares(shares: Array, count: int) -> Array:
+    """`count` labels, increasing, in the shares (classes,) nearest to the given ones: largest remainders first."""
+    exact = np.maximum(shares, 0.0) / max(float(np.maximum(shares, 0.0).sum()), 1e-12) * count
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(-(exact - counts), kind="stable")[: count - int(counts.sum())]] += 1
+    return np.repeat(np.arange(len(shares)), counts)
+
+
+# --- the attack ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """Images (n, *shape), labels (n,), and by which method images were found, by client."""
+
+    images: Mapping[int, Array] = field(default_factory=dict)
+    labels: Mapping[int, Array] = field(default_factory=dict)
+    methods: Mapping[int, str] = field(default_factory=dict)
+
+
+def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int) -> Guess:
+    """The images behind each client's first update. Without a view: the mean auxiliary image, and the commonest auxiliary label."""
+    clipped = prior.config is not None and prior.config.privacy.unit != "none"
+    return _guess(None if view is None else steps_in(view, model.dimension), prior, clients, model, restarts, clipped)
+
+
+def _guess(
+    steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int, clipped: bool = False
+) -> Guess:
+    """As `guess`. Of updates that were `clipped` (and noised) the length says little, so their direction is what images are to meet."""
+    sizes = {client: prior.samples_per_client[client] for client in clients}
+    if steps is None:
+        mean, label = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
+        return Guess({c: np.repeat(mean[None], n, axis=0) for c, n in sizes.items()}, {c: np.full(n, label) for c, n in sizes.items()})
+    assert prior.config is not None  # checked by the caller
+    images: dict[int, Array] = {}
+    labels: dict[int, Array] = {}
+    methods: dict[int, str] = {}
+    for size, number in sorted({(sizes[client], steps[client][0].round) for client in clients}):
+        first = {client: steps[client][0] for client in clients if (sizes[client], steps[client][0].round) == (size, number)}
+        for client, step in first.items():
+            labels[client] = labels_from_shares(shares_of(step, prior, model, prior.labels_per_client[client]), size)
+        found = {} if clipped else _by_layer(first, prior, model, size)
+        left = {client: step for client, step in first.items() if client not in found}
+        if size > MOST_IMAGES:  # too many for the optimisation, which ends below the mean image
+            found |= dict.fromkeys(left, (np.repeat(prior.x.mean(axis=0, dtype=np.float64)[None], size, axis=0), "mean image"))
+        elif left:
+            found |= _by_optimisation(left, labels, prior, model, restarts, clipped)
+        for client, (made, method) in found.items():
+            images[client], methods[client] = made, method
+    return Guess(images, labels, methods)
+
+
+def _plan(first: Mapping[int, Step], prior: Prior) -> tuple[LocalSteps, int]:
+    """How clients asked in the same round trained, and the number of that round."""
+    step = next(iter(first.values()))
+    train = local_of(step, prior).train
+    return LocalSteps(train.epochs, train.lr, train.momentum, train.weight_decay), step.round
+
+
+def _by_layer(first: Mapping[int, Step], prior: Prior, model: Model, size: int) -> dict[int, tuple[Array, str]]:
+    """Images (size, *shape) and the method, of those clients on whom a rung above the optimisation succeeds."""
+    layer, (how, number) = fitting_layer(model), _plan(first, prior)
+    if layer is None:
+        return {}
+    starts, updates = (np.stack([getattr(step, part) for step in first.values()]) for part in ("start", "update"))
+    rng = stream(prior.seed, f"inversion ladder, {size} images", number)
+    found = images_by_layer(model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay)
+    return {client: one for client, one in zip(first, found, strict=True) if one is not None}
+
+
+def _by_optimisation(
+    first: Mapping[int, Step], labels: Mapping[int, Array], prior: Prior, model: Model, restarts: int, clipped: bool
+) -> dict[int, tuple[Array, str]]:
+    """The same by the last rung, for all clients."""
+    (how, number), size = _plan(first, prior), len(labels[next(iter(first))])
+    made, _ = invert_updates(
+        model, np.stack([step.start for step in first.values()]), np.stack([step.update for step in first.values()]),
+        np.stack([labels[client] for client in first]), how, stream(prior.seed, f"gradient inversion, {size} images", number),
+        restarts=restarts, distance="cosine" if clipped else "squared", total_variation=SMOOTH if clipped else 0.0,
+    )  # fmt: skip
+    return {client: (one, f"optimisation of {restarts} start(s)") for client, one in zip(first, made, strict=True)}
+
+
+def matched(truth: Array, images: Array) -> list[tuple[Array, Array]]:
+    """Pairs of true and recovered images (n, *shape each), by the one-to-one matching of largest total PSNR."""
+    table = np.array([[psnr_db(one, other) for other in images] for one in truth])
+    rows, columns = linear_sum_assignment(-table)
+    return [(truth[i], images[j]) for i, j in zip(rows, columns, strict=True)]
+
+
+def score(guess: Guess, truth: Truth, clients: Sequence[int], metric: str) -> Array:
+    """The mean over a client's images of PSNR or SSIM, or whether all its labels are right, by client."""
+    if metric == "labels_exact":
+        labels = {c: np.bincount(guess.labels[c], minlength=len(truth.label_counts[c])) for c in clients}
+        return np.array([float(np.array_equal(labels[c], truth.label_counts[c])) for c in clients])
+    compare = psnr_db if metric == "image_psnr_db" else ssim
+    return np.array([np.mean([compare(*pair) for pair in matched(truth.data[c][0], guess.images[c])]) for c in clients])
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Images of clients with few samples, from the first update of each that can be read."""
+    if case.prior.config is not None and embedding_of(public_model(case.prior)) is not None:
+        return token_cells(case, NAME), None
+    prior, why = case.prior, _refusal(case) or blind(case.view)
+    if why:
+        return [nothing(case, NAME, "image_psnr_db", why)], None
+    model = public_model(prior)
+    mine, theirs = (single_steps(steps_in(view, model.dimension, case)) for view in (case.view, case.reference))
+    apart = (set(mine) & set(theirs)) - set(case.view.coalition)
+    if not apart:
+        why = unread(case.view, model.dimension) or "no single client's update can be read in this view"
+        return [nothing(case, NAME, "image_psnr_db", why)], None
+    assert prior.config is not None  # as `_refusal` found
+    private = prior.config.privacy.unit != "none"
+    most = MOST_IMAGES if private else max(MOST_IMAGES, most_samples(fitting_layer(model)))
+    most = min(most, *(local_of(mine[client][0], prior).train.batch_size or most for client in apart))
+    few = sorted(client for client in apart if prior.samples_per_client[client] <= most)
+    if not few:
+        words = f"not attempted: no client has at most {most} samples in one batch; that proves nothing of others"
+        return [nothing(case, NAME, "image_psnr_db", words)], None
+    clients, restarts = few[: CLIENTS_PER_DRAW * case.budget.draws], case.budget.rounds
+    guesses = [_guess(steps, prior, clients, model, restarts, private) for steps in (mine, None)]
+    same = not private and all(np.array_equal(mine[c][0].update, theirs[c][0].update) for c in clients)
+    guesses.append(guesses[0] if same else _guess(theirs, prior.unprotected(), clients, model, restarts))
+    count = sum(prior.samples_per_client[client] for client in clients)
+    steps = {local_of(mine[client][0], prior).train.epochs for client in clients}
+    note = (
+        f"{count} image(s) of {len(clients)} client(s), {' or '.join(map(str, sorted(steps)))} local step(s), "
+        f"by {methods_of(guesses[0])}, first update; {prior.description}; baseline: the mean auxiliary image"
+    )
+    metrics = ["image_psnr_db", "image_ssim", "labels_exact"]
+    if np.isnan(ssim(case.truth.data[clients[0]][0][0], case.truth.data[clients[0]][0][0])):
+        metrics.remove("image_ssim")
+    figures = []
+    for metric in metrics:
+        scores = [score(one, case.truth, clients, metric) for one in guesses]
+        figures.append(cell(case, NAME, metric, *scores, margin=MARGIN[metric], share=metric == "labels_exact", note=note))
+    arrays = {
+        "clients": np.array(clients),
+        "truth": np.stack([case.truth.data[c][0][0] for c in clients]),
+        "recovered": np.stack([_nearest(case.truth.data[c][0][0], guesses[0].images[c]) for c in clients]),
+        "baseline": guesses[1].images[clients[0]][0],
+    }
+    return figures, arrays
+
+
+def methods_of(guess: Guess) -> str:
+    """By which methods images were found, in words; with the number of clients where there are several."""
+    counts = Counter(guess.methods.values())
+    return " and ".join(name + (f" ({count} clients)" if len(counts) > 1 else "") for name, count in counts.most_common())
+
+
+def _nearest(truth: Array, images: Array) -> Array:
+    return np.asarray(max(images, key=lambda image: psnr_db(truth, image)))
+
+
+def _refusal(case: Case) -> str:
+    """Why this run is not attempted; empty if it is."""
+    if case.prior.config is None:
+        return "not attempted: the training settings are not known"
+    model, trainings = public_model(case.prior), trainings_in(case.reference)
+    if bias_span(model) is None:
+        return "not attempted: the model's head has no bias to read labels from"
+    if case.prior.config.training.optimizer == "adam" or any(one.train.optimizer == "adam" for one in trainings.all):
+        return "not attempted: Adam's steps keep little more than a gradient's signs, too little for this attack; that proves nothing"
+    if trainings.first is None:
+        passed = any(message.operation == "relay" for message in case.reference.messages)
+        return "not attempted: clients send models to each other, none to be averaged; that proves nothing of them" if passed else ""
+    if not all(map(_is_plain, trainings.all)):
+        return "not attempted: clients do not take plain steps on all of their samples; that proves nothing of them"
+    epochs = trainings.first.train.epochs
+    if epochs > MOST_STEPS:
+        return f"not attempted: {epochs} local steps are more than {MOST_STEPS}; that proves nothing of them"
+    return ""
+
+
+def _is_plain(local: LocalTraining) -> bool:
+    """Whether clients take plain steps of SGD on all of their samples, and updates hold nothing else."""
+    drawn = local.train.prox and local.train.epochs > 1  # one step from the anchor has no proximal term yet
+    return not (local.beyond or local.held_back or local.train.maml_lr or drawn)

@@ -1,0 +1,142 @@
+"""Images (or any samples) whose local training gives an update: the optimisation of gradient inversion, as functions of arrays.
+
+Source: Zhu et al. 2019 (DLG), Geiping et al. 2020; `gradient_inversion` has the attack on recorded runs and what it proves.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from ...engine.device import in_use, placed, tensor
+from ...engine.models import Model, module_there
+from ...types import Array
+from .lbfgs import minimise
+
+__all__ = ["LocalSteps", "invert_updates", "unroll"]
+
+ITERATIONS = 600
+ROWS_AT_ONCE, ROWS_THERE = 32, 256
+"""Rows of one tensor program on the CPU, where more need more memory than they save time; and on a CUDA device (a guess, not measured)."""
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """How a model became an update: `count` full-batch steps of SGD as in `training.Train` (1 step, rate 1: the negative gradient)."""
+
+    count: int = 1
+    lr: float = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+def invert_updates(
+    model: Model, starts: Array, updates: Array, labels: Array, steps: LocalSteps, rng: np.random.Generator, *, restarts: int = 1,
+    iterations: int = ITERATIONS, distance: Literal["squared", "cosine"] = "squared", total_variation: float = 0.0,
+    beside: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Images (m, n, *shape) in [0, 1] whose `steps` on `starts` (m, d) give nearly `updates` (m, d), and the distances left (m,).
+
+    `labels` (m, n) are those of the n images of each of m updates. Each of `restarts` begins at uniform noise; the one that ends nearest is
+    returned. `beside` are further values of images, (θ (r, d), images (r, n, *shape)) -> (r, k), and what was seen of them (m, k), whose
+    mean squared distance is added. It is computed on the device in use.
+    Raises nothing: an update that no images make leaves a large distance.
+    """
+    m, n = labels.shape
+    theta = tensor(np.repeat(np.asarray(starts, np.float64), restarts, axis=0))
+    target = tensor(np.repeat(np.asarray(updates, np.float64), restarts, axis=0))
+    y = tensor(np.repeat(labels, restarts, axis=0))
+    begin = tensor(rng.random((m * restarts, n * int(np.prod(model.shape)))))
+    made = unroll(model, steps)
+    length = target.square().sum(1).clamp_min(1e-300)
+    seen = None if beside is None else tensor(np.repeat(np.asarray(beside[1], np.float64), restarts, axis=0))
+
+    def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, slopes = [], []
+        size = ROWS_AT_ONCE if in_use().kind == "cpu" else ROWS_THERE
+        for piece, which in zip(torch.split(x, size), torch.split(rows, size), strict=True):
+            point = piece.detach().requires_grad_(True)
+            images = point.view(len(point), n, *model.shape)
+            mine, aim = made(theta[which], images, y[which]), target[which]
+            if distance == "squared":
+                apart = (mine - aim).square().sum(1) / length[which]
+            else:
+                apart = 1 - functional.cosine_similarity(mine, aim, dim=1)
+            whole = apart + total_variation * _variation(images) if total_variation else apart
+            if beside is not None and seen is not None:
+                whole = whole + (beside[0](theta[which], images) - seen[which]).square().mean(1)
+            values.append(whole.detach())
+            slopes.append(torch.autograd.grad(whole.sum(), point)[0])
+        return torch.cat(values), torch.cat(slopes)
+
+    found, left = minimise(objective, begin, iterations, tolerance=1e-24 if distance == "squared" else 1e-14)
+    distances = left.cpu().numpy().reshape(m, restarts)
+    best = np.where(np.isnan(distances), np.inf, distances).argmin(axis=1)
+    images = found.cpu().numpy().reshape(m, restarts, n, *model.shape)[np.arange(m), best]
+    return np.clip(images, 0.0, 1.0), distances[np.arange(m), best]
+
+
+def unroll(model: Model, steps: LocalSteps) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """(θ (r, d), images (r, n, *shape), labels (r, n)) -> updates (r, d), differentiable in the images."""
+    exact = replace(model, dtype="float64")
+    module = _as_products(deepcopy(module_there(exact, in_use().kind)).train(False))
+    mean, std = placed(exact._statistic(exact.mean)), placed(exact._statistic(exact.std))
+
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(module, parameters, ((x - mean) / std,)), y)
+
+    losses = vmap(loss)  # gradients are taken outside: derivatives of derivatives are cheaper so than through two layers of transforms
+
+    def update(theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        now = {name: theta[:, at : at + int(np.prod(shape))].reshape(-1, *shape).requires_grad_(True) for name, shape, at in exact.layout}
+        velocity = dict.fromkeys(now, theta.new_zeros(()))
+        for _ in range(steps.count):
+            slopes = torch.autograd.grad(losses(now, x, y).sum(), list(now.values()), create_graph=True)
+            velocity = {
+                name: steps.momentum * velocity[name] + slope + steps.weight_decay * now[name]
+                for name, slope in zip(now, slopes, strict=True)
+            }
+            now = {name: now[name] - steps.lr * velocity[name] for name in now}
+        return torch.cat([now[name].flatten(1) for name, _, _ in exact.layout], dim=1) - theta
+
+    return update
+
+
+class _Products(nn.Module):
+    """A convolution as a matrix product with the patches of its input: as rows of a batch, and differentiated twice, the cheaper form."""
+
+    def __init__(self, like: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias, self.like = like.weight, like.bias, (like.kernel_size, like.padding, like.stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size, padding, stride = self.like
+        patches = functional.unfold(x, size, padding=padding, stride=stride)  # type: ignore[arg-type]  # a pair each
+        made = self.weight.flatten(1) @ patches
+        made = made if self.bias is None else made + self.bias[:, None]
+        rows = (x.shape[-2] + 2 * padding[0] - size[0]) // stride[0] + 1  # type: ignore[operator]
+        return made.reshape(*made.shape[:2], rows, -1)
+
+
+def _as_products(module: nn.Module) -> nn.Module:
+    """The module with its plain convolutions in this form; parameters keep their names."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Conv2d):
+            plain = child.groups == 1 and child.dilation == (1, 1) and child.padding_mode == "zeros" and not isinstance(child.padding, str)
+            if plain:
+                setattr(module, name, _Products(child))
+        else:
+            _as_products(child)
+    return module
+
+
+def _variation(images: torch.Tensor) -> torch.Tensor:
+    """Mean absolute difference of neighbouring pixels, smoothed at 0, by row: (r, n, C, H, W) -> (r,)."""
+    across, down = images.diff(dim=-1), images.diff(dim=-2)
+    return (across.square() + 1e-8).sqrt().flatten(1).mean(1) + (down.square() + 1e-8).sqrt().flatten(1).mean(1)

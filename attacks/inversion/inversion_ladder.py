@@ -1,0 +1,97 @@
+"""The inversion ladder: images from the update of a network's first linear layer, by the strongest method that fits.
+
+| rung | fits | gives |
+|---|---|---|
+| closed form (`closed_form`) | one sample; the network begins with a linear layer with bias | the image, exactly |
+| SPEAR (`spear`) | 2 to 8 samples in one batch; ReLU behind that layer | the images, exactly; it says which pass its check |
+| feature decoder (`feature_decoder`) | the same behind convolutions, ReLU and pooling | an image from exact features and auxiliary images |
+
+Where none fits, the optimisation of `gradient_inversion` is left: smooth networks with one to four samples. Updates with weight decay fit
+for one step only; noisy ones do not fit. No rung needs labels.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+
+from ...engine.models import Model
+from ...types import Array
+from .closed_form import LinearLayer, first_linear, gradients_of, images_from_inputs, input_from_gradients, layers_of
+from .feature_decoder import decode_features
+from .spear import CONSISTENT, MOST_SAMPLES, inputs_of_batch
+
+__all__ = ["CLOSED_FORM", "DECODER", "SPEAR", "fitting_layer", "images_by_layer", "most_samples"]
+
+CLOSED_FORM, SPEAR, DECODER = "closed form", "SPEAR", "feature decoder"
+PASSED = 0.25
+"""Features of several steps are decoded at the model this far on the way: they are a mean weighted by gradients, the largest of which are
+the first."""
+MOST_RESIDUAL = 0.5
+"""Above this relative residual a layer's update is not that of one sample."""
+MOST_BEFORE = 1_000_000
+"""Networks with more parameters before their first linear layer are left to the optimisation: auxiliary features cost too much."""
+
+
+def fitting_layer(model: Model) -> LinearLayer | None:
+    """The layer whose update the ladder reads; None for a network that is left to the optimisation.
+
+    Networks that are smooth before their first linear layer are: there the optimisation is exact, and a decoder is not.
+    """
+    layer = first_linear(model)
+    if layer is None or layer.weight > MOST_BEFORE:
+        return None
+    kinked = any(isinstance(inner, nn.ReLU | nn.MaxPool2d) for one in layers_of(model)[: layer.place] for inner in one.modules())
+    return layer if layer.is_first or kinked else None
+
+
+def most_samples(layer: LinearLayer | None) -> int:
+    """The largest batch that the ladder reads: 0, 1 or 8."""
+    return 0 if layer is None else MOST_SAMPLES if layer.is_rectified else 1
+
+
+def images_by_layer(
+    model: Model, layer: LinearLayer, starts: Array, updates: Array, count: int, x: Array, rng: np.random.Generator, *, steps: int = 1,
+    lr: float = 1.0, weight_decay: float = 0.0,
+) -> list[tuple[Array, str] | None]:  # fmt: skip
+    """For each of `updates` (m, d) of models `starts` (m, d): images (count, *shape) in [0, 1] and the name of the rung, or None.
+
+    An update is that of `steps` full-batch steps of SGD. `x` (k, *shape) are auxiliary samples. Images that SPEAR does not recover are
+    their mean. None where no rung fits.
+    """
+    if count > most_samples(layer) or (weight_decay and steps > 1):
+        return [None] * len(updates)
+    moved = updates + lr * weight_decay * starts
+    inputs = [_inputs(layer, start, update, count, rng, steps) for start, update in zip(starts, moved, strict=True)]
+    mean = x.mean(axis=0, dtype=np.float64)
+    name = DECODER if not layer.is_first else CLOSED_FORM if count == 1 else SPEAR
+    found: list[tuple[Array, str] | None] = [None] * len(updates)
+    passed = starts + PASSED * updates if steps > 1 else starts
+    for places in _alike(passed, [i for i, one in enumerate(inputs) if len(one)]):
+        rows = np.concatenate([inputs[i] for i in places])
+        images = images_from_inputs(model, rows) if layer.is_first else decode_features(model, passed[places[0]], layer, rows, x)
+        for i, part in zip(places, np.split(images, np.cumsum([len(inputs[i]) for i in places])[:-1]), strict=True):
+            found[i] = np.concatenate([part, np.repeat(mean[None], count - len(part), axis=0)]), name
+    return found
+
+
+def _inputs(layer: LinearLayer, start: Array, update: Array, count: int, rng: np.random.Generator, steps: int) -> Array:
+    """The inputs (k, n) of the layer, k ≤ count, that an update (d,) gives."""
+    weight, bias = gradients_of(layer, update)
+    none = np.zeros((0, layer.inputs))
+    if not bias.any():
+        return none
+    if count == 1:
+        found, residual = input_from_gradients(weight, bias)
+        return found[None] if residual <= MOST_RESIDUAL else none
+    ends = [start] if steps == 1 else [start, start + update]
+    result = inputs_of_batch(weight, bias, [gradients_of(layer, one) for one in ends], count, rng)
+    return result.inputs[result.agreement >= CONSISTENT]
+
+
+def _alike(models: Array, places: Sequence[int]) -> list[list[int]]:
+    """Those `places` together whose models are the same."""
+    groups: dict[bytes, list[int]] = {}
+    for i in places:
+        groups.setdefault(models[i].tobytes(), []).append(i)
+    return list(groups.values())

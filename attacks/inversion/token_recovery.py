@@ -1,0 +1,283 @@
+"""Words from the gradient of an embedding: which words a client trained on, and in what order.
+
+Source: the rows of an embedding's gradient are zero for all words but those of the batch (Melis, Song, De Cristofaro & Shmatikov 2019);
+the order of one window by matching gradients as in TAG (Deng et al. 2021), but over the words that are known to occur, so that the search
+is discrete: rows are assigned to the gradients of the places, again and again since these depend on the words; then single changes are
+tried.
+
+What it proves: of a language model with a trained embedding, an update in the clear is the vocabulary of its client, for any number of
+windows, batches and steps; of one window it is the text. What it does not: nothing about sums over several clients, updates with
+noise or weight decay, which move all rows, or about words that the public vocabulary has not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
+from torch import nn
+from torch.nn import functional
+
+from ...engine.device import tensor
+from ...engine.models import Model, build_module
+from ...errors import InputError
+from ...randomness import stream
+from ...types import Array, check_array
+from ..evidence.local_training import trainings_in
+from ..evidence.updates import Step, blind, local_of, public_model, single_steps, steps_in, unread
+from ..figures.leakage import Case, Cell, Prior, cell, nothing
+from ..labels.label_readings import bias_span
+
+__all__ = ["embedding_of", "token_cells", "tokens_from_rows", "window_from_rows"]
+
+CLIENTS_PER_DRAW = 4
+MARGIN = 0.1
+DRAWS = 8
+"""Draws of auxiliary windows that give the number of words of a guess without a view."""
+STANDS_OUT = 6.0
+"""Where no row is exactly zero (sums are rounded), rows whose length is so many deviations above the median hold words."""
+PLACINGS, SWEEPS = 8, 12
+"""Times that all words are placed anew before single changes are tried, and that these are."""
+CLOSE = 1e-6
+"""A window whose rows are nearer than this to those seen, as 1 − cosine, is taken to be the one."""
+
+
+# --- the mathematics, for updates from anywhere -------------------------------------------------------------------------------------
+
+
+def tokens_from_rows(rows: Array) -> Array:
+    """The words (k,), increasing, of a batch from the gradient (or an update) of its embedding (words, units).
+
+    Raises `InputError` for another number of axes and values that are not finite.
+    """
+    lengths = np.linalg.norm(check_array("rows", np.asarray(rows, np.float64), ndim=2), axis=1)
+    if not lengths.all():
+        return np.flatnonzero(lengths)
+    middle = float(np.median(lengths))
+    deviation = 1.4826 * float(np.median(np.abs(lengths - middle)))  # of normal values
+    return np.flatnonzero(lengths > middle + STANDS_OUT * deviation)
+
+
+def window_from_rows(model: Model, vector: Array, rows: Array, label: int, length: int) -> tuple[Array, float]:
+    """The window (length,) of words behind the embedding gradient `rows` (words, units) at `vector` (d,), and 1 − cosine of what it gives.
+
+    `label` is the word that follows. Any positive multiple of the gradient serves. Raises `InputError` for a model without an embedding, a
+    gradient of no words, or of more words than the window is long.
+    """
+    if embedding_of(model) is None:
+        raise InputError(f"model {model.name!r}: has no embedding")
+    words = tokens_from_rows(rows)
+    if not 0 < len(words) <= length:
+        raise InputError(f"rows: hold {len(words)} words, for a window of {length}")
+    given = _Rows(model, vector, words, np.asarray(rows, np.float64)[words], label)
+    # the later a word, the more it moves: recurrent networks forget
+    order = words[np.argsort(np.linalg.norm(rows[words], axis=1), kind="stable")]
+    window = np.concatenate([np.repeat(order[:1], length - len(words)), order])
+    left = float(given.at(window[None])[1][0])
+    for _ in range(SWEEPS):
+        window, left = _settled(given, window, left)
+        if left < CLOSE:
+            break
+        tried = _neighbours(window, words)
+        distances = given.at(tried)[1]
+        best = int(distances.argmin())
+        if not distances[best] < left:
+            break
+        window, left = tried[best], float(distances[best])
+    return window, left
+
+
+def _settled(given: "_Rows", window: Array, left: float) -> tuple[Array, float]:
+    """The nearest window, with its distance, of those met by placing all words anew until they stay; `window` at `left` at first."""
+    now, words = window, given.words.cpu().numpy()
+    for _ in range(PLACINGS):
+        slopes, (distance,) = given.at(now[None])
+        if distance < left:
+            window, left = now, float(distance)
+        again = words[_placed(slopes[0], given.seen)]
+        if left < CLOSE or np.array_equal(again, now):
+            break
+        now = again
+    return window, left
+
+
+def _placed(slopes: Array, seen: Array) -> Array:
+    """For each place of a window the index of a word (length,): each word at least once, so that its places' slopes add up to its row.
+
+    `slopes` (length, units) are those of another order of nearly the same words, which change slowly with it; `seen` (k, units) the rows.
+    """
+    total = slopes.sum(axis=0)
+    rest = seen * float(total @ total) / max(float(total @ seen.sum(axis=0)), 1e-300)  # in the units of the slopes: sums are alike
+    found = np.full(len(slopes), -1)
+    words, places = linear_sum_assignment(cdist(rest, slopes, "sqeuclidean"))
+    found[places] = words
+    rest[words] -= slopes[places]
+    for place in sorted(np.flatnonzero(found < 0), key=lambda one: -float(slopes[one] @ slopes[one])):
+        found[place] = int((rest @ slopes[place]).argmax())
+        rest[found[place]] -= slopes[place]
+    return found
+
+
+class _Rows:
+    """What windows of certain words give as embedding gradients at a model, compared with those seen."""
+
+    def __init__(self, model: Model, vector: Array, words: Array, seen: Array, label: int) -> None:
+        single = replace(model, dtype="float32")  # orders differ by far more than its rounding
+        self.module, self.words, self.label = single.load(vector.astype(np.float32)), tensor(words), label
+        self.embedding = next(inner for inner in self.module.modules() if isinstance(inner, nn.Embedding))
+        self.seen = seen / np.linalg.norm(seen)
+
+    def at(self, windows: Array) -> tuple[Array, Array]:
+        """The loss's slopes (r, length, units) by the words of windows (r, length), and 1 − cosine (r,) of their rows and those seen."""
+        x = tensor(windows)
+        made: list[torch.Tensor] = []
+
+        def cut(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+            made.append(output.detach().requires_grad_(True))
+            return made[-1]
+
+        handle = self.embedding.register_forward_hook(cut)
+        try:
+            scores = self.module(x)
+        finally:
+            handle.remove()  # the module is shared
+        loss = functional.cross_entropy(scores, torch.full((len(x),), self.label, device=x.device), reduction="sum")
+        (slopes,) = torch.autograd.grad(loss, made)
+        places = (x[:, :, None] == self.words).to(slopes.dtype)
+        mine = torch.einsum("rlk,rle->rke", places, slopes).flatten(1).double()
+        seen = tensor(self.seen).flatten()[None]
+        return slopes.cpu().numpy().astype(np.float64), 1 - functional.cosine_similarity(mine, seen, dim=1).cpu().numpy()
+
+
+def _neighbours(window: Array, words: Array) -> Array:
+    """Windows that differ by one swap or, where words repeat, by one word: (r, length)."""
+    length, found = len(window), []
+    for i in range(length):
+        for j in range(i + 1, length):
+            if window[i] != window[j]:
+                found.append(window.copy())
+                found[-1][[i, j]] = window[[j, i]]
+    if len(words) < length:
+        for i in range(length):
+            for word in words[words != window[i]]:
+                found.append(window.copy())
+                found[-1][i] = word
+    return np.stack(found) if found else window[None]
+
+
+def embedding_of(model: Model) -> tuple[int, tuple[int, int]] | None:
+    """Where the weights of a model's embedding begin in the parameter vector, and their shape (words, units); None if it has none."""
+    found = next(((name, module) for name, module in build_module(model).named_modules() if isinstance(module, nn.Embedding)), None)
+    if found is None:
+        return None
+    name = f"{found[0]}.weight".lstrip(".")
+    return next(offset for own, _, offset in model.layout if own == name), (found[1].num_embeddings, found[1].embedding_dim)
+
+
+# --- the attack ---------------------------------------------------------------------------------------------------------------------
+
+
+def guess(steps: Mapping[int, Step] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
+    """The words (k,) of each client. Without a view: the commonest auxiliary words, as many as so many auxiliary windows have."""
+    if steps is None:
+        return {client: _common(prior, prior.samples_per_client[client]) for client in clients}
+    found = embedding_of(model)
+    assert found is not None  # checked by the caller
+    offset, shape = found
+    return {client: tokens_from_rows(steps[client].update[offset : offset + shape[0] * shape[1]].reshape(shape)) for client in clients}
+
+
+def guess_windows(steps: Mapping[int, Step] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
+    """The one window (length,) of each client. Without a view: the commonest auxiliary word of each place."""
+    length = model.shape[0]
+    if steps is None:
+        common = np.array([np.bincount(column).argmax() for column in prior.x.reshape(len(prior.x), -1).astype(np.int64).T])
+        return dict.fromkeys(clients, common)
+    found, span = embedding_of(model), bias_span(model)
+    assert found is not None  # checked by the caller
+    offset, shape = found
+    windows = {}
+    for client in clients:
+        step = steps[client]
+        rows = -step.update[offset : offset + shape[0] * shape[1]].reshape(shape)
+        words = tokens_from_rows(rows)
+        if not 0 < len(words) <= length:
+            windows[client] = np.full(length, -1)
+            continue
+        label = int(step.update[span].argmax())  # of one sample the score of its label alone is raised
+        windows[client] = window_from_rows(model, step.start, rows, label, length)[0]
+    return windows
+
+
+def _common(prior: Prior, count: int) -> Array:
+    """The commonest auxiliary words, as many as `count` auxiliary windows have on average."""
+    rng, x = stream(prior.seed, "words of auxiliary windows"), prior.x.reshape(len(prior.x), -1).astype(np.int64)
+    distinct = np.mean([len(np.unique(x[rng.permutation(len(x))[:count]])) for _ in range(DRAWS)])
+    return np.argsort(-np.bincount(x.ravel()), kind="stable")[: round(float(distinct))]
+
+
+def token_cells(case: Case, name: str) -> list[Cell]:
+    """Words of clients from the first update of each that can be read, and the order of those of clients with one window."""
+    metrics = ("token_share", "token_precision", "words_in_place")
+    if why := _refusal(case) or blind(case.view):
+        return [nothing(case, name, metrics[0], why)]
+    prior, model = case.prior, public_model(case.prior)
+    mine, theirs = (
+        {client: several[0] for client, several in single_steps(steps_in(view, model.dimension, case)).items()}
+        for view in (case.view, case.reference)
+    )
+    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))[: CLIENTS_PER_DRAW * case.budget.draws]
+    if not clients:
+        why = unread(case.view, model.dimension) or "no single client's update can be read in this view"
+        return [nothing(case, name, metrics[0], why)]
+    truth = {client: case.truth.data[client][0].reshape(-1, model.shape[0]).astype(np.int64) for client in clients}
+    note = (
+        f"words of {len(clients)} client(s), padding and the unknown word included, by the embedding's rows that move, first update; "
+        f"{prior.description}; baseline: the commonest auxiliary words, as many as auxiliary windows have"
+    )
+    same = all(np.array_equal(mine[client].update, theirs[client].update) for client in clients)
+    guesses = [guess(steps, prior, clients, model) for steps in (mine, None, theirs)]
+    figures = []
+    for metric, score in zip(metrics, (_found, _right), strict=False):
+        scores = [np.array([score(one[client], truth[client]) for client in clients]) for one in guesses]
+        figures.append(cell(case, name, metric, *scores, margin=MARGIN, note=note))
+    single = [client for client in clients if len(truth[client]) == 1 and _is_one_step(mine[client], prior)]
+    if single and bias_span(model) is not None:
+        windows = [guess_windows(steps, prior, single, model) for steps in (mine, None)]
+        windows.append(windows[0] if same else guess_windows(theirs, prior, single, model))
+        scores = [np.array([float((one[client] == truth[client][0]).mean()) for client in single]) for one in windows]
+        note = (
+            f"words of {len(single)} client(s) with one window of {model.shape[0]}, in order, by matching gradients; {prior.description}; "
+            "baseline: the commonest auxiliary word of each place"
+        )
+        figures.append(cell(case, name, metrics[2], *scores, margin=MARGIN, note=note))
+    return figures
+
+
+def _found(words: Array, truth: Array) -> float:
+    """The share of a client's words that were recovered."""
+    return float(np.isin(np.unique(truth), words).mean())
+
+
+def _right(words: Array, truth: Array) -> float:
+    """The share of the recovered words that are a client's; 0 if there are none."""
+    return float(np.isin(words, truth).mean()) if len(words) else 0.0
+
+
+def _is_one_step(step: Step, prior: Prior) -> bool:
+    return local_of(step, prior).steps(1) == 1
+
+
+def _refusal(case: Case) -> str:
+    """Why this run is not attempted; empty if it is."""
+    assert case.prior.config is not None  # checked by the caller
+    if case.prior.private:
+        return "not attempted: the noise of [privacy] moves every row of the embedding; that proves nothing"
+    for local in trainings_in(case.reference).all:
+        if local.beyond or local.held_back:
+            return "not attempted: updates hold more than training on all samples; that proves nothing of them"
+        if local.train.weight_decay:
+            return "not attempted: weight decay moves every row of the embedding; that proves nothing"
+    return ""

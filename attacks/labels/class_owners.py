@@ -1,0 +1,55 @@
+"""Class owners: which labels a client has, as FedProto's clients declare to the server.
+
+Source: FedProto (Tan et al. 2022, Algorithm 1) averages a mean feature vector for each class over the clients that own it, so whoever
+adds up has to know them: every client declares its classes (`gather`), and membership in a class's sum repeats it. Nothing is inferred.
+
+What it proves: FedProto reveals exact label sets to whoever adds up, under every protection of sums that names who is in a sum. What it
+does not: how many samples of each label there are; nor what the mean feature vectors show, which is not attacked (with a linear model they
+*are* the mean images of classes). With oblivious sums the server learns how many own each class, not who.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...contract.transcript import payload_rows
+from ..adversary import AdversaryView
+from ..figures.leakage import Case, Cell, cell, nothing, popular_set
+
+__all__ = ["cells", "owned_in"]
+
+MARGIN = 0.1
+TOLD = "owns "
+
+
+def owned_in(view: AdversaryView) -> Mapping[int, frozenset[int]]:
+    """The classes that each client declared, in any round."""
+    declared: dict[int, set[int]] = {}
+    for message in view.select("gather"):
+        if not message.kind.startswith(TOLD) or message.payload is None or message.kind not in message.payload:
+            continue
+        for client, owns in zip(payload_rows(message), np.asarray(message.payload[message.kind]), strict=True):
+            of = declared.setdefault(client, set())
+            if owns:
+                of.add(int(message.kind.removeprefix(TOLD)))
+    return {client: frozenset(labels) for client, labels in declared.items()}
+
+
+def cells(case: Case, attack: str) -> list[Cell]:
+    """The share of clients whose label set is declared, under the name of the `attack` that asks."""
+    mine, theirs = owned_in(case.view), owned_in(case.reference)
+    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    if not clients:
+        return [nothing(case, attack, "label_set_accuracy", "not attempted: prototypes; this view does not show who owns which class")]
+    sets = case.truth.label_sets
+    if all(len(sets[client]) == case.prior.classes for client in clients):
+        return [nothing(case, attack, "label_set_accuracy", "every client has all labels: there is no label set to find")]
+    popular = popular_set([sets[client] for client in clients])
+    scores = [np.array([float(found == sets[c]) for c, found in zip(clients, of, strict=True)]) for of in (
+        [mine[c] for c in clients], [popular] * len(clients), [theirs[c] for c in clients],
+    )]  # fmt: skip
+    note = (
+        "read, not inferred: clients declare their classes, and each class is a sum over those; how many samples, and the prototypes "
+        "themselves (class mean features), are not attacked; baseline: the most common label set for everyone"
+    )
+    return [cell(case, attack, "label_set_accuracy", *scores, margin=MARGIN, share=True, note=note)]

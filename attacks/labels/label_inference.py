@@ -1,0 +1,395 @@
+"""Label inference: which labels a client has, and how many of each, from its updates.
+
+Source: how an update of the head's bias is read as label shares is in `label_readings`; it takes the loss to be softmax cross-entropy.
+
+What it proves: an update in the clear shows a client's labels, and the mean update of a cluster, which two models of it tell, shows those
+of the cluster as a whole (`aggregate_histogram_l1`: one figure a cluster, nothing about a member; also where it is hidden who is in it),
+hence of its members where these are alike. Sums over cohorts that change are one system of equations for single clients' shares
+(`label_sums`): many rounds of secure sums show labels of clients that no single sum shows. Where each round has noise of its own
+(unit = "sample") all rounds of the view are one system of equations, solved once around the auxiliary shares (`noisy_shares`).
+
+What it does not: nothing about single samples; with unknown numbers of samples or another loss the shares are off, the label sets less so.
+Updates under a transform whose secret the adversary lacks are not attempted: their coordinates have no names.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import is_
+
+import numpy as np
+from scipy import stats
+
+from ...engine.models import Model
+from ...randomness import stream
+from ...types import Array
+from ..adversary import AdversaryView
+from ..evidence.coalition import cohorts_assumed
+from ..evidence.local_training import trainings_in
+from ..evidence.noisy_shares import Readings, shares_under_noise
+from ..evidence.sums import CohortSum, means_in, sizes_in, sums_in
+from ..evidence.updates import Step, hidden_updates, less_known, public_model, steps_in, unread
+from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
+from ..figures.significance import RATE, Status, chance, chance_of_matching, chance_of_renaming, power
+from .class_owners import cells as owner_cells
+from .class_owners import owned_in
+from .label_readings import (
+    auxiliary_shares,
+    bias_span,
+    class_probabilities,
+    counts_from_bias,
+    is_summed,
+    labels_from_bias,
+    readings_of,
+    shares_of,
+    steps_scale,
+    top_labels,
+)
+from .label_sums import SumRead, distinct_sums, noisy_shares_in, planted, shares_in, sums_read, words_of
+
+__all__ = [
+    "auxiliary_shares", "bias_span", "cells", "class_probabilities", "counts_from_bias", "guess", "labels_from_bias", "readings_of",
+    "score_l1", "shares_of", "steps_scale", "top_labels",
+]  # fmt: skip
+
+NAME = "label_inference"
+AGGREGATE = "aggregate_histogram_l1"
+MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, AGGREGATE: 0.1}
+PLANTS, POWER = 30, 0.9
+"""So many leaks are planted to show an attack's power, and the least power that lets a figure be called at its baseline."""
+
+
+# --- the attack ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """Label shares (classes,) by client."""
+
+    shares: Mapping[int, Array] = field(default_factory=dict)
+
+
+def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
+    """Label shares from the first `rounds` steps of each client, or from all of them where they have noise (`is_summed`).
+
+    Without a view: the shares of the auxiliary data, for everyone.
+    """
+    return _guess(None if view is None else steps_in(view, model.dimension), prior, clients, model, rounds)
+
+
+def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
+    blank = auxiliary_shares(prior)
+    if steps is None:
+        return Guess(dict.fromkeys(clients, blank))
+    if not are_single(steps):
+        sums = distinct_sums(steps, prior)
+        return _of_members(sums, sums_read(sums, prior, model), {}, clients, prior, model)
+    if is_summed(prior):
+        return _summed({client: less_known(steps[client], prior, model) for client in clients}, prior, model)
+    shares = {}
+    for client in clients:
+        first = less_known(steps[client], prior, model)[:rounds]
+        estimates = [shares_of(step, prior, model, prior.labels_per_client[client]) for step in first]
+        shares[client] = np.mean(estimates, axis=0) if estimates else blank
+    return Guess(shares)
+
+
+def _of_members(
+    sums: Sequence[Step], read: Sequence[SumRead], own: Mapping[int, Array], clients: Sequence[int], prior: Prior, model: Model
+) -> Guess:
+    """From all sums, as they are `read`, as one system; `own` are the label shares (classes,) of colluders."""
+    blank = auxiliary_shares(prior)
+    found = noisy_shares_in(read, readings_of(sums, prior, model), own, blank) if is_summed(prior) else shares_in(read, own, blank)
+    return Guess({client: found.get(client, blank) for client in clients})
+
+
+def are_single(steps: Mapping[int, Sequence[Step]]) -> bool:
+    """Whether each step is one client's own."""
+    return all(len(step.members) == 1 for several in steps.values() for step in several)
+
+
+def _summed(steps: Mapping[int, Sequence[Step]], prior: Prior, model: Model) -> Guess:
+    """From all rounds at once, where updates have noise."""
+    made: dict[tuple[int, ...], Readings] = {}  # what mean updates say is the same for all who were in the same ones
+    predicted: dict[int, Array] = {}
+    readings = {}
+    for client, several in steps.items():
+        if several:
+            same = tuple(id(step.update) for step in several)
+            if same not in made:
+                made[same] = readings_of(several, prior, model, made=predicted)
+            readings[client] = made[same]
+    found = shares_under_noise(readings, auxiliary_shares(prior)) if readings else {}
+    return Guess({client: found.get(client, auxiliary_shares(prior)) for client in steps})
+
+
+def score_sets(guess: Guess, truth: Truth, prior: Prior, clients: Sequence[int]) -> Array:
+    """1 where the labels of largest share are a client's label set."""
+    sizes = prior.labels_per_client
+    return np.array([float(top_labels(guess.shares[c], sizes[c]) == truth.label_sets[c]) for c in clients])
+
+
+def score_l1(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+    """Σ |q̂ − q| by client, at most 2."""
+    return np.array([float(np.abs(guess.shares[c] - truth.histogram(c)).sum()) for c in clients])
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Label sets and histograms from updates, or from the mean updates of clusters where only these can be seen."""
+    prior = case.prior
+    if owned_in(case.reference):
+        return owner_cells(case, NAME), None
+    model = None if prior.config is None else public_model(prior)
+    if model is None or bias_span(model) is None:
+        return [nothing(case, NAME, "histogram_l1", "not attempted: the model's head has no bias to read")], None
+    mine = steps_in(case.view, model.dimension, case)
+    theirs = mine if _same(case.view, case.reference) else steps_in(case.reference, model.dimension, case)
+    whole = aggregate_cell(case, model)
+    known = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    clients = [client for client in known if less_known(mine[client], prior, model)]
+    hidden = hidden_updates(case.view)
+    if hidden or not clients:
+        why = "no single update, and no mean update of a cluster whose members are known, can be read in this view"
+        if hidden:
+            why = (
+                f"not attempted: updates are under a secret {hidden}, which hides their coordinates; key_recovery reads permuted ones, "
+                "gram_updates the inner products of all"
+            )
+        why = unread(case.view, model.dimension) or why
+        if known and not hidden:
+            why = "not attempted: updates are in this view, but not the turns before them, from which clients' corrections follow"
+        return [nothing(case, NAME, "histogram_l1", why), whole], None
+    rounds, trainings = case.budget.rounds, trainings_in(case.view)
+    own = {client: case.truth.histogram(client) for client in case.view.coalition}
+    apart = are_single({client: mine[client] for client in clients})
+    others = {client: steps for client, steps in mine.items() if client not in own}
+    sums = [] if apart else distinct_sums(others, prior)
+    read = sums_read(sums, prior, model)
+    source = f"from single updates, {_which_rounds(prior, rounds)}"
+    if not apart:
+        which = f"{words_of(read, own)}{', with its noise' if is_summed(prior) else ''}"
+        source = f"from mean updates: members that no sum tells apart get one guess{trainings.not_modelled()}; {which}"
+    source += "; who was in a sum is assumed to be known to its members" if cohorts_assumed(case) else ""
+    if any(one.train.optimizer == "adam" for one in trainings.all):
+        source += ", by regression on the attacker's own clients, since Adam is not linear in gradients"
+    first = _of_members(sums, read, own, clients, prior, model) if read else _guess(mine, prior, clients, model, rounds)
+    guesses = [first, _guess(None, prior, clients, model, rounds)]
+    guesses.append(first if theirs is mine else _guess(theirs, prior.unprotected(), clients, model, rounds))
+    figures, arrays = label_cells(case, NAME, clients, guesses, f"{source}; {prior.description}", together=not apart)
+    if not apart and any(one.status == "at_baseline" for one in figures):
+        updates = theirs if are_single(theirs) else {}
+        single = {(step.round, client): step.update for client, several in updates.items() for step in several}
+        made = [] if prior.private else planted(read, single, bias_span(model), own, auxiliary_shares(prior), case.seed, PLANTS)
+        found = [Guess({client: one.get(client, guesses[1].shares[client]) for client in clients}) for one in made]
+        figures = [_with_power(case, one, clients, guesses[1], found) if one.status == "at_baseline" else one for one in figures]
+    return [*figures, whole], arrays
+
+
+def _with_power(case: Case, one: Cell, clients: list[int], blank: Guess, found: Sequence[Guess]) -> Cell:
+    """A figure at its baseline with its power, from what was `found` where leaks were planted; below `POWER` it is inconclusive."""
+    prior, truth = case.prior, case.truth
+    if not found:
+        words = f"{one.note}; its power is not known, since no leak of such sums could be planted"
+        return replace(one, status="inconclusive", note=words)
+    if one.metric == "histogram_l1":
+        beside, scores = score_l1(blank, truth, clients), [score_l1(shares, truth, clients) for shares in found]
+        chances = [share_chance(shares, beside, blank.shares[clients[0]], case, clients) for shares in found]
+    else:
+        clients = partial_sets(case, clients)
+        popular = popular_set([truth.label_sets[client] for client in clients])
+        beside = np.array([float(truth.label_sets[client] == popular) for client in clients])
+        scores = [score_sets(shares, truth, prior, clients) for shares in found]
+        sets = [[top_labels(shares.shares[client], prior.labels_per_client[client]) for client in clients] for shares in found]
+        chances = [set_chance(named, beside, case, clients) for named in sets]
+    shown = sum(one < RATE for one in chances)
+    low = float(stats.binomtest(shown, len(found), alternative="greater").proportion_ci(0.95, method="exact").low)
+    words = (
+        f"{one.note}; planted leak: each sum without one member drawn at random, shown in {shown} of {len(found)} "
+        f"(figure there {float(np.mean(scores)):.2f}), conservative power {low:.2f}"
+    )
+    status: Status = "at_baseline" if low >= POWER else "inconclusive"
+    return replace(one, status=status, power=shown / len(found), power_low=low, note=words)
+
+
+def _which_rounds(prior: Prior, rounds: int) -> str:
+    """Which rounds are attacked, for a note."""
+    return "all rounds as one system of equations, with its noise" if is_summed(prior) else f"the first {rounds} round(s)"
+
+
+# --- clusters as a whole ------------------------------------------------------------------------------------------------------------
+
+
+def aggregate_cell(case: Case, model: Model) -> Cell:
+    """The label histogram of each cluster as a whole, from the successive models it was sent."""
+    prior = case.prior
+    scored = [_aggregated(case, view, model) for view in (case.view, case.reference)]
+    tables = [np.array([[float(np.abs(shares - truth).sum()) for _, truth in found] for shares, _ in found]) for found in scored]
+    errors = [np.diag(table) if len(table) else np.zeros(0) for table in tables]
+    if not len(errors[0]) or not len(errors[1]):
+        return nothing(case, NAME, AGGREGATE, "no two models of one cluster can be read in this view, or it is unknown who trained them")
+    blanks = [np.array([float(np.abs(auxiliary_shares(prior) - truth).sum()) for _, truth in found]) for found in scored]
+    note = (
+        f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; {_which_rounds(prior, case.budget.rounds)}; "
+        f"{prior.description}; baseline: the label shares of the auxiliary data"
+    )
+    first, second = (chance_of_clusters(table, blank, case.seed) for table, blank in zip(tables, blanks, strict=True))
+    note += trainings_in(case.view).not_modelled()
+    return cell(
+        case, NAME, AGGREGATE, errors[0], blanks[0], errors[1], theirs_blank=blanks[1], margin=MARGIN[AGGREGATE], lower_is_better=True,
+        note=note, chances=(first, second),
+    )  # fmt: skip
+
+
+def chance_of_clusters(table: Array, blank: Array, seed: int) -> float:
+    """How probable it is that k histograms err as little as the diagonal of `table` (k, k), of guess i for cluster j, beside `blank` (k,).
+
+    Few clusters, and the shares of one histogram, are not as many independent scores: the same guesses dealt to the clusters at random
+    have to err more seldom as little, and a test over clusters has to show the gain as well. The larger p counts.
+    """
+    dealt = chance_of_matching(table, stream(seed, "clusters dealt again"))
+    return max(dealt, chance(-np.diag(table), -blank, MARGIN[AGGREGATE]))
+
+
+def _aggregated(case: Case, view: AdversaryView, model: Model) -> list[tuple[Array, Array]]:
+    """Label shares guessed and true, by cluster that the view shows two models of."""
+    members = _trained_by(case, view)
+    prior = case.prior.unprotected() if view is case.reference else case.prior
+    by_label: dict[int, list[tuple[CohortSum, list[int]]]] = {}
+    for one in means_in(view, model.dimension):
+        people = [client for number in range(one.round, max(one.until, one.round + 1)) for client in members.get((number, one.label), ())]
+        if view.adversary != "client":
+            people = list(members.get((one.round, one.label), ()))
+        if set(people) - set(case.view.coalition):
+            by_label.setdefault(one.label, []).append((one, people))
+    kept = {label: several if is_summed(prior) else several[: case.budget.rounds] for label, several in by_label.items()}
+    guesses = _of_clusters({label: [one for one, _ in several] for label, several in kept.items()}, view, prior, model)
+    found = []
+    for label, several in kept.items():
+        counts = np.sum([case.truth.label_counts[client] for _, people in several for client in people], axis=0)
+        found.append((guesses[label], counts / counts.sum()))
+    return found
+
+
+def _of_clusters(sums: Mapping[int, Sequence[CohortSum]], view: AdversaryView, prior: Prior, model: Model) -> dict[int, Array]:
+    """Label shares of each cluster by its mean updates."""
+    steps: dict[int, list[Step]] = {}
+    gaps: dict[int, list[int]] = {}
+    for label, several in sums.items():
+        for one in several:
+            assert one.start is not None  # there is a mean
+            assert one.mean is not None
+            steps.setdefault(label, []).append(Step(one.start, one.mean, one.members, one.round, local=one.local))
+            gaps.setdefault(label, []).append(max(1, one.until - one.round) if view.adversary == "client" else 1)
+    if is_summed(prior):
+        readings = {label: readings_of(several, prior, model, gaps[label]) for label, several in steps.items()}
+        return shares_under_noise(readings, auxiliary_shares(prior)) if readings else {}
+    return {
+        label: np.mean([shares_of(step, prior, model, prior.classes, gap) for step, gap in zip(several, gaps[label], strict=True)], axis=0)
+        for label, several in steps.items()
+    }
+
+
+def _trained_by(case: Case, view: AdversaryView) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Who was in the sum of each cluster, by round and label: for scoring only.
+
+    Where sums are oblivious no message says so. In the first round it is as without protection, since clients choose among the same
+    models; later ones are not scored, nor are choices with noise.
+    """
+    record = case.reference if view is case.reference else case.record or case.view
+    known: dict[tuple[int, int], tuple[int, ...]] = {}
+    hidden = bool(sizes_in(record)) or record.protection.sum == "secagg-oblivious"
+    if hidden and case.prior.private:
+        return {}
+    for one in sums_in(case.reference if hidden else record):
+        if not hidden or one.round == 0:
+            known.setdefault((one.round, one.label), one.members)
+    return known
+
+
+def _same(a: AdversaryView, b: AdversaryView) -> bool:
+    """Whether two views are of the same messages, so that an attack need not be made twice."""
+    return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
+
+
+def partial_sets(case: Case, clients: Sequence[int]) -> list[int]:
+    """The clients that lack a label."""
+    return [client for client in clients if case.prior.labels_per_client[client] < case.prior.classes]
+
+
+def set_chance(sets: Sequence[frozenset[int]], beside: Array, case: Case, clients: Sequence[int]) -> float:
+    """How probable it is that label sets which were named together are right so much more often than the guesses right `beside` (n,)."""
+    real = [case.truth.label_sets[client] for client in clients]
+    return chance_of_names(sets, real, beside, MARGIN["label_set_accuracy"], case.prior.classes, case.seed)
+
+
+def share_chance(one: Guess, beside: Array, centre: Array, case: Case, clients: Sequence[int]) -> float:
+    """How probable it is that label shares which were named together err so much less than the errors `beside` (n,).
+
+    By a test over clients, and under a random renaming of all labels around the `centre` (classes,), the best guess without a view: the
+    larger p.
+    """
+    guessed, real = (np.stack([of(client) for client in clients]) for of in (one.shares.__getitem__, case.truth.histogram))
+    renamed = chance_of_renaming(guessed, real, centre, stream(case.seed, "shares renamed"))
+    return max(chance(-np.abs(guessed - real).sum(axis=1), -beside, MARGIN["histogram_l1"]), renamed)
+
+
+def label_set_cell(
+    case: Case, name: str, clients: Sequence[int], score: Callable[[list[int]], list[Array]], note: str,
+    together: Callable[[list[int]], list[list[frozenset[int]]]] | None = None,
+) -> Cell:  # fmt: skip
+    """Label sets of the clients that lack a label; `score` of these gives scores with the view and on the unprotected view.
+
+    `together`, where the labels of all clients were named at once, gives the label sets in the same way.
+    """
+    metric, truth = "label_set_accuracy", case.truth
+    partial = partial_sets(case, clients)
+    if not partial:
+        return nothing(case, name, metric, "every client has all labels: there is no label set to find")
+    popular = popular_set([truth.label_sets[client] for client in partial])
+    mine, theirs = score(partial)
+    blank = np.array([float(truth.label_sets[client] == popular) for client in partial])
+    words = f"{note}; baseline: the most common label set for everyone"
+    if together is None:
+        return cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words)
+    first, second = (set_chance(sets, blank, case, partial) for sets in together(partial))
+    made = cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words, chances=(first, second))
+    return replace(made, power=power(mine, blank, theirs, blank, MARGIN[metric]))
+
+
+def histogram_cell(case: Case, name: str, clients: list[int], guesses: Sequence[Guess], note: str, *, together: bool) -> Cell:
+    """Histograms of clients by `guesses` with the view, without it and on the unprotected view.
+
+    `together`: all were guessed at once, so a gain is chance if another naming of the labels gives as much.
+    """
+    l1, margin = [score_l1(one, case.truth, clients) for one in guesses], MARGIN["histogram_l1"]
+    if not together:
+        return cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=note)
+    mine, blank, theirs = guesses
+    first, second = (share_chance(one, l1[1], blank.shares[clients[0]], case, clients) for one in (mine, theirs))
+    made = cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=note, chances=(first, second))
+    return replace(made, power=power(-l1[0], -l1[1], -l1[2], -l1[1], margin))
+
+
+def label_cells(
+    case: Case, name: str, clients: list[int], guesses: list[Guess], note: str, *, together: bool = False
+) -> tuple[list[Cell], dict[str, Array]]:  # fmt: skip
+    """Histograms and label sets of clients, guessed with, without and on the unprotected view; the cells and what a picture needs.
+
+    `together`: guesses of several clients are of one reading, so that they are right or wrong together.
+    """
+    prior, truth = case.prior, case.truth
+    mine, _, theirs = guesses
+    words = f"{note}; baseline: the label shares of the auxiliary data"
+    made = histogram_cell(case, name, clients, guesses, words, together=together)
+
+    def sets(some: list[int]) -> list[list[frozenset[int]]]:
+        return [[top_labels(one.shares[client], prior.labels_per_client[client]) for client in some] for one in (mine, theirs)]
+
+    scored = label_set_cell(
+        case, name, clients, lambda some: [score_sets(one, truth, prior, some) for one in (mine, theirs)], note, sets if together else None
+    )
+    arrays = {
+        "clients": np.array(clients),
+        "label_truth": np.stack([truth.histogram(c) for c in clients]),
+        "label_guess": np.stack([guesses[0].shares[c] for c in clients]),
+    }
+    return [made, scored], arrays

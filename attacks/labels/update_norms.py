@@ -1,0 +1,159 @@
+"""Sample counts from the lengths of updates, which every orthonormal transform keeps.
+
+A client with more samples takes more steps, or steps of less noise, so the length of its first update depends on their number. The attacker
+trains clients of its own with known numbers of auxiliary samples from the public initial model, and reads a victim's number off the curve
+of lengths.
+
+Source: ours; that orthonormal transforms keep lengths is stated by every scheme that uses them (Sattler et al. 2019 among others).
+
+What it proves: a transform hides directions, not lengths. What it does not: nothing where all clients take equally many steps and lengths
+depend on labels more than on numbers. Updates that are clipped say little by their length and are not attempted.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...engine import Engine, Streams, TaskInput
+from ...engine.threads import one_thread
+from ...randomness import Stream, stream
+from ...tasks.training import Train
+from ...types import Array, ClientData
+from ..adversary import UPDATES, AdversaryView, parts_in, updates_sent
+from ..evidence.local_training import NotRecorded, trainings_in
+from ..evidence.updates import hidden_updates, public_model, single_steps, steps_in, unread
+from ..figures.leakage import Case, Cell, Prior, cell, nothing
+from ..figures.significance import FEWEST_SCORES, chance_of_orders, orders
+
+__all__ = ["cells", "counts_from_lengths", "lengths_in"]
+
+NAME = "update_norms"
+ERROR, ORDER = "samples_error", "samples_order_auc"
+"""|log(n̂ / n)|, of which the median is the best guess for everyone: of |n̂ − n| / n a smaller number would be, whatever it is made from."""
+MARGIN = {ERROR: 0.1, ORDER: 0.05}
+PRETENDED, FEWEST, MOST = 96, 4, 512
+"""So many clients of the attacker's own, with from `FEWEST` to `MOST` samples."""
+
+
+# --- the mathematics, for lengths from anywhere -------------------------------------------------------------------------------------
+
+
+def counts_from_lengths(lengths: Array, made_lengths: Array, made_counts: Array) -> Array:
+    """How many samples clients have (n,), from the `lengths` (n,) of their updates and those (m,) of clients with known counts (m,).
+
+    A parabola of log count over log length is fitted, and followed no further than the known counts reach.
+    """
+    x = np.log(np.maximum(made_lengths, 1e-300))
+    curve = np.polynomial.Polynomial.fit(x, np.log(made_counts), 2)
+    found = curve(np.clip(np.log(np.maximum(lengths, 1e-300)), x.min(), x.max()))
+    return np.asarray(np.exp(np.clip(found, np.log(made_counts.min()), np.log(made_counts.max()))))
+
+
+# --- the attack ---------------------------------------------------------------------------------------------------------------------
+
+
+def lengths_in(view: AdversaryView) -> dict[int, float]:
+    """The length of each client's update of the first round with updates, as far as the view has updates in any form.
+
+    Transformed vectors that hold other parts as well, and are not opened, are left out.
+    """
+    found: dict[int, float] = {}
+    first: int | None = None
+    for message in view.messages:
+        if message.payload is None or message.operation != "mean" or message.kind not in ("update", "blind update"):
+            continue
+        if first is not None and message.round != first:
+            break
+        parts = parts_in(view, message)
+        if "blind" in parts and not set(message.context.get("parts", ())) <= set(UPDATES):
+            continue
+        rows = updates_sent(view, message)
+        if rows is not None:
+            first = message.round
+            clients = message.payload["clients"].tolist() if "clients" in message.payload else message.clients
+            found |= dict(zip(map(int, clients), np.linalg.norm(rows, axis=1).tolist(), strict=True))
+    return found
+
+
+def lengths_of(case: Case, view: AdversaryView) -> dict[int, float]:
+    """As `lengths_in`; where a view has no updates of others, of those that follow from its sums of the first round."""
+    found = lengths_in(view)
+    if set(found) - set(view.coalition) or hidden_updates(view):
+        return found
+    steps = single_steps(steps_in(view, public_model(case.prior).dimension, case))
+    first = min((step.round for several in steps.values() for step in several), default=0)
+    return {client: float(np.linalg.norm(step.update)) for client, (step, *_) in steps.items() if step.round == first}
+
+
+def pretended_lengths(train: Train, prior: Prior, rng: Stream) -> tuple[Array, Array]:
+    """Lengths (m,) of the updates of clients of the attacker's own, and their numbers of samples (m,)."""
+    assert prior.config is not None  # checked by the caller
+    start = train.model.init(prior.config.run.seed)
+    pools = {int(label): np.flatnonzero(prior.y == label) for label in np.unique(prior.y)}
+    sizes = sorted(prior.labels_per_client.values())
+    inputs, counts = [], np.unique(np.geomspace(FEWEST, MOST, PRETENDED).round().astype(int))
+    key = int(rng.integers(2**31))
+    for i, count in enumerate(counts):
+        chosen = rng.choice(list(pools), min(int(rng.choice(sizes)), len(pools)), replace=False)
+        places = np.array([rng.choice(pools[int(rng.choice(chosen))]) for _ in range(count)])
+        data = ClientData(i, prior.x[places], prior.y[places], prior.x[:1], prior.y[:1])
+        inputs.append(TaskInput(data, {"model": start}, {}, Streams(key, 0, i)))
+    with one_thread():
+        results = Engine().run(train, inputs)
+    kept = [i for i, result in enumerate(results) if "update" in result]
+    return np.array([np.linalg.norm(np.asarray(results[i]["update"], np.float64)) for i in kept]), counts[kept].astype(np.float64)
+
+
+def guess(seen: Mapping[int, float] | None, prior: Prior, clients: Sequence[int], train: Train) -> dict[int, float]:
+    """How many samples each client has, by the lengths of updates that are seen. Without these: the median of all clients."""
+    if seen is None:
+        return dict.fromkeys(clients, float(np.median(list(prior.samples_per_client.values()))))
+    made, counts = pretended_lengths(train, prior, stream(prior.seed, "clients of known numbers of samples"))
+    found = counts_from_lengths(np.array([seen[client] for client in clients]), made, counts)
+    return dict(zip(clients, found.tolist(), strict=True))
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """The order of clients by number of samples, and the numbers, from the lengths of their first updates."""
+    prior = case.prior
+    if prior.config is None or (why := _refusal(case)):
+        return [nothing(case, NAME, ORDER, "not attempted: the training settings are not known" if prior.config is None else why)], None
+    mine, theirs = (lengths_of(case, view) for view in (case.view, case.reference))
+    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    if len(clients) < FEWEST_SCORES:
+        why = "no single updates of others, in any form, are in this view"
+        if clients:
+            why = f"not attempted: single updates of {len(clients)} clients are in this view, fewer than {FEWEST_SCORES}"
+        why = unread(case.view, public_model(prior).dimension) or why
+        return [nothing(case, NAME, ORDER, why)], None
+    true = np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
+    if len(np.unique(true)) < 2:
+        return [nothing(case, NAME, ORDER, "all clients have the same number of samples: there is nothing to find")], None
+    train = trainings_in(case.reference).first
+    if train is None:
+        raise NotRecorded("the transcript does not say how clients were asked to train")
+    found = (guess(seen, prior, clients, train.train) for seen in (mine, None, theirs))
+    made = [np.array([one[client] for client in clients]) for one in found]
+    note = f"{len(clients)} clients, first round; {prior.description.partition(';')[0]}; baseline: the median number for everyone"
+    first, second = (chance_of_orders(one, true, stream(case.seed, "numbers of samples dealt again")) for one in made[::2])
+    order, errors = [orders(one, true) for one in made], [errors_of(one, true) for one in made]
+    return [
+        cell(case, NAME, ORDER, *order, margin=MARGIN[ORDER], note=note, chances=(first, second)),
+        cell(case, NAME, ERROR, *errors, margin=MARGIN[ERROR], lower_is_better=True, note=f"|log(n̂/n)|; {note}"),
+    ], None
+
+
+def errors_of(guessed: Array, true: Array) -> Array:
+    """|log(n̂ / n)| (n,) of guessed and true numbers of samples."""
+    return np.asarray(np.abs(np.log(guessed / true)))
+
+
+def _refusal(case: Case) -> str:
+    """Why this run is not attempted; empty if it is."""
+    assert case.prior.config is not None  # checked by the caller
+    if case.prior.config.privacy.unit != "none":
+        return "not attempted: clients clip, so that the length of an update says little of its client"
+    if any(one.gradient or one.held_back for one in trainings_in(case.reference).all):
+        return "not attempted: clients send gradients, or hold samples back"
+    public_model(case.prior)  # a model that cannot be built is named here
+    return ""

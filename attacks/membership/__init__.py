@@ -1,0 +1,1 @@
+"""Membership inference: from models, from updates, with shadow federations."""

@@ -1,0 +1,384 @@
+"""The membership game on a federated run: the models to attack, the samples to ask about, and shadow federations.
+
+A model in a view is followed back through the traffic to the initial model: who trained it, round by round (`models_in`). Its owners'
+training samples are paired with samples of their test distribution, label by label (`pairs_of`). Shadow federations train by the same
+rounds on one of each pair, by a coin, and on everything else (`federated_replicas`): all federations' clients of a round are rows of one
+stacked program. `games_of` puts these together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypeVar
+
+import numpy as np
+
+from ...engine import Engine, Streams, TaskInput
+from ...protocols.mechanisms import clip
+from ...randomness import stream
+from ...tasks.training import Train
+from ...types import Array, ClientData
+from ..adversary import AdversaryView
+from ..evidence.sums import models_sent
+from ..evidence.updates import single_steps, steps_in
+from ..figures.leakage import Case, Prior, Truth
+from .member_scores import confidences, deal
+
+__all__ = [
+    "Game", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "models_in", "once", "pairs_of", "turns_in",
+]  # fmt: skip
+
+Result = TypeVar("Result")
+Training = Callable[[int], Train]
+"""The local training of each round, by its number."""
+MOST_ASKED = 400
+"""Pairs asked about for one model."""
+
+
+# --- what the view holds ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A model (d,) that an adversary has, and how it came about: from `start` (d,) by FedAvg over `chain`, a (round, clients) each.
+
+    `owners` are the clients whose samples it is asked about: those who trained it last. `cohort`, in `round`, was sent it; `own` are those
+    clients' models (d,) after that, as far as their updates can be read.
+    """
+
+    vector: Array
+    start: Array
+    chain: tuple[tuple[int, tuple[int, ...]], ...]
+    owners: tuple[int, ...]
+    round: int
+    cohort: tuple[int, ...]
+    own: Mapping[int, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One model in one averaging step: its name and vector as it was sent, and who trained it; None where the traffic does not say."""
+
+    step: int
+    round: int
+    name: str
+    vector: Array
+    clients: tuple[int, ...] | None
+
+
+def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
+    """Every model that can be read in the traffic, step by step."""
+    turns: list[Turn] = []
+    offered: dict[str, Array] = {}
+    trained: dict[int, tuple[int, ...]] = {}
+    everybody: tuple[int, ...] = ()
+    at, step, averaged = -1, 0, False
+
+    def close() -> None:
+        for name, vector in offered.items():
+            who: tuple[int, ...] | None = ()  # nobody
+            if trained:
+                who = trained.get(int(name.partition("/")[2] or 0), ())
+            elif averaged:
+                who = everybody if len(offered) == 1 else None
+            turns.append(Turn(step, at, name, vector, who))
+
+    for message in view.messages:
+        if message.operation == "compute" and message.kind == "parameters":
+            models = {name: vector for name, vector in models_sent(view, message).items() if vector.shape == (dimension,)}
+            if averaged:
+                close()
+                offered, trained, everybody, averaged, step = {}, {}, (), False, step + 1
+            offered, at = offered | models, message.round
+        elif message.operation == "mean" and message.source in ("clients", "server"):
+            averaged, labels = True, message.context.get("labels")
+            if "group" in message.context:
+                trained[int(message.context["group"])] = message.clients
+            elif labels is not None and len(labels) == len(message.clients):
+                for label in sorted({int(one[0]) for one in labels if one}):
+                    trained[label] = tuple(c for c, one in zip(message.clients, labels, strict=True) if one and int(one[0]) == label)
+            else:
+                everybody = tuple(sorted({*everybody, *message.clients}))
+    if offered:
+        close()
+    return turns
+
+
+def models_in(
+    view: AdversaryView, reference: AdversaryView, dimension: int, renumbered: bool = False, case: Case | None = None
+) -> list[Target]:  # fmt: skip
+    """The last shared or cluster models that can be read in a view. Where it does not say who trained them, the reference does.
+
+    `renumbered`: clusters get new numbers, so that a model's predecessor is the nearest one before it, not the one of its name. With the
+    `case` that the view is of, own models are also those of updates that were solved from sums.
+    """
+    seen = turns_in(view, dimension)
+    attributed = _attributed(view, reference, seen, dimension)
+    last = {turn.name: turn for turn in seen}
+    single = single_steps(steps_in(view, dimension, case))
+    served: dict[int, str] = {}
+    for turn in attributed:
+        served |= dict.fromkeys(turn.clients or (), turn.name)
+    targets = []
+    for name, turn in last.items():
+        at = _same_in(attributed, turn)
+        if at is None:
+            continue
+        line = _line(at, attributed, renumbered)
+        chain = tuple((one.round, one.clients) for one in line if one.clients)
+        owners = sorted({client for _, clients in chain for client in clients if served.get(client) == name})
+        if owners:
+            cohort = tuple(client for client in at.clients or () if client in owners)
+            mine = [(client, step) for client in cohort for step in single.get(client, ()) if step.round == turn.round]
+            after = {client: step.start + step.update for client, step in mine if np.array_equal(step.start, turn.vector)}
+            targets.append(Target(turn.vector, line[0].vector, chain, tuple(owners), turn.round, cohort, after))
+    return targets
+
+
+def lines_in(
+    view: AdversaryView, reference: AdversaryView, dimension: int, renumbered: bool = False
+) -> tuple[list[Turn], list[tuple[Turn, ...]]]:
+    """Every model in a view, and the lines that lead to the last ones of each name, the oldest first and that one at the end.
+
+    Where the view does not say who trained a model, lines are the reference's. `renumbered` as in `models_in`.
+    """
+    seen = turns_in(view, dimension)
+    attributed = _attributed(view, reference, seen, dimension)
+    last = {turn.name: turn for turn in seen}
+    ends = [at for turn in last.values() if (at := _same_in(attributed, turn)) is not None]
+    return seen, [(*_line(at, attributed, renumbered), at) for at in ends]
+
+
+def _attributed(view: AdversaryView, reference: AdversaryView, seen: list[Turn], dimension: int) -> list[Turn]:
+    """Turns that say who trained: those seen, else the reference's."""
+    own = view.is_server and all(turn.clients is not None for turn in seen)
+    return seen if own else turns_in(reference, dimension)
+
+
+def _same_in(attributed: Sequence[Turn], turn: Turn) -> Turn | None:
+    """The turn of the same name, or the last one of it before."""
+    return next((one for one in reversed(attributed) if one.name == turn.name and one.step <= turn.step), None)
+
+
+def _line(turn: Turn, turns: Sequence[Turn], renumbered: bool) -> list[Turn]:
+    """The turns that led to a model as it was sent, the oldest first; empty for one that nobody had trained."""
+    line: list[Turn] = []
+    while True:
+        before = [one for one in turns if one.step < turn.step and ("/" in one.name) == ("/" in turn.name)]
+        if renumbered and before:
+            distances = [float(np.linalg.norm(one.vector - turn.vector)) for one in before]
+            nearest = min(distances)
+            before = [one for one, far in zip(before, distances, strict=True) if far <= nearest]
+        same = [one for one in before if one.name == turn.name]
+        before = same if same or not renumbered else before
+        if not before:
+            return line
+        turn = before[-1]
+        line.insert(0, turn)
+
+
+# --- the game -----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """What the attacker is asked: samples x (2m, ...) with labels y and owners, the i-th and the (m + i)-th a pair of one label and owner.
+
+    Which of a pair is the member is the truth: the first m are. `rest` is the owners' other training data.
+    """
+
+    x: Array
+    y: Array
+    owners: Array
+    rest: Mapping[int, tuple[Array, Array]]
+
+    @property
+    def member(self) -> Array:
+        return np.arange(len(self.y)) < len(self.y) // 2
+
+
+def pairs_of(
+    truth: Truth, owners: Sequence[int], rng: np.random.Generator, most: int = MOST_ASKED, asked: float = 0.5
+) -> Pairs:  # fmt: skip
+    """Pairs of a training and a test sample of one label, for clients of one test set together; no test sample twice.
+
+    At most a share `asked` of a test set is asked about: the attacker has other samples of that distribution, not these.
+    """
+    pools: dict[int, list[int]] = {}
+    for client in owners:
+        pools.setdefault(id(truth.outside[client][0]), []).append(client)
+    seen: set[bytes] = set()
+    found: list[tuple[int, int, Array, int]] = []
+    for clients in pools.values():
+        x, y = truth.outside[clients[0]]
+        places = [(client, i) for client in clients for i in range(len(truth.data[client][1]))]
+        by_label: dict[int, list[tuple[int, int]]] = {}
+        for place in rng.permutation(len(places)):
+            client, i = places[int(place)]
+            by_label.setdefault(int(truth.data[client][1][i]), []).append((client, i))
+        for j in rng.permutation(len(y))[: max(1, int(asked * len(y)))]:
+            waiting = by_label.get(int(y[j]))
+            if waiting and x[j].tobytes() not in seen:
+                seen.add(x[j].tobytes())
+                found.append((*waiting.pop(), x[j], int(y[j])))
+    chosen = [found[int(i)] for i in rng.permutation(len(found))[:most]]
+    taken: dict[int, list[int]] = {}
+    for client, i, _, _ in chosen:
+        taken.setdefault(client, []).append(i)
+    rest = {}
+    for client in owners:
+        keep = np.setdiff1d(np.arange(len(truth.data[client][1])), taken.get(client, []))
+        rest[client] = truth.data[client][0][keep], truth.data[client][1][keep]
+    shape = truth.data[owners[0]][0].shape[1:]
+    inside = [truth.data[client][0][i] for client, i, _, _ in chosen]
+    x = np.array([*inside, *(one for _, _, one, _ in chosen)]).reshape(2 * len(chosen), *shape)
+    labels = np.array([label for *_, label in chosen] * 2, dtype=np.int64)
+    return Pairs(x, labels, np.array([client for client, *_ in chosen] * 2, dtype=np.int64), rest)
+
+
+def federated_replicas(
+    train: Training, start: Array, chain: Sequence[tuple[int, Sequence[int]]], rosters: Sequence[Mapping[int, tuple[Array, Array]]],
+    seed: int, *, weights: str = "equal", bound: float = 0.0, engine: Engine | None = None,
+) -> Array:  # fmt: skip
+    """Models (s, d): FedAvg from `start` (d,) or (s, d) over `chain`, (round, clients) each, once for every roster (client -> x, y).
+
+    All federations' clients of a round are one run of the engine, by that round's `train`. `weights` are "equal" or "examples"; with
+    `bound` above 0 each update is first clipped to that norm. Batches are drawn by `seed`, each federation's its own. Raises
+    `TrainingDiverged` as training does.
+    """
+    engine = engine or Engine()
+    spread = 1 + max((client for roster in rosters for client in roster), default=0)
+    people = [
+        {client: ClientData((s + 1) * spread + client, x, y, x[:0], y[:0]) for client, (x, y) in roster.items()}
+        for s, roster in enumerate(rosters)
+    ]
+    models = np.array(np.broadcast_to(start, (len(rosters), np.shape(start)[-1])))
+    for number, clients in chain:
+        who = [(s, client) for s, roster in enumerate(people) for client in clients if client in roster]
+        inputs = [_given(people[s][client], models[s], seed, number) for s, client in who]
+        moved: dict[int, list[tuple[float, Array]]] = {}
+        for (s, client), result in zip(who, engine.run(train(number), inputs), strict=True):
+            if result:
+                update = np.asarray(result["update"])
+                weight = float(people[s][client].samples) if weights == "examples" else 1.0
+                moved.setdefault(s, []).append((weight, clip(update, bound) if bound else update))
+        for s, several in moved.items():
+            total = sum(weight for weight, _ in several)
+            models[s] = models[s] + sum(weight / total * update for weight, update in several)
+    return models
+
+
+def _given(data: ClientData, model: Array, seed: int, number: int) -> TaskInput:
+    """What a replica's client trains with. Its noise, if any, is the attacker's own: nothing has to stay secret."""
+    noise = blake2b(f"{seed}|{number}|{data.id}".encode(), digest_size=32).digest()
+    return TaskInput(data, {"model": model}, {}, Streams(seed, number, data.id), secret=noise)
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """What the attacker knows of models: their confidences (n,) and those of shadow models (s, n) on the samples asked about.
+
+    `inside` (s, n) says which shadow trained on which, `member` (n,) is the truth; `others`, `shadow_others` are confidences on auxiliary
+    samples (z,), (s, z).
+    """
+
+    target: Array
+    shadow: Array
+    inside: Array
+    member: Array
+    others: Array
+    shadow_others: Array
+
+    def without(self, s: int) -> "Game":
+        """The same game about shadow model s, with the other shadows: it holds nothing about who is a member."""
+        rest = np.arange(len(self.shadow)) != s
+        return Game(self.shadow[s], self.shadow[rest], self.inside[rest], self.member, self.shadow_others[s], self.shadow_others[rest])
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """Confidences (s, n) of shadow models and of their owners' own models, (s, z) on auxiliary samples; NaN where an owner has none."""
+
+    shadow: Array
+    own: Array
+    others: Array
+
+
+_KEPT: dict[str, Played] = {}
+MOST_KEPT = 256
+
+
+def once(kept: dict[str, Result], most: int, key: str, make: Callable[[], Result]) -> Result:
+    """What `make` gives, computed once for all adversaries, and for a run and its reference where both have the same `key`.
+
+    `kept` holds the `most` newest results by key.
+    """
+    if key not in kept:
+        while len(kept) >= most:
+            del kept[next(iter(kept))]
+        kept[key] = make()
+    return kept[key]
+
+
+def games_of(
+    target: Target, pairs: Pairs, truth: Truth, prior: Prior, train: Training, bound: float, count: int, left_out: Sequence[int] = ()
+) -> tuple[Game, Game | None]:
+    """Train `count` shadow federations for a target: the game about it, and the one about clients' own models where there are any.
+
+    Nothing is asked about the clients `left_out`.
+    """
+    assert prior.config is not None  # checked by the caller
+    model, weights = train(target.round).model, prior.config.training.weights
+    known = {sample.tobytes() for sample in pairs.x}
+    free = np.array([i for i, sample in enumerate(prior.x) if sample.tobytes() not in known], dtype=np.int64)
+    coins = deal(len(pairs.y) // 2, count, stream(prior.seed, "membership: shadows"))
+    inside = np.concatenate([coins, ~coins], axis=1)
+    start = target.start.astype(model.init(0).dtype)
+
+    def roster(row: Array) -> dict[int, tuple[Array, Array]]:
+        others = {client for _, clients in target.chain for client in clients} - set(pairs.rest)
+        made = {client: truth.data[client] for client in others if client in truth.data}
+        for client, (x, y) in pairs.rest.items():
+            mine = row & (pairs.owners == client)
+            made[client] = np.concatenate([x, pairs.x[mine]]), np.concatenate([y, pairs.y[mine]])
+        return {client: data for client, data in made.items() if len(data[1])}
+
+    def make() -> Played:
+        rosters = [roster(row) for row in inside]
+        sums = federated_replicas(train, start, target.chain, rosters, prior.seed, weights=weights, bound=bound)
+        cohort = [client for client in target.cohort if client in pairs.owners]
+        alone = [{client: one[client]} for one in rosters for client in cohort if client in one]
+        starts = np.array([vector for one, vector in zip(rosters, sums, strict=True) for client in cohort if client in one])
+        after = iter(federated_replicas(train, starts, [(target.round, cohort)], alone, prior.seed) if alone else ())
+        own = np.full(inside.shape, np.nan)
+        for s, one in enumerate(rosters):
+            for client in cohort:
+                mine = pairs.owners == client
+                if client in one:
+                    own[s, mine] = confidences(model, next(after)[None], pairs.x[mine], pairs.y[mine])[0]
+        return Played(confidences(model, sums, pairs.x, pairs.y), own, confidences(model, sums, prior.x[free], prior.y[free]))
+
+    trained = [train(number) for number in (*(number for number, _ in target.chain), target.round)]
+    rounds = f"{target.chain}|{target.cohort}|{target.round}"
+    digest = blake2b(f"{trained}|{weights}|{bound}|{count}|{prior.seed}|{rounds}|{sorted(truth.data)}".encode(), digest_size=16)
+    owned = [part for client in sorted(truth.data) for part in truth.data[client]]
+    for part in (start, pairs.x, pairs.y, pairs.owners, prior.x[free], prior.y[free], *owned):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    played = once(_KEPT, MOST_KEPT, digest.hexdigest(), make)
+
+    def seen(vector: Array, x: Array, y: Array) -> Array:
+        return np.asarray(confidences(model, vector[None].astype(start.dtype), x, y)[0])
+
+    asked = ~np.isin(pairs.owners, left_out)
+    others = seen(target.vector, prior.x[free], prior.y[free])
+    mine = seen(target.vector, pairs.x, pairs.y)
+    first = Game(mine[asked], played.shadow[:, asked], inside[:, asked], pairs.member[asked], others, played.others)
+    asked &= np.isin(pairs.owners, list(target.own))
+    if not asked.any():
+        return first, None
+    mine = np.full(len(pairs.y), np.nan)
+    for client, vector in target.own.items():
+        at = pairs.owners == client
+        mine[at] = seen(vector, pairs.x[at], pairs.y[at])
+    empty = np.zeros((count, 0))
+    return first, Game(mine[asked], played.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty)

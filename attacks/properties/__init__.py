@@ -1,0 +1,1 @@
+"""Property inference: a statement about a client's data that the training task does not ask about."""

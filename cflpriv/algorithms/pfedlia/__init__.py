@@ -1,0 +1,1 @@
+"""pFedLIA: influence scores, groups and neighbourhoods, and the rounds."""

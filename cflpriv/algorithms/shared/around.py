@@ -1,0 +1,91 @@
+"""What client tasks of several algorithms have in common: local training with something before and after it, and how many steps it takes.
+
+One level, no more: a task defines what changes in `before` and `after`, and inherits every way of computing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ...engine import Device, Result, TaskInput
+from ...errors import InputError
+from ...tasks.training import Train
+from ...types import Parts
+
+__all__ = ["AroundTraining", "needs_sgd", "steps_of", "weight_of_steps"]
+
+
+@dataclass(frozen=True)
+class AroundTraining:
+    """`train`, with `before` applied to a client's input and `after` to the result. A client whose training diverged (and is skipped) has
+    no result. `gives` are its parts, `remembers` is what it keeps for itself until the client's next turn. `beyond` describes, for audits,
+    what the mean of its results contains in addition to local training of the model sent; "" if an audit can read it.
+    """
+
+    gives: ClassVar[Parts] = {"update": "summed"}
+    remembers: ClassVar[tuple[str, ...]] = ()
+    beyond: ClassVar[str] = "what clients do before and after training"
+
+    train: Train
+
+    @property
+    def parts(self) -> Parts:
+        return self.gives
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return (*self.train.keeps, *self.remembers)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.remembers
+
+    def before(self, given: TaskInput) -> TaskInput:
+        return given
+
+    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+        return result
+
+    def run(self, given: TaskInput) -> Result:
+        inner = self.before(given)
+        result = self.train.run(inner)
+        return self.after(given, inner, result) if result else {}
+
+    def cost(self, given: TaskInput) -> int:
+        return self.train.cost(given)
+
+    def chunk_size(self, given: TaskInput, device: Device) -> int:
+        return self.train.chunk_size(given, device)
+
+    def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+        inner = [self.before(given) for given in inputs]
+        results, path = self.train.run_many(inner, device)
+        triples = zip(inputs, inner, results, strict=True)
+        return [self.after(given, one, result) if result else {} for given, one, result in triples], path
+
+
+def needs_sgd(train: Train, name: str) -> None:
+    """Refuse, for algorithm `name`, an optimiser whose movement is no weighted sum of gradients. Raises `InputError`."""
+    if train.optimizer != "sgd":
+        raise InputError(f"training.optimizer: {train.optimizer!r} with algorithm {name!r}, whose steps count gradients; use 'sgd'")
+
+
+def steps_of(train: Train, samples: int) -> int:
+    """How many steps `train` takes on a client with so many samples."""
+    if train.sampling_rate:
+        batches = max(1, round(train.epochs / train.sampling_rate))
+    else:
+        batches = train.epochs * -(-samples // (train.batch_size or samples))
+    return batches // 2 if train.maml_lr else batches
+
+
+def weight_of_steps(steps: int, momentum: float) -> float:
+    """‖a‖₁ = Σ_t (1 − ρ^(τ−t)) / (1 − ρ): how often local SGD with momentum ρ counts its τ gradients in all (τ itself for ρ = 0).
+
+    Source: Wang et al. 2020 (FedNova), section 4: a movement is −η Σ_t a_t g_t with a_t = (1 − ρ^(τ−t)) / (1 − ρ), t = 0 … τ−1.
+    """
+    if momentum == 0.0:
+        return float(steps)
+    return float(np.sum((1.0 - momentum ** np.arange(1, steps + 1)) / (1.0 - momentum)))

@@ -1,0 +1,497 @@
+"""An experiment as a TOML file: sections of typed keys. Unknown keys are refused by name.
+
+Sections are derived from the types they configure, so a key is defined in one place only. Every error is an `InputError` that names the
+file, the section, the key and the value.
+"""
+
+import inspect
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from importlib import metadata
+from math import inf
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, ValidationError, create_model
+
+from ...algorithms import ALGORITHMS
+from ...algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, Compared
+from ...contract.operations import Sampling
+from ...contract.protection import Protection
+from ...engine.models import Model
+from ...errors import InputError, near, unknown_key
+from ...federation.release_policy import may_leave
+from ...federation.schedule import Schedule, schedule
+from ...federation.values import Origin
+from ...files import toml_text
+from ...plugins import is_loaded, load_plugin
+from ...privacy.participation import of_participations
+from ...privacy.settings import Noise, Privacy, Releases, check_samples, plan
+from ...protocols.bounded_files import read_json, read_text
+from ...tasks.training import Train
+from ...types import Population
+from ..newcomers import held_back
+from ..trust import idle_code, may_run, run_sections
+from .callbacks import found
+from .privacy_checks import check_privacy, few_shares
+from .sections import MOST_WORKERS, DataSection, ModelSection, RunSection, TrainingSection
+
+__all__ = ["GIVEN", "SECTIONS", "Config", "load_config", "own_weights", "parse_config"]
+
+Section = TypeVar("Section")
+
+
+class _Own(str):
+    """Weights that were "own": "examples" or "equal" for the algorithm of their Config, found anew for that of another made from it."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment, resolved: every key has a value, and `training.weights` is not "own" any more.
+
+    `algorithm` holds the name and the hyper-parameters that were given.
+    """
+
+    data: DataSection = field(default_factory=DataSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    algorithm: Mapping[str, Any] = field(default_factory=lambda: {"name": "pacfl"})
+    protection: Protection = field(default_factory=Protection)
+    privacy: Privacy = field(default_factory=Privacy)
+    run: RunSection = field(default_factory=RunSection)
+
+    def __post_init__(self) -> None:
+        for key, value, smallest in (
+            ("training.rounds", self.training.rounds, 0),
+            ("data.newcomers", self.data.newcomers, 0),
+            ("data.newcomer_epochs", self.data.newcomer_epochs, 0),
+            ("run.evaluate_every", self.run.evaluate_every, 1),
+            ("run.evaluate_clients", self.run.evaluate_clients, 0),
+            ("run.record_sample", self.run.record_sample, 0),
+            ("run.checkpoint_every", self.run.checkpoint_every, 1),
+            ("run.workers", self.run.workers, 1),
+            ("model.hidden", self.model.hidden, 1),
+        ):
+            if value < smallest:
+                raise InputError(f"{key} = {value}: is below {smallest}")
+        if self.training.weights == "own" or isinstance(self.training.weights, _Own):
+            object.__setattr__(self, "training", replace(self.training, weights=_Own(own_weights(self.algorithm["name"]))))
+        if self.training.weights not in ("examples", "equal"):
+            raise InputError(f"training.weights = {self.training.weights!r}: known are 'own', 'examples' and 'equal'")
+        if self.training.weights == "examples" and self.protection.robust != "none":
+            raise InputError(
+                f"training.weights = 'examples' under protection.robust = {self.protection.robust!r}: a sample count is "
+                "not verified, and with a large one it would own its bucket; set it to 'equal'"
+            )
+        if (
+            self.training.weights == "examples"
+            and self.protection.sums.hides
+            and not (self.protection.secure and self.protection.max_weight)
+        ):
+            remedy = "set it to 'equal'" + (", or give protection.max_weight, a public maximum" if self.protection.secure else "")
+            raise InputError(
+                f"training.weights = 'examples': under protection.sum = {self.protection.sum!r} every sample count would show; {remedy}"
+            )
+        if self.run.workers > MOST_WORKERS:
+            raise InputError(f"run.workers = {self.run.workers}: is above {MOST_WORKERS}")
+        if self.run.evaluate_clients == 1:
+            raise InputError("run.evaluate_clients = 1: one client gives no interval; use 2 or more, or 0 for all")
+        if self.run.record_sample and (self.run.record != "attackable" or self.run.record_clients):
+            other = f"record_clients = {list(self.run.record_clients)}" if self.run.record_clients else f"record = {self.run.record!r}"
+            raise InputError(f"run.record_sample = {self.run.record_sample} with run.{other}: use it with record = 'attackable' alone")
+        for key in ("record_rounds", "record_clients"):
+            if (chosen := getattr(self.run, key)) and self.run.record != "attackable":
+                raise InputError(f"run.{key} = {list(chosen)} with run.record = {self.run.record!r}: use it with record = 'attackable'")
+        if not 0 <= self.run.target_accuracy <= 1:
+            raise InputError(f"run.target_accuracy = {self.run.target_accuracy}: accuracies are shares, so it is outside [0, 1]")
+        if not 0 <= self.training.dropout < 1:
+            raise InputError(f"training.dropout = {self.training.dropout}: is outside [0, 1)")
+        if self.run.precision != "full" and self.model.dtype == "float64":
+            raise InputError(f"run.precision = {self.run.precision!r} with model.dtype = 'float64': use 'full'")
+        if not 0 <= self.model.init_scale < inf:
+            raise InputError(f"model.init_scale = {self.model.init_scale}: is outside [0, inf)")
+        if self.model.init_scale == 0 and self.model.name != "linear":
+            raise InputError(
+                f"model.init_scale = 0 with model.name = {self.model.name!r}: between layers that are zero no gradient "
+                "passes; only 'linear' trains from zero"
+            )
+        found(self.run.callbacks)
+        self.sampling()
+        check_privacy(self.privacy, self.protection, self.training, self.run, self.data, self.spec, self.releases)
+
+    def sampling(self) -> Sampling:
+        return Sampling(self.training.sampling, self.training.participation)  # type: ignore[arg-type]
+
+    @property
+    def spec(self) -> AlgorithmSpec:
+        """The algorithm's declarations. Raises `InputError` for one that is not known."""
+        return _spec(self.algorithm["name"])
+
+    @property
+    def before(self) -> BeforeRun:
+        """What is known of the run before it starts."""
+        protection, strict = self.protection, self.run.release_policy == "strict"
+        origin = Origin(size=1, kinds=(("vectors", "compared"),))
+        no_gram = no_groups = ""
+        if strict and not may_leave(protection, "gram", "vectors", 0, origin, "gram" in self.privacy.local):
+            no_gram = (
+                f"gradients would be compared in the clear, which clients refuse under protection.sum = {protection.sum!r}, min_cohort = "
+                f"{protection.smallest_sum}; or name a transform or 'ckks' in protection.gram"
+            )
+        if protection.sums.oblivious:
+            no_groups = f"protection.sum = {protection.sum!r} keeps groups private, but a server that finds them knows them"
+        clip_norm = self.privacy.clip_norm if self.privacy.unit == "client" else 1.0
+        return BeforeRun(self.training.rounds, self.privacy.unit, no_gram, no_groups, clip_norm, self.training.participation)
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """The algorithm's hyper-parameters that were given, and those that follow from the run. Raises `InputError` where none can."""
+        given = {key: value for key, value in self.algorithm.items() if key != "name"}
+        return {**self.spec.defaults(given, self.before), **given}
+
+    @property
+    def compared(self) -> Compared:
+        """What `gram` compares in this run."""
+        return self.spec.compared(self.hyper)
+
+    @property
+    def knowledge(self) -> str:
+        """What about the groups the algorithm is told, or by what it finds them."""
+        return self.spec.knowledge(self.hyper)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What a user should know before the run starts: that it can form no clusters, or adds needless noise, as it is set."""
+        reason = self.spec.never_clusters(self.hyper, self.before)
+        clusters = f"algorithm {self.spec.name!r} will form no clusters: {reason}" if reason else ""
+        return tuple(one for one in (clusters, few_shares(self.privacy, self.protection, self.cohort)) if one)
+
+    @property
+    def cohort(self) -> int:
+        """How many clients a round is expected to ask."""
+        return round((self.data.clients - self.data.newcomers) * self.training.participation)
+
+    def releases(self) -> Releases:
+        """What a client releases of its samples over the whole run. `InputError` naming an algorithm that cannot be private."""
+        spec = self.spec
+        if spec.sample_releases is None:
+            private = ", ".join(name for name, one in ALGORITHMS.items() if one.sample_releases is not None)
+            raise InputError(f"algorithm {spec.name!r} under privacy.unit = 'sample': {spec.sample_refused}; there is one for {private}")
+        return spec.sample_releases(self.training.rounds, self.hyper)
+
+    def schedule(self, clients: Sequence[int]) -> Schedule:
+        """Which rounds a client is asked in, if exactly `clients` are present in every round.
+
+        All rounds where the algorithm does not declare its cohorts. With newcomers also where clusters split: such an algorithm places a
+        newcomer by one training for each split.
+        """
+        spec, rounds = self.spec, self.training.rounds
+        if not spec.cohorts or (self.data.newcomers and spec.renumbers):
+            return Schedule(rounds, dict.fromkeys(clients, tuple(range(rounds))))
+        smallest, labels = self.protection.smallest_group, spec.cohorts == "labelled"
+        return schedule(self.sampling(), clients, smallest, self.run.seed, rounds, labels)
+
+    def bands(self, clients: Sequence[int]) -> int:
+        """How many bands correlated noise has, 0 for independent noise. `InputError` where clients may come back in the next round."""
+        if not self.privacy.correlated:
+            return 0
+        bands = self.schedule(clients).separation
+        if bands < 2 and self.training.rounds > 1:
+            raise InputError(
+                f"privacy.correlated = true: with training.sampling = {self.training.sampling!r}, participation = "
+                f"{self.training.participation:g} and algorithm {self.spec.name!r} a client may be asked in two rounds in a row; use "
+                "'fixed_cohorts', a participation of 0.5 or less, and an algorithm that forms no groups"
+            )
+        return bands
+
+    def check_noise(self) -> None:
+        """Raises `InputError` for keys with which no noise can be calibrated, as far as that needs no data and no time."""
+        if self.privacy.unit == "sample":
+            check_samples(self.privacy, self.releases(), self.training.batch_size)
+
+    def noise(self, participations: int | None = None) -> Noise | None:
+        """The noise of a whole run, calibrated, where the unit is a sample, for clients that are asked in so many rounds (None: in all)."""
+        if self.privacy.unit != "sample":
+            return None
+        t, releases = self.training, self.releases()
+        if participations is not None:
+            releases = of_participations(releases, t.rounds, participations)
+        return plan(
+            self.privacy, releases, epochs=t.epochs, batch_size=t.batch_size, seed=self.run.seed,
+            shares=self.protection.smallest_sum - 1 if self.privacy.noise == "shared" else 0,
+        )  # fmt: skip
+
+    def noise_of(self, groups: Mapping[int, int]) -> Noise | None:
+        """The noise of the run over exactly these clients (by id their true group), of which `data.newcomers` come after training."""
+        if self.privacy.unit != "sample":
+            return None
+        late = held_back(groups, self.data.newcomers)
+        return self.noise(self.schedule([client for client in groups if client not in late]).most)
+
+    def model_for(self, population: Population) -> Model:
+        """The model that fits a population's samples."""
+        return self.model.build(population.shape, population.classes, population.mean, population.std)
+
+    def train_for(self, population: Population) -> Train:
+        """Local training by `[training]`."""
+        return self.train_on(self.model_for(population))
+
+    def train_on(self, model: Model) -> Train:
+        """The same of a given model."""
+        t = self.training
+        return Train(
+            model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence,
+            optimizer=t.optimizer,
+        )  # fmt: skip
+
+    def algorithm_for(self, population: Population) -> Algorithm:
+        """The algorithm, its hyper-parameters checked. The true groups go only to those that ask for them (oracle, shuffled).
+
+        Raises `InputError` for invalid values, and naming algorithm and protection where these are incompatible.
+        """
+        make = self.spec.make
+        t, train = self.training, self.train_for(population)
+        wanted = inspect.signature(make).parameters
+        given: dict[str, Any] = {"seed": self.run.seed, "weights": t.weights}
+        given["groups"] = population.group_of
+        extra = {name: value for name, value in given.items() if name in wanted}
+        algorithm = make(train, **extra, **self.hyper)
+        self._check_protection(algorithm)
+        return algorithm
+
+    def _check_protection(self, algorithm: Algorithm) -> None:
+        """Refuse combinations that clients would refuse later, by the declarations of algorithm and protection."""
+        protection = self.protection
+        if protection.sums.oblivious and algorithm.public_groups:
+            raise InputError(
+                f"protection.sum = {protection.sum!r}: keeps groups private, but the server of {algorithm.name!r} makes them; use 'secagg'"
+            )
+        if protection.sums.transformed and algorithm.reads_means:
+            raise InputError(
+                f"protection.sum = {protection.sum!r}: keeps means from the server, and that of {algorithm.name!r} computes with them; use "
+                "'none' or 'secagg'"
+            )
+        if protection.secure and not protection.sums.oblivious and algorithm.regroups:
+            raise InputError(
+                f"protection.sum = {protection.sum!r}: {algorithm.name!r} averages over different groups of the same clients in one round "
+                f"({algorithm.regroups}); the difference of two such sums would show an individual, so clients refuse the second"
+            )
+        strict = self.run.release_policy == "strict"
+        if strict and protection.secure and "relay" in algorithm.operations and not protection.relay_updates:
+            raise InputError(
+                f"protection.sum = {protection.sum!r}: clients of {algorithm.name!r} send each other what is summed, which they refuse: a "
+                "server that lies could name an accomplice as the recipient; protection.relay_updates = true lets them"
+            )
+        origin = Origin(size=0 if self.compared.of_samples else 1, kinds=(("vectors", "compared"),))
+        noisy = "gram" in self.privacy.local
+        if "gram" in algorithm.operations and strict and not may_leave(protection, "gram", "vectors", 0, origin, noisy):
+            raise InputError(
+                f"protection.gram = {list(protection.gram)}: what {algorithm.name!r} compares would be seen in the clear, which clients "
+                f"refuse under protection.sum = {protection.sum!r}, min_cohort = {protection.smallest_sum}; name a transform or 'ckks'"
+            )
+
+    def with_(self, section: str, **changes: Any) -> "Config":
+        """The same experiment with some keys of a section changed; those of the others stay as they are resolved.
+
+        Weights that were "own" are resolved anew under another `name`.
+        """
+        current = getattr(self, section)
+        if section == "algorithm":
+            return replace(self, algorithm={**current, **changes})
+        return replace(self, **{section: replace(current, **changes)})
+
+    def recording_all(self, **more: Any) -> "Config":
+        """The same experiment with all payloads recorded; `more` are other keys of `[run]`."""
+        return self.with_("run", record="full", record_rounds=(), record_clients=(), record_sample=0, **more)
+
+    def to_toml(self) -> str:
+        """The resolved experiment as a file that `load_config` reads back. Raises `InputError` for a path that is not UTF-8."""
+        return toml_text(_plain(asdict(self)))
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataSection, "model": ModelSection, "training": TrainingSection, "protection": Protection,
+    "privacy": Privacy, "run": RunSection,
+}  # fmt: skip
+"""The sections but `[algorithm]`, each with the class whose fields are its keys."""
+GIVEN = {"train", "groups", "weights", "seed"}
+"""Parameters of an algorithm that are no keys of `[algorithm]`."""
+
+
+def own_weights(algorithm: str) -> str:
+    """What "own" weights are for an algorithm, by name; "equal" for one that does not weigh by counts."""
+    wanted = inspect.signature(_spec(algorithm).make).parameters
+    return str(wanted["weights"].default) if "weights" in wanted else "equal"
+
+
+def _spec(name: Any) -> AlgorithmSpec:
+    spec: AlgorithmSpec | None = ALGORITHMS.find(name) if isinstance(name, str) else None
+    if spec is None:
+        raise InputError(f"[algorithm] name = {name!r}: is not known{near(str(name), ALGORITHMS.names())}")
+    return spec
+
+
+def load_config(path: str | Path, changes: Sequence[str] = (), plugins: Sequence[str | Path] = (), *, trust: bool | None = None) -> Config:
+    """Read an experiment. `changes` are "section.key=value" with a TOML value, as `--set` takes them; `plugins` files beside its own.
+
+    `trust`: whether the code that the file names runs. By default it does, unless the file is in a run folder; see `trust.may_run`.
+    Without its code the configuration has no `run.plugins`.
+
+    Raises `InputError` naming file, key and value.
+    """
+    tree, source = changed(read_tree(path), changes, plugins), f"{path} with --set {', '.join(changes)}" if changes else str(path)
+    may = may_run(Path(path), tree, trust)
+    try:
+        return parse_config(tree, source, trust=may)
+    except InputError as error:
+        idle = "" if may else idle_code(Path(path), tree)
+        raise InputError("; ".join(filter(None, (f"{error}{_made_by_another(Path(path).parent)}", idle)))) from None
+
+
+def _made_by_another(folder: Path) -> str:
+    """That this is the run folder of another version of the package, as the end of a sentence; empty if it is not."""
+    with suppress(OSError, ValueError, AttributeError):
+        made, ours = read_json(folder / "environment.json").get("cflpriv"), metadata.version("cflpriv")
+        if isinstance(made, str) and made != ours:
+            return f"; {folder} is a run of cflpriv {made}, this is {ours}"
+    return ""
+
+
+def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str | Path]) -> dict[str, Any]:
+    """The tree of an experiment with "section.key=value" and plugins, as the command line takes them, added. Runs these plugins."""
+    for change in changes:
+        set_key(tree, change)
+    _resolve_paths(tree, Path())
+    files = [str(load_plugin(file)) for file in plugins]
+    run = tree.setdefault("run", {}) if files else {}
+    named = run.setdefault("plugins", []) if isinstance(run, dict) else None
+    if isinstance(named, list):  # else the configuration is refused
+        named += [file for file in dict.fromkeys(files) if file not in named]
+    return tree
+
+
+def read_tree(path: str | Path) -> dict[str, Any]:
+    """A TOML file ("-": standard input) as nested mappings; its `run.plugins`, and those of `data.paths` that are there, as absolute paths.
+
+    Raises `InputError` naming the file.
+    """
+    path = Path(path)
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig") if str(path) == "-" else read_text(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    try:
+        tree = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: is not TOML ({error})") from None
+    _resolve_paths(tree, path.parent)
+    for run in run_sections(tree):
+        if isinstance(run.get("plugins"), list):
+            run["plugins"] = [str((path.parent / one).resolve()) if isinstance(one, str) else one for one in run["plugins"]]
+    return tree
+
+
+def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
+    """Make `data.paths` that are in `folder` absolute, so that a run folder names its data; others may be in the data directory."""
+    data = tree.get("data")
+    if isinstance(data, dict) and isinstance(data.get("paths"), list):
+        paths = [folder / one if isinstance(one, str) else one for one in data["paths"]]
+        data["paths"] = [
+            str(path.resolve()) if isinstance(path, Path) and path.exists() else one for path, one in zip(paths, data["paths"], strict=True)
+        ]
+
+
+def parse_config(tree: Mapping[str, Any], source: str = "config", *, trust: bool = True) -> Config:
+    """A `Config` from nested mappings; `source` names them in errors.
+
+    Runs the plugins that they name, because a mapping is the caller's own. Without `trust` only those stay that ran before in this process.
+    For a file see `load_config`.
+    """
+    for section in tree:
+        if section not in (*SECTIONS, "algorithm"):
+            hint = "; `cflpriv sweep` runs a file that has one" if section == "sweep" else near(section, [*SECTIONS, "algorithm"])
+            raise InputError(f"{source}: [{section}] is not a section{hint}")
+        if not isinstance(tree[section], Mapping):
+            raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
+    try:
+        run = _section(RunSection, tree.get("run", {}), "run")
+        run = replace(run, plugins=tuple(str(load_plugin(file)) for file in run.plugins if trust or is_loaded(file)))
+        sections: dict[str, Any] = {name: _section(kind, tree.get(name, {}), name) for name, kind in SECTIONS.items() if name != "run"}
+        return Config(**sections, run=run, algorithm=_algorithm(tree.get("algorithm", {})))
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+def _section(kind: type[Section], values: Mapping[str, Any], name: str) -> Section:
+    return kind(**_checked(name, kind, values))
+
+
+def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
+    name = values.get("name", "pacfl")
+    given = {key: value for key, value in values.items() if key != "name"}
+    checked = _checked("algorithm", _spec(name).make, given)
+    return {"name": name, **{key: value for key, value in checked.items() if key in given}}
+
+
+@lru_cache
+def _validator(section: str, kind: Callable[..., Any]) -> Any:
+    """The keys of a section, with types and defaults, as a pydantic model: those of the dataclass or function that it configures.
+
+    Cached, because making one takes some milliseconds.
+    """
+    hints, signature = get_type_hints(kind), inspect.signature(kind).parameters.items()
+    keys = {key: (hints[key], one.default) for key, one in signature if isinstance(kind, type) or key not in GIVEN}
+    return create_model(section, __config__=ConfigDict(strict=True, extra="forbid"), **keys)  # type: ignore[call-overload]
+
+
+def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    model = _validator(section, kind)
+    keys = list(model.model_fields)
+    for key in values:
+        if key not in keys:
+            raise unknown_key(section, key, values[key], near(key, keys))
+    try:
+        parsed = model(**{key: tuples(value) for key, value in values.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"][:1])
+        if first["type"] == "tuple_type":
+            raise InputError(f"[{section}] {key} = {values.get(key)!r}: expected a list, in brackets") from None
+        raise InputError(f"[{section}] {key} = {values.get(key)!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+    return {key: getattr(parsed, key) for key in keys}
+
+
+def set_key(tree: dict[str, Any], change: str) -> None:
+    """Change a key of a tree, as `--set` does."""
+    name, equals, text = change.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise InputError(f"--set {change}: expected section.key=value")
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+        if set(parsed) != {"value"}:
+            raise InputError(f"--set {change!r}: expected one value")
+        value = parsed["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        value = text.strip()  # an unquoted value is a string
+    if not isinstance(tree.setdefault(section, {}), dict):
+        raise InputError(f"--set {change}: {section} is not a section")
+    tree[section][key] = value
+
+
+def tuples(value: Any) -> Any:
+    """Lists, nested ones too, as tuples."""
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    """Mappings without None, tuples as lists, for TOML."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,154 @@
+"""The sections of an experiment's file that no other module defines: `[data]`, `[model]`, `[training]` and `[run]`."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ...contract.transcript import Level
+from ...data import DataSpec
+from ...engine.device import NoisePlace, Precision
+from ...engine.models import MODELS, Dtype, Model
+from ...keys import Key
+
+__all__ = ["MOST_WORKERS", "DataSection", "ModelSection", "RunSection", "TrainingSection"]
+
+
+MOST_WORKERS = 512
+"""Processes at most. A larger number is a mistake that would take all memory."""
+
+
+@dataclass(frozen=True)
+class DataSection(DataSpec):
+    """`[data]`: the data set, its partition, and how many clients (the last ones) join after training."""
+
+    newcomers: Annotated[
+        int, Key("The last so many clients join after training, where the algorithm admits them.", "[0, inf)", "clients")
+    ] = 0
+    newcomer_epochs: Annotated[
+        int, Key("Newcomers are scored without training, and after so many epochs on their own data (0: not).", "[0, inf)", "epochs")
+    ] = 5
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """`[model]`: the architecture and what it makes of its input."""
+
+    name: Annotated[str, Key("Architecture; `cflpriv list` describes each.", known=lambda: MODELS)] = "mlp"
+    hidden: Annotated[int, Key("Width of a hidden layer, for models that have one to choose.", "[1, inf)", "units")] = 200
+    normalise: Annotated[
+        bool, Key("Input is (value − mean) / deviation, by the statistics of the data set; false: values as they are.")
+    ] = True
+    dtype: Annotated[Dtype, Key("Floating-point type of parameters and training.")] = "float32"
+    init_scale: Annotated[
+        float,
+        Key("Initial parameters are the architecture's own times this. 0: a linear model that begins at zero.", "[0, inf)"),
+    ] = 1.0
+
+    def build(self, shape: tuple[int, ...], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Model:
+        """The model for samples of `shape` from a data set of this mean and deviation."""
+        mean, std = (mean, std) if self.normalise else ((0.0,), (1.0,))
+        return Model(self.name, shape, classes, self.hidden, mean, std, self.dtype, init_scale=self.init_scale)
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """`[training]`: rounds, local training, and which clients take part."""
+
+    rounds: Annotated[int, Key("Rounds of training.", "[0, inf)", "rounds")] = 20
+    epochs: Annotated[int, Key("Passes over a client's data in one local training.", "[1, inf)", "epochs")] = 1
+    batch_size: Annotated[int, Key("Samples of a batch; 0: all. Under sample-level privacy the expected size.", "[0, inf)", "samples")] = 10
+    lr: Annotated[float, Key("Learning rate of a local step.", "(0, inf)")] = 0.01
+    momentum: Annotated[float, Key("Momentum of SGD; it starts at zero in every local training.", "[0, 1)")] = 0.0
+    weight_decay: Annotated[float, Key("L2 weight decay, added to the gradient.", "[0, inf)")] = 0.0
+    lr_decay: Annotated[float, Key("Factor that multiplies the learning rate once a round.", "(0, 1]")] = 1.0
+    on_divergence: Annotated[
+        Literal["stop", "skip"],
+        Key("When a client's parameters are not finite: end the run (`stop`), or leave the client out of the round (`skip`)."),
+    ] = "stop"
+    optimizer: Annotated[Literal["sgd", "adam"], Key("Optimiser of local training; `adam` takes no momentum.")] = "sgd"
+    weights: Annotated[
+        str,
+        Key(
+            "Weights of means: sample counts (`examples`), `equal`, or the default of the algorithm's paper (`own`).",
+            known=lambda: ("own", "examples", "equal"),
+        ),
+    ] = "own"
+    sampling: Annotated[
+        str,
+        Key(
+            "How a round's clients are drawn: from all (`global`), from each cluster (`per_cluster`), or fixed disjoint sets in turn "
+            "(`fixed_cohorts`).",
+            known=lambda: ("global", "per_cluster", "fixed_cohorts"),
+        ),
+    ] = "global"
+    participation: Annotated[float, Key("Share of the clients that a round draws.", "(0, 1]")] = 1.0
+    dropout: Annotated[float, Key("Simulations: probability that a drawn client drops out of a round.", "[0, 1)")] = 0.0
+    dropouts: Annotated[
+        tuple[tuple[int, int, str], ...],
+        Key("Simulations: dropouts as [round, client, stage]; rounds count from 0, stages are Advert, Shares, Masked, Consistent, Reveal."),
+    ] = ()
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """`[run]`: the seed of all that is not secret, how to compute, what to record, and whose secrets to write (simulation only)."""
+
+    seed: Annotated[int, Key("Seed of all that is not secret: first model, cohorts, batches.")] = 0
+    engine: Annotated[
+        Literal["auto", "sequential"], Key("Compute many clients at once where that gives the same (`auto`), or one by one.")
+    ] = "auto"
+    workers: Annotated[int, Key("Processes that compute clients.", "[1, inf)", "processes")] = 1
+    device: Annotated[Literal["auto", "cpu", "cuda"], Key("Where clients' training is computed; `auto` takes CUDA if there is one.")] = (
+        "cpu"
+    )
+    precision: Annotated[Precision, Key("Products in training on CUDA: of float32 (`full`), TF32 or bfloat16; a CPU has `full` only.")] = (
+        "full"
+    )
+    noise_place: Annotated[
+        NoisePlace,
+        Key(
+            "Where the noise of private training becomes Gaussian: on the `host`, or where training is computed (`device`). Its bits come "
+            "from the clients' cryptographic source either way."
+        ),
+    ] = "host"
+    transport: Annotated[
+        Literal["memory", "bytes"], Key("How requests reach clients: as objects (`memory`) or encoded as in a deployment (`bytes`).")
+    ] = "memory"
+    release_policy: Annotated[
+        Literal["strict", "off"],
+        Key("Clients refuse what a deployed client would refuse to release (`strict`), or release whatever is asked (`off`, simulations)."),
+    ] = "strict"
+    record: Annotated[
+        Level, Key("What the transcript keeps: no payloads (`headers`), those that attacks read (`attackable`), or all (`full`).")
+    ] = "headers"
+    record_rounds: Annotated[
+        tuple[int, ...], Key("`attackable`: keep payloads of these rounds only, counted from 0 (what came before is kept); empty: of all.")
+    ] = ()
+    record_clients: Annotated[tuple[int, ...], Key("`attackable`: keep payloads of these clients only; empty: of all.")] = ()
+    record_sample: Annotated[
+        int, Key("`attackable`: keep payloads of so many clients only, drawn at random once a run (0: of all).", "[0, inf)", "clients")
+    ] = 0
+    audit_parties: Annotated[
+        tuple[str, ...],
+        Key('Simulations: parties whose secrets are written for audits: "server", "key-holder", "client:3".'),
+    ] = ("server",)
+    evaluate_every: Annotated[int, Key("Evaluate after every so many rounds.", "[1, inf)", "rounds")] = 1
+    evaluate_clients: Annotated[
+        int,
+        Key(
+            "Evaluate so many clients, drawn at random each time (0: all). The mean has an interval; the worst is the worst of these.",
+            "[0, inf)",
+            "clients",
+        ),
+    ] = 0
+    target_accuracy: Annotated[float, Key("Report rounds and megabits until this mean accuracy is reached; 0: not.", "[0, 1]")] = 0.0
+    checkpoint_every: Annotated[int, Key("Save a checkpoint after every so many rounds.", "[1, inf)", "rounds")] = 1
+    insecure_test_entropy: Annotated[
+        bool, Key("Tests only: secrets, masks and noise come from the public seed, so they protect nothing.")
+    ] = False
+    plugins: Annotated[
+        tuple[str, ...],
+        Key("Python files that register algorithms, models, attacks or data sets; relative to the configuration file."),
+    ] = ()
+    callbacks: Annotated[
+        tuple[str, ...], Key("Code that is told of rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
+    ] = ()

@@ -1,0 +1,98 @@
+"""The audit's part of a report: the matrix of attacks by protections, all figures, and true beside inferred label histograms.
+
+`run_files` reads and checks the files.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...types import Array
+from .audit_words import STATUS, least_comforting
+from .pictures import CUT, new_figure, style, uri
+from .run_files import Audited
+
+__all__ = ["attack_matrix", "label_histograms", "leakage"]
+
+
+def leakage(audits: Sequence[Audited]) -> dict[str, Any]:
+    """Columns (audit, protection), rows (attack, metric, adversary, clients known) -> cells, numbered notes, and the matrix of attacks."""
+    columns: dict[tuple[int, str], dict[str, str]] = {}
+    rows: dict[tuple[str, str, str, int], dict[tuple[int, str], list[dict[str, Any]]]] = {}
+    notes: dict[str, int] = {}
+    for i, audited in enumerate(audits):
+        for cell in audited.cells or ():
+            column = (i, str(cell["protection"]))
+            columns[column] = {"protection": column[1], "run": audited.label}
+            row = (str(cell["attack"]), str(cell["metric"]), str(cell["adversary"]), cell.get("k_known") or 0)
+            note = str(cell.get("note") or "")
+            number = notes.setdefault(note, len(notes) + 1) if note else None
+            rows.setdefault(row, {}).setdefault(column, []).append({**cell, "number": number, "seeds": len(cell.get("seeds") or ())})
+    lower = {row: any(cell.get("lower_is_better") for several in cells.values() for cell in several) for row, cells in rows.items()}
+    lines = [{"row": row, "lower": lower[row], "cells": [cells.get(column, []) for column in columns]} for row, cells in rows.items()]
+    matrix = attack_matrix([(audited.column, audited.label, audited.cells or ()) for audited in audits])
+    return {"columns": list(columns.values()), "lines": lines, "notes": list(notes), "matrix": matrix}
+
+
+def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
+    """Attacks by row, runs by column: the outcome of an attack, by adversary, over all its figures.
+
+    `audits` has (column heading, line below it, cells of audit.json) for each run. Gives `columns`, and `lines` of "attack" and, for each
+    column, a list of "adversary", "status", "figure" (the cell that decided; among equals the first) and "others" (how many figures have
+    another status, for people), the server first. Adversaries without a figure for the same reason are listed together.
+    """
+    attacks = list(dict.fromkeys(str(cell["attack"]) for _, _, cells in audits for cell in cells))
+    lines = []
+    for attack in attacks:
+        places = []
+        for _, _, cells in audits:
+            mine = [cell for cell in cells if cell["attack"] == attack]
+            adversaries = sorted({str(cell["adversary"]) for cell in mine}, key=lambda name: (name != "server", name))
+            places.append(_together([_worst(name, [cell for cell in mine if cell["adversary"] == name]) for name in adversaries]))
+        lines.append({"attack": attack, "places": places})
+    return {"columns": [{"name": name, "sub": sub} for name, sub, _ in audits], "lines": lines}
+
+
+def _worst(adversary: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    status = least_comforting(cell["status"] for cell in cells)
+    figure = next(cell for cell in cells if cell["status"] == status)
+    rest = Counter(cell["status"] for cell in cells if cell["status"] != status)
+    others = ", ".join(f"{rest[one]} {words}" for one, words in STATUS.items() if rest[one])
+    return {"adversary": adversary, "status": status, "figure": figure, "others": others}
+
+
+def _together(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge neighbours without a figure that have the same note."""
+    merged: list[dict[str, Any]] = []
+    for item in items:
+        before = merged[-1] if merged else None
+        empty = item["figure"]["value"] is None
+        if before and empty and before["figure"]["value"] is None and before["figure"].get("note") == item["figure"].get("note"):
+            merged[-1] = before | {"adversary": f"{before['adversary']}, {item['adversary']}"}
+        else:
+            merged.append(item)
+    return merged
+
+
+def label_histograms(truth: Array, guess: Array, titles: Sequence[str]) -> str:
+    """One panel per client: true label shares as bars, inferred ones as dots, (m, classes) each, with their L1 distance."""
+    m, classes = truth.shape
+    with style():
+        figure = new_figure(1.8 + 1.1 * m, 1.9)
+        panels = figure.subplots(1, m, squeeze=False, sharey=True)[0]
+        top = 1.12 * max(float(truth.max()), float(guess.max()), 1e-6)
+        for axes, real, inferred, title in zip(panels, truth, guess, titles, strict=True):
+            axes.bar(range(classes), real, color="#8fbbdc", width=0.8)
+            axes.plot(np.arange(classes), inferred, "o", color=CUT, markersize=3)
+            axes.set_title(f"{title}\nL1 {np.abs(real - inferred).sum():.2f}", fontsize=8)
+            axes.set_xticks([0, classes - 1])
+            axes.set_xlim(-0.7, classes - 0.3)
+            axes.set_ylim(-0.03 * top, top)
+            axes.tick_params(axis="y", length=0)
+        highest = max(float(truth.max()), float(guess.max()))
+        panels[0].set_yticks([0.0, highest], ["0", f"{100 * highest:.0f} %"])
+        panels[0].set_ylabel("label shares:\ntrue (bar),\ninferred (dot)", rotation=0, ha="right", va="center")
+        panels[0].set_xlabel("label")
+        return uri(figure)

@@ -1,0 +1,57 @@
+"""The report on a folder of another system's updates that was audited: verdicts, figures, what was recovered, what was assumed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...files import write_atomically
+from ...protocols.bounded_files import read_text
+from .audit_report import leakage
+from .page import templates
+from .recovered import histograms, recovered_images
+from .run_files import Audited, parsed, read_audit, require
+
+__all__ = ["FOREIGN", "write_foreign_report"]
+
+FOREIGN = "foreign.toml"
+"""The file that says that a folder holds another system's updates."""
+
+
+def write_foreign_report(folder: Path) -> Path:
+    """Write report.html into a folder of updates; its path.
+
+    Raises `InputError` naming the file, for a folder that was not audited and for a file that is damaged.
+    """
+    path = folder / "audit.json"
+    cells, verdicts = read_audit(path)
+    if cells is None:
+        raise InputError(f"{path}: is missing; cflpriv audit --foreign {folder} writes it")
+    audited = Audited(folder, "Another system", folder.resolve().name, "another system", cells, verdicts)
+    page = (
+        templates()
+        .get_template("foreign.html")
+        .render(
+            title=folder.resolve().name,
+            verdicts=verdicts,
+            leakage=leakage([audited]),
+            recovered=recovered_images(audited),
+            histograms=histograms(audited),
+            assumed=_assumed(path),
+            settings=read_text(folder / FOREIGN, errors="replace"),
+        )
+    )
+    try:
+        write_atomically(folder / "report.html", page)
+    except OSError as error:
+        raise InputError(f"{folder}: the report cannot be written ({error.strerror})") from None
+    return folder / "report.html"
+
+
+def _assumed(path: Path) -> Mapping[str, str]:
+    """What the audit took for granted, by name; empty for an audit that did not write it."""
+    audit: Any = parsed(path)
+    assumed = audit.get("assumed", {}) if isinstance(audit, dict) else {}
+    texts = isinstance(assumed, dict) and all(isinstance(one, str) for one in assumed.values())
+    require(texts, path, "assumed is not a table of texts")
+    return dict(assumed)

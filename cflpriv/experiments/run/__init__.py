@@ -1,0 +1,1 @@
+"""One run: its rounds, run folder, checkpoints and resumption, deployment, export and verification."""

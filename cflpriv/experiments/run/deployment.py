@@ -1,0 +1,196 @@
+"""A whole experiment over a deployment's transport, from its config, into the same run folder as a local one.
+
+The server side of every deployment (`cflpriv.flower`, `cflpriv.nvflare`). It has no client's data. What only an experimenter can know (true
+groups) is scored where it is given. The rounds, the run folder, checkpoints and the resumption are those of `cflpriv.experiments`.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...clustering.scores import spread
+from ...contract.handles import Held, placed
+from ...errors import InputError, TrainingDiverged
+from ...federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
+from ...federation.stages import Journal, Say, StagedTransport
+from ...federation.transport import OverBytes
+from ...files import append, write_arrays
+from ...protocols.entropy import system_entropy
+from ...protocols.errors import TooFewClients
+from ...protocols.keys import Roster
+from ...types import ClientData, Population
+from ..config.callbacks import Callback
+from ..config.config import Config
+from .checkpoint import Checkpoint
+from .folder import carry_out
+from .loop import Backend, Run, transcript_of
+from .private import run_ledger
+from .run import check
+
+__all__ = ["deploy", "standing_in"]
+
+SKIPS = (TooFewClients, TrainingDiverged, ClientsLost, KeyHolderLost, EpochEnded)
+"""Errors that end a round: clients or the key holder dropped out, or clients diverged."""
+
+
+def standing_in(
+    shape: tuple[int, ...], classes: int, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,), name: str = "elsewhere"
+) -> Population:
+    """The server's knowledge of its clients' data: the shape of a sample, the number of classes, the model's normalisation."""
+    nothing = ClientData(
+        0, np.zeros((1, *shape), np.float32), np.zeros(1, np.int64), np.zeros((0, *shape), np.float32), np.zeros(0, np.int64)
+    )
+    return Population(name, (nothing,), (0,), classes, mean, std)
+
+
+def deploy(
+    connect: Callable[[Journal], StagedTransport],
+    config: Config,
+    out: str | Path,
+    described: Population,
+    *,
+    system: str,
+    clients: int,
+    truth: Mapping[int, int] | None = None,
+    roster: Roster | None = None,
+    wait_seconds: float = 120.0,
+    resume: bool = False,
+    say: Say = print,
+    callbacks: Sequence[Callback] = (),
+) -> dict[str, Any]:
+    """Run `config` with the `clients` that a transport reaches; the summary, as in summary.json. See `experiments.folder.carry_out`.
+
+    `connect` makes the transport, given its journal; `system` is its name in the summary. `described` gives the shape of samples and the
+    number of classes (`standing_in`). `truth` (true group by client) is for scoring only. A step in which clients were lost while being
+    compared is taken again without them; a client that returns keeps its cluster, a new one is admitted. Clients' own scores are gathered
+    and recorded, unless sums are secure or clients' data private; then there are none. A release that the ledger refuses ends the run
+    (`stopped`).
+
+    Under `[privacy]` cohorts are drawn from all `clients`, present or not, so that noise is calibrated for the rounds in which a client is
+    drawn: nobody takes the place of one that is absent.
+
+    With `resume` it also continues as another run of a restarted system, if clients have their state in files. The process of the earlier
+    run may still have the folder for a while: it is waited for, up to `wait_seconds`. Raises `InputError` besides if fewer than `clients`
+    answer in time, or the release policy is "off".
+    """
+    if config.run.release_policy == "off":
+        raise InputError("run.release_policy = 'off': is for simulated clients; deployed ones keep to their own release policy")
+    out, here = Path(out), tuple(range(clients))
+
+    def journal(entry: Mapping[str, Any]) -> None:
+        """stages.jsonl: each stage and its outcome, as it happens."""
+        append(out / "stages.jsonl", json.dumps(entry) + "\n")
+
+    def make(checkpoint: Checkpoint | None) -> Run:
+        algorithm = config.algorithm_for(described)
+        check(config, described, algorithm, here)
+        asked = None if config.privacy.unit == "none" else config.schedule(here).most
+        private = run_ledger(config, algorithm, config.noise(asked), system_entropy, asked, config.bands(here))
+        if private is not None and not algorithm.operations:
+            raise InputError(f"algorithm {algorithm.name!r} with privacy.unit = {config.privacy.unit!r}: releases nothing; use 'none'")
+        transport = connect(journal)
+        federation = FederationServer(
+            OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster,
+            transcript=transcript_of(config, here),
+            session=None if checkpoint is None else checkpoint.session,
+            drawn_from=here if asked is not None and asked < config.training.rounds else None,
+            **({} if private is None else private.options(config.protection)),
+        )  # fmt: skip
+        unscored = None
+        if config.protection.secure:
+            unscored = f"under protection.sum = {config.protection.sum!r} clients do not show their scores"
+        elif private is not None:
+            unscored = f"under privacy.unit = {config.privacy.unit!r} clients do not show their scores, which have no noise"
+        backend = _backend(transport, wait_seconds, system, unscored, say)
+        return Run(config, described, algorithm, federation, backend, here, truth or {}, private)
+
+    def tick(row: Mapping[str, Any]) -> None:
+        """A line for each round."""
+        score = "" if row.get("accuracy_mean") is None else f", accuracy {row['accuracy_mean']:.3f}"
+        done = row["skipped"] or f"done with {len(row['cohort'])} of {clients} clients{score}"
+        say(f"round {row['round']} ({row['round'] + 1} of {config.training.rounds}): {done}, {row['seconds']:.1f} s")
+
+    return carry_out(config, out, make, resume=resume, say=say, tick=tick, callbacks=callbacks, patience=wait_seconds)
+
+
+def _backend(transport: StagedTransport, seconds: float, system: str, unscored: str | None, say: Say) -> Backend:
+    """The backend of a deployment: it waits for clients; only their answers are known. `unscored`: why they do not show their scores."""
+    return Backend(
+        welcome=lambda run, progress: transport.welcome_all(run.federation, len(run.expected), seconds, say),
+        rejoin=lambda run, error: _rejoin(run, error, transport, seconds, say),
+        begin_round=lambda run, number: _begin_round(run, number, transport, seconds),
+        scores=_scores if unscored is None else lambda run, present: {},
+        evidence=lambda run: None,
+        saved=lambda run: {},
+        summary=lambda run: _summary(run, transport, system, unscored),
+        write=_write_models,
+        close=lambda run: run.federation.end(),
+        skips=SKIPS,
+        save_every=1,  # clients let go of what a later round does not need
+    )
+
+
+def _rejoin(run: Run, error: Exception, transport: StagedTransport, seconds: float, say: Say) -> None:
+    """Wait for clients and holders that dropped out in the beginning. Raises `InputError` where nobody is missing, or too few come back."""
+    federation, everybody = run.federation, len(run.expected)
+    if len(federation.clients) == everybody and not federation.holder_missing:
+        raise InputError(f"the algorithm's beginning: {error}") from error
+    say(f"the beginning is taken again when those who are missing are back: {error}")
+    transport.welcome_all(federation, everybody, seconds, say, fewest=max(1, run.config.protection.smallest_group))
+
+
+def _begin_round(run: Run, number: int, transport: StagedTransport, seconds: float) -> Collection[int]:
+    """Admit clients that are new. With no client present it waits instead of wasting the round."""
+    came = set(run.federation.begin_round(number))
+    if len(run.federation.clients) < max(1, run.config.protection.smallest_group):
+        came |= transport.welcome(run.federation, len(run.expected), seconds)
+    return came
+
+
+def _scores(run: Run, present: tuple[int, ...]) -> Mapping[str, Any]:
+    """Each client's accuracy on its own test data: it computes, and sends three numbers. None where no client is left to score."""
+    served, federation = run.algorithm.serve(run.state), run.federation
+    which = served.which  # a client that is not placed yet has no model to score
+    reported: dict[int, float] = {}
+    with suppress(*SKIPS):
+        on = present if which is None or isinstance(which, Held) else placed(which, present)
+        held = federation.compute(served.task, served.params, which=which, on=on)
+        for client, values in federation.gather(held["correct", "count"]).items():
+            correct, count = values["correct"], values["count"]
+            if correct.size == count.size == 1 and 0 <= correct.item() <= count.item():  # else it is no score
+                reported[client] = correct.item() / max(count.item(), 1.0)
+        accuracy = np.array(list(reported.values()))
+        per_client = {"clients": list(reported), "accuracy": accuracy.tolist(), "local_accuracy": [None] * len(reported)}
+        return {**spread(accuracy, "accuracy"), "per_client": per_client}
+    return {}
+
+
+def _summary(run: Run, transport: StagedTransport, system: str, unscored: str | None) -> Mapping[str, Any]:
+    """What is known of a deployment besides, and why a figure is missing."""
+    stages = [[stage, asked, answered, round(seconds, 3)] for stage, asked, answered, seconds in transport.stages]
+    refusals = [list(one) for one in run.federation.refusals]
+    why = []
+    if not any(row.get("accuracy_mean") is not None for row in run.rows):
+        why.append(f"no accuracy: {unscored or 'no client was left to be scored'}")
+    if not run.truth:
+        why.append("no ari: the true groups are not known to the server")
+    return {
+        "engine": system, "engine_paths": {}, "clients": len(run.federation.clients), "refusals": refusals, "stages": stages,
+        "notes": [*run.population.notes, *why],
+    }  # fmt: skip
+
+
+def _write_models(run: Run, out: Path) -> None:
+    """The models that clients would be served, as far as the server has them."""
+    models = {}
+    for name, value in run.algorithm.serve(run.state).params.items():
+        for i, one in enumerate(value if isinstance(value, list | tuple) else [value]):
+            if getattr(one, "is_clear", False):
+                models[f"{name}/{i}"] = np.ascontiguousarray(one.value())
+    (out / "checkpoints").mkdir(exist_ok=True)
+    if models:
+        write_arrays(out / "checkpoints" / "models.safetensors", models)

@@ -1,0 +1,166 @@
+"""A model of a finished run as a `state_dict`, for a module of one's own."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from ...algorithms.interface import Served
+from ...algorithms.lg_fedavg import EvaluateParted
+from ...contract.handles import Shared
+from ...engine.models import Model
+from ...errors import InputError
+from ...files import write_atomically
+from ...tasks.evaluation import EvaluateOwn
+from ...types import Array
+from ..config.config import load_config
+from .checkpoint import restore
+from .loop import Run, population_digest
+from .resume import last_checkpoint
+from .run import prepare
+
+__all__ = ["Exported", "export_model"]
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A model and what it takes: `name` says whose it is. Its input is (x − mean) / std, with one value a channel or one for all."""
+
+    name: str
+    model: Model
+    state: Mapping[str, torch.Tensor]
+
+    @property
+    def line(self) -> str:
+        m = self.model
+        shape = " x ".join(map(str, m.shape))
+        return (
+            f"{self.name}: {m.name}, input {shape} as (x - {list(m.mean)}) / {list(m.std)}, {m.classes} outputs, {m.dimension} parameters"
+        )
+
+
+def export_model(
+    folder: str | Path,
+    out: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    cluster: int | None = None,
+    client: int | None = None,
+    trust: bool = False,
+) -> Exported:
+    """Write a model of the run in `folder` to the file `out`, as safetensors or, by the ending .pt, for `torch.load(weights_only=True)`.
+
+    The model is that of a `cluster`, by its number from 0; without one the only one that there is. `client` asks for the last locally
+    trained model of a client instead. Models that clients open are opened by one of them, as in the run's own measurements.
+    `trust`: whether code that the folder names runs, after its digests were checked (`trust`).
+
+    Raises `InputError` naming a run, cluster, client or file that does not fit.
+    """
+    folder, out = Path(folder), Path(out)
+    if out.suffix not in (".safetensors", ".pt"):
+        raise InputError(f"--out {out}: expected a file that ends in .safetensors or .pt")
+    if cluster is not None and client is not None:
+        raise InputError(f"--model {cluster}, --client {client}: give one of them")
+    run = _restored(folder, data_dir, trust)
+    name, vector = _deployed(run, cluster) if client is None else _local(run, client)
+    model = run.config.model_for(run.population)
+    state = {key: value.detach().clone() for key, value in model.load(vector).state_dict().items()}
+    run.backend.close(run)
+    exported = Exported(name, model, state)
+    packed = io.BytesIO()
+    if out.suffix == ".pt":
+        torch.save(state, packed)
+    else:
+        packed.write(safetensors.torch.save(state, {"cflpriv": exported.line}))
+    try:
+        write_atomically(out, packed.getvalue())
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from None
+    return exported
+
+
+def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Run:
+    """The run of a folder, as its last checkpoint has it."""
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"{folder}: is not a run folder (no config.toml)")
+    config, checkpoint = load_config(folder / "config.toml", trust=trust), last_checkpoint(folder)
+    if checkpoint is None:
+        raise InputError(f"{folder}: has no checkpoint, so no model yet; continue it with `cflpriv run … --resume`")
+    if checkpoint.tree["parties"] is None:
+        raise InputError(f"{folder}: is of a deployment, whose clients are elsewhere; models of simulations can be exported")
+    run = prepare(config, data_dir, **checkpoint.parties())
+    if checkpoint.progress["data_digest"] != population_digest(run.population):
+        raise InputError(f"{folder}: the run was made with other data than are found now; give the same --data-dir")
+    run.state = restore(checkpoint, run.federation)
+    run.backend.welcome(run, checkpoint.progress)
+    return run
+
+
+def _deployed(run: Run, cluster: int | None) -> tuple[str, Array]:
+    """What clients of a cluster use, or all of them where there is one model. `InputError` where each client has one of its own."""
+    served = run.algorithm.serve(run.state)
+    if _apart(served):
+        raise InputError(f"--model: under {run.algorithm.name!r} every client has a model of its own; --client N gives that of client N")
+    clustering = run.algorithm.describe(run.state).get("clustering")
+    first = {} if clustering is None else {label: clustering.members(label) for label in range(clustering.k)}
+    placed, asked = clustering is not None and served.which is not None, run.federation.clients[0]
+    alone = _alone(served)
+    if placed:
+        _check(cluster, [label for label, members in first.items() if members])
+        together = [member for member in first[cluster or 0] if member not in set().union(*alone)]
+        if not together:
+            raise _each_its_own(cluster)
+        asked = together[0]
+    (given,) = run.simulated.resolve(served.task, served.params, served.which, [asked])
+    offered = getattr(served.task, "offered", None)  # of what clients are sent, which may be a part of each, or all in one
+    value = given.params["model"] if offered is None else offered(given)
+    if isinstance(value, list | tuple) and not placed:  # clients choose among all
+        _check(cluster, list(range(len(value))))
+        if len(alone) == len(value) and alone[cluster or 0]:
+            raise _each_its_own(cluster)
+        value = value[cluster or 0]
+    elif isinstance(value, list | tuple):
+        (value,) = value
+    elif not placed:
+        _check(cluster, [0])
+    several = served.which is not None or cluster is not None
+    return f"cluster {cluster or 0}" if several else "shared model", np.asarray(value)
+
+
+def _apart(served: Served) -> bool:
+    """Whether the models that clients use are their own, wholly or in part, so that none stands for another's."""
+    model = served.params["model"]
+    own = isinstance(model, Shared) and bool(model.own) and served.which is None
+    return own or isinstance(served.task, EvaluateParted) or (isinstance(served.task, EvaluateOwn) and served.task.name == "trained")
+
+
+def _alone(served: Served) -> list[set[int]]:
+    """For each of several models the clients that have one of their own in its place, as where a cluster was too small for a sum."""
+    models = served.params["model"]
+    shared = [one if isinstance(one, Shared) else Shared() for one in (models if isinstance(models, list | tuple) else [models])]
+    return [{client for own in one.own for client in own.held.clients} for one in shared]
+
+
+def _each_its_own(cluster: int | None) -> InputError:
+    return InputError(f"--model {cluster or 0}: each client of this cluster has a model of its own; --client N gives that of client N")
+
+
+def _check(cluster: int | None, known: list[int]) -> None:
+    if cluster is None and len(known) > 1:
+        raise InputError(f"--model: there are several; known are {', '.join(map(str, known))}")
+    if (cluster or 0) not in known:
+        raise InputError(f"--model {cluster}: there is no such cluster; known are {', '.join(map(str, known))}")
+
+
+def _local(run: Run, client: int) -> tuple[str, Array]:
+    """The last locally trained model of a client."""
+    if client not in run.simulated.data:
+        raise InputError(f"--client {client}: is not one of the run; known are {', '.join(map(str, sorted(run.simulated.data)))}")
+    vector = run.simulated.recall(client, "trained")
+    if vector is None:
+        raise InputError(f"--client {client}: has not trained in this run")
+    return f"client {client}", vector

@@ -1,0 +1,187 @@
+"""Every file of a run folder with its schema. `python -m cflpriv.experiments.run.folder_reference` prints docs/reference/run_folder.md."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...streams import print_file
+
+__all__ = ["FILES", "File", "page"]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file, or files, of a run folder: a `pattern` as for `fnmatch`, what it has, its format, and the meaning of its keys.
+
+    `others` says what keys are besides that are not listed.
+    """
+
+    pattern: str
+    what: str
+    form: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    others: str = ""
+
+
+_ACCURACY = {
+    "accuracy_mean, accuracy_std, accuracy_worst": "Test accuracy of deployed models: mean, deviation and lowest over the clients "
+    "that were evaluated.",
+    "local_accuracy_mean, local_accuracy_std, local_accuracy_worst": "The same of clients' last locally trained models.",
+    "evaluated_clients, accuracy_mean_interval, local_accuracy_mean_interval": "How many clients were drawn at random and evaluated, and "
+    "95 % intervals for the means over all clients; only with `run.evaluate_clients`.",
+}
+_TRAFFIC = {
+    "upload_bytes, download_bytes": "Bytes that travelled so far, all clients together.",
+    "protection_upload_bytes, protection_download_bytes": "The part of these that protections add.",
+}
+_ROW = {
+    "round": "Number of the round, from 0.",
+    "cohort": "Clients that were asked.",
+    "labels": "Their clusters, in the same order; null where the server does not learn them.",
+    "admitted": "Clients that joined in this round.",
+    "lost": "Clients that have dropped out by its end.",
+    "skipped": "Why the round changed nothing; null if it did.",
+    **_ACCURACY,
+    "per_client": "By client: accuracies, and what else was scored.",
+    **_TRAFFIC,
+    "upload_numbers, download_numbers": "Numbers, in place of bytes, that travelled so far without protection.",
+    "client_upload_bytes, client_download_bytes": "Means of this round over the clients that took part.",
+    "clipped_clients": "Clients whose contribution was clipped.",
+    "unchanged_clusters": "Clusters without a sum in this round.",
+    "epsilon": "Privacy spent so far (`[privacy]` only).",
+    "clip_norm": "Clip norm of the next sum (`privacy.clip_quantile` only).",
+    "seconds": "Duration of the round.",
+    "protection_seconds": "Time spent in protections since the start.",
+}
+_SUMMARY = {
+    "algorithm, dataset, protection, release_policy": "What was run.",
+    **_ACCURACY,
+    "accuracy_mean_last_rounds, local_accuracy_mean_last_rounds, last_rounds": "Means over the last rounds that were evaluated; how many.",
+    "clusters, true_groups, ari, choice_ari": "Clusters in use, true groups, and their adjusted Rand index; that of clients' own choices.",
+    "clear_structure, cut_rule, knowledge": "Whether groups were found, by which rule, and what was known of them before.",
+    "rounds, rounds_planned, rounds_skipped": "Rounds that ran, were planned, changed nothing.",
+    "group_rounds_without_sum, clipped_client_rounds": "Sums that a cluster missed; contributions that were clipped.",
+    "clients, parameters": "Number of clients; size of the model.",
+    **_TRAFFIC,
+    "setup_bytes, megabits, megabits_a_client": "Traffic before the rounds; of all rounds, without protection, in all and for one client.",
+    "epsilon, delta": "Privacy spent, and its δ; null without `[privacy]`.",
+    "newcomers": "Scores of clients that joined after training; null without.",
+    "messages": "Entries of the transcript.",
+    "data_digest": "Digest of all clients' data.",
+    "notes, warnings": "Remarks on the data; what a reader should know of the setting.",
+    "engine_paths": "How often each way of computing was taken.",
+    "seconds": "Duration of the run.",
+}
+FILES = (
+    File(
+        "config.toml",
+        "The configuration, every key with its value. `cflpriv run` takes it.",
+        "TOML, see [configuration](../configuration.md)",
+    ),
+    File(
+        "environment.json",
+        "What the run was made with.",
+        "JSON object",
+        {
+            "cflpriv, python, system, machine, cores": "Versions and machine.",
+            "packages": "Versions of numerical packages.",
+            "command": "Name of the program.",
+            "data_directory": "Folder of data sets, an absolute path.",
+            "plugins": "The BLAKE2b-128 digest of each plugin file, by path; `--trust` runs no other text.",
+        },
+    ),
+    File(
+        "rounds.jsonl", "A row for each round, written when it ends.", "JSON, an object a line", _ROW, "what the algorithm notes of a round"
+    ),
+    File(
+        "summary.json",
+        "The result, written at the end.",
+        "JSON object",
+        _SUMMARY,
+        "perplexities of text models, and details of `[privacy]`",
+    ),
+    File(
+        "measured.json",
+        "What only the experimenter sees; no attack reads it.",
+        "JSON object",
+        {
+            "truth, labels": "By client: the true group and the cluster.",
+            "evidence, evidence_source": "Numbers that the clustering was made from; whether the server saw them.",
+            "class_names": "Names of the classes, if there are any.",
+        },
+        "what the algorithm says of its state, such as p-values",
+    ),
+    File(
+        "evidence.npz",
+        "Distances and tree that a clustering was cut from.",
+        "NumPy arrays `distance` (clients × clients), `tree` (linkage matrix)",
+    ),
+    File("ledger.json", "Charges to the privacy ledger (`[privacy]` only); `examples/check_ledger.py` computes ε from it.", "JSON object"),
+    File(
+        "digests.json",
+        "BLAKE2b digest of each file that reports, audits, `--resume` and `cflpriv export` read.",
+        "JSON object: path → 32 hexadecimal digits",
+    ),
+    File(
+        "transcript/messages.jsonl",
+        "Everything that crossed a trust boundary.",
+        "JSON, an object a line",
+        {"header": "The message as JSON text: parties, kind, clients, sizes, digest.", "chain": "Digest of this and all earlier headers."},
+    ),
+    File("transcript/payloads_*.safetensors", "Payloads, as far as `run.record` keeps them.", "safetensors, an array a part"),
+    File("secrets/*.json", "Secrets of `run.audit_parties`, for attacks (simulations only).", "JSON object"),
+    File(
+        "checkpoints/*.json", "The last checkpoint, for `--resume` and `cflpriv export`.", "JSON object, of types that algorithms declare"
+    ),
+    File("checkpoints/*.safetensors", "Its arrays: the server's, and apart from them the clients'.", "safetensors"),
+    File(
+        "resumes.jsonl",
+        "A line for each time the run was resumed.",
+        "JSON, an object a line",
+        {"number": "From 1.", "from": "Checkpoint; null for the start."},
+    ),
+    File("interrupted/*", "Rows and messages of rounds that were cut short, by number of the interruption.", "As the files above"),
+    File("stages.jsonl", "Stages of each step and their outcome (deployments only).", "JSON, an object a line"),
+    File(
+        "audit.json",
+        "Result of `cflpriv audit`.",
+        "JSON object",
+        {
+            "verdicts": "For each adversary one sentence, and what would reduce the leak.",
+            "family": "How all figures are judged together.",
+            "cells": "Figures: `attack`, `adversary`, `metric`, `value`, `low`, `high`, `baseline`, `reference`, `status`, `p`, `note`.",
+        },
+    ),
+    File("audit/*", "What attacks recovered, and finished parts of an audit.", "NumPy arrays (`.npz`), JSON"),
+    File("active_audit.json", "Result of `cflpriv audit --active`; `active_audit.txt` has it as text.", "JSON, a list of rows"),
+    File("tensorboard/*", "Events of the callback `tensorboard`.", "TensorFlow event files"),
+    File("report.html", "The report of `cflpriv report`.", "HTML, one file"),
+    File("results.csv", "A line for each run of the report.", "CSV with a header"),
+    File(".lock", "Held by the process that runs or audits; always empty.", "empty"),
+)
+
+_HEAD = """# Files of a run folder
+
+For people who read run folders with their own code. The page is generated: change `cflpriv/experiments/run/folder_reference.py`, then run
+`python -m cflpriv.experiments.run.folder_reference > docs/reference/run_folder.md`.
+
+Reports and audits read these files only. `cflpriv verify RUN` checks them, and names what it could not check:
+`checkpoints/` may be left out of a folder that is handed on, because it holds what clients keep to themselves.
+
+A sweep's folder has a run folder for each run, `sweep.toml`, tables (`*.csv`, `*.parquet`) and pictures.
+"""
+
+
+def page() -> str:
+    """docs/reference/run_folder.md."""
+    lines = [_HEAD, "| file | content | format |", "|---|---|---|"]
+    lines += [f"| `{one.pattern}` | {one.what} | {one.form} |" for one in FILES]
+    for one in FILES:
+        if one.keys:
+            lines += [f"\n## {one.pattern}\n", "| key | meaning |", "|---|---|"]
+            lines += [f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {meaning} |" for names, meaning in one.keys.items()]
+            lines += [f"\nOther keys: {one.others}."] if one.others else []
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print_file(page())

@@ -1,0 +1,271 @@
+"""A simulated experiment in memory: start, rounds, new clients, finish. `folder` writes it to disk."""
+
+import json
+import time
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...algorithms.interface import Algorithm
+from ...clustering.scores import ari, perplexity, spread
+from ...data import build_population
+from ...engine import Engine
+from ...engine.device import using
+from ...engine.threads import one_thread
+from ...errors import CflprivWarning, InputError
+from ...files import write_atomically
+from ...plugins import load_plugin
+from ...protocols.bounded_files import read_json
+from ...protocols.entropy import public_entropy, system_entropy
+from ...protocols.errors import LocalError, TooFewClients
+from ...protocols.orthonormal import HAAR_LIMIT
+from ...transports.memory import Faults
+from ...transports.simulation import simulate
+from ...types import Array, Population
+from ..config.config import Config
+from ..newcomers import fine_tuned_accuracy, held_back
+from .loop import OVER_BUDGET, Backend, Run, advance, begin, device_of, finish, population_digest, transcript_of
+from .measure import chosen, local_scores, recomputed, scores_of, served_accuracy, served_results
+from .private import run_ledger
+from .resume import Counted
+
+__all__ = [
+    "Run", "admit", "advance", "begin", "check", "estimate_record_bytes", "finish", "population_digest", "prepare", "secrets_of", "start",
+]  # fmt: skip
+
+
+def start(config: Config, data_dir: str | Path | None = None, population: Population | None = None) -> Run:
+    """Build the clients and the federation, and run the algorithm's beginning (PACFL clusters here). Raises `InputError`."""
+    run = prepare(config, data_dir, population)
+    begin(run)
+    return run
+
+
+def prepare(config: Config, data_dir: str | Path | None = None, population: Population | None = None, **options: Any) -> Run:
+    """Build the clients and the federation. `options` of `simulate` take the place of those of the configuration. Raises `InputError`."""
+    began = time.perf_counter()
+    for file in config.run.plugins:  # a process that was sent the configuration has not read it
+        load_plugin(file)
+    config.check_noise()
+    population = population or build_population(config.data, data_dir)
+    ids = sorted(client.id for client in population.clients)
+    if config.data.newcomers >= len(ids):
+        raise InputError(f"data.newcomers = {config.data.newcomers}: leaves no client to train of {len(ids)}")
+    newcomers = held_back(population.group_of, config.data.newcomers)
+    trained = tuple(client for client in ids if client not in newcomers)
+    asked = None if config.privacy.unit == "none" else config.schedule(trained).most
+    noise = config.noise(asked)
+    algorithm = config.algorithm_for(population)
+    check(config, population, algorithm, ids, newcomers)
+    settings, sources = config.run, dict[str, Counted]()
+
+    def entropy(party: str) -> Counted:
+        source = public_entropy(f"{settings.seed} {party}") if settings.insecure_test_entropy else system_entropy
+        return sources.setdefault(party, Counted(source))
+
+    private = run_ledger(config, algorithm, noise, entropy("noise"), asked, config.bands(trained))
+    dropouts = {(round, client): stage for round, client, stage in config.training.dropouts}
+    given: dict[str, Any] = {
+        "protection": config.protection,
+        "sampling": config.sampling(),
+        "seed": settings.seed,
+        "transcript": transcript_of(config, ids),
+        "present": trained,
+        "entropy": entropy,
+        "faults": Faults(settings.seed, config.training.dropout, dropouts),
+        "engine": Engine(settings.engine, settings.workers, settings.device, precision=settings.precision, noise=settings.noise_place),
+        "privacy": config.privacy,
+        "transport": settings.transport,
+        "release_policy": settings.release_policy,
+    }
+    given |= {} if private is None else private.options(config.protection)
+    simulated = simulate(population.clients, **{**given, **options})
+    backend = Backend(
+        partial(_join, sources), _nobody_returns, _begin_round, _scores, recomputed, partial(_saved, sources),
+        lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(simulated.engine.paths.items())}},
+        lambda run, out: _write_secrets(early, run, out), lambda run: simulated.close(), skips=(TooFewClients,),
+        save_every=settings.checkpoint_every,
+    )  # fmt: skip
+    truth = population.group_of
+    run = Run(config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began)
+    early = secrets_of(run)  # a party that is none is refused before anything runs
+    return run
+
+
+def secrets_of(run: Run) -> dict[str, dict[str, str]]:
+    """The secrets of `run.audit_parties`: of clients also where they have none, of the key holder once it has any."""
+    found = {party: run.simulated.secrets(party) for party in run.config.run.audit_parties}
+    return {party: secrets for party, secrets in found.items() if secrets or party.startswith("client:")}
+
+
+def check(config: Config, population: Population, algorithm: Algorithm, clients: Sequence[int], newcomers: Sequence[int] = ()) -> None:
+    """What configuration, algorithm and data can only be judged for together, before anything runs.
+
+    Warns of a run that can form no clusters. Raises `InputError` naming keys.
+    """
+    protection, dimension = config.protection, config.model_for(population).dimension
+    for doubt in config.doubts:
+        warnings.warn(doubt, CflprivWarning, stacklevel=2)
+    if newcomers and algorithm.admit is None:
+        raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")
+    if protection.small_clusters == "merge" and "gram" not in algorithm.operations:
+        raise InputError(f"protection.small_clusters = 'merge': {algorithm.name!r} has no similarity to merge by; use 'wait' or 'local'")
+    if protection.sum == "haar" and dimension > HAAR_LIMIT:
+        raise InputError(
+            f"protection.sum = 'haar': takes models of up to {HAAR_LIMIT} parameters; {config.model.name!r} has {dimension} here"
+        )
+    present = len(clients) - len(newcomers)
+    if protection.smallest_group > present:
+        more = f" under robust = {protection.robust!r} takes {protection.smallest_group} clients a sum"
+        under = "" if protection.robust == "none" else more
+        raise InputError(
+            f"protection.min_cohort = {protection.smallest_sum}{under}: there are only {present} clients, so nothing could be summed"
+        )
+    for name, values, known in (
+        ("record_rounds", config.run.record_rounds, range(-1, config.training.rounds)),
+        ("record_clients", config.run.record_clients, clients),
+    ):
+        for value in values:
+            if value not in known:
+                raise InputError(f"run.{name} = {list(values)}: {value} is not one of them here")
+
+
+# --- what a simulation does at each point of the loop -----------------------------------------------------------------------------------
+
+
+def _join(sources: Mapping[str, Counted], run: Run, progress: Mapping[str, Any] | None) -> None:
+    """At the beginning all are there; a resumed run has those of its checkpoint, with their entropy."""
+    if progress is None:
+        return
+    run.simulated.engine.paths.update({(task, path): count for task, path, count in progress["engine_paths"]})
+    run.simulated.join(progress["online"])
+    drawn = progress["entropy"]  # last: greeting clients again draws challenges
+    for party in sources.keys() & drawn.keys():
+        sources[party].skip(drawn[party])
+    run.simulated.skip(drawn)
+
+
+def _nobody_returns(run: Run, error: Exception) -> None:
+    """A simulated client that drops out in the beginning would do so again."""
+    raise error
+
+
+def _begin_round(run: Run, number: int) -> Collection[int]:
+    """Nobody is admitted: who comes back after a dropout took part in the beginning, and newcomers come after training."""
+    run.federation.begin_round(number)
+    return ()
+
+
+def _scores(run: Run, clients: tuple[int, ...]) -> Mapping[str, Any]:
+    """What the experimenter sees, outside the protocol."""
+    results = served_results(run.simulated, run.algorithm.serve(run.state), clients)
+    accuracy, loss = scores_of(results)
+    local, local_loss = local_scores(run.simulated, run.config.model_for(run.population), clients)
+    per_client = {"clients": list(clients), "accuracy": _listed(accuracy), "local_accuracy": _listed(local)}
+    scores: dict[str, Any] = {**spread(accuracy, "accuracy"), **spread(local, "local_accuracy")}
+    if run.config.model.name == "lstm":  # next words are judged by exp(mean loss) on each client's own text; the worst is the largest
+        for name, values in (("perplexity", perplexity(loss, accuracy)), ("local_perplexity", perplexity(local_loss, local))):
+            worst = float(np.nanmax(values)) if np.isfinite(values).any() else None
+            scores |= {**spread(values, name), f"{name}_worst": worst}
+    choices = chosen(results)
+    if choices is not None and (known := [i for i, client in enumerate(clients) if client in run.truth]):
+        scores["choice_ari"] = ari([run.truth[clients[i]] for i in known], [choices[i] for i in known])
+    return {**scores, "per_client": per_client}
+
+
+def _saved(sources: Mapping[str, Counted], run: Run) -> Mapping[str, Any]:
+    here = {party: source.drawn for party, source in sources.items()}
+    return {
+        "entropy": {**here, **run.simulated.drawn()} if run.config.run.insecure_test_entropy else {},
+        "online": sorted(run.simulated.online),
+        "engine_paths": [[*way, count] for way, count in sorted(run.simulated.engine.paths.items())],
+    }
+
+
+def _write_secrets(early: Mapping[str, Mapping[str, str]], run: Run, out: Path) -> None:
+    """The key holder makes its keys when an epoch opens. Clients erase some of theirs; those who collude do not, so `early` ones stay."""
+    for party, secrets in secrets_of(run).items():
+        path = out / "secrets" / f"{party.replace(':', '_')}.json"
+        path.parent.mkdir(exist_ok=True)
+        try:
+            written = dict(read_json(path)) if path.is_file() else {}
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path}: is damaged ({error}); remove it and --resume, without the secrets that were in it alone") from None
+        write_atomically(path, json.dumps({"party": party, **secrets, **early.get(party, {}), **written}) + "\n")
+
+
+def _listed(values: Array) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]
+
+
+def admit(run: Run) -> None:
+    """Let the newcomers of a simulation join after training, measured before anything else changes."""
+    if not run.newcomers or run.algorithm.admit is None:
+        return
+    run.simulated.join(run.newcomers)
+    with one_thread(), using(device_of(run.config)):
+        try:
+            run.state, notes = run.algorithm.admit(run.federation, run.state, run.newcomers)
+        except OVER_BUDGET as error:  # as where a run was interrupted here before: then no new clients join, and the run ends
+            run.stopped = str(error)
+            return
+        served = run.algorithm.serve(run.state)
+        accuracy = served_accuracy(run.simulated, served, run.newcomers)
+        scores = spread(accuracy, "newcomer_accuracy")
+        if epochs := run.config.data.newcomer_epochs:
+            train = replace(run.config.train_for(run.population).at(run.federation.round), epochs=epochs)
+            tuned = fine_tuned_accuracy(run.simulated, served, train, run.newcomers)
+            scores = {**scores, **spread(tuned, "newcomer_tuned_accuracy")}
+    run.admitted = {"clients": list(run.newcomers), **notes, **scores, "accuracy": _listed(accuracy)}
+
+
+def estimate_record_bytes(config: Config, population: Population, present: int = 0) -> int:
+    """About how much the transcript's payloads will take: models down and updates up, for the rounds and clients that are kept.
+
+    Of comparisons one of all clients is counted, where everything is kept: how many there will be is the algorithm's to find out. There are
+    as many clients as in the population, or `present`.
+    """
+    present = present or len(population.clients)
+    if config.run.record == "headers":
+        return 0
+    model = config.model_for(population)
+    rounds = config.training.rounds
+    clients = max(1, round(config.training.participation * present))
+    if config.run.record == "attackable":
+        rounds = len({r for r in config.run.record_rounds if 0 <= r < rounds}) if config.run.record_rounds else rounds
+        clients = min(clients, len(config.run.record_clients) or config.run.record_sample or clients)
+    down = 2  # cluster models, each once
+    compared = _compared_bytes(config, population, present) if config.run.record == "full" else 0
+    return rounds * model.dimension * (8 if model.dtype == "float64" else 4) * (clients + down) + compared
+
+
+def _compared_bytes(config: Config, population: Population, clients: int) -> int:
+    """What one comparison of all clients takes: vectors in float64, ciphertexts and a product of each pair for the key holder, or shares
+    and twice the contributions to the Gram matrix.
+    """
+    if "gram" not in config.algorithm_for(population).operations:
+        return 0
+    protection = config.protection
+    compared = config.compared
+    p, dimension = compared.rows, int(np.prod(population.shape)) if compared.of_samples else config.model_for(population).dimension
+    sketch_dim = protection.sketch_dim if "sketch" in protection.gram else None
+    if protection.comparison.shared:
+        contributions = 2 * (protection.fewest_holders - 1) * (clients * p) ** 2
+        return 8 * (2 * protection.share_holders * clients * p * min(dimension, sketch_dim or dimension) + contributions)
+    if "ckks" not in protection.gram:
+        return clients * p * min(dimension, sketch_dim or dimension) * 8
+    from ...aggregation.ckks_settings import CkksSettings  # loaded on first use
+
+    settings = CkksSettings.of(protection)
+    try:
+        packing = settings.packing(p, dimension)
+    except LocalError:  # too long: the run reports it
+        return 0
+    ciphertext = settings.parameters().ciphertext_bytes
+    pairs = clients * (min(protection.landmarks, clients) or (clients + 1) / 2)
+    return round(ciphertext * (2 * packing.chunks * clients + 1.5 * pairs / (settings.group or packing.group)))

@@ -1,0 +1,117 @@
+"""Worker processes for the runs of a sweep: each makes one run after the other, and ends with its parent."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_all_start_methods, get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from threading import Thread
+from typing import Any, Protocol, TypeVar
+
+from ...engine.workers import BEGUN, UNGUARDED
+from ...errors import InputError
+from ...plugins import loaded_plugins, run_plugins
+
+__all__ = ["ended"]
+
+
+class Named(Protocol):
+    """What a worker is sent."""
+
+    @property
+    def name(self) -> str: ...
+
+
+One = TypeVar("One", bound=Named)
+
+
+def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iterator[tuple[str, str]]:
+    """(name, error or nothing) of each run as it ends: what `work` makes of it in another process, which both are sent to.
+
+    A worker that dies fails its run only; another takes its place. `InputError` if it could not import the script that runs this.
+    """
+    waiting = list(reversed(todo))
+    busy: dict[Connection, tuple[_Worker, str]] = {}
+    idle: list[_Worker] = []
+    begun: set[Connection] = set()
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                idle = [other for other in idle if other.process.is_alive()]
+                worker = idle.pop() if idle else _Worker.start()
+                one = waiting.pop()
+                with suppress(OSError):  # it has ended already; receiving reports that
+                    worker.link.send((work, one))
+                busy[worker.link] = (worker, one.name)
+            for link in [link for link in wait(list(busy)) if isinstance(link, Connection)]:
+                worker, name = busy.pop(link)
+                try:
+                    found = worker.link.recv()
+                except (EOFError, OSError):  # the latter where it died without reading its run
+                    worker.process.join()
+                    if worker.process.exitcode == 1 and link not in begun:
+                        raise InputError(UNGUARDED) from None
+                    yield name, f"its worker process died (exit code {worker.process.exitcode})"
+                    continue
+                if found == BEGUN:
+                    begun.add(link)
+                    busy[link] = (worker, name)
+                else:
+                    yield name, found
+                    idle.append(worker)
+    finally:
+        for worker in [*idle, *(worker for worker, _ in busy.values())]:
+            worker.link.close()  # an idle worker ends by itself
+        for worker, _ in busy.values():
+            worker.process.join(timeout=STOPPING_SECONDS)
+            worker.process.kill()
+
+
+STOPPING_SECONDS = 5.0
+"""After Ctrl-C a worker has this long to finish its round; whatever it does, its run can be resumed."""
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """A process that makes the runs it is sent, one after the other."""
+
+    process: Any
+    link: Connection = field(repr=False)
+
+    @classmethod
+    def start(cls) -> "_Worker":
+        context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+        if context.get_start_method() == "forkserver":
+            context.set_forkserver_preload(["cflpriv.experiments.run.folder"])  # torch is loaded once, not by every worker
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, loaded_plugins()), daemon=False)
+        process.start()
+        theirs.close()
+        return cls(process, ours)
+
+
+def _serve(link: Connection, plugins: Mapping[str, bytes]) -> None:
+    """A worker's life, with the `plugins` that its parent ran, not what their files have become since."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # between rounds; a run has its own way to stop
+    Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError):
+        link.send(BEGUN)
+        while True:
+            work, one = link.recv()
+            try:
+                run_plugins(plugins)
+            except InputError as error:
+                link.send(str(error))
+            else:
+                link.send(work(one))
+
+
+def _end_with_parent() -> None:
+    """A sweep that was killed leaves no workers behind, which would hold their run folders."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

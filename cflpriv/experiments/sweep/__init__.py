@@ -1,0 +1,1 @@
+"""Grids of runs: reading one, running it, choosing among its runs, in the clear or privately."""
