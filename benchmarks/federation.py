@@ -150,8 +150,8 @@ def population(clients: int, side: int, samples: int = 40) -> Any:
 
 
 def old_bytes(config: Any, clients: Any) -> Any:
-    """ADAPTER to f6f9762: a federation over tests/loopback.py of the tree that `cflpriv` comes from, its clients enrolled."""
-    sys.path.append(str(_home() / "tests"))
+    """ADAPTER to f6f9762: a federation over tests/helpers/loopback.py of the tree that `cflpriv` comes from, its clients enrolled."""
+    sys.path += [str(_home() / "tests" / "helpers"), str(_home() / "tests")]
     return importlib.import_module("loopback").remote(clients, config.protection)[1]
 
 

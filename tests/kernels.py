@@ -23,26 +23,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("tests/attacks", "tests/cflpriv", "tests/data", "tests/protocols")
+NOT_COMPUTING = ("benchmarks", "cli", "flower", "nvflare")
+FOLDERS = tuple(
+    f"tests/unit/{path.name}" for path in sorted((ROOT / "tests" / "unit").glob("[a-z]*[a-z]")) if path.name not in NOT_COMPUTING
+)
 QUICK = (
-    "tests/cflpriv/test_similarity.py",
-    "tests/cflpriv/test_group_test.py",
-    "tests/cflpriv/test_clustering.py",
-    "tests/cflpriv/test_engine.py",
-    "tests/cflpriv/test_training.py",
-    "tests/cflpriv/test_evaluation.py",
-    "tests/cflpriv/test_baselines.py",
-    "tests/cflpriv/test_pacfl.py",
-    "tests/cflpriv/test_ifca.py",
-    "tests/cflpriv/test_cfl.py",
-    "tests/cflpriv/test_stocfl.py",
-    "tests/cflpriv/test_pfedlia.py",
-    "tests/cflpriv/test_crossfit.py",
-    "tests/cflpriv/test_r_dpcfl.py",
-    "tests/attacks/test_gradient_inversion.py",
-    "tests/attacks/test_mathematics.py",
-    "tests/protocols/test_orthonormal.py",
-    "tests/protocols/test_shared_gram.py",
+    "tests/unit/clustering/test_similarity.py",
+    "tests/unit/clustering/test_group_test.py",
+    "tests/unit/clustering/test_cuts.py",
+    "tests/unit/engine/test_engine.py",
+    "tests/unit/tasks/test_training.py",
+    "tests/unit/tasks/test_evaluation.py",
+    "tests/unit/algorithms/test_baselines.py",
+    "tests/unit/algorithms/test_pacfl.py",
+    "tests/unit/algorithms/test_ifca.py",
+    "tests/unit/algorithms/test_cfl.py",
+    "tests/unit/algorithms/test_stocfl.py",
+    "tests/unit/algorithms/test_pfedlia.py",
+    "tests/unit/algorithms/test_crossfit.py",
+    "tests/unit/algorithms/test_r_dpcfl.py",
+    "tests/unit/attacks/inversion/test_gradient_inversion.py",
+    "tests/unit/attacks/test_mathematics.py",
+    "tests/unit/protocols/test_orthonormal.py",
+    "tests/unit/protocols/test_shared_gram.py",
 )
 KERNELS = {"x86_64": ("Nehalem", "Sandybridge", "Haswell", "SkylakeX"), "aarch64": ("ARMV8", "CORTEXA57", "NEOVERSEN1", "THUNDERX2T99")}
 """By machine, names of OpenBLAS's kernels. The first two run on every processor of its kind."""

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from checkout import ROOT
 
 from cflpriv.extras import what_to_install
 
-ROOT = Path(__file__).parent.parent
 ROOMS = {"protocols": "cflpriv.protocols", "attacks": "cflpriv.attacks", "cflpriv": "cflpriv"}
 
 

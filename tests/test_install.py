@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkout import ROOT
 from command_line import in_process
 
 from cflpriv.cli import app
@@ -17,7 +18,6 @@ from cflpriv.extras import EXTRA_OF, what_to_install
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.events import Event, GaussianEvent, SampledGaussianEvent
 
-ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 DISTRIBUTION_OF = {

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkout import ROOT
 
-ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "docs" / "notebooks" / "researcher.ipynb"
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 pytest.importorskip("pfl.postprocessor", reason="pfl-research (package pfl) is not installed")
 
+from checkout import ROOT
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.common_types import Population
 from pfl.context import CentralContext
@@ -25,7 +25,7 @@ from pfl.stats import MappedVectorStatistics
 
 from cflpriv.protocols.ledger import BudgetExceeded
 
-PAGE = Path(__file__).parent.parent / "docs" / "pfl_research.md"
+PAGE = ROOT / "docs" / "pfl_research.md"
 USERS, SIZE = 5, 5000
 
 

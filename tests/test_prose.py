@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from checkout import ROOT
 
-ROOT = Path(__file__).parent.parent
 INSTEAD = {
     r"verbs?": "operation",
     r"(?:its|the|a group's) floor of \d+|floor of (?:a|the) (?:group|cluster|sum)|minimum floor": "minimum cohort size",

@@ -4,11 +4,13 @@ import json
 from fnmatch import fnmatch
 from pathlib import Path
 
+from checkout import ROOT
+
 from cflpriv.cli import app, command_reference
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.run import folder_reference
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
+REFERENCE = ROOT / "docs" / "reference"
 
 
 def test_the_page_of_commands_is_up_to_date() -> None:

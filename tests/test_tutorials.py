@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from checkout import ROOT
 
 from cflpriv.cli import app
 from cflpriv.experiments.config.config import parse_config
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = ROOT / "docs"
 TUTORIALS = [
     *sorted((DOCS / "tutorials").glob("*.md")),
     *(DOCS / "howto" / name for name in ("callbacks.md", "fastapi.md", "own_algorithm.md")),

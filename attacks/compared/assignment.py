@@ -6,7 +6,7 @@ is divided by its variance and the variance's logarithm is added: twice the nega
 Source: the problem is NP-hard (Sahni & Gonzalez 1976), so the search is a heuristic. A beam search assigns the clients one by one, those
 least like each other first, and keeps the best partial assignments. A heat bath (Geman & Geman 1984) cools many random assignments at once.
 Their ends descend over changes of one client; the best of these also over changes of two clients, of all clients of one kind, and over
-renamings of the kinds. How often the result costs more than the truth is measured in `tests/attacks/test_assignment.py`.
+renamings of the kinds. How often the result costs more than the truth is measured in `tests/unit/attacks/compared/test_assignment.py`.
 """
 
 from collections.abc import Sequence

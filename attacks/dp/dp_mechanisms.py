@@ -215,7 +215,7 @@ def _along_axes(sketch: Array, wanted: Array) -> Array:
     """
     weights, biases = sketch[:-2].reshape(2, -1, sketch.shape[1]), sketch[-2:]
     towards, rest = (weights[0] - weights[1]).T / 2, (wanted - (biases[0] - biases[1]) / 2).T
-    images = np.linalg.lstsq(towards, rest)[0]
+    images = np.linalg.lstsq(towards, rest, rcond=None)[0]
     if not np.allclose(towards @ images, rest, atol=1e-9):
         raise ValueError(f"sketch: {sketch.shape[0]} numbers do not reach each of its {sketch.shape[1]} coordinates")
     return np.asarray(images.T)

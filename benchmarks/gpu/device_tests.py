@@ -13,7 +13,7 @@ __all__ = ["rows"]
 
 COMMAND = (
     sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-q", "-rs", "-m", "gpu",
-    "-k", "not equals_the_plain_loop", "tests/cflpriv/test_on_gpu.py",
+    "-k", "not equals_the_plain_loop", "tests/unit/engine/test_on_gpu.py",
 )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def environment(scratch: Path, kit: Path) -> Mapping[str, str]:
     CFLPRIV_DATA is not set. A kit for another Python is not used."""
     found = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(scratch / "bytecode")}
     packages = scratch / "packages"
-    folders = [str(packages), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [str(packages), str(ROOT / "tests" / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
     declare(packages)
     if kit.is_dir():
         python, ours = (kit / "python.txt").read_text(encoding="utf-8").strip(), f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,7 +1,7 @@
 """The server's arithmetic: one ciphertext product per block of inner products, and the mask it needs before it is sent on.
 
 **The trap.** A product (c₀, c₁, c₂) that was not rerandomised reveals far more to the key holder than it decrypts to. With c₁ and c₂ of a
-few pairs it solves linear equations for every full product polynomial, however c₀ is masked; `tests/protocols/test_ckks_trap.py` does. So
+few pairs it solves linear equations for every full product polynomial, however c₀ is masked (`tests/unit/protocols/test_ckks_trap.py`). So
 every output gets a fresh public-key *encryption* of a mask that is uniform modulo q on all coefficients but the wanted ones: c₀ and c₁ then
 look uniform to someone who does not know that encryption's randomness, also to the key holder, as long as its own key is as it should be.
 

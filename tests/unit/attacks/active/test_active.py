@@ -1,0 +1,566 @@
+"""Active attacks: what honest clients answer to each, and that each shows a figure where a client's check is taken away."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from checkout import ROOT
+from command_line import in_process
+from scenes import population
+
+from cflpriv.aggregation import buckets, transformed
+from cflpriv.aggregation import secagg as sums
+from cflpriv.attacks.active import ACTIVE_ATTACKS, audit, second_sum
+from cflpriv.attacks.active.audit import active_audit, play_all, table, written
+from cflpriv.attacks.active.outcome import Guess, Row
+from cflpriv.attacks.active.scene import scene_of
+from cflpriv.errors import InputError
+from cflpriv.experiments import Config, parse_config
+from cflpriv.federation import messages as m
+from cflpriv.federation import release_policy, values
+from cflpriv.federation.client_ledger import ClientLedger
+from cflpriv.federation.group_secret import GroupMember
+from cflpriv.federation.store import ObjectStore
+from cflpriv.federation.task_encoding import UnknownTask, task_from_bytes
+from cflpriv.federation.transforms import clustering_name
+from cflpriv.federation.work import Work
+from cflpriv.protocols import ckks, secagg
+from cflpriv.protocols.errors import RemoteError
+from cflpriv.protocols.group import member as group_member
+from cflpriv.protocols.secagg import ClientStage, complaints
+from cflpriv.protocols.secagg import bindings as secagg_bindings
+from cflpriv.protocols.secagg import client as secagg_client
+from cflpriv.protocols.secagg.messages import Survivors, Unmask, decode_server
+from cflpriv.protocols.secagg.policy import check_proposal
+from cflpriv.protocols.shared_gram import depositing
+from cflpriv.protocols.shared_gram import terms as shared_terms
+
+SCENE = population(groups=1, clients_per_group=8)
+LARGER = population(groups=1, clients_per_group=11)
+PRIVATE = {"unit": "sample", "epsilon": 4.0, "delta": 1e-2, "samples": 20}
+SHARED_NOISE = {**PRIVATE, "noise": "shared"}
+CLIENT = {"unit": "client", "epsilon": 8.0, "delta": 1e-2}
+Hole = Callable[[pytest.MonkeyPatch], None]
+
+
+def config(
+    protection: dict[str, Any], privacy: dict[str, Any] | None = None, name: str = "fedavg", data: dict[str, Any] | None = None, **more: Any
+) -> Config:
+    return parse_config({
+        "data": data or {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 1, "weights": "equal", "lr": 0.1},
+        "algorithm": {"name": name}, "protection": protection, "privacy": privacy or {}, "run": more,
+    })  # fmt: skip
+
+
+ACTIVE = config({"sum": "secagg"})
+PASSIVE = config({"sum": "secagg", "secagg_mode": "passive"})
+HAAR = config({"gram": ["haar"], "sum": "haar"}, name="pacfl")
+HAAR_SECURE = config({"gram": ["haar"], "sum": "secagg"}, name="cfl")
+CKKS = config({"gram": ["ckks"]}, name="pacfl")
+SHARED = config({"gram": ["shares"]}, name="pacfl")
+SHARED_FIVE = config({"gram": ["shares"], "share_holders": 5, "share_colluding": 2}, name="pacfl")
+ROBUST = config({"sum": "secagg", "min_cohort": 3, "robust": "geometric_median"}, data={"clients": 11})
+
+REFUSED = {
+    "second_sum": ("second-sum", "secagg Adverts"), "computed_again": ("second-sum", "secagg Adverts"),
+    "derived_copy": ("second-sum", "secagg Adverts"), "stale_slot": ("old-slot", "secagg Invite"),
+    "smaller_minimum": ("minimum-too-low", "secagg Invite"), "sybils": ("bad-signature", "secagg Adverts"),
+    "other_model": ("unlisted-model", "secagg Invite"), "listed_model": ("forbidden", "secagg Invite"),
+    "other_task": ("unlisted-model", "secagg Invite"), "switched_value": ("unlisted-model", "secagg Deliver"),
+    "unequal_weights": ("bad-terms", "secagg Deliver"), "split_survivors": ("too-few-clients", "secagg Unmask"),
+    "few_survivors": ("too-few-clients", "secagg Survivors"), "second_unmasking": ("second-sum", "secagg Survivors"),
+    "mode_downgrade": ("wrong-context", "secagg Invite"), "false_complaints": ("too-many-complaints", "secagg Challenge"),
+    "false_accusation": ("second-sum", "secagg Survivors"),
+    "relay_to_accomplice": ("forbidden", "seal"),
+    "other_operation": ("forbidden", "gather"), "dressed_task": ("unknown-task", "compute"),
+}  # fmt: skip
+"""What clients in active mode refuse: the error code, and the stage."""
+BEYOND = ("next_round", "accomplices", "choices_as_probes")
+"""What no guarantee speaks of, and a server that lies learns."""
+
+
+def only(made: Config, *names: str) -> list[Row]:
+    return active_audit(made, attacks=names, population=SCENE if made.protection.robust == "none" else LARGER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["memory", "bytes"])
+def test_the_catalogue_in_active_mode(transport: str) -> None:
+    rows = {row.attack: row for row in active_audit(ACTIVE.with_("run", transport=transport), population=SCENE)}
+    assert list(rows) == list(ACTIVE_ATTACKS)
+    assert {name: (row.code, row.stage) for name, row in rows.items() if row.status == "refused"} == REFUSED
+    for name in BEYOND:
+        row = rows[name]
+        assert row.status == "learned", row.result()
+        assert row.value is not None
+        assert row.baseline is not None
+        assert row.value < 0.2 * row.baseline
+        assert not row.claimed
+    rest = set(rows) - set(REFUSED) - set(BEYOND)
+    assert {rows[name].status for name in rest} == {"not_applicable"}
+    assert all(rows[name].note for name in rest)
+
+
+def test_the_catalogue_in_passive_mode_says_that_it_is_outside_the_guarantee() -> None:
+    rows = {row.attack: row for row in only(PASSIVE, "sybils", "split_survivors", "derived_copy", "second_unmasking")}
+    for name in ("sybils", "split_survivors"):
+        assert rows[name].status == "learned", rows[name].result()
+        assert rows[name].value == pytest.approx(0.0, abs=1e-5)
+        assert not rows[name].claimed
+        assert "outside the guarantee" in rows[name].result()
+    for name in ("second_unmasking", "derived_copy"):
+        assert (rows[name].status, rows[name].code) == ("refused", "second-sum")
+
+
+@pytest.mark.slow
+def test_the_catalogue_under_a_shared_transform() -> None:
+    rows = {row.attack: row for row in active_audit(HAAR, population=SCENE)}
+    refused = {name: row.code for name, row in rows.items() if row.status == "refused"}
+    assert refused == {
+        "other_operation": "forbidden", "other_operation_compared": "forbidden", "dressed_task": "unknown-task",
+        "repeated_epoch": "used-transform", "sybil_group": "bad-signature",
+    }  # fmt: skip
+    assert (rows["chosen_rows"].status, rows["chosen_rows"].value) == ("learned", 7.0), "one coordinate for each other client"
+    assert not rows["chosen_rows"].claimed
+    (row,) = only(HAAR_SECURE, "opened_by_another")
+    assert (row.status, row.code, row.stage) == ("refused", "forbidden", "compute")
+
+
+@pytest.mark.slow
+def test_the_catalogue_under_robust_means() -> None:
+    """Each attack is played on the sum of the victim's bucket; what another round asks for is refused because it was not dealt."""
+    rows = {row.attack: row for row in active_audit(ROBUST, population=LARGER)}
+    dealt = {
+        "outside_bucket": ("wrong-bucket", "secagg Deliver"), "short_list": ("bad-dealing", "deal open"),
+        "late_nonces": ("bad-dealing", "deal"), "next_round": ("wrong-bucket", "secagg Deliver"),
+        "stale_slot": ("wrong-bucket", "secagg Deliver"),
+    }  # fmt: skip
+    refused = {name: (row.code, row.stage) for name, row in rows.items() if row.status == "refused"}
+    assert {name: refused.get(name) for name in dealt} == dealt
+    assert set(refused) == {*REFUSED, *dealt}
+    assert {row.status for name, row in rows.items() if name not in refused} <= {"not_applicable", "learned", "no_gain"}
+    assert not any(row.claimed for row in rows.values() if row.status == "learned")
+
+
+@pytest.mark.slow
+def test_the_catalogue_under_encryption() -> None:
+    names = ("swapped_holder", "repeated_step", "other_function", "other_operation_compared")
+    rows = {row.attack: row for row in only(CKKS, *names)}
+    assert (rows["swapped_holder"].status, rows["swapped_holder"].code) == ("refused", "bad-signature")
+    assert (rows["repeated_step"].status, rows["repeated_step"].code) == ("refused", "replay")
+    assert rows["other_operation_compared"].status == "refused"
+    found = rows["other_function"]
+    assert found.status == "learned", "as its Reveals says: a threshold of the server's choice, so many times"
+    assert found.note == "8 thresholds in one epoch"
+    assert found.value is not None
+    assert found.value <= 90.0 / 2**8, "each halves the interval"
+
+
+@pytest.mark.parametrize(("made", "coalitions"), [(SHARED, 3), pytest.param(SHARED_FIVE, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transport", ["memory", "bytes"])
+def test_no_holder_of_shares_and_no_coalition_up_to_the_threshold_reads_a_vector(made: Config, coalitions: int, transport: str) -> None:
+    """Each party is played: the server alone, every holder, the first among them, and every coalition, all of them with the server."""
+    rows = {row.attack: row for row in only(made.with_("run", transport=transport), "holder_coalitions", "swapped_shares")}
+    found = rows["holder_coalitions"]
+    assert (found.status, found.code, found.stage) == ("refused", "bad-contributors", "shares contributions")
+    assert "other-keys" in found.refusals, "a key of the coalition's in place of an honest holder's"
+    assert f"{coalitions} coalitions" in found.note
+    assert found.value is not None
+    assert found.value > 1, "worse than guessing nothing: what a coalition has is uniform"
+    assert (rows["swapped_shares"].status, rows["swapped_shares"].code) == ("refused", "bad-signature")
+    assert all(row.claimed for row in rows.values())
+
+
+def test_the_catalogue_under_shares() -> None:
+    rows = {row.attack: row for row in only(SHARED, "swapped_holder", "repeated_step", "other_function", "other_operation_compared")}
+    assert {rows[name].status for name in ("swapped_holder", "repeated_step")} == {"not_applicable"}
+    assert rows["other_operation_compared"].status == "refused"
+    assert rows["other_function"].status == "learned"
+    assert rows["other_function"].note == "8 thresholds in one epoch"
+
+
+@pytest.mark.parametrize("made", [SHARED, config({"gram": ["shares"], "share_bound": 1.0, "share_holders": 5}, name="pacfl")])
+def test_an_accomplice_and_the_first_holder_read_coordinates_in_every_epoch(made: Config) -> None:
+    """As Reveals says: all that were asked for, to a hundredth of the largest."""
+    (row,) = only(made, "chosen_deposits")
+    assert (row.status, row.claimed, row.accomplices) == ("learned", False, 2)
+    assert row.value is not None
+    assert f"{row.value:g} of" in row.note
+
+
+def test_no_more_coordinates_are_read_than_in_the_epochs_that_a_client_allows() -> None:
+    (row,) = only(config({"gram": ["shares"], "most_epochs": 1}, name="pacfl"), "chosen_deposits")
+    assert "in 1 epochs" in row.note
+    assert row.refusals == "too-many-epochs at gram (6 of 6)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protection", [{}, {"sum": "secagg"}])
+def test_a_private_step_asked_for_again_is_counted(protection: dict[str, Any]) -> None:
+    (row,) = only(config(protection, PRIVATE), "repeated_release")
+    assert (row.status, row.code) == ("refused", "over-budget")
+    assert row.value is not None
+    assert 0 < row.value <= PRIVATE["epsilon"]  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_a_second_training_that_no_client_can_pay_is_a_refusal() -> None:
+    """A private step is paid before it runs, so under a budget for one the second is never computed."""
+    (row,) = only(config({"sum": "secagg"}, PRIVATE), "computed_again")
+    assert (row.status, row.code) == ("refused", "over-budget")
+
+
+@pytest.mark.parametrize("privacy", [CLIENT, pytest.param(SHARED_NOISE, marks=pytest.mark.slow)])
+def test_private_clients_refuse_a_derived_copy_and_an_update_for_an_accomplice(privacy: dict[str, Any]) -> None:
+    """They decide, not the ledger of the server, which a server that lies need not keep."""
+    rows = {
+        row.attack: row for row in only(config({"sum": "secagg", "relay_updates": True}, privacy), "relay_to_accomplice", "derived_copy")
+    }
+    assert {name: (row.status, row.code, row.stage) for name, row in rows.items()} == {
+        "relay_to_accomplice": ("refused", "forbidden", "seal"), "derived_copy": ("refused", "second-sum", "secagg Adverts"),
+    }  # fmt: skip
+
+
+def test_a_client_that_forgets_its_unit_seals_an_update_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClientLedger, "unit", "none")
+    (row,) = only(config({"sum": "secagg", "relay_updates": True}, CLIENT), "relay_to_accomplice")
+    assert row.status == "learned", row.result()
+    assert row.value == pytest.approx(0.0, abs=1e-6)
+
+
+# --- planted holes: a client without the check that the attack is about
+
+
+def no_check(module: Any, name: str, result: Any = None) -> Hole:
+    return lambda patch: patch.setattr(module, name, lambda *given, **named: result)
+
+
+def accepting(*codes: str) -> Hole:
+    """Clients accept proposed terms that they would refuse by one of these codes."""
+    honest = check_proposal
+
+    def lenient(*given: Any) -> None:
+        try:
+            honest(*given)
+        except RemoteError as error:
+            if error.code not in codes:
+                raise
+
+    return lambda patch: patch.setattr(secagg_client, "check_proposal", lenient)
+
+
+def several(*holes: Hole) -> Hole:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        for hole in holes:
+            hole(patch)
+
+    return plant
+
+
+def traced_copies(patch: pytest.MonkeyPatch) -> None:
+    """What clients add up is said to be what they were sent."""
+    honest = Work.add_up
+
+    def add_up(self: Work, ask: m.AddUp, exchange: Any) -> m.Computed:
+        done = honest(self, ask, exchange)
+        self._values.hold(ask.held, self._values.parts(ask.held, ("own",)), self._values.origin(ask.addends[0].held))
+        return done
+
+    patch.setattr(Work, "add_up", add_up)
+
+
+def forgotten_slots(patch: pytest.MonkeyPatch) -> None:
+    honest = ObjectStore.get
+    patch.setattr(ObjectStore, "get", lambda self, name: None if name == "last-slot" else honest(self, name))
+
+
+def kept_machines(patch: pytest.MonkeyPatch) -> None:
+    """Machines of earlier sums stay, and answer."""
+    honest = ObjectStore.drop
+    patch.setattr(ObjectStore, "drop", lambda self, name: None if name.startswith("sum/") else honest(self, name))
+
+
+def answering_twice(patch: pytest.MonkeyPatch) -> None:
+    """A machine agrees to a second list of survivors, and keeps the shares that it has revealed."""
+    honest = secagg.Client.receive
+
+    def receive(self: secagg.Client, data: bytes, *contributions: Any) -> bytes:
+        said, before = decode_server(data), self._state
+        if isinstance(said, Survivors):
+            self._state = msgspec.structs.replace(before, stage=ClientStage.MASKED)
+        reply = honest(self, data, *contributions)
+        if isinstance(said, Unmask):
+            self._state = before
+        return reply
+
+    patch.setattr(secagg.Client, "receive", receive)
+
+
+def any_mode(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sums, "Policy", lambda session, mode, *rest, **named: secagg.Policy(session, "passive", *rest, **named))
+    patch.setattr(sums.ClientSum, "_roster", lambda self: None)
+
+
+def declared_tasks(patch: pytest.MonkeyPatch) -> None:
+    """A client runs a task whose parts a server declares."""
+    honest = Work.compute
+
+    def compute(self: Work, ask: m.Compute, exchange: Any) -> Any:
+        if isinstance(ask.task.task, UnknownTask):
+            plain = {name: value for name, value in json.loads(ask.task.task.data).items() if name != "parts"}
+            ask = msgspec.structs.replace(ask, task=m.Carried(task_from_bytes(json.dumps(plain, separators=(",", ":")).encode())))
+        return (yield from honest(self, ask, exchange))
+
+    patch.setattr(Work, "compute", compute)
+
+
+def twice_answered(patch: pytest.MonkeyPatch) -> None:
+    """A key holder that enrols and answers as often as it is asked."""
+    enrol, answer = ckks.KeyHolder.enrol, ckks.KeyHolder.answer
+
+    def enrolling(self: ckks.KeyHolder, data: bytes) -> int:
+        before, self.enrolled = self.enrolled, set()
+        client = enrol(self, data)
+        self.enrolled |= before
+        return client
+
+    def answering(self: ckks.KeyHolder, data: bytes) -> Any:
+        before, self.blocks = self.blocks, {}
+        pairs = answer(self, data)
+        self.blocks = before | self.blocks
+        return pairs
+
+    patch.setattr(ckks.KeyHolder, "enrol", enrolling)
+    patch.setattr(ckks.KeyHolder, "answer", answering)
+
+
+def unlimited(self: sums.ClientSum, ask: m.Step) -> bytes:
+    return sums.bound(ask, self._values.origin(ask.held).received)
+
+
+def opening_anything(patch: pytest.MonkeyPatch) -> None:
+    """A client opens for the server also what others hid for comparison."""
+    honest = GroupMember.transforms
+
+    def transforms(self: GroupMember) -> Any:
+        def one(name: str, dimension: int, kind: str | None = None) -> Any:
+            named = clustering_name(name)
+            return honest(self)(name, dimension, kind) if named is None else self.compared(named, dimension, "haar")
+
+        return one
+
+    patch.setattr(values, "OPENED", ("",))
+    patch.setattr(GroupMember, "transforms", transforms)
+
+
+def relaying(patch: pytest.MonkeyPatch) -> None:
+    """Clients whose release policy does not know that recipients may be accomplices."""
+    honest = release_policy.may_leave
+    patch.setattr(
+        release_policy, "may_leave", lambda protection, operation, *rest: operation == "relay" or honest(protection, operation, *rest)
+    )
+
+
+def short_lists(patch: pytest.MonkeyPatch) -> None:
+    """Clients that open their nonce for any list."""
+
+    def opening(self: buckets.Dealings, ask: m.Deal, last: buckets.Dealt) -> m.Stepped:
+        self._put(last, digest=buckets._digest(ask))
+        return m.Stepped(last.nonce)
+
+    patch.setattr(buckets.Dealings, "_open", opening)
+
+
+summed_twice = no_check(sums, "check_proposed")
+nothing: Hole = lambda patch: None  # noqa: E731
+PASSIVE_OF_SEVEN = config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
+HOLES: dict[str, tuple[Config, Hole]] = {
+    "second_sum": (ACTIVE, summed_twice),
+    "computed_again": (ACTIVE, summed_twice),
+    "next_round": (ACTIVE, nothing),
+    "accomplices": (ACTIVE, nothing),
+    "relay_to_accomplice": (ACTIVE, relaying),
+    "choices_as_probes": (ACTIVE, nothing),
+    "derived_copy": (ACTIVE, several(summed_twice, traced_copies)),
+    "stale_slot": (ACTIVE, forgotten_slots),
+    "smaller_minimum": (ACTIVE, accepting("minimum-too-low")),
+    "sybils": (ACTIVE, several(no_check(secagg_bindings, "verify"), no_check(secagg_client, "verify"))),
+    "sybil_group": (HAAR, several(no_check(group_member, "verify"), no_check(group_member, "_check_signatures"))),
+    "other_model": (ACTIVE, accepting("unlisted-model")),
+    "listed_model": (ACTIVE, lambda patch: patch.setattr(sums.ClientSum, "_named", unlimited)),
+    "other_task": (ACTIVE, accepting("unlisted-model")),
+    "switched_value": (ACTIVE, no_check(sums.ClientSum, "_check_named")),
+    "unequal_weights": (ACTIVE, several(no_check(sums, "weighed", True), no_check(sums, "_check_weight"))),
+    "outside_bucket": (ROBUST, no_check(buckets.Dealings, "check")),
+    "short_list": (ROBUST, short_lists),
+    "late_nonces": (ROBUST, no_check(buckets, "_digest", b"any list")),
+    "split_survivors": (PASSIVE, nothing),
+    "few_survivors": (PASSIVE_OF_SEVEN, no_check(secagg_client, "enough")),
+    "second_unmasking": (ACTIVE, several(summed_twice, kept_machines, answering_twice)),
+    "mode_downgrade": (ACTIVE, any_mode),
+    "false_complaints": (ACTIVE, no_check(complaints, "most_openings", 99)),
+    "false_accusation": (ACTIVE, several(summed_twice, kept_machines)),
+    "other_operation": (ACTIVE, no_check(release_policy, "check")),
+    "other_operation_compared": (HAAR, no_check(release_policy, "check")),
+    "dressed_task": (ACTIVE, several(no_check(release_policy, "check"), declared_tasks)),
+    "repeated_epoch": (HAAR, no_check(transformed, "take")),
+    "opened_by_another": (HAAR_SECURE, opening_anything),
+    "chosen_rows": (HAAR, nothing),
+    "swapped_holder": (CKKS, lambda patch: patch.setattr(ckks.client, "verify_key", lambda *given: None)),
+    "other_function": (CKKS, nothing),
+    "repeated_step": (CKKS, twice_answered),
+    "holder_coalitions": (SHARED, no_check(depositing, "uniform", np.uint64(0))),
+    "swapped_shares": (SHARED, no_check(shared_terms, "verify_key")),
+    "chosen_deposits": (SHARED, nothing),
+    "repeated_release": (config({}, PRIVATE), several(no_check(ClientLedger, "begin"), no_check(ClientLedger, "settle"))),
+}
+"""By attack: a configuration, and clients without the check. `nothing`: there is no such check, or the configuration is without it."""
+
+
+def test_every_attack_has_its_hole() -> None:
+    assert set(HOLES) == set(ACTIVE_ATTACKS)
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_without_the_check_the_attack_shows_the_leak(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, plant = HOLES[name]
+    plant(monkeypatch)
+    (row,) = only(made, name)
+    assert row.status == "learned", row.result()
+    assert row.value is not None
+    assert row.baseline is not None
+    if row.metric.endswith("_relative_error"):
+        assert row.value < 0.02, row.result()
+
+
+# --- the harness itself
+
+
+def test_an_unknown_or_inapplicable_attack_is_reported() -> None:
+    with pytest.raises(InputError, match="--attacks none: is not known; known are second_sum"):
+        only(ACTIVE, "none")
+    with pytest.raises(InputError, match="--attacks: names none"):
+        active_audit(ACTIVE, attacks=[], population=SCENE)
+    (row,) = only(ACTIVE, "swapped_holder")
+    assert row.status == "not_applicable"
+    assert "no key holder" in row.note
+
+
+def test_an_attack_that_cannot_be_run_is_not_called_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(play: Any) -> Any:
+        raise InputError("no model")
+
+    attack = replace(ACTIVE_ATTACKS["second_sum"], play=broken)
+    row = audit.played("second_sum", attack, scene_of(ACTIVE, SCENE))
+    assert (row.status, row.note) == ("failed", "InputError: no model")
+    (row,) = active_audit(ACTIVE.with_("protection", min_cohort=8), attacks=["second_sum"], population=SCENE)
+    assert row.status == "failed"
+    assert "8 clients, and a sum needs 8" in row.note
+
+
+def test_an_attack_of_which_nothing_comes_is_not_called_safe() -> None:
+    attack = replace(ACTIVE_ATTACKS["second_sum"], play=lambda play: Guess(None, "update"))
+    row = audit.played("second_sum", attack, scene_of(ACTIVE, SCENE))
+    assert (row.status, row.note) == ("failed", "no result, and no refusal")
+
+
+def test_each_attack_meets_clients_that_were_just_started() -> None:
+    scene = scene_of(ACTIVE, SCENE)
+    met = [scene.start() for _ in range(2)]
+    assert met[0].roster != met[1].roster
+    assert play_all(scene, ["smaller_minimum", "smaller_minimum"])[1].code == "minimum-too-low", "nothing is left of the first"
+
+
+def test_the_guess_is_scored_against_data_that_the_attack_never_saw() -> None:
+    """The truth of the scorer is the update that the client really made."""
+    from cflpriv.attacks.active.scene import Play
+
+    scene = scene_of(ACTIVE, SCENE)
+    play = Play(scene, ACTIVE.protection)
+    held = play.compute()
+    for friend in play.accomplices:
+        np.testing.assert_allclose(play.known(friend, held), scene.truth("update", friend), rtol=1e-5, atol=1e-7)
+    assert play.victim not in play.accomplices
+    assert 3 * len(play.accomplices) < len(play.clients)
+    summed = play.sum(held, play.clients)
+    assert summed is not None
+    truths = np.sum([scene.truth("update", one) for one in scene.clients], axis=0)
+    np.testing.assert_allclose(summed.total, truths, atol=1e-5)
+    assert second_sum.second_sum(play).beside == play.honest
+
+
+def test_rows_name_their_sentence() -> None:
+    for name, attack in ACTIVE_ATTACKS.items():
+        assert attack.summary, name
+        assert ":" in attack.guarantee or "," in attack.guarantee, name
+
+
+def test_the_result_is_written_beside_its_configuration_alone(tmp_path: Path) -> None:
+    rows = only(ACTIVE, "smaller_minimum", "next_round", "swapped_holder")
+    path = written(rows, ACTIVE, tmp_path / "out")
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    assert [Row(**one) for one in stored] == rows
+    text = table(rows).splitlines()
+    assert [line.split()[0] for line in text] == ["next_round", "smaller_minimum", "swapped_holder"], "the least comforting first"
+    assert "refused: minimum-too-low (secagg Invite)" in text[1]
+    assert written(rows, ACTIVE, tmp_path / "out") == path
+    with pytest.raises(InputError, match="is another experiment"):
+        written(rows, PASSIVE, tmp_path / "out")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="holds something else"):
+        written(rows, ACTIVE, tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(
+        '[data]\nclients = 5\n[model]\nhidden = 4\n[training]\nrounds = 1\nweights = "equal"\n[algorithm]\nname = "fedavg"\n'
+        '[protection]\nsum = "secagg"\n',
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    changed = ("--set", "protection.min_cohort=4", "--attacks", "smaller_minimum,other_model")
+    assert in_process(monkeypatch, "audit", "--active", str(file), *changed) == 0
+    shown = capsys.readouterr().out
+    assert "smaller_minimum  refused: minimum-too-low" in shown
+    assert "min_cohort = 4" in (tmp_path / "runs" / "small-active" / "config.toml").read_text(encoding="utf-8")
+    assert (tmp_path / "runs" / "small-active" / audit.FILE).is_file()
+    assert in_process(monkeypatch, "run", str(file), "--out", "run") == 0
+    assert in_process(monkeypatch, "audit", "--active", "run", "--attacks", "smaller_minimum,swapped_holder") == 0
+    assert in_process(monkeypatch, "report", "run") == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Active attacks" in page
+    assert "refused: minimum-too-low (secagg Invite)" in page
+    assert in_process(monkeypatch, "audit", "run", "--out", "elsewhere") == 2
+    assert in_process(monkeypatch, "audit", "--active", "run", "--adversary", "server") == 2
+    (tmp_path / "run" / audit.FILE).write_text('[{"attack": 1}]', encoding="utf-8")
+    assert in_process(monkeypatch, "report", "run") == 2
+    capsys.readouterr()
+    assert in_process(monkeypatch, "list") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ACTIVE_ATTACKS)
+
+
+def test_the_page_has_a_row_for_every_attack_and_guarantees_name_no_other() -> None:
+    page = (ROOT / "docs" / "active_attacks.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(set(named) - {"learned", "failed", "no_gain", "refused", "not_applicable"}) == sorted(ACTIVE_ATTACKS)
+    pointers = set()
+    for path in (ROOT / "cflpriv" / "aggregation").glob("*.py"):
+        for found in re.findall(
+            r"Active attacks \(`attacks\.active`\): (.*?)(?=\n *Source|\n *\"\"\")", path.read_text(encoding="utf-8"), re.S
+        ):
+            pointers |= set(re.findall(r"`(\w+_\w+|\w+s)`", found))
+    guarantees = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    pointers |= {name for found in re.findall(r"active attacks? ([^)]*)\)", guarantees) for name in re.findall(r"`(\w+)`", found)}
+    assert len(pointers) > 20
+    assert pointers <= set(ACTIVE_ATTACKS) | {"ckks"}

@@ -1,0 +1,211 @@
+"""The reference of configuration keys, the file that `cflpriv init` writes, and the editor schema follow from the declarations."""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkout import ROOT
+from command_line import in_process
+
+from cflpriv.algorithms import ALGORITHMS
+from cflpriv.data import build_population
+from cflpriv.errors import InputError
+from cflpriv.experiments.config.config import load_config, parse_config
+from cflpriv.experiments.config.config_reference import Entry, entries, explained, page
+from cflpriv.experiments.config.config_starter import begin_file, schema, starter
+from cflpriv.experiments.run.run import prepare
+from cflpriv.keys import Key
+
+NUMBERS = [one for one in entries() if one.hint in (int, float, int | None, float | None)]
+
+
+def test_every_key_is_described() -> None:
+    missing = [one.path for one in entries() if not one.key.meaning.endswith(".")]
+    assert not missing, "declare what each key means: Annotated[type, Key('...')]"
+
+
+def test_every_number_has_a_range_that_its_default_is_in() -> None:
+    for one in NUMBERS:
+        if one.name.endswith("seed"):
+            continue
+        low, low_in, high, high_in = one.key.bounds
+        assert math.isfinite(low), one.path
+        if one.default is not None and not one.key.default:
+            assert low <= one.default if low_in else low < one.default, one.path
+            assert one.default <= high if high_in else one.default < high, one.path
+
+
+def test_the_page_is_what_the_code_gives() -> None:
+    again = "python -m cflpriv.experiments.config.config_reference > docs/configuration.md"
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == page(), again
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "data": {"clients": 4, "samples_per_client": 20, "test_samples_per_client": 10}, "model": {"name": "linear"},
+    "training": {"epochs": 2, "weights": "equal"},
+}  # fmt: skip
+NEEDS: Mapping[str, dict[str, Any]] = {
+    "data.skew_percent": {"data": {"clients": 4, "partition": "label_skew"}},
+    "data.alpha": {"data": {"clients": 4, "partition": "dirichlet"}},
+    "data.minimum": {"data": {"clients": 4, "partition": "dirichlet"}},
+    "data.noise": {"data": {"clients": 5, "partition": "pathological"}},
+    "data.noise_labels": {"data": {"clients": 5, "partition": "pathological", "noise": 1.0}},
+    "data.vocabulary": {"data": {"clients": 4, "source": "ag_news"}},
+    "data.sequence_length": {"data": {"clients": 4, "source": "ag_news"}},
+    **{
+        f"privacy.{key}": {"privacy": {"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 20}, "training": {"weights": "equal"}}
+        for key in ("epsilon", "delta", "signature_share", "choice_share", "clip_norm", "samples", "sketch_dim", "loss_cap")
+    },
+    **{
+        f"privacy.{key}": {"privacy": {"unit": "client", "epsilon": 1.0, "delta": 1e-5}, "training": {"weights": "equal"}}
+        for key in ("clip_quantile", "clip_rate")
+    },
+    "protection.ckks_ring": {"protection": {"gram": ["ckks"], "sum": "secagg"}},
+    "algorithm.gamma_max": {"algorithm": {"eps2": 1.0}},
+}  # fmt: skip
+
+
+def outside(entry: Entry) -> list[float]:
+    """Values just outside the range of a key, of its type."""
+    low, low_in, high, high_in = entry.key.bounds
+    whole = entry.hint in (int, int | None)
+    values = [low - (1 if whole else 1e-9 + abs(low) / 2) if low_in else low] if math.isfinite(low) else []
+    values += [high + (1 if whole else 1e-9 + abs(high) / 2) if high_in else high] if math.isfinite(high) else []
+    return [int(value) if whole else float(value) for value in values]
+
+
+@pytest.mark.parametrize("entry", NUMBERS, ids=lambda one: "-".join((one.path, *one.algorithms[:1])))
+def test_values_outside_the_stated_range_are_refused(entry: Entry) -> None:
+    for value in outside(entry):
+        tree = {section: dict(keys) for section, keys in {**SMALL, **NEEDS.get(entry.path, {})}.items()}
+        tree.setdefault(entry.section, {})[entry.name] = value
+        tree["algorithm"] = {"name": entry.algorithms[0] if entry.algorithms else "fedavg", **tree.get("algorithm", {})}
+        with pytest.raises(InputError, match=rf"\b{entry.name}\b") as caught:
+            prepare(parse_config(tree))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_key_is_explained_by_its_name_or_with_its_section() -> None:
+    text = explained("training.lr")
+    assert text.startswith("training.lr\n")
+    assert "> 0" in text
+    assert explained("lr") == text
+    assert {line for line in explained("beta").splitlines() if line.startswith("  algorithms")} == {
+        "  algorithms: pacfl", "  algorithms: per_fedavg",
+    }  # fmt: skip
+    assert "training.epochs" in explained("training")
+    with pytest.raises(InputError, match=r"did you mean .*'training\.lr_decay'"):
+        explained("training.lr_decya")
+
+
+@pytest.mark.slow
+def test_commands_write_a_file_once_and_name_what_they_do_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    assert in_process(monkeypatch, "init", str(file), "--algorithm", "ifca") == 0
+    assert load_config(file).algorithm["name"] == "ifca"
+    assert in_process(monkeypatch, "init", str(file)) == 2
+    assert "exists" in capsys.readouterr().err
+    assert in_process(monkeypatch, "init", "--algorithm", "pacffl") == 2
+    assert "did you mean 'pacfl'" in capsys.readouterr().err
+    assert in_process(monkeypatch, "explain", "learning") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert in_process(monkeypatch, "explain", "lr") == 0
+    assert "Learning rate" in capsys.readouterr().out
+    assert in_process(monkeypatch, "init", "--schema") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(schema()))
+
+
+def test_a_new_file_leaves_those_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml.part").write_text("theirs", encoding="utf-8")
+    begin_file(tmp_path / "mine.toml", "ifca")
+    assert (tmp_path / "mine.toml.part").read_text(encoding="utf-8") == "theirs"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_new_configuration_is_of_its_algorithm_and_can_start(name: str) -> None:
+    config = parse_config(tomllib.loads(starter(name)))
+    assert config.algorithm == {"name": name}
+    population = build_population(config.data)
+    assert config.algorithm_for(population).name == ("ifca" if name == "hypcluster" else name)
+
+
+def test_each_default_that_is_commented_out_can_be_switched_on() -> None:
+    lines = starter("cfl").splitlines()
+    hidden = [i for i, line in enumerate(lines) if re.match(r"#\w+ = ", line)]
+    assert len(hidden) > 90
+    for i in hidden:
+        tree = tomllib.loads("\n".join([*lines[:i], lines[i][1:], *lines[i + 1 :]]))
+        parse_config(tree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_new_configuration_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(starter(name), encoding="utf-8")
+    assert in_process(monkeypatch, "run", str(file), "--out", str(tmp_path / "run")) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["rounds"] == 20
+
+
+# --- the editor schema ----------------------------------------------------------------------------------------------------------------
+
+
+def problems(value: Any, rule: Mapping[str, Any], at: str = "") -> list[str]:
+    """What a JSON value breaks of a schema, for the words that ours uses."""
+    kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float)}
+    kind = rule.get("type")
+    if kind and (not isinstance(value, kinds[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        return [f"{at}: is no {kind}"]
+    found = [f"{at}: not allowed"] if value not in rule.get("enum", [value]) or rule.get("const", value) != value else []
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        low, above, high, below = (rule.get(word) for word in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
+        outside = (low is not None and value < low, above is not None and value <= above)
+        found += [f"{at}: out of range"] if any((*outside, high is not None and value > high, below is not None and value >= below)) else []
+    if isinstance(value, list):
+        fixed = rule.get("prefixItems", [])
+        for i, one in enumerate(value):
+            found += problems(one, fixed[i] if i < len(fixed) else rule.get("items") or {}, f"{at}[{i}]")
+    if isinstance(value, dict):
+        known = rule.get("properties", {})
+        missing = [name for name in rule.get("required", ()) if name not in value]
+        found += [f"{at}.{name}: is missing" for name in missing]
+        for name, one in value.items():
+            if name in known:
+                found += problems(one, known[name], f"{at}.{name}")
+            elif rule.get("additionalProperties") is False:
+                found.append(f"{at}.{name}: is not a key")
+        for part in rule.get("allOf", ()):
+            found += problems(value, part["then"], at) if not problems(value, part["if"], at) else []
+    return found
+
+
+def test_examples_follow_the_schema() -> None:
+    rule = schema()
+    for path in (*(ROOT / "examples").glob("*.toml"), *(ROOT / "examples" / "sweeps").glob("*.toml")):
+        assert not problems(tomllib.loads(path.read_text(encoding="utf-8")), rule), path.name
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"training": {"lr": "fast"}}, {"training": {"lr": 0}}, {"training": {"learning_rate": 0.1}}, {"traning": {}},
+        {"algorithm": {"name": "fedavg", "p": 3}}, {"algorithm": {"p": 0}}, {"data": {"label_swaps": [[0, "one"]]}},
+    ],
+)  # fmt: skip
+def test_the_schema_refuses_what_the_package_refuses(tree: dict[str, Any]) -> None:
+    assert problems(tree, schema())
+    with pytest.raises(InputError):
+        prepare(parse_config(tree))
+
+
+def test_a_range_is_an_interval() -> None:
+    with pytest.raises(ValueError, match="interval"):
+        Key("x", "0..1")
+    assert Key("x", "[2^-20, inf)").bounds == (2.0**-20, True, math.inf, False)
