@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bounded_range import Choices, bounded_range_deltas, bounded_range_kinds, bounded_range_reach
+from .copies import check_own
 from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from .mechanisms import gaussian_delta, gaussian_epsilon
 
@@ -82,7 +83,7 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
         elif isinstance(event, ChoiceEvent):
             choices[event.epsilon] += 1
         else:
-            raise TypeError(f"{type(event).__name__} is not a known privacy event; known are {', '.join(EVENTS)}")
+            check_own("privacy event", event, *EVENTS.values())
         kinds.add((event.relation, event.unit))
     if not kinds:
         return None

@@ -29,6 +29,7 @@ from typing import get_args
 
 from .accounting import epsilon_of
 from .bounded_files import in_place, read_text
+from .copies import check_own
 from .errors import BudgetExceeded
 from .events import Event, Relation, Unit, event_from, event_to, unsampled
 
@@ -99,6 +100,7 @@ class Ledger:
     """
 
     def __init__(self, budget: Budget, path: Path | None = None) -> None:
+        check_own("budget", budget, Budget)
         self.budget = budget
         self.path = path
         self.round = -1
@@ -169,6 +171,8 @@ class Ledger:
     def settle(self, receipts: Mapping[int, Sequence[Receipt]], purpose: str, round: int | None = None) -> None:
         """Charge each client what is due of its receipts, each once. Raises as `charge`."""
         due = {client: tuple(dict.fromkeys(several)) for client, several in receipts.items()}
+        for receipt in dict.fromkeys(receipt for several in due.values() for receipt in several):
+            check_own("receipt", receipt, Receipt)
         self.charge({client: [event for one in several for event in one.due(client)] for client, several in due.items()}, purpose, round)
         for client, several in due.items():
             for one in several:
