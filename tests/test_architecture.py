@@ -399,6 +399,41 @@ def package_of(name: str) -> str:
     return name.split(".")[1]
 
 
+FLOORS = (
+    ("claims",),
+    ("audit", "active", "dp", "foreign", "properties"),
+    ("compared",),
+    ("inversion", "key_recovery"),
+    ("labels", "membership"),
+    ("evidence",),
+    ("figures",),
+    ("adversary", "attacks"),
+)
+"""The rooms of `attacks/` from the top floor down; `attacks` is the register of attacks. A room imports lower floors only."""
+MOST_FILES = 20
+
+
+def room_of(name: str) -> str:
+    """The folder or file of `attacks/` that a module is in."""
+    words = name.split(".")
+    return words[2] if len(words) > 2 else "attacks"
+
+
+def test_attacks_import_lower_floors_only() -> None:
+    floor = {room: number for number, rooms in enumerate(reversed(FLOORS)) for room in rooms}
+    own = {name: path for name, path in modules().items() if name.startswith("cflpriv.attacks")}
+    assert {room_of(name) for name in own} == set(floor)
+    arrows = {(room_of(name), room_of(target)) for name, path in own.items() for target in runtime_imports(name, path) & set(own)}
+    assert {(room, target) for room, target in arrows if room != target and floor[target] >= floor[room]} == set()
+    assert ("compared", "key_recovery") in arrows
+
+
+def test_no_folder_of_attacks_is_a_heap() -> None:
+    files = {folder: len(list(folder.glob("*.py"))) for folder in (ROOT / "attacks").rglob("*/")}
+    assert {folder.name: count for folder, count in files.items() if count > MOST_FILES} == {}
+    assert len(files) > len(FLOORS)
+
+
 def chains(edges: dict[str, set[str]]) -> dict[str, tuple[str, ...]]:
     """The longest chain of imports from each unit. `AssertionError` naming a circle."""
     found: dict[str, tuple[str, ...]] = {}
