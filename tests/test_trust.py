@@ -23,7 +23,7 @@ from cflpriv.experiments import load_config, load_sweep, run_experiment
 from cflpriv.experiments.digests import FILE, seal
 from cflpriv.experiments.run.export import export_model
 from cflpriv.experiments.run.workers import ended
-from cflpriv.experiments.sweep.sweep import Cell, Setting, sweep_of
+from cflpriv.experiments.sweep.sweep import SweepCell, SweepSetting, sweep_of
 from cflpriv.experiments.trust import RECORDED
 from cflpriv.protocols import ledger
 from cflpriv.transports.hosts import Seat
@@ -360,7 +360,7 @@ def test_processes_run_the_text_that_was_checked(tmp_path: Path) -> None:
     file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('old ')\n", encoding="utf-8")
     plugins.load_plugin(file)
     file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('new ')\n", encoding="utf-8")
-    assert list(ended([Cell("one", Setting("a", "b"), 0, None)], attrgetter("name"), 1)) == [("one", "one")]
+    assert list(ended([SweepCell("one", SweepSetting("a", "b"), 0, None)], attrgetter("name"), 1)) == [("one", "one")]
     workers = Workers(1)
     workers._pipes[0].send(None)
     workers._processes[0].join()

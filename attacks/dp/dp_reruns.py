@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...experiments.config.config import Config
-from ...experiments.run.run import Run, advance, begin, prepare
+from ...experiments.run.run import Experiment, advance, begin, prepare
 from ...privacy.client_level import LOCAL
 from ...privacy.settings import Privacy
 from ...protocols.events import ChoiceEvent, GaussianEvent
@@ -55,7 +55,7 @@ def recorded(config: Config) -> Config:
     return config.with_("data", newcomers=0)
 
 
-def started(config: Config, population: Population, noise: float = 1.0) -> Run:
+def started(config: Config, population: Population, noise: float = 1.0) -> Experiment:
     """A rerun that has begun; `noise` multiplies that of every release of samples, which then costs nothing."""
     demands: dict[str, Any] = {} if noise == 1.0 else {"privacy": Privacy()}  # clients would refuse less noise than they were promised
     simulation = prepare(recorded(config), population=population, **demands)
@@ -68,7 +68,7 @@ def started(config: Config, population: Population, noise: float = 1.0) -> Run:
     return simulation
 
 
-def run_rounds(simulation: Run, rounds: int, seconds: float) -> None:
+def run_rounds(simulation: Experiment, rounds: int, seconds: float) -> None:
     """At most so many rounds of a rerun, in about so many seconds; one at least."""
     began = time.perf_counter()
     for _ in range(rounds):

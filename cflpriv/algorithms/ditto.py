@@ -26,7 +26,7 @@ from ..keys import Key
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train
 from ..types import Parts
-from .fedavg import State, Weights, average_all, fedavg
+from .fedavg import FedAvgState, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .shared.checks import at_least, finite
 
@@ -98,12 +98,12 @@ def ditto(
     finite(lam=lam)
     at_least(0, personal_epochs=personal_epochs)
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FedAvgState) -> tuple[FedAvgState, RoundRecord]:
         task = train.at(federation.round)
         both = TrainBoth(task, replace(task, prox=lam, epochs=personal_epochs or task.epochs), seed)
         return average_all(federation, state, both, weights)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedAvgState) -> Served:
         return Served(EvaluateOwn(train.model, MEMORY), {"model": state.model})
 
     return replace(fedavg(train, weights=weights, seed=seed), name="ditto", round=round, serve=serve)
@@ -111,6 +111,7 @@ def ditto(
 
 DITTO = AlgorithmSpec(
     "ditto", ditto, "FedAvg, and personal models drawn towards the shared one (Li et al. 2021)",
-    states=(State,), tasks=(TrainBoth,), sample_refused="its personal models keep training without noise, in addition to the shared one",
+    states=(FedAvgState,), tasks=(TrainBoth,),
+    sample_refused="its personal models keep training without noise, in addition to the shared one",
     cohorts="one", knowledge=no_groups,
 )  # fmt: skip

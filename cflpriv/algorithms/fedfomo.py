@@ -138,7 +138,7 @@ def _affinity(given: TaskInput) -> dict[int, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FedFomoState:
     """Everybody's own model, which the server cannot open, and who has trained so far."""
 
     model: Shared
@@ -167,19 +167,19 @@ def fedfomo(
     start = Start(train.model, seed)
     train_part = OnPart(train, validation, seed=seed)
 
-    def init(federation: Federation) -> State:
+    def init(federation: Federation) -> FedFomoState:
         federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back fails here
-        return State(Shared(own=(Own(federation.compute(start)["model"]),)))
+        return FedFomoState(Shared(own=(Own(federation.compute(start)["model"]),)))
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FedFomoState) -> tuple[FedFomoState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         state, asked = combined(federation, state, cohort, max(0.0, epsilon - epsilon_decay * federation.round))
         held = federation.compute(train_part.at(federation.round), {"model": state.model}, on=cohort)
         model = federation.fold(state.model + Shared(own=(Own(held["update"]),)))
         trained = tuple(sorted({*state.trained, *held.clients}))
-        return State(model, trained), RoundRecord(federation.round, cohort, None, {"relayed_models": asked})
+        return FedFomoState(model, trained), RoundRecord(federation.round, cohort, None, {"relayed_models": asked})
 
-    def combined(federation: Federation, state: State, clients: Sequence[int], explore: float) -> tuple[State, int]:
+    def combined(federation: Federation, state: FedFomoState, clients: Sequence[int], explore: float) -> tuple[FedFomoState, int]:
         """Clients ask for models, get them, and combine; the new state and how many models travelled at most."""
         here = set(federation.clients)
         candidates = tuple(client for client in state.trained if client in here)
@@ -193,10 +193,10 @@ def fedfomo(
         model = federation.fold(state.model + Shared(own=(Own(mixed["movement"]),)))
         return replace(state, model=model), models * len(askers)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedFomoState) -> Served:
         return Served(Evaluate(train.model), {"model": state.model})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
+    def admit(federation: Federation, state: FedFomoState, newcomers: Sequence[int]) -> tuple[FedFomoState, Mapping[str, object]]:
         """Newcomers start from the initial model and combine random members' models once."""
         federation.compute(HasValidation(validation), on=newcomers)
         fresh = federation.compute(start, on=newcomers)
@@ -215,7 +215,7 @@ def _held(model: Shared) -> Held:
 
 FEDFOMO = AlgorithmSpec(
     "fedfomo", fedfomo, "own models, mixed from those of a few others that help (Zhang et al. 2021)",
-    states=(State,), tasks=(Ask, Combine, HasValidation, OnPart),
+    states=(FedFomoState,), tasks=(Ask, Combine, HasValidation, OnPart),
     sample_refused="clients send whole models to each other and choose by un-noised losses",
     knowledge=no_groups,
 )  # fmt: skip

@@ -98,7 +98,7 @@ def class_means(model: Model, vector: Array, x: Array, y: Array) -> tuple[Array,
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FedProtoState:
     """The prototypes of the classes that have one."""
 
     prototypes: Mapping[int, Shared]
@@ -117,10 +117,10 @@ def fedproto(
     finite(lam=lam)
     initial = train.model.init(seed)
 
-    def init(federation: Federation) -> State:
-        return State({})
+    def init(federation: Federation) -> FedProtoState:
+        return FedProtoState({})
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FedProtoState) -> tuple[FedProtoState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         known = tuple(sorted(state.prototypes))
         task = TrainToPrototypes(replace(train.at(federation.round), pull=lam if known else 0.0), seed, known)
@@ -132,12 +132,12 @@ def fedproto(
             "owners": [0 if mean is None else mean.count for mean in means.values()],
             "clipped_clients": sum(mean.clipped for mean in means.values() if mean is not None),
         }
-        return State({**state.prototypes, **found}), RoundRecord(federation.round, held.clients, None, notes)
+        return FedProtoState({**state.prototypes, **found}), RoundRecord(federation.round, held.clients, None, notes)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedProtoState) -> Served:
         return Served(EvaluateOwn(train.model, "trained"), {"model": initial})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    def admit(federation: Federation, state: FedProtoState, newcomers: Sequence[int]) -> tuple[FedProtoState, Mapping[str, Any]]:
         """Newcomers start from the initial model; what they gain from the others comes with their first training."""
         return state, {}
 
@@ -167,6 +167,6 @@ def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
 
 FEDPROTO = AlgorithmSpec(
     "fedproto", fedproto, "own models, drawn together by the mean features of each class (Tan et al. 2022)",
-    states=(State,), tasks=(TrainToPrototypes,), sample_refused="class means reveal which labels a client has",
+    states=(FedProtoState,), tasks=(TrainToPrototypes,), sample_refused="class means reveal which labels a client has",
     knowledge=no_groups,
 )  # fmt: skip

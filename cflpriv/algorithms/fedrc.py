@@ -46,7 +46,7 @@ from ..keys import Key
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array, Parts
-from .fedavg import State, Weights, average_all
+from .fedavg import FedAvgState, Weights, average_all
 from .fedsoft import losses_of_models
 from .interface import Algorithm, AlgorithmSpec, Served
 from .shared.checks import at_least
@@ -208,27 +208,27 @@ def fedrc(
     )  # fmt: skip
 
 
-def _init(settings: FedRcSettings, federation: Federation) -> State:
+def _init(settings: FedRcSettings, federation: Federation) -> FedAvgState:
     """k models from different starts, and uniform label shares."""
     model, k = settings.train.model, settings.k
     starts = [model.init(settings.seed, j) for j in range(k)]
-    return State(Shared(np.concatenate([*starts, np.full(k * model.classes, 1 / (k * model.classes), starts[0].dtype)])))
+    return FedAvgState(Shared(np.concatenate([*starts, np.full(k * model.classes, 1 / (k * model.classes), starts[0].dtype)])))
 
 
-def _round(settings: FedRcSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: FedRcSettings, federation: Federation, state: FedAvgState) -> tuple[FedAvgState, RoundRecord]:
     return average_all(federation, state, RobustStep(settings.train.at(federation.round), settings.k), settings.weights)
 
 
-def _serve(settings: FedRcSettings, state: State) -> Served:
+def _serve(settings: FedRcSettings, state: FedAvgState) -> Served:
     return Served(EvaluateRobust(settings.train.model, settings.k), {"model": state.model})
 
 
-def _describe(settings: FedRcSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: FedRcSettings, state: FedAvgState) -> Mapping[str, Any]:
     return {"k": settings.k, "rule": f"k = {settings.k}"}
 
 
 FEDRC = AlgorithmSpec(
     "fedrc", fedrc, "a mixture of k models that gain nothing by specialising in labels (Guo et al. 2024)",
-    states=(State,), tasks=(EvaluateRobust, RobustStep), sample_refused="no private form of its weighted steps is written",
+    states=(FedAvgState,), tasks=(EvaluateRobust, RobustStep), sample_refused="no private form of its weighted steps is written",
     cohorts="one", knowledge=lambda given: f"the number of groups, k = {given.get('k', 3)}",
 )  # fmt: skip

@@ -141,7 +141,7 @@ class EvaluateSoft(EvaluateUsed):
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FedSoftState:
     """The centres."""
 
     models: tuple[Shared, ...]
@@ -181,12 +181,12 @@ def fedsoft(
     )  # fmt: skip
 
 
-def _init(settings: FedSoftSettings, federation: Federation) -> State:
+def _init(settings: FedSoftSettings, federation: Federation) -> FedSoftState:
     enough_clients(settings.k, len(federation.clients))
-    return State(tuple(Shared(settings.train.model.init(settings.seed, j)) for j in range(settings.k)))
+    return FedSoftState(tuple(Shared(settings.train.model.init(settings.seed, j)) for j in range(settings.k)))
 
 
-def _round(settings: FedSoftSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: FedSoftSettings, federation: Federation, state: FedSoftState) -> tuple[FedSoftState, RoundRecord]:
     cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
     span = federation.round // settings.interval
     task = SoftStep(settings.train.at(federation.round), settings.smoother, span, settings.seed)
@@ -199,20 +199,20 @@ def _round(settings: FedSoftSettings, federation: Federation, state: State) -> t
     blocks = mean.parts["blocks"].value()
     shares = np.maximum(blocks[:, -1].astype(np.float64), settings.smoother)  # no less but by the rounding of a secure sum
     models = moved_by(state.models, blocks[:, :-1], shares)
-    return State(models), RoundRecord(federation.round, held.clients, None, {**notes, "shares": [float(one) for one in shares]})
+    return FedSoftState(models), RoundRecord(federation.round, held.clients, None, {**notes, "shares": [float(one) for one in shares]})
 
 
-def _serve(settings: FedSoftSettings, state: State) -> Served:
+def _serve(settings: FedSoftSettings, state: FedSoftState) -> Served:
     return Served(EvaluateSoft(settings.train.model), {"model": list(state.models)})
 
 
-def _describe(settings: FedSoftSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: FedSoftSettings, state: FedSoftState) -> Mapping[str, Any]:
     return {"k": settings.k, "rule": f"k = {settings.k}"}
 
 
 FEDSOFT = AlgorithmSpec(
     "fedsoft", fedsoft, "own models drawn to k shared centres by each client's mixture (Ruan & Joe-Wong 2022)",
-    states=(State,), tasks=(EvaluateSoft, SoftStep), sample_refused="its own models keep training without noise",
+    states=(FedSoftState,), tasks=(EvaluateSoft, SoftStep), sample_refused="its own models keep training without noise",
     client_refused="a centre is the quotient of two sums, and noise in a small divisor drowns it",
     cohorts="one", knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
 )  # fmt: skip

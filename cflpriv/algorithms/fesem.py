@@ -121,7 +121,7 @@ def centres_of(given: TaskInput) -> list[Array]:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FesemState:
     """The centres, the choices as far as the server learns them, and whether anybody has chosen yet."""
 
     models: tuple[Shared, ...]
@@ -144,11 +144,11 @@ def fesem(
     at_least(1, k=k)
     known("start", start, "means", "random")
 
-    def init(federation: Federation) -> State:
+    def init(federation: Federation) -> FesemState:
         enough_clients(k, len(federation.clients))
-        return State((Shared(train.model.init(seed)),) * k, {})
+        return FesemState((Shared(train.model.init(seed)),) * k, {})
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FesemState) -> tuple[FesemState, RoundRecord]:
         strata = {client: state.labels.get(client, k) for client in federation.clients}
         cohort = federation.cohort(strata)
         task = TrainAndAssign(train.at(federation.round), seed, first=not state.begun)
@@ -163,7 +163,7 @@ def fesem(
         models = moved(federation, state.models, means, "step", labels, held.clients)
         notes = {"chosen": [0 if mean is None else mean.count for mean in means], **mean_notes(means)}
         assigned = None if labels is None else tuple(labels[client] for client in held.clients)
-        return State(models, {**state.labels, **(labels or {})}, True), RoundRecord(federation.round, held.clients, assigned, notes)
+        return FesemState(models, {**state.labels, **(labels or {})}, True), RoundRecord(federation.round, held.clients, assigned, notes)
 
     def by_means(federation: Federation, steps: Held) -> Mapping[int, int]:
         """The groups of the first centres."""
@@ -178,16 +178,16 @@ def fesem(
         else:
             federation.compute(Remember(), {"label": [np.array(j) for j in range(k)]}, which=labels, on=choice.clients)
 
-    def serve(state: State) -> Served:
+    def serve(state: FesemState) -> Served:
         return Served(EvaluateAssigned(train.model), {"model": list(state.models)})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    def admit(federation: Federation, state: FesemState, newcomers: Sequence[int]) -> tuple[FesemState, Mapping[str, Any]]:
         """Newcomers train from θ⁰ and choose the nearest centre; their models stay with them, centres do not move."""
         held = federation.compute(TrainAndAssign(train.at(federation.round), seed), {"model": list(state.models)}, on=newcomers)
         labels = choices(federation, held["choice"], k) or {}
         return replace(state, labels={**state.labels, **labels}), {"joined": [labels[client] for client in sorted(labels)]}
 
-    def describe(state: State) -> Mapping[str, Any]:
+    def describe(state: FesemState) -> Mapping[str, Any]:
         if not state.labels:
             return {"clustering": None}
         return {"clustering": clustering_of(state.labels, k), "rule": f"k = {k}"}
@@ -198,6 +198,6 @@ def fesem(
 
 FESEM = AlgorithmSpec(
     "fesem", fesem, "k centres, each the mean of the local models nearest to it (Xie et al. 2020)",
-    states=(State,), tasks=(EvaluateAssigned, Remember, TrainAndAssign), functions=(ClusterByMeans,),
+    states=(FesemState,), tasks=(EvaluateAssigned, Remember, TrainAndAssign), functions=(ClusterByMeans,),
     knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
 )  # fmt: skip

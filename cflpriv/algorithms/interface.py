@@ -20,7 +20,7 @@ from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Gradient, Start, Train
 
 __all__ = [
-    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "BeforeRun", "Compared", "Served",
+    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "BeforeRun", "ComparedValue", "Served",
     "function_name", "no_groups", "register_algorithm", "state_name",
 ]  # fmt: skip
 
@@ -59,7 +59,7 @@ class Algorithm:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedValue:
     """What one client's compared value is: `rows` vectors, with `per_label` so many for each of its labels.
 
     A vector has as many numbers as a sample and is computed at no model with `of_samples`; else it has as many as the model that it is
@@ -129,7 +129,7 @@ class AlgorithmSpec:
     client_refused: str = ""
     cohorts: Literal["", "one", "labelled"] = ""
     serves_released: bool = False
-    compared: Callable[[Mapping[str, Any]], Compared] = lambda given: Compared()
+    compared: Callable[[Mapping[str, Any]], ComparedValue] = lambda given: ComparedValue()
     renumbers: bool = False
     defaults: Callable[[Mapping[str, Any], BeforeRun], Mapping[str, Any]] = lambda given, before: {}
     never_clusters: Callable[[Mapping[str, Any], BeforeRun], str] = lambda given, before: ""
@@ -154,7 +154,7 @@ def function_name(kind: type) -> str:
 
 
 def state_name(kind: type) -> str:
-    """The name of a dataclass in a checkpoint, such as "pacfl.State": of its file, wherever the file stands."""
+    """The name of a dataclass in a checkpoint, such as "pacfl.PacflState": of its file, wherever the file stands."""
     return f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"
 
 

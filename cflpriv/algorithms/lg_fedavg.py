@@ -28,7 +28,7 @@ from ..keys import Key
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array
-from .fedavg import State, Weights, average_all, fedavg
+from .fedavg import FedAvgState, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .shared.around import AroundTraining
 from .shared.checks import at_least
@@ -107,13 +107,13 @@ def lg_fedavg(
     layers = len({name.rpartition(".")[0] for name, _, _ in train.model.layout})
     cut = global_part(train.model, global_layers or min(2, max(1, layers - 1)))
 
-    def init(federation: Federation) -> State:
-        return State(Shared(train.model.init(seed)[cut:].copy()))
+    def init(federation: Federation) -> FedAvgState:
+        return FedAvgState(Shared(train.model.init(seed)[cut:].copy()))
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FedAvgState) -> tuple[FedAvgState, RoundRecord]:
         return average_all(federation, state, TrainParted(train.at(federation.round), cut, seed), weights)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedAvgState) -> Served:
         return Served(EvaluateParted(train.model, cut, seed), {"model": state.model})
 
     return replace(fedavg(train, weights=weights, seed=seed), name="lg_fedavg", init=init, round=round, serve=serve)
@@ -121,6 +121,6 @@ def lg_fedavg(
 
 LG_FEDAVG = AlgorithmSpec(
     "lg_fedavg", lg_fedavg, "first layers stay with the client, the last are averaged (Liang et al. 2020)",
-    states=(State,), tasks=(TrainParted, EvaluateParted),
+    states=(FedAvgState,), tasks=(TrainParted, EvaluateParted),
     cohorts="one", knowledge=no_groups,
 )  # fmt: skip

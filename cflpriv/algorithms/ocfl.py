@@ -41,7 +41,7 @@ from ..tasks.training import Train
 from ..types import Array, Clustering, Parts
 from .fedavg import Weights, average_within
 from .flexcfl import PlaceByCosine
-from .interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
+from .interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue, Served
 from .one_shot import with_late
 from .shared.attempts import try_mean
 from .shared.checks import at_least
@@ -115,7 +115,7 @@ class ClusterByTemperature:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class OcflState:
     """One model, or after the clustering one a cluster, and who is in which.
 
     `last`: what clients hold of the last round's updates, before the clustering. `fired_at` and `compared`: the model that the deciding
@@ -157,11 +157,11 @@ def ocfl(
     )  # fmt: skip
 
 
-def _init(settings: OcflSettings, federation: Federation) -> State:
-    return State((Shared(settings.train.model.init(settings.seed)),))
+def _init(settings: OcflSettings, federation: Federation) -> OcflState:
+    return OcflState((Shared(settings.train.model.init(settings.seed)),))
 
 
-def _round(settings: OcflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: OcflSettings, federation: Federation, state: OcflState) -> tuple[OcflState, RoundRecord]:
     """A round of FedAvg, before the clustering with everybody and a look at the temperature, after it inside clusters."""
     if state.clustering is not None:
         models, record = average_within(federation, state.models, state.clustering, settings.train, settings.weights)
@@ -178,7 +178,7 @@ def _round(settings: OcflSettings, federation: Federation, state: State) -> tupl
     return replace(state, models=models, last=None if state.clustering else held), record
 
 
-def _looked(settings: OcflSettings, federation: Federation, state: State, held: Held) -> tuple[State, dict[str, Any]]:
+def _looked(settings: OcflSettings, federation: Federation, state: OcflState, held: Held) -> tuple[OcflState, dict[str, Any]]:
     """Whether the temperature of these updates is above that of the last ones, and if so the clusters."""
     both = () if state.last is None else tuple(client for client in held.clients if client in state.last.clients)
     if len(both) < 2 or state.last is None:
@@ -195,12 +195,14 @@ def _looked(settings: OcflSettings, federation: Federation, state: State, held: 
     return replace(state, clustering=clustering, fired_at=state.models[0], compared=rows, evidence=found), notes
 
 
-def _serve(settings: OcflSettings, state: State) -> Served:
+def _serve(settings: OcflSettings, state: OcflState) -> Served:
     model = state.models[0] if state.clustering is None else list(state.models)
     return Served(Evaluate(settings.train.model), {"model": model}, state.clustering)
 
 
-def _admit(settings: OcflSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: OcflSettings, federation: Federation, state: OcflState, newcomers: Sequence[int]
+) -> tuple[OcflState, Mapping[str, Any]]:
     if state.clustering is None or state.fired_at is None or state.compared is None:
         return state, {}
     held = federation.compute(settings.train.at(federation.round), {"model": state.fired_at}, on=newcomers)["update"]
@@ -210,7 +212,7 @@ def _admit(settings: OcflSettings, federation: Federation, state: State, newcome
     return replace(state, clustering=with_late(state.clustering.extended(rows.clients, labels), newcomers)), {"joined": labels}
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(state: OcflState) -> Mapping[str, Any]:
     """Whether there are clear clusters is not known before the first round."""
     described = {"clustering": state.clustering, "evidence": state.evidence, "rule": "HDBSCAN in the first round whose temperature rises"}
     return described if state.clustering is None and state.last is None else {**described, "clear": state.clustering is not None}
@@ -222,7 +224,7 @@ def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
 
 OCFL = AlgorithmSpec(
     "ocfl", ocfl, "FedAvg until updates point apart, then one clustering by density of cosines (Zuziak et al. 2025)",
-    states=(State,), tasks=(Beside,), functions=(ClusterByTemperature, PlaceByCosine),
-    compared=lambda given: Compared(ROWS), never_clusters=_never_clusters,
+    states=(OcflState,), tasks=(Beside,), functions=(ClusterByTemperature, PlaceByCosine),
+    compared=lambda given: ComparedValue(ROWS), never_clusters=_never_clusters,
     knowledge=lambda given: f"a density, min_cluster_size = {given.get('min_cluster_size', 3)}",
 )  # fmt: skip

@@ -103,7 +103,7 @@ def with_late(clustering: Clustering, clients: Sequence[int]) -> Clustering:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class OneShotState:
     """Cluster models, who is in which, and the updates of the one shot, still with their owners."""
 
     models: tuple[Shared, ...]
@@ -126,7 +126,7 @@ def one_shot(
     erm = replace(train, epochs=local_epochs)
     initial = Shared(train.model.init(seed))
 
-    def init(federation: Federation) -> State:
+    def init(federation: Federation) -> OneShotState:
         enough_clients(k, len(federation.clients))
         held = federation.compute(erm, {"model": initial})["update"]
         released = federation.gram(held, then=ClusterByMeans(min(k, len(held.clients)), starts, seed))
@@ -134,22 +134,22 @@ def one_shot(
         clustering = with_late(clustering, federation.clients)
         means = try_mean(federation, held, weights, clustering, k)  # over those who have an update
         models = moved(federation, (initial,) * k, means, "update", clustering, clustering.clients)
-        return State(models, clustering, held, released.evidence)
+        return OneShotState(models, clustering, held, released.evidence)
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: OneShotState) -> tuple[OneShotState, RoundRecord]:
         models, record = average_within(federation, state.models, state.clustering, train, weights)
         return replace(state, models=models), record
 
-    def serve(state: State) -> Served:
+    def serve(state: OneShotState) -> Served:
         return Served(Evaluate(train.model), {"model": list(state.models)}, state.clustering)
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    def admit(federation: Federation, state: OneShotState, newcomers: Sequence[int]) -> tuple[OneShotState, Mapping[str, Any]]:
         held = federation.compute(erm, {"model": initial}, on=newcomers)["update"]
         released = federation.gram(held, then=PlaceByMeans(), against=state.updates)
         labels = [int(label) for label in released.result["labels"]]
         return replace(state, clustering=with_late(state.clustering.extended(held.clients, labels), newcomers)), {"joined": labels}
 
-    def describe(state: State) -> Mapping[str, Any]:
+    def describe(state: OneShotState) -> Mapping[str, Any]:
         return {"clustering": state.clustering, "evidence": state.evidence, "rule": f"k = {k}"}
 
     return Algorithm("one_shot", ("gram", "mean"), init, round, serve, admit, describe, public_groups=k > 1)
@@ -157,6 +157,6 @@ def one_shot(
 
 ONE_SHOT = AlgorithmSpec(
     "one_shot", one_shot, "k-means on local models once, then FedAvg in each cluster (Ghosh et al. 2019)",
-    states=(State,), functions=(ClusterByMeans, PlaceByMeans),
+    states=(OneShotState,), functions=(ClusterByMeans, PlaceByMeans),
     knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
 )  # fmt: skip

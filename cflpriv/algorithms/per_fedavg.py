@@ -26,7 +26,7 @@ from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate, EvaluateUsed
 from ..tasks.training import Gradient, Train
 from ..types import Array
-from .fedavg import State, Weights, fedavg
+from .fedavg import FedAvgState, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .shared.checks import finite
 
@@ -87,7 +87,7 @@ def per_fedavg(
         raise InputError("training.epochs: 1 full batch makes no pair for algorithm.alpha; 2 epochs at least, or smaller batches")
     shared = fedavg(replace(train, maml_lr=alpha, lr=beta or train.lr), weights=weights, seed=seed)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedAvgState) -> Served:
         return Served(EvaluateAdapted(train.model, alpha, train.on_divergence), {"model": state.model})
 
     return replace(shared, name="per_fedavg", serve=serve)
@@ -95,6 +95,6 @@ def per_fedavg(
 
 PER_FEDAVG = AlgorithmSpec(
     "per_fedavg", per_fedavg, "one model made to be a good start for a step on one's own data, first-order MAML (Fallah et al. 2020)",
-    states=(State,), tasks=(EvaluateAdapted,), sample_releases=updates_only,
+    states=(FedAvgState,), tasks=(EvaluateAdapted,), sample_releases=updates_only,
     cohorts="one", knowledge=no_groups,
 )  # fmt: skip

@@ -89,7 +89,7 @@ Stage = Literal["centre", "moments", "cells", "centres", "train"]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class PrivateClustersState:
     """Models of the clusters, those `before` the last round of training (k or none), and what sums have shown so far, all public.
 
     `stage` is what the next sum is for, `done` the number of sums of that stage taken, `total` their sum. `noise` is the sum of squares
@@ -138,7 +138,7 @@ class PrivateClustersSettings:
     draws: int
     seed: int
 
-    def deviation(self, state: State) -> float:
+    def deviation(self, state: PrivateClustersState) -> float:
         """The deviation of the noise in a sum of the state's stage, in lengths of what finds clusters in a contribution."""
         return state.deviation / float(np.sqrt(1 - self.update_part[state.stage]))
 
@@ -193,12 +193,14 @@ def private_clusters(
     )  # fmt: skip
 
 
-def _init(settings: PrivateClustersSettings, federation: Federation) -> State:
-    state = State((Shared(settings.train.model.init(settings.seed)),))
+def _init(settings: PrivateClustersSettings, federation: Federation) -> PrivateClustersState:
+    state = PrivateClustersState((Shared(settings.train.model.init(settings.seed)),))
     return _alike(state, {"rule": "k = 1", "clear": True}) if settings.k == 1 else state
 
 
-def _round(settings: PrivateClustersSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(
+    settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState
+) -> tuple[PrivateClustersState, RoundRecord]:
     cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
     step = _trained if state.stage == "train" else _found
     return step(settings, federation, state, cohort)
@@ -207,7 +209,9 @@ def _round(settings: PrivateClustersSettings, federation: Federation, state: Sta
 # --- finding the clusters: one sum a round
 
 
-def _found(settings: PrivateClustersSettings, federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, RoundRecord]:
+def _found(
+    settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState, cohort: Sequence[int]
+) -> tuple[PrivateClustersState, RoundRecord]:
     """One sum, and what follows from it."""
     stage, k, model = state.stage, len(state.models), settings.train.model
     start = {"start": Shared(model.init(settings.seed))}
@@ -242,7 +246,7 @@ def _found(settings: PrivateClustersSettings, federation: Federation, state: Sta
     return state, RoundRecord(federation.round, tuple(cohort), None, notes)
 
 
-def _share(settings: PrivateClustersSettings, state: State) -> tuple[Any, Mapping[str, Parameter]]:
+def _share(settings: PrivateClustersSettings, state: PrivateClustersState) -> tuple[Any, Mapping[str, Parameter]]:
     """What clients contribute next, and what they are sent for it."""
     if state.stage == "centre":
         return settings.task(CentreShare), {}
@@ -255,14 +259,14 @@ def _share(settings: PrivateClustersSettings, state: State) -> tuple[Any, Mappin
     return settings.task(ClusterShare, k=len(state.models)), {"centre": _there(state.centre), "radius": np.array(_radius(state))}
 
 
-def _choosing(state: State) -> dict[str, Parameter]:
+def _choosing(state: PrivateClustersState) -> dict[str, Parameter]:
     """What clients choose their cluster by: rows of short vectors before the first sum of clusters, then of whole ones."""
     short = state.stage == "centres" and state.done == 0
     centre = state.short_centre if short else state.centre
     return {"centre": _there(centre), "rows": _there(state.rows), "offsets": _there(state.offsets)}
 
 
-def _radius(state: State) -> float:
+def _radius(state: PrivateClustersState) -> float:
     """What a whole vector is from its centre, about: a product of two halves is √½ of the product of their lengths, and they are longer."""
     return min(1.0, float(np.sqrt(np.sqrt(2) * state.length)))
 
@@ -273,13 +277,13 @@ def _there(array: Array | None) -> Array:
     return array
 
 
-def _centred(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+def _centred(settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState) -> PrivateClustersState:
     size, r = settings.vectors.size, settings.vectors.moment_size
     both = _there(state.total) / state.seen / np.sqrt(0.5)
     return replace(state, stage="moments", done=0, total=None, centre=both[:size], short_centre=both[size : size + r])
 
 
-def _directed(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+def _directed(settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState) -> PrivateClustersState:
     """After the last sum of moments: directions in which clients differ, and cells to choose from."""
     if state.done < settings.sums["moments"]:
         return state
@@ -301,7 +305,7 @@ def _directed(settings: PrivateClustersSettings, federation: Federation, state: 
     )  # fmt: skip
 
 
-def _partitioned(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+def _partitioned(settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState) -> PrivateClustersState:
     """After each sum of cells: the cells moved; after the last, the clusters."""
     before, variances, deviation = _there(state.cells), _there(state.variances), settings.deviation(state)
     counts, residuals, squares = cells_of(_there(state.total), *before.shape)
@@ -326,7 +330,7 @@ def _partitioned(settings: PrivateClustersSettings, federation: Federation, stat
     )  # fmt: skip
 
 
-def _sharpened(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+def _sharpened(settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState) -> PrivateClustersState:
     """After each sum of clusters: their centres from all such sums, and scores without what noise adds to the centres' lengths."""
     counts, sums = clusters_of(_there(state.total), len(state.models))
     counts = np.maximum(counts, SMALLEST_SIZE * state.done * state.seen)
@@ -337,7 +341,7 @@ def _sharpened(settings: PrivateClustersSettings, federation: Federation, state:
     return replace(state, stage="train", done=0, total=None) if state.done == settings.sums["centres"] else state
 
 
-def _alike(state: State, notes: Mapping[str, Any]) -> State:
+def _alike(state: PrivateClustersState, notes: Mapping[str, Any]) -> PrivateClustersState:
     """One model for all from now on."""
     return replace(state, stage="train", done=0, total=None, cells=None, basis=None, variances=None, models=state.models[:1], notes=notes)
 
@@ -345,7 +349,9 @@ def _alike(state: State, notes: Mapping[str, Any]) -> State:
 # --- training
 
 
-def _trained(settings: PrivateClustersSettings, federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, RoundRecord]:
+def _trained(
+    settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState, cohort: Sequence[int]
+) -> tuple[PrivateClustersState, RoundRecord]:
     """One round of FedAvg in all clusters, by one sum of blocks."""
     k, train = len(state.models), settings.train.at(federation.round)
     if k == 1:
@@ -367,7 +373,7 @@ def _trained(settings: PrivateClustersSettings, federation: Federation, state: S
     return replace(state, models=models, before=state.models), record
 
 
-def _serve(settings: PrivateClustersSettings, state: State) -> Served:
+def _serve(settings: PrivateClustersSettings, state: PrivateClustersState) -> Served:
     models = [(old + new) * 0.5 for old, new in zip(state.before, state.models, strict=True)] if state.before else list(state.models)
     if len(models) == 1 or state.sizes is None:
         return Served(Evaluate(settings.train.model), {"model": models[0]})
@@ -375,7 +381,7 @@ def _serve(settings: PrivateClustersSettings, state: State) -> Served:
     return Served(EvaluateChosen(settings.task(ChooseCluster)), {"model": models, "start": start, **_choosing(state)})
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(state: PrivateClustersState) -> Mapping[str, Any]:
     return {"k": len(state.models), **state.notes}
 
 
@@ -401,7 +407,7 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 PRIVATE_CLUSTERS = AlgorithmSpec(
     "private_clusters", private_clusters,
     "clusters from noisy sums over all clients and choices that stay with them, for client-level privacy; then FedAvg in each",
-    states=(State,),
+    states=(PrivateClustersState,),
     tasks=(CellShare, CentreShare, ChooseCluster, ClusterShare, EvaluateChosen, MomentShare, TrainInBlock, WithUpdate),
     sample_refused="its sums have a private form for whole clients only (privacy.unit = 'client')",
     defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,

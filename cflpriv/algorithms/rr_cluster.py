@@ -47,7 +47,7 @@ __all__ = ["rebalancing", "rr_cluster"]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class RrClusterState:
     """Models of the clusters, and the noisy shares (k,) of the clients that chose each in the last round; None before the first."""
 
     models: tuple[Shared, ...]
@@ -108,13 +108,13 @@ def rr_cluster(
     )  # fmt: skip
 
 
-def _init(settings: RRClusterSettings, federation: Federation) -> State:
+def _init(settings: RRClusterSettings, federation: Federation) -> RrClusterState:
     k = settings.k
     enough_clients(k, len(federation.clients))
-    return State(tuple(Shared(settings.train.model.init(settings.seed, j)) for j in range(k)))
+    return RrClusterState(tuple(Shared(settings.train.model.init(settings.seed, j)) for j in range(k)))
 
 
-def _round(settings: RRClusterSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: RRClusterSettings, federation: Federation, state: RrClusterState) -> tuple[RrClusterState, RoundRecord]:
     k, train = settings.k, settings.train.at(federation.round)
     cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
     smallest, moves = smallest_of(settings.smallest, k, len(cohort)), np.eye(k)
@@ -132,7 +132,7 @@ def _round(settings: RRClusterSettings, federation: Federation, state: State) ->
         "sizes": [float(size) for size in sizes], "moved": float(1 - _staying(total.shares, moves)), "unchanged_clusters": [],
         "clipped_clients": total.clipped,
     }  # fmt: skip
-    after = State(moved_by(state.models, total.sums, sizes), total.shares)
+    after = RrClusterState(moved_by(state.models, total.sums, sizes), total.shares)
     return after, RoundRecord(federation.round, tuple(cohort), None, notes)
 
 
@@ -141,18 +141,18 @@ def _staying(shares: Array, moves: Array) -> float:
     return float(shares @ np.diag(moves))
 
 
-def _serve(settings: RRClusterSettings, state: State) -> Served:
+def _serve(settings: RRClusterSettings, state: RrClusterState) -> Served:
     return serve_lowest(settings.train.model, state.models)
 
 
-def _describe(settings: RRClusterSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: RRClusterSettings, state: RrClusterState) -> Mapping[str, Any]:
     return {"k": settings.k, "rule": f"k = {settings.k}"}
 
 
 RR_CLUSTER = AlgorithmSpec(
     "rr_cluster", rr_cluster,
     "IFCA by one noisy sum a round, with random moves into small clusters, for client-level privacy (our reading of Yang et al. 2025)",
-    states=(State,), tasks=(ChooseAndMove, EvaluateLowest, TrainInBlock),
+    states=(RrClusterState,), tasks=(ChooseAndMove, EvaluateLowest, TrainInBlock),
     sample_refused="its sums have a private form for whole clients only (privacy.unit = 'client')",
     cohorts="one", defaults=norm_of_clip, knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
 )  # fmt: skip

@@ -97,7 +97,7 @@ def _own(given: TaskInput) -> Array | None:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class ScaffoldState:
     """The model θ and the control c; the round of each client's last change in c; of how many clients c is the mean; what each weighs."""
 
     model: Shared
@@ -123,11 +123,11 @@ def scaffold(
     if not (global_lr > 0 and np.isfinite(global_lr)):
         raise InputError(f"algorithm.global_lr: {global_lr} is not a finite number above 0")
 
-    def init(federation: Federation) -> State:
+    def init(federation: Federation) -> ScaffoldState:
         start = train.model.init(seed)
-        return State(Shared(start), Shared(np.zeros_like(start)))
+        return ScaffoldState(Shared(start), Shared(np.zeros_like(start)))
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: ScaffoldState) -> tuple[ScaffoldState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         counted = len({*federation.clients, *state.summed})
         if state.counted != counted:
@@ -153,10 +153,10 @@ def scaffold(
                 state = replace(state, control=federation.fold(control, on=held.clients[0]), summed=last, each=each)
         return state, RoundRecord(federation.round, cohort, None, {**mean_notes((mean,)), "control_moved": moved})
 
-    def serve(state: State) -> Served:
+    def serve(state: ScaffoldState) -> Served:
         return Served(Evaluate(train.model), {"model": state.model})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
+    def admit(federation: Federation, state: ScaffoldState, newcomers: Sequence[int]) -> tuple[ScaffoldState, Mapping[str, object]]:
         return state, {}
 
     return Algorithm("scaffold", ("mean",), init, round, serve, admit)
@@ -164,7 +164,7 @@ def scaffold(
 
 SCAFFOLD = AlgorithmSpec(
     "scaffold", scaffold, "FedAvg with control variates against client drift (Karimireddy et al. 2020)",
-    states=(State,), tasks=(TrainControlled,), sample_refused="its control variates are made of un-noised gradients",
+    states=(ScaffoldState,), tasks=(TrainControlled,), sample_refused="its control variates are made of un-noised gradients",
     client_refused="what is clipped off a client's control, and the noise, would stay in the common control for good",
     knowledge=no_groups,
 )  # fmt: skip

@@ -5,10 +5,10 @@ once; a step finds its own by a counter that lives there, and changes parameters
 and gives nothing to it, so one captured step, replayed, is an epoch. Captured steps are kept: their buffers take the next chunk, and the
 next round, of the same shapes.
 
-Privacy noise is drawn on the host, from each client's cryptographic source, and copied to a buffer that the step reads (`Noise`).
+Privacy noise is drawn on the host, from each client's cryptographic source, and copied to a buffer that the step reads (`NoiseBuffer`).
 
 Clients with fewer batches than others stay in the stack until only one of `HOLD` has any left, since each size of a stack would need a
-program of its own. Their further batches are empty; what they had after their last one is kept beside (`Plan.last`).
+program of its own. Their further batches are empty; what they had after their last one is kept beside (`BatchPlan.last`).
 
 Every step may be captured. One is run step by step, over buffers of the same form, while its phases are too short to pay for a capture, and
 where the capture fails, which a warning reports. That may happen to a module of one's own under vmap, such as one that makes tensors from
@@ -32,7 +32,7 @@ from ..errors import CflprivWarning
 from .device import Device, sent
 from .sgd import Batch, Local, Options, Stack, Way, advance, draw
 
-__all__ = ["Noise", "Plan", "Program", "capture", "planned", "release", "steps_by_plan"]
+__all__ = ["BatchPlan", "NoiseBuffer", "Program", "capture", "planned", "release", "steps_by_plan"]
 
 FEWEST_STEPS = 20
 """Steps of the same shapes, over all rounds, before they are captured: a capture costs several steps (and, before torch 2.9 or so, a pass
@@ -51,7 +51,7 @@ _SEEN: Counter[Hashable] = Counter()
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class BatchPlan:
     """All batches of a phase, padded to the longest of all: rows and weights as in `Batch`, with a leading axis for the batch's number.
 
     `last` (S, C) marks each client's last batch; None where all clients have all batches.
@@ -62,7 +62,7 @@ class Plan:
     last: Tensor | None = None
 
 
-def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, stride: int, device: Device) -> Plan:
+def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, stride: int, device: Device) -> BatchPlan:
     """The batches numbered `span`, sent to the device in one piece.
 
     Poisson batches have room for as many samples as they hardly ever exceed, so that the next round's are of the same shape.
@@ -78,7 +78,7 @@ def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, strid
     divisors = np.array([[one.expected] for one in clients])
     weights = inside / np.where(divisors > 0, divisors, np.maximum(1, sizes))[:, :, None]
     ordered = rows.transpose(1, 2, 0) if way.images else rows.transpose(1, 0, 2)
-    return Plan(
+    return BatchPlan(
         sent(torch.from_numpy(np.ascontiguousarray(ordered)), device),
         sent(torch.from_numpy(np.ascontiguousarray(weights.transpose(1, 0, 2))), device, stack.x.dtype),
         _last(clients, span, stride, device),
@@ -93,7 +93,7 @@ def _last(clients: Sequence[Local], span: range, stride: int, device: Device) ->
     return sent(torch.from_numpy(ends[None, :] == np.array(span)[:, None]), device)
 
 
-class Noise:
+class NoiseBuffer:
     """The noise of the next step: the buffer `there` (batches, C, d) float64, which the step reads and uses up.
 
     On a CUDA device it is drawn into one of two pinned buffers in turn and copied by a copy that the host does not wait for. The rule about
@@ -126,7 +126,7 @@ class Noise:
 class Program:
     """The step of a stack, over buffers that stay where they are; `graph` is the captured step, if there is one."""
 
-    def __init__(self, way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -> None:
+    def __init__(self, way: Way, stack: Stack, plan: BatchPlan, options: Options, device: Device) -> None:
         self.way, self.stack, self.plan, self.options, self.device = way, stack, plan, options, device
         self.at = torch.zeros(1, dtype=torch.int64, device=stack.x.device)
         # the fused update takes a rate from the device in float32 only; a rate of more digits is a part of the step
@@ -134,10 +134,10 @@ class Program:
         self.graph: Any = None
         self.steps = len(plan.rows)
         self.ended = [torch.zeros_like(one) for one in stack.parameters] if plan.last is not None else []
-        self.noise: Noise | None = None
+        self.noise: NoiseBuffer | None = None
         if options.grid:
             dimension = sum(one[0].numel() for one in stack.parameters)
-            self.noise = Noise(options.stride, len(stack.parameters[0]), dimension, device)
+            self.noise = NoiseBuffer(options.stride, len(stack.parameters[0]), dimension, device)
 
     def run(self, clients: Sequence[Local], span: range) -> None:
         """The steps on the batches numbered `span`, which are the plan's: replayed, or step by step where none is captured."""
@@ -159,7 +159,7 @@ class Program:
             for kept, now in zip(self.ended, self.stack.parameters, strict=True):
                 torch.where(_column(last, now), now, kept, out=kept)
 
-    def load(self, stack: Stack, plan: Plan, lr: float) -> None:
+    def load(self, stack: Stack, plan: BatchPlan, lr: float) -> None:
         """Take a stack's values and a plan of the shapes that this was made for, or fewer samples and batches."""
         for kept, given in zip(_tensors(self.stack, self.plan), _tensors(stack, plan), strict=True):
             kept[: len(given)].copy_(given) if given.dim() else kept.copy_(given)
@@ -260,7 +260,7 @@ def _pool() -> Any:
     return torch.cuda.graph_pool_handle()
 
 
-def _made(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -> Program:
+def _made(way: Way, stack: Stack, plan: BatchPlan, options: Options, device: Device) -> Program:
     """A program with buffers of its own, captured where there is a CUDA device. Samples and batches have room for a few more."""
     samples, batches = _room(len(stack.x)), _room(len(plan.rows))
     own = Stack(
@@ -268,7 +268,7 @@ def _made(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) 
         [_zeros(moment) for moment in stack.moments], torch.zeros_like(stack.count), stack.anchors and _zeros(stack.anchors),
         stack.correction and _zeros(stack.correction), None if stack.prototypes is None else torch.zeros_like(stack.prototypes),
     )  # fmt: skip
-    room = Plan(
+    room = BatchPlan(
         plan.rows.new_zeros(batches, *plan.rows.shape[1:]), plan.weights.new_zeros(batches, *plan.weights.shape[1:]),
         None if plan.last is None else plan.last.new_zeros(batches, *plan.last.shape[1:]),
     )  # fmt: skip
@@ -289,7 +289,7 @@ def _zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(one, memory_format=torch.contiguous_format) for one in tensors]
 
 
-def _tensors(stack: Stack, plan: Plan) -> Iterator[Tensor]:
+def _tensors(stack: Stack, plan: BatchPlan) -> Iterator[Tensor]:
     """Everything that a step reads or changes, in one order."""
     yield from (stack.x, stack.y, plan.rows, plan.weights, stack.count, *stack.parameters)
     for moment in stack.moments:
@@ -298,7 +298,7 @@ def _tensors(stack: Stack, plan: Plan) -> Iterator[Tensor]:
     yield from (*(stack.anchors or ()), *(stack.correction or ()), *(() if stack.prototypes is None else (stack.prototypes,)))
 
 
-def _key(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -> Hashable:
+def _key(way: Way, stack: Stack, plan: BatchPlan, options: Options, device: Device) -> Hashable:
     """What one captured step serves: the same network, options and shapes, with room for the samples and batches."""
     rated = options if stack.x.dtype == torch.float64 else replace(options, lr=0.0)
     shapes = tuple(tuple(one.shape[1:]) for one in (stack.x, plan.rows, plan.weights))

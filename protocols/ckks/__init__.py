@@ -40,8 +40,8 @@ from .holder import KeyHolder
 from .messages import Setup
 from .parameters import PARAMETERS, SYMMETRIC_PARAMETERS, Packing, Parameters, error_std, plan, release_grid, release_std
 from .seal import arithmetic
-from .server import Server, landmarks_of
-from .workers import Workers
+from .server import CkksServer, landmarks_of
+from .workers import CkksWorkers
 
 __all__ = [
     "PARAMETERS",
@@ -54,9 +54,9 @@ __all__ = [
     "Parameters",
     "RemoteError",
     "Roster",
-    "Server",
+    "CkksServer",
     "Setup",
-    "Workers",
+    "CkksWorkers",
     "arithmetic",
     "encrypt",
     "error_std",

@@ -43,11 +43,11 @@ Unaudited research code.
 from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, TooFewClients
 from ..keys import Identity, Roster
 from .member import Member
-from .messages import Terms, decode_member, decode_server, make_terms, needed
+from .messages import GroupTerms, decode_member, decode_server, make_terms, needed
 from .ratchet import NUMBERS, Ratchet
-from .server import Server
+from .server import GroupServer
 from .simulation import STAGES, agree_all, hand_over
-from .states import MEMBER, SERVER, MemberStage, ServerStage, diagram
+from .states import MEMBER, SERVER, GroupServerStage, MemberStage, diagram
 
 __all__ = [
     "MEMBER",
@@ -63,9 +63,9 @@ __all__ = [
     "RemoteError",
     "Ratchet",
     "Roster",
-    "Server",
-    "ServerStage",
-    "Terms",
+    "GroupServer",
+    "GroupServerStage",
+    "GroupTerms",
     "TooFewClients",
     "agree_all",
     "decode_member",

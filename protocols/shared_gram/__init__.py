@@ -31,6 +31,6 @@ Unaudited research code.
 from .contributing import check_contribution, digest_of
 from .depositing import deposit
 from .share_holder import ShareHolder
-from .terms import LEAD, Terms, checked_keys, deliveries, gathered
+from .terms import LEAD, GramTerms, checked_keys, deliveries, gathered
 
-__all__ = ["LEAD", "ShareHolder", "Terms", "check_contribution", "checked_keys", "deliveries", "deposit", "digest_of", "gathered"]
+__all__ = ["LEAD", "GramTerms", "ShareHolder", "check_contribution", "checked_keys", "deliveries", "deposit", "digest_of", "gathered"]

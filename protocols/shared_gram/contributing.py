@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import MalformedMessage, RemoteError
 from ..keys import Identity, Roster, frame, sign, verify_key
 from .prime_field import PRIME, Elements
-from .terms import LABEL, Contribution, Delivery, Terms, decode, encode
+from .terms import LABEL, Delivery, GramContribution, GramTerms, decode, encode
 
 __all__ = ["check_contribution", "contributed", "contribution", "deposit_digest", "digest_of", "statement_of"]
 
@@ -22,14 +22,14 @@ def deposit_digest(ephemeral: bytes, digests: tuple[bytes, ...]) -> bytes:
     return sha256(frame("deposit", ephemeral, *digests)).digest()
 
 
-def digest_of(delivery: bytes, terms: Terms) -> bytes:
+def digest_of(delivery: bytes, terms: GramTerms) -> bytes:
     """The digest of the deposit that a delivery is of. Raises `MalformedMessage`."""
     message = decode(delivery, Delivery, terms)
     return deposit_digest(message.ephemeral, message.digests)
 
 
 def statement_of(
-    terms: Terms, keys: bytes, clients: Sequence[int], new: int, contributors: Sequence[int], deposits: Mapping[int, bytes]
+    terms: GramTerms, keys: bytes, clients: Sequence[int], new: int, contributors: Sequence[int], deposits: Mapping[int, bytes]
 ) -> bytes:  # fmt: skip
     """What all contributors state: the epoch, its keys, the list of clients of which the last `new` are new, and their `deposits` (digests
     by client)."""
@@ -38,19 +38,19 @@ def statement_of(
     return sha256(frame(LABEL + "statement", terms.digest, sha256(keys).digest(), *lists, *each)).digest()
 
 
-def contribution(terms: Terms, identity: Identity, holder: int, statement: bytes, masked: Elements) -> bytes:
+def contribution(terms: GramTerms, identity: Identity, holder: int, statement: bytes, masked: Elements) -> bytes:
     """A holder's signed contribution of its masked products."""
     values = masked.astype("<u8").tobytes()
-    return encode(Contribution(terms.digest, holder, statement, values, sign(identity, *_signed(terms, holder, statement, values))))
+    return encode(GramContribution(terms.digest, holder, statement, values, sign(identity, *_signed(terms, holder, statement, values))))
 
 
-def contributed(data: bytes, terms: Terms, roster: Roster, statement: bytes, shape: tuple[int, int]) -> tuple[int, Elements]:
+def contributed(data: bytes, terms: GramTerms, roster: Roster, statement: bytes, shape: tuple[int, int]) -> tuple[int, Elements]:
     """The holder of a contribution and its masked products, of this shape.
 
     Raises:
         RemoteError: "malformed", "bad-signature", "other-contribution" for one to another statement.
     """
-    one = decode(data, Contribution, terms)
+    one = decode(data, GramContribution, terms)
     if one.holder >= len(roster.holders):
         raise MalformedMessage
     verify_key(roster.holders[one.holder], one.holder, one.signature, *_signed(terms, one.holder, one.statement, one.values))
@@ -65,7 +65,7 @@ def contributed(data: bytes, terms: Terms, roster: Roster, statement: bytes, sha
 
 
 def check_contribution(
-    data: bytes, terms: Terms, keys: bytes, roster: Roster, holder: int, clients: Sequence[int], new: int, contributors: Sequence[int],
+    data: bytes, terms: GramTerms, keys: bytes, roster: Roster, holder: int, clients: Sequence[int], new: int, contributors: Sequence[int],
     deposits: Mapping[int, bytes],
 ) -> None:  # fmt: skip
     """Check the contribution of a holder that was asked for these lists, for a server, which can ask another one in its place.
@@ -77,7 +77,7 @@ def check_contribution(
         raise RemoteError("other-contribution")
 
 
-def _signed(terms: Terms, holder: int, statement: bytes, values: bytes) -> tuple[str, bytes, bytes, bytes, bytes]:
+def _signed(terms: GramTerms, holder: int, statement: bytes, values: bytes) -> tuple[str, bytes, bytes, bytes, bytes]:
     return LABEL + "contribution", terms.digest, pair(holder, 0), statement, sha256(values).digest()
 
 

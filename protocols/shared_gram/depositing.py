@@ -9,7 +9,7 @@ from ..entropy import Entropy, derive, system_entropy
 from ..errors import LocalError
 from ..keys import Identity, Roster, agree, frame, public_key, seal, sign
 from .prime_field import Elements, of_integers, plus, times, uniform
-from .terms import LABEL, Deposit, Terms, checked_keys, encode, signed_deposit
+from .terms import LABEL, Deposit, GramTerms, checked_keys, encode, signed_deposit
 
 __all__ = ["box_binding", "deposit", "shares"]
 
@@ -31,11 +31,12 @@ def shares(values: Elements, points: tuple[int, ...], colluding: int, key: bytes
 
 
 def deposit(
-    terms: Terms, keys: bytes, roster: Roster, identity: Identity, rows: npt.NDArray[np.floating], *, entropy: Entropy = system_entropy
+    terms: GramTerms, keys: bytes, roster: Roster, identity: Identity, rows: npt.NDArray[np.floating], *, entropy: Entropy = system_entropy
 ) -> bytes:
     """A client's upload: a sealed share of `rows` (p, d) for each holder whose key is among the announced `keys`.
 
-    Guarantee: the server and any `Terms.colluding` of the holders learn nothing of the rows from it. Reveals: that the client takes part.
+    Guarantee: the server and any `GramTerms.colluding` of the holders learn nothing of the rows from it.
+    Reveals: that the client takes part.
     Source: Shamir 1979; X25519 and AES-256-GCM as in `keys`, under an ephemeral key.
 
     Raises:
@@ -62,7 +63,7 @@ def deposit(
     return encode(Deposit(terms.digest, identity.client, ephemeral, tuple(boxes), signature))
 
 
-def box_binding(terms: Terms, keys: bytes, client: int, holder: int) -> bytes:
+def box_binding(terms: GramTerms, keys: bytes, client: int, holder: int) -> bytes:
     """What a sealed share is bound to: the epoch, its keys, whose it is and whom it is for."""
     parties = client.to_bytes(8, "big"), holder.to_bytes(8, "big")
     return frame(LABEL + "box", terms.digest, sha256(keys).digest(), *parties)

@@ -17,7 +17,7 @@ from ..uncopied import uncopied
 from .contributing import contributed, contribution, deposit_digest, pair, statement_of
 from .depositing import box_binding
 from .prime_field import PRIME, Elements, at_zero, matrix_product, minus, plus, signed, times, uniform
-from .terms import LABEL, LEAD, Delivery, Terms, announcement, check_deposit, checked_keys, decode
+from .terms import LABEL, LEAD, Delivery, GramTerms, announcement, check_deposit, checked_keys, decode
 
 __all__ = ["ShareHolder"]
 
@@ -40,16 +40,17 @@ class ShareHolder:
     """One holder's fresh key and its shares. The roster's first holder, the lead, opens the Gram matrix; the others contribute.
 
     Guarantee: it contributes to inner products of vectors that the roster's clients deposited by their signature, one deposit a client, and
-    to nothing else. A contribution is masked by the secrets of every pair of contributors, so the server and any `Terms.colluding` of the
-    holders, the lead among them or not, learn of what the others contribute the inner products and nothing else, also if they deviate: a
-    mask is made for one list of clients, deposits and contributors, so contributions for two lists never add up.
+    to nothing else. A contribution is masked by the secrets of every pair of contributors. So the server and any
+    `GramTerms.colluding` of the holders, the lead among them or not, learn of what the others contribute the inner products and nothing
+    else, also if they deviate: a mask is made for one list of clients, deposits and contributors, so contributions for two lists never
+    add up.
     Reveals: to the lead, the inner products. It trusts the contributors to compute rightly: one that does not changes the matrix.
     Source: Ben-Or, Goldwasser & Wigderson 1988, section 3 (products of Shamir shares are shares of degree 2t); masks as in Bonawitz et al.
     2017, section 4 (pairwise, sum zero).
     """
 
     def __init__(
-        self, terms: Terms, identity: Identity, roster: Roster, *, entropy: Entropy = system_entropy, saved: _State | None = None
+        self, terms: GramTerms, identity: Identity, roster: Roster, *, entropy: Entropy = system_entropy, saved: _State | None = None
     ) -> None:
         if terms.roster != roster.digest or terms.most_clients > len(roster.keys) or terms.holders != len(roster.holders):
             raise LocalError("wrong-roster")
@@ -74,7 +75,7 @@ class ShareHolder:
         return codec.encode(_State(self.terms.digest, self._seed, self._bundle, shares, tuple(sorted(self._used))))
 
     @classmethod
-    def from_bytes(cls, data: bytes, terms: Terms, identity: Identity, roster: Roster) -> "ShareHolder":
+    def from_bytes(cls, data: bytes, terms: GramTerms, identity: Identity, roster: Roster) -> "ShareHolder":
         """The machine that `to_bytes` wrote, to be given the same terms. Raises `MalformedMessage` for another's."""
         saved = codec.decode(data, _State, _LARGEST_STATE_BYTES)
         if saved.terms != terms.digest or any(len(share) != 8 * terms.p * terms.dimension for _, _, share in saved.shares):
@@ -149,7 +150,7 @@ class ShareHolder:
 
         Raises:
             RemoteError: "malformed" for a list with repetitions, "not-enrolled" for a client without a deposit, "bad-contributors" unless
-                exactly `Terms.contributors` holders of the epoch contribute, the lead and this one among them.
+                exactly `GramTerms.contributors` holders of the epoch contribute, the lead and this one among them.
         """
         with self._lock:
             statement, masked = self._masked(clients, new, contributors)

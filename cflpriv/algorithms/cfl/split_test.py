@@ -26,9 +26,9 @@ from ...tasks.fold_gradients import FoldGradients, fold_weights
 from ...types import Parts
 from ..shared.attempts import try_compute
 from ..shared.grouping import FindGroups, FoundGroups, JoinGroups, find_groups
-from .parameter_tree import Node
+from .parameter_tree import TreeNode
 
-__all__ = ["DRAWS", "HasHalves", "NeedsNoHalves", "SplitTest", "Tested"]
+__all__ = ["DRAWS", "HasHalves", "NeedsNoHalves", "SplitTest", "SplitTestResult"]
 
 DRAWS = 1999
 """Simulations for a test: enough for four tests of all clients at α = 0.01, and for two of a quarter of them."""
@@ -69,7 +69,7 @@ class NeedsNoHalves:
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class SplitTestResult:
     """What a test found, of clients that hold folds."""
 
     folds: Held
@@ -95,20 +95,20 @@ class SplitTest:
     folds: FoldGradients
     find: FindGroups
 
-    def level(self, node: Node, members: int, clients: int) -> float:
+    def level(self, node: TreeNode, members: int, clients: int) -> float:
         """The level of the next test of a cluster of so many of all clients; 0 where there is none."""
         level = self.find.alpha * 0.5 ** (node.tests + 1) * (members - 1) / max(1, clients - 1)
         return level if members >= LEAST_TESTED and level * (self.find.draws + 1) >= 1 else 0.0
 
-    def of(self, federation: Federation, on_divergence: str, model: Shared, members: Sequence[int], level: float) -> Tested | None:
+    def of(self, federation: Federation, on_divergence: str, model: Shared, members: Sequence[int], level: float) -> SplitTestResult | None:
         """Test the members at their cluster's model; None where too few of them have folds."""
         held = try_compute(federation, on_divergence, self.folds, {"model": model}, on=members)
         if held is None or len(held.clients) < LEAST_TESTED:
             return None
         folds = held["folds"]
-        return Tested(folds, find_groups(federation, folds, replace(self.find, alpha=level)), level)
+        return SplitTestResult(folds, find_groups(federation, folds, replace(self.find, alpha=level)), level)
 
-    def joined(self, federation: Federation, on_divergence: str, node: Node, clients: Sequence[int]) -> dict[int, int]:
+    def joined(self, federation: Federation, on_divergence: str, node: TreeNode, clients: Sequence[int]) -> dict[int, int]:
         """The side of a split that newcomers are nearest to, by their folds at the model that was split; none for those without folds."""
         assert node.updates is not None
         held = try_compute(federation, on_divergence, self.folds, {"model": node.model}, on=clients)

@@ -52,15 +52,15 @@ from ...tasks.halves import HALVES
 from ...tasks.training import Gradient, Train
 from ...types import Array
 from ..fedavg import Weights
-from ..interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
+from ..interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue, Served
 from ..shared.attempts import choices, mean_with_overall, try_mean
 from ..shared.checks import at_least, enough_clients, known
 from ..shared.choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, PickAndTrain, Spans, WithoutWork, parted, shared_spans
 from ..shared.grouping import ALPHA, DRAWS, FindGroups, check_test, find_groups
 from ..shared.steps import clustering_of, mean_notes, moved
-from .restarts import Done, Problem, Restart, State
+from .restarts import IfcaState, Problem, Restart, RestartRound
 
-__all__ = ["Problem", "Restart", "State", "alternate", "hypcluster", "ifca"]
+__all__ = ["Problem", "Restart", "IfcaState", "alternate", "hypcluster", "ifca"]
 
 
 @dataclass(frozen=True)
@@ -193,11 +193,11 @@ def alternate(
     )  # fmt: skip
 
 
-def _init(settings: IfcaSettings, federation: Federation) -> State:
+def _init(settings: IfcaSettings, federation: Federation) -> IfcaState:
     k, problem = settings.k, settings.problem
     if k is not None:
         enough_clients(k, len(federation.clients))
-        return State(
+        return IfcaState(
             tuple(_start(settings, [problem.start(restart * k + j) for j in range(k)], {}) for restart in range(settings.restarts))
         )
     assert settings.halves is not None
@@ -207,7 +207,7 @@ def _init(settings: IfcaSettings, federation: Federation) -> State:
     federation.close(held)
     starts = [[problem.start(restart)] * found.clustering.k for restart in range(settings.restarts)]
     first = dict(zip(found.clustering.clients, found.clustering.labels, strict=True))
-    return State(tuple(_start(settings, whole, first) for whole in starts), notes=found.notes, evidence=found.evidence)
+    return IfcaState(tuple(_start(settings, whole, first) for whole in starts), notes=found.notes, evidence=found.evidence)
 
 
 def _start(settings: IfcaSettings, whole: Sequence[Array], first: Mapping[int, int]) -> Restart:
@@ -218,7 +218,7 @@ def _start(settings: IfcaSettings, whole: Sequence[Array], first: Mapping[int, i
     return Restart(tuple(Shared(parted(one, settings.spans)[1]) for one in whole), Shared(joint), {}, first)
 
 
-def _round(settings: IfcaSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: IfcaSettings, federation: Federation, state: IfcaState) -> tuple[IfcaState, RoundRecord]:
     """One round of every restart on the same cohort, and which of them is best after it."""
     labelled, k = {**state.restarts[state.best].first, **state.restarts[state.best].labels}, len(state.restarts[state.best].models)
     strata = {client: labelled.get(client, k) for client in federation.clients}  # those without an estimate are one stratum
@@ -241,7 +241,7 @@ def _round(settings: IfcaSettings, federation: Federation, state: State) -> tupl
     return after, RoundRecord(federation.round, contributors, labels, notes)
 
 
-def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: tuple[int, ...], compared: bool) -> Done:
+def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: tuple[int, ...], compared: bool) -> RestartRound:
     """One round of one restart (Alg. 2, l. 4-17). If all training diverged (and is skipped), it keeps its models."""
     try:
         held, labels = _local_work(settings, federation, run, cohort)
@@ -250,7 +250,7 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
             raise
         k = len(run.models)
         notes = {"chosen": [0] * k, **mean_notes((None,) * k), "changed_identities": None, "sent_one_model": run.one_each(cohort)}
-        return Done(replace(run, loss=float("inf")), (), None, notes, error)
+        return RestartRound(replace(run, loss=float("inf")), (), None, notes, error)
     # labels of all clients met, for the sizes: that of a cluster is not that of its share of a round's cohort
     groups: Labels | Held = held["choice"] if labels is None else {**run.labels, **labels}
     one_each = run.one_each(cohort)
@@ -274,7 +274,7 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
         "changed_identities": None if labels is None else sum(not one for one in same.values()), "sent_one_model": one_each,
     }  # fmt: skip
     hidden = held["choice"] if labels is None else None
-    return Done(_counted(settings, after, same, federation.clients), clients, hidden, notes, failed)
+    return RestartRound(_counted(settings, after, same, federation.clients), clients, hidden, notes, failed)
 
 
 def _local_work(
@@ -336,12 +336,14 @@ def _estimates(settings: IfcaSettings, federation: Federation, run: Restart, cli
     return choices(federation, held["choice"], len(run.models)) or {}
 
 
-def _serve(settings: IfcaSettings, state: State) -> Served:
+def _serve(settings: IfcaSettings, state: IfcaState) -> Served:
     by: Literal["train", "test"] = "test" if settings.authors else "train"
     return Served(EvaluateLowest(settings.problem.losses, settings.problem.evaluate, by, settings.spans), state.restarts[state.best].params)
 
 
-def _admit(settings: IfcaSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: IfcaSettings, federation: Federation, state: IfcaState, newcomers: Sequence[int]
+) -> tuple[IfcaState, Mapping[str, Any]]:
     """Newcomers are served the model of lowest loss as everybody is; the server learns their estimates (where it learns any)."""
     run = state.restarts[state.best]
     labels = _estimates(settings, federation, run, newcomers)
@@ -350,7 +352,7 @@ def _admit(settings: IfcaSettings, federation: Federation, state: State, newcome
     return replace(state, restarts=tuple(kept)), {"joined": [labels[client] for client in sorted(labels)]}
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(state: IfcaState) -> Mapping[str, Any]:
     run = state.restarts[state.best]
     labels = {**run.first, **run.labels}
     if not labels:
@@ -386,8 +388,8 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 
 IFCA = AlgorithmSpec(
     "ifca", ifca, "clients pick the best of k models in every round (Ghosh et al. 2020)",
-    states=(State, Restart), tasks=(EvaluateLowest, FoldGradients, PickAndTrain, WithoutWork), functions=(FindGroups,),
-    sample_releases=_sample_releases, cohorts="labelled", compared=lambda given: Compared(HALVES, halves=True), defaults=_defaults,
+    states=(IfcaState, Restart), tasks=(EvaluateLowest, FoldGradients, PickAndTrain, WithoutWork), functions=(FindGroups,),
+    sample_releases=_sample_releases, cohorts="labelled", compared=lambda given: ComparedValue(HALVES, halves=True), defaults=_defaults,
     knowledge=_knowledge,
 )  # fmt: skip
 HYPCLUSTER = replace(IFCA, name="hypcluster", summary="another name for ifca (Mansour et al. 2020)")

@@ -52,7 +52,7 @@ from ..shared.checks import at_least, known
 from ..shared.steps import OrElse, clustering_of, mean_notes, moved
 from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, helps_most, score_notes, scored, stable_scores
 
-__all__ = ["FEWEST", "State", "pfedlia"]
+__all__ = ["FEWEST", "PfedliaState", "pfedlia"]
 
 WARM_UP, SHARE = 20, 5
 """The paper's rounds of warm-up: of 100, so one round of `SHARE`."""
@@ -61,7 +61,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class PfedliaState:
     """Before clustering one model, θ₀ in the making; then the groups' `models` and each group's `members`, and whose model is whose.
 
     `groups[z]` are the clients that model z is averaged over; `uses[client]` is the model that a client uses and trains. Groups overlap in
@@ -163,17 +163,17 @@ def pfedlia(
     )  # fmt: skip
 
 
-def _init(settings: PfedliaSettings, federation: Federation) -> State:
+def _init(settings: PfedliaSettings, federation: Federation) -> PfedliaState:
     count, training = len(federation.clients), settings.training
     federation.compute(HasValidation(training.validation))  # nothing leaves; a client that cannot hold data back fails here
     if settings.min_samples is not None and settings.min_samples > count:
         raise InputError(f"algorithm.min_samples: {settings.min_samples} for {count} clients")
     if count < FEWEST:
         raise InputError(f"algorithm 'pfedlia': {count} client(s); scores of at least {FEWEST} can be distinguished")
-    return State(Shared(training.train.model.init(training.seed)))
+    return PfedliaState(Shared(training.train.model.init(training.seed)))
 
 
-def _round(settings: PfedliaSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: PfedliaSettings, federation: Federation, state: PfedliaState) -> tuple[PfedliaState, RoundRecord]:
     """FedAvg of θ₀ (IV-D), then once the clustering, then FedAvg in groups (III-F)."""
     if not state.clustered and federation.round >= settings.warm_up and (clustered := _cluster(settings, federation, state)) is not None:
         return clustered
@@ -213,7 +213,7 @@ def _average(
     return tuple(old if mean is None else new for old, new, mean in zip(models, after, means, strict=True)), mean_notes(means)
 
 
-def _cluster(settings: PfedliaSettings, federation: Federation, state: State) -> tuple[State, RoundRecord] | None:
+def _cluster(settings: PfedliaSettings, federation: Federation, state: PfedliaState) -> tuple[PfedliaState, RoundRecord] | None:
     """The one round that scores and clusters: all clients present. None while they are too few."""
     lazy, fewest = None, max(FEWEST, settings.min_samples or 0)
     if len(federation.clients) < fewest:
@@ -299,7 +299,7 @@ def _taken(columns: Sequence[int], row: Array, among: Collection[int]) -> tuple[
     return tuple(other for other, one in zip(columns, row, strict=True) if one > 0 and other in among)
 
 
-def _place(settings: PfedliaSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, int]:
+def _place(settings: PfedliaSettings, federation: Federation, state: PfedliaState, newcomers: Sequence[int]) -> tuple[PfedliaState, int]:
     """Newcomers score the members' updates of θ₀ and choose: the cluster that helps most, or their better group. Members stay.
 
     A newcomer that no cluster helps opens one at θ₀; a new neighbourhood starts from the mean of its members' models.
@@ -326,11 +326,13 @@ def _place(settings: PfedliaSettings, federation: Federation, state: State, newc
     return replace(state, groups=tuple(groups), models=tuple(models), uses=uses), len(groups) - len(state.groups)
 
 
-def _serve(settings: PfedliaSettings, state: State) -> Served:
+def _serve(settings: PfedliaSettings, state: PfedliaState) -> Served:
     return Served(Evaluate(settings.training.train.model), {"model": [*state.models, state.warm]}, state.labels)
 
 
-def _admit(settings: PfedliaSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: PfedliaSettings, federation: Federation, state: PfedliaState, newcomers: Sequence[int]
+) -> tuple[PfedliaState, Mapping[str, Any]]:
     fresh = [client for client in newcomers if client not in state.uses]
     if not state.clustered or not fresh:
         return state, {"opened_clusters": 0}
@@ -338,7 +340,7 @@ def _admit(settings: PfedliaSettings, federation: Federation, state: State, newc
     return state, {"opened_clusters": opened}
 
 
-def _describe(settings: PfedliaSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: PfedliaSettings, state: PfedliaState) -> Mapping[str, Any]:
     """In peer mode clusters are clients with equal neighbourhoods, newcomers left out of these; the neighbourhoods may overlap."""
     if not state.clustered:
         return {"clustering": None, "stage": "warm-up"}
@@ -388,6 +390,6 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 
 PFEDLIA = AlgorithmSpec(
     "pfedlia", pfedlia, "clusters or neighbourhoods by lazy influence on validation losses (Rokvic et al. 2025)",
-    states=(State,), tasks=(HasValidation, Influence, Neighbours, OnPart), sample_releases=_sample_releases, replace_only=True,
+    states=(PfedliaState,), tasks=(HasValidation, Influence, Neighbours, OnPart), sample_releases=_sample_releases, replace_only=True,
     cohorts="labelled", defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

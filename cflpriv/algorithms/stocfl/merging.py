@@ -14,7 +14,7 @@ from ...contract.operations import GramView, Results
 from ...errors import InputError
 from ...types import Array
 
-__all__ = ["Known", "MergeClusters", "MergePresent", "PlaceNewcomers", "merge_by_cosine"]
+__all__ = ["Known", "MergeClusters", "MergePresent", "PlaceInClusters", "merge_by_cosine"]
 
 BINS = np.linspace(-1.0, 1.0, 21)
 """Edges of the similarity histogram: cosines in steps of 0.1."""
@@ -177,7 +177,7 @@ class MergeClusters:
 
 
 @dataclass(frozen=True)
-class PlaceNewcomers:
+class PlaceInClusters:
     """Section 4.4: each newcomer in turn joins the nearest cluster if its cosine is ≥ τ, else opens one; the old `k` stay as they are.
 
     Opened clusters of fewer than `at_least` clients then join the most similar, smallest first.

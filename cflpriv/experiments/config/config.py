@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import ConfigDict, ValidationError, create_model
 
 from ...algorithms import ALGORITHMS
-from ...algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, Compared
+from ...algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue
 from ...contract.operations import Sampling
 from ...contract.protection import Protection
 from ...engine.models import Model
@@ -154,7 +154,7 @@ class Config:
         return {**self.spec.defaults(given, self.before), **given}
 
     @property
-    def compared(self) -> Compared:
+    def compared(self) -> ComparedValue:
         """What `gram` compares in this run."""
         return self.spec.compared(self.hyper)
 

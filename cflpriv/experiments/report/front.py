@@ -17,7 +17,7 @@ from scipy import stats
 from ...errors import InputError
 from ...files import write_atomically
 from ...protocols.bounded_files import read_json
-from ..sweep.sweep import Cell, Setting, Sweep
+from ..sweep.sweep import Sweep, SweepCell, SweepSetting
 from . import pictures
 from .audit_words import STATUS, least_comforting, metric_words
 from .run_files import cells_of
@@ -45,7 +45,7 @@ MOST_ATTACKS = 12
 class Result:
     """One finished run of a sweep: its cell, summary, and the figures of its audit, if there was one."""
 
-    cell: Cell
+    cell: SweepCell
     summary: Mapping[str, Any]
     audit: Sequence[Mapping[str, Any]] = ()
 
@@ -108,8 +108,8 @@ def _read(path: Path) -> Any:
         raise InputError(f"{path}: is damaged ({error})") from None
 
 
-def _by_setting(results: Sequence[Result]) -> dict[Setting, list[Result]]:
-    groups: dict[Setting, list[Result]] = {}
+def _by_setting(results: Sequence[Result]) -> dict[SweepSetting, list[Result]]:
+    groups: dict[SweepSetting, list[Result]] = {}
     for result in results:
         groups.setdefault(result.cell.setting, []).append(result)
     return groups
@@ -145,7 +145,7 @@ def table_rows(results: Sequence[Result], sweep: Sweep) -> list[dict[str, Any]]:
     return rows
 
 
-def _compared_with(setting: Setting, sweep: Sweep) -> Setting | None:
+def _compared_with(setting: SweepSetting, sweep: Sweep) -> SweepSetting | None:
     """The setting of the sweep's first protection that this one's figures stand beside."""
     same = (setting.algorithm, sweep.settings[0].protection, setting.keys)
     firsts = [one for one in sweep.settings if (one.algorithm, one.protection, one.keys) == same]
@@ -153,7 +153,7 @@ def _compared_with(setting: Setting, sweep: Sweep) -> Setting | None:
     return (equal or firsts)[0] if equal or len(firsts) == 1 else None
 
 
-def setting_columns(setting: Setting) -> dict[str, Any]:
+def setting_columns(setting: SweepSetting) -> dict[str, Any]:
     """The columns of a table that name a setting."""
     return {"algorithm": setting.algorithm, "protection": setting.protection, "privacy.epsilon": setting.epsilon, **dict(setting.keys)}
 
@@ -166,13 +166,13 @@ Attack = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class FrontPoint:
     """One setting under one attack: leakage and its baseline, and each utility, over seeds.
 
     `validated`: in every run that has a figure the attack works unprotected. `whole`: in no run were rounds left out.
     """
 
-    setting: Setting
+    setting: SweepSetting
     leakage: Mean
     baseline: float | None
     utilities: Mapping[str, Mean | None]
@@ -181,9 +181,9 @@ class Point:
     whole: bool = True
 
 
-def attack_points(results: Sequence[Result]) -> dict[Attack, list[Point]]:
+def attack_points(results: Sequence[Result]) -> dict[Attack, list[FrontPoint]]:
     """For every attack's figure that has a value somewhere, a point per setting that has one."""
-    points: dict[Attack, list[Point]] = {}
+    points: dict[Attack, list[FrontPoint]] = {}
     for setting, own in _by_setting(results).items():
         found: dict[Attack, list[Mapping[str, Any]]] = {}
         for result in own:
@@ -198,11 +198,11 @@ def attack_points(results: Sequence[Result]) -> dict[Attack, list[Point]]:
                 lower = any(cell.get("lower_is_better") for cell in cells)
                 guess = None if baseline is None else baseline.mean
                 whole = not any(cell.get("rounds") for cell in cells)
-                points.setdefault(key, []).append(Point(setting, leakage, guess, utilities, lower, valid, whole))
+                points.setdefault(key, []).append(FrontPoint(setting, leakage, guess, utilities, lower, valid, whole))
     return points
 
 
-def unmarked(results: Sequence[Result]) -> list[tuple[Attack, Setting, str]]:
+def unmarked(results: Sequence[Result]) -> list[tuple[Attack, SweepSetting, str]]:
     """What has no point: figures of attacks that others have, settings, and the reason, from the least comforting of its runs."""
     missing = []
     groups = _by_setting(results)
@@ -222,7 +222,7 @@ def _why_none(own: Sequence[Result], key: Attack) -> str:
     return "no such figure" if cells else "not run"
 
 
-def _ringed(have: Sequence[tuple["Point", Mean]]) -> list[bool]:
+def _ringed(have: Sequence[tuple["FrontPoint", Mean]]) -> list[bool]:
     """Which points are on the front, by leakage and a utility: among those that are validated."""
     known = [place for place, (point, _) in enumerate(have) if point.validated]
     leaks = [(-1.0 if have[i][0].lower_is_better else 1.0) * have[i][0].leakage.mean for i in known]
@@ -319,7 +319,7 @@ def _unmarked_lines(results: Sequence[Result]) -> list[dict[str, str]]:
 MARKERS = "osD^vP*Xh<>p"
 
 
-def _look(setting: Setting, settings: Sequence[Setting]) -> dict[str, Any]:
+def _look(setting: SweepSetting, settings: Sequence[SweepSetting]) -> dict[str, Any]:
     """Colour by protection (and ε), marker by algorithm and keys."""
     colours = list(dict.fromkeys((one.protection, one.epsilon) for one in settings))
     shapes = list(dict.fromkeys((one.algorithm, one.keys) for one in settings))
@@ -337,7 +337,7 @@ def _scaled(name: str, value: float) -> float:
     return value if name == "ari" else 100 * value
 
 
-def front_picture(points: Mapping[Attack, Sequence[Point]], settings: Sequence[Setting]) -> str:
+def front_picture(points: Mapping[Attack, Sequence[FrontPoint]], settings: Sequence[SweepSetting]) -> str:
     """Utility against leakage: a column an attack's figure, a row a utility, a mark a setting with its deviations over seeds."""
     shown = _shown(point.utilities for these in points.values() for point in these)
     with pictures.style():
@@ -390,7 +390,7 @@ def epsilon_picture(results: Sequence[Result]) -> str:
     groups = _by_setting(results)
     with pictures.style():
         utilities = _shown(one.summary for one in results)
-        lines: dict[str, list[tuple[float, Setting]]] = {}
+        lines: dict[str, list[tuple[float, SweepSetting]]] = {}
         for setting, own in groups.items():
             spent = mean_of(_seeds(own, "epsilon").values())
             if spent is not None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...types import Array
-from .pictures import Evidence
-from .run_files import Run, require
+from .pictures import ClusteringEvidence
+from .run_files import RunFiles, require
 
-__all__ = ["GroupTest", "Tested", "cut_height", "node_of", "released_words", "tested_of"]
+__all__ = ["GroupTest", "RunTests", "cut_height", "node_of", "released_words", "tested_of"]
 
 LISTED = 30
 """So many tests are listed; the others are counted."""
@@ -55,7 +55,7 @@ class GroupTest:
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class RunTests:
     """The tests of a run: eigenvalues (m,), the largest first, the edge of noise, and at least one test."""
 
     spectrum: Array
@@ -129,7 +129,7 @@ class Tested:
         below = f"; the largest below it is {rest[0]:.3g}" if len(rest) else ""
         return f"Eigenvalues in decreasing order: {self.above} above the edge of noise at {self.edge:.3g}{largest}{below}"
 
-    def tree_words(self, evidence: Evidence) -> str:
+    def tree_words(self, evidence: ClusteringEvidence) -> str:
         """The picture of the tree for those who do not see it."""
         where = f"cut into {self.first.k} branches" if self.first.cut else "not cut"
         said = "; ".join(
@@ -137,7 +137,7 @@ class Tested:
         )
         return f"Ward's tree of {len(evidence.clients)} clients, {where}, leaves coloured by cluster and by true group. {said}"
 
-    def beside_tree(self, evidence: Evidence) -> bool:
+    def beside_tree(self, evidence: ClusteringEvidence) -> bool:
         """Whether the clients of some test are no whole branch of the tree, which is that of the first test."""
         if evidence.tree is None:
             return False
@@ -145,7 +145,7 @@ class Tested:
         return not all(node_of(evidence.tree, [position[client] for client in test.clients])[1] for test in self.tests)
 
 
-def tested_of(run: Run) -> Tested | None:
+def tested_of(run: RunFiles) -> RunTests | None:
     """The tests of a run's clustering, None without. Raises `InputError` naming measured.json if they are damaged."""
     scalars: Mapping[str, Any] = (run.measured or {}).get("evidence") or {}
     path = run.folder / "measured.json"
@@ -164,10 +164,10 @@ def tested_of(run: Run) -> Tested | None:
     known = set(scalars.get("clients", tests[0].clients))
     require(all(test.clients and set(test.clients) <= known for test in tests), path, "a test is of clients that are not in 'clients'")
     require(all(1 <= test.k <= len(test.clients) for test in tests), path, "a test has more groups than clients")
-    return Tested(np.sort(spectrum)[::-1], edge, tests)
+    return RunTests(np.sort(spectrum)[::-1], edge, tests)
 
 
-def released_words(run: Run) -> str | None:
+def released_words(run: RunFiles) -> str | None:
     """One line on what a protection released of a test, where that is less than all of its evidence; else None."""
     measured = run.measured or {}
     scalars, source = measured.get("evidence") or {}, measured.get("evidence_source")

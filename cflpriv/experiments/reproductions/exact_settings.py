@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..config.config import Config, own_weights, parse_config, set_key
-from .entry import Cell, Reproduction
+from .entry import Reproduction, ReproductionCell
 from .published import Number
 
 __all__ = ["config_of", "published_of", "published_of_trials", "scaled_trials", "trial_settings"]
@@ -18,7 +18,12 @@ MEASURED = ("evaluate_every", "target_accuracy")
 
 
 def config_of(
-    entry: Reproduction, cell: Cell, seed: int, scale: float = 1.0, changes: Sequence[str] = (), stand_in: Mapping[str, str] | None = None
+    entry: Reproduction,
+    cell: ReproductionCell,
+    seed: int,
+    scale: float = 1.0,
+    changes: Sequence[str] = (),
+    stand_in: Mapping[str, str] | None = None,
 ) -> tuple[Config, tuple[str, ...]]:
     """The configuration of a run cell, and what `scale` and `stand_in` (data set -> what stands in for it) changed in it, for people.
 
@@ -68,12 +73,12 @@ def _shrunk(key: str, value: Any, scale: float, floor: int) -> Any:
     return min(value, max(floor, step * round(value * scale / step)))
 
 
-def scaled_trials(cell: Cell, scale: float) -> int:
+def scaled_trials(cell: ReproductionCell, scale: float) -> int:
     """How many trials of a cell are made: its own number times `scale`, at least one."""
     return max(1, round(cell.trials * scale))
 
 
-def trial_settings(entry: Reproduction, cell: Cell, scale: float) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+def trial_settings(entry: Reproduction, cell: ReproductionCell, scale: float) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """A trial's settings: `thin` ones (dotted keys of trees) hold where it is scaled down, and trees of sections shrink like a run's."""
     settings, remarks = deepcopy(dict(cell.settings)), []
     if scale < 1:
@@ -97,7 +102,7 @@ def trial_settings(entry: Reproduction, cell: Cell, scale: float) -> tuple[Mappi
 # --- what is published for these settings ---------------------------------------------------------------------------------------------
 
 
-def published_of(entry: Reproduction, cell: Cell, config: Config) -> dict[str, Number]:
+def published_of(entry: Reproduction, cell: ReproductionCell, config: Config) -> dict[str, Number]:
     """Metric -> the published number of a run at the settings of `config`, where the paper has one for exactly these.
 
     A number is of the entry's and the cell's keys with its own settings in their place. Everything that changes what is measured has to be
@@ -118,7 +123,7 @@ def published_of(entry: Reproduction, cell: Cell, config: Config) -> dict[str, N
     return found
 
 
-def published_of_trials(cell: Cell, settings: Mapping[str, Any]) -> dict[str, Number]:
+def published_of_trials(cell: ReproductionCell, settings: Mapping[str, Any]) -> dict[str, Number]:
     """The same for trials, whose numbers are all of the cell's own settings."""
     return {} if settings != cell.settings else {figure.metric: figure.published[0] for figure in cell.figures if figure.published}
 

@@ -14,7 +14,7 @@ from ...data.regression import Regression, Scale, regression
 from ...randomness import stream
 from ...types import Array
 
-__all__ = ["STEPS", "Point", "distance", "start", "succeeds", "success_rate", "trial"]
+__all__ = ["STEPS", "RegressionPoint", "distance", "start", "succeeds", "success_rate", "trial"]
 
 STEPS = {2: (0.01, 0.1, 1.0), 4: (0.5, 1.0, 2.0)}
 """The paper's step sizes by the number of clusters."""
@@ -59,7 +59,7 @@ def trial(
 
 
 @dataclass(frozen=True)
-class Point:
+class RegressionPoint:
     """One point of the figure. The paper's: d = 1000, 300 rounds, 10 starts, 40 trials."""
 
     k: int
@@ -74,13 +74,13 @@ class Point:
     scale: Scale = "norm"
 
 
-def success_rate(point: Point, seed: int = 0, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> float:
+def success_rate(point: RegressionPoint, seed: int = 0, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> float:
     """The share of trials in which some start with some step size comes within 0.6 max(σ, 10⁻³) of the truth."""
     seeds = [int(stream(seed, "regression trial", number).integers(2**62)) for number in range(point.trials)]
     return sum(succeeds(point, own, device, dtype) for own in seeds) / point.trials
 
 
-def succeeds(point: Point, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float64) -> bool:
+def succeeds(point: RegressionPoint, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float64) -> bool:
     """One trial. The step sizes are tried one after the other, the middle one first, until one of them does it."""
     k, d = point.k, point.d
     data = regression(seed, d=d, k=k, m=point.m, n=point.n, separation=point.separation, noise=point.noise, scale=point.scale)

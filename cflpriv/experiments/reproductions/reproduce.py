@@ -24,12 +24,12 @@ from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_byt
 from ...types import Population
 from ..run.folder import interruptible, run_experiment
 from ..run.resume import check_same_config, kept_rows, locked
-from . import REPRODUCTIONS, Cell, Reproduction
+from . import REPRODUCTIONS, Reproduction, ReproductionCell
 from .exact_settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
 from .published import Number
-from .table import Outcome, Row, in_words, slug, write
+from .table import ReproductionOutcome, TableRow, in_words, slug, write
 
-__all__ = ["Outcome", "Row", "reproduce"]
+__all__ = ["ReproductionOutcome", "TableRow", "reproduce"]
 
 PERCENT = {"shared": "accuracy_mean_last_rounds", "local": "local_accuracy_mean_last_rounds"}
 PLAIN = {
@@ -55,7 +55,7 @@ def reproduce(
     changes: Sequence[str] = (),
     cells: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
-) -> Outcome:
+) -> ReproductionOutcome:
     """Run what is missing of the entry `name` into `out`, and write its table and picture there.
 
     `scale` in (0, 1] shrinks the keys that the entry lists; `seeds` runs are made of each cell (trials repeat by themselves); `changes` are
@@ -83,14 +83,14 @@ def reproduce(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{out}: cannot be made ({error.strerror})") from None
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     remarks: dict[str, None] = dict.fromkeys([f"scale {scale:g}: nothing shrunk"] if scale == 1 else [])
     if changes and (trials := [cell.label for cell in chosen if cell.trial]):
         remarks[f"without {', '.join(changes)}, which is for runs: {'; '.join(trials)}"] = None
     interrupted = False
     with locked(out):
         populations: dict[str, Population] = {}  # the last seed's only: one data set in memory
-        shown: list[Cell] = []
+        shown: list[ReproductionCell] = []
         for cell in entry.cells:
             asked = cell in chosen and not interrupted
             if not asked and not _is_there(cell, out, scale, seeds):
@@ -119,12 +119,12 @@ def reproduce(
             for row in found:
                 say(f"  {in_words(row)}")
             interrupted |= not complete
-        outcome = Outcome(tuple(rows), tuple(remarks), interrupted)
+        outcome = ReproductionOutcome(tuple(rows), tuple(remarks), interrupted)
         write(entry, name, outcome, shown, out, seeds, scale, changes)
     return outcome
 
 
-def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[Cell, ...]:
+def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[ReproductionCell, ...]:
     """The cells whose labels begin with one of `wanted`, after those that they take groups from."""
     labels = [cell.label for cell in entry.cells]
     for one in wanted:
@@ -135,7 +135,7 @@ def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[Cell, ...]:
     return tuple(cell for cell in entry.cells if cell.label in taken)
 
 
-def _is_there(cell: Cell, out: Path, scale: float, seeds: int) -> bool:
+def _is_there(cell: ReproductionCell, out: Path, scale: float, seeds: int) -> bool:
     """Whether the folder holds all of a cell, to be shown though it was not asked for now."""
     if not cell.trial:
         return all((folder / "checkpoints" / "final.json").is_file() for folder in _folders(cell.label, out, seeds))
@@ -148,7 +148,7 @@ def _folders(label: str, out: Path, seeds: int) -> list[Path]:
     return [out / f"{slug(label)}-s{seed}" for seed in range(seeds)]
 
 
-def _trial_file(cell: Cell, out: Path, scale: float, seeds: int) -> tuple[Path, int]:
+def _trial_file(cell: ReproductionCell, out: Path, scale: float, seeds: int) -> tuple[Path, int]:
     """Where a cell's trials are kept, and how many there are to be."""
     return out / f"{slug(cell.label)}.jsonl", scaled_trials(cell, scale) if cell.trials > 1 else seeds
 
@@ -177,7 +177,7 @@ def _stand_in(entry: Reproduction, data_dir: str | Path | None) -> dict[str, str
 
 
 def _check_data(
-    entry: Reproduction, cells: Sequence[Cell], scale: float, changes: Sequence[str], stand_in: Mapping[str, str],
+    entry: Reproduction, cells: Sequence[ReproductionCell], scale: float, changes: Sequence[str], stand_in: Mapping[str, str],
     data_dir: str | Path | None,
 ) -> None:  # fmt: skip
     """Find out before anything runs that a data set is missing, or that no run accepts its keys. Raises `InputError` saying so."""
@@ -212,9 +212,9 @@ def _population(spec: DataSpec, data_dir: str | Path | None, kept: dict[str, Pop
 
 
 def _runs(
-    entry: Reproduction, cell: Cell, out: Path, data_dir: str | Path | None, scale: float, seeds: int, changes: Sequence[str],
+    entry: Reproduction, cell: ReproductionCell, out: Path, data_dir: str | Path | None, scale: float, seeds: int, changes: Sequence[str],
     stand_in: Mapping[str, str], populations: dict[str, Population], say: Callable[[str], None],
-) -> tuple[list[Row], list[str], bool]:  # fmt: skip
+) -> tuple[list[TableRow], list[str], bool]:  # fmt: skip
     summaries: list[dict[str, Any]] = []
     notes: list[str] = []
     published: Mapping[str, Number] = {}
@@ -232,7 +232,7 @@ def _runs(
             except (InputError, TrainingDiverged) as error:
                 if any(str(one) in str(error) for one in (folder, grouped)):  # it is not what is asked for, but what lies there
                     raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
-                rows = [Row(cell.label, figure.metric, None, None, None, 0, 0.0, str(error)) for figure in cell.figures]
+                rows = [TableRow(cell.label, figure.metric, None, None, None, 0, 0.0, str(error)) for figure in cell.figures]
                 return rows, notes, not interrupted()
             summaries.append(summary)
             cut = summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped")
@@ -243,8 +243,8 @@ def _runs(
 
 
 def _kept_runs(
-    entry: Reproduction, cell: Cell, out: Path, scale: float, seeds: int, changes: Sequence[str], stand_in: Mapping[str, str]
-) -> tuple[list[Row], list[str]]:
+    entry: Reproduction, cell: ReproductionCell, out: Path, scale: float, seeds: int, changes: Sequence[str], stand_in: Mapping[str, str]
+) -> tuple[list[TableRow], list[str]]:
     """A cell that was run before, from its folders. Raises `InputError` if that was at other settings, or a file is damaged."""
     notes: list[str] = []
     summaries: list[dict[str, Any]] = []
@@ -265,8 +265,8 @@ def _kept_runs(
 
 
 def _from_folders(
-    cell: Cell, summaries: Sequence[Mapping[str, Any]], folders: Sequence[Path], published: Mapping[str, Number]
-) -> tuple[list[Row], list[str]]:
+    cell: ReproductionCell, summaries: Sequence[Mapping[str, Any]], folders: Sequence[Path], published: Mapping[str, Number]
+) -> tuple[list[TableRow], list[str]]:
     """The rows of a cell, and what its runs have to remark, from one summary and run folder a seed."""
     values: dict[str, list[float | None]] = {figure.metric: [] for figure in cell.figures}
     notes: list[str] = []
@@ -299,8 +299,8 @@ def _grouped(population: Population, folder: Path) -> Population:
 
 
 def _trials(
-    entry: Reproduction, cell: Cell, out: Path, data_dir: str | Path | None, scale: float, seeds: int
-) -> tuple[list[Row], list[str], bool]:
+    entry: Reproduction, cell: ReproductionCell, out: Path, data_dir: str | Path | None, scale: float, seeds: int
+) -> tuple[list[TableRow], list[str], bool]:
     """Trials are kept one a line, so that none is made twice."""
     assert cell.trial is not None
     settings, remarks = trial_settings(entry, cell, scale)
@@ -340,7 +340,9 @@ def _kept_trials(path: Path, metrics: set[str]) -> list[dict[str, Any]]:
     return kept
 
 
-def _rows(cell: Cell, values: Mapping[str, list[float | None]], seconds: float, published: Mapping[str, Number]) -> list[Row]:
+def _rows(
+    cell: ReproductionCell, values: Mapping[str, list[float | None]], seconds: float, published: Mapping[str, Number]
+) -> list[TableRow]:
     rows = []
     for figure in cell.figures:
         numbers = [value for value in values[figure.metric] if value is not None]
@@ -350,7 +352,7 @@ def _rows(cell: Cell, values: Mapping[str, list[float | None]], seconds: float, 
         note = "" if not missing else "never" if figure.metric.startswith(NEVER) else "not measured"
         note = f"{note} in {missing} of {missing + len(numbers)}" if note and numbers else note
         count = len(values[figure.metric])
-        rows.append(Row(cell.label, figure.metric, mean, deviation, published.get(figure.metric), count, seconds, note))
+        rows.append(TableRow(cell.label, figure.metric, mean, deviation, published.get(figure.metric), count, seconds, note))
     return rows
 
 

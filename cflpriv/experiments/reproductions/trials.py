@@ -28,9 +28,9 @@ from ...tasks.signatures import principal_vectors
 from ...tasks.training import Gradient, Train
 from ...types import Array, ClientData, Population
 from ..config.config import parse_config
-from ..run.loop import Run
+from ..run.loop import Experiment
 from ..run.run import advance, begin, prepare
-from .regression import Point, success_rate
+from .regression import RegressionPoint, success_rate
 
 __all__ = [
     "Trial", "anchor_cosines", "class_angles", "data_set_angles", "gaussian_separation", "gaussians", "influence_frontier",
@@ -175,9 +175,9 @@ def gaussian_separation(seed: int, data_dir: str | Path | None, settings: Mappin
 
 
 def regression_success(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
-    """IFCA, Fig. 3: whether a trial succeeds (1 or 0) at the point that `settings` gives (see `regression.Point`). In float32."""
+    """IFCA, Fig. 3: whether a trial succeeds (1 or 0) at the point that `settings` gives (see `regression.RegressionPoint`). In float32."""
     with one_thread():
-        return {"success": success_rate(Point(**settings, trials=1), seed, dtype=torch.float32)}
+        return {"success": success_rate(RegressionPoint(**settings, trials=1), seed, dtype=torch.float32)}
 
 
 def label_swap_gap(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
@@ -221,7 +221,7 @@ def influence_frontier(seed: int, data_dir: str | Path | None, settings: Mapping
     }
 
 
-def _prepared(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any], name: str) -> Run:
+def _prepared(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any], name: str) -> Experiment:
     """A simulation of a tree of sections, before its beginning."""
     tree = {section: dict(values) for section, values in settings.items()}
     for section in ("data", "run"):

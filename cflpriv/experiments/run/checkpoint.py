@@ -51,8 +51,34 @@ TYPES: Mapping[str, type] = ChainMap(
     {state_name(kind): kind for kind in (Shared, Blind, Own, GroupMean, Clustering, SimilarityMatrix)}, STATES
 )
 """The dataclasses that a state may be made of, by `state_name`: these, and what algorithms declare as their `states`."""
-_RENAMED: Mapping[str, str] = {}
-"""`state_name` in earlier versions -> today's."""
+_RENAMED: Mapping[str, str] = {
+    "crossfit.State": "crossfit.CrossfitState",
+    "fedavg.State": "fedavg.FedAvgState",
+    "fedfomo.State": "fedfomo.FedFomoState",
+    "fedgwc.Cluster": "fedgwc.GwcCluster",
+    "fedgwc.State": "fedgwc.FedGwcState",
+    "fedproto.State": "fedproto.FedProtoState",
+    "fedsoft.State": "fedsoft.FedSoftState",
+    "fesem.State": "fesem.FesemState",
+    "fixed.State": "fixed.FixedState",
+    "flexcfl.State": "flexcfl.FlexCflState",
+    "local.State": "local.LocalState",
+    "meeting.State": "meeting.StocflState",
+    "ocfl.State": "ocfl.OcflState",
+    "one_shot.State": "one_shot.OneShotState",
+    "pacfl.State": "pacfl.PacflState",
+    "parameter_tree.Node": "parameter_tree.TreeNode",
+    "parameter_tree.Seen": "parameter_tree.SeenSimilarities",
+    "parameter_tree.State": "parameter_tree.CflState",
+    "pfedlia.State": "pfedlia.PfedliaState",
+    "pina.State": "pina.PinaState",
+    "private_clusters.State": "private_clusters.PrivateClustersState",
+    "r_dpcfl.State": "r_dpcfl.RDpcflState",
+    "restarts.State": "restarts.IfcaState",
+    "rr_cluster.State": "rr_cluster.RrClusterState",
+    "scaffold.State": "scaffold.ScaffoldState",
+}
+"""`state_name` in earlier versions -> in this version."""
 
 
 def _type_of(name: Any) -> type | None:

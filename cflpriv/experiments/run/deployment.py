@@ -27,7 +27,7 @@ from ..config.callbacks import Callback
 from ..config.config import Config
 from .checkpoint import Checkpoint
 from .folder import carry_out
-from .loop import Backend, Run, transcript_of
+from .loop import Backend, Experiment, transcript_of
 from .private import run_ledger
 from .run import check
 
@@ -85,7 +85,7 @@ def deploy(
         """stages.jsonl: each stage and its outcome, as it happens."""
         append(out / "stages.jsonl", json.dumps(entry) + "\n")
 
-    def make(checkpoint: Checkpoint | None) -> Run:
+    def make(checkpoint: Checkpoint | None) -> Experiment:
         algorithm = config.algorithm_for(described)
         check(config, described, algorithm, here)
         asked = None if config.privacy.unit == "none" else config.schedule(here).most
@@ -106,7 +106,7 @@ def deploy(
         elif private is not None:
             unscored = f"under privacy.unit = {config.privacy.unit!r} clients do not show their scores, which have no noise"
         backend = _backend(transport, wait_seconds, system, unscored, say)
-        return Run(config, described, algorithm, federation, backend, here, truth or {}, private)
+        return Experiment(config, described, algorithm, federation, backend, here, truth or {}, private)
 
     def tick(row: Mapping[str, Any]) -> None:
         """A line for each round."""
@@ -134,7 +134,7 @@ def _backend(transport: StagedTransport, seconds: float, system: str, unscored: 
     )
 
 
-def _rejoin(run: Run, error: Exception, transport: StagedTransport, seconds: float, say: Say) -> None:
+def _rejoin(run: Experiment, error: Exception, transport: StagedTransport, seconds: float, say: Say) -> None:
     """Wait for clients and holders that dropped out in the beginning. Raises `InputError` where nobody is missing, or too few come back."""
     federation, everybody = run.federation, len(run.expected)
     if len(federation.clients) == everybody and not federation.holder_missing:
@@ -143,7 +143,7 @@ def _rejoin(run: Run, error: Exception, transport: StagedTransport, seconds: flo
     transport.welcome_all(federation, everybody, seconds, say, fewest=max(1, run.config.protection.smallest_group))
 
 
-def _begin_round(run: Run, number: int, transport: StagedTransport, seconds: float) -> Collection[int]:
+def _begin_round(run: Experiment, number: int, transport: StagedTransport, seconds: float) -> Collection[int]:
     """Admit clients that are new. With no client present it waits instead of wasting the round."""
     came = set(run.federation.begin_round(number))
     if len(run.federation.clients) < max(1, run.config.protection.smallest_group):
@@ -151,7 +151,7 @@ def _begin_round(run: Run, number: int, transport: StagedTransport, seconds: flo
     return came
 
 
-def _scores(run: Run, present: tuple[int, ...]) -> Mapping[str, Any]:
+def _scores(run: Experiment, present: tuple[int, ...]) -> Mapping[str, Any]:
     """Each client's accuracy on its own test data: it computes, and sends three numbers. None where no client is left to score."""
     served, federation = run.algorithm.serve(run.state), run.federation
     which = served.which  # a client that is not placed yet has no model to score
@@ -169,7 +169,7 @@ def _scores(run: Run, present: tuple[int, ...]) -> Mapping[str, Any]:
     return {}
 
 
-def _summary(run: Run, transport: StagedTransport, system: str, unscored: str | None) -> Mapping[str, Any]:
+def _summary(run: Experiment, transport: StagedTransport, system: str, unscored: str | None) -> Mapping[str, Any]:
     """What is known of a deployment besides, and why a figure is missing."""
     stages = [[stage, asked, answered, round(seconds, 3)] for stage, asked, answered, seconds in transport.stages]
     refusals = [list(one) for one in run.federation.refusals]
@@ -184,7 +184,7 @@ def _summary(run: Run, transport: StagedTransport, system: str, unscored: str | 
     }  # fmt: skip
 
 
-def _write_models(run: Run, out: Path) -> None:
+def _write_models(run: Experiment, out: Path) -> None:
     """The models that clients would be served, as far as the server has them."""
     models = {}
     for name, value in run.algorithm.serve(run.state).params.items():

@@ -19,7 +19,7 @@ from ...tasks.evaluation import EvaluateOwn
 from ...types import Array
 from ..config.config import load_config
 from .checkpoint import restore
-from .loop import Run, population_digest
+from .loop import Experiment, population_digest
 from .resume import last_checkpoint
 from .run import prepare
 
@@ -83,7 +83,7 @@ def export_model(
     return exported
 
 
-def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Run:
+def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Experiment:
     """The run of a folder, as its last checkpoint has it."""
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
@@ -100,7 +100,7 @@ def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Run:
     return run
 
 
-def _deployed(run: Run, cluster: int | None) -> tuple[str, Array]:
+def _deployed(run: Experiment, cluster: int | None) -> tuple[str, Array]:
     """What clients of a cluster use, or all of them where there is one model. `InputError` where each client has one of its own."""
     served = run.algorithm.serve(run.state)
     if _apart(served):
@@ -156,7 +156,7 @@ def _check(cluster: int | None, known: list[int]) -> None:
         raise InputError(f"--model {cluster}: there is no such cluster; known are {', '.join(map(str, known))}")
 
 
-def _local(run: Run, client: int) -> tuple[str, Array]:
+def _local(run: Experiment, client: int) -> tuple[str, Array]:
     """The last locally trained model of a client."""
     if client not in run.simulated.data:
         raise InputError(f"--client {client}: is not one of the run; known are {', '.join(map(str, sorted(run.simulated.data)))}")

@@ -32,7 +32,7 @@ from ..config.config import Config
 from ..digests import changed_files, seal
 from ..trust import code_digests
 from .checkpoint import Checkpoint, prune, restore, save_checkpoint
-from .loop import Run, advance, begin, finish, population_digest
+from .loop import Experiment, advance, begin, finish, population_digest
 from .private import charges, guarantee, opened
 from .resume import (
     check_same_config,
@@ -68,7 +68,7 @@ def run_experiment(
     data_dir = data_dir or (data_directory_of(Path(out)) if resume else None)
     places = {"data_directory": str(data_directory(data_dir).resolve())}
 
-    def make(checkpoint: Checkpoint | None) -> Run:
+    def make(checkpoint: Checkpoint | None) -> Experiment:
         return prepare(config, data_dir, population, hosted=hosted, **({} if checkpoint is None else checkpoint.parties()))
 
     return carry_out(config, Path(out), make, resume=resume, say=say, tick=tick, step=step, places=places, callbacks=callbacks)
@@ -77,7 +77,7 @@ def run_experiment(
 def carry_out(
     config: Config,
     out: Path,
-    make: Callable[[Checkpoint | None], Run],
+    make: Callable[[Checkpoint | None], Experiment],
     *,
     resume: bool,
     say: Callable[[str], None],
@@ -107,7 +107,7 @@ def carry_out(
     def waiting() -> None:
         told.say(f"waiting up to {patience:g} s for another process that has {out}")
 
-    def made(checkpoint: Checkpoint | None) -> Run:
+    def made(checkpoint: Checkpoint | None) -> Experiment:
         run = make(checkpoint)
         told.make(config.run.callbacks)
         run.places = places or {}
@@ -164,7 +164,7 @@ def _removed(out: Path, before: Set[Path], made: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def _started(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _started(run: Experiment, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Start a new run, in a folder that holds none yet."""
     record = {**environment(run.config), **run.places}
     write_atomically(out / "config.toml", run.config.to_toml())
@@ -180,7 +180,7 @@ def _started(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any
 
 
 def _resumed(
-    config: Config, out: Path, make: Callable[[Checkpoint | None], Run], told: Callbacks, tick: Callable[[dict[str, Any]], None]
+    config: Config, out: Path, make: Callable[[Checkpoint | None], Experiment], told: Callbacks, tick: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """Resume a run from its last checkpoint; from its start, if it ended before the first."""
     checkpoint = last_checkpoint(out)
@@ -218,7 +218,7 @@ def _resumed(
     return _rounds(run, out, told, tick)
 
 
-def _same(run: Run, out: Path, progress: Mapping[str, Any]) -> None:
+def _same(run: Experiment, out: Path, progress: Mapping[str, Any]) -> None:
     """`InputError` if the run cannot be resumed: other data, other newcomers, a ledger without some charges."""
     if progress["data_digest"] != run.digest:
         raise InputError(f"{out}: the run was made with other data than are found now; give the same --data-dir")
@@ -234,7 +234,7 @@ FREE_SAVING, SAVING_SHARE = 1.0, 0.05
 """Checkpoints of a simulation may take so many seconds, and beyond these so much of the time of its rounds."""
 
 
-def _rounds(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _rounds(run: Experiment, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run the remaining rounds, saving each, and finish."""
     rounds, messages = run.config.training.rounds, run.federation.transcript.messages
     written = reported = len(messages)
@@ -275,7 +275,7 @@ def _affordable(saving: float, began: float) -> bool:
     return saving < FREE_SAVING + SAVING_SHARE * (time.perf_counter() - began)
 
 
-def _save(run: Run, out: Path, name: str = "") -> float:
+def _save(run: Experiment, out: Path, name: str = "") -> float:
     """Write a checkpoint of the run after everything it refers to is on the disk; remove earlier ones. The seconds it took."""
     began = time.perf_counter()
     folder, name = out / "checkpoints", name or f"round_{len(run.rows):07d}"
@@ -304,7 +304,7 @@ def flush(transcript: Transcript, out: Path, written: int) -> int:
     return len(messages)
 
 
-def _announce(run: Run) -> None:
+def _announce(run: Experiment) -> None:
     described, say, count = run.algorithm.describe(run.state), run.say, len(run.expected) + len(run.newcomers)
     clustering = described.get("clustering")
     sizes = "" if clustering is None else f", clusters of {[len(clustering.members(label)) for label in range(clustering.k)]}"
@@ -327,7 +327,7 @@ def _announce(run: Run) -> None:
         say(f"recording payloads: about {estimate_record_bytes(run.config, run.population, count) / 1e6:.1f} MB")
 
 
-def _measured(run: Run, out: Path) -> None:
+def _measured(run: Experiment, out: Path) -> None:
     """measured.json and evidence.npz, which only the experimenter sees: truth, clusters and evidence. No adversary's view reads them.
 
     Evidence that the release withheld is computed again, in the clear, where the clients are here.

@@ -15,7 +15,7 @@ from ...tasks.evaluation import Evaluate
 from ...transports.hosts import Evaluated, LocalHost
 from ...transports.simulation import Simulated, simulate
 from ...types import Array
-from .loop import Run
+from .loop import Experiment
 
 __all__ = ["chosen", "local_scores", "recomputed", "scores_of", "served_accuracy", "served_results"]
 
@@ -84,7 +84,7 @@ def _initial(model: Model, seed: int) -> Array:
     return model.init(seed)
 
 
-def recomputed(run: Run) -> Mapping[str, Any] | None:
+def recomputed(run: Experiment) -> Mapping[str, Any] | None:
     """The evidence of a clustering that a release withheld: the algorithm's start, run again on the clients that trained in the clear."""
     trained = [run.simulated.data[client] for client in run.federation.clients if client not in run.newcomers]
     clear = simulate(trained, seed=run.federation.seed).federation

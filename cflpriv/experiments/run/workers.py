@@ -16,14 +16,14 @@ from ...plugins import loaded_plugins, run_plugins
 __all__ = ["ended"]
 
 
-class Named(Protocol):
+class NamedJob(Protocol):
     """What a worker is sent."""
 
     @property
     def name(self) -> str: ...
 
 
-One = TypeVar("One", bound=Named)
+One = TypeVar("One", bound=NamedJob)
 
 
 def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iterator[tuple[str, str]]:

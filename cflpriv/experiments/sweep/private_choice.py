@@ -40,7 +40,7 @@ from ..run.resume import locked
 from ..run.run import prepare
 from ..run.workers import ended
 from .choose import FILE, SCORES, Choose, Chosen, read_chosen, write_chosen
-from .sweep import Cell, Sweep
+from .sweep import Sweep, SweepCell
 from .sweep_runs import finished, open_folder
 
 __all__ = ["run_choice"]
@@ -139,7 +139,7 @@ def _priced(sweep: Sweep, choose: Choose, plans: Plans) -> Chosen:
     )  # fmt: skip
 
 
-def _drawn(sweep: Sweep, choose: Choose, folder: Path, digest: str, entropy: Entropy) -> Sequence[Cell]:
+def _drawn(sweep: Sweep, choose: Choose, folder: Path, digest: str, entropy: Entropy) -> Sequence[SweepCell]:
     """The setting of each run, drawn once; a cell's name is its folder below that of the sweep."""
     path = folder / DRAWN
     if not path.is_file():
@@ -157,7 +157,7 @@ def _drawn(sweep: Sweep, choose: Choose, folder: Path, digest: str, entropy: Ent
     return [replace(cell, name=f"{CANDIDATES}/{number:06d}") for number, cell in enumerate(drawn)]
 
 
-def _run_all(sweep: Sweep, drawn: Sequence[Cell], out: Path, data_dir: str | Path | None, workers: int) -> None:
+def _run_all(sweep: Sweep, drawn: Sequence[SweepCell], out: Path, data_dir: str | Path | None, workers: int) -> None:
     """Make the runs that are missing. Raises OSError where the machine ended one, after the others."""
     todo = [cell for cell in drawn if not finished(out / cell.name) and not _marker(out, cell).is_file()]
     for cell in todo:
@@ -173,7 +173,7 @@ def _run_all(sweep: Sweep, drawn: Sequence[Cell], out: Path, data_dir: str | Pat
         raise OSError(f"{out}: the choice is not made yet ({troubles[0]}); the same command goes on with it")
 
 
-def _run_candidate(cell: Cell, out: Path, data_dir: str | Path | None) -> str:
+def _run_candidate(cell: SweepCell, out: Path, data_dir: str | Path | None) -> str:
     """Nothing for a run that ended, `FAILED` for one that failed by itself, else what the machine did to it."""
     assert cell.config is not None
     try:
@@ -187,12 +187,12 @@ def _run_candidate(cell: Cell, out: Path, data_dir: str | Path | None) -> str:
     return "interrupted" if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped") else ""
 
 
-def _marker(out: Path, cell: Cell) -> Path:
+def _marker(out: Path, cell: SweepCell) -> Path:
     return out / f"{cell.name}.{FAILED}"
 
 
 def _decided(
-    sweep: Sweep, choose: Choose, drawn: Sequence[Cell], out: Path, plans: Plans, price: Chosen
+    sweep: Sweep, choose: Choose, drawn: Sequence[SweepCell], out: Path, plans: Plans, price: Chosen
 ) -> tuple[Chosen, dict[str, Any]]:  # fmt: skip
     """The best run, the first among equals, and its folder's name; runs are exchangeable, so that their order tells nothing."""
     names = {cell.setting: cell.name for cell in sweep.cells}

@@ -21,7 +21,7 @@ from ..digests import changed_files
 from ..run.folder import run_experiment
 from ..run.resume import LOCK, held, holds_nothing, locked
 from ..run.workers import ended
-from .sweep import Cell, Sweep
+from .sweep import Sweep, SweepCell
 
 __all__ = ["Audit", "failure_lines", "finished", "open_folder", "opened", "part_of", "run_sweep", "shown", "standing"]
 
@@ -34,7 +34,7 @@ PATIENCE = 60.0
 """Seconds to wait for a process that opens the folder or writes its tables."""
 
 
-def part_of(sweep: Sweep, only: Sequence[int] = (), shard: str = "") -> tuple[Cell, ...]:
+def part_of(sweep: Sweep, only: Sequence[int] = (), shard: str = "") -> tuple[SweepCell, ...]:
     """The runs of these numbers, counted from 1, or those of shard "I/N": every N-th from the I-th on; all where neither is given.
 
     The shards 1/N to N/N have each run once. Raises `InputError` naming `--only` or `--shard` and the value.
@@ -62,7 +62,7 @@ def run_sweep(
     *,
     audit: Audit | None = None,
     workers: int | None = None,
-    cells: Sequence[Cell] | None = None,
+    cells: Sequence[SweepCell] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, str]:
     """Run what is missing of a sweep, or of its `cells`, into the folder `out`; the errors of the cells that failed, by name.
@@ -186,7 +186,7 @@ def finished(folder: Path) -> bool:
     return (folder / "checkpoints" / "final.json").is_file() and not changed_files(folder, ("summary.json",))
 
 
-def _done(out: Path, cell: Cell, sweep: Sweep, audit: Audit | None) -> bool:
+def _done(out: Path, cell: SweepCell, sweep: Sweep, audit: Audit | None) -> bool:
     """Whether a run has ended and was attacked, if it is to be, and no failure is on record, such as an audit that was cut short."""
     folder = out / cell.name
     if not finished(folder) or _marker(out, cell.name).is_file():
@@ -217,7 +217,7 @@ def _held(out: Path, name: str) -> Iterator[bool]:
         yield ours
 
 
-def _run_cell(cell: Cell, sweep: Sweep, out: Path, data_dir: str | Path | None, audit: Audit | None) -> str:
+def _run_cell(cell: SweepCell, sweep: Sweep, out: Path, data_dir: str | Path | None, audit: Audit | None) -> str:
     """The error of a cell, `ELSEWHERE`, or nothing."""
     assert cell.config is not None
     folder = out / cell.name

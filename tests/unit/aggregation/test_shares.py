@@ -28,9 +28,9 @@ from cflpriv.federation.transport import OverBytes
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.keys import Roster, seal
-from cflpriv.protocols.shared_gram import Terms, depositing
+from cflpriv.protocols.shared_gram import GramTerms, depositing
 from cflpriv.protocols.shared_gram.prime_field import uniform
-from cflpriv.protocols.shared_gram.terms import Contribution, decode, encode
+from cflpriv.protocols.shared_gram.terms import GramContribution, decode, encode
 from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.types import Population
 
@@ -243,7 +243,7 @@ def test_a_holder_whose_contribution_cannot_be_used_is_named_and_another_takes_i
         answer = m.decode_answer(data)
         assert isinstance(answer, m.Stepped)
         machine = ShareHolderParty(settings, transport.stores[liar]).machine(fed.session, 0)
-        signed = decode(answer.said, Contribution, machine.terms)
+        signed = decode(answer.said, GramContribution, machine.terms)
         said = {
             "malformed": b"nonsense", "bad-signature": encode(msgspec.structs.replace(signed, signature=bytes(64))),
             "other-contribution": machine.contribute([0, 1], 1, (0, 1, 2)),
@@ -256,11 +256,11 @@ def test_a_holder_whose_contribution_cannot_be_used_is_named_and_another_takes_i
 
 
 def test_more_shares_than_a_message_carries_are_refused_before_anybody_shares() -> None:
-    terms = Terms(bytes(16), 0, bytes(32), 1000, 3, 1, 3, 90_000, 1.0)
+    terms = GramTerms(bytes(16), 0, bytes(32), 1000, 3, 1, 3, 90_000, 1.0)
     check_size(terms, 800, 800)
     with pytest.raises(InputError, match=r"vectors \(3, 90000\) of 1000 clients are 2\.2 GB .* put \"sketch\" before"):
         check_size(terms, 1000, 1000)
-    terms = Terms(bytes(16), 0, bytes(32), 3000, 3, 1, 6, 784, 1.0)
+    terms = GramTerms(bytes(16), 0, bytes(32), 3000, 3, 1, 6, 784, 1.0)
     check_size(terms, 1500, 1500)
     with pytest.raises(InputError, match=r"products of 2000 clients' vectors with those of 2000, 6 each, are 2\.3 GB to the first holder"):
         check_size(terms, 2000, 2000)

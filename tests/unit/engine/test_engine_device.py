@@ -129,10 +129,10 @@ def test_ragged_clients_are_not_captured_again_and_again(monkeypatch: pytest.Mon
 def test_what_is_given_up_is_gone_without_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device what a cycle holds is memory that nobody gets: plans of uncaptured steps, released programs, released samples."""
     task, given_to = Train(MODELS["mlp"], batch_size=5), inputs(MODELS["mlp"], [15, 15])
-    plans: list[weakref.ref[graphs.Plan]] = []
+    plans: list[weakref.ref[graphs.BatchPlan]] = []
     real = graphs.planned
 
-    def planned(*arguments: Any) -> graphs.Plan:
+    def planned(*arguments: Any) -> graphs.BatchPlan:
         plan = real(*arguments)
         plans.append(weakref.ref(plan))
         return plan

@@ -26,7 +26,7 @@ from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.report.report import write_report
-from cflpriv.experiments.run.checkpoint import TYPES, digest_of, latest, load_checkpoint, restore, save_checkpoint
+from cflpriv.experiments.run.checkpoint import _RENAMED, TYPES, _type_of, digest_of, latest, load_checkpoint, restore, save_checkpoint
 from cflpriv.experiments.run.resume import LOCK, Counted, last_checkpoint, locked
 from cflpriv.experiments.run.run import admit, prepare
 from cflpriv.experiments.run.verify import verify
@@ -497,7 +497,7 @@ def test_a_checkpoint_makes_no_type_that_is_not_listed(tmp_path: Path) -> None:
     simulation = start(small(), population=SCENE)
     save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
     checkpoint = load_checkpoint(tmp_path, "x")
-    tree = json.loads(json.dumps(checkpoint.tree).replace("pacfl.State", "os.system"))
+    tree = json.loads(json.dumps(checkpoint.tree).replace("pacfl.PacflState", "os.system"))
     with pytest.raises(InputError, match=r"'os\.system' is not a kind of state"):
         restore(replace(checkpoint, tree=tree), prepare(small(), population=SCENE).federation)
     broken = {**checkpoint.tree, "held": {"keys": {}, "epochs": []}}
@@ -847,3 +847,18 @@ def test_a_checkpoint_of_the_format_before_is_resumed(tmp_path: Path) -> None:
     (folder / f"{name}.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}), encoding="utf-8")
     run(config, tmp_path / "run")
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+def test_names_of_states_in_earlier_versions_are_read(tmp_path: Path) -> None:
+    assert all(_type_of(earlier) is _type_of(f"algorithms.{earlier}") is TYPES[name] for earlier, name in _RENAMED.items())
+    simulation = start(small(algorithm={"name": "cfl"}), population=SCENE)
+    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
+    checkpoint = load_checkpoint(tmp_path, "x")
+    text = json.dumps(checkpoint.tree)
+    for name in ("CflState", "TreeNode"):
+        assert f'"parameter_tree.{name}"' in text
+        text = text.replace(f"parameter_tree.{name}", f"parameter_tree.{name.removeprefix('Cfl').removeprefix('Tree')}")
+    federation = prepare(small(algorithm={"name": "cfl"}), population=SCENE).federation
+    restored = restore(replace(checkpoint, tree=json.loads(text)), federation)
+    assert type(restored) is type(simulation.state)
+    assert [type(node) for node in restored.tree] == [type(node) for node in simulation.state.tree]

@@ -27,7 +27,7 @@ from cflpriv.contract.handles import Held
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments import Config, Run, load_config, parse_config, run_experiment, start
+from cflpriv.experiments import Config, Experiment, load_config, parse_config, run_experiment, start
 from cflpriv.experiments.run.run import admit, advance, begin, estimate_record_bytes, finish
 from cflpriv.tasks.training import Gradient
 
@@ -398,7 +398,7 @@ def test_too_few_clients_to_agree_on_a_transform_end_the_run_at_its_start(name: 
 
 @pytest.mark.slow
 def test_withheld_evidence_is_recomputed_and_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def withheld(simulation: Run) -> None:
+    def withheld(simulation: Experiment) -> None:
         begin(simulation)
         simulation.state = replace(simulation.state, evidence=None)
 
