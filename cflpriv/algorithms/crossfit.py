@@ -104,8 +104,8 @@ def _init(settings: CrossfitSettings, federation: Federation) -> CrossfitState:
         raise InputError(f"algorithm.k: {find.k} groups of {len(federation.clients)} clients")
     initial = Shared(settings.train.model.init(settings.seed))
     held = federation.compute(settings.folds, {"model": initial})["folds"]
-    found = find_groups(federation, held, find, settings.landmarks)
-    return CrossfitState((initial,) * found.clustering.k, found.clustering, held, found.notes, found.evidence)
+    grouping = find_groups(federation, held, find, settings.landmarks)
+    return CrossfitState((initial,) * grouping.clustering.k, grouping.clustering, held, grouping.notes, grouping.evidence)
 
 
 def _round(settings: CrossfitSettings, federation: Federation, state: CrossfitState) -> tuple[CrossfitState, RoundRecord]:
@@ -132,21 +132,22 @@ def _describe(state: CrossfitState) -> Mapping[str, Any]:
     return {"clustering": state.clustering, "evidence": state.evidence, **state.notes}
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """One noisy mean gradient, and a training in each round."""
-    if given.get("variant") == "balanced":
+    if settings.get("variant") == "balanced":
         raise InputError("algorithm.variant = 'balanced' under privacy.unit = 'sample': has no private form; use 'plain'")
     return Releases(signatures=1, trainings=rounds, mechanism="mean")
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    k = given.get("k")
-    return f"none: a test at level {given.get('alpha', ALPHA):g}" if k is None else f"the number of groups, k = {k}"
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    k = settings.get("k")
+    return f"none: a test at level {settings.get('alpha', ALPHA):g}" if k is None else f"the number of groups, k = {k}"
 
 
 CROSSFIT = AlgorithmSpec(
     "crossfit", crossfit, "one-shot clustering by a test on cross-fitted gradients, which finds the number of groups; then FedAvg in each",
     states=(CrossfitState,), tasks=(FoldGradients,), functions=(FindGroups, JoinGroups),
-    sample_releases=_sample_releases, cohorts="labelled", compared=lambda given: ComparedValue(HALVES, halves=True), knowledge=_knowledge,
+    sample_releases=_sample_releases, cohorts="labelled",
+    compared=lambda settings: ComparedValue(HALVES, halves=True), knowledge=_knowledge,
     serves_released=True,
 )  # fmt: skip

@@ -60,11 +60,11 @@ class Ask:
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
-    def run(self, given: TaskInput) -> Result:
-        others = [client for client in self.candidates if client != given.data.id]
-        draws = given.streams("fedfomo asks")
+    def run(self, task_input: TaskInput) -> Result:
+        others = [client for client in self.candidates if client != task_input.data.id]
+        draws = task_input.streams("fedfomo asks")
         shuffled = [others[i] for i in draws.permutation(len(others))]
-        affinity = _affinity(given)
+        affinity = _affinity(task_input)
         best = sorted(shuffled, key=lambda client: -affinity.get(client, 0.0))  # stable: equals in random order
         wanted: list[int] = []
         for explore in draws.random(min(self.m, len(others))) < self.epsilon:
@@ -91,20 +91,20 @@ class Combine:
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
-    def run(self, given: TaskInput) -> Result:
-        own, others = given.array("model"), given.params["others"]
+    def run(self, task_input: TaskInput) -> Result:
+        own, others = task_input.array("model"), task_input.params["others"]
         if not isinstance(others, dict):
             raise TypeError("parameter 'others': Combine takes models by sender")
         senders = sorted(others)
-        kept = split(given.data, self.validation, self.seed)[1]
-        x, y = self.model.inputs(given.data.x_train[kept]), tensor(given.data.y_train[kept])
+        kept = split(task_input.data, self.validation, self.seed)[1]
+        x, y = self.model.inputs(task_input.data.x_train[kept]), tensor(task_input.data.y_train[kept])
         movements = [np.asarray(others[sender]) - own for sender in senders]
         losses = np.array([self._loss(np.asarray(others[sender]), x, y) for sender in senders])
-        raw, weights = first_order_weights(self._loss(own, x, y), losses, [float(np.linalg.norm(one)) for one in movements])
+        raw, weights = first_order_weights(self._loss(own, x, y), losses, [float(np.linalg.norm(vector)) for vector in movements])
         moved = np.zeros(own.shape)
         for weight, movement in zip(weights, movements, strict=True):
             moved += weight * movement
-        affinity = _affinity(given)
+        affinity = _affinity(task_input)
         for sender, weight in zip(senders, raw, strict=True):
             affinity[sender] = affinity.get(sender, 0.0) + float(weight)
         known = sorted(affinity)
@@ -130,10 +130,10 @@ def first_order_weights(own: float, losses: Array, distances: Sequence[float]) -
     return raw, positive / positive.sum() if positive.sum() > 0 else positive
 
 
-def _affinity(given: TaskInput) -> dict[int, float]:
-    if MEMORY not in given.memory:
+def _affinity(task_input: TaskInput) -> dict[int, float]:
+    if MEMORY not in task_input.memory:
         return {}
-    clients, values = given.memory[MEMORY]
+    clients, values = task_input.memory[MEMORY]
     return {int(client): float(value) for client, value in zip(clients, values, strict=True)}
 
 
@@ -188,8 +188,8 @@ def fedfomo(
             return state, 0
         wanted = federation.compute(Ask(candidates, models, explore), on=askers)["wanted"]
         received = federation.relay(_held(state.model), to=wanted)
-        given: dict[str, Parameter] = {"model": state.model, "others": received}
-        mixed = federation.compute(Combine(train.model, validation, seed), given, on=received.of(askers).clients)
+        params: dict[str, Parameter] = {"model": state.model, "others": received}
+        mixed = federation.compute(Combine(train.model, validation, seed), params, on=received.of(askers).clients)
         model = federation.fold(state.model + Shared(own=(Own(mixed["movement"]),)))
         return replace(state, model=model), models * len(askers)
 

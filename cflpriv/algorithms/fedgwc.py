@@ -72,10 +72,10 @@ def gaussian_weights(losses: Array) -> Array:
 
 def interacted(matrix: Array, here: Sequence[int], weights: Array) -> tuple[Array, float]:
     """P (n, n) after a round in which the clients `here` (positions) had `weights`, and the mean squared change of their entries."""
-    alpha, found = len(here) / len(matrix), matrix.copy()
+    alpha, updated = len(here) / len(matrix), matrix.copy()
     places = np.ix_(list(here), list(here))
-    found[places] = (1 - alpha) * matrix[places] + alpha * weights[:, None]
-    return found, float(np.square(found[places] - matrix[places]).mean())
+    updated[places] = (1 - alpha) * matrix[places] + alpha * weights[:, None]
+    return updated, float(np.square(updated[places] - matrix[places]).mean())
 
 
 def affinities(matrix: Array, gamma: float) -> Array:
@@ -87,9 +87,9 @@ def affinities(matrix: Array, gamma: float) -> Array:
     squares = norms[:, None] + norms[None, :] - 2 * columns @ columns.T
     # left out are the entry of the first of the two and that of the second
     left_out = np.square(own[:, None] - columns.T) + np.square(columns - own[None, :])
-    found: Array = np.exp(-gamma * np.maximum(squares - left_out, 0.0))
-    np.fill_diagonal(found, 0.0)
-    return found
+    kernel: Array = np.exp(-gamma * np.maximum(squares - left_out, 0.0))
+    np.fill_diagonal(kernel, 0.0)
+    return kernel
 
 
 def best_parts(affinity: Array, most: int, seed: int) -> Array | None:
@@ -123,14 +123,16 @@ class TrainAndTell(AroundTraining):
     gives: ClassVar[Parts] = {"update": "summed", "losses": "score"}
     beyond = ""
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
-        start = given.array("model")
-        both = replace(given, params={"model": [start, start + np.asarray(result["update"])]})
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
+        start = task_input.array("model")
+        both = replace(task_input, params={"model": [start, start + np.asarray(result["update"])]})
         return {"update": result["update"], "trained": result["trained"], "losses": Losses(self.train.model).run(both)["losses"]}
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         results, path = self.train.run_many(inputs, device)
-        return [self.after(given, given, result) if result else {} for given, result in zip(inputs, results, strict=True)], path
+        return [
+            self.after(task_input, task_input, result) if result else {} for task_input, result in zip(inputs, results, strict=True)
+        ], path
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +211,9 @@ def _round(settings: FedGwcSettings, federation: Federation, state: FedGwcState)
     held = federation.compute(task, {"model": list(state.models)}, which=clustering, on=cohort)
     means = federation.mean(held["update"], weights=settings.weights, groups=clustering, k=k)
     models = moved(federation, state.models, means, "update", clustering, held.clients)
-    gathered = {client: one["losses"] for client, one in federation.gather(held["losses"]).items() if np.isfinite(one["losses"]).all()}
+    gathered = {
+        client: result["losses"] for client, result in federation.gather(held["losses"]).items() if np.isfinite(result["losses"]).all()
+    }
     kept, opened, parents = list[GwcCluster](), list[GwcCluster](), list[int]()
     for label, cluster in enumerate(state.clusters):
         losses = {client: gathered[client] for client in cluster.clients if client in gathered}
@@ -242,12 +246,12 @@ def _parts(settings: FedGwcSettings, cluster: GwcCluster, here: int, at_least: i
     labels = best_parts(affinities(cluster.matrix, settings.gamma), min(MOST_PARTS, n // here), settings.seed)
     if labels is None or int(np.bincount(labels).min()) < at_least:
         return [replace(cluster, change=1.0, calm=0)]
-    found = []
+    parts = []
     for label in range(int(labels.max()) + 1):
-        mine = np.flatnonzero(labels == label)
-        clients = tuple(cluster.clients[at] for at in mine)
-        found.append(GwcCluster(clients, cluster.matrix[np.ix_(mine, mine)], open=len(mine) > here))
-    return found
+        positions = np.flatnonzero(labels == label)
+        clients = tuple(cluster.clients[at] for at in positions)
+        parts.append(GwcCluster(clients, cluster.matrix[np.ix_(positions, positions)], open=len(positions) > here))
+    return parts
 
 
 def _serve(settings: FedGwcSettings, state: FedGwcState) -> Served:
@@ -277,7 +281,7 @@ def _describe(state: FedGwcState) -> Mapping[str, Any]:
     return {"clustering": state.clustering, "rule": "spectral clustering with the lowest Davies-Bouldin index"}
 
 
-def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
+def _never_clusters(settings: Mapping[str, Any], before: BeforeRun) -> str:
     return "all clients meet in every round (training.participation = 1), so nothing tells them apart" if before.participation == 1 else ""
 
 
@@ -286,5 +290,5 @@ FEDGWC = AlgorithmSpec(
     states=(GwcCluster, FedGwcState), tasks=(PickAndTrain, TrainAndTell, WithoutWork), cohorts="labelled",
     renumbers=True, serves_released=True,
     sample_refused="no private form of its losses is written", never_clusters=_never_clusters, begins={"training.participation": 0.5},
-    knowledge=lambda given: f"a settled matrix of rewards, eps = {given.get('eps', EPS):g}, and the lowest Davies-Bouldin index",
+    knowledge=lambda settings: f"a settled matrix of rewards, eps = {settings.get('eps', EPS):g}, and the lowest Davies-Bouldin index",
 )  # fmt: skip

@@ -42,8 +42,8 @@ class TrainNormalised(AroundTraining):
     gives: ClassVar[Parts] = {"direction": "summed", "steps": "summed"}
     beyond = "weights by numbers of steps"
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
-        weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
+        weight = weight_of_steps(steps_of(self.train, len(task_input.data.y_train)), self.train.momentum)
         update = np.asarray(result["update"])
         direction = (update / weight).astype(update.dtype, copy=False)
         # both in the model's precision: under a transform they travel as one vector, and the mean direction is opened in its

@@ -75,14 +75,14 @@ class TrainAndAssign(AroundTraining):
     def keeps(self) -> tuple[str, ...]:
         return self.train.keeps if self.first else (*self.train.keeps, *self.remembers)
 
-    def before(self, given: TaskInput) -> TaskInput:
-        start = centres_of(given)[int(given.memory[MEMORY])] if MEMORY in given.memory else self.train.model.init(self.seed)
-        return replace(given, params={"model": start})
+    def before(self, task_input: TaskInput) -> TaskInput:
+        start = centres_of(task_input)[int(task_input.memory[MEMORY])] if MEMORY in task_input.memory else self.train.model.init(self.seed)
+        return replace(task_input, params={"model": start})
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
         trained = inner.array("model") + np.asarray(result["update"])
-        centres = centres_of(given)
-        choice = int(given.streams("fesem start").integers(len(centres))) if self.first else nearest_centre(trained, centres)
+        centres = centres_of(task_input)
+        choice = int(task_input.streams("fesem start").integers(len(centres))) if self.first else nearest_centre(trained, centres)
         return {"choice": np.array(choice), "step": trained - centres[choice], "trained": trained, MEMORY: np.array(choice)}
 
 
@@ -93,8 +93,8 @@ class Remember:
     parts: ClassVar[Parts] = {}
     keeps: ClassVar[tuple[str, ...]] = (MEMORY,)
 
-    def run(self, given: TaskInput) -> Result:
-        return {MEMORY: given.array("label").copy()}
+    def run(self, task_input: TaskInput) -> Result:
+        return {MEMORY: task_input.array("label").copy()}
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,16 @@ class EvaluateAssigned(EvaluateUsed):
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
-    def used(self, given: TaskInput) -> Array:
-        centres = centres_of(given)
-        if MEMORY in given.memory:
-            return centres[int(given.memory[MEMORY])]
-        return centres[int(Losses(self.model).run(given)["choice"])]
+    def used(self, task_input: TaskInput) -> Array:
+        centres = centres_of(task_input)
+        if MEMORY in task_input.memory:
+            return centres[int(task_input.memory[MEMORY])]
+        return centres[int(Losses(self.model).run(task_input)["choice"])]
 
 
-def centres_of(given: TaskInput) -> list[Array]:
+def centres_of(task_input: TaskInput) -> list[Array]:
     """The list "model" that a client is sent, as arrays. Raises `TypeError` if it is no list."""
-    centres = given.params["model"]
+    centres = task_input.params["model"]
     if not isinstance(centres, list):
         raise TypeError("parameter 'model': expected the list of centres")
     return [np.asarray(centre) for centre in centres]
@@ -199,5 +199,5 @@ def fesem(
 FESEM = AlgorithmSpec(
     "fesem", fesem, "k centres, each the mean of the local models nearest to it (Xie et al. 2020)",
     states=(FesemState,), tasks=(EvaluateAssigned, Remember, TrainAndAssign), functions=(ClusterByMeans,),
-    knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

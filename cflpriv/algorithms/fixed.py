@@ -69,10 +69,10 @@ def _fixed(name: str, train: Train, groups: Mapping[int, int], weights: Weights,
 ORACLE = AlgorithmSpec(
     "oracle", oracle, "FedAvg inside the true groups: the best a clustering can do",
     states=(FixedState,), sample_releases=updates_only, cohorts="labelled", serves_released=True,
-    knowledge=lambda given: "the true groups",
+    knowledge=lambda settings: "the true groups",
 )  # fmt: skip
 SHUFFLED = AlgorithmSpec(
     "shuffled", shuffled, "FedAvg inside random groups of the true sizes: the control for every clustering claim",
     states=(FixedState,), sample_releases=updates_only, cohorts="labelled", serves_released=True,
-    knowledge=lambda given: "the sizes of the true groups",
+    knowledge=lambda settings: "the sizes of the true groups",
 )  # fmt: skip

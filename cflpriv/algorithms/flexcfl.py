@@ -86,12 +86,12 @@ class ClusterByDirections:
         from sklearn.cluster import KMeans  # slow to import
 
         points = decomposed_cosines(last_products(view), self.k)
-        found = KMeans(self.k, n_init=self.starts, random_state=self.seed % 2**32).fit(points)
-        _, first, raw = np.unique(found.labels_, return_index=True, return_inverse=True)
+        fit = KMeans(self.k, n_init=self.starts, random_state=self.seed % 2**32).fit(points)
+        _, first, raw = np.unique(fit.labels_, return_index=True, return_inverse=True)
         labels = np.argsort(np.argsort(first))[raw]
         view.memory["labels"] = labels
         distances = np.linalg.norm(points[:, None] - points[None, :], axis=2) / np.sqrt(self.k)
-        return {"labels": labels}, {"distance": distances, "clients": view.gram.clients, "inertia": float(found.inertia_)}
+        return {"labels": labels}, {"distance": distances, "clients": view.gram.clients, "inertia": float(fit.inertia_)}
 
 
 @dataclass(frozen=True)
@@ -206,5 +206,5 @@ def _describe(settings: FlexCflSettings, state: FlexCflState) -> Mapping[str, An
 FLEXCFL = AlgorithmSpec(
     "flexcfl", flexcfl, "k-means on decomposed cosines of first updates, then FedAvg in each cluster (Duan et al. 2021)",
     states=(FlexCflState,), functions=(ClusterByDirections, PlaceByCosine),
-    knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

@@ -129,15 +129,15 @@ class AlgorithmSpec:
     client_refused: str = ""
     cohorts: Literal["", "one", "labelled"] = ""
     serves_released: bool = False
-    compared: Callable[[Mapping[str, Any]], ComparedValue] = lambda given: ComparedValue()
+    compared: Callable[[Mapping[str, Any]], ComparedValue] = lambda settings: ComparedValue()
     renumbers: bool = False
-    defaults: Callable[[Mapping[str, Any], BeforeRun], Mapping[str, Any]] = lambda given, before: {}
-    never_clusters: Callable[[Mapping[str, Any], BeforeRun], str] = lambda given, before: ""
+    defaults: Callable[[Mapping[str, Any], BeforeRun], Mapping[str, Any]] = lambda settings, before: {}
+    never_clusters: Callable[[Mapping[str, Any], BeforeRun], str] = lambda settings, before: ""
     begins: Mapping[str, Any] = field(default_factory=dict)
-    knowledge: Callable[[Mapping[str, Any]], str] = lambda given: "not declared"
+    knowledge: Callable[[Mapping[str, Any]], str] = lambda settings: "not declared"
 
 
-def no_groups(given: Mapping[str, Any]) -> str:
+def no_groups(settings: Mapping[str, Any]) -> str:
     """The `AlgorithmSpec.knowledge` of an algorithm that forms no groups of clients."""
     return "none: no groups are formed"
 
@@ -166,10 +166,13 @@ def register_algorithm(spec: AlgorithmSpec) -> None:
     for kind in (*spec.states, *spec.tasks, *spec.functions):
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             raise InputError(f"algorithm {spec.name!r}: {kind!r} is declared as a state, task or function and is no dataclass")
-    for kind, needs in (*((one, ("run", "parts", "keeps")) for one in spec.tasks), *((one, ("results",)) for one in spec.functions)):
-        for what in needs:
-            if not hasattr(kind, what):
-                raise InputError(f"algorithm {spec.name!r}: {kind.__name__} declares no `{what}`")
+    for kind, needs in (
+        *((task, ("run", "parts", "keeps")) for task in spec.tasks),
+        *((function, ("results",)) for function in spec.functions),
+    ):
+        for attribute in needs:
+            if not hasattr(kind, attribute):
+                raise InputError(f"algorithm {spec.name!r}: {kind.__name__} declares no `{attribute}`")
     entries: list[tuple[Registry[Any], str, Any]] = [(ALGORITHMS, spec.name, spec)]
     entries += [(TASKS, kind.__name__, kind) for kind in spec.tasks]
     entries += [(FUNCTIONS, function_name(kind), kind) for kind in spec.functions]

@@ -49,10 +49,10 @@ def global_part(model: Model, global_layers: int) -> int:
     return list(layers.values())[len(layers) - global_layers]
 
 
-def _whole(model: Model, cut: int, seed: int, given: TaskInput) -> Array:
+def _whole(model: Model, cut: int, seed: int, task_input: TaskInput) -> Array:
     """A client's model: its own layers (at first those of the initial model) before the given "model", which is the global part."""
-    own = given.memory[MEMORY] if MEMORY in given.memory else model.init(seed)[:cut]
-    return np.concatenate([own, given.array("model")])
+    own = task_input.memory[MEMORY] if MEMORY in task_input.memory else model.init(seed)[:cut]
+    return np.concatenate([own, task_input.array("model")])
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class TrainParted(AroundTraining):
     cut: int
     seed: int
 
-    def before(self, given: TaskInput) -> TaskInput:
-        return replace(given, params={"model": _whole(self.train.model, self.cut, self.seed, given)})
+    def before(self, task_input: TaskInput) -> TaskInput:
+        return replace(task_input, params={"model": _whole(self.train.model, self.cut, self.seed, task_input)})
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
         update = np.asarray(result["update"])
         trained = inner.array("model") + update
         return {"update": update[self.cut :].copy(), "trained": trained, MEMORY: trained[: self.cut].copy()}
@@ -88,8 +88,8 @@ class EvaluateParted(EvaluateUsed):
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
-    def used(self, given: TaskInput) -> Array:
-        return _whole(self.model, self.cut, self.seed, given)
+    def used(self, task_input: TaskInput) -> Array:
+        return _whole(self.model, self.cut, self.seed, task_input)
 
 
 def lg_fedavg(

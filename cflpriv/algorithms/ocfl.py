@@ -78,8 +78,8 @@ class Beside:
     parts: ClassVar[Parts] = {"rows": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        return {"rows": np.stack([given.array("before"), given.array("now")])}
+    def run(self, task_input: TaskInput) -> Result:
+        return {"rows": np.stack([task_input.array("before"), task_input.array("now")])}
 
 
 @dataclass(frozen=True)
@@ -185,14 +185,14 @@ def _looked(settings: OcflSettings, federation: Federation, state: OcflState, he
         return state, {"clustered": False}
     rows = federation.compute(Beside(), {"before": state.last, "now": held}, on=both)["rows"]
     released = federation.gram(rows, then=ClusterByTemperature(settings.min_cluster_size, federation.merge_below))
-    found = released.evidence
-    notes = {"clustered": bool(released.result["risen"])} | ({} if found is None else {"temperature": found["temperature"]})
+    evidence = released.evidence
+    notes = {"clustered": bool(released.result["risen"])} | ({} if evidence is None else {"temperature": evidence["temperature"]})
     if not int(released.result["risen"]):
         federation.close(rows)
         return state, notes
     labels = tuple(int(label) for label in released.result["labels"])
     clustering = with_late(Clustering(rows.clients, labels, int(released.result["k"])), sorted({*federation.clients, *held.clients}))
-    return replace(state, clustering=clustering, fired_at=state.models[0], compared=rows, evidence=found), notes
+    return replace(state, clustering=clustering, fired_at=state.models[0], compared=rows, evidence=evidence), notes
 
 
 def _serve(settings: OcflSettings, state: OcflState) -> Served:
@@ -218,13 +218,13 @@ def _describe(state: OcflState) -> Mapping[str, Any]:
     return described if state.clustering is None and state.last is None else {**described, "clear": state.clustering is not None}
 
 
-def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
+def _never_clusters(settings: Mapping[str, Any], before: BeforeRun) -> str:
     return f"it compares the temperatures of two rounds, and the run has {before.rounds} rounds" if 0 < before.rounds < ROWS else ""
 
 
 OCFL = AlgorithmSpec(
     "ocfl", ocfl, "FedAvg until updates point apart, then one clustering by density of cosines (Zuziak et al. 2025)",
     states=(OcflState,), tasks=(Beside,), functions=(ClusterByTemperature, PlaceByCosine),
-    compared=lambda given: ComparedValue(ROWS), never_clusters=_never_clusters,
-    knowledge=lambda given: f"a density, min_cluster_size = {given.get('min_cluster_size', 3)}",
+    compared=lambda settings: ComparedValue(ROWS), never_clusters=_never_clusters,
+    knowledge=lambda settings: f"a density, min_cluster_size = {settings.get('min_cluster_size', 3)}",
 )  # fmt: skip

@@ -74,12 +74,12 @@ class ClusterByMeans:
         products = _products(view)
         values, vectors = np.linalg.eigh(products)
         points = vectors * np.sqrt(np.maximum(values, 0.0))  # rows with these inner products
-        found = KMeans(self.k, n_init=self.starts, random_state=self.seed % 2**32).fit(points)
-        _, first, raw = np.unique(found.labels_, return_index=True, return_inverse=True)
+        fit = KMeans(self.k, n_init=self.starts, random_state=self.seed % 2**32).fit(points)
+        _, first, raw = np.unique(fit.labels_, return_index=True, return_inverse=True)
         labels = np.argsort(np.argsort(first))[raw]
         view.memory["labels"] = labels
         squares = np.maximum(np.diag(products)[:, None] + np.diag(products)[None, :] - 2 * products, 0.0)
-        evidence = {"distance": np.sqrt(squares), "clients": view.gram.clients, "inertia": float(found.inertia_)}
+        evidence = {"distance": np.sqrt(squares), "clients": view.gram.clients, "inertia": float(fit.inertia_)}
         return {"labels": labels}, evidence
 
 
@@ -158,5 +158,5 @@ def one_shot(
 ONE_SHOT = AlgorithmSpec(
     "one_shot", one_shot, "k-means on local models once, then FedAvg in each cluster (Ghosh et al. 2019)",
     states=(OneShotState,), functions=(ClusterByMeans, PlaceByMeans),
-    knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

@@ -264,8 +264,8 @@ def _init(settings: PacflSettings, federation: Federation) -> PacflState:
     initial = Shared(settings.train.model.init(settings.seed))
     by = settings.by
     if isinstance(by, FindGroups):
-        found = find_groups(federation, held, by, settings.landmarks)
-        return PacflState((initial,) * found.clustering.k, found.clustering, held, initial, found.notes, found.evidence)
+        grouping = find_groups(federation, held, by, settings.landmarks)
+        return PacflState((initial,) * grouping.clustering.k, grouping.clustering, held, initial, grouping.notes, grouping.evidence)
     released = federation.gram(held, then=replace(by, at_least=federation.merge_below))
     clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), int(released.result["k"]))
     rule = f"threshold {by.beta:g}" if by.beta is not None else f"k = {by.k}" if by.k is not None else f"automatic ({by.auto})"
@@ -308,8 +308,8 @@ def _describe(state: PacflState) -> Mapping[str, Any]:
     return {"clustering": state.clustering, "evidence": state.evidence, **state.notes}
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
-    compared = _compared(given)
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
+    compared = _compared(settings)
     if compared.per_label:
         raise InputError(
             "algorithm.per_label under privacy.unit = 'sample': a signature per label would show which labels there are; set it to false"
@@ -317,21 +317,21 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
     return Releases(signatures=1, trainings=rounds, mechanism="whole_moment" if compared.halves else "moment")
 
 
-def _compared(given: Mapping[str, Any]) -> ComparedValue:
-    authors, per_label, p = given.get("variant") == "authors", given.get("per_label"), int(given.get("p", 3))
+def _compared(settings: Mapping[str, Any]) -> ComparedValue:
+    authors, per_label, p = settings.get("variant") == "authors", settings.get("per_label"), int(settings.get("p", 3))
     by_label = authors if per_label is None else bool(per_label)
-    if _rule(given.get("beta"), given.get("k"), given.get("cut"), authors or by_label) == "test":
+    if _rule(settings.get("beta"), settings.get("k"), settings.get("cut"), authors or by_label) == "test":
         return ComparedValue(HALVES * p, True, halves=True)
     return ComparedValue(p, True, by_label)
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    if given.get("k") is not None:
-        return f"the number of groups, k = {given['k']}"
-    if given.get("beta") is not None:
-        return f"a threshold, beta = {given['beta']:g} degrees"
-    authors, per_label = given.get("variant") == "authors", given.get("per_label")
-    cut = _rule(None, None, given.get("cut"), authors if per_label is None else bool(per_label))
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    if settings.get("k") is not None:
+        return f"the number of groups, k = {settings['k']}"
+    if settings.get("beta") is not None:
+        return f"a threshold, beta = {settings['beta']:g} degrees"
+    authors, per_label = settings.get("variant") == "authors", settings.get("per_label")
+    cut = _rule(None, None, settings.get("cut"), authors if per_label is None else bool(per_label))
     return f"none: a test at level {ALPHA:g}" if cut == "test" else f"none: a cut by the {cut} of the tree"
 
 

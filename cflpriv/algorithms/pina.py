@@ -127,8 +127,8 @@ def normality_weight(block: Array, rule: Normality, alpha: float, draws: Stream)
     sample = block if len(block) <= COORDINATES else block[draws.choice(len(block), COORDINATES, replace=False)]
     if len(sample) < 3 or float(np.ptp(sample)) == 0:
         return 1.0, 1.0
-    found = shapiro(sample.astype(np.float64) / float(np.abs(sample).max()))
-    statistic, p = float(found.statistic), float(found.pvalue)
+    test = shapiro(sample.astype(np.float64) / float(np.abs(sample).max()))
+    statistic, p = float(test.statistic), float(test.pvalue)
     if rule == "off":
         return statistic, 1.0
     return statistic, 0.0 if rule == "drop" and p < alpha else statistic
@@ -164,10 +164,10 @@ def _round(settings: PinaSettings, federation: Federation, state: PinaState) -> 
         return state, RoundRecord(federation.round, tuple(cohort), None, {"unchanged_clusters": list(range(k))})
     sizes = np.maximum(total.count * total.shares, smallest_of(settings.smallest, k, len(cohort)))
     draws = federation.stream("normality")
-    found = [normality_weight(block, settings.normality, settings.alpha, draws) for block in total.sums]
-    weights = np.array([weight for _, weight in found])
+    tests = [normality_weight(block, settings.normality, settings.alpha, draws) for block in total.sums]
+    weights = np.array([weight for _, weight in tests])
     notes = {
-        "sizes": [float(size) for size in sizes], "normality": [statistic for statistic, _ in found],
+        "sizes": [float(size) for size in sizes], "normality": [statistic for statistic, _ in tests],
         "unchanged_clusters": [j for j in range(k) if weights[j] == 0], "clipped_clients": total.clipped,
     }  # fmt: skip
     moved = moved_by(state.models, total.sums * weights[:, None].astype(total.sums.dtype), sizes)
@@ -194,5 +194,5 @@ PINA = AlgorithmSpec(
     "first clusters from noisy sketches, then IFCA by one noisy sum a round, for client-level privacy (our reading of Xu et al. 2026)",
     states=(PinaState,), tasks=(ChooseListed, EvaluateLowest, LowRankSketch, TrainInBlock), functions=(ClusterByMeans,),
     sample_refused="its sums have a private form for whole clients only (privacy.unit = 'client')",
-    cohorts="one", defaults=norm_of_clip, knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    cohorts="one", defaults=norm_of_clip, knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

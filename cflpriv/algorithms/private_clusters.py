@@ -228,8 +228,8 @@ def _found(
     (mean,) = federation.mean(held["contribution"], weights="equal")
     if mean is None:
         return state, RoundRecord(federation.round, tuple(cohort), None, {"finding": stage, "unchanged_clusters": [0]})
-    found, updates = update_in(mean.parts["contribution"].value(), k, model.dimension, part)
-    sum_ = found * (mean.count / settings.vectors.norm)
+    vector_sum, updates = update_in(mean.parts["contribution"].value(), k, model.dimension, part)
+    sum_ = vector_sum * (mean.count / settings.vectors.norm)
     squares, count = noise_in(sum_ * np.sqrt(1 - part))
     total = sum_ if state.total is None or stage == "cells" else state.total + sum_
     noise = (state.noise[0] + squares, state.noise[1] + count)
@@ -294,14 +294,15 @@ def _directed(settings: PrivateClustersSettings, federation: Federation, state: 
     deviation = settings.deviation(state)
     noise = deviation * np.sqrt(state.done) / contributions / np.sqrt(1 - LENGTH_PART**2) * length
     offset = r * (deviation / state.seen) ** 2 / 0.5
-    found = directions_of(products / contributions * length, noise, offset, 0 if settings.k is None else settings.k - 1)
-    s = len(found.variances)
+    directions = directions_of(products / contributions * length, noise, offset, 0 if settings.k is None else settings.k - 1)
+    s = len(directions.variances)
     notes = {"directions": s} | ({"rule": f"k = {settings.k}"} if settings.k is not None else {"rule": f"test at level {settings.alpha:g}"})
     if s == 0:
         return _alike(state, {**notes, "clear": False, "answer": "all alike"})
     return replace(
-        state, stage="cells", done=0, total=None, basis=found.basis, variances=found.variances, spreads=np.zeros(s), length=length,
-        spread=float(np.sqrt(found.variances.sum())), cells=first_cells(found.variances, federation.stream("cells")), notes=notes,
+        state, stage="cells", done=0, total=None, basis=directions.basis, variances=directions.variances, spreads=np.zeros(s),
+        length=length, spread=float(np.sqrt(directions.variances.sum())),
+        cells=first_cells(directions.variances, federation.stream("cells")), notes=notes,
     )  # fmt: skip
 
 
@@ -317,16 +318,16 @@ def _partitioned(settings: PrivateClustersSettings, federation: Federation, stat
     alike = Alike(round(state.seen), clients, state.spread, state.done, deviation / CELL_COUNT, deviation / CELL_RESIDUAL)
     starts = partial(first_cells, variances)
     rng = federation.stream("crowds")  # the name seeds the stream: another one would change the results of recorded runs
-    found = partition_of(cells, counts, alike, starts, settings.alpha, settings.draws, rng, settings.k)
-    notes = {**state.notes, "clear": found.p is None or found.k > 1}
-    if found.p is not None:
-        notes |= {"p": float(found.p), "answer": "groups" if found.k > 1 else "no clear groups"}
-    if found.k == 1:
+    partition = partition_of(cells, counts, alike, starts, settings.alpha, settings.draws, rng, settings.k)
+    notes = {**state.notes, "clear": partition.p is None or partition.k > 1}
+    if partition.p is not None:
+        notes |= {"p": float(partition.p), "answer": "groups" if partition.k > 1 else "no clear groups"}
+    if partition.k == 1:
         return _alike(state, notes)
-    rows = found.centres @ _there(state.basis).T
+    rows = partition.centres @ _there(state.basis).T
     return replace(
         state, stage="centres", done=0, total=None, cells=None, basis=None, variances=None, spreads=None, rows=rows,
-        offsets=np.square(found.centres).sum(1) / 2, models=state.models * found.k, notes=notes,
+        offsets=np.square(partition.centres).sum(1) / 2, models=state.models * partition.k, notes=notes,
     )  # fmt: skip
 
 

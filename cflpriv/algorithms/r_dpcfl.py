@@ -137,7 +137,7 @@ def fitted(points: Array, k: int | None, seed: int, starts: int = STARTS) -> Mix
 
     if k is None:
         numbers = range(2, min(MOST_COMPONENTS, len(points) // 2) + 1)
-        tried = [fitted(points, one, seed, starts) for one in numbers]
+        tried = [fitted(points, number, seed, starts) for number in numbers]
         return max(tried, key=lambda mixture: mixture.separation) if tried else fitted(points, 1, seed, starts)
     if k == 1 or len(np.unique(points, axis=0)) < k:
         return Mixture(np.zeros((k, points.shape[1])), np.ones(k))
@@ -145,11 +145,11 @@ def fitted(points: Array, k: int | None, seed: int, starts: int = STARTS) -> Mix
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(points)
-    found = Mixture(np.asarray(model.means_), np.sqrt(model.covariances_))
-    nearest = found.log_posteriors(points).argmax(axis=1)
+    estimate = Mixture(np.asarray(model.means_), np.sqrt(model.covariances_))
+    nearest = estimate.log_posteriors(points).argmax(axis=1)
     met = list(dict.fromkeys(int(label) for label in nearest))
     order = met + [label for label in range(k) if label not in met]
-    return Mixture(found.means[order], found.deviations[order])
+    return Mixture(estimate.means[order], estimate.deviations[order])
 
 
 def drawn(log_posteriors: Array, rng: Stream, smallest: int = 1) -> Array:
@@ -356,19 +356,19 @@ def _describe(settings: RDpcflSettings, state: RDpcflState) -> Mapping[str, Any]
     return {"clustering": clustering_of(state.labels, len(state.models)), "evidence": state.evidence, "rule": rule}
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """The first step, then an update in each round and a choice in those of stage 2."""
     return Releases(signatures=1, trainings=rounds, choices=choice_rounds(rounds), mechanism="total")
 
 
-def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
-    if given.get("rounds", before.rounds) != before.rounds:
-        raise InputError(f"algorithm.rounds: {given['rounds']}, but training.rounds = {before.rounds}; leave it out")
+def _defaults(settings: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+    if settings.get("rounds", before.rounds) != before.rounds:
+        raise InputError(f"algorithm.rounds: {settings['rounds']}, but training.rounds = {before.rounds}; leave it out")
     return {"rounds": before.rounds}
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    k = given.get("k")
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    k = settings.get("k")
     return f"none: the best separated mixture of 2 to {MOST_COMPONENTS}" if k is None else f"the number of groups, k = {k}"
 
 

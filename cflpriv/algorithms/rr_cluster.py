@@ -74,10 +74,10 @@ def rebalancing(sizes: Array, smallest: float) -> Array:
     """
     lacking, more = np.maximum(smallest - sizes, 0.0), np.maximum(sizes - smallest, 0.0)
     stay = np.eye(len(sizes))
-    given = min(float(lacking.sum()), float(more.sum()))
-    if given <= 0:
+    moving = min(float(lacking.sum()), float(more.sum()))
+    if moving <= 0:
         return stay
-    leaving = np.minimum(given * more / more.sum() / np.maximum(sizes, np.finfo(float).tiny), 1.0)
+    leaving = np.minimum(moving * more / more.sum() / np.maximum(sizes, np.finfo(float).tiny), 1.0)
     moves: Array = stay * (1 - leaving)[:, None] + leaving[:, None] * (lacking / lacking.sum())
     return moves
 
@@ -122,8 +122,8 @@ def _round(settings: RRClusterSettings, federation: Federation, state: RrCluster
         moves = rebalancing(state.shares * len(cohort), smallest)
     models = list(state.models)
     chosen = federation.compute(ChooseAndMove(Losses(train.model)), {"model": models, "moves": moves}, on=cohort)
-    given: dict[str, Parameter] = {"model": models, "counted": chosen["choice"]}
-    held = federation.compute(TrainInBlock(train, k, settings.norm), given, which=chosen["moved"], on=cohort)
+    params: dict[str, Parameter] = {"model": models, "counted": chosen["choice"]}
+    held = federation.compute(TrainInBlock(train, k, settings.norm), params, which=chosen["moved"], on=cohort)
     total = sum_of_blocks(federation, held["blocks"], settings.norm)
     if total is None:
         return state, RoundRecord(federation.round, tuple(cohort), None, {"unchanged_clusters": list(range(k))})
@@ -154,5 +154,5 @@ RR_CLUSTER = AlgorithmSpec(
     "IFCA by one noisy sum a round, with random moves into small clusters, for client-level privacy (our reading of Yang et al. 2025)",
     states=(RrClusterState,), tasks=(ChooseAndMove, EvaluateLowest, TrainInBlock),
     sample_refused="its sums have a private form for whole clients only (privacy.unit = 'client')",
-    cohorts="one", defaults=norm_of_clip, knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    cohorts="one", defaults=norm_of_clip, knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

@@ -87,9 +87,9 @@ def gaps(state: CflState, groups: Mapping[int, int]) -> dict[int, float]:
     return {leaf: separation_gap(seen.alpha, [groups[client] for client in seen.clients]) for leaf, seen in state.seen.items()}
 
 
-def decided_by_norms(given: Mapping[str, Any]) -> bool:
+def decided_by_norms(settings: Mapping[str, Any]) -> bool:
     """Whether these hyper-parameters mean the paper's test with ε₂, or that of the authors."""
-    return given.get("eps2") is not None or given.get("variant") == "authors"
+    return settings.get("eps2") is not None or settings.get("variant") == "authors"
 
 
 def cfl(
@@ -264,7 +264,7 @@ def _walk_down(settings: CflSettings, federation: Federation, state: CflState, c
                 held = try_compute(federation, task.on_divergence, task, {"model": node.model}, on=group)
                 if held is not None:
                     released = federation.gram(held["update"], then=MoreSimilar(), against=node.updates)
-                    side |= dict(zip(held.clients, (int(one) for one in released.result["side"]), strict=True))
+                    side |= dict(zip(held.clients, (int(value) for value in released.result["side"]), strict=True))
             else:
                 side |= settings.halves.joined(federation, settings.train.on_divergence, node, group)
             at |= {client: node.children[side[client]] for client in group}
@@ -297,26 +297,26 @@ def _describe(settings: CflSettings, state: CflState) -> Mapping[str, Any]:
     return {**described, "rule": rule, "clear": len(state.tree) > 1, "answer": "not tested", **state.answer}
 
 
-def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+def _defaults(settings: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
     """Under sample-level privacy the paper's rule: how many tests there will be, and what they would cost, is not known before."""
-    return {"eps2": EPS2} if before.unit == "sample" and not decided_by_norms(given) else {}
+    return {"eps2": EPS2} if before.unit == "sample" and not decided_by_norms(settings) else {}
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """An update a round, which is compared with others, too."""
     return Releases(trainings=rounds, singly=True)
 
 
-def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
-    first = int(given.get("first_split", FIRST_SPLIT_AUTHORS if given.get("variant") == "authors" else 0))
+def _never_clusters(settings: Mapping[str, Any], before: BeforeRun) -> str:
+    first = int(settings.get("first_split", FIRST_SPLIT_AUTHORS if settings.get("variant") == "authors" else 0))
     return f"algorithm.first_split = {first}, and the run has {before.rounds} rounds" if 0 < before.rounds <= first else ""
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    if not decided_by_norms(given):
-        return f"none: a test at level {given.get('alpha', ALPHA):g}"
-    authors = given.get("variant") == "authors"
-    eps1, eps2 = given.get("eps1", EPS1_AUTHORS if authors else EPS1), given.get("eps2", EPS2_AUTHORS if authors else EPS2)
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    if not decided_by_norms(settings):
+        return f"none: a test at level {settings.get('alpha', ALPHA):g}"
+    authors = settings.get("variant") == "authors"
+    eps1, eps2 = settings.get("eps1", EPS1_AUTHORS if authors else EPS1), settings.get("eps2", EPS2_AUTHORS if authors else EPS2)
     return f"thresholds on norms of updates, eps1 = {eps1:g} and eps2 = {eps2:g}"
 
 
@@ -325,6 +325,6 @@ CFL = AlgorithmSpec(
     states=(CflState, TreeNode, SeenSimilarities), tasks=(Same, HasHalves, NeedsNoHalves),
     functions=(Bipartition, MoreSimilar, FindGroups, JoinGroups),
     sample_releases=_sample_releases, cohorts="labelled", renumbers=True, serves_released=True,
-    compared=lambda given: ComparedValue() if decided_by_norms(given) else ComparedValue(HALVES, halves=True),
+    compared=lambda settings: ComparedValue() if decided_by_norms(settings) else ComparedValue(HALVES, halves=True),
     defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

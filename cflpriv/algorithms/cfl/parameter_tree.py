@@ -92,7 +92,7 @@ class CflState:
         """The leaf becomes the inner `node`, and each side a child that goes on from `moved`. Members without a side go to the largest."""
         sizes = Counter(side.values())
         members, children = self.members(leaf), tuple(range(len(self.tree), len(self.tree) + len(sizes)))
-        largest = min(sizes, key=lambda one: (-sizes[one], one))
+        largest = min(sizes, key=lambda child: (-sizes[child], child))
         away = {client: leaf for client in members if client not in side}
         inner = self.with_node(leaf, replace(node, children=children))
         return replace(
@@ -126,10 +126,10 @@ class ClusterSplit:
 
 def ancestors(tree: Sequence[TreeNode], node: int) -> tuple[int, ...]:
     """A node and all above it, up to the root."""
-    found = [node]
-    while tree[found[-1]].parent >= 0:
-        found.append(tree[found[-1]].parent)
-    return tuple(found)
+    nodes = [node]
+    while tree[nodes[-1]].parent >= 0:
+        nodes.append(tree[nodes[-1]].parent)
+    return tuple(nodes)
 
 
 def path(state: CflState, client: int) -> tuple[int, ...]:

@@ -47,11 +47,11 @@ class HasHalves:
         """The private form of folds is one vector of all samples, which any client has."""
         return NeedsNoHalves()
 
-    def run(self, given: TaskInput) -> Result:
+    def run(self, task_input: TaskInput) -> Result:
         try:
-            fold_weights(given.data.y_train, False, np.random.default_rng(0))
+            fold_weights(task_input.data.y_train, False, np.random.default_rng(0))
         except InputError as error:
-            raise InputError(f"client {given.data.id}: {error}") from None
+            raise InputError(f"client {task_input.data.id}: {error}") from None
         return {"ready": np.array(1.0)}
 
 
@@ -64,7 +64,7 @@ class NeedsNoHalves:
     parts: ClassVar[Parts] = {"ready": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
+    def run(self, task_input: TaskInput) -> Result:
         return {"ready": np.array(1.0)}
 
 

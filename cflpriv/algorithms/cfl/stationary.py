@@ -30,8 +30,8 @@ class Same:
     parts: ClassVar[Parts] = {"update": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        return {"update": given.array("update")}
+    def run(self, task_input: TaskInput) -> Result:
+        return {"update": task_input.array("update")}
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,15 @@ def cut_by_cosines(
     decides, smallest = cluster.stationary and settings.halves is None, max(settings.test.at_least, federation.merge_below)
     test = replace(settings.test, stationary=decides, eps2=settings.test.eps2 * scale, at_least=smallest)
     released = federation.gram(updates, then=test)
-    outcome, found = int(released.result["outcome"]), released.evidence
+    outcome, evidence = int(released.result["outcome"]), released.evidence
     facts: dict[str, Any] = {}
-    if found is not None:
-        facts = {"max_norm": found["largest_norm"], "alpha_cross": found["alpha_cross"]}
-        notes["max_norms"][label], notes["alpha_cross"][label] = found["largest_norm"], found["alpha_cross"]
-        state = replace(state, seen={**state.seen, leaf: SeenSimilarities(tuple(found["clients"]), found["alpha"])})
+    if evidence is not None:
+        facts = {"max_norm": evidence["largest_norm"], "alpha_cross": evidence["alpha_cross"]}
+        notes["max_norms"][label], notes["alpha_cross"][label] = evidence["largest_norm"], evidence["alpha_cross"]
+        state = replace(state, seen={**state.seen, leaf: SeenSimilarities(tuple(evidence["clients"]), evidence["alpha"])})
     if outcome == SPLIT:
-        side = dict(zip(updates.clients, (int(one) for one in released.result["side"]), strict=True))
-        return state, ClusterSplit(side, updates, facts, None if found is None else pictured(found))
+        side = dict(zip(updates.clients, (int(value) for value in released.result["side"]), strict=True))
+        return state, ClusterSplit(side, updates, facts, None if evidence is None else pictured(evidence))
     federation.close(updates)
     if decides:
         notes["refused"].append({"cluster": label, "because": REFUSED_BY[outcome]})

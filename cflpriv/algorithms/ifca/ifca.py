@@ -203,19 +203,19 @@ def _init(settings: IfcaSettings, federation: Federation) -> IfcaState:
     assert settings.halves is not None
     folds, find = settings.halves
     held = federation.compute(folds, {"model": Shared(problem.start(0))})["folds"]
-    found = find_groups(federation, held, find)
+    grouping = find_groups(federation, held, find)
     federation.close(held)
-    starts = [[problem.start(restart)] * found.clustering.k for restart in range(settings.restarts)]
-    first = dict(zip(found.clustering.clients, found.clustering.labels, strict=True))
-    return IfcaState(tuple(_start(settings, whole, first) for whole in starts), notes=found.notes, evidence=found.evidence)
+    starts = [[problem.start(restart)] * grouping.clustering.k for restart in range(settings.restarts)]
+    first = dict(zip(grouping.clustering.clients, grouping.clustering.labels, strict=True))
+    return IfcaState(tuple(_start(settings, whole, first) for whole in starts), notes=grouping.notes, evidence=grouping.evidence)
 
 
 def _start(settings: IfcaSettings, whole: Sequence[Array], first: Mapping[int, int]) -> Restart:
     """θ_j⁰ (Alg. 2, l. 2)."""
     if not settings.spans:
-        return Restart(tuple(Shared(one) for one in whole), None, {}, first)
+        return Restart(tuple(Shared(model) for model in whole), None, {}, first)
     joint, _ = parted(whole[0], settings.spans)
-    return Restart(tuple(Shared(parted(one, settings.spans)[1]) for one in whole), Shared(joint), {}, first)
+    return Restart(tuple(Shared(parted(model, settings.spans)[1]) for model in whole), Shared(joint), {}, first)
 
 
 def _round(settings: IfcaSettings, federation: Federation, state: IfcaState) -> tuple[IfcaState, RoundRecord]:
@@ -225,7 +225,7 @@ def _round(settings: IfcaSettings, federation: Federation, state: IfcaState) -> 
     cohort = federation.cohort(state.hidden or strata)  # S_t (Alg. 2, l. 3)
     order = [i for i in range(len(state.restarts)) if i != state.best] + [state.best]  # the best last: its local models are remembered
     done = {i: _step(settings, federation, state.restarts[i], cohort, len(order) > 1) for i in order}
-    failures = [one.failed for one in done.values() if one.failed is not None]
+    failures = [round_.failed for round_ in done.values() if round_.failed is not None]
     if len(failures) == len(done):
         raise next((failure for failure in failures if isinstance(failure, TooFewClients)), failures[-1])
     runs = [done[i].restart for i in range(len(order))]
@@ -271,7 +271,7 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
     after = replace(run, models=models, joint=joint, labels={**run.labels, **(labels or {})}, first=first, loss=loss)
     notes = {
         "chosen": [0 if mean is None else mean.count for mean in means], **mean_notes(means),
-        "changed_identities": None if labels is None else sum(not one for one in same.values()), "sent_one_model": one_each,
+        "changed_identities": None if labels is None else sum(not unchanged for unchanged in same.values()), "sent_one_model": one_each,
     }  # fmt: skip
     hidden = held["choice"] if labels is None else None
     return RestartRound(_counted(settings, after, same, federation.clients), clients, hidden, notes, failed)
@@ -363,33 +363,33 @@ def _describe(state: IfcaState) -> Mapping[str, Any]:
 hypcluster = ifca
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
-    if given.get("averaging", "model") != "model":
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
+    if settings.get("averaging", "model") != "model":
         raise InputError("algorithm.averaging = 'gradient' under privacy.unit = 'sample': gradients have no private form; use 'model'")
-    if given.get("restarts", 1) != 1:
+    if settings.get("restarts", 1) != 1:
         raise InputError(
-            f"algorithm.restarts = {given['restarts']} under privacy.unit = 'sample': the losses by which they are compared are not "
+            f"algorithm.restarts = {settings['restarts']} under privacy.unit = 'sample': the losses by which they are compared are not "
             "released; use 1"
         )
-    return Releases(signatures=int(given.get("k") is None), trainings=rounds, choices=rounds, mechanism="mean")
+    return Releases(signatures=int(settings.get("k") is None), trainings=rounds, choices=rounds, mechanism="mean")
 
 
-def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+def _defaults(settings: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
     """There is none for `k`: it is found, where that can be."""
-    if given.get("k") is None and (reason := before.no_groups or before.no_gram):
+    if settings.get("k") is None and (reason := before.no_groups or before.no_gram):
         raise InputError(f"algorithm.k: give the number of models: {reason}")
     return {}
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    k = given.get("k")
-    return f"none: a test at level {given.get('alpha', ALPHA):g}" if k is None else f"the number of groups, k = {k}"
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    k = settings.get("k")
+    return f"none: a test at level {settings.get('alpha', ALPHA):g}" if k is None else f"the number of groups, k = {k}"
 
 
 IFCA = AlgorithmSpec(
     "ifca", ifca, "clients pick the best of k models in every round (Ghosh et al. 2020)",
     states=(IfcaState, Restart), tasks=(EvaluateLowest, FoldGradients, PickAndTrain, WithoutWork), functions=(FindGroups,),
-    sample_releases=_sample_releases, cohorts="labelled", compared=lambda given: ComparedValue(HALVES, halves=True), defaults=_defaults,
+    sample_releases=_sample_releases, cohorts="labelled", compared=lambda settings: ComparedValue(HALVES, halves=True), defaults=_defaults,
     knowledge=_knowledge,
 )  # fmt: skip
 HYPCLUSTER = replace(IFCA, name="hypcluster", summary="another name for ifca (Mansour et al. 2020)")

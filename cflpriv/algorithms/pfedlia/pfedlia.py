@@ -154,12 +154,12 @@ def pfedlia(
     lazily = OnPart(replace(train, epochs=local_epochs), validation, local_samples, remember=False, seed=seed)
     parts, peer, exact = OnPart(train, validation, seed=seed), mode == "peer", influence == "exact"
     settings = PfedliaSettings(parts, lazily, warm_up, peer, exact, scores, min_samples, exact_rounds, weights)
-    several = "algorithm.influence = 'exact': everybody but one client, for each" if exact else ""
+    reason = "algorithm.influence = 'exact': everybody but one client, for each" if exact else ""
     return Algorithm(
         "pfedlia", ("relay", "gather", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings),
         partial(_describe, settings), public_groups=True,
-        regroups="algorithm.mode = 'peer': groups overlap" if peer else several,
+        regroups="algorithm.mode = 'peer': groups overlap" if peer else reason,
     )  # fmt: skip
 
 
@@ -259,8 +259,8 @@ def _lazy_scores(
     here = set(federation.clients)
     senders = tuple(client for client in lazy.clients if client in here)
     sent = federation.relay(lazy, to={client: [sender for sender in senders if sender != client] for client in on})
-    given: dict[str, Any] = {"model": warm, "updates": sent} | ({} if own is None else {"own": own})
-    return federation.compute(settings.scoring(senders), given, on=sent.of(on).clients), senders
+    params: dict[str, Any] = {"model": warm, "updates": sent} | ({} if own is None else {"own": own})
+    return federation.compute(settings.scoring(senders), params, on=sent.of(on).clients), senders
 
 
 def _exact_scores(settings: PfedliaSettings, federation: Federation) -> tuple[Held, tuple[int, ...]]:
@@ -296,7 +296,7 @@ def _rows(settings: PfedliaSettings, federation: Federation, held: Held, columns
 
 def _taken(columns: Sequence[int], row: Array, among: Collection[int]) -> tuple[int, ...]:
     """Those of the `columns` that a client takes into its neighbourhood."""
-    return tuple(other for other, one in zip(columns, row, strict=True) if one > 0 and other in among)
+    return tuple(other for other, score in zip(columns, row, strict=True) if score > 0 and other in among)
 
 
 def _place(settings: PfedliaSettings, federation: Federation, state: PfedliaState, newcomers: Sequence[int]) -> tuple[PfedliaState, int]:
@@ -359,32 +359,32 @@ def _describe(settings: PfedliaSettings, state: PfedliaState) -> Mapping[str, An
     return described | ({"neighbourhoods": neighbourhoods} if settings.peer else {})
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """FedAvg before and after the one round that scores; in that, a lazy update and a row of scores."""
-    if given.get("influence", "lazy") != "lazy":
+    if settings.get("influence", "lazy") != "lazy":
         raise InputError(
             "algorithm.influence = 'exact' under privacy.unit = 'sample': it trains once for every client left out; use 'lazy'"
         )
-    if rounds <= int(given.get("warm_up", WARM_UP)):
+    if rounds <= int(settings.get("warm_up", WARM_UP)):
         return Releases(trainings=rounds)
-    epochs = int(given.get("local_epochs", 10))
+    epochs = int(settings.get("local_epochs", 10))
     return Releases(signatures=1, trainings=rounds - 1, extra_epochs=epochs, mechanism="scores", singly=True)
 
 
-def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+def _defaults(settings: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
     """A fifth of the rounds warm up, and one is left to cluster in."""
     return {"warm_up": max(0, min(WARM_UP, max(1, before.rounds // SHARE), before.rounds - 1))}
 
 
-def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
-    warm_up = int(given.get("warm_up", WARM_UP))
+def _never_clusters(settings: Mapping[str, Any], before: BeforeRun) -> str:
+    warm_up = int(settings.get("warm_up", WARM_UP))
     return f"algorithm.warm_up = {warm_up}, and the run has {before.rounds} rounds" if 0 < before.rounds <= warm_up else ""
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    if given.get("mode") == "peer":
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    if settings.get("mode") == "peer":
         return "none: 2-means of each client's scores"
-    least = given.get("min_samples")
+    least = settings.get("min_samples")
     return "none: the clustering of scores that two min_samples agree on" if least is None else f"a density, min_samples = {least}"
 
 

@@ -84,7 +84,9 @@ def mean_with_overall(
         return means, None
     shares = [float(mean.count if mean.weight is None else mean.weight) for mean in summed]
     whole = sum(shares)
-    total = {name: reduce(add, (one[name] * (share / whole) for one, share in zip(parts, shares, strict=True))) for name in everyone.parts}
+    total = {
+        name: reduce(add, (part[name] * (share / whole) for part, share in zip(parts, shares, strict=True))) for name in everyone.parts
+    }
     contributors = tuple(sorted({client for mean in summed for client in mean.contributors}))
     return means, GroupMean(total, whole, sum(mean.count for mean in summed), sum(mean.clipped for mean in summed), contributors)
 

@@ -144,10 +144,10 @@ def regrouped(federation: Federation, state: StocflState, clustering: Clustering
     """The models of clusters whose members may come from any of the old ones, by how many of these have trained each old model."""
     models: list[Shared] = []
     trained: list[tuple[int, ...]] = []
-    old, trainers = state.labels.labels, {client for who in state.trained for client in who}
+    old, trainers = state.labels.labels, {client for ids in state.trained for client in ids}
     for label in range(clustering.k):
         members = clustering.members(label)
-        counts = {part: len(own) for part, who in enumerate(state.trained) if (own := set(who).intersection(members))}
+        counts = {part: len(own) for part, ids in enumerate(state.trained) if (own := set(ids).intersection(members))}
         came_from = Counter(old[client] for client in members if client in old)
         trained.append(tuple(sorted(client for client in members if client in trainers)))
         if len(counts) > 1:

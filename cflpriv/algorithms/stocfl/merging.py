@@ -219,13 +219,13 @@ class PlaceInClusters:
             small = [label for label in range(self.k, len(counts)) if counts[label] < self.at_least]
             if not small or len(counts) < 2:
                 return labels, nearest
-            label = min(small, key=lambda one: (counts[one], one))
+            label = min(small, key=lambda cluster: (counts[cluster], cluster))
             cosine = _cosines(_cluster_sums(products, labels, len(counts)), error, counts)[label]
             cosine[label] = -np.inf
             labels = np.where(labels == label, int(cosine.argmax()), labels)
             labels = labels - (labels > label)
             source = nearest.pop(label - self.k)
-            nearest = [source if one == label else one - (one > label) for one in nearest]
+            nearest = [source if cluster == label else cluster - (cluster > label) for cluster in nearest]
 
 
 @dataclass(frozen=True)

@@ -177,12 +177,12 @@ def _round(settings: StocflSettings, federation: Federation, state: StocflState)
     contributors = () if both is None else both.clients
     models = moved(federation, state.models, means, "update", clustering, contributors)
     trained = tuple(
-        old if one is None else tuple(sorted({*old, *(client for client in contributors if clustering[client] == label)}))
-        for label, (old, one) in enumerate(zip(state.trained, means, strict=True))
+        old if part_mean is None else tuple(sorted({*old, *(client for client in contributors if clustering[client] == label)}))
+        for label, (old, part_mean) in enumerate(zip(state.trained, means, strict=True))
     )
     notes |= {
         "clusters": clustering.k, "clients_met": len(clustering.clients),
-        "unchanged_clusters": [label for label, one in enumerate(means) if one is None],
+        "unchanged_clusters": [label for label, part_mean in enumerate(means) if part_mean is None],
         "global_unchanged": mean is None, "clipped_clients": 0 if mean is None else mean.clipped,
     }  # fmt: skip
     labels = tuple(clustering[client] for client in placed)
@@ -282,23 +282,23 @@ def _describe(settings: StocflSettings, state: StocflState) -> Mapping[str, Any]
     return {"clustering": clustering, "evidence": state.evidence, "rule": f"cosine ≥ {settings.tau:g}"}
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """One representation, and each round a training for the global model and one for the cluster's."""
     for key, value in (("variant", "authors"), ("representation", "movement")):
-        if given.get(key) == value:
+        if settings.get(key) == value:
             raise InputError(
                 f"algorithm.{key} = {value!r} under privacy.unit = 'sample': a representation by local training has no private form"
             )
-    return Releases(signatures=1, trainings=2 * rounds, mechanism="mean" if _compared(given).halves else "total")
+    return Releases(signatures=1, trainings=2 * rounds, mechanism="mean" if _compared(settings).halves else "total")
 
 
-def _compared(given: Mapping[str, Any]) -> ComparedValue:
-    tested = _rule(given.get("tau"), given.get("cut"), given.get("variant") == "authors") == "test"
+def _compared(settings: Mapping[str, Any]) -> ComparedValue:
+    tested = _rule(settings.get("tau"), settings.get("cut"), settings.get("variant") == "authors") == "test"
     return ComparedValue(HALVES, halves=True) if tested else ComparedValue()
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    tau, cut, authors = given.get("tau"), given.get("cut"), given.get("variant") == "authors"
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    tau, cut, authors = settings.get("tau"), settings.get("cut"), settings.get("variant") == "authors"
     if _rule(tau, cut, authors) == "test":
         return f"none: a test at level {ALPHA:g}"
     return f"a threshold, tau = {TAU if tau is None else tau:g}"
