@@ -117,4 +117,4 @@ class GroupNormRule:
         normal = functional.group_norm(before, clients * self.groups, None, None, self.eps)
         batch = before.shape[0]
         scale, shift = (delta * normal).flatten(2).sum(2), delta.flatten(2).sum(2)
-        return _Whole([one.view(batch, clients, -1).transpose(0, 1) for one in (scale, shift)])
+        return _Whole([parameter.view(batch, clients, -1).transpose(0, 1) for parameter in (scale, shift)])

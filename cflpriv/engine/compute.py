@@ -22,7 +22,7 @@ def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device,
         run_many = getattr(task, "run_many", None)  # `isinstance` of a protocol takes as long as a small chunk's step
         if kind == "sequential" or run_many is None:
             with using(CPU if kind == "sequential" else device):
-                return [task.run(given) for given in inputs], "sequential"
+                return [task.run(task_input) for task_input in inputs], "sequential"
         try:
             with using(device):
                 made: tuple[list[Result], str] = run_many(inputs, device)

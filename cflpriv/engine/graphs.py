@@ -68,14 +68,14 @@ def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, strid
     Poisson batches have room for as many samples as they hardly ever exceed, so that the next round's are of the same shape.
     """
     none = np.zeros(0, dtype=np.int64)
-    batches = [one.batches[at] if at < len(one.batches) else none for one in clients for at in span]
+    batches = [client.batches[at] if at < len(client.batches) else none for client in clients for at in span]
     sizes = np.array([len(batch) for batch in batches]).reshape(len(clients), len(span))
-    longest = max(1, int(sizes.max()), *(one.longest for one in clients))
+    longest = max(1, int(sizes.max()), *(client.longest for client in clients))
     inside = np.arange(longest) < sizes[:, :, None]  # (C, S, B)
     rows = np.zeros(inside.shape, dtype=np.int64)
     rows[inside] = np.concatenate(batches)
     rows += stack.offsets[: len(clients), None, None]  # what pads is the client's first sample, with weight 0
-    divisors = np.array([[one.expected] for one in clients])
+    divisors = np.array([[client.expected] for client in clients])
     weights = inside / np.where(divisors > 0, divisors, np.maximum(1, sizes))[:, :, None]
     ordered = rows.transpose(1, 2, 0) if way.images else rows.transpose(1, 0, 2)
     return BatchPlan(
@@ -87,7 +87,7 @@ def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, strid
 
 def _last(clients: Sequence[Local], span: range, stride: int, device: Device) -> Tensor | None:
     """Where the clients' last batches of a span are, (S, C) bool; of pairs of batches the second."""
-    ends = np.array([len(one.batches) // stride * stride for one in clients]) - 1
+    ends = np.array([len(client.batches) // stride * stride for client in clients]) - 1
     if (ends >= span[-1]).all():
         return None
     return sent(torch.from_numpy(ends[None, :] == np.array(span)[:, None]), device)
@@ -133,10 +133,10 @@ class Program:
         self.rate = torch.tensor(options.lr, device=stack.x.device) if stack.x.dtype == torch.float32 else options.lr
         self.graph: Any = None
         self.steps = len(plan.rows)
-        self.ended = [torch.zeros_like(one) for one in stack.parameters] if plan.last is not None else []
+        self.ended = [torch.zeros_like(parameter) for parameter in stack.parameters] if plan.last is not None else []
         self.noise: NoiseBuffer | None = None
         if options.grid:
-            dimension = sum(one[0].numel() for one in stack.parameters)
+            dimension = sum(parameter[0].numel() for parameter in stack.parameters)
             self.noise = NoiseBuffer(options.stride, len(stack.parameters[0]), dimension, device)
 
     def run(self, clients: Sequence[Local], span: range) -> None:
@@ -161,8 +161,8 @@ class Program:
 
     def load(self, stack: Stack, plan: BatchPlan, lr: float) -> None:
         """Take a stack's values and a plan of the shapes that this was made for, or fewer samples and batches."""
-        for kept, given in zip(_tensors(self.stack, self.plan), _tensors(stack, plan), strict=True):
-            kept[: len(given)].copy_(given) if given.dim() else kept.copy_(given)
+        for kept, source in zip(_tensors(self.stack, self.plan), _tensors(stack, plan), strict=True):
+            kept[: len(source)].copy_(source) if source.dim() else kept.copy_(source)
         self.at.zero_()
         self.steps = len(plan.rows)
         if isinstance(self.rate, Tensor):
@@ -286,7 +286,7 @@ def _made(way: Way, stack: Stack, plan: BatchPlan, options: Options, device: Dev
 
 
 def _zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(one, memory_format=torch.contiguous_format) for one in tensors]
+    return [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
 
 
 def _tensors(stack: Stack, plan: BatchPlan) -> Iterator[Tensor]:
@@ -301,11 +301,11 @@ def _tensors(stack: Stack, plan: BatchPlan) -> Iterator[Tensor]:
 def _key(way: Way, stack: Stack, plan: BatchPlan, options: Options, device: Device) -> Hashable:
     """What one captured step serves: the same network, options and shapes, with room for the samples and batches."""
     rated = options if stack.x.dtype == torch.float64 else replace(options, lr=0.0)
-    shapes = tuple(tuple(one.shape[1:]) for one in (stack.x, plan.rows, plan.weights))
+    shapes = tuple(tuple(tensor.shape[1:]) for tensor in (stack.x, plan.rows, plan.weights))
     tensors = (*stack.parameters, *(() if stack.prototypes is None else (stack.prototypes,)))
     which = (stack.anchors is not None, stack.correction is not None, plan.last is None)
     more = (*which, stack.x.dtype, _room(len(stack.x)), _room(len(plan.rows)))
-    return (way.forward, rated, device, shapes, tuple(tuple(one.shape) for one in tensors), more)
+    return (way.forward, rated, device, shapes, tuple(tuple(tensor.shape) for tensor in tensors), more)
 
 
 def _room(count: int) -> int:

@@ -149,7 +149,7 @@ def _linear(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -
 def _convolution(layer: nn.Conv2d) -> Step | None:
     if layer.groups != 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
-    form = Form(*(_pair(one) for one in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)))
+    form = Form(*(_pair(setting) for setting in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)))
 
     def step(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
         bias = parameters[1] if len(parameters) > 1 else None

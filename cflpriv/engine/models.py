@@ -100,7 +100,7 @@ class Model:
     def inputs(self, x: Array) -> torch.Tensor:
         """Samples as the module's normalised input, on the device in use."""
         raw = torch.from_numpy(x).to(dtype_of(self.dtype))
-        if not any(self.mean) and all(one == 1.0 for one in self.std):
+        if not any(self.mean) and all(deviation == 1.0 for deviation in self.std):
             return placed(raw)
         return placed((raw - self._statistic(self.mean)).div_(self._statistic(self.std)))
 
@@ -250,10 +250,10 @@ def _unfit(module: object) -> str | None:
     parameters = dict(module.named_parameters())
     if not parameters:
         return "has no parameters"
-    for name, one in parameters.items():
-        if isinstance(one, nn.UninitializedParameter):
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.UninitializedParameter):
             return f"parameter {name!r} has no size before a first pass; use layers that know their sizes"
-        if not one.requires_grad:
+        if not parameter.requires_grad:
             return f"parameter {name!r} is frozen (requires_grad is false), but all parameters are trained; make it a buffer"
     layers: dict[nn.Module, str] = {}
     for name, layer in module.named_modules(remove_duplicate=False):  # torch.func leaves such a layer changed
@@ -280,8 +280,8 @@ def build_module(model: Model) -> nn.Module:
         outputs = module.eval()(torch.ones((2, *model.shape), dtype=dtype_of(model.dtype)))
         module.train()
     if not isinstance(outputs, torch.Tensor) or outputs.shape != (2, model.classes):
-        found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        raise InputError(f"model {model.name!r}: gives {found} for two samples, expected (2, {model.classes}), a score for each class")
+        shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        raise InputError(f"model {model.name!r}: gives {shape} for two samples, expected (2, {model.classes}), a score for each class")
     return module
 
 
@@ -301,7 +301,7 @@ def keeps_samples_apart(model: Model) -> bool:
     """
     module = build_module(model)
     containers = [type(inner) for inner in module.modules() if isinstance(inner, nn.Sequential)]
-    return stack_layers(module) is not None and all(one is nn.Sequential for one in containers)
+    return stack_layers(module) is not None and all(container is nn.Sequential for container in containers)
 
 
 def _to_vector(module: nn.Module) -> Array:
