@@ -136,9 +136,9 @@ def _pieces(x: Array) -> Iterable[Array]:
     return (x[at : at + rows] for at in range(0, len(x), rows))
 
 
-def data_directory(given: str | Path | None = None) -> Path:
-    """Where data sets are looked for: `given` (--data-dir), else the environment's CFLPRIV_DATA, else `data/`."""
-    return Path(given or os.environ.get(DIRECTORY_VARIABLE) or "data")
+def data_directory(directory: str | Path | None = None) -> Path:
+    """Where data sets are looked for: `directory` (--data-dir), else the environment's CFLPRIV_DATA, else `data/`."""
+    return Path(directory or os.environ.get(DIRECTORY_VARIABLE) or "data")
 
 
 def dataset_of(
@@ -259,7 +259,7 @@ def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
         (arrays["x_test"], arrays["y_test"]),
         classes=0 if names is None else names.size,
         notes=() if scaling is not None else (POOLED.format(path),),
-        class_names=() if names is None else tuple(str(one) for one in names.ravel().tolist()),
+        class_names=() if names is None else tuple(str(name) for name in names.ravel().tolist()),
         scaling=scaling,
         owners=(arrays.get("client_train"), arrays.get("client_test")),
     )
