@@ -74,11 +74,11 @@ def mean_of(values: Iterable[float | None]) -> Mean | None:
     return Mean(mean, std, mean - half, mean + half, len(known))
 
 
-def paired(mine: Mapping[int, float | None], theirs: Mapping[int, float | None]) -> Mean | None:
+def paired(values: Mapping[int, float | None], theirs: Mapping[int, float | None]) -> Mean | None:
     """The mean of the differences, mine less theirs, over the seeds that both have."""
     differences = []
-    for seed in sorted(mine.keys() & theirs.keys()):
-        a, b = mine[seed], theirs[seed]
+    for seed in sorted(values.keys() & theirs.keys()):
+        a, b = values[seed], theirs[seed]
         if a is not None and b is not None:
             differences.append(a - b)
     return mean_of(differences)
@@ -148,8 +148,8 @@ def table_rows(results: Sequence[Result], sweep: Sweep) -> list[dict[str, Any]]:
 def _compared_with(setting: SweepSetting, sweep: Sweep) -> SweepSetting | None:
     """The setting of the sweep's first protection that this one's figures stand beside."""
     same = (setting.algorithm, sweep.settings[0].protection, setting.keys)
-    firsts = [one for one in sweep.settings if (one.algorithm, one.protection, one.keys) == same]
-    equal = [one for one in firsts if one.epsilon == setting.epsilon]
+    firsts = [setting_ for setting_ in sweep.settings if (setting_.algorithm, setting_.protection, setting_.keys) == same]
+    equal = [first for first in firsts if first.epsilon == setting.epsilon]
     return (equal or firsts)[0] if equal or len(firsts) == 1 else None
 
 
@@ -185,13 +185,13 @@ def attack_points(results: Sequence[Result]) -> dict[Attack, list[FrontPoint]]:
     """For every attack's figure that has a value somewhere, a point per setting that has one."""
     points: dict[Attack, list[FrontPoint]] = {}
     for setting, own in _by_setting(results).items():
-        found: dict[Attack, list[Mapping[str, Any]]] = {}
+        by_attack: dict[Attack, list[Mapping[str, Any]]] = {}
         for result in own:
             for cell in result.audit:
                 key = (str(cell["attack"]), str(cell["metric"]), str(cell["adversary"]), int(cell.get("k_known") or 0))
-                found.setdefault(key, []).append(cell)
+                by_attack.setdefault(key, []).append(cell)
         utilities = {name: mean_of(_seeds(own, name).values()) for name in UTILITIES}
-        for key, cells in found.items():
+        for key, cells in by_attack.items():
             leakage, baseline = mean_of(cell["value"] for cell in cells), mean_of(cell["baseline"] for cell in cells)
             if leakage is not None:
                 valid = all(cell["status"] != "not_validated" for cell in cells)
@@ -295,14 +295,14 @@ def section(folder: Path, sweep: Sweep) -> dict[str, Any]:
         "rows": [{**row, "under": name.partition(" · ")[2]} for row, name in zip(rows, names, strict=True)],
         "first": sweep.settings[0].protection,
         "failed": failed,
-        "missing": len(sweep.cells) - len(results) - len([name for name in failed if name not in {one.cell.name for one in results}]),
+        "missing": len(sweep.cells) - len(results) - len([name for name in failed if name not in {result.cell.name for result in results}]),
         "seeds": len({cell.seed for cell in sweep.cells}),
         "fronts": fronts,
         "undrawn": len(points) - len(keys),
         "unmarked": _unmarked_lines(results),
-        "epsilon": epsilon_picture(results) if any(one.summary.get("epsilon") is not None for one in results) else None,
+        "epsilon": epsilon_picture(results) if any(result.summary.get("epsilon") is not None for result in results) else None,
         "costs": cost_picture(results) if results else None,
-        "audited": any(one.audit for one in results),
+        "audited": any(result.audit for result in results),
     }
 
 
@@ -321,8 +321,8 @@ MARKERS = "osD^vP*Xh<>p"
 
 def _look(setting: SweepSetting, settings: Sequence[SweepSetting]) -> dict[str, Any]:
     """Colour by protection (and ε), marker by algorithm and keys."""
-    colours = list(dict.fromkeys((one.protection, one.epsilon) for one in settings))
-    shapes = list(dict.fromkeys((one.algorithm, one.keys) for one in settings))
+    colours = list(dict.fromkeys((choice.protection, choice.epsilon) for choice in settings))
+    shapes = list(dict.fromkeys((choice.algorithm, choice.keys) for choice in settings))
     colour = pictures.PALETTE[colours.index((setting.protection, setting.epsilon)) % len(pictures.PALETTE)]
     return {"color": colour, "marker": MARKERS[shapes.index((setting.algorithm, setting.keys)) % len(MARKERS)]}
 
@@ -330,7 +330,7 @@ def _look(setting: SweepSetting, settings: Sequence[SweepSetting]) -> dict[str, 
 def _shown(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """The utilities that some of these have (points' utilities or runs' summaries): FedAvg alone finds no clusters to compare."""
     known = list(results)
-    return {name: words for name, words in UTILITIES.items() if any(one.get(name) is not None for one in known)}
+    return {name: words for name, words in UTILITIES.items() if any(summary.get(name) is not None for summary in known)}
 
 
 def _scaled(name: str, value: float) -> float:
@@ -345,8 +345,10 @@ def front_picture(points: Mapping[Attack, Sequence[FrontPoint]], settings: Seque
         figure = pictures.new_figure(1.3 + 2.7 * max(2, len(points)), 1.1 + 1.9 * len(shown) + 0.2 * legend_rows)
         panels = figure.subplots(len(shown), len(points), squeeze=False, sharex="col", sharey="row")
         marks: dict[str, Any] = {}
-        kinds = list(dict.fromkeys((one.protection, one.epsilon) for one in settings))
-        sizes = {one: 170.0 * 0.6 ** (kinds.index((one.protection, one.epsilon)) % 5) for one in settings}  # what coincides stays visible
+        kinds = list(dict.fromkeys((setting.protection, setting.epsilon) for setting in settings))
+        sizes = {
+            setting: 170.0 * 0.6 ** (kinds.index((setting.protection, setting.epsilon)) % 5) for setting in settings
+        }  # what coincides stays visible
         for column, ((attack, metric, adversary, known), these) in enumerate(points.items()):
             for line, (name, words) in enumerate(shown.items()):
                 axes = panels[line, column]
@@ -389,7 +391,7 @@ def epsilon_picture(results: Sequence[Result]) -> str:
     """Utility against ε, a line an algorithm, protection and other keys; dashed, in its algorithm's colour: a setting without noise."""
     groups = _by_setting(results)
     with pictures.style():
-        utilities = _shown(one.summary for one in results)
+        utilities = _shown(result.summary for result in results)
         lines: dict[str, list[tuple[float, SweepSetting]]] = {}
         for setting, own in groups.items():
             spent = mean_of(_seeds(own, "epsilon").values())
@@ -405,7 +407,7 @@ def epsilon_picture(results: Sequence[Result]) -> str:
                 look = {"color": colours[label], "marker": MARKERS[i // len(pictures.PALETTE) % len(MARKERS)]}
                 known = [
                     (x, value)
-                    for x, setting in sorted(members, key=lambda one: one[0])
+                    for x, setting in sorted(members, key=lambda point: point[0])
                     if (value := mean_of(_seeds(groups[setting], name).values()))
                 ]
                 xs, ys = [x for x, _ in known], [_scaled(name, value.mean) for _, value in known]

@@ -120,7 +120,7 @@ def _lost(runs: Sequence[RunFiles]) -> dict[str, float]:
     plain = [run for run in runs if run.summary["protection"] == "none" and run.summary["accuracy_mean"] is not None]
     lost = {}
     for run in runs:
-        twin = next((one for one in plain if rest(one) == rest(run)), None)
+        twin = next((candidate for candidate in plain if rest(candidate) == rest(run)), None)
         if twin is not None and twin is not run and run.summary["accuracy_mean"] is not None:
             lost[run.label] = run.summary["accuracy_mean"] - twin.summary["accuracy_mean"]
     return lost
@@ -188,13 +188,13 @@ def _tested(run: RunFiles, tested: RunTests, k: int) -> dict[str, Any]:
 
 def _contingency(labels: Array, groups: Array) -> dict[str, Any]:
     """Clients per cluster and true group, the largest SHOWN_CLUSTERS of either; `share` of the cluster's size colours a cell."""
-    found, columns = _largest(labels), _largest(groups)
+    clusters, columns = _largest(labels), _largest(groups)
     rows = []
-    for label in found:
+    for label in clusters:
         inside, size = groups[labels == label], int((labels == label).sum())
         counts = [int((inside == group).sum()) for group in columns]
         rows.append({"label": int(label), "cells": [{"count": count, "share": count / size} for count in counts], "size": size})
-    left_out = len(np.unique(labels)) - len(found), len(np.unique(groups)) - len(columns)
+    left_out = len(np.unique(labels)) - len(clusters), len(np.unique(groups)) - len(columns)
     return {"groups": columns.tolist(), "rows": rows, "left_out": left_out}
 
 
@@ -205,8 +205,8 @@ def _largest(values: Array) -> Array:
 
 def _accuracy(runs: Sequence[RunFiles]) -> dict[str, str | None]:
     series = [_series(run) for run in runs]
-    per_round = [one for one in series if len(one.rounds)]
-    per_client = [one for one in series if len(one.client_served)]
+    per_round = [run for run in series if len(run.rounds)]
+    per_client = [run for run in series if len(run.client_served)]
     return {
         "rounds": pictures.rounds_picture(per_round) if per_round else None,
         "clients": pictures.clients_picture(per_client) if per_client else None,

@@ -123,8 +123,8 @@ def read_audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping
         _check_cell(cell, path)
     verdicts = audit.get("verdicts", []) if isinstance(audit, dict) else []
     require(isinstance(verdicts, list), path, "verdicts are not a list")
-    for one in verdicts:
-        texts = isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("adversary", "sentence", "reduces"))
+    for verdict in verdicts:
+        texts = isinstance(verdict, dict) and all(isinstance(verdict.get(key), str) for key in ("adversary", "sentence", "reduces"))
         require(texts, path, "a verdict has no adversary, sentence and reduces")
     return cells, verdicts
 

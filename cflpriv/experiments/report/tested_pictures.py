@@ -150,14 +150,14 @@ def _strips(axes: Axes, evidence: ClusteringEvidence, order: Array) -> None:
     starts = np.concatenate([[0], np.flatnonzero(np.diff(labels)) + 1])
     runs = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, n)))
     greys = np.where(runs % 2 == 0, 0.86, 0.68)
-    found = axes.inset_axes((0, -0.065, 1, 0.05))
-    found.imshow(np.repeat(greys[:, None], 3, axis=1)[None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
+    clusters = axes.inset_axes((0, -0.065, 1, 0.05))
+    clusters.imshow(np.repeat(greys[:, None], 3, axis=1)[None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
     for start, end in zip(starts, [*starts[1:], n], strict=True):
         if end - start >= n / 40:
-            found.text((start + end) / 2, 0.5, str(labels[start]), ha="center", va="center", fontsize=8)
+            clusters.text((start + end) / 2, 0.5, str(labels[start]), ha="center", va="center", fontsize=8)
     true = axes.inset_axes((0, -0.125, 1, 0.05))
     true.imshow(group_colours(evidence.groups)[order][None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
-    for strip, name in ((found, "cluster"), (true, "true group")):
+    for strip, name in ((clusters, "cluster"), (true, "true group")):
         strip.set_yticks([0.5], [name], fontsize=8)
         strip.tick_params(length=0)
         strip.set_xticks([])

@@ -31,8 +31,11 @@ def _swap_cells() -> tuple[ReproductionCell, ...]:
     for name, source, sizes, needed in (("", "mnist", (10, 20, 50, 100, 200), 20), ("CIFAR-10, ", "cifar10", (100, 500, 1500, 2400), 500)):
         for n in sizes:
             rounds = {100: "MNIST, 100 points", 1500: "CIFAR, 1500 points"}.get(n, "") if (source, n) != ("cifar10", 100) else ""
-            found = numbers("CFL, text", f"rounds to a correct clustering, {rounds}") if rounds else ()
-            figures = (RowFigure("gap", shape("below 0, in the picture" if n < needed else "above 0")), RowFigure("gap_from_round", found))
+            published = numbers("CFL, text", f"rounds to a correct clustering, {rounds}") if rounds else ()
+            figures = (
+                RowFigure("gap", shape("below 0, in the picture" if n < needed else "above 0")),
+                RowFigure("gap_from_round", published),
+            )
             settings = _tree({**_SWAP, "data.source": source, "data.samples_per_client": n})
             series = f"{name}gap"
             cells.append(

@@ -111,7 +111,9 @@ class Reproduction:
 def run(label: str, algorithm: str, figures: Mapping[str, Published], **more: Any) -> ReproductionCell:
     """A cell that is a run of `algorithm`, with the hyper-parameters and other keys of `more["keys"]`."""
     keys = {(key if "." in key else f"algorithm.{key}"): value for key, value in more.pop("keys", {}).items()}
-    named = tuple(RowFigure(metric, shape(one) if isinstance(one, str) else one or ()) for metric, one in figures.items())
+    named = tuple(
+        RowFigure(metric, shape(published) if isinstance(published, str) else published or ()) for metric, published in figures.items()
+    )
     return ReproductionCell(label, named, {"algorithm.name": algorithm, **keys}, **more)
 
 

@@ -62,7 +62,9 @@ def _methods(
             continue
         published = tuple(number for table in tables for number in numbers(table, method))
         own = {**_SCORED, **scored}[method]
-        figures: dict[str, Published] = {metrics[one]: published if one == own else None for one in ("shared", "local")}
+        figures: dict[str, Published] = {
+            metrics[model_kind]: published if model_kind == own else None for model_kind in ("shared", "local")
+        }
         cells.append(run(label, algorithm, figures, keys=keys, thin=thin))
     if metrics["shared"] == "shared":
         cells.append(both(_CONTROL, "shuffled", {}, groups_of="PACFL", thin=thin))
@@ -133,7 +135,7 @@ def _class_cells() -> tuple[ReproductionCell, ...]:
             label,
             (RowFigure("angle_within"), RowFigure("angle_between"), RowFigure("ari", shape(words) if words else ())),
             trial=class_angles, trials=5,
-            settings={"data": _mixture(*names, samples=5000), "p": 3, "groups": [list(one) for one in groups]},
+            settings={"data": _mixture(*names, samples=5000), "p": 3, "groups": [list(group) for group in groups]},
             thin={"data.samples_per_client": 1000},
         )
         for label, names, groups, words in rows
@@ -209,8 +211,8 @@ ENTRIES: dict[str, Reproduction] = {
             replace(
                 cell,
                 figures=tuple(
-                    RowFigure(one.metric, shape("converged after 30 rounds") if (cell.label, one.metric) == ("PACFL", "local") else ())
-                    for one in cell.figures
+                    RowFigure(row.metric, shape("converged after 30 rounds") if (cell.label, row.metric) == ("PACFL", "local") else ())
+                    for row in cell.figures
                 ),
             )
             for cell in _methods(2, 3, ("PACFL, Table 1",), _AS_IS, only=("LG-FedAvg", "Per-FedAvg", "IFCA", "CFL", "PACFL"))

@@ -53,7 +53,9 @@ def _lia_cells(setting: str, noise: float, names: Sequence[str] = tuple(_SOURCES
         foreign = {"data.noise_labels": 5} if noise and name == "CIFAR-100" else {}
         for label, algorithm, keys, row in _LIA_ROWS:
             published = (
-                tuple(one for one in numbers("pFedLIA, Table I", row) if one.where.endswith(f" {setting}, {called}")) if row else None
+                tuple(number for number in numbers("pFedLIA, Table I", row) if number.where.endswith(f" {setting}, {called}"))
+                if row
+                else None
             )
             metrics: dict[str, Published] = {"shared": published, "local": None}
             if algorithm in ("pfedlia", "fesem", "cfl"):

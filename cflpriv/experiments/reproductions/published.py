@@ -42,12 +42,12 @@ def numbers(table: str, row: str, column: str = "") -> tuple[Number, ...]:
     Raises `KeyError` for a table or a row that is not there.
     """
     there = TABLES[table]
-    found = []
+    published = []
     for (heading, settings), value in zip(there.columns.items(), there.rows[row], strict=True):
         if value is not None and heading.startswith(column):
             number, deviation = value if isinstance(value, tuple) else (value, None)
-            found.append(Number(number, deviation, settings, f"{table}, row {row}" + (f", column {heading}" if heading else "")))
-    return tuple(found)
+            published.append(Number(number, deviation, settings, f"{table}, row {row}" + (f", column {heading}" if heading else "")))
+    return tuple(published)
 
 
 def _data(**more: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

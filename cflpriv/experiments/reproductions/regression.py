@@ -25,11 +25,11 @@ def start(seed: int, attempt: int, d: int) -> Array:
     return stream(seed, f"regression start {attempt}").integers(2, size=d).astype(np.float64)
 
 
-def distance(found: Array, truth: Array) -> float:
+def distance(estimates: Array, truth: Array) -> float:
     """(1/k) Σ_j ‖θ_j − θ*_π(j)‖ for the best matching π: which cluster is called which is arbitrary. Infinite where it diverged."""
-    if not np.isfinite(found).all():
+    if not np.isfinite(estimates).all():
         return float("inf")
-    costs = np.linalg.norm(found[:, None, :] - truth[None, :, :], axis=2)
+    costs = np.linalg.norm(estimates[:, None, :] - truth[None, :, :], axis=2)
     from scipy.optimize import linear_sum_assignment  # slow to import
 
     return float(costs[linear_sum_assignment(costs)].mean())
@@ -87,7 +87,7 @@ def succeeds(point: RegressionPoint, seed: int, device: str = "cpu", dtype: torc
     starts = np.stack([[start(seed, b * k + j, d) for j in range(k)] for b in range(point.starts)])
     low, middle, high = STEPS.get(k, STEPS[2])
     for step in (middle, high, low):
-        found = trial(data, starts, (step,), point.rounds, device=device, dtype=dtype)[:, 0]
-        if min(distance(one, data.truth) for one in found) <= 0.6 * max(point.noise, 1e-3):
+        estimates = trial(data, starts, (step,), point.rounds, device=device, dtype=dtype)[:, 0]
+        if min(distance(estimate, data.truth) for estimate in estimates) <= 0.6 * max(point.noise, 1e-3):
             return True
     return False

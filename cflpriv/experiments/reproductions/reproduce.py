@@ -100,11 +100,11 @@ def reproduce(
             say(f"{cell.label}")
             try:
                 if cell.trial:
-                    found, notes, complete = _trials(entry, cell, out, data_dir, scale, seeds)
+                    cell_rows, notes, complete = _trials(entry, cell, out, data_dir, scale, seeds)
                 elif asked:
-                    found, notes, complete = _runs(entry, cell, out, data_dir, scale, seeds, changes, stand_in, populations, say)
+                    cell_rows, notes, complete = _runs(entry, cell, out, data_dir, scale, seeds, changes, stand_in, populations, say)
                 else:
-                    found, notes, complete = *_kept_runs(entry, cell, out, scale, seeds, changes, stand_in), True
+                    cell_rows, notes, complete = *_kept_runs(entry, cell, out, scale, seeds, changes, stand_in), True
             except KeyboardInterrupt:
                 interrupted = True
                 continue
@@ -115,8 +115,8 @@ def reproduce(
                 continue
             shown.append(cell)
             remarks |= dict.fromkeys(notes)
-            rows += found
-            for row in found:
+            rows += cell_rows
+            for row in cell_rows:
                 say(f"  {in_words(row)}")
             interrupted |= not complete
         outcome = ReproductionOutcome(tuple(rows), tuple(remarks), interrupted)
@@ -127,10 +127,10 @@ def reproduce(
 def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[ReproductionCell, ...]:
     """The cells whose labels begin with one of `wanted`, after those that they take groups from."""
     labels = [cell.label for cell in entry.cells]
-    for one in wanted:
-        if not any(label.startswith(one) for label in labels):
-            raise InputError(f"--cells {one!r}: no cell begins so{near(one, labels)}")
-    taken = {cell.label for cell in entry.cells if not wanted or any(cell.label.startswith(one) for one in wanted)}
+    for prefix in wanted:
+        if not any(label.startswith(prefix) for label in labels):
+            raise InputError(f"--cells {prefix!r}: no cell begins so{near(prefix, labels)}")
+    taken = {cell.label for cell in entry.cells if not wanted or any(cell.label.startswith(prefix) for prefix in wanted)}
     taken |= {cell.groups_of for cell in entry.cells if cell.label in taken and cell.groups_of}
     return tuple(cell for cell in entry.cells if cell.label in taken)
 
@@ -230,7 +230,7 @@ def _runs(
                     population = _grouped(population, grouped)
                 summary = run_experiment(config, folder, data_dir, resume=True, population=population)
             except (InputError, TrainingDiverged) as error:
-                if any(str(one) in str(error) for one in (folder, grouped)):  # it is not what is asked for, but what lies there
+                if any(str(path) in str(error) for path in (folder, grouped)):  # it is not what is asked for, but what lies there
                     raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
                 rows = [TableRow(cell.label, figure.metric, None, None, None, 0, 0.0, str(error)) for figure in cell.figures]
                 return rows, notes, not interrupted()
@@ -307,7 +307,7 @@ def _trials(
     path, count = _trial_file(cell, out, scale, seeds)
     kept = _kept_trials(path, {figure.metric for figure in cell.figures})
     asked = json.loads(json.dumps(settings))
-    if any(one["settings"] != asked for one in kept):
+    if any(trial["settings"] != asked for trial in kept):
         raise InputError(f"{path}: holds trials at other settings (another --scale?); choose another folder with --out")
     for number in range(len(kept), count):
         began = time.perf_counter()
@@ -316,9 +316,9 @@ def _trials(
         append(path, json.dumps(line) + "\n")
         kept.append(line)
     values: dict[str, list[float | None]] = {
-        figure.metric: [one["figures"][figure.metric] for one in kept[:count]] for figure in cell.figures
+        figure.metric: [trial["figures"][figure.metric] for trial in kept[:count]] for figure in cell.figures
     }
-    return _rows(cell, values, sum(one["seconds"] for one in kept[:count]), published_of_trials(cell, settings)), list(remarks), True
+    return _rows(cell, values, sum(trial["seconds"] for trial in kept[:count]), published_of_trials(cell, settings)), list(remarks), True
 
 
 def _kept_trials(path: Path, metrics: set[str]) -> list[dict[str, Any]]:
@@ -330,13 +330,13 @@ def _kept_trials(path: Path, metrics: set[str]) -> list[dict[str, Any]]:
     kept = []
     for number, line in enumerate(data.splitlines()):
         try:
-            one = parse_json(line)
-            sound = one["trial"] == number and metrics <= set(one["figures"]) and {"settings", "seconds"} <= set(one)
+            trial = parse_json(line)
+            sound = trial["trial"] == number and metrics <= set(trial["figures"]) and {"settings", "seconds"} <= set(trial)
         except (ValueError, TypeError, KeyError):
             sound = False
         if not sound:
             raise InputError(f"{path}: line {number + 1} is damaged; remove the file, and its trials are made again")
-        kept.append(one)
+        kept.append(trial)
     return kept
 
 
@@ -391,6 +391,6 @@ def _measured(metric: str, summary: Mapping[str, Any], rows: Sequence[Mapping[st
         wrong = next((i for i in range(len(seen), 0, -1) if seen[i - 1][1] < 1), 0)  # all after these are right
         return float(seen[wrong][0]) if wrong < len(seen) else None
     if metric in ("max_norm", "mean_norm"):
-        norms = [max(values) for row in rows if (values := [one for one in row.get(f"{metric}s", ()) if one is not None])]
+        norms = [max(values) for row in rows if (values := [number for number in row.get(f"{metric}s", ()) if number is not None])]
         return norms[-1] / max(norms) if norms else None
     raise AssertionError(f"metric {metric} is of trials only")

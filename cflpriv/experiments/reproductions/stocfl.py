@@ -47,9 +47,9 @@ _ALL_LABELS = (
 _STOCFL_SHRINKS = {"training.rounds": 5, "data.clients": 20, "data.sources": 10, "model.hidden": 32}
 
 
-def _of_labels(setting: str, found: tuple[Number, ...]) -> tuple[Number, ...]:
+def _of_labels(setting: str, published: tuple[Number, ...]) -> tuple[Number, ...]:
     """The numbers of a setting of Table 3; the pathological row's as words, since it does not compare."""
-    return tuple(replace(one, value=f"{one.value} on all labels") for one in found) if setting == "pathological" else found
+    return tuple(replace(number, value=f"{number.value} on all labels") for number in published) if setting == "pathological" else published
 
 
 def _lambda_cells() -> tuple[ReproductionCell, ...]:

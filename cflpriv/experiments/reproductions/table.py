@@ -157,9 +157,9 @@ def _picture(entry: Reproduction, rows: Sequence[TableRow], cells: Sequence[Repr
     if entry.over == "rounds":
         return _over_rounds(entry, rows, cells, out)
     by_label = {cell.label: cell for cell in cells}
-    found = [row for row in rows if row.ours is not None]
+    measured = [row for row in rows if row.ours is not None]
     axes_of = {cell.label: tuple(dict.fromkeys(axis for axis, _, _ in cell.places)) for cell in cells}
-    panels = dict.fromkeys((row.metric, axis) for row in found for axis in (axes_of[row.cell] if entry.over == "numbers" else ("",)))
+    panels = dict.fromkeys((row.metric, axis) for row in measured for axis in (axes_of[row.cell] if entry.over == "numbers" else ("",)))
     wide, high = min(3, max(1, len(panels))), -(-len(panels) // 3) or 1
     with style():
         figure = new_figure(4.6 * wide, (3.4 if entry.over == "numbers" else 1.4 + 0.28 * len(by_label)) * high)
@@ -179,7 +179,7 @@ def _picture(entry: Reproduction, rows: Sequence[TableRow], cells: Sequence[Repr
             axes.set_title(fill(METRICS[metric], 44), fontsize=8, loc="left")
         if {"shared", "local"} <= {metric for metric, _ in panels} and entry.over == "cells":  # both are accuracies of the same methods
             _alike([axes for axes, (metric, _) in zip(places, panels, strict=False) if metric in ("shared", "local")])
-        ring = "; filled: ours, ring: published" if any(isinstance(row.published, float) for row in found) else ""
+        ring = "; filled: ours, ring: published" if any(isinstance(row.published, float) for row in measured) else ""
         figure.suptitle(fill(f"{entry.title} ({entry.source}){ring}", 64 * wide), fontsize=9)
         return uri(figure)
 
@@ -223,8 +223,8 @@ def _over_rounds(entry: Reproduction, rows: Sequence[TableRow], cells: Sequence[
 
 def _over_numbers(axes: Any, rows: Sequence[TableRow], cells: Mapping[str, ReproductionCell], axis: str) -> None:
     placed = [(series, x, row) for row in rows for name, series, x in cells[row.cell].places if name == axis]
-    for i, series in enumerate(dict.fromkeys(one for one, _, _ in placed)):
-        own = sorted(((x, row) for one, x, row in placed if one == series), key=lambda point: point[0])
+    for i, series in enumerate(dict.fromkeys(name for name, _, _ in placed)):
+        own = sorted(((x, row) for name, x, row in placed if name == series), key=lambda point: point[0])
         here = [(x, row.ours) for x, row in own if row.ours is not None]
         bare = {"success", "separated"}  # each trial is 0 or 1: their deviation adds nothing to their mean
         spread = [0.0 if row.metric in bare else row.deviation or 0.0 for _, row in own if row.ours is not None]
@@ -270,7 +270,7 @@ def _curve(path: Path, key: str) -> list[tuple[int, float]]:
         row = parse_json(line)
         value = row.get(key)
         if isinstance(value, list):
-            value = max((one for one in value if one is not None), default=None)
+            value = max((entry for entry in value if entry is not None), default=None)
         if value is not None:
             points.append((row["round"] + 1, float(value)))
     return points

@@ -120,7 +120,7 @@ class _Out:
             place = self.keys.setdefault(value.key, path)
             return {"held": place, "clients": list(value.clients), "parts": list(value.parts)}
         if arrays is self.others and isinstance(value, Deferred):
-            return {"sum": [self.walk(one, f"{path}/{i}", arrays) for i, one in enumerate((value.first, value.second))]}
+            return {"sum": [self.walk(part, f"{path}/{i}", arrays) for i, part in enumerate((value.first, value.second))]}
         if arrays is self.others and isinstance(value, Movement) and self._own(value):
             return {"span": self._span(value, path)}
         if hasattr(value, "__array__"):  # computed on demand, one at a time, when it is written
@@ -131,7 +131,9 @@ class _Out:
                 raise TypeError(
                     f"checkpoint: {path} is a {state_name(type(value))}, which no algorithm declares among its states (checkpoint.TYPES)"
                 )
-            inner = {one.name: self.walk(getattr(value, one.name), f"{path}/{one.name}", arrays) for one in fields(value) if one.init}
+            inner = {
+                entry.name: self.walk(getattr(value, entry.name), f"{path}/{entry.name}", arrays) for entry in fields(value) if entry.init
+            }
             return {"type": state_name(type(value)), "fields": inner}
         if isinstance(value, Mapping):
             return {"mapping": [[self.walk(key, path, arrays), self.walk(item, f"{path}/{key}", arrays)] for key, item in value.items()]}
@@ -156,7 +158,7 @@ class _Out:
         return {
             "client": value.data.id,
             "model": plain(value.model, "Model", {"Model": Model}),
-            "arrays": {name: self._once(one, f"{path}/{name}") for name, one in arrays.items()},
+            "arrays": {name: self._once(array, f"{path}/{name}") for name, array in arrays.items()},
             "factors": [value.width, value.more_start, value.more_anchor],
         }
 
@@ -187,7 +189,9 @@ class _Out:
 
     def parties(self, simulated: Simulated) -> dict[str, Any]:
         """What the parties of a simulation keep: values as arrays, all else as bytes."""
-        seeds = {place: [one.client, one.signing_seed, one.encryption_seed] for place, one in simulated.identities.items()}
+        seeds = {
+            place: [identity.client, identity.signing_seed, identity.encryption_seed] for place, identity in simulated.identities.items()
+        }
         stores = {}
         for place, store in simulated.stores.items():
             values, rest = kept_values(store)
@@ -274,7 +278,11 @@ class Checkpoint:
             identities = msgspec.msgpack.decode(self._walk(tree["identities"], self.others), type=dict[int, tuple[int, bytes, bytes]])
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise InputError(f"{self.path}: does not fit together ({type(error).__name__}: {error})") from None
-        return {"session": self.session, "identities": {place: Identity(*one) for place, one in identities.items()}, "stores": self._stores}
+        return {
+            "session": self.session,
+            "identities": {place: Identity(*seeds) for place, seeds in identities.items()},
+            "stores": self._stores,
+        }
 
     def _stores(self, data: Mapping[int, ClientData]) -> dict[int, ObjectStore]:
         """What each party of a simulation kept; `data` is that of its clients. Raises `InputError` if it does not fit."""
@@ -327,14 +335,14 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
 
 
 def _arrays_of(path: Path, digest: str) -> dict[str, Array]:
-    found = blake2b(digest_size=16)
+    computed = blake2b(digest_size=16)
     try:
         with open_regular(path) as file:
             while chunk := file.read(1 << 22):
-                found.update(chunk)
+                computed.update(chunk)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    if found.hexdigest() != digest:
+    if computed.hexdigest() != digest:
         raise InputError(f"{path}: does not match its digest in the checkpoint; it was changed or cut")
     return read_safetensors(path)
 
@@ -354,7 +362,7 @@ class _In:
         if "array" in tree:
             return self._once(tree["array"]) if arrays is self.checkpoint.others else np.array(arrays[tree["array"]])
         if "sum" in tree:
-            return Deferred(*(self.walk(one, arrays) for one in tree["sum"]))
+            return Deferred(*(self.walk(part, arrays) for part in tree["sum"]))
         if "span" in tree:
             return self._movement(**tree["span"])
         if "scalar" in tree:
@@ -397,15 +405,17 @@ def restore(checkpoint: Checkpoint, federation: FederationServer, resumed: int |
     try:
         federation.restore(into.walk(tree["federation"], arrays), resumed)
         epochs = []
-        for one in tree["held"]["epochs"]:
-            session = federation.epochs.make(one["number"])
-            session.restore(into.walk(one["session"], arrays))
-            epochs.append(Epoch(one["number"], session, list(one["clients"]), tuple(one["shape"]), into.walk(one["memory"], arrays)))
-        for place, one in tree["held"]["keys"].items():
-            key = into.keys[place] = HeldKey(one["name"])
-            federation.know(key, one["known"])
-            if one["epochs"]:
-                federation.epochs.entered[key] = [(part, epochs[number]) for part, number in one["epochs"]]
+        for entry in tree["held"]["epochs"]:
+            session = federation.epochs.make(entry["number"])
+            session.restore(into.walk(entry["session"], arrays))
+            epochs.append(
+                Epoch(entry["number"], session, list(entry["clients"]), tuple(entry["shape"]), into.walk(entry["memory"], arrays))
+            )
+        for place, entry in tree["held"]["keys"].items():
+            key = into.keys[place] = HeldKey(entry["name"])
+            federation.know(key, entry["known"])
+            if entry["epochs"]:
+                federation.epochs.entered[key] = [(part, epochs[number]) for part, number in entry["epochs"]]
         if federation.accounts is not None:
             federation.accounts.restore(tree["receipts"], into.keys)
         return into.walk(tree["state"], arrays)

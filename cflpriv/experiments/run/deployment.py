@@ -172,7 +172,7 @@ def _scores(run: Experiment, present: tuple[int, ...]) -> Mapping[str, Any]:
 def _summary(run: Experiment, transport: StagedTransport, system: str, unscored: str | None) -> Mapping[str, Any]:
     """What is known of a deployment besides, and why a figure is missing."""
     stages = [[stage, asked, answered, round(seconds, 3)] for stage, asked, answered, seconds in transport.stages]
-    refusals = [list(one) for one in run.federation.refusals]
+    refusals = [list(refusal) for refusal in run.federation.refusals]
     why = []
     if not any(row.get("accuracy_mean") is not None for row in run.rows):
         why.append(f"no accuracy: {unscored or 'no client was left to be scored'}")
@@ -188,9 +188,9 @@ def _write_models(run: Experiment, out: Path) -> None:
     """The models that clients would be served, as far as the server has them."""
     models = {}
     for name, value in run.algorithm.serve(run.state).params.items():
-        for i, one in enumerate(value if isinstance(value, list | tuple) else [value]):
-            if getattr(one, "is_clear", False):
-                models[f"{name}/{i}"] = np.ascontiguousarray(one.value())
+        for i, model in enumerate(value if isinstance(value, list | tuple) else [value]):
+            if getattr(model, "is_clear", False):
+                models[f"{name}/{i}"] = np.ascontiguousarray(model.value())
     (out / "checkpoints").mkdir(exist_ok=True)
     if models:
         write_arrays(out / "checkpoints" / "models.safetensors", models)

@@ -115,9 +115,9 @@ def _deployed(run: Experiment, cluster: int | None) -> tuple[str, Array]:
         if not together:
             raise _each_its_own(cluster)
         asked = together[0]
-    (given,) = run.simulated.resolve(served.task, served.params, served.which, [asked])
+    (task_input,) = run.simulated.resolve(served.task, served.params, served.which, [asked])
     offered = getattr(served.task, "offered", None)  # of what clients are sent, which may be a part of each, or all in one
-    value = given.params["model"] if offered is None else offered(given)
+    value = task_input.params["model"] if offered is None else offered(task_input)
     if isinstance(value, list | tuple) and not placed:  # clients choose among all
         _check(cluster, list(range(len(value))))
         if len(alone) == len(value) and alone[cluster or 0]:
@@ -127,8 +127,8 @@ def _deployed(run: Experiment, cluster: int | None) -> tuple[str, Array]:
         (value,) = value
     elif not placed:
         _check(cluster, [0])
-    several = served.which is not None or cluster is not None
-    return f"cluster {cluster or 0}" if several else "shared model", np.asarray(value)
+    by_cluster = served.which is not None or cluster is not None
+    return f"cluster {cluster or 0}" if by_cluster else "shared model", np.asarray(value)
 
 
 def _apart(served: Served) -> bool:
@@ -141,8 +141,8 @@ def _apart(served: Served) -> bool:
 def _alone(served: Served) -> list[set[int]]:
     """For each of several models the clients that have one of their own in its place, as where a cluster was too small for a sum."""
     models = served.params["model"]
-    shared = [one if isinstance(one, Shared) else Shared() for one in (models if isinstance(models, list | tuple) else [models])]
-    return [{client for own in one.own for client in own.held.clients} for one in shared]
+    shared = [model if isinstance(model, Shared) else Shared() for model in (models if isinstance(models, list | tuple) else [models])]
+    return [{client for own in model.own for client in own.held.clients} for model in shared]
 
 
 def _each_its_own(cluster: int | None) -> InputError:

@@ -60,7 +60,7 @@ def run_experiment(
     hosted: Hosted | None = None,
     say: Callable[[str], None] = lambda line: None,
     tick: Callable[[dict[str, Any]], None] = lambda row: None,
-    step: Callable[[str, int, int], None] = lambda what, done, total: None,
+    step: Callable[[str, int, int], None] = lambda activity, done, total: None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Simulate an experiment into the folder `out`; the summary, and all else, as in `carry_out`. `hosted`: where its clients are."""
@@ -82,7 +82,7 @@ def carry_out(
     resume: bool,
     say: Callable[[str], None],
     tick: Callable[[dict[str, Any]], None],
-    step: Callable[[str, int, int], None] = lambda what, done, total: None,
+    step: Callable[[str, int, int], None] = lambda activity, done, total: None,
     places: Mapping[str, str] | None = None,
     callbacks: Sequence[Callback] = (),
     patience: float = 0.0,
@@ -100,19 +100,19 @@ def carry_out(
     started is started. Raises `InputError`, also if `out` exists and is not to be resumed; OSError where something cannot be written,
     and `CallbackFailed`, with all rounds before that in place.
     """
-    told = Callbacks(callbacks, say)
+    observers = Callbacks(callbacks, say)
     for file in config.run.plugins:  # a process that was sent the configuration has not read it
         load_plugin(file)
 
     def waiting() -> None:
-        told.say(f"waiting up to {patience:g} s for another process that has {out}")
+        observers.say(f"waiting up to {patience:g} s for another process that has {out}")
 
     def made(checkpoint: Checkpoint | None) -> Experiment:
         run = make(checkpoint)
-        told.make(config.run.callbacks)
+        observers.make(config.run.callbacks)
         run.places = places or {}
-        run.say, run.digest = told.say, population_digest(run.population)
-        run.federation.listen(told.say, lambda done, total: step("encrypted similarity", done, total))
+        run.say, run.digest = observers.say, population_digest(run.population)
+        run.federation.listen(observers.say, lambda done, total: step("encrypted similarity", done, total))
         return run
 
     old = (out / "config.toml").is_file()
@@ -124,7 +124,7 @@ def carry_out(
     try:
         if old:
             with locked(out, patience, waiting):
-                return _resumed(config, out, made, told, tick)
+                return _resumed(config, out, made, observers, tick)
         run = made(None)
         missing = [folder for folder in (out, *out.parents) if not folder.exists()]
         before = frozenset() if missing else frozenset(out.iterdir())
@@ -136,7 +136,7 @@ def carry_out(
             if (out / "config.toml").is_file():
                 raise InputError(f"{out}: another process made this run meanwhile; the same command goes on with it")
             try:
-                return _started(run, out, told, tick)
+                return _started(run, out, observers, tick)
             except InputError:
                 if not (out / "rounds.jsonl").exists() and not (out / "ledger.json").exists():
                     _removed(out, before, missing)
@@ -164,7 +164,7 @@ def _removed(out: Path, before: Set[Path], made: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def _started(run: Experiment, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _started(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Start a new run, in a folder that holds none yet."""
     record = {**environment(run.config), **run.places}
     write_atomically(out / "config.toml", run.config.to_toml())
@@ -176,11 +176,11 @@ def _started(run: Experiment, out: Path, told: Callbacks, tick: Callable[[dict[s
     _announce(run)
     flush(run.federation.transcript, out, 0)
     _save(run, out)
-    return _rounds(run, out, told, tick)
+    return _rounds(run, out, observers, tick)
 
 
 def _resumed(
-    config: Config, out: Path, make: Callable[[Checkpoint | None], Experiment], told: Callbacks, tick: Callable[[dict[str, Any]], None]
+    config: Config, out: Path, make: Callable[[Checkpoint | None], Experiment], observers: Callbacks, tick: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """Resume a run from its last checkpoint; from its start, if it ended before the first."""
     checkpoint = last_checkpoint(out)
@@ -191,7 +191,7 @@ def _resumed(
             done = read_json(summary)
         sealed = not changed_files(out, ("summary.json",))  # else it was edited, or a kill came in between
         if sealed and done.get("rounds") == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C
-            told.say(f"{out}: this run is done")
+            observers.say(f"{out}: this run is done")
             return done
     run = make(checkpoint)
     # deployments of an early 0.2.0 saved less
@@ -202,8 +202,8 @@ def _resumed(
     number = note_resume(out, checkpoint)
     if checkpoint is None:
         put_aside(out, number, 0, 0)
-        told.say(f"resumed: {out} ended before its first checkpoint; it starts again")
-        return _started(run, out, told, tick)
+        observers.say(f"resumed: {out} ended before its first checkpoint; it starts again")
+        return _started(run, out, observers, tick)
     moved = put_aside(out, number, progress["rounds"], progress["transcript"]["messages"])
     if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
         put_audit_aside(out, number)
@@ -212,10 +212,10 @@ def _resumed(
     run.rows, run.admitted, run.stopped = kept_rows(out, progress["rounds"]), progress["admitted"], progress["stopped"]
     run.started -= sum(row["seconds"] for row in run.rows)
     run.federation.protection_seconds = run.rows[-1].get("protection_seconds", 0.0) if run.rows else 0.0
-    words = "".join(f", {count} {what} of an interrupted round put aside" for what, count in moved.items() if count)
-    told.say(f"resumed after round {len(run.rows)} of {config.training.rounds}{words}")
+    words = "".join(f", {count} {noun} of an interrupted round put aside" for noun, count in moved.items() if count)
+    observers.say(f"resumed after round {len(run.rows)} of {config.training.rounds}{words}")
     run.backend.welcome(run, progress)
-    return _rounds(run, out, told, tick)
+    return _rounds(run, out, observers, tick)
 
 
 def _same(run: Experiment, out: Path, progress: Mapping[str, Any]) -> None:
@@ -234,12 +234,12 @@ FREE_SAVING, SAVING_SHARE = 1.0, 0.05
 """Checkpoints of a simulation may take so many seconds, and beyond these so much of the time of its rounds."""
 
 
-def _rounds(run: Experiment, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _rounds(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run the remaining rounds, saving each, and finish."""
     rounds, messages = run.config.training.rounds, run.federation.transcript.messages
     written = reported = len(messages)
     saving, began = 0.0, time.perf_counter()
-    told.start(out, run.config, len(run.rows))
+    observers.start(out, run.config, len(run.rows))
     with interruptible() as interrupted:
         while len(run.rows) < rounds and not interrupted() and run.stopped is None:
             row = advance(run)
@@ -249,7 +249,7 @@ def _rounds(run: Experiment, out: Path, told: Callbacks, tick: Callable[[dict[st
             if interrupted() or regular or run.federation.checkpoint_due:
                 saving += _save(run, out)
             tick(row)
-            told.round(plain_json(row), messages[reported:])
+            observers.round(plain_json(row), messages[reported:])
             reported = len(messages)
         done = len(run.rows) == rounds or not interrupted()
         if done and run.stopped is not None:
@@ -266,7 +266,7 @@ def _rounds(run: Experiment, out: Path, told: Callbacks, tick: Callable[[dict[st
         run.backend.close(run)
         write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
         seal(out)
-    told.end(plain_json(summary))
+    observers.end(plain_json(summary))
     return summary
 
 

@@ -35,7 +35,7 @@ __all__ = [
 LAST = 10
 """Accuracies are also averaged over those of this many last rounds that were evaluated: one round moves by points."""
 MEASURED = (
-    *(f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "mean_interval", "std", "worst")),
+    *(f"{kind}_{statistic}" for kind in ("accuracy", "local_accuracy") for statistic in ("mean", "mean_interval", "std", "worst")),
     "evaluated_clients",
 )
 """What of the last evaluated round is in the summary."""
@@ -249,7 +249,7 @@ def finish(run: Experiment) -> dict[str, Any]:
     present = tuple(client for client in run.federation.clients if client not in run.newcomers)
     final = evaluated[-1] if evaluated else _scores(run, present, len(run.rows))
     models = run.algorithm.serve(run.state).params.values()  # of several, without a clustering, the number in use is unknown
-    several = described.get("k", 1) > 1 or any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
+    by_cluster = described.get("k", 1) > 1 or any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
     transcript = run.federation.transcript
     return {
         "algorithm": run.algorithm.name,
@@ -263,7 +263,7 @@ def finish(run: Experiment) -> dict[str, Any]:
         "last_rounds": len(last),
         "ari": ari([run.truth[client] for client in known], [labels[client] for client in known]) if known else None,
         "choice_ari": final.get("choice_ari"),
-        "clusters": len(set(labels.values())) or (1 if "mean" in run.algorithm.operations and not several else None),
+        "clusters": len(set(labels.values())) or (1 if "mean" in run.algorithm.operations and not by_cluster else None),
         "true_groups": len(set(run.truth.values())),
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),

@@ -100,4 +100,4 @@ def scores_of(results: Sequence[Mapping[str, Array]]) -> tuple[Array, Array]:
     counts = np.array([float(result.get("count", 0.0)) for result in results])
     correct = np.array([float(result.get("correct", 0.0)) for result in results])
     loss = np.array([float(result.get("loss", np.nan)) for result in results])
-    return tuple(np.where(counts > 0, one / np.maximum(counts, 1), np.nan) for one in (correct, loss))  # type: ignore[return-value]
+    return tuple(np.where(counts > 0, total / np.maximum(counts, 1), np.nan) for total in (correct, loss))  # type: ignore[return-value]

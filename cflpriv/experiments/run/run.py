@@ -71,7 +71,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
 
     private = run_ledger(config, algorithm, noise, entropy("noise"), asked, config.bands(trained))
     dropouts = {(round, client): stage for round, client, stage in config.training.dropouts}
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "protection": config.protection,
         "sampling": config.sampling(),
         "seed": settings.seed,
@@ -84,8 +84,8 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         "transport": settings.transport,
         "release_policy": settings.release_policy,
     }
-    given |= {} if private is None else private.options(config.protection)
-    simulated = simulate(population.clients, **{**given, **options})
+    arguments |= {} if private is None else private.options(config.protection)
+    simulated = simulate(population.clients, **{**arguments, **options})
     backend = Backend(
         partial(_join, sources), _nobody_returns, _begin_round, _scores, recomputed, partial(_saved, sources),
         lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(simulated.engine.paths.items())}},
@@ -102,8 +102,8 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
 
 def secrets_of(run: Experiment) -> dict[str, dict[str, str]]:
     """The secrets of `run.audit_parties`: of clients also where they have none, of the key holder once it has any."""
-    found = {party: run.simulated.secrets(party) for party in run.config.run.audit_parties}
-    return {party: secrets for party, secrets in found.items() if secrets or party.startswith("client:")}
+    collected = {party: run.simulated.secrets(party) for party in run.config.run.audit_parties}
+    return {party: secrets for party, secrets in collected.items() if secrets or party.startswith("client:")}
 
 
 def check(config: Config, population: Population, algorithm: Algorithm, clients: Sequence[int], newcomers: Sequence[int] = ()) -> None:

@@ -196,7 +196,7 @@ def _decided(
 ) -> tuple[Chosen, dict[str, Any]]:  # fmt: skip
     """The best run, the first among equals, and its folder's name; runs are exchangeable, so that their order tells nothing."""
     names = {cell.setting: cell.name for cell in sweep.cells}
-    best, found = -np.inf, None
+    best, winner = -np.inf, None
     for cell in drawn:
         if _marker(out, cell).is_file():
             continue
@@ -204,10 +204,10 @@ def _decided(
         value = summary.get(choose.by)
         score = -np.inf if value is None or not np.isfinite(value) else SCORES[choose.by] * float(value)
         if score > best and _within(out / cell.name, plans[names[cell.setting]]):
-            best, found = score, (cell, summary)
-    if found is None:
+            best, winner = score, (cell, summary)
+    if winner is None:
         return price, {"candidate": None}
-    cell, summary = found
+    cell, summary = winner
     chosen = replace(
         price, run=names[cell.setting], setting=cell.setting.name, score=float(summary[choose.by]), epsilon_of_run=float(summary["epsilon"])
     )

@@ -190,9 +190,9 @@ def _check_choice(choose: Choose, sweep: Mapping[str, Any], cells: Sequence[Swee
 
 def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any], trust: bool) -> Iterator[SweepCell]:
     own = {"name": "pacfl", **base.get("algorithm", {})}
-    algorithms = [_algorithm(one, own) for one in sweep.get("algorithms", [own["name"]])]
-    protections = [_protection(one, base.get("protection", {}), trust) for one in sweep.get("protections", [{"label": "as given"}])]
-    _check_reach(base, "algorithm", "algorithms", [its["algorithm"] for _, its in algorithms])
+    algorithms = [_algorithm(entry, own) for entry in sweep.get("algorithms", [own["name"]])]
+    protections = [_protection(entry, base.get("protection", {}), trust) for entry in sweep.get("protections", [{"label": "as given"}])]
+    _check_reach(base, "algorithm", "algorithms", [settings["algorithm"] for _, settings in algorithms])
     _check_reach(base, "protection", "protections", [overrides["protection"] for _, overrides in protections])
     keys = sweep.get("keys", {})
     for key, values in keys.items():
@@ -206,16 +206,16 @@ def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any], trus
     for seed in sweep.get("seeds", [0]):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seeds: {seed!r} is not a whole number")
-    pairs = [(one, other, _merged(base, one, other)) for one, other in product(algorithms, protections)]
+    pairs = [(entry, other, _merged(base, entry, other)) for entry, other in product(algorithms, protections)]
     private = [tree.get("privacy", {}).get("unit", "none") != "none" for *_, tree in pairs]
     if "epsilon" in sweep and not any(private):
         raise InputError(f"epsilon = {sweep['epsilon']!r}: no protection here has a privacy unit, so nothing would depend on it")
-    for ((algorithm, _), (protection, _), given), has_epsilon in zip(pairs, private, strict=True):
+    for ((algorithm, _), (protection, _), merged), has_epsilon in zip(pairs, private, strict=True):
         for epsilon in sweep.get("epsilon", [None]) if has_epsilon else [None]:
             for values in product(*keys.values()):
                 setting = SweepSetting(algorithm, protection, epsilon, tuple(zip(keys, map(tuples, values), strict=True)))
                 for seed in sweep.get("seeds", [0]):
-                    tree = {section: dict(its) for section, its in given.items()}
+                    tree = {section: dict(settings) for section, settings in merged.items()}
                     if epsilon is not None:
                         tree.setdefault("privacy", {})["epsilon"] = float(epsilon)
                     for key, value in zip(keys, values, strict=True):
@@ -274,17 +274,17 @@ def _protection(entry: Any, own: Mapping[str, Any], trust: bool) -> _Entry:
 
 def _merged(base: Mapping[str, Mapping[str, Any]], algorithm: _Entry, protection: _Entry) -> dict[str, dict[str, Any]]:
     """All sections of a run, the two entries' keys over the file's. Raises `InputError` for a key that both give."""
-    tree = {section: dict(its) for section, its in base.items()}
+    tree = {section: dict(settings) for section, settings in base.items()}
     for section in algorithm[1].keys() & protection[1].keys():
         if both := sorted(algorithm[1][section].keys() & protection[1][section].keys()):
             raise InputError(f"algorithms: {section}.{both[0]}: {algorithm[0]!r} and the protection {protection[0]!r} both give it")
-    for section, its in (*algorithm[1].items(), *protection[1].items()):
-        tree[section] = dict(its) if section in ("algorithm", "protection") else {**tree.get(section, {}), **its}
+    for section, settings in (*algorithm[1].items(), *protection[1].items()):
+        tree[section] = dict(settings) if section in ("algorithm", "protection") else {**tree.get(section, {}), **settings}
     return tree
 
 
-def _check_reach(base: Mapping[str, Mapping[str, Any]], section: str, entries: str, its: Sequence[Mapping[str, Any]]) -> None:
+def _check_reach(base: Mapping[str, Mapping[str, Any]], section: str, entries: str, settings: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a key of the file's own section that no entry takes: it would silently change nothing."""
     for key, value in base.get(section, {}).items():
-        if (section, key) != ("algorithm", "name") and not any(key in one and one[key] == value for one in its):
+        if (section, key) != ("algorithm", "name") and not any(key in entry and entry[key] == value for entry in settings):
             raise InputError(f"{entries}: {section}.{key} = {value!r} reaches none of them; write it into those that it is for")

@@ -98,28 +98,28 @@ def run_sweep(
 
 def standing(sweep: Sweep, out: Path) -> dict[str, str]:
     """By name how far each run of the sweep is in the folder `out`: "done", "failed: REASON", "begun" or "missing"."""
-    found = {}
+    status_of = {}
     for cell in sweep.cells:
         trouble = _marker(out, cell.name)
         if finished(out / cell.name) and not trouble.is_file():
-            found[cell.name] = "done"
+            status_of[cell.name] = "done"
         elif trouble.is_file():
             try:
-                found[cell.name] = f"failed: {read_json(trouble)['error']}"
+                status_of[cell.name] = f"failed: {read_json(trouble)['error']}"
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{trouble}: is damaged ({error})") from None
         else:
-            found[cell.name] = "begun" if (out / cell.name / "config.toml").is_file() else "missing"
-    return found
+            status_of[cell.name] = "begun" if (out / cell.name / "config.toml").is_file() else "missing"
+    return status_of
 
 
 def shown(sweep: Sweep, out: Path) -> list[str]:
     """A line for each run of a sweep: its number, name and setting, and how far it is in the folder `out`."""
-    found = standing(sweep, out)
+    status_of = standing(sweep, out)
     width = max(len(cell.name) for cell in sweep.cells)
     return [
-        f"{number:>{len(str(len(found)))}}  {cell.name:<{width}}  {cell.setting.name} · seed {cell.seed}  "
-        + (f"refused: {cell.problem.removeprefix(f'{cell.name}: ')}" if cell.problem else found[cell.name])
+        f"{number:>{len(str(len(status_of)))}}  {cell.name:<{width}}  {cell.setting.name} · seed {cell.seed}  "
+        + (f"refused: {cell.problem.removeprefix(f'{cell.name}: ')}" if cell.problem else status_of[cell.name])
         for number, cell in enumerate(sweep.cells, 1)
     ]
 
