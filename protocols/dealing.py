@@ -39,8 +39,8 @@ def check_opened(session: bytes, slot: Slot, listed: Mapping[int, bytes], opened
 
 def seed_of(session: bytes, slot: Slot, opened: Mapping[int, bytes]) -> bytes:
     """The seed (32 bytes) of the dealing of these clients, from the nonces of all."""
-    said = [part for client in sorted(opened) for part in (_number(client), opened[client])]
-    return _hash("seed", session, *map(_number, slot), *said)
+    parts = [part for client in sorted(opened) for part in (_number(client), opened[client])]
+    return _hash("seed", session, *map(_number, slot), *parts)
 
 
 def buckets_of(size: int, smallest: int, most: int = 0) -> int:

@@ -93,7 +93,7 @@ class SumFailed(ProtocolError):
         self.absent = absent
         self.repeatable = repeatable
         named = "".join(
-            f"; {what}: {', '.join(map(str, clients))}" for what, clients in (("offenders", offenders), ("no answer", absent)) if clients
+            f"; {noun}: {', '.join(map(str, clients))}" for noun, clients in (("offenders", offenders), ("no answer", absent)) if clients
         )
         after = "it may be taken again without them" if repeatable else "there is no second sum of these values"
         super().__init__(f"the sum failed: {code}{named}; {after}")

@@ -168,11 +168,15 @@ class Ledger:
 
     def settle(self, receipts: Mapping[int, Sequence[Receipt]], purpose: str, round: int | None = None) -> None:
         """Charge each client what is due of its receipts, each once. Raises as `charge`."""
-        due = {client: tuple(dict.fromkeys(several)) for client, several in receipts.items()}
-        self.charge({client: [event for one in several for event in one.due(client)] for client, several in due.items()}, purpose, round)
-        for client, several in due.items():
-            for one in several:
-                one.paid.add(client)
+        due = {client: tuple(dict.fromkeys(client_receipts)) for client, client_receipts in receipts.items()}
+        self.charge(
+            {client: [event for receipt in client_receipts for event in receipt.due(client)] for client, client_receipts in due.items()},
+            purpose,
+            round,
+        )
+        for client, client_receipts in due.items():
+            for receipt in client_receipts:
+                receipt.paid.add(client)
 
     def _price(self, client: int, events: Sequence[Event]) -> float:
         return epsilon_of([*self._events.get(client, ()), *events], self.budget.delta)
@@ -193,8 +197,13 @@ class Ledger:
     def _text(self, charges: Sequence[Charge]) -> str:
         b = self.budget
         lines = [
-            {"round": one.round, "purpose": one.purpose, "clients": list(one.clients), "events": [event_to(event) for event in one.events]}
-            for one in charges
+            {
+                "round": charge.round,
+                "purpose": charge.purpose,
+                "clients": list(charge.clients),
+                "events": [event_to(event) for event in charge.events],
+            }
+            for charge in charges
         ]
         tree = {"format": 1, "epsilon": b.epsilon, "delta": b.delta, "relation": b.relation, "unit": b.unit, "charges": lines}
         return json.dumps(tree, indent=1) + "\n"
@@ -218,7 +227,7 @@ class Ledger:
         """The ledger of a `text`, kept nowhere. Raises `ValueError` as `open`, with `where` it came from."""
         try:
             tree = json.loads(text)
-            found = Budget(tree["epsilon"], tree["delta"], tree["relation"], tree["unit"])
+            recorded = Budget(tree["epsilon"], tree["delta"], tree["relation"], tree["unit"])
             if tree["format"] != 1:
                 raise ValueError(f"format {tree['format']!r} is not known")
             charges = [
@@ -229,13 +238,13 @@ class Ledger:
             ]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{where}: is no ledger ({error})") from None
-        if budget is not None and (budget.delta, budget.relation, budget.unit) != (found.delta, found.relation, found.unit):
-            raise ValueError(f"{where}: is a ledger for delta {found.delta:g}, {found.relation}, {found.unit}; not for {budget}")
-        ledger = cls(budget or found)
+        if budget is not None and (budget.delta, budget.relation, budget.unit) != (recorded.delta, recorded.relation, recorded.unit):
+            raise ValueError(f"{where}: is a ledger for delta {recorded.delta:g}, {recorded.relation}, {recorded.unit}; not for {budget}")
+        ledger = cls(budget or recorded)
         ledger.charges = charges
-        for one in charges:
-            for client in one.clients:
-                ledger._events.setdefault(client, []).extend(one.events)
+        for charge in charges:
+            for client in charge.clients:
+                ledger._events.setdefault(client, []).extend(charge.events)
         return ledger
 
 

@@ -70,12 +70,12 @@ def product(ring: Arithmetic, left: Sequence[Cipher], together: Sequence[Cipher]
     """Σ_chunks A · B, three parts, **bare**: must not reach the key holder before `rerandomised`."""
     total = None
     for a, b in zip(left, together, strict=True):
-        one = ring.seal.Ciphertext()
-        ring.evaluator.multiply(a, b, one)
+        term = ring.seal.Ciphertext()
+        ring.evaluator.multiply(a, b, term)
         if total is None:
-            total = one
+            total = term
         else:
-            ring.evaluator.add_inplace(total, one)
+            ring.evaluator.add_inplace(total, term)
     return total
 
 
@@ -119,14 +119,14 @@ class Products:
 
     def load(self, data: bytes) -> Cipher:
         """A client's ciphertext, not to be changed. Raises `MalformedMessage`."""
-        found = self._loaded.get(data)
-        if found is None:
-            found = self._loaded[data] = self._ring.load(data, 2)
+        ciphertext = self._loaded.get(data)
+        if ciphertext is None:
+            ciphertext = self._loaded[data] = self._ring.load(data, 2)
             if len(self._loaded) > self._most_loaded:
                 self._loaded.popitem(last=False)
         else:
             self._loaded.move_to_end(data)
-        return found
+        return ciphertext
 
     @contextmanager
     def ahead(self, masks: int) -> Iterator[None]:

@@ -114,7 +114,7 @@ class GroupServer:
             case GroupServerStage.OFFERING:
                 assert state.offer is not None
                 header = state.offer.header
-                outbox = {one.client: messages.encode(Deliver(header, one.box)) for one in state.offer.boxes}
+                outbox = {box.client: messages.encode(Deliver(header, box.box)) for box in state.offer.boxes}
             case _:
                 outbox, changed = self._confirmed()
         self._state = msgspec.structs.replace(state, stage=after, **changed)
@@ -216,7 +216,7 @@ class GroupServer:
     def _check_offer(self, offer: Offer) -> None:
         header = offer.header
         members = {advert.client for advert in self._state.adverts}
-        if set(names(header.members)) != members or {one.client for one in offer.boxes} != members - {header.leader}:
+        if set(names(header.members)) != members or {box.client for box in offer.boxes} != members - {header.leader}:
             raise RemoteError("bad-members", header.leader)
         verify(self._roster, header.leader, header.signature, LABEL + "header", digest(header))
 
@@ -239,6 +239,6 @@ def _added(kept: tuple[Any, ...], message: Any) -> tuple[Any, ...]:
     Raises:
         RemoteError: "repeated" for a second one.
     """
-    if any(one.client == message.client for one in kept):
+    if any(earlier.client == message.client for earlier in kept):
         raise RemoteError("repeated", message.client)
-    return tuple(sorted((*kept, message), key=lambda one: one.client))
+    return tuple(sorted((*kept, message), key=lambda entry: entry.client))

@@ -50,18 +50,23 @@ def contributed(data: bytes, terms: GramTerms, roster: Roster, statement: bytes,
     Raises:
         RemoteError: "malformed", "bad-signature", "other-contribution" for one to another statement.
     """
-    one = decode(data, GramContribution, terms)
-    if one.holder >= len(roster.holders):
+    message = decode(data, GramContribution, terms)
+    if message.holder >= len(roster.holders):
         raise MalformedMessage
-    verify_key(roster.holders[one.holder], one.holder, one.signature, *_signed(terms, one.holder, one.statement, one.values))
-    if one.statement != statement:
+    verify_key(
+        roster.holders[message.holder],
+        message.holder,
+        message.signature,
+        *_signed(terms, message.holder, message.statement, message.values),
+    )
+    if message.statement != statement:
         raise RemoteError("other-contribution")
-    if len(one.values) != 8 * shape[0] * shape[1]:
+    if len(message.values) != 8 * shape[0] * shape[1]:
         raise MalformedMessage
-    values = np.frombuffer(one.values, dtype="<u8").astype(np.uint64)
+    values = np.frombuffer(message.values, dtype="<u8").astype(np.uint64)
     if (values >= np.uint64(PRIME)).any():
         raise MalformedMessage
-    return one.holder, values.reshape(shape)
+    return message.holder, values.reshape(shape)
 
 
 def check_contribution(

@@ -21,13 +21,13 @@ def shares(values: Elements, points: tuple[int, ...], colluding: int, key: bytes
     once.
     """
     coefficients = [uniform(derive(key, "coefficient", power), values.shape) for power in range(colluding)]
-    found = {}
+    values_at = {}
     for point in points:
         total = np.zeros_like(values)
         for coefficient in coefficients:
             total = times(plus(total, coefficient), point)
-        found[point] = plus(total, values)
-    return found
+        values_at[point] = plus(total, values)
+    return values_at
 
 
 def deposit(
@@ -51,13 +51,13 @@ def deposit(
     if not np.isfinite(rows).all() or np.linalg.norm(rows, axis=1).max() > terms.bound * (1 + 1e-3):
         raise LocalError("out-of-range", f"a vector is longer than the epoch's bound of {terms.bound:g}, or not finite")
     values = of_integers(np.rint(rows * terms.scale).astype(np.int64))
-    own, found = entropy(32), shares(values, tuple(number + 1 for number in holders), terms.colluding, entropy(32))
+    own, vector_shares = entropy(32), shares(values, tuple(number + 1 for number in holders), terms.colluding, entropy(32))
     ephemeral = public_key(own)
     boxes = []
     for number, key in holders.items():
         binding = box_binding(terms, keys, identity.client, number)
         sealing = agree(own, key, LABEL + "box", binding)
-        boxes.append(seal(sealing, found[number + 1].astype("<u8").tobytes(), binding, entropy))
+        boxes.append(seal(sealing, vector_shares[number + 1].astype("<u8").tobytes(), binding, entropy))
     digests = tuple(sha256(box).digest() for box in boxes)
     signature = sign(identity, LABEL + "deposit", terms.digest, signed_deposit(keys, identity.client, ephemeral, digests))
     return encode(Deposit(terms.digest, identity.client, ephemeral, tuple(boxes), signature))

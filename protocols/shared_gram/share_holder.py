@@ -89,8 +89,8 @@ class ShareHolder:
 
     def share_of(self, client: int) -> Elements | None:
         """This holder's share (p, dimension) of a client's vectors, if there is one. As secret as the machine."""
-        found = self._shares.get(client)
-        return None if found is None else found[1].copy()
+        entry = self._shares.get(client)
+        return None if entry is None else entry[1].copy()
 
     def accept(self, keys: bytes) -> None:
         """Take the keys of all holders of the epoch, once.
@@ -104,10 +104,10 @@ class ShareHolder:
             self._accept(keys)
 
     def _accept(self, keys: bytes) -> None:
-        found = checked_keys(keys, self.terms, self._roster)
-        if found.get(self.number) != public_key(self._seed):
+        received = checked_keys(keys, self.terms, self._roster)
+        if received.get(self.number) != public_key(self._seed):
             raise RemoteError("other-keys")
-        self._bundle, self._keys = keys, found
+        self._bundle, self._keys = keys, received
 
     def deliver(self, data: bytes) -> int:
         """Keep this holder's share of a client's deposit; the client. The same one again changes nothing; a new one replaces an unused one.
@@ -171,17 +171,17 @@ class ShareHolder:
             raise RemoteError("bad-contributors")
         with self._lock:
             statement, total = self._masked(clients, new, contributors)
-        parts = [contributed(one, terms, self._roster, statement, (total.shape[0], total.shape[1])) for one in contributions]
+        parts = [contributed(uploaded, terms, self._roster, statement, (total.shape[0], total.shape[1])) for uploaded in contributions]
         if sorted(number for number, _ in parts) != [number for number in contributors if number != LEAD]:
             raise RemoteError("other-contribution")
         for _, values in parts:
             total = plus(total, values)
-        found = signed(total)
-        square, wrong = found[len(found) - new * terms.p :], np.abs(found) > terms.largest
-        wrong[len(found) - new * terms.p :] |= (square != square.T) | np.diag(square.diagonal() < 0)
+        products = signed(total)
+        square, wrong = products[len(products) - new * terms.p :], np.abs(products) > terms.largest
+        wrong[len(products) - new * terms.p :] |= (square != square.T) | np.diag(square.diagonal() < 0)
         if wrong.any():
             raise RemoteError("inconsistent", self._at_fault(clients, new, wrong))
-        return found / terms.scale**2
+        return products / terms.scale**2
 
     def _at_fault(self, clients: Sequence[int], new: int, wrong: npt.NDArray[np.bool_]) -> int | None:
         """The new client that made products `wrong` (len(clients) p, new p): one whose products with itself are, or else that has most.

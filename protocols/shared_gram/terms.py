@@ -163,7 +163,7 @@ def announcement(terms: GramTerms, number: int, identity: Identity, key: bytes) 
 
 def gathered(terms: GramTerms, announcements: tuple[bytes, ...], roster: Roster) -> bytes:
     """The keys of the holders that announced one, as `checked_keys` takes them. Raises `RemoteError` as that does."""
-    keys = sorted((decode(one, HolderKey, terms) for one in announcements), key=lambda one: one.holder)
+    keys = sorted((decode(announcement_, HolderKey, terms) for announcement_ in announcements), key=lambda key: key.holder)
     data = encode(Announced(terms.digest, tuple(keys)))
     checked_keys(data, terms, roster)
     return data
@@ -177,20 +177,20 @@ def checked_keys(data: bytes, terms: GramTerms, roster: Roster) -> dict[int, byt
             fewer holders than open a matrix.
     """
     message = decode(data, Announced, terms)
-    numbers = [one.holder for one in message.keys]
+    numbers = [key.holder for key in message.keys]
     if numbers != sorted(set(numbers)) or any(number >= len(roster.holders) for number in numbers) or len(roster.holders) != terms.holders:
         raise MalformedMessage
-    for one in message.keys:
-        if one.terms != message.terms:
+    for key in message.keys:
+        if key.terms != message.terms:
             raise MalformedMessage
-        statement = (message.terms, _number(one.holder), one.key)
-        verify_key(roster.holders[one.holder], one.holder, one.signature, LABEL + "key", *statement)
-        check_public_key(one.key)
+        statement = (message.terms, _number(key.holder), key.key)
+        verify_key(roster.holders[key.holder], key.holder, key.signature, LABEL + "key", *statement)
+        check_public_key(key.key)
     if LEAD not in numbers or len(numbers) < terms.contributors:
         raise RemoteError("too-few-holders")
-    if len({one.key for one in message.keys}) < len(numbers):
+    if len({key.key for key in message.keys}) < len(numbers):
         raise RemoteError("bad-key")
-    return {one.holder: one.key for one in message.keys}
+    return {key.holder: key.key for key in message.keys}
 
 
 # --- deposits
