@@ -117,8 +117,8 @@ def append(path: Path, text: str) -> None:
     data = encode_readably(text)
     try:
         with open(path, "ab", buffering=0, opener=in_place) as out:
-            found = os.fstat(out.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(out.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(path))
             try:
                 while data:
@@ -126,7 +126,7 @@ def append(path: Path, text: str) -> None:
                 os.fsync(out.fileno())
             except OSError:
                 with suppress(OSError):
-                    out.truncate(found.st_size)
+                    out.truncate(status.st_size)
                 raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None

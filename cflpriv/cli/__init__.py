@@ -103,7 +103,7 @@ def main() -> None:
         if (
             not isinstance(error, MemoryError)
             and type(error).__name__ != "OutOfMemoryError"
-            and not any(one in str(error) for one in _TOO_LARGE)
+            and not any(pattern in str(error) for pattern in _TOO_LARGE)
         ):
             raise
         _end("out of memory; everything completed is saved: make room, or take fewer clients, samples or workers, then --resume", 1)

@@ -69,7 +69,7 @@ def audit(
     if active and foreign:
         raise InputError("--foreign, --active: give one of them")
     kind = "with --foreign" if foreign else "with --active" if active else "to a recorded run"
-    given = {
+    chosen = {
         "--adversary": adversary,
         "--budget": budget,
         "--out": out,
@@ -78,7 +78,7 @@ def audit(
         "--data-dir": data_dir,
         "--trust": trust or None,
     }
-    for option, value in given.items():
+    for option, value in chosen.items():
         if value is not None and value != [] and option not in TAKES[kind]:
             raise InputError(f"{option}: does not apply {kind}, which takes {', '.join((*TAKES[kind], '--attacks'))} and --plugin only")
     load_plugins(plugin)
@@ -149,14 +149,14 @@ def verify(
     """Check that a run folder is unchanged since its run and audits, and that its figures follow from its rounds. Exit code 1 if not."""
     from ..experiments.run.verify import verify as check
 
-    found = check(run_dir)
-    problems = list(found.problems)
-    if digest is not None and digest != found.digest:
-        problems.append(f"{run_dir}: its digest is {found.digest or 'missing'}, not {digest}")
+    verification = check(run_dir)
+    problems = list(verification.problems)
+    if digest is not None and digest != verification.digest:
+        problems.append(f"{run_dir}: its digest is {verification.digest or 'missing'}, not {digest}")
     for problem in problems:
         OUT.print(f"not verified: {problem}", markup=False)
     if problems:
         sys.exit(1)
-    OUT.print(f"verified: {run_dir}, digest {found.digest}", markup=False)
-    if found.unchecked:
-        OUT.print(f"not checked: {found.unchecked}", markup=False)
+    OUT.print(f"verified: {run_dir}, digest {verification.digest}", markup=False)
+    if verification.unchecked:
+        OUT.print(f"not checked: {verification.unchecked}", markup=False)

@@ -33,4 +33,4 @@ def claims(
         judged, repeated = write_page(out, page)
         say(f"written: {page}, {judged} claim(s) with a verdict, {repeated} repeated")
     elif name is None:
-        say("\n".join(f"{one:<28} {statement}" for one, statement in listed().items()))
+        say("\n".join(f"{claim:<28} {statement}" for claim, statement in listed().items()))

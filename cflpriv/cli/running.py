@@ -57,10 +57,10 @@ def run(
 
         bars: dict[str, Any] = {}
 
-        def step(what: str, done: int, total: int) -> None:
-            if what not in bars:
-                bars[what] = progress.add_task(what, total=total, result="")
-            progress.update(bars[what], completed=done, total=total, visible=done < total)
+        def step(activity: str, done: int, total: int) -> None:
+            if activity not in bars:
+                bars[activity] = progress.add_task(activity, total=total, result="")
+            progress.update(bars[activity], completed=done, total=total, visible=done < total)
 
         with naming(config):
             summary = run_experiment(
@@ -164,10 +164,10 @@ def _merged(grid: Any, folder: Path) -> dict[str, str]:
         page = write_report(folder)
     tables = sorted(path.name for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
     say(f"report: {page}; tables: {', '.join(tables)}")
-    found = standing(grid, folder)
-    if missing := [f"{number} {name}" for number, (name, how) in enumerate(found.items(), 1) if how in ("missing", "begun")]:
-        say(f"missing: {len(missing)} of {len(found)} runs: {', '.join(missing)}")
-    return {name: how.removeprefix("failed: ") for name, how in found.items() if how.startswith("failed: ")}
+    status_of = standing(grid, folder)
+    if missing := [f"{number} {name}" for number, (name, how) in enumerate(status_of.items(), 1) if how in ("missing", "begun")]:
+        say(f"missing: {len(missing)} of {len(status_of)} runs: {', '.join(missing)}")
+    return {name: how.removeprefix("failed: ") for name, how in status_of.items() if how.startswith("failed: ")}
 
 
 def reproduce(
@@ -188,7 +188,7 @@ def reproduce(
     from ..experiments.reproductions.reproduce import reproduce as run_all
 
     folder = out or Path("runs") / f"reproduce-{name}"
-    wanted = [] if cells is None else [one.strip() for one in cells.split(";") if one.strip()]
+    wanted = [] if cells is None else [label.strip() for label in cells.split(";") if label.strip()]
     if cells is not None and not wanted:
         raise InputError(f"--cells {cells!r}: names no cell; leave it out for all")
     outcome = run_all(name, folder, data_dir, scale=scale, seeds=seeds, changes=set_ or [], cells=wanted, say=say)

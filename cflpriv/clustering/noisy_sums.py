@@ -191,19 +191,19 @@ def partition_of(cells: Array, counts: Array, alike: Alike, starts: Callable[[St
     if k is not None:
         return CellPartition(_centres(points, weights, tree, min(k, len(points))), None)
     simulated = [tree_of(*_kept(*alike.cells(starts(rng), rng), alike.noise_of_counts)) for _ in range(draws)]
-    usual = {number: [one for one in simulated if number + 1 in one.heights] for number in range(2, cells.shape[1] + 2)}
-    numbers = [number for number, several in usual.items() if number + 1 in tree.heights and len(several) > FEWEST_NULLS * draws]
+    usual = {number: [null for null in simulated if number + 1 in null.heights] for number in range(2, cells.shape[1] + 2)}
+    numbers = [number for number, nulls in usual.items() if number + 1 in tree.heights and len(nulls) > FEWEST_NULLS * draws]
     if not numbers:
         return CellPartition(_centres(points, weights, tree, 1), 1.0)
-    inside = {number: [np.log(max(one.left_inside(number), 1e-300)) for one in usual[number]] for number in numbers}
+    inside = {number: [np.log(max(null.left_inside(number), 1e-300)) for null in usual[number]] for number in numbers}
     laws = {number: (float(np.mean(values)), float(np.std(values)) or 1e-12) for number, values in inside.items()}
 
-    def grouped(one: Tree) -> tuple[float, int]:
-        there = [(number, np.log(max(one.left_inside(number), 1e-300))) for number in numbers if number + 1 in one.heights]
+    def grouped(candidate: Tree) -> tuple[float, int]:
+        there = [(number, np.log(max(candidate.left_inside(number), 1e-300))) for number in numbers if number + 1 in candidate.heights]
         return max(((float((laws[number][0] - left) / laws[number][1]), number) for number, left in there), default=(-np.inf, 1))
 
-    mine, best = grouped(tree)
-    p = (1 + sum(grouped(one)[0] >= mine for one in simulated)) / (1 + draws)
+    observed, best = grouped(tree)
+    p = (1 + sum(grouped(null)[0] >= observed for null in simulated)) / (1 + draws)
     return CellPartition(_centres(points, weights, tree, best if p <= alpha else 1), p)
 
 

@@ -151,9 +151,9 @@ class Privacy:
     def warn_of_delta(self, units: int) -> None:
         """Warn where δ is no smaller than one over the number of units: a mechanism that publishes one at random would pass."""
         if self.unit != "none" and units > 0 and self.delta >= 1 / units:
-            what = "samples a client" if self.unit == "sample" else "clients"
+            noun = "samples a client" if self.unit == "sample" else "clients"
             warnings.warn(
-                f"privacy.delta = {self.delta:g}: is not below 1/{units} ({units} {what}); it would allow publishing one of them",
+                f"privacy.delta = {self.delta:g}: is not below 1/{units} ({units} {noun}); it would allow publishing one of them",
                 CflprivWarning,
                 stacklevel=2,
             )
@@ -177,7 +177,7 @@ class Releases:
     singly: bool = False
 
 
-def updates_only(rounds: int, given: Mapping[str, Any]) -> Releases:
+def updates_only(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """What an algorithm releases whose clients send an update in each round and nothing else: an `AlgorithmSpec.sample_releases`."""
     return Releases(trainings=rounds)
 
@@ -288,13 +288,13 @@ def planned(noise: Noise, releases: Releases, epochs: int) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def secret_key(given: "TaskInput") -> bytes:
+def secret_key(task_input: "TaskInput") -> bytes:
     """The client's 32 fresh bytes of secret randomness for a private task."""
-    if len(given.secret) != 32:
-        raise InputError(f"client {given.data.id}: a private task needs 32 bytes of secret randomness, which the federation gives")
-    return given.secret
+    if len(task_input.secret) != 32:
+        raise InputError(f"client {task_input.data.id}: a private task needs 32 bytes of secret randomness, which the federation gives")
+    return task_input.secret
 
 
-def secret_of(given: "TaskInput", purpose: str) -> Entropy:
+def secret_of(task_input: "TaskInput", purpose: str) -> Entropy:
     """A source for one draw of a mechanism, made of the client's secret randomness and a purpose. The same draw every time it is asked."""
-    return lambda count: keystream(derive(secret_key(given), purpose), count)
+    return lambda count: keystream(derive(secret_key(task_input), purpose), count)
