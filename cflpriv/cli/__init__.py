@@ -23,7 +23,7 @@ from .auditing import audit, verify
 from .claiming import claims
 from .describing import explain, list_
 from .running import reproduce, run, sweep
-from .shared import ERR, say
+from .shared import ERR, print_line
 from .writing import examples, export, init, report
 
 __all__ = ["app", "main"]
@@ -45,7 +45,7 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        say(f"cflpriv {metadata.version('cflpriv')}")
+        print_line(f"cflpriv {metadata.version('cflpriv')}")
         raise typer.Exit
 
 

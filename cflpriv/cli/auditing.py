@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
-from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, load_plugins, note_idle_code, say
+from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, load_plugins, note_idle_code, print_line
 
 __all__ = ["audit", "verify"]
 
@@ -93,7 +93,14 @@ def audit(
     try:
         place = data_dir or data_directory_of(run_dir)
         cells = audit_run(
-            run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust, say=say
+            run_dir,
+            adversary=adversary,
+            attacks=names,
+            budget=budget or "standard",
+            data_dir=place,
+            device=device,
+            trust=trust,
+            say=print_line,
         )
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
@@ -121,7 +128,7 @@ def _foreign_audit(folder: Path, attacks: list[str] | None) -> None:
     """Attack a folder of another system's updates."""
     from ..attacks.foreign.foreign_folder import audit_folder
 
-    _print_audit(audit_folder(folder, attacks=attacks, say=say))
+    _print_audit(audit_folder(folder, attacks=attacks, say=print_line))
     OUT.print(f"written: {folder / 'audit.json'}", markup=False)
 
 
@@ -136,7 +143,7 @@ def _active_audit(
     folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
     path, believed = (source / "config.toml", trust) if source.is_dir() else (source, trust or None)
     config = load_config(path, changes, trust=believed)
-    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, say=say)
+    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, say=print_line)
     path = written(rows, config, folder)
     OUT.print(table(rows), markup=False)
     OUT.print(f"written: {path}", markup=False)

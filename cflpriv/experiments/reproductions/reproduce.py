@@ -54,7 +54,7 @@ def reproduce(
     seeds: int = 1,
     changes: Sequence[str] = (),
     cells: Sequence[str] = (),
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> ReproductionOutcome:
     """Run what is missing of the entry `name` into `out`, and write its table and picture there.
 
@@ -97,12 +97,12 @@ def reproduce(
                 if not cell.trial and _is_there(cell, out, scale, 1):
                     remarks[f"left out, though it was run before: {cell.label} (not with all of these {seeds} seeds)"] = None
                 continue
-            say(f"{cell.label}")
+            report(f"{cell.label}")
             try:
                 if cell.trial:
                     cell_rows, notes, complete = _trials(entry, cell, out, data_dir, scale, seeds)
                 elif asked:
-                    cell_rows, notes, complete = _runs(entry, cell, out, data_dir, scale, seeds, changes, stand_in, populations, say)
+                    cell_rows, notes, complete = _runs(entry, cell, out, data_dir, scale, seeds, changes, stand_in, populations, report)
                 else:
                     cell_rows, notes, complete = *_kept_runs(entry, cell, out, scale, seeds, changes, stand_in), True
             except KeyboardInterrupt:
@@ -117,7 +117,7 @@ def reproduce(
             remarks |= dict.fromkeys(notes)
             rows += cell_rows
             for row in cell_rows:
-                say(f"  {in_words(row)}")
+                report(f"  {in_words(row)}")
             interrupted |= not complete
         outcome = ReproductionOutcome(tuple(rows), tuple(remarks), interrupted)
         write(entry, name, outcome, shown, out, seeds, scale, changes)
@@ -213,7 +213,7 @@ def _population(spec: DataSpec, data_dir: str | Path | None, kept: dict[str, Pop
 
 def _runs(
     entry: Reproduction, cell: ReproductionCell, out: Path, data_dir: str | Path | None, scale: float, seeds: int, changes: Sequence[str],
-    stand_in: Mapping[str, str], populations: dict[str, Population], say: Callable[[str], None],
+    stand_in: Mapping[str, str], populations: dict[str, Population], report: Callable[[str], None],
 ) -> tuple[list[TableRow], list[str], bool]:  # fmt: skip
     summaries: list[dict[str, Any]] = []
     notes: list[str] = []

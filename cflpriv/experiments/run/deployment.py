@@ -59,7 +59,7 @@ def deploy(
     roster: Roster | None = None,
     wait_seconds: float = 120.0,
     resume: bool = False,
-    say: Say = print,
+    report: Say = print,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run `config` with the `clients` that a transport reaches; the summary, as in summary.json. See `experiments.folder.carry_out`.
@@ -105,23 +105,23 @@ def deploy(
             unscored = f"under protection.sum = {config.protection.sum!r} clients do not show their scores"
         elif private is not None:
             unscored = f"under privacy.unit = {config.privacy.unit!r} clients do not show their scores, which have no noise"
-        backend = _backend(transport, wait_seconds, system, unscored, say)
+        backend = _backend(transport, wait_seconds, system, unscored, report)
         return Experiment(config, described, algorithm, federation, backend, here, truth or {}, private)
 
     def tick(row: Mapping[str, Any]) -> None:
         """A line for each round."""
         score = "" if row.get("accuracy_mean") is None else f", accuracy {row['accuracy_mean']:.3f}"
         done = row["skipped"] or f"done with {len(row['cohort'])} of {clients} clients{score}"
-        say(f"round {row['round']} ({row['round'] + 1} of {config.training.rounds}): {done}, {row['seconds']:.1f} s")
+        report(f"round {row['round']} ({row['round'] + 1} of {config.training.rounds}): {done}, {row['seconds']:.1f} s")
 
-    return carry_out(config, out, make, resume=resume, say=say, tick=tick, callbacks=callbacks, patience=wait_seconds)
+    return carry_out(config, out, make, resume=resume, report=report, tick=tick, callbacks=callbacks, patience=wait_seconds)
 
 
-def _backend(transport: StagedTransport, seconds: float, system: str, unscored: str | None, say: Say) -> Backend:
+def _backend(transport: StagedTransport, seconds: float, system: str, unscored: str | None, report: Say) -> Backend:
     """The backend of a deployment: it waits for clients; only their answers are known. `unscored`: why they do not show their scores."""
     return Backend(
-        welcome=lambda run, progress: transport.welcome_all(run.federation, len(run.expected), seconds, say),
-        rejoin=lambda run, error: _rejoin(run, error, transport, seconds, say),
+        welcome=lambda run, progress: transport.welcome_all(run.federation, len(run.expected), seconds, report),
+        rejoin=lambda run, error: _rejoin(run, error, transport, seconds, report),
         begin_round=lambda run, number: _begin_round(run, number, transport, seconds),
         scores=_scores if unscored is None else lambda run, present: {},
         evidence=lambda run: None,
@@ -134,13 +134,13 @@ def _backend(transport: StagedTransport, seconds: float, system: str, unscored: 
     )
 
 
-def _rejoin(run: Experiment, error: Exception, transport: StagedTransport, seconds: float, say: Say) -> None:
+def _rejoin(run: Experiment, error: Exception, transport: StagedTransport, seconds: float, report: Say) -> None:
     """Wait for clients and holders that dropped out in the beginning. Raises `InputError` where nobody is missing, or too few come back."""
     federation, everybody = run.federation, len(run.expected)
     if len(federation.clients) == everybody and not federation.holder_missing:
         raise InputError(f"the algorithm's beginning: {error}") from error
-    say(f"the beginning is taken again when those who are missing are back: {error}")
-    transport.welcome_all(federation, everybody, seconds, say, fewest=max(1, run.config.protection.smallest_group))
+    report(f"the beginning is taken again when those who are missing are back: {error}")
+    transport.welcome_all(federation, everybody, seconds, report, fewest=max(1, run.config.protection.smallest_group))
 
 
 def _begin_round(run: Experiment, number: int, transport: StagedTransport, seconds: float) -> Collection[int]:

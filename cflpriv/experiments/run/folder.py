@@ -58,7 +58,7 @@ def run_experiment(
     resume: bool = False,
     population: Population | None = None,
     hosted: Hosted | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     tick: Callable[[dict[str, Any]], None] = lambda row: None,
     step: Callable[[str, int, int], None] = lambda activity, done, total: None,
     callbacks: Sequence[Callback] = (),
@@ -71,7 +71,7 @@ def run_experiment(
     def make(checkpoint: Checkpoint | None) -> Experiment:
         return prepare(config, data_dir, population, hosted=hosted, **({} if checkpoint is None else checkpoint.parties()))
 
-    return carry_out(config, Path(out), make, resume=resume, say=say, tick=tick, step=step, places=places, callbacks=callbacks)
+    return carry_out(config, Path(out), make, resume=resume, report=report, tick=tick, step=step, places=places, callbacks=callbacks)
 
 
 def carry_out(
@@ -80,7 +80,7 @@ def carry_out(
     make: Callable[[Checkpoint | None], Experiment],
     *,
     resume: bool,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     tick: Callable[[dict[str, Any]], None],
     step: Callable[[str, int, int], None] = lambda activity, done, total: None,
     places: Mapping[str, str] | None = None,
@@ -89,7 +89,7 @@ def carry_out(
 ) -> dict[str, Any]:
     """Run an experiment into the folder `out`; the summary. `make` gives the run: a new one, or the one that a checkpoint is of.
 
-    `tick` gets each round's row, `say` lines for people, `step` the progress (what, done, total) of a long step inside a round.
+    `tick` gets each round's row, `report` lines for people, `step` the progress (what, done, total) of a long step inside a round.
     `places`, absolute paths by name, are kept in environment.json. `callbacks` are told of the run beside those that `run.callbacks` names.
     Another process that has the folder of a run that is to be resumed is waited for, up to `patience` seconds.
 
@@ -100,7 +100,7 @@ def carry_out(
     started is started. Raises `InputError`, also if `out` exists and is not to be resumed; OSError where something cannot be written,
     and `CallbackFailed`, with all rounds before that in place.
     """
-    observers = Callbacks(callbacks, say)
+    observers = Callbacks(callbacks, report)
     for file in config.run.plugins:  # a process that was sent the configuration has not read it
         load_plugin(file)
 
@@ -111,7 +111,7 @@ def carry_out(
         run = make(checkpoint)
         observers.make(config.run.callbacks)
         run.places = places or {}
-        run.say, run.digest = observers.say, population_digest(run.population)
+        run.report, run.digest = observers.say, population_digest(run.population)
         run.federation.listen(observers.say, lambda done, total: step("encrypted similarity", done, total))
         return run
 
@@ -253,14 +253,14 @@ def _rounds(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[di
             reported = len(messages)
         done = len(run.rows) == rounds or not interrupted()
         if done and run.stopped is not None:
-            run.say(f"stopped after round {len(run.rows)} of {rounds}: {run.stopped}")
+            run.report(f"stopped after round {len(run.rows)} of {rounds}: {run.stopped}")
         elif done and run.admitted is None:
             admit(run)
         summary = finish(run)
         flush(run.federation.transcript, out, written)
         _save(run, out, "final" if done else "")
         if not done:
-            run.say(f"interrupted: stopped after round {len(run.rows)} of {rounds}; everything is saved; continue with --resume")
+            run.report(f"interrupted: stopped after round {len(run.rows)} of {rounds}; everything is saved; continue with --resume")
         run.backend.write(run, out)
         _measured(run, out)
         run.backend.close(run)
@@ -305,26 +305,26 @@ def flush(transcript: Transcript, out: Path, written: int) -> int:
 
 
 def _announce(run: Experiment) -> None:
-    described, say, count = run.algorithm.describe(run.state), run.say, len(run.expected) + len(run.newcomers)
+    described, report, count = run.algorithm.describe(run.state), run.report, len(run.expected) + len(run.newcomers)
     clustering = described.get("clustering")
     sizes = "" if clustering is None else f", clusters of {[len(clustering.members(label)) for label in range(clustering.k)]}"
-    say(f"{run.algorithm.name} on {run.population.name}: {count} clients, protection {run.config.protection.name}{sizes}")
+    report(f"{run.algorithm.name} on {run.population.name}: {count} clients, protection {run.config.protection.name}{sizes}")
     if run.config.privacy.unit != "none":
-        say(guarantee(run.config.privacy, run.config.protection))
+        report(guarantee(run.config.privacy, run.config.protection))
     if described.get("clear") is False:
-        say("no clear structure was found in the clients' similarity: one cluster is trained")
+        report("no clear structure was found in the clients' similarity: one cluster is trained")
     if run.config.run.release_policy == "off":
-        say("note: run.release_policy = 'off': clients release what deployed clients may refuse")
+        report("note: run.release_policy = 'off': clients release what deployed clients may refuse")
     for note in run.population.notes:
-        say(f"note: {note}")
+        report(f"note: {note}")
     for key in run.config.protection.idle:
         value, name = getattr(run.config.protection, key), run.config.protection.name
-        say(f"note: protection.{key} = {value!r} does nothing under protection {name}")
+        report(f"note: protection.{key} = {value!r} does nothing under protection {name}")
     if run.config.privacy.unit == "sample" and run.config.data.source in TEXTS:
         length = run.config.data.sequence_length
-        say(f"note: a sample is a window of {length} words and the next; a word is in {length + 1} of them, and epsilon is that of one")
+        report(f"note: a sample is a window of {length} words and the next; a word is in {length + 1} of them, and epsilon is that of one")
     if run.config.run.record != "headers":
-        say(f"recording payloads: about {estimate_record_bytes(run.config, run.population, count) / 1e6:.1f} MB")
+        report(f"recording payloads: about {estimate_record_bytes(run.config, run.population, count) / 1e6:.1f} MB")
 
 
 def _measured(run: Experiment, out: Path) -> None:

@@ -95,7 +95,7 @@ class Experiment:
     waiting: list[tuple[int, ...]] = field(default_factory=list)
     digest: str = ""
     stopped: str | None = None
-    say: Callable[[str], None] = lambda line: None
+    report: Callable[[str], None] = lambda line: None
     started: float = field(default_factory=time.perf_counter)
     places: Mapping[str, str] = field(default_factory=dict)
 
@@ -196,7 +196,7 @@ def _retried(run: Experiment, step: Callable[[], Done]) -> Done:
         try:
             return step()
         except ClientsLost as error:
-            run.say(str(error))
+            run.report(str(error))
     return step()
 
 
@@ -225,7 +225,7 @@ def _admitted_together(run: Experiment, came: Sequence[int]) -> list[int]:
     try:
         run.state, _ = _retried(run, lambda: admit(run.federation, run.state, fresh))
     except later as error:
-        run.say(f"clients {fresh} were not admitted: {error}")
+        run.report(f"clients {fresh} were not admitted: {error}")
         if isinstance(error, KeyHolderLost) and not error.word:
             run.waiting.append(tuple(fresh))
     known = run.algorithm.describe(run.state)["clustering"].clients

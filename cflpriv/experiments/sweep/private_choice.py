@@ -59,7 +59,7 @@ def run_choice(
     data_dir: str | Path | None = None,
     *,
     workers: int | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     entropy: Entropy = system_entropy,
 ) -> Chosen:
     """Make the private choice of a sweep with `choose` in the folder `out`, or go on with it; what was chosen.
@@ -75,14 +75,14 @@ def run_choice(
     open_folder(sweep, out)
     with locked(out):
         if (done := read_chosen(out / FILE)) is None:
-            done = _made(sweep, sweep.choose, out, data_dir, workers or sweep.workers, say, entropy), {}
+            done = _made(sweep, sweep.choose, out, data_dir, workers or sweep.workers, report, entropy), {}
         if (out / CANDIDATES).exists():
             shutil.rmtree(out / CANDIDATES)
     return done[0]
 
 
 def _made(
-    sweep: Sweep, choose: Choose, out: Path, data_dir: str | Path | None, workers: int, say: Callable[[str], None], entropy: Entropy
+    sweep: Sweep, choose: Choose, out: Path, data_dir: str | Path | None, workers: int, report: Callable[[str], None], entropy: Entropy
 ) -> Chosen:
     """Draw, run, decide, and publish; each step only if it was not done before."""
     folder = out / CANDIDATES
@@ -90,8 +90,8 @@ def _made(
         plans, digest = _planned(sweep, data_dir)
         price = _priced(sweep, choose, plans)
         alone = max(epsilon_of(events, price.delta) for events in plans.values())
-        say(f"a private choice by {choose.by}: {price.price}; one run alone costs epsilon {alone:.3g} at most")
-        say(f"the number of runs is secret, and above {most_runs(choose.law)} in one of 100 choices; the next line comes at the end")
+        report(f"a private choice by {choose.by}: {price.price}; one run alone costs epsilon {alone:.3g} at most")
+        report(f"the number of runs is secret, and above {most_runs(choose.law)} in one of 100 choices; the next line comes at the end")
         drawn = _drawn(sweep, choose, folder, digest, entropy)
         _run_all(sweep, drawn, out, data_dir, workers)
         decided = _decided(sweep, choose, drawn, out, plans, price)

@@ -63,7 +63,7 @@ def run_sweep(
     audit: Audit | None = None,
     workers: int | None = None,
     cells: Sequence[SweepCell] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, str]:
     """Run what is missing of a sweep, or of its `cells`, into the folder `out`; the errors of the cells that failed, by name.
 
@@ -82,9 +82,9 @@ def run_sweep(
             _fail(out, name, problem)
     todo = [cell for cell in cells if not cell.problem and not _done(out, cell, sweep, audit)]
     if audit is not None and sweep.audit and any(cell.config and cell.config.run.record == "headers" for cell in cells):
-        say("runs that record headers only are not audited; [run] record = 'full' keeps what attacks read")
+        report("runs that record headers only are not audited; [run] record = 'full' keeps what attacks read")
     part = "" if len(cells) == len(sweep.cells) else f" of {len(sweep.cells)}"
-    say(f"{len(cells)} runs{part}: {len(cells) - len(todo) - len(failed)} done before, {len(todo)} to do, {len(failed)} refused")
+    report(f"{len(cells)} runs{part}: {len(cells) - len(todo) - len(failed)} done before, {len(todo)} to do, {len(failed)} refused")
     work = partial(_run_cell, sweep=sweep, out=out, data_dir=data_dir, audit=audit)
     for number, (name, trouble) in enumerate(ended(todo, work, min(workers or sweep.workers, len(todo))), 1):
         if trouble and trouble != ELSEWHERE:
@@ -92,7 +92,7 @@ def run_sweep(
             with _held(out, name) as ours:
                 if ours:  # else another process makes it again by now
                     _fail(out, name, trouble)
-        say(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}")
+        report(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}")
     return failed
 
 

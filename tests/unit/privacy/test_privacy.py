@@ -751,7 +751,7 @@ def test_a_run_over_budget_ends_with_what_it_has(tmp_path: Path, monkeypatch: py
     short = plan(experiment.privacy, Releases(trainings=3), epochs=1, batch_size=5, seed=0)
     monkeypatch.setattr(Config, "noise", lambda self, asked: short)  # noise for three rounds, where six are asked for
     said: list[str] = []
-    summary = run_experiment(experiment, tmp_path / "run", population=scene, say=said.append)
+    summary = run_experiment(experiment, tmp_path / "run", population=scene, report=said.append)
     assert summary["rounds"] == 4
     assert "refused by the privacy ledger" in summary["stopped"]
     assert any("stopped after round" in line for line in said)
@@ -864,7 +864,7 @@ def test_newcomers_who_cannot_pay_again_end_a_run_with_what_it_has(tmp_path: Pat
 def test_a_private_run_on_texts_says_what_a_sample_is(unit: str, said: bool, tmp_path: Path) -> None:
     lines: list[str] = []
     asked = config("fedavg", unit, data={"source": "ag_news", "sequence_length": 7}, training={"rounds": 1})
-    run_experiment(asked, tmp_path / "run", population=scenes.population(), say=lines.append)
+    run_experiment(asked, tmp_path / "run", population=scenes.population(), report=lines.append)
     assert any("a window of 7 words and the next; a word is in 8 of them" in line for line in lines) == said
 
 

@@ -439,6 +439,6 @@ def test_a_small_minimum_cohort_size_is_warned_of() -> None:
 @pytest.mark.slow
 def test_the_console_says_what_is_guaranteed(tmp_path: Path) -> None:
     said: list[str] = []
-    run_experiment(config(training={"rounds": 1}), tmp_path / "run", population=scenes.population(), say=said.append)
+    run_experiment(config(training={"rounds": 1}), tmp_path / "run", population=scenes.population(), report=said.append)
     line = "privacy: epsilon 3 at delta 0.001 for one sample more or less; noise shared by the members of a secure sum, of which 2 count"
     assert line in said

@@ -264,11 +264,11 @@ def test_failures_count_as_the_worst_and_say_nothing(
         return run_experiment(config, folder, *rest, **more)
 
     monkeypatch.setattr(private_choice, "run_experiment", second_works)
-    assert run_choice(sweep, tmp_path / "one", say=lines.append).run == sweep.cells[1].name
+    assert run_choice(sweep, tmp_path / "one", report=lines.append).run == sweep.cells[1].name
     assert not any("client 3" in line for line in lines)
     drawing(monkeypatch, 0, 1)
     monkeypatch.setattr(private_choice, "run_experiment", lambda *given, **more: (_ for _ in ()).throw(error))
-    chosen = run_choice(sweep, tmp_path / "none", say=lines.append)
+    chosen = run_choice(sweep, tmp_path / "none", report=lines.append)
     assert chosen.run is None
     assert "no run was chosen" in chosen.line
     assert chosen.epsilon == pytest.approx(price(sweep))
