@@ -168,14 +168,10 @@ class Ledger:
 
     def settle(self, receipts: Mapping[int, Sequence[Receipt]], purpose: str, round: int | None = None) -> None:
         """Charge each client what is due of its receipts, each once. Raises as `charge`."""
-        due = {client: tuple(dict.fromkeys(client_receipts)) for client, client_receipts in receipts.items()}
-        self.charge(
-            {client: [event for receipt in client_receipts for event in receipt.due(client)] for client, client_receipts in due.items()},
-            purpose,
-            round,
-        )
-        for client, client_receipts in due.items():
-            for receipt in client_receipts:
+        due = {client: tuple(dict.fromkeys(owed)) for client, owed in receipts.items()}
+        self.charge({client: [event for receipt in owed for event in receipt.due(client)] for client, owed in due.items()}, purpose, round)
+        for client, owed in due.items():
+            for receipt in owed:
                 receipt.paid.add(client)
 
     def _price(self, client: int, events: Sequence[Event]) -> float:
@@ -197,13 +193,8 @@ class Ledger:
     def _text(self, charges: Sequence[Charge]) -> str:
         b = self.budget
         lines = [
-            {
-                "round": charge.round,
-                "purpose": charge.purpose,
-                "clients": list(charge.clients),
-                "events": [event_to(event) for event in charge.events],
-            }
-            for charge in charges
+            {"round": row.round, "purpose": row.purpose, "clients": list(row.clients), "events": [event_to(event) for event in row.events]}
+            for row in charges
         ]
         tree = {"format": 1, "epsilon": b.epsilon, "delta": b.delta, "relation": b.relation, "unit": b.unit, "charges": lines}
         return json.dumps(tree, indent=1) + "\n"

@@ -20,7 +20,7 @@ from cflpriv.cli import app
 from cflpriv.engine.workers import Workers
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, load_sweep, run_experiment
-from cflpriv.experiments.digests import FILE, seal
+from cflpriv.experiments.digests import FILE, record_digests
 from cflpriv.experiments.run.export import export_model
 from cflpriv.experiments.run.workers import ended
 from cflpriv.experiments.sweep.sweep import SweepCell, SweepSetting, sweep_of
@@ -97,7 +97,7 @@ def stranger(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeyp
             if request.param != "as it was made":
                 file.write_text(text.replace(str(made / "evil.py"), str(tmp_path / name / "evil.py")), encoding="utf-8")
     if request.param == "changed and sealed again":
-        seal(tmp_path / "run")
+        record_digests(tmp_path / "run")
     if request.param == "begun only":
         for name in (FILE, "summary.json", "environment.json"):
             (tmp_path / "run" / name).unlink()
@@ -215,7 +215,7 @@ def test_trust_is_for_the_code_of_the_run(
         path = tmp_path / "run" / "environment.json"
         record = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({key: value for key, value in record.items() if key != "plugins"}), encoding="utf-8")
-        seal(tmp_path / "run")
+        record_digests(tmp_path / "run")
         words = "environment.json: holds no digest of"
     for line in (
         "audit run --budget quick --attacks update_norms", "audit run --active --attacks second_sum", "export run --model 0 --out m.pt",
@@ -429,7 +429,7 @@ def test_trust_says_where_to_name_a_file_that_is_elsewhere(made: Path, ran: Path
     for name in ("config.toml", "environment.json"):
         path = tmp_path / "run" / name
         path.write_text(path.read_text(encoding="utf-8").replace(str(made), "/another/machine"), encoding="utf-8")
-    seal(tmp_path / "run")
+    record_digests(tmp_path / "run")
     with pytest.raises(InputError, match=r"/another/machine/evil\.py: no such file here; --plugin FILE runs it"):
         load_config(tmp_path / "run" / "config.toml", trust=True)
 

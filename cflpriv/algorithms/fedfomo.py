@@ -36,7 +36,7 @@ from ..tasks.evaluation import Evaluate
 from ..tasks.training import Start, Train
 from ..types import Array, Parts
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
-from .pfedlia.influence import HasValidation, OnPart, split
+from .pfedlia.influence import HasValidation, OnPart, split_validation
 from .shared.checks import at_least
 
 __all__ = ["Ask", "Combine", "fedfomo", "first_order_weights"]
@@ -96,7 +96,7 @@ class Combine:
         if not isinstance(others, dict):
             raise TypeError("parameter 'others': Combine takes models by sender")
         senders = sorted(others)
-        kept = split(task_input.data, self.validation, self.seed)[1]
+        kept = split_validation(task_input.data, self.validation, self.seed)[1]
         x, y = self.model.inputs(task_input.data.x_train[kept]), tensor(task_input.data.y_train[kept])
         movements = [np.asarray(others[sender]) - own for sender in senders]
         losses = np.array([self._loss(np.asarray(others[sender]), x, y) for sender in senders])

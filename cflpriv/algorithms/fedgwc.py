@@ -211,9 +211,7 @@ def _round(settings: FedGwcSettings, federation: Federation, state: FedGwcState)
     held = federation.compute(task, {"model": list(state.models)}, which=clustering, on=cohort)
     means = federation.mean(held["update"], weights=settings.weights, groups=clustering, k=k)
     models = moved(federation, state.models, means, "update", clustering, held.clients)
-    gathered = {
-        client: result["losses"] for client, result in federation.gather(held["losses"]).items() if np.isfinite(result["losses"]).all()
-    }
+    gathered = {client: row["losses"] for client, row in federation.gather(held["losses"]).items() if np.isfinite(row["losses"]).all()}
     kept, opened, parents = list[GwcCluster](), list[GwcCluster](), list[int]()
     for label, cluster in enumerate(state.clusters):
         losses = {client: gathered[client] for client in cluster.clients if client in gathered}

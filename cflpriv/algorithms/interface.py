@@ -20,8 +20,8 @@ from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Gradient, Start, Train
 
 __all__ = [
-    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "BeforeRun", "ComparedValue", "Served",
-    "function_name", "no_groups", "register_algorithm", "state_name",
+    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "BeforeRun", "ComparedValue", "Served", "function_name",
+    "no_groups", "register_algorithm", "state_name",
 ]  # fmt: skip
 
 

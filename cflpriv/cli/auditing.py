@@ -93,15 +93,9 @@ def audit(
     try:
         place = data_dir or data_directory_of(run_dir)
         cells = audit_run(
-            run_dir,
-            adversary=adversary,
-            attacks=names,
-            budget=budget or "standard",
-            data_dir=place,
-            device=device,
-            trust=trust,
+            run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust,
             say=print_line,
-        )
+        )  # fmt: skip
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"

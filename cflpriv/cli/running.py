@@ -158,9 +158,9 @@ def sweep(
 def _merged(grid: Any, folder: Path) -> dict[str, str]:
     """Write tables, pictures and report of the runs of a sweep that are there; says what is missing. The errors of those that failed."""
     from ..experiments.report.report import write_report
-    from ..experiments.sweep.sweep_runs import opened, standing
+    from ..experiments.sweep.sweep_runs import locked_sweep, standing
 
-    with opened(grid, folder):
+    with locked_sweep(grid, folder):
         page = write_report(folder)
     tables = sorted(path.name for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
     print_line(f"report: {page}; tables: {', '.join(tables)}")

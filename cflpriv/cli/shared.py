@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import InputError
 
 __all__ = [
-    "ERR", "OUT", "DataDir", "DeviceName", "Plugins", "Trust", "load_plugins", "name_of", "naming", "note_idle_code",
-    "print_line", "progress_shown",
+    "ERR", "OUT", "DataDir", "DeviceName", "Plugins", "Trust", "load_plugins", "name_of", "naming", "note_idle_code", "print_line",
+    "progress_shown",
 ]  # fmt: skip
 
 OUT = Console(soft_wrap=True, highlight=False)

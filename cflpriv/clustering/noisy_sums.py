@@ -21,8 +21,8 @@ from ..types import Array
 __all__ = [
     "MOST_DIRECTIONS",
     "Alike",
-    "Directions",
     "CellPartition",
+    "Directions",
     "directions_of",
     "first_cells",
     "moved_cells",

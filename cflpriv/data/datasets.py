@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..types import Array, check_array
-from .formats import LARGEST_BYTES, read_idx, read_npz
+from .formats import LARGEST_BYTES, read_idx, read_own_npz
 from .scaling import Scaling
 
 __all__ = [
@@ -241,7 +241,7 @@ _NPZ_NEEDED = ("x_train", "y_train", "x_test", "y_test")
 
 
 def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
-    """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled, or a folder of these (`formats.read_npz`).
+    """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled, or a folder of these (`formats.read_own_npz`).
 
     Without `scaling`, values are pixels and `mean`, `std` are computed on x_train, over all clients, which a note says. With it, they are
     features (n, d) of any range.
@@ -249,7 +249,7 @@ def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
     Raises `InputError` naming file, array and value.
     """
     path = Path(path)
-    arrays = read_npz(path, _NPZ_NEEDED, tuple(name for name in NPZ_ARRAYS if name not in _NPZ_NEEDED))
+    arrays = read_own_npz(path, _NPZ_NEEDED, tuple(name for name in NPZ_ARRAYS if name not in _NPZ_NEEDED))
     names = arrays.get("class_names")
     if "client_test" in arrays and "client_train" not in arrays:
         raise InputError(f"{path}: has client_test but no client_train")

@@ -33,7 +33,7 @@ __all__ = [
     "read_idx",
     "read_leaf",
     "read_lines",
-    "read_npz",
+    "read_own_npz",
     "read_svhn",
     "read_svmlight",
 ]
@@ -91,7 +91,7 @@ def _parse_idx(path: Path, handle: BufferedIOBase, axes: int) -> Array:
     return array.reshape(shape)
 
 
-def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, Array]:
+def read_own_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, Array]:
     """The named arrays of an npz file, never unpickling. Other arrays in the file are not read.
 
     `path` may be a folder of the same arrays, each as NAME.npy: then they are memory-mapped (copy on write), whatever their size.
@@ -253,14 +253,7 @@ def _leaf_user(name: str, entry: Any, features: int, classes: int) -> tuple[Arra
             raise InputError(f"{name}: x[{i}] is not a list of {features} numbers")
         values = np.asarray(row)
         if values.dtype.kind not in "iuf" or not ((values >= 0) & (values <= 1)).all():
-            at = next(
-                (
-                    j
-                    for j, number in enumerate(row)
-                    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1
-                ),
-                0,
-            )
+            at = next((j for j, x in enumerate(row) if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x <= 1), 0)
             raise InputError(f"{name}: x[{i}][{at}] = {row[at]!r}: expected numbers in 0..1")
         samples[i] = values
     for i, label in enumerate(y):

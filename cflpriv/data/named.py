@@ -16,7 +16,7 @@ from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array
 from .datasets import HOW_TO_SET, Dataset, data_directory, dataset_of, load_npz
-from .formats import read_cifar100_batch, read_cifar_batch, read_idx, read_leaf, read_npz, read_svhn, read_svmlight
+from .formats import read_cifar100_batch, read_cifar_batch, read_idx, read_leaf, read_own_npz, read_svhn, read_svmlight
 
 __all__ = ["LOADERS", "load_dataset"]
 
@@ -154,7 +154,7 @@ def _cifar100(directory: Path) -> Dataset:
     if path.suffix == ".npz":
         dataset = load_npz(path)
         _needs_classes(dataset, 100)
-        coarse = read_npz(path, (), ("coarse_train",)).get("coarse_train")
+        coarse = read_own_npz(path, (), ("coarse_train",)).get("coarse_train")
         fine = dataset.y_train
     else:
         x, fine, coarse = read_cifar100_batch(path)
@@ -204,7 +204,7 @@ def _omniglot(directory: Path) -> Dataset:
     characters that it has not drawn for training, but others of its alphabet have. It is not FEMNIST and must not be reported as such.
     """
     path = _find("omniglot", [directory / "omniglot", directory], ("omniglot_small.npz",))
-    arrays = read_npz(path, ("x28", "label", "alphabet", "writer", "class_names"))
+    arrays = read_own_npz(path, ("x28", "label", "alphabet", "writer", "class_names"))
     x, label, writer, classes = arrays["x28"], arrays["label"], arrays["writer"], arrays["class_names"].size
     for key in ("label", "alphabet", "writer"):
         if arrays[key].dtype.kind not in "iu" or arrays[key].shape != x.shape[:1]:

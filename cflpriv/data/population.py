@@ -19,7 +19,7 @@ from .scaling import Scaling, scaled
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .spec import DATASETS, PARTITIONS, DataSpec, check_spec, refuse, register_dataset
 from .tables import TABLES, Columns, load_table
-from .text import TEXTS, UNKNOWN, Texts, load_texts, numbers, vocabulary, windows
+from .text import TEXTS, UNKNOWN, Texts, load_texts, vocabulary, windows, word_numbers
 
 __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population", "register_dataset"]
 
@@ -149,7 +149,7 @@ def _build_texts(spec: DataSpec, directory: str | Path | None) -> Population:
     except InputError as error:
         raise InputError(f"[data] {error}") from None
     index = {word: number for number, word in enumerate(entries)}
-    cut = {name: [windows(numbers(text, index), spec.sequence_length) for text in getattr(texts, name)] for name in ("train", "test")}
+    cut = {name: [windows(word_numbers(text, index), spec.sequence_length) for text in getattr(texts, name)] for name in ("train", "test")}
     shared: dict[bytes, tuple[Array, Array]] = {}
     clients = []
     for client, train, test in zip(part.ids, part.train, part.test, strict=True):

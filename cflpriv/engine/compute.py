@@ -31,8 +31,8 @@ def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device,
             if len(inputs) == 1:
                 raise
         # only now, since the error held on to all that the failed attempt had made
-        graphs.release()
-        memory.release()
+        graphs.release_graphs()
+        memory.release_samples()
         torch.cuda.empty_cache()
         half = len(inputs) // 2
         first, path = compute(task, inputs[:half], kind, device, intra_op)

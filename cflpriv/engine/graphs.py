@@ -30,9 +30,9 @@ from torch import Tensor
 
 from ..errors import CflprivWarning
 from .device import Device, sent
-from .sgd import Batch, Local, Options, Stack, Way, advance, draw
+from .sgd import Batch, Local, Options, Stack, Way, draw, take_step
 
-__all__ = ["BatchPlan", "NoiseBuffer", "Program", "capture", "planned", "release", "steps_by_plan"]
+__all__ = ["BatchPlan", "NoiseBuffer", "Program", "capture", "planned_batches", "release_graphs", "steps_by_plan"]
 
 FEWEST_STEPS = 20
 """Steps of the same shapes, over all rounds, before they are captured: a capture costs several steps (and, before torch 2.9 or so, a pass
@@ -62,7 +62,7 @@ class BatchPlan:
     last: Tensor | None = None
 
 
-def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, stride: int, device: Device) -> BatchPlan:
+def planned_batches(way: Way, stack: Stack, clients: Sequence[Local], span: range, stride: int, device: Device) -> BatchPlan:
     """The batches numbered `span`, sent to the device in one piece.
 
     Poisson batches have room for as many samples as they hardly ever exceed, so that the next round's are of the same shape.
@@ -153,7 +153,7 @@ class Program:
             batches.append(Batch(self.plan.rows.index_select(0, self.at)[0], self.plan.weights.index_select(0, self.at)[0]))
             self.at += 1
         noise = None if self.noise is None else self.noise.there
-        advance(self.way, self.stack, batches, self.options, self.rate, self.device, noise)
+        take_step(self.way, self.stack, batches, self.options, self.rate, self.device, noise)
         if self.plan.last is not None:
             last = self.plan.last.index_select(0, self.at - 1)[0]
             for kept, now in zip(self.ended, self.stack.parameters, strict=True):
@@ -178,7 +178,7 @@ class Program:
 
 def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range, options: Options, device: Device) -> None:
     """As `sgd.steps_by_batch`, over fixed buffers; clients may have fewer batches than others."""
-    plan = planned(way, stack, clients, span, options.stride, device)
+    plan = planned_batches(way, stack, clients, span, options.stride, device)
     key = _key(way, stack, plan, options, device)
     if key not in _PROGRAMS:
         pays = len(span) >= WORTH and _SEEN[key] > 0
@@ -189,7 +189,7 @@ def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range,
             live.unload(stack)
             return
         if len(_PROGRAMS) == KEPT:  # before memory is taken for one more
-            release()
+            release_graphs()
         _PROGRAMS[key] = _made(way, stack, plan, options, device)
     program = _PROGRAMS[key]
     program.load(stack, plan, options.lr)
@@ -202,7 +202,7 @@ def _column(flags: Tensor, like: Tensor) -> Tensor:
     return flags.view(-1, *[1] * (like.dim() - 1))
 
 
-def release() -> None:
+def release_graphs() -> None:
     """Give up all captured steps and their buffers; before a step is captured again it has to be seen as often again.
 
     Their pool goes too: torch refuses to capture into one whose graphs are all gone.

@@ -17,7 +17,7 @@ from .device import CPU, Device, sent, using
 from .models import Model, module_there
 from .sgd import Local, Options, Way, steps_by_batch, train_stacked
 
-__all__ = ["Residents", "chunk_budget", "client_bytes", "live_bytes", "release", "resident", "resident_samples"]
+__all__ = ["Residents", "chunk_budget", "client_bytes", "live_bytes", "release_samples", "resident", "resident_samples"]
 
 DATA_SHARE, CHUNK_SHARE = 1 / 3, 3 / 16
 """Of the memory that was free at first: for samples; for a chunk, of which two are kept, each with its cuts to a quarter and a sixteenth
@@ -120,7 +120,7 @@ def _sent_together(tensors: Sequence[Tensor], device: Device) -> list[Tensor]:
     return [piece.clone() for piece in torch.split(sent(torch.cat(list(tensors)), device), [len(tensor) for tensor in tensors])]
 
 
-def release() -> None:
+def release_samples() -> None:
     """Forget all samples and modules on the device."""
     _residents.cache_clear()
     module_there.cache_clear()

@@ -287,7 +287,7 @@ def build_module(model: Model) -> nn.Module:
 
 @lru_cache(maxsize=32)
 def module_there(model: Model, kind: str) -> nn.Module:
-    """The same on a device "cpu" or "cuda". `memory.release` forgets those that are on a device."""
+    """The same on a device "cpu" or "cuda". `memory.release_samples` forgets those that are on a device."""
     module = build_module(model)
     return module if kind == "cpu" else deepcopy(module).to(kind)
 

@@ -17,7 +17,7 @@ from ..types import Array
 from .device import Device, half, sent
 
 __all__ = [
-    "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "advance", "draw", "gradients_stacked", "steps_by_batch",
+    "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "draw", "gradients_stacked", "steps_by_batch", "take_step",
     "to_normals", "to_prototypes", "train_stacked",
 ]  # fmt: skip
 
@@ -211,7 +211,7 @@ def steps_by_batch(way: Way, stack: Stack, clients: Sequence[Local], span: range
             noise = torch.empty(stride, len(clients), len(clients[0].start), dtype=torch.float64)
             draw(clients, span[at : at + stride], noise)
             noise = sent(noise, device)
-        advance(way, stack, plan[at : at + stride], options, options.lr, device, noise)
+        take_step(way, stack, plan[at : at + stride], options, options.lr, device, noise)
 
 
 def draw(clients: Sequence[Local], batches: range, out: Tensor) -> None:
@@ -222,7 +222,7 @@ def draw(clients: Sequence[Local], batches: range, out: Tensor) -> None:
                 row[:] = client.noise(at)
 
 
-def advance(
+def take_step(
     way: Way, stack: Stack, batches: Sequence["Batch"], options: Options, lr: float | Tensor, device: Device, noise: Tensor | None = None
 ) -> None:
     """One step, in place, on one batch or a pair of them. `noise` (batches, C, d) is theirs; it is used up."""

@@ -15,7 +15,9 @@ from ..errors import InputError
 from ..files import write_atomically
 from ..protocols.bounded_files import open_regular, read_bytes, read_json
 
-__all__ = ["FILE", "OF_AUDITS", "OF_CHECKPOINTS", "OF_RUN", "change_of", "changed_files", "digest_of", "found_digests", "seal", "sealed"]
+__all__ = [
+    "FILE", "OF_AUDITS", "OF_CHECKPOINTS", "OF_RUN", "change_of", "changed_files", "digest_of", "found_digests", "record_digests", "sealed",
+]  # fmt: skip
 
 FILE = "digests.json"
 OF_RUN = (
@@ -32,7 +34,7 @@ A folder may be handed on without it, because it holds what clients keep to them
 """
 
 
-def seal(folder: Path, patterns: Sequence[str] = (*OF_RUN, *OF_CHECKPOINTS, *OF_AUDITS)) -> str:
+def record_digests(folder: Path, patterns: Sequence[str] = (*OF_RUN, *OF_CHECKPOINTS, *OF_AUDITS)) -> str:
     """Record the digests of the files that match `patterns`; other files keep their recorded digests. The digest of the folder."""
     known = {name: digest for name, digest in _known(folder).items() if not any(fnmatch(name, pattern) for pattern in patterns)}
     write_atomically(folder / FILE, json.dumps(dict(sorted((known | dict(found_digests(folder, patterns))).items())), indent=1) + "\n")

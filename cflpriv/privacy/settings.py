@@ -10,7 +10,7 @@ unit = "client"
     A client's whole contribution to a mean is clipped, and the sum gets noise: by the server, which is trusted with the contributions then
     (`sum = "none"`), or by shares of noise that clients add inside secure aggregation. Nothing but `mean` is released.
 
-`plan` calibrates the noise for a whole run beforehand; the ledger (`protocols.ledger`) enforces the budget.
+`plan_noise` calibrates the noise for a whole run beforehand; the ledger (`protocols.ledger`) enforces the budget.
 """
 
 import math
@@ -31,7 +31,9 @@ from ..protocols.shared_noise import SharedNoise
 if TYPE_CHECKING:
     from ..engine import TaskInput
 
-__all__ = ["Noise", "Privacy", "Releases", "SumNoise", "check_samples", "plan", "planned", "secret_key", "secret_of", "updates_only"]
+__all__ = [
+    "Noise", "Privacy", "Releases", "SumNoise", "check_samples", "events_of_plan", "plan_noise", "secret_key", "secret_of", "updates_only",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ def check_samples(privacy: Privacy, releases: Releases, batch_size: int) -> None
 
 
 @lru_cache(maxsize=64)
-def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int, shares: int = 0) -> Noise:
+def plan_noise(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int, shares: int = 0) -> Noise:
     """The noise for a whole run at the sample level, that of training shared by at least `shares` clients where that is above 0.
 
     Raises `InputError` for what cannot be; it needs no data.
@@ -275,8 +277,8 @@ def _steps(releases: Releases, epochs: int, rate: float, shares: int) -> int:
     return releases.trainings * each + (max(1, round(releases.extra_epochs / rate)) if releases.extra_epochs else 0)
 
 
-def planned(noise: Noise, releases: Releases, epochs: int) -> tuple[Event, ...]:
-    """What a client is charged at most over a whole run with the noise that `plan` made for these releases."""
+def events_of_plan(noise: Noise, releases: Releases, epochs: int) -> tuple[Event, ...]:
+    """What a client is charged at most over a whole run with the noise that `plan_noise` made for these releases."""
     relation = noise.relation
     events: list[Event] = []
     if releases.signatures:

@@ -46,6 +46,8 @@ from .workers import CkksWorkers
 __all__ = [
     "PARAMETERS",
     "SYMMETRIC_PARAMETERS",
+    "CkksServer",
+    "CkksWorkers",
     "Identity",
     "KeyHolder",
     "LocalError",
@@ -54,9 +56,7 @@ __all__ = [
     "Parameters",
     "RemoteError",
     "Roster",
-    "CkksServer",
     "Setup",
-    "CkksWorkers",
     "arithmetic",
     "encrypt",
     "error_std",

@@ -26,7 +26,7 @@ from ..entropy import Entropy, derive, keystream, system_entropy
 from ..errors import LocalError
 from .messages import Setup
 from .parameters import Packing
-from .public_key import public_key
+from .public_key import announced_key
 from .seal import Arithmetic, Cipher, arithmetic
 
 __all__ = ["Job", "Output", "Products", "grouped", "mask", "product", "rerandomised"]
@@ -112,7 +112,7 @@ class Products:
         self._ring, self._packing, self._group = arithmetic(setup.parameters), setup.packing, setup.group
         self._seed, self._masks, self._numbers = entropy(32), deque[Cipher](), count()
         self._most_masks = keep_bytes // setup.parameters.ciphertext_bytes
-        self._masker = self._ring.masker(public_key(setup, holder, announced))
+        self._masker = self._ring.masker(announced_key(setup, holder, announced))
         self._monomials: list[Any] = [None]
         self._loaded: OrderedDict[bytes, Cipher] = OrderedDict()
         self._most_loaded = max(1, keep_bytes // setup.parameters.ciphertext_bytes)

@@ -28,7 +28,7 @@ from ..keys import frame
 from .messages import LABEL, Setup
 from .seal import Arithmetic, Residues, arithmetic
 
-__all__ = ["announced_bytes", "fresh_key", "public_key", "shared_half"]
+__all__ = ["announced_bytes", "announced_key", "fresh_key", "shared_half"]
 
 
 @lru_cache(maxsize=4)
@@ -71,7 +71,7 @@ def fresh_key(setup: Setup, holder: bytes) -> tuple[Any, bytes]:
             return secret, _packed(ring, announced)
 
 
-def public_key(setup: Setup, holder: bytes, announced: bytes) -> Any:
+def announced_key(setup: Setup, holder: bytes, announced: bytes) -> Any:
     """The public key (a SEAL object) of an announced p₀, which is untrusted.
 
     Raises:

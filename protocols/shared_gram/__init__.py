@@ -28,9 +28,9 @@ Deviations: products are not reduced to degree t, for they are opened at once.
 Unaudited research code.
 """
 
-from .contributing import check_contribution, digest_of
+from .contributing import check_contribution, delivery_digest
 from .depositing import deposit
 from .share_holder import ShareHolder
 from .terms import LEAD, GramTerms, checked_keys, deliveries, gathered
 
-__all__ = ["LEAD", "GramTerms", "ShareHolder", "check_contribution", "checked_keys", "deliveries", "deposit", "digest_of", "gathered"]
+__all__ = ["LEAD", "GramTerms", "ShareHolder", "check_contribution", "checked_keys", "deliveries", "delivery_digest", "deposit", "gathered"]

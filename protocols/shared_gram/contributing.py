@@ -14,7 +14,7 @@ from ..keys import Identity, Roster, frame, sign, verify_key
 from .prime_field import PRIME, Elements
 from .terms import LABEL, Delivery, GramContribution, GramTerms, decode, encode
 
-__all__ = ["check_contribution", "contributed", "contribution", "deposit_digest", "digest_of", "statement_of"]
+__all__ = ["check_contribution", "contributed", "contribution", "delivery_digest", "deposit_digest", "statement_of"]
 
 
 def deposit_digest(ephemeral: bytes, digests: tuple[bytes, ...]) -> bytes:
@@ -22,7 +22,7 @@ def deposit_digest(ephemeral: bytes, digests: tuple[bytes, ...]) -> bytes:
     return sha256(frame("deposit", ephemeral, *digests)).digest()
 
 
-def digest_of(delivery: bytes, terms: GramTerms) -> bytes:
+def delivery_digest(delivery: bytes, terms: GramTerms) -> bytes:
     """The digest of the deposit that a delivery is of. Raises `MalformedMessage`."""
     message = decode(delivery, Delivery, terms)
     return deposit_digest(message.ephemeral, message.digests)
@@ -53,12 +53,8 @@ def contributed(data: bytes, terms: GramTerms, roster: Roster, statement: bytes,
     message = decode(data, GramContribution, terms)
     if message.holder >= len(roster.holders):
         raise MalformedMessage
-    verify_key(
-        roster.holders[message.holder],
-        message.holder,
-        message.signature,
-        *_signed(terms, message.holder, message.statement, message.values),
-    )
+    signed = _signed(terms, message.holder, message.statement, message.values)
+    verify_key(roster.holders[message.holder], message.holder, message.signature, *signed)
     if message.statement != statement:
         raise RemoteError("other-contribution")
     if len(message.values) != 8 * shape[0] * shape[1]:

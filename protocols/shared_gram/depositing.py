@@ -11,10 +11,10 @@ from ..keys import Identity, Roster, agree, frame, public_key, seal, sign
 from .prime_field import Elements, of_integers, plus, times, uniform
 from .terms import LABEL, Deposit, GramTerms, checked_keys, encode, signed_deposit
 
-__all__ = ["box_binding", "deposit", "shares"]
+__all__ = ["box_binding", "deposit", "shamir_shares"]
 
 
-def shares(values: Elements, points: tuple[int, ...], colluding: int, key: bytes) -> dict[int, Elements]:
+def shamir_shares(values: Elements, points: tuple[int, ...], colluding: int, key: bytes) -> dict[int, Elements]:
     """Shamir's shares of an array at some points: f(point), for a polynomial f of degree `colluding` with f(0) = `values`, uniform else.
 
     Guarantee: the shares at any `colluding` points are uniform, whatever `values` are. Source: Shamir 1979. `key` is a secret, and serves
@@ -51,7 +51,7 @@ def deposit(
     if not np.isfinite(rows).all() or np.linalg.norm(rows, axis=1).max() > terms.bound * (1 + 1e-3):
         raise LocalError("out-of-range", f"a vector is longer than the epoch's bound of {terms.bound:g}, or not finite")
     values = of_integers(np.rint(rows * terms.scale).astype(np.int64))
-    own, vector_shares = entropy(32), shares(values, tuple(number + 1 for number in holders), terms.colluding, entropy(32))
+    own, vector_shares = entropy(32), shamir_shares(values, tuple(number + 1 for number in holders), terms.colluding, entropy(32))
     ephemeral = public_key(own)
     boxes = []
     for number, key in holders.items():

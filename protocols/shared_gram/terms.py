@@ -17,7 +17,7 @@ from ..errors import LocalError, MalformedMessage, RemoteError
 from ..keys import SEAL_OVERHEAD_BYTES, Identity, Roster, check_public_key, frame, sign, verify, verify_key
 
 __all__ = [
-    "LABEL", "LEAD", "MOST_HOLDERS", "Announced", "GramContribution", "Delivery", "Deposit", "HolderKey", "GramTerms", "announcement",
+    "LABEL", "LEAD", "MOST_HOLDERS", "Announced", "Delivery", "Deposit", "GramContribution", "GramTerms", "HolderKey", "announcement",
     "check_deposit", "checked_keys", "decode", "deliveries", "encode", "gathered", "signed_deposit",
 ]  # fmt: skip
 

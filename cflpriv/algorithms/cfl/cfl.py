@@ -67,7 +67,7 @@ from .split_test import DRAWS, HasHalves, NeedsNoHalves, SplitTest
 from .splitting import Bipartition, MoreSimilar, separation_gap
 from .stationary import CflSettings, Same, cut_by_cosines, cut_by_test, still
 
-__all__ = ["EPS1", "EPS2", "TreeNode", "Same", "SeenSimilarities", "CflState", "cfl", "gaps", "offer", "path"]
+__all__ = ["EPS1", "EPS2", "CflState", "Same", "SeenSimilarities", "TreeNode", "cfl", "gaps", "offer", "path"]
 
 EPS1, EPS2 = 0.2, 0.75
 """Thresholds for a rule with ε₂, relative to the largest mean update of the run.

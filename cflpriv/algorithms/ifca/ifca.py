@@ -60,7 +60,7 @@ from ..shared.grouping import ALPHA, DRAWS, FindGroups, check_test, find_groups
 from ..shared.steps import clustering_of, mean_notes, moved
 from .restarts import IfcaState, Problem, Restart, RestartRound
 
-__all__ = ["Problem", "Restart", "IfcaState", "alternate", "hypcluster", "ifca"]
+__all__ = ["IfcaState", "Problem", "Restart", "alternate", "hypcluster", "ifca"]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ __all__ = [
     "helps_most",
     "score_notes",
     "scored",
-    "split",
+    "split_validation",
     "stable_scores",
 ]
 
@@ -44,7 +44,7 @@ Scores = Literal["value", "sign"]
 # --- what clients compute -----------------------------------------------------------------------------------------------------------
 
 
-def split(data: ClientData, share: float, seed: int) -> tuple[Array, Array]:
+def split_validation(data: ClientData, share: float, seed: int) -> tuple[Array, Array]:
     """A client's training samples as (training, validation) indices, the same in every round. `InputError` if either would be empty."""
     count = len(data.y_train)
     held_back = round(share * count) or 1
@@ -98,7 +98,7 @@ class OnPart(AroundTraining):
 
     def before(self, task_input: TaskInput) -> TaskInput:
         data = task_input.data
-        kept = split(data, self.validation, self.seed)[0]
+        kept = split_validation(data, self.validation, self.seed)[0]
         kept = kept[: self.samples] if self.samples else kept
         return replace(task_input, data=ClientData(data.id, data.x_train[kept], data.y_train[kept], data.x_test[:0], data.y_test[:0]))
 
@@ -210,7 +210,7 @@ class Influence:
         return updates[client] if client in updates else np.full_like(task_input.array("model"), np.nan), False
 
     def _validation(self, task_input: TaskInput) -> tuple[torch.Tensor, torch.Tensor]:
-        kept = split(task_input.data, self.validation, self.seed)[1]
+        kept = split_validation(task_input.data, self.validation, self.seed)[1]
         return self.model.inputs(task_input.data.x_train[kept]), tensor(task_input.data.y_train[kept])
 
     def _losses(self, vector: Array, data: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Array:
@@ -257,7 +257,7 @@ class HasValidation:
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, task_input: TaskInput) -> Result:
-        split(task_input.data, self.validation, 0)
+        split_validation(task_input.data, self.validation, 0)
         return {"ready": np.array(1.0)}
 
 

@@ -24,8 +24,8 @@ from .merging import Known, MergeClusters, MergePresent
 from .representing import Represent
 
 __all__ = [
-    "StocflState",
     "StocflSettings",
+    "StocflState",
     "extend",
     "groups_of_met",
     "join_nearest",

@@ -30,7 +30,7 @@ from ...federation.values import Origin
 from ...files import toml_text
 from ...plugins import is_loaded, load_plugin
 from ...privacy.participation import of_participations
-from ...privacy.settings import Noise, Privacy, Releases, check_samples, plan
+from ...privacy.settings import Noise, Privacy, Releases, check_samples, plan_noise
 from ...protocols.bounded_files import read_json, read_text
 from ...tasks.training import Train
 from ...types import Population
@@ -220,7 +220,7 @@ class Config:
         t, releases = self.training, self.releases()
         if participations is not None:
             releases = of_participations(releases, t.rounds, participations)
-        return plan(
+        return plan_noise(
             self.privacy, releases, epochs=t.epochs, batch_size=t.batch_size, seed=self.run.seed,
             shares=self.protection.smallest_sum - 1 if self.privacy.noise == "shared" else 0,
         )  # fmt: skip

@@ -20,7 +20,7 @@ from ...protocols.bounded_files import read_json
 from ..sweep.sweep import Sweep, SweepCell, SweepSetting
 from . import pictures
 from .audit_words import STATUS, least_comforting, metric_words
-from .run_files import cells_of
+from .run_files import audit_cells
 
 __all__ = [
     "Mean", "Result", "front_rows", "mean_of", "on_front", "paired", "read_results", "section", "setting_columns", "table_rows",
@@ -97,7 +97,7 @@ def read_results(folder: Path, sweep: Sweep) -> tuple[list[Result], dict[str, st
             if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped"):
                 continue  # interrupted; a run whose privacy budget is spent has ended, too
             audit = folder / cell.name / "audit.json"
-            results.append(Result(cell, summary, cells_of(_read(audit), audit) if audit.is_file() else ()))
+            results.append(Result(cell, summary, audit_cells(_read(audit), audit) if audit.is_file() else ()))
     return results, failed
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClusteringEvidence", "Series", "brackets", "by_clusters", "client_ticks", "clients_picture", "dendrogram", "group_colours",
-    "group_legend", "heatmap", "leaf_order", "left_title", "new_figure", "recovered_images", "roc_curves", "rounds_picture", "shrunk",
+    "group_legend", "heatmap", "images_picture", "leaf_order", "left_title", "new_figure", "roc_picture", "rounds_picture", "shrunk",
     "style", "svg", "uri",
 ]  # fmt: skip
 
@@ -232,7 +232,7 @@ def clients_picture(runs: Sequence[Series]) -> str:
         return uri(figure)
 
 
-def recovered_images(
+def images_picture(
     truth: Array,
     recovered: Array,
     baseline: Array,
@@ -272,7 +272,7 @@ def recovered_images(
         return uri(figure)
 
 
-def roc_curves(curves: Mapping[str, Array], others: int) -> str:
+def roc_picture(curves: Mapping[str, Array], others: int) -> str:
     """ROC curves, (2, t) of false and true positive rates each, both axes logarithmic: what counts is on the left.
 
     `others` is the number of non-members: rates below one over it cannot be distinguished from 0, and are not drawn.

@@ -36,7 +36,7 @@ def recovered_images(audited: Audited) -> list[dict[str, Any]]:
         shares: tuple[Array, ...] = ()
         if "label_truth" in arrays and "label_guess" in arrays:
             shares = tuple(share[few] for share in _label_shares(arrays, len(clients), path))
-        strip = pictures.recovered_images(truth[few], arrays["recovered"][few], arrays["baseline"], titles, *shares)
+        strip = pictures.images_picture(truth[few], arrays["recovered"][few], arrays["baseline"], titles, *shares)
         shown.append(
             {"audited": audited, "cells": cells, "strip": strip, "labels": bool(shares), "shown": len(few), "clients": len(clients)}
         )
@@ -73,7 +73,7 @@ def roc_curves(audited: Audited) -> list[dict[str, Any]]:
             fits = others.shape == () and int(others) >= 1 and all(curve.ndim == 2 and len(curve) == 2 for curve in curves.values())
             require(fits, path, f"'roc_{subject}_…' are not all (2, t), with the number of non-members beside them")
             own = [cell for cell in cells if str(cell["metric"]).startswith(f"{subject}_")]
-            picture = pictures.roc_curves({names.get(name, name): curve for name, curve in curves.items()}, int(others))
+            picture = pictures.roc_picture({names.get(name, name): curve for name, curve in curves.items()}, int(others))
             shown.append({"audited": audited, "cells": own, "picture": picture, "what": subject.replace("_", " ")})
     return shown
 

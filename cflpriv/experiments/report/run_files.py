@@ -21,7 +21,7 @@ from ..run.verify import verify
 from .audit_words import ACTIVE_STATUS, STATUS
 from .pictures import ClusteringEvidence
 
-__all__ = ["RECOMPUTED", "Audited", "RunFiles", "cells_of", "parsed", "read_arrays", "read_audit", "read_run", "read_runs", "require"]
+__all__ = ["RECOMPUTED", "Audited", "RunFiles", "audit_cells", "parsed", "read_arrays", "read_audit", "read_run", "read_runs", "require"]
 
 RECOMPUTED = "recomputed by the experimenter from the data: the server did not see this"
 _INT, _MAYBE = (int,), (int, float, type(None))
@@ -118,7 +118,7 @@ def read_audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping
     if not path.exists():
         return None, []
     audit = parsed(path)
-    cells = cells_of(audit, path)
+    cells = audit_cells(audit, path)
     for cell in cells:
         _check_cell(cell, path)
     verdicts = audit.get("verdicts", []) if isinstance(audit, dict) else []
@@ -129,7 +129,7 @@ def read_audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping
     return cells, verdicts
 
 
-def cells_of(audit: Any, path: Path) -> list[Mapping[str, Any]]:
+def audit_cells(audit: Any, path: Path) -> list[Mapping[str, Any]]:
     """The cells of a parsed audit.json; of 0.1 the file is their list. Raises `InputError` naming the file if it has none."""
     cells = audit.get("cells") if isinstance(audit, dict) else audit
     if not isinstance(cells, list):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from .published import Number
 from .trials import Trial
 
-__all__ = ["METRICS", "ReproductionCell", "RowFigure", "Published", "Reproduction", "both", "run", "shape"]
+__all__ = ["METRICS", "Published", "Reproduction", "ReproductionCell", "RowFigure", "both", "run", "shape"]
 
 METRICS: dict[str, str] = {
     "shared": "accuracy of the model a client would use (shared, cluster or personal), last evaluated rounds, %",

@@ -14,13 +14,13 @@ from ...data.regression import Regression, Scale, regression
 from ...randomness import stream
 from ...types import Array
 
-__all__ = ["STEPS", "RegressionPoint", "distance", "start", "succeeds", "success_rate", "trial"]
+__all__ = ["STEPS", "RegressionPoint", "distance", "random_start", "succeeds", "success_rate", "trial"]
 
 STEPS = {2: (0.01, 0.1, 1.0), 4: (0.5, 1.0, 2.0)}
 """The paper's step sizes by the number of clusters."""
 
 
-def start(seed: int, attempt: int, d: int) -> Array:
+def random_start(seed: int, attempt: int, d: int) -> Array:
     """θ⁰ of one cluster, shape (d,): i.i.d. Bernoulli(½)."""
     return stream(seed, f"regression start {attempt}").integers(2, size=d).astype(np.float64)
 
@@ -84,7 +84,7 @@ def succeeds(point: RegressionPoint, seed: int, device: str = "cpu", dtype: torc
     """One trial. The step sizes are tried one after the other, the middle one first, until one of them does it."""
     k, d = point.k, point.d
     data = regression(seed, d=d, k=k, m=point.m, n=point.n, separation=point.separation, noise=point.noise, scale=point.scale)
-    starts = np.stack([[start(seed, b * k + j, d) for j in range(k)] for b in range(point.starts)])
+    starts = np.stack([[random_start(seed, b * k + j, d) for j in range(k)] for b in range(point.starts)])
     low, middle, high = STEPS.get(k, STEPS[2])
     for step in (middle, high, low):
         estimates = trial(data, starts, (step,), point.rounds, device=device, dtype=dtype)[:, 0]

@@ -52,32 +52,16 @@ TYPES: Mapping[str, type] = ChainMap(
 )
 """The dataclasses that a state may be made of, by `state_name`: these, and what algorithms declare as their `states`."""
 _RENAMED: Mapping[str, str] = {
-    "crossfit.State": "crossfit.CrossfitState",
-    "fedavg.State": "fedavg.FedAvgState",
-    "fedfomo.State": "fedfomo.FedFomoState",
-    "fedgwc.Cluster": "fedgwc.GwcCluster",
-    "fedgwc.State": "fedgwc.FedGwcState",
-    "fedproto.State": "fedproto.FedProtoState",
-    "fedsoft.State": "fedsoft.FedSoftState",
-    "fesem.State": "fesem.FesemState",
-    "fixed.State": "fixed.FixedState",
-    "flexcfl.State": "flexcfl.FlexCflState",
-    "local.State": "local.LocalState",
-    "meeting.State": "meeting.StocflState",
-    "ocfl.State": "ocfl.OcflState",
-    "one_shot.State": "one_shot.OneShotState",
-    "pacfl.State": "pacfl.PacflState",
-    "parameter_tree.Node": "parameter_tree.TreeNode",
-    "parameter_tree.Seen": "parameter_tree.SeenSimilarities",
-    "parameter_tree.State": "parameter_tree.CflState",
-    "pfedlia.State": "pfedlia.PfedliaState",
-    "pina.State": "pina.PinaState",
-    "private_clusters.State": "private_clusters.PrivateClustersState",
-    "r_dpcfl.State": "r_dpcfl.RDpcflState",
-    "restarts.State": "restarts.IfcaState",
-    "rr_cluster.State": "rr_cluster.RrClusterState",
-    "scaffold.State": "scaffold.ScaffoldState",
-}
+    "crossfit.State": "crossfit.CrossfitState", "fedavg.State": "fedavg.FedAvgState", "fedfomo.State": "fedfomo.FedFomoState",
+    "fedgwc.Cluster": "fedgwc.GwcCluster", "fedgwc.State": "fedgwc.FedGwcState", "fedproto.State": "fedproto.FedProtoState",
+    "fedsoft.State": "fedsoft.FedSoftState", "fesem.State": "fesem.FesemState", "fixed.State": "fixed.FixedState",
+    "flexcfl.State": "flexcfl.FlexCflState", "local.State": "local.LocalState", "meeting.State": "meeting.StocflState",
+    "ocfl.State": "ocfl.OcflState", "one_shot.State": "one_shot.OneShotState", "pacfl.State": "pacfl.PacflState",
+    "parameter_tree.Node": "parameter_tree.TreeNode", "parameter_tree.Seen": "parameter_tree.SeenSimilarities",
+    "parameter_tree.State": "parameter_tree.CflState", "pfedlia.State": "pfedlia.PfedliaState", "pina.State": "pina.PinaState",
+    "private_clusters.State": "private_clusters.PrivateClustersState", "r_dpcfl.State": "r_dpcfl.RDpcflState",
+    "restarts.State": "restarts.IfcaState", "rr_cluster.State": "rr_cluster.RrClusterState", "scaffold.State": "scaffold.ScaffoldState",
+}  # fmt: skip
 """`state_name` in earlier versions -> in this version."""
 
 
@@ -232,12 +216,12 @@ def save_checkpoint(
             files[file], written = write_arrays(folder / file, arrays, mode=0o600 if arrays is out.others else 0o644)
             size += written
     tree["files"] = files
-    tree["digest"] = digest_of(tree)
+    tree["digest"] = tree_digest(tree)
     write_atomically(folder / f"{name}.json", json.dumps(tree, sort_keys=True) + "\n")
     return size
 
 
-def digest_of(tree: Mapping[str, Any]) -> str:
+def tree_digest(tree: Mapping[str, Any]) -> str:
     text = json.dumps({key: value for key, value in tree.items() if key != "digest"}, sort_keys=True)
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -320,7 +304,7 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
         if tree["format"] not in range(OLDEST_FORMAT, FORMAT + 1):
             known = f"{OLDEST_FORMAT} to {FORMAT}"
             raise InputError(f"{path}: is of format {tree['format']!r}, of another version; this version resumes formats {known} only")
-        if tree["digest"] != digest_of(tree):
+        if tree["digest"] != tree_digest(tree):
             raise InputError(f"{path}: does not match its own digest; the checkpoint was changed")
         server = _arrays_of(folder / f"{name}.safetensors", tree["files"][f"{name}.safetensors"])
         clients = f"{name}.clients.safetensors"

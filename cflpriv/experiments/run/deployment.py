@@ -29,7 +29,7 @@ from .checkpoint import Checkpoint
 from .folder import carry_out
 from .loop import Backend, Experiment, transcript_of
 from .private import run_ledger
-from .run import check
+from .run import check_run
 
 __all__ = ["deploy", "standing_in"]
 
@@ -87,7 +87,7 @@ def deploy(
 
     def make(checkpoint: Checkpoint | None) -> Experiment:
         algorithm = config.algorithm_for(described)
-        check(config, described, algorithm, here)
+        check_run(config, described, algorithm, here)
         asked = None if config.privacy.unit == "none" else config.schedule(here).most
         private = run_ledger(config, algorithm, config.noise(asked), system_entropy, asked, config.bands(here))
         if private is not None and not algorithm.operations:

@@ -29,11 +29,11 @@ from ...transports.simulation import Hosted
 from ...types import Population
 from ..config.callbacks import Callback, Callbacks
 from ..config.config import Config
-from ..digests import changed_files, seal
+from ..digests import changed_files, record_digests
 from ..trust import code_digests
 from .checkpoint import Checkpoint, prune, restore, save_checkpoint
 from .loop import Experiment, advance, begin, finish, population_digest
-from .private import charges, guarantee, opened
+from .private import charges, guarantee, keep_ledger
 from .resume import (
     check_same_config,
     data_directory_of,
@@ -170,7 +170,7 @@ def _started(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[d
     write_atomically(out / "config.toml", run.config.to_toml())
     write_atomically(out / "environment.json", json.dumps(record, indent=1) + "\n")
     run.backend.welcome(run, None)
-    opened(run.run_ledger, out)
+    keep_ledger(run.run_ledger, out)
     begin(run)
     run.backend.write(run, out)
     _announce(run)
@@ -227,7 +227,7 @@ def _same(run: Experiment, out: Path, progress: Mapping[str, Any]) -> None:
             f"{out}: the run holds other clients back than this version would as data.newcomers = {len(run.newcomers)} "
             f"({progress['newcomers']}, now {list(run.newcomers)}); start a new run"
         )
-    opened(run.run_ledger, out, progress["charges"])
+    keep_ledger(run.run_ledger, out, progress["charges"])
 
 
 FREE_SAVING, SAVING_SHARE = 1.0, 0.05
@@ -265,7 +265,7 @@ def _rounds(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[di
         _measured(run, out)
         run.backend.close(run)
         write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
-        seal(out)
+        record_digests(out)
     observers.end(plain_json(summary))
     return summary
 

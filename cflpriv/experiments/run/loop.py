@@ -28,8 +28,8 @@ from .communication import traffic_so_far, traffic_summary
 from .private import RunLedger, spent, summed_up
 
 __all__ = [
-    "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Experiment", "advance", "begin", "device_of", "finish",
-    "population_digest", "transcript_of",
+    "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Experiment", "advance", "begin", "device_of", "finish", "population_digest",
+    "transcript_of",
 ]  # fmt: skip
 
 LAST = 10

@@ -14,7 +14,7 @@ from ...privacy.client_level import ClippedMean, LocalGram, client_noise
 from ...privacy.correlated import CorrelatedNoise
 from ...privacy.participation import of_participations
 from ...privacy.receipts import PrivacyLedger
-from ...privacy.settings import Noise, Privacy, Releases, planned
+from ...privacy.settings import Noise, Privacy, Releases, events_of_plan
 from ...protocols.accounting import epsilon_of
 from ...protocols.banded import optimised_coefficients
 from ...protocols.entropy import Entropy, system_entropy
@@ -22,7 +22,7 @@ from ...protocols.events import Event, known_shares
 from ...protocols.ledger import Ledger
 from ..config.config import Config
 
-__all__ = ["FILE", "RunLedger", "charges", "guarantee", "opened", "planned_events", "run_ledger", "spent", "summed_up"]
+__all__ = ["FILE", "RunLedger", "charges", "guarantee", "keep_ledger", "planned_events", "run_ledger", "spent", "summed_up"]
 
 FILE = "ledger.json"
 
@@ -81,7 +81,7 @@ def planned_events(config: Config, algorithm: Algorithm, participations: int) ->
         return ()
     noise = config.noise(participations)
     if noise is not None:
-        return planned(noise, of_participations(config.releases(), rounds, participations), config.training.epochs)
+        return events_of_plan(noise, of_participations(config.releases(), rounds, participations), config.training.epochs)
     releases = of_participations(_client_releases(config, algorithm), rounds, participations)
     clipped, _ = client_noise(privacy, releases, config.protection, Ledger(privacy.budget), system_entropy)
     return (*clipped.before, *[clipped.event] * releases.trainings)
@@ -107,11 +107,11 @@ def _client_releases(config: Config, algorithm: Algorithm) -> Releases:
 
 
 def charges(spending: RunLedger | None) -> int:
-    """How many charges there are, for a checkpoint: what `opened` needs to notice that they are gone."""
+    """How many charges there are, for a checkpoint: what `keep_ledger` needs to notice that they are gone."""
     return 0 if spending is None else len(spending.ledger.charges)
 
 
-def opened(spending: RunLedger | None, folder: Path, charged: int = 0) -> None:
+def keep_ledger(spending: RunLedger | None, folder: Path, charged: int = 0) -> None:
     """Keep the ledger in the run folder from now on; go on with the one that is there, which must have `charged` charges at least.
 
     Raises `InputError` naming a file that is damaged, or has forgotten some of these.

@@ -35,8 +35,8 @@ from .private import run_ledger
 from .resume import Counted
 
 __all__ = [
-    "Experiment", "admit", "advance", "begin", "check", "estimate_record_bytes", "finish", "population_digest", "prepare",
-    "secrets_of", "start",
+    "Experiment", "admit", "advance", "begin", "check_run", "estimate_record_bytes", "finish", "population_digest", "prepare", "secrets_of",
+    "start",
 ]  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     asked = None if config.privacy.unit == "none" else config.schedule(trained).most
     noise = config.noise(asked)
     algorithm = config.algorithm_for(population)
-    check(config, population, algorithm, ids, newcomers)
+    check_run(config, population, algorithm, ids, newcomers)
     settings, sources = config.run, dict[str, Counted]()
 
     def entropy(party: str) -> Counted:
@@ -106,7 +106,7 @@ def secrets_of(run: Experiment) -> dict[str, dict[str, str]]:
     return {party: secrets for party, secrets in collected.items() if secrets or party.startswith("client:")}
 
 
-def check(config: Config, population: Population, algorithm: Algorithm, clients: Sequence[int], newcomers: Sequence[int] = ()) -> None:
+def check_run(config: Config, population: Population, algorithm: Algorithm, clients: Sequence[int], newcomers: Sequence[int] = ()) -> None:
     """What configuration, algorithm and data can only be judged for together, before anything runs.
 
     Warns of a run that can form no clusters. Raises `InputError` naming keys.

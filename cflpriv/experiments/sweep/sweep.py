@@ -35,7 +35,7 @@ from ..config.sections import MOST_WORKERS
 from ..trust import idle_code, in_run_folder
 from .choose import Choose, check_choose, parse_choose
 
-__all__ = ["SweepCell", "SweepSetting", "Sweep", "load_sweep", "parse_sweep", "sweep_of"]
+__all__ = ["Sweep", "SweepCell", "SweepSetting", "load_sweep", "parse_sweep", "sweep_of"]
 
 _KEYS = {
     "algorithms": list, "protections": list, "epsilon": list, "keys": dict, "seeds": list, "audit": bool, "attacks": list, "budget": str,

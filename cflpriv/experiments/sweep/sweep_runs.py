@@ -23,7 +23,7 @@ from ..run.resume import LOCK, held, holds_nothing, locked
 from ..run.workers import ended
 from .sweep import Sweep, SweepCell
 
-__all__ = ["Audit", "failure_lines", "finished", "open_folder", "opened", "part_of", "run_sweep", "shown", "standing"]
+__all__ = ["Audit", "failure_lines", "finished", "locked_sweep", "open_folder", "part_of", "run_sweep", "shown", "standing"]
 
 Audit = Callable[..., Any]
 """What attacks a run folder: called as `audit(folder, data_dir=..., attacks=..., budget=...)`, the last two where the sweep names them."""
@@ -75,7 +75,7 @@ def run_sweep(
         raise InputError(f"{out}: [sweep] choose: all runs of the grid would show; private_choice.run_choice makes the choice")
     open_folder(sweep, out)
     failed = {cell.name: cell.problem for cell in cells if cell.problem}
-    with opened(sweep, out):
+    with locked_sweep(sweep, out):
         for folder in ("failed", "locks"):
             (out / folder).mkdir(exist_ok=True)
         for name, problem in failed.items():
@@ -154,7 +154,7 @@ def open_folder(sweep: Sweep, out: Path) -> None:
 
 
 @contextmanager
-def opened(sweep: Sweep, out: Path) -> Iterator[None]:
+def locked_sweep(sweep: Sweep, out: Path) -> Iterator[None]:
     """Hold the folder of a sweep while something is written into it. Raises `InputError` if it holds no sweep, or another."""
     known = out / "sweep.toml"
     if not known.is_file():

@@ -292,7 +292,7 @@ def test_a_client_whose_deposit_nobody_can_open_is_left_out(protection: Protecti
 def test_a_client_whose_products_are_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = population(clients_per_group=3)
     _, fed = remote(scene, SHARES)
-    honest, calls = depositing.shares, iter(range(10**6))
+    honest, calls = depositing.shamir_shares, iter(range(10**6))
 
     def shared(values: Any, points: tuple[int, ...], colluding: int, key: bytes) -> dict[int, Any]:
         """The second client's shares are of no polynomial."""
@@ -300,7 +300,7 @@ def test_a_client_whose_products_are_wrong_is_left_out(monkeypatch: pytest.Monke
             return honest(values, points, colluding, key)
         return {point: uniform(bytes([point]) * 32, values.shape) for point in points}
 
-    monkeypatch.setattr(depositing, "shares", shared)
+    monkeypatch.setattr(depositing, "shamir_shares", shared)
     check_left_out(fed, scene, 1, "shares open")
 
 
@@ -332,7 +332,7 @@ def test_a_newcomer_whose_comparison_was_cut_is_admitted_when_the_holders_are_ba
 
 def test_a_newcomer_whose_products_are_wrong_does_not_keep_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = population(clients_per_group=3)
-    honest = depositing.shares
+    honest = depositing.shamir_shares
 
     def shared(values: Any, points: tuple[int, ...], colluding: int, key: bytes) -> dict[int, Any]:
         """The last client's shares are of no polynomial."""
@@ -342,7 +342,7 @@ def test_a_newcomer_whose_products_are_wrong_does_not_keep_out_the_others(monkey
 
     _, fed, made, state = begun_without(scene, (3, 4, 5))
     calls = iter(range(10**6))
-    monkeypatch.setattr(depositing, "shares", shared)
+    monkeypatch.setattr(depositing, "shamir_shares", shared)
     with pytest.raises(ClientsLost, match=r"\[5\]"):
         made.admit(fed, state, (3, 4, 5))
     assert made.admit(fed, state, (3, 4))[0].clustering.clients == (0, 1, 2, 3, 4)

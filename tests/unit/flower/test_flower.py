@@ -34,7 +34,7 @@ from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, load_config
 from cflpriv.experiments.report.report import write_report
-from cflpriv.experiments.run.checkpoint import digest_of
+from cflpriv.experiments.run.checkpoint import tree_digest
 from cflpriv.experiments.run.resume import locked
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer, KeyHolderLost
@@ -753,7 +753,7 @@ def test_a_checkpoint_with_the_fewer_keys_of_an_early_version_is_gone_on_from(tm
     tree["files"] = {f"{path.stem}_0000002.safetensors": digest for digest in tree["files"].values()}
     (folder / f"{path.stem}.safetensors").rename(folder / f"{path.stem}_0000002.safetensors")
     path.unlink()
-    (folder / f"{path.stem}_0000002.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}), encoding="utf-8")
+    (folder / f"{path.stem}_0000002.json").write_text(json.dumps(tree | {"digest": tree_digest(tree)}), encoding="utf-8")
     rows = [json.loads(line) for line in (tmp_path / "r" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     kept = [{key: value for key, value in row.items() if key != "protection_seconds"} for row in rows]
     (tmp_path / "r" / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")

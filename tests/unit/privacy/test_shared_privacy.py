@@ -25,7 +25,7 @@ from cflpriv.experiments.config.config import Config
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
 from cflpriv.privacy.receipts import PrivacyLedger
-from cflpriv.privacy.settings import Noise, Privacy, plan
+from cflpriv.privacy.settings import Noise, Privacy, plan_noise
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import derive, public_entropy, uniforms
 from cflpriv.protocols.errors import TooFewClients
@@ -370,7 +370,7 @@ def test_the_noise_of_a_sum_is_that_of_one_client_not_of_all() -> None:
     """The gain: with as many members as shares counted, the mean has noise smaller by the root of their number."""
     made = config(protection={"min_cohort": 8})
     shared = made.noise()
-    own = plan(made.privacy, made.releases(), epochs=1, batch_size=5, seed=0)
+    own = plan_noise(made.privacy, made.releases(), epochs=1, batch_size=5, seed=0)
     assert shared is not None
     assert shared.shares == 7
     assert own.training > shared.training, "four steps a round cost more than one"

@@ -24,7 +24,7 @@ from cflpriv.protocols.ckks.messages import LABEL, Announcement, Request, Upload
 from cflpriv.protocols.ckks.messages import signed_upload as statement_of
 from cflpriv.protocols.ckks.parameters import Packing, error_std, plan, release_grid
 from cflpriv.protocols.ckks.products import Products
-from cflpriv.protocols.ckks.public_key import announced_bytes, fresh_key, public_key, shared_half
+from cflpriv.protocols.ckks.public_key import announced_bytes, announced_key, fresh_key, shared_half
 from cflpriv.protocols.ckks.reference import naive_block, naive_context
 from cflpriv.protocols.ckks.seal import check_outside, largest_bytes
 from cflpriv.protocols.entropy import public_entropy
@@ -418,7 +418,7 @@ def test_the_error_of_a_key_is_short() -> None:
     setup = Epoch.of(vectors(1, 1, 8)).setup
     ring, holder = ckks.arithmetic(SMALL), bytes(32)
     secret, announced = fresh_key(setup, holder)
-    key = public_key(setup, holder, announced)
+    key = announced_key(setup, holder, announced)
     first, second = ring.values(key.data()).reshape(2, 2, SMALL.ring).astype(object)
     assert (second == shared_half(setup, holder)).all()
     s = ring.values(secret.data()).reshape(2, SMALL.ring).astype(object)
@@ -473,7 +473,7 @@ def test_clients_that_encrypt_what_they_like_read_errors_through_the_noise() -> 
     polynomial = np.zeros((2, parameters.ring), dtype=np.uint64)
     polynomial[:, 0] = [large % one for one in ring.moduli]
     announcement = decode(epoch.holder.announcement, Announcement, epoch.setup)
-    encryptor = ring.seal.Encryptor(ring.context, public_key(epoch.setup, epoch.holder_identity.public(), announcement.public_key))
+    encryptor = ring.seal.Encryptor(ring.context, announced_key(epoch.setup, epoch.holder_identity.public(), announcement.public_key))
     sides = []
     for _ in range(2):
         cipher = ring.zero(encryptor, public=True)
@@ -499,7 +499,7 @@ def test_clients_that_encrypt_what_they_like_read_errors_through_the_noise() -> 
 def crafted(epoch: Epoch, client: int, left: dict[int, float], right: dict[int, float], *, by_key: bool = False) -> bytes:
     """An upload of polynomials, coefficients by exponent, of a client's choice; `by_key` multiplies the right one by the secret key."""
     ring = ckks.arithmetic(epoch.setup.parameters)
-    encryptor = ring.seal.Encryptor(ring.context, public_key(epoch.setup, epoch.holder_identity.public(), epoch.server.public_key))
+    encryptor = ring.seal.Encryptor(ring.context, announced_key(epoch.setup, epoch.holder_identity.public(), epoch.server.public_key))
     ciphers = [ring.zero(encryptor, public=True) for _ in range(2)]
     ring.add_polynomial(ciphers[0], residues(epoch, left))
     if by_key:  # without knowing it: decryption multiplies the second part by it

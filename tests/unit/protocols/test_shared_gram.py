@@ -21,7 +21,7 @@ from cflpriv.protocols.entropy import system_entropy
 from cflpriv.protocols.errors import LocalError, MalformedMessage, RemoteError
 from cflpriv.protocols.keys import Identity, Roster, agree, public_key, seal, sign
 from cflpriv.protocols.shared_gram import LEAD, GramTerms, ShareHolder, check_contribution, checked_keys, deliveries, deposit, gathered
-from cflpriv.protocols.shared_gram.depositing import box_binding, shares
+from cflpriv.protocols.shared_gram.depositing import box_binding, shamir_shares
 from cflpriv.protocols.shared_gram.prime_field import (
     PRIME,
     at_zero,
@@ -174,7 +174,7 @@ def test_a_stored_machine_goes_on_and_is_another_epochs_to_nobody() -> None:
 def test_shares_are_values_of_a_polynomial_of_the_stated_degree_and_no_lower_one(holders: int, colluding: int) -> None:
     values = of_integers(np.array([5, -3, 0]))
     points = tuple(range(1, holders + 1))
-    found = {0: values, **shares(values, points, colluding, b"\x05" * 32)}
+    found = {0: values, **shamir_shares(values, points, colluding, b"\x05" * 32)}
 
     def at_last(degree: int) -> list[int]:
         """The value at the last point of the polynomial of this degree through the first ones, zero among them."""
@@ -191,7 +191,7 @@ def test_each_share_alone_is_uniform_and_independent_of_the_vector() -> None:
     """The top bits of 4 × 20,000 shares of two different vectors; wrong in one of 10^6 runs each."""
     for value in (0, PRIME // 2):
         values = np.full(20_000, value, dtype=np.uint64)
-        for point, share in shares(values, (1, 2), 1, bytes([1 + value % 251]) * 32).items():
+        for point, share in shamir_shares(values, (1, 2), 1, bytes([1 + value % 251]) * 32).items():
             counts = np.bincount((share >> np.uint64(55)).astype(int), minlength=64)
             assert chisquare(counts).pvalue > 1e-6, point
             low = np.bincount((share & np.uint64(63)).astype(int), minlength=64)
@@ -291,7 +291,7 @@ def test_whether_products_are_within_the_bound_is_a_bit_of_others_vectors() -> N
         factor = int(made.terms.largest / (0.25 * made.terms.scale))
         while not 0 <= pow(factor, 2, PRIME) <= made.terms.largest:
             factor += 1
-        held = shares(np.array([[factor, 0]], dtype=np.uint64), (1, 2, 3), 1, bytes(32))
+        held = shamir_shares(np.array([[factor, 0]], dtype=np.uint64), (1, 2, 3), 1, bytes(32))
         dishonest(made, 1, {point - 1: share for point, share in held.items()})
         ends: Any = pytest.raises(RemoteError, match="inconsistent") if beyond else nullcontext()
         with ends:

@@ -26,7 +26,7 @@ from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.report.report import write_report
-from cflpriv.experiments.run.checkpoint import _RENAMED, TYPES, _type_of, digest_of, latest, load_checkpoint, restore, save_checkpoint
+from cflpriv.experiments.run.checkpoint import _RENAMED, TYPES, _type_of, latest, load_checkpoint, restore, save_checkpoint, tree_digest
 from cflpriv.experiments.run.resume import LOCK, Counted, last_checkpoint, locked
 from cflpriv.experiments.run.run import admit, prepare
 from cflpriv.experiments.run.verify import verify
@@ -346,7 +346,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """A checkpoint's JSON file with something changed, and a digest that fits."""
     tree = json.loads(path.read_text(encoding="utf-8"))
     change(tree)
-    write_atomically(path, json.dumps(tree | {"digest": digest_of(tree)}))
+    write_atomically(path, json.dumps(tree | {"digest": tree_digest(tree)}))
 
 
 def test_a_run_goes_on_with_its_newcomers_or_not_at_all(tmp_path: Path) -> None:
@@ -844,7 +844,7 @@ def test_a_checkpoint_of_the_format_before_is_resumed(tmp_path: Path) -> None:
                     node["array"] = path
     digest, _ = write_arrays(folder / f"{name}.clients.safetensors", others)
     tree |= {"format": 2, "files": tree["files"] | {f"{name}.clients.safetensors": digest}}
-    (folder / f"{name}.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}), encoding="utf-8")
+    (folder / f"{name}.json").write_text(json.dumps(tree | {"digest": tree_digest(tree)}), encoding="utf-8")
     run(config, tmp_path / "run")
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
 
