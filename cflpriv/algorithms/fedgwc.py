@@ -215,7 +215,7 @@ def _round(settings: FedGwcSettings, federation: Federation, state: FedGwcState)
     kept, opened, parents = list[GwcCluster](), list[GwcCluster](), list[int]()
     for label, cluster in enumerate(state.clusters):
         losses = {client: gathered[client] for client in cluster.clients if client in gathered}
-        first, *others = _parts(settings, _told(settings, cluster, losses), len(losses), federation.merge_below)
+        first, *others = _parts(settings, _with_losses(settings, cluster, losses), len(losses), federation.merge_below)
         kept.append(first)
         opened += others
         parents += [label] * len(others)
@@ -224,7 +224,7 @@ def _round(settings: FedGwcSettings, federation: Federation, state: FedGwcState)
     return FedGwcState((*models, *(models[label] for label in parents)), (*kept, *opened)), record
 
 
-def _told(settings: FedGwcSettings, cluster: GwcCluster, losses: Mapping[int, Array]) -> GwcCluster:
+def _with_losses(settings: FedGwcSettings, cluster: GwcCluster, losses: Mapping[int, Array]) -> GwcCluster:
     """The cluster after its clients' losses (2,) of a round."""
     if not cluster.open or len(losses) < 2:
         return cluster

@@ -55,7 +55,7 @@ SERVER: dict[GroupServerStage, tuple[str | None, str, GroupServerStage]] = {
 """server state -> (message collected, message sent when the stage is closed, next state). Where the leader has not offered when its stage
 is closed, the next client is asked to lead. In RUNNING newcomers are let in, see `Server.admit`."""
 
-_SAYS = {
+_CONTENTS = {
     "Invite": "terms: session, epoch, roster, who is invited, who is removed",
     "Advert": "a fresh X25519 key, signed",
     "Adverts": "all of them (to one client, which leads)",
@@ -73,9 +73,9 @@ def diagram() -> str:
     while stage in SERVER:
         _, sends, stage = SERVER[stage]
         reply, after = MEMBER[member][sends]
-        lines += [f"    S->>M: {sends}: {_SAYS[sends]}"]
+        lines += [f"    S->>M: {sends}: {_CONTENTS[sends]}"]
         if reply is not None:
-            lines += [f"    M->>S: {reply}: {_SAYS[reply]}"]
+            lines += [f"    M->>S: {reply}: {_CONTENTS[reply]}"]
         if sends != "Adverts":  # that row is the leader's; the others wait
             member = after
             lines += [f"    Note over M: {member}"]

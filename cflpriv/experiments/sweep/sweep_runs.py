@@ -28,7 +28,7 @@ __all__ = ["Audit", "failure_lines", "finished", "locked_sweep", "open_folder", 
 Audit = Callable[..., Any]
 """What attacks a run folder: called as `audit(folder, data_dir=..., attacks=..., budget=...)`, the last two where the sweep names them."""
 
-ELSEWHERE = "another process makes it"
+OTHER_PROCESS = "another process makes it"
 CUT_SHORT = "its audit was cut short, or is under way"
 PATIENCE = 60.0
 """Seconds to wait for a process that opens the folder or writes its tables."""
@@ -87,7 +87,7 @@ def run_sweep(
     report(f"{len(cells)} runs{part}: {len(cells) - len(todo) - len(failed)} done before, {len(todo)} to do, {len(failed)} refused")
     work = partial(_run_cell, sweep=sweep, out=out, data_dir=data_dir, audit=audit)
     for number, (name, trouble) in enumerate(ended(todo, work, min(workers or sweep.workers, len(todo))), 1):
-        if trouble and trouble != ELSEWHERE:
+        if trouble and trouble != OTHER_PROCESS:
             failed[name] = trouble
             with _held(out, name) as ours:
                 if ours:  # else another process makes it again by now
@@ -218,13 +218,13 @@ def _held(out: Path, name: str) -> Iterator[bool]:
 
 
 def _run_cell(cell: SweepCell, sweep: Sweep, out: Path, data_dir: str | Path | None, audit: Audit | None) -> str:
-    """The error of a cell, `ELSEWHERE`, or nothing."""
+    """The error of a cell, `OTHER_PROCESS`, or nothing."""
     assert cell.config is not None
     folder = out / cell.name
     try:
         with _held(out, cell.name) as ours:
             if not ours:
-                return ELSEWHERE
+                return OTHER_PROCESS
             if _done(out, cell, sweep, audit):  # by another process, since this one looked
                 return ""
             _marker(out, cell.name).unlink(missing_ok=True)
