@@ -16,9 +16,9 @@ contributions by what was released before: for lower triangular C Gaussian noise
 Several groups with a stream of noise each (own Z) are one release of a longer x, with the same bound, as a client's contributions of
 different rounds and streams are in different columns.
 
-**Price.** Squared norms of columns add up as 1/z² of Gaussian events does. So a participation costs what it costs with independent noise
-whose standard deviation is `scale` over the norm of its column, and a ledger that charges before each release stays exact. That holds only
-if clients keep the separation. `cflpriv.privacy.correlated` draws the rows of noise, and begins anew where a client comes back earlier.
+**Price.** Squared norms of columns add up as 1/z² of Gaussian events does. So a participation costs as much as under independent noise of
+standard deviation `scale` / (norm of its column), and a ledger that charges before each release stays exact. That holds only if clients
+keep the separation. `cflpriv.privacy.correlated` draws the rows of noise, and begins anew where a client comes back earlier.
 
 Sources: Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization" (banded C, min-separation sensitivity); Kalinin & Lampert
 2024, "Banded square root matrix factorization" (the square root of the prefix sum, cut to bands); McKenna 2024 (Toeplitz C, optimised). All

@@ -117,10 +117,9 @@ class BudgetExceeded(ProtocolError):
 
 @contextmanager
 def fatal(die: Callable[[], None]) -> Iterator[None]:
-    """A step of a machine: what is refused leaves it as it was, and by any other error it dies.
+    """A step of a machine. A refused message leaves the machine unchanged; any other error ends it.
 
-    Raises `LocalError` "internal" in place of an error that is not one of these: whatever that says might name a secret, so neither it nor
-    its traceback travels on.
+    Raises `LocalError` "internal" in place of any other error: its message or traceback might contain a secret.
     """
     try:
         yield

@@ -1,9 +1,8 @@
 """The privacy ledger: every release of a client is charged to it before the value leaves.
 
 Rules
-- **Asked before.** `charge` prices what each client has released so far together with what it is about to release; if that exceeds the
-  budget of any of them, nobody is charged and `BudgetExceeded` reports what the client with the largest excess has spent. Only after
-  `charge` returns may a value leave.
+- **Asked before.** `charge` prices each client's past and coming releases together. If a client would exceed its budget, no client is
+  charged, and `BudgetExceeded` reports the spending of the client with the largest excess. Only after `charge` returns may a value leave.
 - **Durable before.** With a path, the new ledger has reached the disk (written aside, flushed, renamed, folder flushed) when `charge`
   returns: a program that dies between charge and release has charged too much, never too little.
 - **Never taken back.** There is no refund. A round that was interrupted and is run again draws new noise, so it is charged again.
@@ -63,7 +62,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Charge:
-    """One line of the ledger: in which round, for what, which clients, which events (each client all of them)."""
+    """One line of the ledger: the round, the purpose, the clients, and the events, each charged to every client."""
 
     round: int
     purpose: str
@@ -75,8 +74,8 @@ class Charge:
 class Receipt:
     """Goes with a value that carries its noise: the `events` it costs each of its owners, and who has paid.
 
-    A value whose noise is made of `shares` gets it anew in each sum, so each sum is paid for. Its Poisson batch was drawn once: what a
-    first sum shows of who is in it amplifies a second one no more, which costs what it would without sampling.
+    A value whose noise is made of `shares` gets it anew in each sum, so each sum is paid for. The Poisson batch was drawn once. A first sum
+    reveals who is in the batch, so a second sum is not amplified: it costs as much as without sampling.
     """
 
     events: tuple[Event, ...]

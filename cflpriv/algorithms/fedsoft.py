@@ -16,7 +16,7 @@ Deviations, each for a reason:
 - λ Σ_s u_is is taken as λ. The sum exceeds 1 by σ for each centre that no sample prefers.
 - Clients use SGD as `[training]` sets it. A client trains from its own model, at first the initial one, as in the authors' code.
 - A client that has not trained yet uses the centre of lowest training loss.
-- Where not all clients train in a round, one estimates its importance weights in the first round of each span of τ in which it trains. In
+- With partial participation, a client estimates its importance weights in the first round of each span of τ rounds in which it trains. In
   the paper all do in the span's first round.
 - λ = 0.1, σ = 1e-4 (the authors' code for MNIST) and τ = 2. k = 2 as in the paper's experiments.
 

@@ -103,8 +103,8 @@ class AlgorithmSpec:
     reason `sample_refused`. replace_only: clients split their samples by number, which only the relation "replace_one" makes public.
     client_refused: why it does not run under `privacy.unit = "client"`, although it releases means alone.
 
-    cohorts: whom a round makes train. "one": only those that `Federation.cohort` draws from all clients as one group; "labelled": only
-    those that it draws by groups; "": not declared, so noise is calibrated for clients that train in every round.
+    cohorts: which clients train in a round. "one": clients that `Federation.cohort` draws from all clients as one group. "labelled":
+    clients drawn by groups. "": not declared; noise is calibrated for clients that train in every round.
 
     serves_released: the models that clients use, and which client uses which, follow from what was released: a score of them on test data
     tells no more of training data than the releases do. Not so where clients train a personal model or choose a model in private.

@@ -100,7 +100,7 @@ def pina(
     """PINA with `k` models. Of each weight matrix `rank` public directions are seen, sketched to `sketch` numbers in all.
 
     A cluster's sum is divided by `smallest` clients at least, and weighted by `normality` at level `alpha`. `norm`: the length of a
-    client's contribution to a sum, under client-level privacy that to which it is clipped; one above that makes counts wrong.
+    client's contribution to a sum. Under client-level privacy: the clip norm; a larger `norm` makes counts wrong.
 
     Raises `InputError` for parameters that cannot be.
     """

@@ -13,9 +13,9 @@ under a trusted server or inside a secure sum. The first rounds find the cluster
 4. `centre_steps` sums of counts and whole vectors by cluster, each client choosing its own, which make the centres sharper than the
    directions alone.
 
-Each of these sums carries an update beside it (`train_early`): of one model for all, and in step 4 of each cluster's. Both are parts of
-one contribution, whose length is divided between them (`UPDATE_PART`), so a round costs what it costs without. What finds clusters has
-1 / √(1 − part) times the noise for that, and clusters begin with a model that is trained already.
+Each of these sums carries an update beside it (`train_early`): of one model for all, and in step 4 of each cluster's. Both are parts of one
+contribution of the same total length, divided by `UPDATE_PART`. So a round costs the same ε as without updates. What finds clusters has 1 /
+√(1 − part) times the noise for that, and clusters begin with a model that is trained already.
 
 In all later rounds clients train the model of their cluster and put the update into its block of a vector with k blocks, so one sum holds
 the sum of every cluster. That takes k times the upload. Sums of blocks are divided by the noisy sizes of step 4. Clients use the mean of

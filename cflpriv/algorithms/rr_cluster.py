@@ -68,9 +68,9 @@ class RRClusterSettings:
 def rebalancing(sizes: Array, smallest: float) -> Array:
     """Probabilities (k, k) by which a client that chose cluster i trains the model of j, so that clusters have `smallest` clients at least.
 
-    `sizes` (k,): numbers of clients that choose each, not negative. Every cluster above `smallest` gives in proportion to what it has more,
-    every cluster below it receives in proportion to what it lacks. Expected sizes, sizes @ result, are `smallest` at least if there are
-    k · smallest clients; with fewer all give what they have more. Nobody moves where no cluster is too small.
+    `sizes` (k,): numbers of clients that choose each, not negative. Every cluster above `smallest` gives clients in proportion to its
+    excess; every cluster below `smallest` receives clients in proportion to its deficit. Expected sizes, sizes @ result, are `smallest` at
+    least if there are k · smallest clients; with fewer all give what they have more. Nobody moves where no cluster is too small.
     """
     lacking, more = np.maximum(smallest - sizes, 0.0), np.maximum(sizes - smallest, 0.0)
     stay = np.eye(len(sizes))

@@ -31,7 +31,7 @@ LONGEST = 2.0
 LONGER = 8.0
 """No squared norm is above so many times the median: clients of few labels have longer means, but not by more."""
 NOISIER = 8.0
-"""A client with so many times the median noise is not tested: it tells next to nothing, and its noise would hide what others tell."""
+"""A client with more than this many times the median noise is not tested: its noise would hide the structure of the other clients."""
 TINY = 1e-300
 
 
@@ -63,7 +63,7 @@ class UnbiasedGram:
         return replace(made, spread=spread)
 
     def usable(self) -> "tuple[UnbiasedGram, Array, Array]":
-        """The products of the clients that can be tested, their positions, and those of the others, whose noise is too large.
+        """The products of the clients that can be tested, the positions of these clients, and the positions of clients with too much noise.
 
         One client's noise would raise the edge for all: a lie of one vector, or a client with next to no samples, would hide all groups.
         """

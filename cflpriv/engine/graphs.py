@@ -42,7 +42,7 @@ WORTH = 2
 WARM_UPS = 3
 """Steps before a capture, in which the libraries choose their kernels and take their workspaces."""
 HOLD = 4
-"""A stack of so many clients or more times those that still train is cut to these: most of it would compute for nothing."""
+"""A stack with at least this many times as many clients as still train is reduced to the training clients, to avoid idle computation."""
 KEPT = 6
 """Programs kept, with their buffers: a round's usual chunks and its last, smaller one, each with two cuts to a `HOLD`-th."""
 

@@ -48,8 +48,8 @@ class Residual(nn.Module):
 class Stacked:
     """The layers of a module. `images` is the layout that the input needs; `forward` takes parameters stacked over clients, (C, *shape).
 
-    Where `transposed`, a parameter is stacked as (C, *reversed shape): a linear layer's weight as its product wants it, so that neither it
-    nor its gradient is copied.
+    Where `transposed`, a parameter is stacked as (C, *reversed shape): the layout in which a linear layer multiplies its weight, so that
+    neither weight nor gradient is copied.
     """
 
     steps: tuple[tuple[Step, int], ...]

@@ -296,8 +296,8 @@ def module_there(model: Model, kind: str) -> nn.Module:
 def keeps_samples_apart(model: Model) -> bool:
     """Whether the output for a sample is known not to depend on the rest of its batch.
 
-    By structure: known layers in plain Sequentials, none of which mixes samples. False for what is not known (a batch norm, a module of
-    one's own): pass it one sample at a time where it matters.
+    By structure: known layers in plain Sequentials, none of which mixes samples. False for unknown modules (a batch norm, a user's own
+    module): pass such a module one sample at a time if it matters.
     """
     module = build_module(model)
     containers = [type(inner) for inner in module.modules() if isinstance(inner, nn.Sequential)]

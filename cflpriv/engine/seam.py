@@ -33,7 +33,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class TaskInput:
-    """All that a task may use on one client: its own data, the parameters it was given, what it remembers, its random streams.
+    """All that a task may use on one client: the client's data, the parameters sent to it, its memory, and its random streams.
 
     `choice` is the index (or indices) by which the given parameters were picked from lists, None where nothing was picked. `secret` are 32
     bytes of the client's cryptographic source, for a private task alone: its noise and batches come from these and not from `streams`.

@@ -153,7 +153,7 @@ class Stack:
 
 
 Steps = Callable[[Way, Stack, Sequence[Local], range, Options, Device], None]
-"""Train the clients of a stack on their batches numbered in the range. What a client has by its last one of them stays as it is."""
+"""Train the clients of a stack on their batches numbered in the range. A client keeps its parameters after its last batch."""
 
 
 def train_stacked(
@@ -161,7 +161,7 @@ def train_stacked(
 ) -> list[Array]:  # fmt: skip
     """The movements of the clients' parameters (d,), in order.
 
-    Clients that are done leave the stack when one of `hold` is left: with 1 at once, so that `steps` has no others.
+    Clients that are done leave the stack once only 1 / `hold` of it still trains; with `hold` = 1 at once.
     """
     order = sorted(range(len(clients)), key=lambda i: -len(clients[i].batches))
     ranked = [clients[i] for i in order]

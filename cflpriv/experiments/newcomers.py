@@ -28,8 +28,8 @@ def held_back(groups: Mapping[int, int], count: int) -> tuple[int, ...]:
 
     A group that is only to be met after training would be another experiment, and ids may be sorted by group (mixtures, files with their
     own clients). What is left after rounding down goes to the largest remainders, so groups that are too small for it give none; among
-    equals to the group with the last id. Where groups of one size are dealt to clients in turn, where each client is its own group, or all
-    are one, these are the last ids of all. Nothing is drawn: whom a seed holds back does not depend on the seed.
+    equals to the group with the last id. If groups of equal size alternate over the clients, if each client is its own group, or if there
+    is one group, these are the last ids. Nothing is drawn: whom a seed holds back does not depend on the seed.
     """
     members: dict[int, list[int]] = {}
     for client, group in sorted(groups.items()):

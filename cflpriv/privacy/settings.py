@@ -2,10 +2,10 @@
 
 unit = "sample"
     Clients do not trust the server: what leaves a client carries its noise already, whatever protection it goes through. A task that can be
-    made private has a method `private(noise)`; the federation runs that in its place. What a task without one computes from data stays
-    where it is: an operation that would release it raises an error that names the step.
-    With `noise = "shared"` a training is one step a round, which leaves its client in a secure sum only: there each client adds a share of
-    the noise, so that a sum has it once, not once a client (`protocols.shared_noise`).
+    made private has a method `private(noise)`; the federation runs that in its place. The result of a task without a private form never
+    leaves the client: an operation that would release the result raises an error naming the step. With `noise = "shared"` a training is one
+    step a round, which leaves its client in a secure sum only: there each client adds a share of the noise, so that a sum has it once, not
+    once a client (`protocols.shared_noise`).
 unit = "client"
     A client's whole contribution to a mean is clipped, and the sum gets noise: by the server, which is trusted with the contributions then
     (`sum = "none"`), or by shares of noise that clients add inside secure aggregation. Nothing but `mean` is released.

@@ -26,8 +26,8 @@ def sample_losses(model: Model, vector: Array, x: torch.Tensor, y: torch.Tensor,
     """The loss (n,) of each of the samples `x` (n, ...), `y` (n,), in the model's dtype; all on the device in use.
 
     With `alone` no sample has a part in another's loss, whatever the model: clipped to a cap, the sum of them then moves by no more than
-    that when a sample comes or goes. A model that may mix samples is passed one sample at a time for it (as `Train` does where it clips);
-    `InputError` for one that takes no single sample.
+    that when a sample comes or goes. A model that may mix samples gets one sample at a time (as in `Train` with clipping); `InputError` for
+    one that takes no single sample.
     """
     module = model.load(vector)
     size = 1 if alone and not keeps_samples_apart(model) else 1024

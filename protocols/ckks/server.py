@@ -58,9 +58,9 @@ class CkksServer:
         """A client's upload; the enrolment for the key holder. A refused one changes nothing. Threads come one after the other.
 
         Raises:
-            RemoteError: "malformed" for anything but ciphertexts of this epoch (among them: random bytes, cut ones, other parameters, too
-            long ones, ones that would inflate), "bad-signature" for others than the roster's clients and for ones under another key,
-            "enrolled-before" for a second one.
+            RemoteError: "malformed" for anything but ciphertexts of this epoch (random bytes, truncated or overlong ciphertexts, other
+            parameters, compressed data that would inflate), "bad-signature" for a sender outside the roster and for ciphertexts under
+            another key, "enrolled-before" for a second upload.
         """
         with self._lock:
             upload = self._checked(data)

@@ -1,7 +1,7 @@
 """The server's machine of the group key agreement. It carries messages, chooses the leader, and admits newcomers.
 
-A machine for one epoch: bytes in, bytes out, steps as in `states.SERVER`. It checks what it can, so that one client with a bad message does
-not stop the others; the members do not rely on that.
+A machine for one epoch: bytes in, bytes out, steps as in `states.SERVER`. The server checks messages, so that one client with a bad message
+does not stop the others. The members do not rely on these checks.
 
 Errors. `RemoteError`: a client's message was refused; nothing has changed. `TooFewClients`: the stage cannot be closed with so few.
 `LocalError`: the caller's own mistake; the machine lives on, it has no secrets.

@@ -10,7 +10,7 @@ from .states import SERVER, GroupServerStage
 __all__ = ["STAGES", "agree_all", "hand_over"]
 
 STAGES = ("Advert", "Offer", "Confirm")
-"""What a member sends, in this order; a dropout is named by the first of these that it does not send."""
+"""A member's messages, in this order. A dropout is named after the first message that the member does not send."""
 
 Record = Callable[[str, int, str, bytes], None]
 """Called with (direction "up" or "down", client, kind of message, bytes) for every message."""

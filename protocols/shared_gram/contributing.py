@@ -1,4 +1,4 @@
-"""What a holder's contribution states, and the check of one: by the lead that adds them up, and by a server that has other holders.
+"""The statement of a holder's contribution, and its checks: by the lead, which adds up contributions, and by a server with other holders.
 
 Guarantee: a contribution that passes is signed by its holder for this list of clients, deposits and contributors, and has the right size.
 It does not show that the holder computed rightly: its values are masked. Reveals: nothing; all that is read is public.

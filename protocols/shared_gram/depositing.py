@@ -64,6 +64,6 @@ def deposit(
 
 
 def box_binding(terms: GramTerms, keys: bytes, client: int, holder: int) -> bytes:
-    """What a sealed share is bound to: the epoch, its keys, whose it is and whom it is for."""
+    """What a sealed share is bound to: the epoch, its keys, the sender and the recipient."""
     parties = client.to_bytes(8, "big"), holder.to_bytes(8, "big")
     return frame(LABEL + "box", terms.digest, sha256(keys).digest(), *parties)

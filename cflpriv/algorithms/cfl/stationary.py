@@ -23,7 +23,7 @@ __all__ = ["CflSettings", "Same", "cut_by_cosines", "cut_by_test", "still"]
 
 @dataclass(frozen=True)
 class Same:
-    """What a client holds, under a handle of its own, so that its clustering epoch is its own. Part: "update"."""
+    """A copy of what a client holds under a new handle, which gets a clustering epoch of its own. Part: "update"."""
 
     uses_data: ClassVar[bool] = False
 

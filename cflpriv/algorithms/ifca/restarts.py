@@ -1,4 +1,4 @@
-"""What IFCA alternates on, and what it keeps: random starts that run in parallel, each with its models and its clients' estimates."""
+"""The state of IFCA: random restarts that run in parallel, each with its models and its clients' cluster estimates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -65,7 +65,8 @@ def check_landmarks(landmarks: int | None) -> None:
 
 
 def landmarks_of(federation: Federation, clients: Sequence[int], landmarks: int | None = None, compared: int = 0) -> tuple[int, ...]:
-    """Those of `clients` that are compared with each other, ascending, beside so many `compared` before: all, or some drawn at random.
+    """The clients that are compared with each other, ascending: all of `clients`, or a random sample. `compared` clients were compared
+    before.
 
     `landmarks`: the number that is compared at most; None for the rule of `MOST_COMPARED`.
     """
@@ -214,7 +215,7 @@ def _evidence(clients: tuple[int, ...], squares: Array, groups: Groups) -> dict[
 
 @dataclass(frozen=True)
 class FoundGroups:
-    """What `find_groups` found: the clustering, what a run says of it, and the evidence where the release allows it."""
+    """The result of `find_groups`: the clustering, notes for the run, and the evidence if the release allows it."""
 
     clustering: Clustering
     notes: Mapping[str, Any]

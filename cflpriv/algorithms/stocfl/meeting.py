@@ -61,8 +61,8 @@ class StocflState:
 
 @dataclass(frozen=True)
 class StocflSettings:
-    """What is fixed in a run: training, τ, λ, the variant, Ψ and where it is computed (`anchor`, ψ), θ⁰ (`initial`), and the test (`find`),
-    which takes the place of τ where it is given.
+    """What is fixed in a run: training, τ, λ, the variant, Ψ and the model at which Ψ is computed (`anchor`, ψ), θ⁰ (`initial`), and the
+    test (`find`). A test replaces τ.
     """
 
     train: Train
@@ -165,7 +165,7 @@ def regrouped(federation: Federation, state: StocflState, clustering: Clustering
 def extend(
     settings: StocflSettings, federation: Federation, state: StocflState, fresh: Sequence[int], then: Then
 ) -> tuple[StocflState, tuple[int, ...], Mapping[str, Any]]:
-    """Ψ of newly met clients (of those that have one) into the clustering epoch, which opens with the first of them."""
+    """Enter Ψ of newly met clients that hold a Ψ into the clustering epoch. The first entry opens the epoch."""
     represented = try_compute(federation, settings.train.on_divergence, settings.represent, {"model": settings.anchor}, on=fresh)
     if represented is None:
         return state, (), {}

@@ -230,8 +230,8 @@ class PlaceInClusters:
 
 @dataclass(frozen=True)
 class MergePresent:
-    """The authors' merging: only this round's clients count; one pass over the initial matrix. Result: "into", for each
-    cluster present (ascending labels) the place of the one that it is now part of, the lowest of those merged.
+    """The authors' merging: only this round's clients count; one pass over the initial matrix. Result: "into", for each present cluster
+    (ascending labels) the position of the cluster that now contains it: the lowest position among merged clusters.
 
     `known` are the labels that this round's clients have already, each newly met client with one of its own.
     """

@@ -36,7 +36,8 @@ from .tested import RunTests, released_words, tested_of
 __all__ = ["write_report"]
 
 DETAILED = 8
-"""So many runs get pictures of their clustering and of what was recovered; the rest are named, so that a sweep's page stays small."""
+"""The number of runs that get pictures of their clustering and of recovered data. The other runs are only named, to keep a sweep's page
+small."""
 SHOWN_CLUSTERS = 30
 
 

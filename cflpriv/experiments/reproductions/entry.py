@@ -55,7 +55,7 @@ Published = tuple[Number, ...] | str | None
 
 @dataclass(frozen=True)
 class RowFigure:
-    """One figure of a row, and all published numbers that it may be compared with: each of the settings that it names."""
+    """One figure of a row, and all published numbers for comparison, each with its settings."""
 
     metric: str
     published: tuple[Number, ...] = ()
@@ -88,8 +88,8 @@ class ReproductionCell:
 class Reproduction:
     """One table or figure. `shrinks` maps dotted keys that `--scale` multiplies to their lower bounds; `chosen` states where
     hyper-parameters come from; `with_data` maps a data set to the keys that the paper changes with it; `instead` maps a data set to what
-    stands in where its files are absent; `over` is what the picture has along its axis: cells, numbers (their `places`), or rounds (`along`
-    is the key of rounds.jsonl that it shows).
+    stands in where its files are absent; `over` is the axis of the picture: cells, numbers (the cells' `places`), or rounds (`along` is the
+    plotted key of rounds.jsonl).
     """
 
     title: str

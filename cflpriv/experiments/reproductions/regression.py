@@ -81,7 +81,7 @@ def success_rate(point: RegressionPoint, seed: int = 0, *, device: str = "cpu", 
 
 
 def succeeds(point: RegressionPoint, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float64) -> bool:
-    """One trial. The step sizes are tried one after the other, the middle one first, until one of them does it."""
+    """One trial. The step sizes are tried in turn, the middle size first, until a trial succeeds."""
     k, d = point.k, point.d
     data = regression(seed, d=d, k=k, m=point.m, n=point.n, separation=point.separation, noise=point.noise, scale=point.scale)
     starts = np.stack([[random_start(seed, b * k + j, d) for j in range(k)] for b in range(point.starts)])

@@ -65,9 +65,9 @@ def deploy(
     """Run `config` with the `clients` that a transport reaches; the summary, as in summary.json. See `experiments.folder.carry_out`.
 
     `connect` makes the transport, given its journal; `system` is its name in the summary. `described` gives the shape of samples and the
-    number of classes (`standing_in`). `truth` (true group by client) is for scoring only. A step in which clients were lost while being
-    compared is taken again without them; a client that returns keeps its cluster, a new one is admitted. Clients' own scores are gathered
-    and recorded, unless sums are secure or clients' data private; then there are none. A release that the ledger refuses ends the run
+    number of classes (`standing_in`). `truth` (true group by client) is for scoring only. If clients drop out during a comparison, the step
+    is repeated without them. A client that returns keeps its cluster; a new client is admitted. Clients' own scores are gathered and
+    recorded, unless sums are secure or clients' data private; then there are none. A release that the ledger refuses ends the run
     (`stopped`).
 
     Under `[privacy]` cohorts are drawn from all `clients`, present or not, so that noise is calibrated for the rounds in which a client is

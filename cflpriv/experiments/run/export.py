@@ -54,9 +54,9 @@ def export_model(
 ) -> Exported:
     """Write a model of the run in `folder` to the file `out`, as safetensors or, by the ending .pt, for `torch.load(weights_only=True)`.
 
-    The model is that of a `cluster`, by its number from 0; without one the only one that there is. `client` asks for the last locally
-    trained model of a client instead. Models that clients open are opened by one of them, as in the run's own measurements.
-    `trust`: whether code that the folder names runs, after its digests were checked (`trust`).
+    The model of cluster number `cluster`, from 0; without a number, the run's only model. `client` asks for the last locally trained model
+    of a client instead. Models that clients open are opened by one of them, as in the run's own measurements. `trust`: whether code that
+    the folder names runs, after its digests were checked (`trust`).
 
     Raises `InputError` naming a run, cluster, client or file that does not fit.
     """

@@ -236,8 +236,8 @@ def finish(run: Experiment) -> dict[str, Any]:
     """The summary of what has run so far, as in summary.json.
 
     Newcomers count in "newcomers" and in traffic only: accuracies, `ari` and `clusters` are those of the clients that
-    trained. Empty `clusters` do not count. Unknown values are None: local accuracies of remote clients, `ari` without truth. `choice_ari`
-    is that of the clusters which clients choose by themselves where they are served, as in a simulation only the experimenter sees them.
+    trained. Empty `clusters` do not count. Unknown values are None: local accuracies of remote clients, `ari` without truth. `choice_ari`:
+    the ARI of the clusters that clients choose by themselves when served. Only the experimenter of a simulation sees these choices.
     """
     described = run.algorithm.describe(run.state)
     clustering = described.get("clustering")

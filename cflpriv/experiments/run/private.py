@@ -72,7 +72,7 @@ def run_ledger(
 
 
 def planned_events(config: Config, algorithm: Algorithm, participations: int) -> tuple[Event, ...]:
-    """What a client is charged at most in a run that ends as planned, if it is asked in so many rounds; nothing without privacy.
+    """The largest charge to a client in a run that ends as planned, if `participations` rounds ask the client. Empty without privacy.
 
     Raises `InputError` naming an algorithm that cannot be private.
     """
@@ -176,7 +176,7 @@ def spent(spending: RunLedger | None, clients: Sequence[int]) -> Mapping[str, An
 def summed_up(spending: RunLedger | None, stopped: str | None) -> Mapping[str, Any]:
     """For the summary. `epsilon` is what was spent, not what was allowed (`epsilon_budget`).
 
-    `epsilon_if_colluding`: what is left of it if so many of those whose shares of noise count tell the server theirs.
+    `epsilon_if_colluding`: ε, by the share of counted members that reveal their noise to the server.
     """
     if spending is None:
         return {"epsilon": None, "delta": None}

@@ -27,7 +27,7 @@ One = TypeVar("One", bound=NamedJob)
 
 
 def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iterator[tuple[str, str]]:
-    """(name, error or nothing) of each run as it ends: what `work` makes of it in another process, which both are sent to.
+    """(name, error or nothing) of each job as it ends. Another process calls `work` with the job.
 
     A worker that dies fails its run only; another takes its place. `InputError` if it could not import the script that runs this.
     """

@@ -1,4 +1,4 @@
-"""`[sweep] choose`: a private choice among the runs of a grid, as it is written in a file and as it is written down when it is made.
+"""`[sweep] choose`: a private choice among the runs of a grid, as configured and as recorded in the sweep's folder.
 
     choose = { by = "accuracy_mean", runs = 10, distribution = "geometric" }
 
