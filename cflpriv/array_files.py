@@ -55,7 +55,7 @@ def unpacked_limit(packed: int, least: int = LEAST_UNPACKED_BYTES) -> int:
 
 @contextmanager
 def reading(path: Path, file_format: str, part: str = "") -> Iterator[None]:
-    """Turn every way in which reading a damaged file, or a part of it, can fail into one `InputError`."""
+    """Turn every error of reading a damaged file, or a part of a file, into one `InputError`."""
     try:
         yield
     except InputError:

@@ -124,7 +124,7 @@ def _state(spacing: float, sizes: tuple[int, ...], counts: tuple[int, ...]) -> F
 
 
 def _extended(values: Floats, reach: int, spacing: float) -> Floats:
-    """V at −reach … reach, from fewer or more points. Left of them it is at most constant, right of them below the line to V(0) = 1."""
+    """V at −reach … reach, from fewer or more points: left of them at most constant, right of them below the line to V(0) = 1."""
     half = len(values) // 2
     if reach <= half:
         return values[half - reach : half + reach + 1]

@@ -237,7 +237,7 @@ def _with_losses(settings: FedGwcSettings, cluster: GwcCluster, losses: Mapping[
 
 
 def _parts(settings: FedGwcSettings, cluster: GwcCluster, here: int, at_least: int) -> list[GwcCluster]:
-    """The cluster itself, or the parts that it splits into after a round with so many of its clients."""
+    """The cluster itself, or its parts if it splits after a round with `here` of its clients."""
     n = len(cluster.clients)
     if not cluster.open or here < 2 or cluster.calm < max(1, round(n / here)):
         return [cluster]

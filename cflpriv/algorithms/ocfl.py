@@ -179,7 +179,7 @@ def _round(settings: OcflSettings, federation: Federation, state: OcflState) -> 
 
 
 def _looked(settings: OcflSettings, federation: Federation, state: OcflState, held: Held) -> tuple[OcflState, dict[str, Any]]:
-    """Whether the temperature of these updates is above that of the last ones, and if so the clusters."""
+    """Whether the temperature of these updates exceeds the previous temperature, and the clusters in that case."""
     both = () if state.last is None else tuple(client for client in held.clients if client in state.last.clients)
     if len(both) < 2 or state.last is None:
         return state, {"clustered": False}

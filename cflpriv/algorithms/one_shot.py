@@ -97,7 +97,7 @@ class PlaceByMeans:
 
 
 def with_late(clustering: Clustering, clients: Sequence[int]) -> Clustering:
-    """The clustering with those of `clients` that it lacks, in the largest cluster."""
+    """The clustering, with missing `clients` added to the largest cluster."""
     late = [client for client in clients if client not in clustering.clients]
     return clustering.extended(late, [int(np.bincount(clustering.labels).argmax())] * len(late)) if late else clustering
 

@@ -6,8 +6,8 @@ clients receive clients taken at random from larger ones until each has B, so th
 a bias by clients that train a model which is not theirs. The server is trusted there.
 
 A round: every client takes the model of lowest training loss, as in IFCA, trains it, or with a public probability another, and puts the
-update into a block of a vector with k blocks and a count (`tasks.cluster_shares.TrainInBlock`). One `mean` over all clients is all that
-leaves them, so a round is one Gaussian mechanism under client-level privacy.
+update into a block of a vector with k blocks and a count (`tasks.cluster_shares.TrainInBlock`). Clients release one `mean` over all
+clients, so a round is one Gaussian mechanism under client-level privacy.
 
 Deviations and assumptions, each for a reason:
 - The server does not learn who chose what, so that it need not be trusted. It knows noisy sizes from the counts, and moves clients by

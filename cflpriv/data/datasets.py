@@ -131,7 +131,7 @@ def channel_statistics(parts: Iterable[Array]) -> tuple[tuple[float, ...], tuple
 
 
 def _pieces(x: Array) -> Iterable[Array]:
-    """`x` whole; in pieces where it is so large that it can only be mapped, since statistics take as much memory as a piece."""
+    """`x` as a whole, or in pieces if it is too large for memory: statistics take as much memory as a piece."""
     rows = len(x) if x.nbytes <= LARGEST_BYTES else max(1, (LARGEST_BYTES >> 5) * len(x) // x.nbytes)
     return (x[at : at + rows] for at in range(0, len(x), rows))
 

@@ -236,7 +236,7 @@ def _shifts(spec: DataSpec, dataset: Dataset) -> tuple[Shift, ...]:
 
 
 def _rows(array: Array, places: Array) -> Array:
-    """Rows of an array: a view where they follow each other, so that of a mapped array they are read when they are needed; else a copy."""
+    """Rows of an array. Consecutive rows are a view, so a mapped array is read on demand; other rows are a copy."""
     first, count = (int(places[0]), len(places)) if len(places) else (0, 0)
     return array[first : first + count] if np.array_equal(places, np.arange(first, first + count)) else array[places]
 

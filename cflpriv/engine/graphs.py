@@ -8,7 +8,7 @@ next round, of the same shapes.
 Privacy noise is drawn on the host, from each client's cryptographic source, and copied to a buffer that the step reads (`NoiseBuffer`).
 
 Clients with fewer batches than others stay in the stack until only one of `HOLD` has any left, since each size of a stack would need a
-program of its own. Their further batches are empty; what they had after their last one is kept beside (`BatchPlan.last`).
+program of its own. Their further batches are empty; their parameters after the last batch are kept (`BatchPlan.last`).
 
 Every step may be captured. One is run step by step, over buffers of the same form, while its phases are too short to pay for a capture, and
 where the capture fails, which a warning reports. That may happen to a module of one's own under vmap, such as one that makes tensors from
@@ -256,7 +256,7 @@ def _stream(number: int) -> Any:
 
 @cache
 def _pool() -> Any:
-    """One pool for what steps need between their buffers: they run one at a time, and nothing in it outlives a step."""
+    """One memory pool for the temporary tensors of steps: steps run one at a time, and no temporary tensor outlives its step."""
     return torch.cuda.graph_pool_handle()
 
 

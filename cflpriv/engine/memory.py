@@ -163,7 +163,7 @@ def _trial(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Option
 
 
 def _trial_clients(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Options, batch: int) -> list[Local]:
-    """Clients of one sample, which is all that their batches hold. Under clipping it is lost, since a device always makes room for that."""
+    """Clients with one sample, which fills their batches. Under clipping the sample is lost: a device always makes room for that case."""
     parameters = np.zeros(
         sum(int(np.prod(dimensions)) for dimensions in way.layout.shapes), dtype=torch.empty((), dtype=dtype).numpy().dtype
     )

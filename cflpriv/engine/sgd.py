@@ -285,7 +285,7 @@ def to_prototypes(features: Tensor, targets: Tensor) -> Tensor:
 
 
 def gradients_stacked(way: Way, clients: Sequence[Local], options: Options, device: Device) -> list[Array]:
-    """The gradient (d,) of each client's loss over its one batch, at its start, all of it moving. Divided as in training."""
+    """The gradient (d,) of each client's loss over its only batch, at its start, for all parameters. Divided as in training."""
     stack = _stacked(way.layout, clients, options, device)
     batch = _batch([client.batches[0] for client in clients], [client.expected for client in clients], stack.offsets, way.images, device)
     gradients = _gradients(way, stack, stack.parameters, batch, options, device)

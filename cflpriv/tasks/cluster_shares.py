@@ -57,9 +57,9 @@ class ClientVectors:
     """What the tasks below have in common: a client's public sketch of its mean gradient at the model "start".
 
     Each sample's gradient has norm 1, and every label that the client has counts alike. The mean is sketched to `sketch` numbers (not at
-    all where the model has no more), and divided by its own length: the "whole" vector. In the "short" one, for second moments and cells,
-    it is projected to `directions` dimensions before it is divided. `norm`: the length of a contribution at most. `seed`: of the public
-    sketch and projection.
+    all where the model has no more), and divided by its own length: the "whole" vector. The "short" vector, for second moments and cells,
+    is projected to `directions` dimensions before the division. `norm`: the length of a contribution at most. `seed`: of the public sketch
+    and projection.
     """
 
     model: Model

@@ -266,7 +266,7 @@ class Arithmetic:
 
 @contextmanager
 def _file() -> Iterator[tuple[int, str]]:
-    """A fresh file in memory and its path. Never one that others have: threads, and forks, would read each other's keys out of it."""
+    """A fresh file in memory and its path. Never shared: threads and forked processes could read each other's keys."""
     handle = os.memfd_create("cflpriv") if hasattr(os, "memfd_create") else _temporary()
     try:
         yield handle, f"/proc/self/fd/{handle}" if os.path.isdir("/proc/self/fd") else f"/dev/fd/{handle}"

@@ -60,7 +60,7 @@ class GroupServer:
     """The server's part in one epoch.
 
     Raises:
-        ValueError: for terms that are not those of this roster, or name clients that are not on it.
+        ValueError: for terms of another roster, or terms that name clients outside the roster.
     """
 
     def __init__(self, terms: GroupTerms, roster: Roster) -> None:

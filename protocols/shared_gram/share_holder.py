@@ -164,7 +164,7 @@ class ShareHolder:
         Raises:
             RemoteError: as `contribute`; "malformed", "bad-signature", "other-contribution" for parts of other lists or other holders;
                 "inconsistent" where the sum is no matrix of inner products within the bound: a holder computed something else, or a client
-                deposited shares that do not fit each other or longer vectors. It names the client where that is one of few (`_at_fault`).
+                deposited shares that do not fit each other or longer vectors. Names the client if it can be found (`_at_fault`).
         """
         terms = self.terms
         if self.number != LEAD:

@@ -116,7 +116,7 @@ class TreeCluster:
 
 @dataclass(frozen=True, eq=False)
 class ClusterSplit:
-    """A split: the side of each client compared, what they were compared by, and what a run says of it."""
+    """A split: the side of each compared client, the compared values, and the notes for the run."""
 
     side: Mapping[int, int]
     given: Held

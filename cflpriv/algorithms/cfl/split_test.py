@@ -83,7 +83,7 @@ class SplitTestResult:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a run's notes say of it."""
+        """Notes of the test for the run."""
         kept = ("answer", "p", "p_at_least", "directions")
         return {"level": self.level, **{name: self.found.notes[name] for name in kept if name in self.found.notes}}
 

@@ -219,7 +219,7 @@ def _start(settings: IfcaSettings, whole: Sequence[Array], first: Mapping[int, i
 
 
 def _round(settings: IfcaSettings, federation: Federation, state: IfcaState) -> tuple[IfcaState, RoundRecord]:
-    """One round of every restart on the same cohort, and which of them is best after it."""
+    """One round of every restart on the same cohort, and the best restart after the round."""
     labelled, k = {**state.restarts[state.best].first, **state.restarts[state.best].labels}, len(state.restarts[state.best].models)
     strata = {client: labelled.get(client, k) for client in federation.clients}  # those without an estimate are one stratum
     cohort = federation.cohort(state.hidden or strata)  # S_t (Alg. 2, l. 3)
@@ -314,7 +314,7 @@ def _means(
 
 
 def _mean_loss(settings: IfcaSettings, federation: Federation, run: Restart, held: Held, lists: int) -> float:
-    """The mean training loss of the models that the clients received; the last one known where it is not released."""
+    """The mean training loss of the models that the clients received. If the loss is not released: the last known loss."""
     (total,) = try_mean(federation, held["loss"], settings.weights, models=lists)
     if total is None or total.parts["loss"].own:
         return run.loss

@@ -252,7 +252,8 @@ def _cluster(settings: PfedliaSettings, federation: Federation, state: PfedliaSt
 def _lazy_scores(
     settings: PfedliaSettings, federation: Federation, warm: Shared, lazy: Held, own: Held | None, on: Sequence[int]
 ) -> tuple[Held, tuple[int, ...]]:
-    """Clients `on`, each with its `own` update if it is a member, get those of the members present from them, and score them.
+    """Each client of `on` (with its `own` update if it is a member) gets the updates of the present members from their clients, and scores
+    these updates.
 
     Their scores, and whose updates they are about.
     """
@@ -283,7 +284,7 @@ def _retrained(settings: PfedliaSettings, federation: Federation, members: Seque
 
 
 def _rows(settings: PfedliaSettings, federation: Federation, held: Held, columns: tuple[int, ...]) -> dict[int, Array]:
-    """What each client releases of the clients `columns`: its scores, or in peer mode 1 for each that it takes.
+    """What each client releases about the clients `columns`: its scores, or in peer mode 1 for each chosen client.
 
     Clients whose row did not come, or cannot be, are left out.
     """

@@ -65,8 +65,7 @@ def check_landmarks(landmarks: int | None) -> None:
 
 
 def landmarks_of(federation: Federation, clients: Sequence[int], landmarks: int | None = None, compared: int = 0) -> tuple[int, ...]:
-    """The clients that are compared with each other, ascending: all of `clients`, or a random sample. `compared` clients were compared
-    before.
+    """The `clients` to compare with each other, ascending: all or a random sample. `compared` clients were compared before.
 
     `landmarks`: the number that is compared at most; None for the rule of `MOST_COMPARED`.
     """
@@ -223,7 +222,7 @@ class FoundGroups:
 
 
 def find_groups(federation: Federation, held: Held, find: FindGroups, landmarks: int | None = None) -> FoundGroups:
-    """Have the groups found of clients that hold folds: of `landmarks` of them, which all others then join.
+    """Find the groups of clients that hold folds: the groups of `landmarks` clients, which all other clients then join.
 
     `notes`: "rule", "clear" (whether there are groups) and, where there was a test, its "answer" ("all alike", "no clear groups", "groups",
     or why there was none), "directions", and "p" or "p_at_least"; "set_aside", the number of clients too noisy to be tested, if any were;

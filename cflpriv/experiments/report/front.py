@@ -213,7 +213,7 @@ def unmarked(results: Sequence[Result]) -> list[tuple[Attack, SweepSetting, str]
 
 
 def _why_none(own: Sequence[Result], key: Attack) -> str:
-    """By the attack's cells without a value; where it has others, which are of other figures, this one was absent."""
+    """From the attack's cells without a value. If the attack has cells of other figures, only this figure was absent."""
     attack, _, adversary, _ = key
     cells = [cell for result in own for cell in result.audit if (cell["attack"], cell["adversary"]) == (attack, adversary)]
     empty = [str(cell["status"]) for cell in cells if cell["value"] is None]

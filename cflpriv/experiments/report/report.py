@@ -36,8 +36,7 @@ from .tested import RunTests, released_words, tested_of
 __all__ = ["write_report"]
 
 DETAILED = 8
-"""The number of runs that get pictures of their clustering and of recovered data. The other runs are only named, to keep a sweep's page
-small."""
+"""The number of runs with pictures of their clustering and of recovered data. Other runs are only named, to keep the page small."""
 SHOWN_CLUSTERS = 30
 
 
@@ -108,7 +107,7 @@ def _sweep_section(environment: Any, folder: Path, sweep: Sweep) -> str:
 
 
 def _lost(runs: Sequence[RunFiles]) -> dict[str, float]:
-    """By label, for runs under a protection that stand beside the same run without one: its accuracy less that one's.
+    """By label, for runs under a protection with an otherwise equal unprotected run: the accuracy less the accuracy of that run.
 
     A run that ended early is compared with none of another length.
     """

@@ -72,7 +72,7 @@ def _of_one_type(values: Sequence[Any]) -> list[Any]:
 
 
 def _run_rows(folder: Path, sweep: Sweep) -> list[dict[str, Any]]:
-    """A row a run: its setting, its seed, every scalar of its summary as far as there is one, and its error if it, or its audit, failed."""
+    """One row per run: setting, seed, every scalar of the summary, and the error if the run or its audit failed."""
     results, failed = read_results(folder, sweep)
     plain, made = (str, int, float, type(None)), {result.cell.name: result.summary for result in results}
     rows = []

@@ -24,7 +24,7 @@ NAMED = 12
 
 @dataclass(frozen=True)
 class GroupTest:
-    """One test: whose it is, in how many directions they differ, and whether k groups are significant: p ≤ level.
+    """One test: its clients, the number of directions in which they differ, and whether k groups are significant: p ≤ level.
 
     Without a direction there is no test, so p and level say nothing; with level 0 the number of groups was given.
     """

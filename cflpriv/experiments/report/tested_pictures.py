@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ANNOTATED", "apart", "spectrum", "tree"]
 
 EIGENVALUES = 60
-"""So many eigenvalues are drawn, and as many more as it takes to show the first ones below the edge."""
+"""The number of eigenvalues drawn, plus as many as are needed to show the first eigenvalues below the edge."""
 ANNOTATED = 12
 """So many tests are written into the tree: the first, then those of most clients. All are in the table below it."""
 LETTER, LINE = 0.0062, 0.062

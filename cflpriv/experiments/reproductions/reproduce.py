@@ -125,7 +125,7 @@ def reproduce(
 
 
 def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[ReproductionCell, ...]:
-    """The cells whose labels begin with one of `wanted`, after those that they take groups from."""
+    """The cells whose labels begin with a prefix in `wanted`, preceded by the cells whose groups they use."""
     labels = [cell.label for cell in entry.cells]
     for prefix in wanted:
         if not any(label.startswith(prefix) for label in labels):

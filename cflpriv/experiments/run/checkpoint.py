@@ -127,14 +127,14 @@ class _Out:
         raise TypeError(f"checkpoint: {path} is a {type(value).__name__}, which a state may not hold")
 
     def _once(self, value: Any, path: str) -> str:
-        """Where an array or tensor of other parties is written; it is, at `path`, when it is first met."""
+        """The path of an array or tensor of other parties. At the first call the array is written to `path`."""
         if id(value) not in self.known:
             self.known[id(value)] = value, path  # the value too, so that its id stays its own
             self.others[path] = np.asarray(value)
         return self.known[id(value)][1]
 
     def _own(self, value: Movement) -> bool:
-        """Whether a client's data make it again: it is of all of them, and of a model that can be written down."""
+        """Whether the movement can be recomputed from a client's data: it uses all of the data, and its model can be saved."""
         return value.data is not None and self.data.get(value.data.id) is value.data and value.model.factory is None
 
     def _span(self, value: Movement, path: str) -> dict[str, Any]:

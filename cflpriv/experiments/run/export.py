@@ -101,7 +101,7 @@ def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Experim
 
 
 def _deployed(run: Experiment, cluster: int | None) -> tuple[str, Array]:
-    """What clients of a cluster use, or all of them where there is one model. `InputError` where each client has one of its own."""
+    """The model that the clients of a cluster use, or all clients. `InputError` if each client has a model of its own."""
     served = run.algorithm.serve(run.state)
     if _apart(served):
         raise InputError(f"--model: under {run.algorithm.name!r} every client has a model of its own; --client N gives that of client N")

@@ -231,7 +231,7 @@ def _same(run: Experiment, out: Path, progress: Mapping[str, Any]) -> None:
 
 
 FREE_SAVING, SAVING_SHARE = 1.0, 0.05
-"""Checkpoints of a simulation may take so many seconds, and beyond these so much of the time of its rounds."""
+"""Seconds that the checkpoints of a simulation may take, and beyond them the share of the time of its rounds."""
 
 
 def _rounds(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ AT_ONCE = 256
 
 @lru_cache(maxsize=4)
 def _initial(model: Model, seed: int) -> Array:
-    """What every algorithm's clients start from: one object, so that it is evaluated once a client."""
+    """The initial model of every algorithm's clients: one object, so that each client evaluates it once."""
     return model.init(seed)
 
 

@@ -74,7 +74,7 @@ STOPPING_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class _Worker:
-    """A process that makes the runs it is sent, one after the other."""
+    """A process that runs the jobs sent to it, one after the other."""
 
     process: Any
     link: Connection = field(repr=False)

@@ -174,7 +174,7 @@ def _run_all(sweep: Sweep, drawn: Sequence[SweepCell], out: Path, data_dir: str 
 
 
 def _run_candidate(cell: SweepCell, out: Path, data_dir: str | Path | None) -> str:
-    """Nothing for a run that ended, `FAILED` for one that failed by itself, else what the machine did to it."""
+    """Empty for a finished run, `FAILED` for a run that failed by itself, else the failure of the machine."""
     assert cell.config is not None
     try:
         with warnings.catch_warnings():  # which would tell of the settings that were drawn; all settings' were shown before

@@ -70,7 +70,7 @@ class SweepSetting:
 
 @dataclass(frozen=True)
 class SweepCell:
-    """One run of a sweep: its folder's name, its setting and seed, and its configuration, or why it has none."""
+    """One run of a sweep: the name of its folder, its setting, seed and configuration, or the reason for a missing configuration."""
 
     name: str
     setting: SweepSetting
