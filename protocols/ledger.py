@@ -31,14 +31,14 @@ from .bounded_files import in_place, read_text
 from .errors import BudgetExceeded
 from .events import Event, Relation, Unit, event_from, event_to, unsampled
 
-__all__ = ["Budget", "BudgetExceeded", "Charge", "Ledger", "Receipt"]
+__all__ = ["BudgetExceeded", "Charge", "Ledger", "PrivacyBudget", "Receipt"]
 
 SLACK = 1e-9
 """Rounding by which a bill may exceed the budget."""
 
 
 @dataclass(frozen=True)
-class Budget:
+class PrivacyBudget:
     """What each client may spend: ε at δ, for neighbours of `relation` that differ in one `unit`.
 
     Raises `ValueError` for ε ≤ 0, δ outside (0, 1), or a relation or unit that is not known.
@@ -97,7 +97,7 @@ class Ledger:
     `Ledger.open(path)` goes on with an existing file. `round` is what charges are filed under where they do not say.
     """
 
-    def __init__(self, budget: Budget, path: Path | None = None) -> None:
+    def __init__(self, budget: PrivacyBudget, path: Path | None = None) -> None:
         self.budget = budget
         self.path = path
         self.round = -1
@@ -199,7 +199,7 @@ class Ledger:
         return json.dumps(tree, indent=1) + "\n"
 
     @classmethod
-    def open(cls, path: Path, budget: Budget | None = None) -> "Ledger":
+    def open(cls, path: Path, budget: PrivacyBudget | None = None) -> "Ledger":
         """The ledger in the file `path`; with `budget`, only if it is for the same relation, unit and δ (its ε may be raised or lowered).
 
         Raises `ValueError` naming the file if it is damaged or for another budget, `OSError` if it cannot be read.
@@ -213,11 +213,11 @@ class Ledger:
         return ledger
 
     @classmethod
-    def read(cls, text: str, budget: Budget | None = None, where: str = "ledger") -> "Ledger":
+    def read(cls, text: str, budget: PrivacyBudget | None = None, where: str = "ledger") -> "Ledger":
         """The ledger of a `text`, kept nowhere. Raises `ValueError` as `open`, with `where` it came from."""
         try:
             tree = json.loads(text)
-            recorded = Budget(tree["epsilon"], tree["delta"], tree["relation"], tree["unit"])
+            recorded = PrivacyBudget(tree["epsilon"], tree["delta"], tree["relation"], tree["unit"])
             if tree["format"] != 1:
                 raise ValueError(f"format {tree['format']!r} is not known")
             charges = [

@@ -12,7 +12,7 @@ from ...experiments.run.run import Experiment, advance, begin, prepare
 from ...privacy.client_level import LOCAL
 from ...privacy.settings import Privacy
 from ...protocols.events import ChoiceEvent, GaussianEvent
-from ...protocols.ledger import Budget, Ledger
+from ...protocols.ledger import Ledger, PrivacyBudget
 from ...types import Population
 from .dp_mechanisms import Game, Unpriced
 from .dp_references import Trials
@@ -63,7 +63,7 @@ def started(config: Config, population: Population, noise: float = 1.0) -> Exper
     if noise != 1.0 and accounts is not None:
         calm = accounts.noise
         accounts.noise = replace(calm, training=calm.training * noise, signature=calm.signature * noise, choice=calm.choice / noise)
-        accounts.ledger = Unpriced(Budget(1.0, config.privacy.delta, config.privacy.relation, "sample"))
+        accounts.ledger = Unpriced(PrivacyBudget(1.0, config.privacy.delta, config.privacy.relation, "sample"))
     begin(simulation)
     return simulation
 

@@ -25,7 +25,7 @@ from ..keys import Key
 from ..protocols.accounting import calibrate, epsilon_of
 from ..protocols.entropy import Entropy, derive, keystream
 from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
-from ..protocols.ledger import Budget
+from ..protocols.ledger import PrivacyBudget
 from ..protocols.shared_noise import SharedNoise
 
 if TYPE_CHECKING:
@@ -144,11 +144,11 @@ class Privacy:
             )
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> PrivacyBudget:
         """What the ledger enforces."""
         if self.unit == "none":
             raise InputError("privacy.unit = 'none' has no budget")
-        return Budget(self.epsilon, self.delta, self.relation, self.unit)
+        return PrivacyBudget(self.epsilon, self.delta, self.relation, self.unit)
 
     def warn_of_delta(self, units: int) -> None:
         """Warn where δ is no smaller than one over the number of units: a mechanism that publishes one at random would pass."""

@@ -20,7 +20,7 @@ from ..fedavg import Weights
 from ..shared.attempts import try_compute
 from ..shared.grouping import FindGroups, JoinGroups, landmarks_of, notes_of
 from ..shared.steps import OrElse
-from .merging import Known, MergeClusters, MergePresent
+from .merging import Enter, MergeClusters, MergePresent
 from .representing import Represent
 
 __all__ = [
@@ -244,5 +244,5 @@ def reopened(settings: StocflSettings, federation: Federation, state: StocflStat
         return state, []
     held = federation.compute(settings.represent, {"model": settings.anchor}, on=old)["representation"]
     present = sorted({state.clustering[client] for client in held.clients})
-    federation.gram(held, then=Known(tuple(present.index(state.clustering[client]) for client in held.clients)))
+    federation.gram(held, then=Enter(tuple(present.index(state.clustering[client]) for client in held.clients)))
     return replace(state, representations=(held,)), present

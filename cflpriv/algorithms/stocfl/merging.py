@@ -14,7 +14,7 @@ from ...contract.operations import GramView, Results
 from ...errors import InputError
 from ...types import Array
 
-__all__ = ["Known", "MergeClusters", "MergePresent", "PlaceInClusters", "merge_by_cosine"]
+__all__ = ["Enter", "MergeClusters", "MergePresent", "PlaceInClusters", "merge_by_cosine"]
 
 BINS = np.linspace(-1.0, 1.0, 21)
 """Edges of the similarity histogram: cosines in steps of 0.1."""
@@ -261,7 +261,7 @@ class MergePresent:
 
 
 @dataclass(frozen=True)
-class Known:
+class Enter:
     """Enters clients of known labels into an epoch."""
 
     results: ClassVar[Results] = {}

@@ -62,7 +62,7 @@ from ..shared.checks import at_least, finite, known
 from ..shared.grouping import ALPHA, FindGroups, JoinGroups
 from ..shared.steps import moved
 from .meeting import StocflSettings, StocflState, extend, groups_of_met, join_nearest, merge_met, merge_present, reopened, test_all_met
-from .merging import Known, MergeClusters, MergePresent, PlaceInClusters
+from .merging import Enter, MergeClusters, MergePresent, PlaceInClusters
 from .representing import ChainLink, Represent, count_sketch
 
 __all__ = ["ChainLink", "Represent", "StocflState", "count_sketch", "stocfl"]
@@ -307,7 +307,7 @@ def _knowledge(settings: Mapping[str, Any]) -> str:
 STOCFL = AlgorithmSpec(
     "stocfl", stocfl, "clients met merge by the cosine of anchor gradients, bi-level training (Zeng et al. 2023)",
     states=(StocflState,), tasks=(ChainLink, Represent),
-    functions=(Known, MergeClusters, MergePresent, PlaceInClusters, FindGroups, JoinGroups),
+    functions=(Enter, MergeClusters, MergePresent, PlaceInClusters, FindGroups, JoinGroups),
     sample_releases=_sample_releases, cohorts="labelled", compared=_compared, renumbers=True, knowledge=_knowledge,
     serves_released=True,
 )  # fmt: skip

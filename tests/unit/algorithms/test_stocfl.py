@@ -15,7 +15,7 @@ from scenes import mlp_training as train_on
 from cflpriv.algorithms import ALGORITHMS, fedavg
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.algorithms.stocfl.meeting import regrouped
-from cflpriv.algorithms.stocfl.merging import Known, MergeClusters, MergePresent, PlaceInClusters, merge_by_cosine
+from cflpriv.algorithms.stocfl.merging import Enter, MergeClusters, MergePresent, PlaceInClusters, merge_by_cosine
 from cflpriv.algorithms.stocfl.stocfl import Represent, StocflState, count_sketch, stocfl
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
@@ -239,7 +239,7 @@ def test_without_errors_nothing_changes_by_a_bit() -> None:
                 np.testing.assert_array_equal(facts[name], others[name])
 
 
-@pytest.mark.parametrize("then", [MergeClusters(0.5), MergePresent(0.5, tuple(range(8))), Known((0,) * 8)])
+@pytest.mark.parametrize("then", [MergeClusters(0.5), MergePresent(0.5, tuple(range(8))), Enter((0,) * 8)])
 def test_vectors_drowned_by_errors_are_refused_by_name(then: Any) -> None:
     """Norm 0.02 under the noise of `ckks_bound = 10`."""
     vectors = separated(0, 8, 2, norm=0.02)
@@ -253,7 +253,7 @@ def test_a_cluster_whose_vectors_cancel_has_no_direction_under_errors() -> None:
     for seed in range(100):
         memory: dict[str, Any] = {}
         start = np.stack([a, -a, a, -a, b, b])
-        Known((0, 0, 0, 0, 1, 1))(noised(start, 1e-3, seed, range(6), memory))
+        Enter((0, 0, 0, 0, 1, 1))(noised(start, 1e-3, seed, range(6), memory))
         result, _ = PlaceInClusters(0.1, 2)(noised(np.stack([*start, a]), 1e-3, seed, (6,), memory))
         assert list(result["labels"]) == [2]  # a sum of errors is beyond four std in one of 30,000 cases
 

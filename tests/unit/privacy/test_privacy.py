@@ -35,7 +35,7 @@ from cflpriv.privacy.settings import Noise, Privacy, Releases, plan_noise
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation, SampledGaussianEvent, event_from
-from cflpriv.protocols.ledger import Budget, BudgetExceeded, Ledger
+from cflpriv.protocols.ledger import BudgetExceeded, Ledger, PrivacyBudget
 from cflpriv.protocols.mechanisms import noisy_argmin
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.signatures import PrincipalVectors
@@ -51,7 +51,7 @@ def federation(
     scene: Population, noise: Noise = NOISE, epsilon: float = 50.0, demand: bool = True, **options: Any
 ) -> tuple[FederationServer, Ledger]:
     """A server with its ledger. Its clients `demand` the same, by ledgers of their own, or take the server's word."""
-    ledger = Ledger(Budget(epsilon, 1e-5, noise.relation, "sample"))
+    ledger = Ledger(PrivacyBudget(epsilon, 1e-5, noise.relation, "sample"))
     privacy = Privacy("sample", noise.relation, epsilon, 1e-5, samples=noise.samples, sketch_dim=noise.sketch_dim) if demand else Privacy()
     return scenes.federation(scene, accounts=PrivacyLedger(noise, ledger), privacy=privacy, **options), ledger
 
@@ -901,7 +901,7 @@ def test_without_privacy_a_summary_promises_nothing(tmp_path: Path) -> None:
 def test_the_example_is_sound() -> None:
     path = ROOT / "examples" / "pacfl_dp_fmnist.toml"
     loaded = load_config(path)
-    assert loaded.privacy.budget == Budget(3.0, 1e-5, "add_remove", "sample")
+    assert loaded.privacy.budget == PrivacyBudget(3.0, 1e-5, "add_remove", "sample")
     assert load_config(path).to_toml() == loaded.to_toml()
     noise = loaded.noise()
     assert noise is not None

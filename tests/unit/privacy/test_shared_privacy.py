@@ -30,7 +30,7 @@ from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import derive, public_entropy, uniforms
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.events import SampledGaussianEvent, event_from
-from cflpriv.protocols.ledger import Budget, Ledger
+from cflpriv.protocols.ledger import Ledger, PrivacyBudget
 from cflpriv.tasks.joining import Join
 from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData, Population
@@ -43,7 +43,7 @@ SECURE = Protection(sum="secagg", min_cohort=4, secagg_mode="passive")
 def federation(
     scene: Population, noise: Noise = NOISE, label: str = "noise", protection: Protection = SECURE, demand: str = "shared", **options: Any
 ) -> tuple[FederationServer, Ledger]:
-    ledger = Ledger(Budget(50.0, 1e-5, noise.relation, "sample"))
+    ledger = Ledger(PrivacyBudget(50.0, 1e-5, noise.relation, "sample"))
     own: dict[str, Any] = {"samples": noise.samples, "sketch_dim": noise.sketch_dim, "noise": demand}
     privacy = Privacy("sample", noise.relation, 50.0, 1e-5, **own) if demand else Privacy()
     options |= {"accounts": PrivacyLedger(noise, ledger), "privacy": privacy, "entropy": lambda party: public_entropy(f"{label} {party}")}
