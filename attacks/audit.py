@@ -23,7 +23,7 @@ from ..data import build_population
 from ..engine.device import using
 from ..errors import InputError, TrainingDiverged, near
 from ..experiments.config.config import Config, load_config
-from ..experiments.digests import OF_AUDITS, OF_RUN, changed_files, seal, sealed
+from ..experiments.digests import OF_AUDITS, OF_RUN, changed_files, record_digests, sealed
 from ..experiments.run.loop import device_of
 from ..experiments.run.resume import locked
 from ..experiments.run.run import estimate_record_bytes, population_digest
@@ -235,7 +235,7 @@ class _Kept:
         try:
             write_atomically(self.folder / "audit" / "units.json", json.dumps(tree) + "\n")
             write_atomically(self.folder / "audit.json", audit_text(table, family))
-            seal(self.folder, OF_AUDITS)
+            record_digests(self.folder, OF_AUDITS)
         except OSError as error:
             raise InputError(f"{self.folder / 'audit.json'}: cannot be written ({error.strerror})") from None
 

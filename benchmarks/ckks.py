@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from cflpriv.protocols import ckks
-from cflpriv.protocols.ckks import PARAMETERS, SYMMETRIC_PARAMETERS, Identity, KeyHolder, Parameters, Roster, Server, Setup, Workers
+from cflpriv.protocols.ckks import PARAMETERS, SYMMETRIC_PARAMETERS, CkksServer, CkksWorkers, Identity, KeyHolder, Parameters, Roster, Setup
 from cflpriv.protocols.ckks.client import packed
 from cflpriv.protocols.ckks.products import Products, grouped, mask, product, rerandomised
 from cflpriv.protocols.ckks.reference import naive_block, naive_context
 from cflpriv.protocols.entropy import system_entropy
-from cflpriv.protocols.shared_gram import LEAD, ShareHolder, Terms, deliveries, deposit, gathered
+from cflpriv.protocols.shared_gram import LEAD, GramTerms, ShareHolder, deliveries, deposit, gathered
 from cflpriv.streams import printable_streams
 
 from .pairs import pairs
@@ -117,7 +117,7 @@ def served(parameters: Parameters, *, n: int, ahead: bool, floor: float, stretch
     holder_identity, server_identity = Identity.create(0), Identity.create(0)
     setup = Setup(bytes(16), 0, roster.digest, n, P, D, parameters.ring, parameters.bits, parameters.mode, "labels")
     holder = KeyHolder(setup, holder_identity, server_identity.public(), roster)
-    server = Server(setup, holder.announcement, holder_identity.public(), roster, server_identity)
+    server = CkksServer(setup, holder.announcement, holder_identity.public(), roster, server_identity)
     uploads = [
         ckks.encrypt(setup, holder.announcement, holder_identity.public(), identities[number], rows)
         for number, rows in enumerate(orthonormal(n))
@@ -157,11 +157,11 @@ def all_pairs(n: int = 100, workers: int = 2, ring: int = 8192, group: int = 1) 
     parameters = PARAMETERS[ring]
     setup = Setup(bytes(16), 0, roster.digest, n, P, D, ring, parameters.bits, parameters.mode, "labels", 1.0, group)
     rows = orthonormal(n)
-    pool = Workers(workers) if workers > 1 else None
+    pool = CkksWorkers(workers) if workers > 1 else None
     begun = time.perf_counter()
     try:
         holder = KeyHolder(setup, holder_identity, server_identity.public(), roster)
-        server = Server(setup, holder.announcement, holder_identity.public(), roster, server_identity)
+        server = CkksServer(setup, holder.announcement, holder_identity.public(), roster, server_identity)
         for number, client in enumerate(rows):
             upload = ckks.encrypt(setup, holder.announcement, holder_identity.public(), identities[number], client)
             holder.enrol(server.receive(upload))
@@ -190,7 +190,7 @@ def all_shared(n: int = 100, holders: int = 3, colluding: int = 1) -> str:
     parties = [Identity.create(0) for _ in range(holders)]
     first, *others = [identity.public() for identity in parties]
     roster = Roster(tuple(identity.public() for identity in identities), first, tuple(others))
-    terms = Terms(bytes(16), 0, roster.digest, n, holders, colluding, P, D)
+    terms = GramTerms(bytes(16), 0, roster.digest, n, holders, colluding, P, D)
     machines = [ShareHolder(terms, identity, roster) for identity in parties]
     keys = gathered(terms, tuple(machine.announcement for machine in machines), roster)
     for machine in machines:

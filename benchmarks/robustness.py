@@ -25,7 +25,7 @@ from cflpriv.attacks.active.bad_clients import between, bridging, copied, corrup
 from cflpriv.clustering.scores import ari
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.run.measure import served_accuracy
-from cflpriv.experiments.run.run import Run, advance, begin, prepare
+from cflpriv.experiments.run.run import Experiment, advance, begin, prepare
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.types import ClientData, Population
 
@@ -124,7 +124,7 @@ def cell(source: str, attack: str | None, share: float, method: str, seed: int) 
     return scores(simulation, groups, bad, PATCH[source])
 
 
-def scores(simulation: Run, groups: Mapping[int, int], bad: Sequence[int], patch: int) -> dict[str, Any]:
+def scores(simulation: Experiment, groups: Mapping[int, int], bad: Sequence[int], patch: int) -> dict[str, Any]:
     """What honest clients have in the end."""
     honest = [client for client in groups if client not in bad]
     served = simulation.algorithm.serve(simulation.state)

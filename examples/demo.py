@@ -35,7 +35,7 @@ def main() -> None:
     (OUT / ".demo").touch()
     table = []
     for name, (file, changes) in RUNS.items():
-        summary = run_experiment(load_config(HERE / file, changes), OUT / name, say=print)
+        summary = run_experiment(load_config(HERE / file, changes), OUT / name, report=print)
         cells = audit_run(OUT / name, attacks=["signature_inversion"], budget="quick", say=print) if summary["algorithm"] == "pacfl" else []
         seen = {cell.adversary: cell for cell in cells if cell.metric == "mean_image_cosine"}
         table.append((name, summary, seen))
@@ -57,7 +57,7 @@ def main() -> None:
 
     print("\nPrivacy against utility: two systems under four protections, two seeds each")
     sweep = load_sweep(HERE / "sweeps" / "small_front.toml")
-    failed = run_sweep(sweep, OUT / "front", audit=audit_run, say=print)
+    failed = run_sweep(sweep, OUT / "front", audit=audit_run, report=print)
     for name, error in failed.items():
         print(f"failed: {name}: {error}")
     print(f"its pictures and tables: {write_report(OUT / 'front')}   ({time.perf_counter() - began:.0f} s in all)")

@@ -184,7 +184,7 @@ def _check_accountant(name: str) -> None:
 
 def _split(bill: _Bill) -> tuple[_Bill, float]:
     """The bill without pure releases of an ε above `LARGEST_PURE`, and what these add up to."""
-    choices = tuple(one for one in bill.choices if one[0] <= LARGEST_PURE)
+    choices = tuple(choice for choice in bill.choices if choice[0] <= LARGEST_PURE)
     beyond = [epsilon * count for epsilon, count in bill.choices if epsilon > LARGEST_PURE]
     return replace(bill, choices=choices), math.fsum(beyond)
 

@@ -155,8 +155,8 @@ def event_from(values: Mapping[str, Any]) -> Event:
     if name not in EVENTS:
         raise ValueError(f"event: {name!r} is not a known privacy event; known are {', '.join(EVENTS)}")
     kind = EVENTS[name]
-    given = {key: value for key, value in values.items() if key != "event"}
+    event_fields = {key: value for key, value in values.items() if key != "event"}
     wanted = {field.name for field in fields(kind)}
-    if not wanted - {"shares"} <= set(given) <= wanted:
-        raise ValueError(f"event {name}: fields {sorted(given)}, expected {sorted(wanted)}")
-    return kind(**given)
+    if not wanted - {"shares"} <= set(event_fields) <= wanted:
+        raise ValueError(f"event {name}: fields {sorted(event_fields)}, expected {sorted(wanted)}")
+    return kind(**event_fields)

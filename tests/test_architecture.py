@@ -281,13 +281,13 @@ for copy, make in ((secagg, keys.Identity), (their_secagg, their_keys.Identity))
 event, foreign = (copy.GaussianEvent(2.0, 1.0, "add_remove", "sample") for copy in (events, their_events))
 assert ours.epsilon_of([event], 1e-5) == theirs.epsilon_of([foreign], 1e-5)
 identity = their_keys.Identity.create(0)
-book = ledger.Ledger(ledger.Budget(1.0, 1e-5, "add_remove", "sample"))
+book = ledger.Ledger(ledger.PrivacyBudget(1.0, 1e-5, "add_remove", "sample"))
 refused = (
     lambda: ours.epsilon_of([foreign], 1e-5), lambda: theirs.epsilon_of([event], 1e-5), lambda: events.event_to(foreign),
     lambda: events.unsampled(foreign), lambda: events.known_shares(foreign, 1), lambda: keys.sign(identity, "x"),
     lambda: keys.verify(their_keys.Roster((identity.public(),)), 0, bytes(64), "x"),
     lambda: book.settle({0: [their_ledger.Receipt((foreign,))]}, "x"), lambda: book.charge({0: [foreign]}, "x"),
-    lambda: ledger.Ledger(their_ledger.Budget(1.0, 1e-5, "add_remove", "sample")),
+    lambda: ledger.Ledger(their_ledger.PrivacyBudget(1.0, 1e-5, "add_remove", "sample")),
 )
 for number, attempt in enumerate(refused):
     try:

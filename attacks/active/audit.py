@@ -12,7 +12,7 @@ from ...data import build_population
 from ...engine.device import using
 from ...errors import InputError, TrainingDiverged
 from ...experiments.config.config import Config, load_config
-from ...experiments.digests import OF_AUDITS, OF_RUN, seal
+from ...experiments.digests import OF_AUDITS, OF_RUN, record_digests
 from ...experiments.report.audit_words import ACTIVE_STATUS
 from ...experiments.run.folder import environment
 from ...experiments.run.loop import device_of
@@ -101,7 +101,7 @@ def written(rows: Sequence[Row], config: Config, folder: Path) -> Path:
         path = folder / FILE
         write_atomically(path, json.dumps([row.as_json() for row in rows], indent=1, allow_nan=False) + "\n")
         write_atomically(folder / "active_audit.txt", table(rows) + "\n")
-        seal(folder, (*OF_RUN, *OF_AUDITS) if mine else OF_AUDITS)
+        record_digests(folder, (*OF_RUN, *OF_AUDITS) if mine else OF_AUDITS)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
     return path

@@ -53,7 +53,7 @@ class Dealing:
             return ()
         count = dealing.buckets_of(len(self.listed), protection.smallest_sum, protection.buckets)
         seed = dealing.seed_of(self._play.fed.session, self.slot, {one: self.nonces[one] for one in self.listed})
-        return next(bucket for bucket in dealing.deal(seed, self.listed, count) if client in bucket)
+        return next(bucket for bucket in dealing.deal_buckets(seed, self.listed, count) if client in bucket)
 
     def _list(self) -> tuple[m.Committed, ...]:
         return tuple(m.Committed(client, self.listed[client]) for client in sorted(self.listed))

@@ -23,7 +23,7 @@ from ...federation.store import ObjectStore
 from ...protocols.entropy import system_entropy
 from ...protocols.errors import ProtocolError
 from ...protocols.keys import Identity, agree, public_key, unseal
-from ...protocols.shared_gram import LEAD, Terms
+from ...protocols.shared_gram import LEAD, GramTerms
 from ...protocols.shared_gram.depositing import box_binding
 from ...protocols.shared_gram.prime_field import Elements, at_zero, plus, signed, times
 from ...protocols.shared_gram.terms import LABEL, Announced, Deposit, HolderKey, announcement, decode, encode
@@ -79,7 +79,7 @@ def _pooled(play: Play, parties: Mapping[int, ShareHolderParty], epoch: int) -> 
     return [_interpolated(terms, {number: share for number, share in shares.items() if share is not None})]
 
 
-def _interpolated(terms: Terms, shares: Mapping[int, Elements]) -> Array:
+def _interpolated(terms: GramTerms, shares: Mapping[int, Elements]) -> Array:
     """The vectors (p·d,) at zero of the polynomial of least degree through these shares."""
     weights = at_zero([number + 1 for number in shares])
     total = np.zeros((terms.p, terms.dimension), dtype=np.uint64)
@@ -115,7 +115,7 @@ def swapped_shares(play: Play) -> Guess:
     held = play.fed.compute(play.scene.signature)["signature"]
     protection, mine = play.scene.config.protection, Identity.create(0)
     seeds = [system_entropy(32) for _ in range(protection.share_holders)]
-    made: list[tuple[Terms, bytes]] = []
+    made: list[tuple[GramTerms, bytes]] = []
     uploads: list[bytes] = []
 
     def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
@@ -142,7 +142,7 @@ def swapped_shares(play: Play) -> Guess:
     return Guess(guess, "signature")
 
 
-def _opened(terms: Terms, keys: bytes, seeds: Sequence[bytes], message: Deposit) -> Array:
+def _opened(terms: GramTerms, keys: bytes, seeds: Sequence[bytes], message: Deposit) -> Array:
     """The vectors (p·d,) of a deposit under keys of one's own."""
     shares = {}
     for number in range(terms.colluding + 1):

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...algorithms.pfedlia.influence import Influence, split
+from ...algorithms.pfedlia.influence import Influence, split_validation
 from ...algorithms.stocfl.stocfl import Represent
 from ...engine import Engine, Streams, TaskInput
 from ...engine.models import Model
@@ -237,7 +237,7 @@ def scores(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> 
     coins, found = _tossed(rng, SCORED), []
     for number, own in enumerate(coins, start=SCORED):  # none of those that are scored
         x, y = np.zeros((2 * SCORED, SCORED)), np.zeros(2 * SCORED, np.int64)
-        held = split(ClientData(number, x, y, x[:0], y[:0]), share, 0)[1]
+        held = split_validation(ClientData(number, x, y, x[:0], y[:0]), share, 0)[1]
         x[held], y[held] = np.eye(SCORED), own
         found.append(task.run(_given(number, x, y, params, entropy))["scores"])
     return Game(np.concatenate(found), coins.ravel())

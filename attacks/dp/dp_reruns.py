@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...experiments.config.config import Config
-from ...experiments.run.run import Run, advance, begin, prepare
+from ...experiments.run.run import Experiment, advance, begin, prepare
 from ...privacy.client_level import LOCAL
 from ...privacy.settings import Privacy
 from ...protocols.events import ChoiceEvent, GaussianEvent
-from ...protocols.ledger import Budget, Ledger
+from ...protocols.ledger import Ledger, PrivacyBudget
 from ...types import Population
 from .dp_mechanisms import Game, Unpriced
 from .dp_references import Trials
@@ -55,7 +55,7 @@ def recorded(config: Config) -> Config:
     return config.with_("data", newcomers=0)
 
 
-def started(config: Config, population: Population, noise: float = 1.0) -> Run:
+def started(config: Config, population: Population, noise: float = 1.0) -> Experiment:
     """A rerun that has begun; `noise` multiplies that of every release of samples, which then costs nothing."""
     demands: dict[str, Any] = {} if noise == 1.0 else {"privacy": Privacy()}  # clients would refuse less noise than they were promised
     simulation = prepare(recorded(config), population=population, **demands)
@@ -63,12 +63,12 @@ def started(config: Config, population: Population, noise: float = 1.0) -> Run:
     if noise != 1.0 and accounts is not None:
         calm = accounts.noise
         accounts.noise = replace(calm, training=calm.training * noise, signature=calm.signature * noise, choice=calm.choice / noise)
-        accounts.ledger = Unpriced(Budget(1.0, config.privacy.delta, config.privacy.relation, "sample"))
+        accounts.ledger = Unpriced(PrivacyBudget(1.0, config.privacy.delta, config.privacy.relation, "sample"))
     begin(simulation)
     return simulation
 
 
-def run_rounds(simulation: Run, rounds: int, seconds: float) -> None:
+def run_rounds(simulation: Experiment, rounds: int, seconds: float) -> None:
     """At most so many rounds of a rerun, in about so many seconds; one at least."""
     began = time.perf_counter()
     for _ in range(rounds):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...algorithms.pfedlia.influence import OnPart, split
+from ...algorithms.pfedlia.influence import OnPart, split_validation
 from ...algorithms.shared.around import AroundTraining, steps_of
 from ...contract.transcript import Message
 from ...errors import InputError
@@ -85,7 +85,7 @@ class LocalTraining:
 
     def places(self, data: ClientData) -> Array:
         """Which of its training samples a client trains on, as indices (n,). `InputError` for one that can hold none back."""
-        return split(data, self.held_back, self.seed)[0] if self.held_back else np.arange(len(data.y_train))
+        return split_validation(data, self.held_back, self.seed)[0] if self.held_back else np.arange(len(data.y_train))
 
     def part(self, data: ClientData) -> ClientData:
         """The client with no training samples but those that it trains on."""

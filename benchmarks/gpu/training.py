@@ -103,8 +103,8 @@ def fresh(device: str) -> Iterator[None]:
     """Without captured steps, samples or cached memory of an earlier row, before and after."""
 
     def release() -> None:
-        graphs.release()
-        memory.release()
+        graphs.release_graphs()
+        memory.release_samples()
         if device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

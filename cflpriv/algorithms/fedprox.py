@@ -15,7 +15,7 @@ from typing import Annotated
 from ..keys import Key
 from ..privacy.settings import updates_only
 from ..tasks.training import Train
-from .fedavg import State, Weights, fedavg
+from .fedavg import FedAvgState, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, no_groups
 from .shared.checks import finite
 
@@ -39,6 +39,6 @@ def fedprox(
 
 FEDPROX = AlgorithmSpec(
     "fedprox", fedprox, "FedAvg with local training held back to the received model (Li et al. 2020)",
-    states=(State,), sample_releases=updates_only,
+    states=(FedAvgState,), sample_releases=updates_only,
     cohorts="one", serves_released=True, knowledge=no_groups,
 )  # fmt: skip

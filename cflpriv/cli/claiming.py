@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from .shared import DataDir, say
+from .shared import DataDir, print_line
 
 __all__ = ["claims"]
 
@@ -27,10 +27,10 @@ def claims(
     if name is None and (scale != 1.0 or seed or data_dir is not None):
         raise InputError("--scale, --seed, --data-dir: are for the runs of a claim; name one")
     if name is not None:
-        verdict = judge(name, out / f"{name}-s{seed}", data_dir, scale=scale, seed=seed, say=say)
-        say("\n".join(in_words(name, verdict)))
+        verdict = judge(name, out / f"{name}-s{seed}", data_dir, scale=scale, seed=seed, say=print_line)
+        print_line("\n".join(in_words(name, verdict)))
     if page is not None:
         judged, repeated = write_page(out, page)
-        say(f"written: {page}, {judged} claim(s) with a verdict, {repeated} repeated")
+        print_line(f"written: {page}, {judged} claim(s) with a verdict, {repeated} repeated")
     elif name is None:
-        say("\n".join(f"{one:<28} {statement}" for one, statement in listed().items()))
+        print_line("\n".join(f"{claim:<28} {statement}" for claim, statement in listed().items()))

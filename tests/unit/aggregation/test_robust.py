@@ -115,7 +115,7 @@ def test_every_client_is_in_one_bucket_and_none_is_too_small(seed: bytes, client
     if not count:
         assert len(clients) < smallest
         return
-    buckets = dealing.deal(seed, clients, count)
+    buckets = dealing.deal_buckets(seed, clients, count)
     assert sorted(client for bucket in buckets for client in bucket) == sorted(clients)
     assert all(len(bucket) >= smallest for bucket in buckets)
     assert max(map(len, buckets)) - min(map(len, buckets)) <= 1
@@ -127,7 +127,7 @@ def test_dealings_are_uniform() -> None:
     the seeds are fixed, so it fails always or never."""
     counts: dict[Any, int] = {}
     for number in range(3000):
-        dealt = tuple(sorted(dealing.deal(number.to_bytes(32, "big"), range(6), 3)))
+        dealt = tuple(sorted(dealing.deal_buckets(number.to_bytes(32, "big"), range(6), 3)))
         counts[dealt] = counts.get(dealt, 0) + 1
     assert len(counts) == 15
     assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 54

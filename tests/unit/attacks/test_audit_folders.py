@@ -25,7 +25,7 @@ from cflpriv.cli import app, main
 from cflpriv.data import build_population
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
-from cflpriv.experiments.digests import seal
+from cflpriv.experiments.digests import record_digests
 from cflpriv.experiments.run.resume import locked
 
 FEW = ("signature_inversion", "label_inference", "cluster_identity")
@@ -259,7 +259,7 @@ def in_summary(**values: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "summary.json"
         path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
-        seal(folder)
+        record_digests(folder)
 
     return change
 

@@ -33,7 +33,7 @@ from cflpriv.attacks.membership.membership_audit import (
 )
 from cflpriv.attacks.membership.membership_shadows import Target, federated_replicas, games_of, models_in, pairs_of, turns_in
 from cflpriv.experiments import Config, run_experiment
-from cflpriv.experiments.report.pictures import roc_curves
+from cflpriv.experiments.report.pictures import roc_picture
 from cflpriv.experiments.report.report import write_report
 from cflpriv.types import Array, ClientData
 
@@ -351,4 +351,4 @@ def test_an_audit_keeps_its_curves_and_the_report_draws_them(tmp_path: Path) -> 
             assert curve[:, -1].tolist() == [1.0, 1.0]
         curve = arrays["roc_model_lira"]
     assert "Membership inference" in write_report(tmp_path / "run").read_text(encoding="utf-8")
-    assert roc_curves({"LiRA": curve}, 40) == roc_curves({"LiRA": curve}, 40)
+    assert roc_picture({"LiRA": curve}, 40) == roc_picture({"LiRA": curve}, 40)
