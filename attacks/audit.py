@@ -32,13 +32,13 @@ from ..protocols.bounded_files import read_bytes, read_json
 from ..types import Population
 from . import ATTACKS
 from .adversary import read_secrets, recorded, view_of
-from .evidence.fresh_runs import Scene, case_of, fresh_scene, is_open, recorded_scene, reseeded
+from .evidence.fresh_runs import AuditedRun, case_of, fresh_scene, is_open, recorded_scene, reseeded
 from .evidence.local_training import NotRecorded
 from .figures.family import Family, judged_together
 from .figures.leakage import BUDGETS, Budget, Cell, nothing
-from .figures.plan import Clock, Plan, plan_of
+from .figures.plan import AuditPlan, Clock, plan_of
 from .figures.pooling import pooled
-from .figures.significance import Status
+from .figures.significance import CellStatus
 from .figures.verdicts import audit_text
 
 __all__ = ["audit_run", "check_asked"]
@@ -86,7 +86,9 @@ def audit_run(
     with locked(folder):  # two audits at once would each write audit.json without the other's cells
         kept = _Kept(folder, _key(folder, budget))  # a folder that cannot be written is refused before anything runs, too
         units = {seed: _units(wanted, seed, config.run.seed) for seed in plan.seeds}
-        plan = replace(plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), plays=_played(config, summary, wanted, limits))
+        plan = replace(
+            plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), rerun_seconds=_rerun_seconds(config, summary, wanted, limits)
+        )
         todo = [seed for seed in plan.seeds if not units[seed].keys() <= kept.cells.keys()]
         say(plan.words(budget, todo, len(wanted), adversaries))
         if missing := what_was_kept(messages):
@@ -180,15 +182,15 @@ def _key(folder: Path, budget: str) -> str:
     return digest.hexdigest()
 
 
-def _played(config: Config, summary: Mapping[str, Any], wanted: Sequence[tuple[str, str]], budget: Budget) -> float:
+def _rerun_seconds(config: Config, summary: Mapping[str, Any], wanted: Sequence[tuple[str, str]], budget: Budget) -> float:
     """Estimated seconds for attacks that rerun the configuration, with and without noise: three runs each."""
-    plays = config.privacy.unit != "none" and any(ATTACKS[attack].plays and adversary == "server" for adversary, attack in wanted)
-    return min(budget.seconds, 6 * budget.seeds * float(summary["seconds"])) if plays else 0.0
+    reruns = config.privacy.unit != "none" and any(ATTACKS[attack].reruns and adversary == "server" for adversary, attack in wanted)
+    return min(budget.seconds, 6 * budget.seeds * float(summary["seconds"])) if reruns else 0.0
 
 
 def _units(wanted: Sequence[tuple[str, str]], seed: int, recorded: int) -> dict[str, tuple[str, str]]:
     """The units of a seed, (adversary, attack) by name: for fresh seeds, all but attacks that rerun the configuration themselves."""
-    return {_unit(*pair, seed): pair for pair in wanted if seed == recorded or not ATTACKS[pair[1]].plays}
+    return {_unit(*pair, seed): pair for pair in wanted if seed == recorded or not ATTACKS[pair[1]].reruns}
 
 
 def _unit(adversary: str, attack: str, seed: int) -> str:
@@ -253,7 +255,7 @@ def _cell(fields: Mapping[str, Any]) -> Cell:
     return Cell(**{**fields, "seeds": tuple(fields["seeds"])})
 
 
-def _plan(config: Config, summary: Mapping[str, Any], population: Population, budget: Budget) -> Plan:
+def _plan(config: Config, summary: Mapping[str, Any], population: Population, budget: Budget) -> AuditPlan:
     size = estimate_record_bytes(config.recording_all(), population)
     is_whole = is_open(config) and config.run.record == "full"
     return plan_of(summary, config.run.seed, size=size, is_open=is_open(config), is_whole=is_whole, budget=budget)
@@ -262,13 +264,13 @@ def _plan(config: Config, summary: Mapping[str, Any], population: Population, bu
 # --- attacking ----------------------------------------------------------------------------------------------------------------------
 
 
-def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: Path | None, diverged: str = "") -> list[Cell]:
+def _attacked(name: str, adversary: str, scene: AuditedRun, budget: Budget, folder: Path | None, diverged: str = "") -> list[Cell]:
     """One attack by one adversary on one run. Arrays are saved into `folder`, if there is one.
 
-    `diverged` says why there is no run of this seed, or no unprotected twin; `plays` marks the attacks that need neither.
+    `diverged` says why there is no run of this seed, or no unprotected twin; `reruns` marks the attacks that need neither.
     """
     case = case_of(scene, adversary, budget)
-    if diverged and not ATTACKS[name].plays:
+    if diverged and not ATTACKS[name].reruns:
         return [nothing(case, name, "attempted", f"not attempted: {diverged}")]
     in_part = "; not all payloads were kept ([run] record)" if what_was_kept(scene.messages) else ""
     try:
@@ -278,7 +280,7 @@ def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: P
         own = "the attacker's own clients: " if isinstance(error, TrainingDiverged) else ""
         return [nothing(case, name, "attempted", f"not attempted: {own}{error}{in_part}")]
     if in_part:  # what is not at hand may show something
-        less: dict[Status, Status] = {"nothing_to_see": "not_attempted", "at_baseline": "inconclusive"}
+        less: dict[CellStatus, CellStatus] = {"nothing_to_see": "not_attempted", "at_baseline": "inconclusive"}
         cells = [replace(one, note=one.note + in_part, status=less.get(one.status, one.status)) for one in cells]
     if scene.rounds is not None:
         words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds

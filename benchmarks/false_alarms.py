@@ -86,7 +86,7 @@ def cases(config: Config, adversaries: Sequence[str] = ADVERSARIES) -> list[Case
 
 def attacked(case: Case) -> list[Cell]:
     """The figures of all attacks of this study."""
-    names = [name for name, attack in ATTACKS.items() if not attack.plays and name != "disaggregation"]
+    names = [name for name, attack in ATTACKS.items() if not attack.reruns and name != "disaggregation"]
     return [cell for name in names for cell in ATTACKS[name].cells(case)[0]]
 
 

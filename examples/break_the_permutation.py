@@ -29,7 +29,7 @@ from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.sums import models_sent
 from cflpriv.attacks.figures.leakage import Prior, Truth, cosine, popular_set, prior_of, truth_of
 from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, Guess, Knowledge, cells, recover_labels, transformed_rounds
-from cflpriv.attacks.key_recovery.cells import Seen, exact_share, guess_of, knowledge, score_l1, score_sets, score_structure
+from cflpriv.attacks.key_recovery.cells import TransformedUpdates, exact_share, guess_of, knowledge, score_l1, score_sets, score_structure
 from cflpriv.attacks.key_recovery.naming import own_proportions, simulate
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript, payload_rows
@@ -109,7 +109,7 @@ def score(one: Guess, run: Run) -> tuple[float, float, float]:
     )
 
 
-def cosines(one: Guess, seen: Seen, clear: Seen) -> tuple[float, float]:
+def cosines(one: Guess, seen: TransformedUpdates, clear: TransformedUpdates) -> tuple[float, float]:
     """Mean cosine to the true first updates: of those rebuilt at the coordinates placed, and of those predicted from the labels alone."""
     found = one.recovery
     if found is None or found.histograms is None or found.response is None:
@@ -220,7 +220,7 @@ def _of_one_run(network: str, partition: str, seed: int) -> list[Row]:
     """One run in the clear of the key, and the same updates under other transforms."""
 
     @cache
-    def clear() -> tuple[Run, Seen, Knowledge]:
+    def clear() -> tuple[Run, TransformedUpdates, Knowledge]:
         run = record(network, partition, seed)
         d = knowledge(run.prior, None).theta0.size
         seen = transformed_rounds(run.opened, d)
@@ -246,7 +246,7 @@ def _of_one_run(network: str, partition: str, seed: int) -> list[Row]:
     def attacked(name: str, made: Callable[[], list[Array]], signed: bool = False, to: Callable[[], Knowledge] | None = None) -> Row:
         def row() -> None:
             run, seen, known = clear()
-            _variant(name, run, Seen(seen.clients, tuple(made()), None, signed), to() if to else known, seed)
+            _variant(name, run, TransformedUpdates(seen.clients, tuple(made()), None, signed), to() if to else known, seed)
 
         return name, row
 
@@ -300,7 +300,7 @@ def sketch_and_haar(network: str, partition: str, seed: int) -> None:
     rows, clients = np.asarray(message.payload["rows"], np.float64)[:, 0], payload_rows(message)
     (theta0,) = next(models_sent(run.view, one).values() for one in run.view.select("compute", "parameters"))
     known = knowledge(run.prior, theta0)
-    _variant(name, run, Seen(clients, (rows,), None), known, seed)
+    _variant(name, run, TransformedUpdates(clients, (rows,), None), known, seed)
     size = known.labels_per_client
     if size is None:
         return
@@ -366,7 +366,7 @@ def unbiased(network: str, partition: str, seed: int, run: Run) -> None:
     _variant("no head biases", run, seen, replace(biased, train=train, theta0=theta0), seed)
 
 
-def _variant(name: str, run: Run, seen: Seen, known: Any, seed: int) -> None:
+def _variant(name: str, run: Run, seen: TransformedUpdates, known: Any, seed: int) -> None:
     found = recover_labels(seen.rounds, known, stream(seed, "key recovery"), signed=seen.signed)
     sets, l1, structure = score(guess_of(found, seen), run)
     print(

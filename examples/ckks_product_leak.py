@@ -3,13 +3,13 @@
 Run with: python examples/ckks_product_leak.py (a few seconds; needs TenSEAL)
 """
 
-from cflpriv.attacks.compared.ckks_products import play, products_from_bare, share_recovered
+from cflpriv.attacks.compared.ckks_products import products_from_bare, share_recovered, toy_products
 from cflpriv.protocols.entropy import system_entropy
 from cflpriv.streams import printable_streams
 
 
 def main() -> None:
-    played = play(system_entropy)
+    played = toy_products(system_entropy)
     wanted = played.packing.targets(0)
     print(
         f"{len(played.rows)} clients, ring of {len(played.secret)}; exactly recovered beside each pair's {len(wanted)} wanted coefficients:"

@@ -34,7 +34,7 @@ from ...protocols.secagg.messages import (
 from ...protocols.secagg.shamir import combine
 from ...types import Array
 from .liar import honest_answer
-from .scene import Play
+from .scene import AttackRun
 
 __all__ = ["Halted", "halted"]
 
@@ -48,7 +48,7 @@ class Halted:
     `self_shares` and `key_shares` hold the shares revealed so far: by client, then by keeper.
     """
 
-    play: Play
+    run: AttackRun
     terms: secagg.Terms
     context: bytes
     members: tuple[int, ...]
@@ -71,16 +71,16 @@ class Halted:
         """Send these messages to clients; their answers. Accomplices forget earlier requests and answer each list as if it were the
         first."""
         kinds = {type(one).__name__ for one in requests.values()}
-        kept = {one: dict(self.play.stores[one]) for one in requests if one in self.play.stores}
+        kept = {one: dict(self.run.stores[one]) for one in requests if one in self.run.stores}
         asks: dict[int, m.Ask] = {
             client: msgspec.structs.replace(self.steps[client], said=encode(one)) for client, one in requests.items()
             if client in self.steps
         }  # fmt: skip
-        answers = self.play.liar.ask(asks, f"secagg {'+'.join(sorted(kinds))}") if asks else {}
+        answers = self.run.liar.ask(asks, f"secagg {'+'.join(sorted(kinds))}") if asks else {}
         if "Unmask" in kinds:
             for one, before in kept.items():
-                self.play.stores[one].clear()
-                self.play.stores[one].update(before)
+                self.run.stores[one].clear()
+                self.run.stores[one].update(before)
         return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped) and answer.said}
 
     def agree(self, lists: Mapping[int, Collection[int]]) -> dict[int, bytes]:
@@ -143,19 +143,19 @@ class Halted:
             return None
 
 
-def halted(play: Play, held: Held, on: Collection[int]) -> Halted | None:
+def halted(run: AttackRun, held: Held, on: Collection[int]) -> Halted | None:
     """Have clients upload masked values and stop there: the server's honest part receives no upload. None if too few masked."""
 
-    def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+    def receive(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
         if stage == "secagg Deliver" and isinstance(ask, m.Step) and ask.kind != "counts" and isinstance(answer, m.Stepped):
             return m.Stepped(b"")
         return answer
 
-    first = len(play.liar.exchanges)
-    play.liar.hear = hear
-    play.sum(held, on)
-    play.liar.hear = honest_answer
-    asked = [one for one in play.liar.exchanges[first:] if isinstance(one.ask, m.Step) and one.ask.kind != "counts"]
+    first = len(run.liar.exchanges)
+    run.liar.receive = receive
+    run.sum(held, on)
+    run.liar.receive = honest_answer
+    asked = [one for one in run.liar.exchanges[first:] if isinstance(one.ask, m.Step) and one.ask.kind != "counts"]
     steps: dict[int, m.Step] = {}
     uploads: dict[int, bytes] = {}
     adverts: dict[int, Advert] = {}
@@ -173,4 +173,4 @@ def halted(play: Play, held: Held, on: Collection[int]) -> Halted | None:
                 context, members = request.context, request.members
     if terms is None or not uploads:
         return None
-    return Halted(play, terms, context, names(members), steps, adverts, uploads)
+    return Halted(run, terms, context, names(members), steps, adverts, uploads)

@@ -34,7 +34,7 @@ from ...types import Array, ClientData, Population
 from .dealt_by_hand import Dealing
 from .liar import Liar
 
-__all__ = ["WHOLE", "Clients", "Play", "Scene", "Summed", "Value", "in_memory", "scene_of"]
+__all__ = ["WHOLE", "Clients", "AttackRun", "Scene", "Summed", "VictimValue", "in_memory", "scene_of"]
 
 COHORT = 8
 """So many clients are started, or two more than a sum needs: attacks on more of them show the same."""
@@ -45,7 +45,7 @@ BOUNDLESS = 1e9
 """The ε in the ledger of a server that ignores budgets."""
 WHOLE: dict[str, Any] = {"epochs": 1, "batch_size": 0, "momentum": 0.0}
 """What makes a training one step over all of a client's data: the same whatever the round."""
-Value = Literal["update", "whole_batch_update", "signature"]
+VictimValue = Literal["update", "whole_batch_update", "signature"]
 """What may be read of a client: its update from the honest model in round 0, the same of one step over all data, its signature."""
 
 
@@ -91,10 +91,10 @@ class Scene:
         return PrincipalVectors(rows if compared.of_samples and not compared.per_label else 1)
 
     @cached_property
-    def _truths(self) -> dict[tuple[Value, int], Array]:
+    def _truths(self) -> dict[tuple[VictimValue, int], Array]:
         return {}
 
-    def truth(self, what: Value, client: int) -> Array:
+    def truth(self, what: VictimValue, client: int) -> Array:
         """A client's value (d,) or (p·d,), without noise. For the scorer alone."""
         if (what, client) not in self._truths:
             task: Task = self.signature if what == "signature" else self.train if what == "update" else replace(self.train, **WHOLE)
@@ -148,7 +148,7 @@ def _same(one: ClientData) -> Callable[[], ClientData]:
 
 @dataclass(frozen=True)
 class _Claimed:
-    """A roster that goes by the digest of another: for a server and puppets that nobody can keep from using it."""
+    """A roster that goes by the digest of another: for a server and the clients it controls, which nobody can keep from using it."""
 
     keys: tuple[bytes, ...]
     holders: tuple[bytes, ...]
@@ -163,7 +163,7 @@ class Summed:
     survivors: tuple[int, ...]
 
 
-class Play:
+class AttackRun:
     """One attack's server and its fresh clients.
 
     `victim` is an honest client, `accomplices` are the clients that the server runs: fewer than a third of all where sums are for a server
@@ -171,7 +171,7 @@ class Play:
     `protection` is what the server goes by, whatever clients' own settings say. `fed` is an honest server over a `liar`.
 
     `clients` are all clients, accomplices included. Where clients have their sums dealt into buckets they are the victim's bucket: then
-    `fed` asks for plain sums, so that each attack is played on the sum of that bucket.
+    `fed` asks for plain sums, so that each attack is aimed at the sum of that bucket.
     """
 
     def __init__(self, scene: Scene, protection: Protection, *, accomplices: bool = True, sybils: bool = False) -> None:
@@ -197,13 +197,13 @@ class Play:
             keys = tuple(identities[one].public() if one in identities else met.roster.keys[one] for one in everyone)
             roster = _Claimed(keys, met.roster.holders, met.roster.digest)
         self.stores = {one: MemoryStore() for one in identities}
-        puppets = {
+        controlled = {
             one: FederationClient(Settings(identity, protection, roster, scene.config.privacy), _same(people[one]), self.stores[one])
             for one, identity in identities.items()
         }  # fmt: skip
-        self.identities, self.puppets, self.roster = identities, puppets, met.roster
+        self.identities, self.controlled, self.roster = identities, controlled, met.roster
         self.holders = met.holders
-        self.liar = Liar(met.transport, puppets, met.roster.holders)
+        self.liar = Liar(met.transport, controlled, met.roster.holders)
         self.ledger: Ledger | None = None
         pinned = protection.secure or protection.transformed or protection.encrypted
         self.fed = FederationServer(
@@ -287,7 +287,7 @@ class Play:
 
     def known(self, client: int, held: Held) -> Array:
         """What an accomplice holds."""
-        return np.ravel(np.asarray(self.puppets[client].values.parts(self.number(held), held.parts)[held.part], np.float64))
+        return np.ravel(np.asarray(self.controlled[client].values.parts(self.number(held), held.parts)[held.part], np.float64))
 
     def without_known(self, summed: Summed | None, held: Held) -> Array | None:
         """The mean over the honest clients in a sum that has the victim in it, accomplices' own values taken off."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..figures.significance import confidence_interval
 
-__all__ = ["Arm", "Claim", "Finding", "Measure", "Row", "Verdict", "decide", "findings_of"]
+__all__ = ["Arm", "Claim", "Finding", "Measurement", "Row", "ClaimVerdict", "decide", "findings_of"]
 
 Word = Literal["upheld", "qualified", "refuted", "undecided"]
 
@@ -29,7 +29,7 @@ class Row:
     note: str = ""
 
 
-Measure = Callable[[int, str | Path | None], Sequence[Row]]
+Measurement = Callable[[int, str | Path | None], Sequence[Row]]
 """(seed, data directory) -> the rows of that seed, one for every arm."""
 
 
@@ -59,7 +59,7 @@ class Claim:
     baseline: str
     assumed: str
     arms: Mapping[str, Arm]
-    measure: Measure
+    measure: Measurement
     seeds: int = 5
     needs: tuple[str, ...] = ()
 
@@ -79,7 +79,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """*upheld*: the statement holds in every arm. *refuted*: it fails in every arm. *qualified*: it holds in some and fails in others.
     *undecided*: otherwise, and with fewer seeds than the claim asks for."""
 
@@ -103,7 +103,7 @@ def findings_of(arms: Mapping[str, Arm], rows: Sequence[Row]) -> tuple[Finding, 
     return tuple(found)
 
 
-def decide(arms: Mapping[str, Arm], rows: Sequence[Row], seeds: int) -> Verdict:
+def decide(arms: Mapping[str, Arm], rows: Sequence[Row], seeds: int) -> ClaimVerdict:
     """The verdict on a statement that was tried in `arms`, from its rows alone."""
     found = findings_of(arms, rows)
     outcomes = {one.holds for one in found}
@@ -115,4 +115,4 @@ def decide(arms: Mapping[str, Arm], rows: Sequence[Row], seeds: int) -> Verdict:
             word = "refuted"
         elif {True, False} <= outcomes:
             word = "qualified"
-    return Verdict(word, found)
+    return ClaimVerdict(word, found)

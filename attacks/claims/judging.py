@@ -27,7 +27,7 @@ from ...experiments.run.resume import locked
 from ...files import append, write_atomically
 from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json, read_text
 from . import CLAIMS, claim_named
-from .claim import Claim, Row, Verdict, decide
+from .claim import Claim, ClaimVerdict, Row, decide
 
 __all__ = ["in_words", "judge", "listed", "write_page"]
 
@@ -40,7 +40,7 @@ def listed() -> dict[str, str]:
 def judge(
     name: str, folder: str | Path, data_dir: str | Path | None = None, *, scale: float = 1.0, seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
-) -> Verdict:  # fmt: skip
+) -> ClaimVerdict:  # fmt: skip
     """Measure what is missing of the claim `name` into `folder`, and write `verdict.json` there.
 
     The seeds are `seed`, `seed` + 1, ...: as many as the claim asks for times `scale`; with fewer it stays undecided. More are refused: the
@@ -163,7 +163,7 @@ def _commit() -> str:
         return str(__version__)
 
 
-def in_words(name: str, verdict: Verdict) -> list[str]:
+def in_words(name: str, verdict: ClaimVerdict) -> list[str]:
     """A verdict for people: one line an arm, and the word."""
     claim = claim_named(name)
     lines = [f"Claim: {claim.statement} ({claim.source})"]

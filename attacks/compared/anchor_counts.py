@@ -26,7 +26,7 @@ from ..evidence.sums import models_sent
 from ..evidence.updates import public_model
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, nothing
 from ..figures.significance import chance_of_matching
-from ..labels.label_inference import Guess, label_cells
+from ..labels.label_inference import LabelGuess, label_cells
 from ..labels.label_readings import auxiliary_shares, bias_span, class_probabilities, counts_from_bias
 from .fold_release import folds_in
 
@@ -75,16 +75,16 @@ def anchor_of(view: AdversaryView) -> Array | None:
     return None
 
 
-def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model) -> Guess:
+def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model) -> LabelGuess:
     """Label shares from Ψ: by the bias coordinates where they are there, else by templates; none where the pipeline cannot be imitated."""
     if view is None:
-        return Guess(dict.fromkeys(clients, auxiliary_shares(prior)))
+        return LabelGuess(dict.fromkeys(clients, auxiliary_shares(prior)))
     seen, anchor = _vectors_in(view, model.dimension), anchor_of(view)
     whole = all(seen[client].shape == (model.dimension,) for client in clients)
     bias = bias_span(model)
     if whole and anchor is not None and bias is not None:
         predicted = class_probabilities(model, anchor, prior.x, prior.y)
-        return Guess({client: counts_from_bias(seen[client][bias], predicted, prior.labels_per_client[client]) for client in clients})
+        return LabelGuess({client: counts_from_bias(seen[client][bias], predicted, prior.labels_per_client[client]) for client in clients})
     present = [int(label) for label in np.unique(prior.y)]
     pools = [np.flatnonzero(prior.y == label) for label in present]
     equal = min(len(pool) for pool in pools)
@@ -95,15 +95,15 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
     if made is not None and "sketch" in view.protection.gram:
         made = sketched(0, view.protection.sketch_dim)(made)
     if made is None or made.shape[2:] != seen[clients[0]].shape:
-        return Guess()
+        return LabelGuess()
     shares = {}
     for client in clients:
         shares[client] = np.zeros(prior.classes)
         shares[client][present] = labels_from_templates(seen[client], made[:-1, 0], made[-1, 0])
-    return Guess(shares)
+    return LabelGuess(shares)
 
 
-def right_counts(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+def right_counts(guess: LabelGuess, truth: Truth, clients: Sequence[int]) -> Array:
     """1 where all counts, shares × samples rounded, guessed for a client are those of another: (m, m), the guess first."""
     counts = np.stack([truth.label_counts[client] for client in clients])
     shares = np.stack([guess.shares[client] for client in clients])
@@ -111,7 +111,7 @@ def right_counts(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
     return np.asarray((guessed == counts[None]).all(axis=2), np.float64)
 
 
-def exact_cell(case: Case, clients: Sequence[int], mine: Guess, theirs: Guess) -> Cell:
+def exact_cell(case: Case, clients: Sequence[int], mine: LabelGuess, theirs: LabelGuess) -> Cell:
     """Whether all counts of a client are right, beside the same guesses dealt to the clients at random.
 
     Clients of a cluster are right or wrong together, so how probable that is without a view comes from such deals as well.

@@ -7,8 +7,8 @@ by c₂: Pᵢ + Qⱼ with P = m/x, Q = n/y. From the sums of all pairs it knows 
 
 Source: ours. What it proves: bare products give the key holder every product polynomial whole, hence products of single coordinates, which
 no inner product shows; the mask on c₀ does not help. What it does not: that products rerandomised by a fresh encryption leave nothing else.
-A recorded run never sends a bare product, so this attack runs on its own example (`play`), on a toy ring of the same arithmetic, where the
-linear algebra takes a second; it is as good on a large ring. `examples/ckks_product_leak.py` runs it.
+A recorded run never sends a bare product. So this attack runs on its own example (`toy_products`), on a toy ring of the same arithmetic:
+the linear algebra takes a second there. It is as good on a large ring. `examples/ckks_product_leak.py` runs it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ from ...protocols.ckks.seal import Arithmetic, Cipher
 from ...protocols.entropy import Entropy
 from ...types import Array
 
-__all__ = ["Played", "Ring", "play", "products_from_bare", "share_recovered"]
+__all__ = ["ToyProducts", "Ring", "toy_products", "products_from_bare", "share_recovered"]
 
-Pair = tuple[int, int]
+ClientPair = tuple[int, int]
 TOY = Parameters(128, (27, 27), insecure=True)
 PLAYED_ROWS, PLAYED_DIMENSION, PLAYED_CLIENTS = 7, 2, 3
 
@@ -70,7 +70,9 @@ class Ring:
         return found
 
 
-def products_from_bare(seen: Mapping[Pair, tuple[Array, Array, Array]], secret: Array, q: int, wanted: Sequence[int]) -> dict[Pair, Array]:
+def products_from_bare(
+    seen: Mapping[ClientPair, tuple[Array, Array, Array]], secret: Array, q: int, wanted: Sequence[int]
+) -> dict[ClientPair, Array]:
     """Each pair's whole product polynomial (N,), coefficients modulo q, from the parts (c₀, c₁, c₂) that a key holder received.
 
     `seen` has all pairs i ≤ j of clients 0, 1, …; parts are coefficients (N,) modulo the prime q. `secret` (N,) is the key holder's key,
@@ -99,22 +101,22 @@ def products_from_bare(seen: Mapping[Pair, tuple[Array, Array, Array]], secret: 
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class ToyProducts:
     """Clients' `rows` (clients, p, d), and their pairs as a key holder receives them: `bare` with a masked c₀, and `fresh`, rerandomised.
 
     `truth` are the product polynomials (N,), `secret` the key, `q` the modulus.
     """
 
     rows: Array
-    bare: Mapping[Pair, tuple[Array, Array, Array]]
-    fresh: Mapping[Pair, tuple[Array, Array, Array]]
-    truth: Mapping[Pair, Array]
+    bare: Mapping[ClientPair, tuple[Array, Array, Array]]
+    fresh: Mapping[ClientPair, tuple[Array, Array, Array]]
+    truth: Mapping[ClientPair, Array]
     secret: Array
     q: int
     packing: Packing
 
 
-def play(entropy: Entropy, seed: int = 0) -> Played:
+def toy_products(entropy: Entropy, seed: int = 0) -> ToyProducts:
     """Three clients with random unit vectors, the real machines' packing, products, masks and rerandomising, on a toy ring.
 
     Raises `LocalError` "no-tenseal" without TenSEAL.
@@ -146,7 +148,7 @@ def play(entropy: Entropy, seed: int = 0) -> Played:
             two = rerandomised(ring, product(ring, [sides[i][0]], together), mask(ring, masker, packing, [True], entropy))
             fresh[i, j] = parts_of(ring, two)
     secret = opened(ring._ones)  # (0, 1) decrypts to the secret
-    return Played(rows, bare, fresh, truth, secret, ring.moduli[0], packing)
+    return ToyProducts(rows, bare, fresh, truth, secret, ring.moduli[0], packing)
 
 
 def _encrypted(ring: Arithmetic, encryptor: object, polynomial: Array) -> Cipher:
@@ -164,7 +166,7 @@ def parts_of(ring: Arithmetic, cipher: Cipher) -> tuple[Array, Array, Array]:
     return flat[:n], flat[n : 2 * n], flat[2 * n :]
 
 
-def share_recovered(found: Mapping[Pair, Array], played: Played) -> float:
+def share_recovered(found: Mapping[ClientPair, Array], played: ToyProducts) -> float:
     """The share of coefficients, not wanted and so not meant to be seen, that came out exactly. By chance: 1/q of them."""
     hidden = sorted(set(range(len(played.secret))) - set(played.packing.targets(0)))
     return float(np.mean([(found[pair][hidden] - played.truth[pair][hidden]) % played.q == 0 for pair in played.truth]))

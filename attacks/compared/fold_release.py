@@ -35,7 +35,7 @@ from ..figures.significance import FEWEST_SCORES, chance_of_orders, orders
 from ..inversion.image_search import LocalSteps, unroll
 from ..inversion.lbfgs import minimise
 from ..membership.member_scores import placements
-from .gram_geometry import Products, products_of
+from .gram_geometry import ClientProducts, products_of
 
 __all__ = ["cells", "folds_in", "images_from_folds", "membership_scores", "sample_vectors", "samples_from_products", "traces_of"]
 
@@ -126,20 +126,20 @@ def images_from_folds(
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class FoldSetting:
     """The public task that clients were asked, and the model at which gradients are taken."""
 
     task: FoldGradients
     anchor: Array
 
 
-def setting_in(view: AdversaryView) -> Setting | None:
+def setting_in(view: AdversaryView) -> FoldSetting | None:
     """What the first request for folds says; None where there is none."""
     for message in view.select("compute", "parameters"):
         if message.context.get("task") == FoldGradients.__name__:
             task, sent = task_of(message.context["settings"]), models_sent(view, message)
             if isinstance(task, FoldGradients) and "model" in sent:
-                return Setting(task, sent["model"])
+                return FoldSetting(task, sent["model"])
     return None
 
 
@@ -186,29 +186,29 @@ def samples_cells(case: Case) -> list[Cell]:
     ]
 
 
-def _of(found: Products, clients: Sequence[int]) -> Array:
+def _of(found: ClientProducts, clients: Sequence[int]) -> Array:
     places = [found[0].index(client) for client in clients]
     return np.asarray(found[1][np.ix_(places, range(HALVES), places, range(HALVES))])
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class LabelSpread:
     """Of auxiliary samples' vectors (·, D): the mean of each label (classes, D), and whitening by the spread within labels (D, D)."""
 
     means: Array
     precision: Array
 
 
-def spread_of(vectors: Array, y: Array, classes: int) -> Spread:
+def spread_of(vectors: Array, y: Array, classes: int) -> LabelSpread:
     """From single samples' vectors (n, D) and labels (n,)."""
     means = np.stack([vectors[y == label].mean(0) if (y == label).any() else np.zeros(vectors.shape[1]) for label in range(classes)])
     apart = vectors - means[y]
     covariance = apart.T @ apart / len(y)
     covariance[np.diag_indices_from(covariance)] += RIDGE * np.trace(covariance) / len(covariance)
-    return Spread(means, np.linalg.inv(covariance))
+    return LabelSpread(means, np.linalg.inv(covariance))
 
 
-def scores_of(folds: Array, spread: Spread, vectors: Array, y: Array, samples: float) -> Array:
+def scores_of(folds: Array, spread: LabelSpread, vectors: Array, y: Array, samples: float) -> Array:
     """Scores (c,) of candidates, larger for members of one client's folds (2, D)."""
     beyond = np.stack([fold - spread.means.T @ nnls(spread.means.T, fold)[0] for fold in folds])
     apart = vectors - spread.means[y]

@@ -26,7 +26,7 @@ from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, l
 from ..figures.significance import FEWEST_SCORES
 from .assignment import assign, renamings_of
 
-__all__ = ["KINDS", "KNOWN", "Compared", "cells", "compared", "guess", "labels_from_gram", "products_in"]
+__all__ = ["KINDS", "KNOWN", "ComparedProducts", "cells", "compared", "guess", "labels_from_gram", "products_in"]
 
 NAME = "gram_geometry"
 KNOWN = (0, 3, 10)
@@ -40,7 +40,7 @@ KINDS = ("signature", "representation", "folds")
 """What this attack reads inner products of."""
 RELEASE_ERROR = 1e-4
 """About the largest noise of a released inner product of unit vectors: what completion takes for rounding."""
-Products = tuple[tuple[int, ...], Array]
+ClientProducts = tuple[tuple[int, ...], Array]
 
 
 # --- the mathematics, for a Gram from anywhere --------------------------------------------------------------------------------------
@@ -97,13 +97,13 @@ def _length_of(blocks: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class GramLabelGuess:
     """A label set for each client."""
 
     label_sets: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
-def products_in(view: AdversaryView, everyone: Sequence[int] = (), shape: tuple[int, int] = (0, 0)) -> Products | None:
+def products_in(view: AdversaryView, everyone: Sequence[int] = (), shape: tuple[int, int] = (0, 0)) -> ClientProducts | None:
     """Clients, and the inner products (n, p, n, p) of the vectors of the first clustering epoch in the view; None without one.
 
     From rows under any orthonormal transform, from a Gram that was released block by block, or, for a key holder, from what it decrypts;
@@ -121,7 +121,7 @@ def _released_blocks(view: AdversaryView) -> Blocks:
     return blocks
 
 
-def _products_of_blocks(blocks: Blocks) -> Products | None:
+def _products_of_blocks(blocks: Blocks) -> ClientProducts | None:
     """The whole of inner products from blocks (p, p) of pairs. Where only landmarks were compared with everybody, the rest is completed
     from these, as who clusters does it; None where nobody was compared with everybody."""
     clients = sorted({client for pair in blocks for client in pair})
@@ -137,7 +137,7 @@ def _products_of_blocks(blocks: Blocks) -> Products | None:
     return tuple(clients), whole
 
 
-def _products_of_rows(view: AdversaryView) -> Products | None:
+def _products_of_rows(view: AdversaryView) -> ClientProducts | None:
     clients: list[int] = []
     rows: list[Array] = []
     epoch = None
@@ -157,8 +157,8 @@ def _products_of_rows(view: AdversaryView) -> Products | None:
 
 
 def guess(
-    found: Products, prior: Prior, known: Mapping[int, Array], templates: Mapping[int, Mapping[frozenset[int], Array]], seed: int
-) -> Guess:
+    found: ClientProducts, prior: Prior, known: Mapping[int, Array], templates: Mapping[int, Mapping[frozenset[int], Array]], seed: int
+) -> GramLabelGuess:
     """Label sets for all clients that are not known. `templates[size]` are those for clients with `size` labels."""
     clients, products = found
     guessed: dict[int, frozenset[int]] = {}
@@ -171,7 +171,7 @@ def guess(
         inside = {kept.index(place): rows for place, rows in places.items()}
         sets = labels_from_gram(products[kept][:, :, kept], inside, templates[size], seed=seed)
         guessed |= {clients[place]: one for place, one in zip(kept, sets, strict=True) if place in mine}
-    return Guess(guessed)
+    return GramLabelGuess(guessed)
 
 
 def pretended(prior: Prior, size: int, samples: int) -> dict[frozenset[int], Array]:
@@ -201,19 +201,19 @@ def _mean(rows: Array, prior: Prior) -> Array:
     return rows.mean(axis=0, keepdims=True) if prior.halves and not prior.of_samples else rows
 
 
-def _of_means(found: Products | None, prior: Prior) -> Products | None:
+def _of_means(found: ClientProducts | None, prior: Prior) -> ClientProducts | None:
     """The inner products of what `_mean` gives: these have signs, which those of principal vectors have not."""
     if found is None or not prior.halves or prior.of_samples:
         return found
     return found[0], found[1].mean(axis=(1, 3), keepdims=True)
 
 
-def score(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+def score(guess: GramLabelGuess, truth: Truth, clients: Sequence[int]) -> Array:
     """1 where a client's label set is right."""
     return np.array([float(guess.label_sets[client] == truth.label_sets[client]) for client in clients])
 
 
-def products_of(case: Case) -> tuple[Products | None, Products | None]:
+def products_of(case: Case) -> tuple[ClientProducts | None, ClientProducts | None]:
     """The inner products in the view of a case, and in its reference."""
     first = next(iter(rows_known(case, list(case.rows)[:1]).values()), np.zeros((0, 0)))
     shape = (int(first.shape[0]), int(first.shape[1]))
@@ -221,18 +221,18 @@ def products_of(case: Case) -> tuple[Products | None, Products | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class ComparedProducts:
     """What there is to attack: the inner products in the view of a case (`mine`) and in its reference (`theirs`), and by number of labels
     the templates for each; `judged` are the clients whose label sets are looked for."""
 
-    mine: Products
-    theirs: Products
+    mine: ClientProducts
+    theirs: ClientProducts
     templates: Mapping[int, Mapping[frozenset[int], Array]]
     plain: Mapping[int, Mapping[frozenset[int], Array]]
     judged: tuple[int, ...]
 
 
-def compared(case: Case) -> Compared | str:
+def compared(case: Case) -> ComparedProducts | str:
     """What there is to attack, or why there is nothing."""
     prior = case.prior
     mine, theirs = (_of_means(one, prior) for one in products_of(case))
@@ -252,7 +252,7 @@ def compared(case: Case) -> Compared | str:
         client for client in clients if prior.labels_per_client[client] in templates and prior.labels_per_client[client] in plain
     )
     if len(judged) >= FEWEST_CLIENTS:
-        return Compared(mine, theirs, templates, plain, judged)
+        return ComparedProducts(mine, theirs, templates, plain, judged)
     if min(sizes) == prior.classes:
         return "every client has all labels: there is no label set to find"
     return "not attempted: too many label sets are possible, or auxiliary data are too few"
@@ -299,7 +299,7 @@ def rows_known(case: Case, clients: Sequence[int]) -> Mapping[int, Array]:
 
 
 def _unaided(
-    case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], judged: Sequence[int], blank: Array
+    case: Case, found: ClientProducts, templates: Mapping[int, Mapping[frozenset[int], Array]], judged: Sequence[int], blank: Array
 ) -> tuple[Array, float]:
     """Scores of each client without known ones, and how probable they are beside `blank` (n,) by chance: labels are named all at once."""
     made = guess(found, case.prior, {}, templates, case.seed)
@@ -308,7 +308,7 @@ def _unaided(
 
 
 def _drawn(
-    case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], rows: Mapping[int, Array],
+    case: Case, found: ClientProducts, templates: Mapping[int, Mapping[frozenset[int], Array]], rows: Mapping[int, Array],
     judged: Sequence[int], k: int,
 ) -> Array:  # fmt: skip
     """Mean score of each client over draws of k ≥ 1 known ones, NaN for one that was known in all."""

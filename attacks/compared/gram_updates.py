@@ -27,13 +27,13 @@ from ..evidence.local_training import LocalTraining, NotRecorded, training_of
 from ..evidence.sums import models_sent
 from ..evidence.updates import hidden_updates, public_model, updates_in
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, label_sets_of, nothing, popular_set
-from ..figures.significance import FEWEST_SCORES, Status
+from ..figures.significance import FEWEST_SCORES, CellStatus
 from ..key_recovery.cells import knowledge
 from ..key_recovery.naming import Knowledge, simulate
 from .assignment import assign, renamings_of
 from .gram_geometry import KINDS
 
-__all__ = ["Named", "Seen", "cells", "compared_updates", "guess", "labels_from_update_gram", "own_updates"]
+__all__ = ["FittedLabelSets", "UpdateProducts", "cells", "compared_updates", "guess", "labels_from_update_gram", "own_updates"]
 
 NAME = "gram_updates"
 METRIC = "label_set_accuracy"
@@ -59,7 +59,7 @@ MISFIT = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class FittedLabelSets:
     """The label set of each client, and how much worse they fit than the attacker's own clients with these label sets would.
 
     `misfit` is in units of the `TYPICAL` quantile of what own clients give.
@@ -88,7 +88,7 @@ class _Own:
 
 def labels_from_update_gram(
     products: Array, updates: Mapping[frozenset[int], Array], sizes: Sequence[int] | None = None, *, seed: int = 0
-) -> Named:
+) -> FittedLabelSets:
     """The label sets of n clients from the inner products (n, n) of their updates from one model.
 
     `updates` are those of simulated clients from the same model by label set, (r, d) with the same r ≥ 2 for each. `sizes` are the clients'
@@ -102,7 +102,9 @@ def labels_from_update_gram(
     if sizes is not None:
         single = np.where(np.array([[len(one) == size for one in sets] for size in sizes]), single, np.inf)
     found = assign(seen, own.between, single=single, variance=own.variance, renamings=renamings_of(sets), seed=seed)
-    return Named(tuple(sets[kind] for kind in found.kinds), _misfit(seen, logs, own, found.kinds, stream(seed, "own clients drawn")))
+    return FittedLabelSets(
+        tuple(sets[kind] for kind in found.kinds), _misfit(seen, logs, own, found.kinds, stream(seed, "own clients drawn"))
+    )
 
 
 def _own(updates: Array) -> _Own:
@@ -155,7 +157,7 @@ def _misfit(seen: Array, logs: Array, own: _Own, kinds: Array, rng: Stream) -> f
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class UpdateProducts:
     """Inner products (n, n) of the updates of `clients` in `round`, all from the model `start` (d,), trained as `local` says.
 
     `epoch` is the clustering epoch whose public sketch the updates went through, None where they went through none.
@@ -169,13 +171,13 @@ class Seen:
     epoch: int | None = None
 
 
-def compared_updates(view: AdversaryView, dimension: int) -> Seen | None:
+def compared_updates(view: AdversaryView, dimension: int) -> UpdateProducts | None:
     """The updates under one transform, of the most clients that started from one known model; the first such in the view.
 
     None where there are none of `FEWEST_CLIENTS`. Raises `NotRecorded` where the transcript does not say how clients trained.
     """
     started: dict[int, tuple[Array, LocalTraining | None]] = {}
-    found: list[Seen] = []
+    found: list[UpdateProducts] = []
     taken: dict[str, tuple[list[int], list[Array], Message]] = {}
     for message in view.messages:
         if message.operation == "compute" and message.kind == "parameters" and message.payload is not None:
@@ -216,12 +218,12 @@ def _hidden_rows(view: AdversaryView, message: Message) -> tuple[str, Array | No
 
 def _seen(
     view: AdversaryView, clients: Sequence[int], rows: Array, started: tuple[Array, LocalTraining | None], message: Message
-) -> Seen:  # fmt: skip
+) -> UpdateProducts:  # fmt: skip
     start, local = started
     if local is None:
         raise NotRecorded("the transcript does not say how clients were asked to train")
     epoch = int(message.context["epoch"]) if message.operation == "gram" else None
-    return Seen(tuple(clients), rows @ rows.T, start, local, message.round, epoch)
+    return UpdateProducts(tuple(clients), rows @ rows.T, start, local, message.round, epoch)
 
 
 def own_updates(known: Knowledge, sets: Sequence[frozenset[int]], each: int, rng: Stream) -> dict[frozenset[int], Array]:
@@ -232,7 +234,9 @@ def own_updates(known: Knowledge, sets: Sequence[frozenset[int]], each: int, rng
     return dict(zip(sets, made.reshape(len(sets), each, -1), strict=True))
 
 
-def guess(seen: Seen, prior: Prior, clients: Sequence[int], templates: Mapping[frozenset[int], Array], sketch_dim: int | None) -> Named:
+def guess(
+    seen: UpdateProducts, prior: Prior, clients: Sequence[int], templates: Mapping[frozenset[int], Array], sketch_dim: int | None
+) -> FittedLabelSets:
     """Label sets of `clients`, some of those seen, by the `templates` of own clients."""
     places = [seen.clients.index(client) for client in clients]
     if seen.epoch is not None:
@@ -242,7 +246,7 @@ def guess(seen: Seen, prior: Prior, clients: Sequence[int], templates: Mapping[f
     return labels_from_update_gram(seen.products[np.ix_(places, places)], templates, sizes, seed=prior.seed)
 
 
-def score(found: Named, truth: Truth, clients: Sequence[int]) -> Array:
+def score(found: FittedLabelSets, truth: Truth, clients: Sequence[int]) -> Array:
     """1 where a client's label set is right."""
     return np.array([float(one == truth.label_sets[client]) for client, one in zip(clients, found.label_sets, strict=True)])
 
@@ -301,7 +305,7 @@ def _too_little(case: Case, clients: Sequence[int], partial: Sequence[int], each
     return ""
 
 
-def _figure(case: Case, clients: Sequence[int], mine: Named, theirs: Named, each: int) -> Cell:
+def _figure(case: Case, clients: Sequence[int], mine: FittedLabelSets, theirs: FittedLabelSets, each: int) -> Cell:
     """The figure. Without a leak it is never at its baseline: a fit that is bad, or a wrong answer that fits, shows no safety."""
     truth, classes = [case.truth.label_sets[client] for client in clients], case.prior.classes
     popular = popular_set(truth)
@@ -319,5 +323,5 @@ def _figure(case: Case, clients: Sequence[int], mine: Named, theirs: Named, each
     if one.status == "leaks":
         return one
     why = "the model of clients does not fit" if not mine.fits else "the power to show a leak is not known"
-    status: Status = "not_validated" if one.status == "not_validated" else "inconclusive"
+    status: CellStatus = "not_validated" if one.status == "not_validated" else "inconclusive"
     return replace(one, status=status, note=f"{why}; {one.note}")

@@ -38,7 +38,7 @@ MOST_SETS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class SignatureGuess:
     """What the attacker says of each client: an image, and a set of labels."""
 
     images: Mapping[int, Array] = field(default_factory=dict)
@@ -162,11 +162,11 @@ def _shares_of_updates(view: AdversaryView, prior: Prior) -> Mapping[int, Array]
     return recover(view, prior).histograms
 
 
-def guess(view: AdversaryView | None, prior: Prior, clients: tuple[int, ...]) -> Guess:
+def guess(view: AdversaryView | None, prior: Prior, clients: tuple[int, ...]) -> SignatureGuess:
     """The attack. Without a view it says what the prior alone says: the mean auxiliary image for everyone, and no labels."""
     mean = prior.x.mean(axis=0, dtype=np.float64)
     if view is None:
-        return Guess(dict.fromkeys(clients, mean))
+        return SignatureGuess(dict.fromkeys(clients, mean))
     signatures = unpermuted(view, prior, signatures_in(view, prior))
     images, labels = {}, {}
     templates: dict[tuple[int, int], dict[frozenset[int], Array]] = {}
@@ -179,7 +179,7 @@ def guess(view: AdversaryView | None, prior: Prior, clients: tuple[int, ...]) ->
             if key not in templates:
                 templates[key] = simulated_signatures(prior, *key)
             labels[client] = recover_label_set(signature, templates[key])
-    return Guess(images, labels)
+    return SignatureGuess(images, labels)
 
 
 def _has_set_to_find(prior: Prior, size: int) -> bool:
@@ -249,7 +249,7 @@ def _by_labels(case: Case, why: str) -> tuple[list[Cell], dict[str, Array] | Non
     return cells_of_labels(case, NAME, seen, guess(case.reference, case.prior.unprotected(), seen.judged).images)
 
 
-def _label_cell(case: Case, clients: tuple[int, ...], mine: Guess, theirs: Guess, note: str, *, renamed: bool) -> Cell:
+def _label_cell(case: Case, clients: tuple[int, ...], mine: SignatureGuess, theirs: SignatureGuess, note: str, *, renamed: bool) -> Cell:
     """Label sets; `renamed`: labels were named together, so that chance is that of a renaming of all."""
     metric, truth = "label_set_accuracy", case.truth
     judged = [client for client in clients if client in mine.label_sets]

@@ -18,7 +18,7 @@ from ...randomness import Stream, stream
 from ...types import Array
 from ..figures.leakage import DEALS, Case, Cell, Prior, cell, cosine, psnr_db, ssim
 from ..figures.significance import chance, chance_of_matching, power
-from .gram_geometry import Compared, guess
+from .gram_geometry import ComparedProducts, guess
 
 __all__ = ["COMPARISONS", "IMAGE_MARGIN", "cells_of_labels", "images_of_label_sets"]
 
@@ -56,7 +56,9 @@ def chance_of_renamed(found: Sequence[frozenset[int]], images: Array, prior: Pri
     return (1 + sum(nearness(members[:, rng.permutation(len(labels))]) >= reached for _ in range(DEALS))) / (1 + DEALS)
 
 
-def cells_of_labels(case: Case, name: str, seen: Compared, in_the_clear: Mapping[int, Array]) -> tuple[list[Cell], dict[str, Array]]:
+def cells_of_labels(
+    case: Case, name: str, seen: ComparedProducts, in_the_clear: Mapping[int, Array]
+) -> tuple[list[Cell], dict[str, Array]]:
     """Figures of mean images by way of label sets, and the arrays for a report.
 
     The reference is the same attack on the inner products of clear signatures. Whether a gain is chance is asked three times, and the

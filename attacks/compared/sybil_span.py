@@ -17,7 +17,7 @@ from ...randomness import stream
 from ...types import Array
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import FEWEST_SCORES
-from .gram_geometry import Products, products_of, rows_known
+from .gram_geometry import ClientProducts, products_of, rows_known
 
 __all__ = ["COLLUDERS", "cells", "rows_from_products"]
 
@@ -32,7 +32,7 @@ def rows_from_products(products: Array, known: Array) -> Array:
     return np.asarray(np.asarray(products, np.float64) @ np.linalg.pinv(np.asarray(known, np.float64), rcond=RCOND).T)
 
 
-def guess(found: Products | None, prior: Prior, known: Mapping[int, Array], clients: Sequence[int]) -> dict[int, Array]:
+def guess(found: ClientProducts | None, prior: Prior, known: Mapping[int, Array], clients: Sequence[int]) -> dict[int, Array]:
     """Vectors (p, d) of `clients`. Without a view: those of a simulated client with all auxiliary data, for everyone."""
     if found is None:
         made = prior.simulate([(prior.x, prior.y)])

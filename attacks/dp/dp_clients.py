@@ -20,11 +20,11 @@ from ...protocols.banded import inverse_coefficients
 from ...randomness import stream
 from ...types import Array, Population
 from .dp_audit import REPETITIONS
-from .dp_mechanisms import LONG, Game
+from .dp_mechanisms import LONG, CanaryGame
 from .dp_references import trials_of_means
-from .dp_reruns import Played, recorded, run_rounds, unscored
+from .dp_reruns import WholeRunGame, recorded, run_rounds, unscored
 
-__all__ = ["play_clients"]
+__all__ = ["rerun_clients"]
 
 
 @dataclass(eq=False)
@@ -84,7 +84,9 @@ class _Planted(Values):
         return planted
 
 
-def play_clients(config: Config, population: Population, rng: np.random.Generator, *, seconds: float = np.inf) -> tuple[Played, Game]:
+def rerun_clients(
+    config: Config, population: Population, rng: np.random.Generator, *, seconds: float = np.inf
+) -> tuple[WholeRunGame, CanaryGame]:
     """The run of `config` (unit "client") whose clients are canaries; and the game that the same sums without noise would be."""
     simulation = prepare(recorded(config), population=population)
     coins = {client.id: bool(rng.random() < 0.5) for client in population.clients}
@@ -108,12 +110,12 @@ def play_clients(config: Config, population: Population, rng: np.random.Generato
         raise ValueError("no mean was released")
     assert run_ledger is not None
     tossed = np.array([coins[client] for client in seen])
-    games = [Game(np.array([found[client] for client in seen]), tossed) for found in (canaries.scores, canaries.exact)]
+    games = [CanaryGame(np.array([found[client] for client in seen]), tossed) for found in (canaries.scores, canaries.exact)]
     spent = max(run_ledger.ledger.spent(client) for client in run_ledger.ledger.clients)
     clipped = run_ledger.options(config.protection)["clipped"]
     spreads = [_claimed_noise(clipped, len(cohort)) / config.privacy.clip_norm for _, cohort in canaries.cohorts]
     trials = trials_of_means(seen, canaries.cohorts, spreads, canaries.axis, low, REPETITIONS, rng.spawn(1)[0])
-    return Played(games[0], spent, len(simulation.rows), unscored(run_ledger.ledger), None, trials), games[1]
+    return WholeRunGame(games[0], spent, len(simulation.rows), unscored(run_ledger.ledger), None, trials), games[1]
 
 
 def _claimed_noise(clipped: ClippedMean, contributors: int) -> float:

@@ -14,26 +14,26 @@ from ...privacy.settings import Privacy
 from ...protocols.events import ChoiceEvent, GaussianEvent
 from ...protocols.ledger import Budget, Ledger
 from ...types import Population
-from .dp_mechanisms import Game, Unpriced
-from .dp_references import Trials
+from .dp_mechanisms import CanaryGame, Unpriced
+from .dp_references import GameTrials
 
-__all__ = ["Played", "recorded", "run_rounds", "started", "unscored"]
+__all__ = ["WholeRunGame", "recorded", "run_rounds", "started", "unscored"]
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class WholeRunGame:
     """A whole run's game, what its ledger came to, in how many rounds, and the figures of what was paid for and is not in the game.
 
     `apart` is the same game scored by what a client's updates have that others' of the round have not, where there are others. `trials` are
     repetitions of the game on its reference; None where training is not linear in its noise (Adam), so that none is known.
     """
 
-    game: Game
+    game: CanaryGame
     epsilon: float
     rounds: int
     unscored: tuple[str, ...] = ()
-    apart: Game | None = None
-    trials: Trials | None = None
+    apart: CanaryGame | None = None
+    trials: GameTrials | None = None
 
 
 def unscored(ledger: Ledger) -> tuple[str, ...]:

@@ -33,13 +33,13 @@ from ...randomness import stream
 from ...types import Array, ClientData, Population
 from ..figures.leakage import Case, Cell, nothing
 from .dp_audit import ENOUGH, FACTOR, AuditResult, Power, audit, power, verdict
-from .dp_clients import play_clients
-from .dp_mechanisms import GAMES, Game, quiet
+from .dp_clients import rerun_clients
+from .dp_mechanisms import GAMES, CanaryGame, quiet
 from .dp_references import joined_trials, released
-from .dp_reruns import Played, recorded
-from .dp_samples import noise_of, play_samples
+from .dp_reruns import WholeRunGame, recorded
+from .dp_samples import noise_of, rerun_samples
 
-__all__ = ["WholeAudit", "audit_release", "audit_whole", "cells", "claim_of", "play", "releases"]
+__all__ = ["WholeAudit", "audit_release", "audit_whole", "cells", "claim_of", "rerun", "releases"]
 
 NAME = "dp_audit"
 WHOLE = "run_epsilon"
@@ -47,18 +47,18 @@ NO_NOISE = 1e-3
 """The share of the noise that a reference keeps."""
 
 
-def play(
+def rerun(
     config: Config, population: Population, rng: np.random.Generator, *, reruns: int = 1, seconds: float = np.inf
-) -> tuple[Played, Game, int]:
+) -> tuple[WholeRunGame, CanaryGame, int]:
     """The run of `config` with canaries of its unit, the same without noise, and the number of reruns: the canaries of all reruns together.
 
     Reruns share no noise, so each coin is as private as in one rerun, and more canaries show more. At most `reruns`, within `seconds`; the
     first always runs, with fewer rounds if necessary. Later ones that fail (too few clients for a sum) are left out. Raises as
-    `play_samples`, and `ValueError` for less than one rerun.
+    `rerun_samples`, and `ValueError` for less than one rerun.
     """
     if reruns < 1:
-        raise ValueError(f"play: {reruns} reruns; expected at least 1")
-    began, mine, calm = time.perf_counter(), list[Played](), list[Game]()
+        raise ValueError(f"rerun: {reruns} reruns; expected at least 1")
+    began, mine, calm = time.perf_counter(), list[WholeRunGame](), list[CanaryGame]()
     for number in range(reruns):
         used = time.perf_counter() - began
         if mine and used * (1 + 1 / len(mine)) > seconds:
@@ -77,20 +77,22 @@ def play(
     apart = _joined(second) if second else None
     repeated = [one.trials for one in mine if one.trials is not None]
     trials = joined_trials(repeated) if len(repeated) == len(mine) else None
-    together = Played(games, max(one.epsilon for one in mine), min(one.rounds for one in mine), tuple(sorted(unscored)), apart, trials)
+    together = WholeRunGame(
+        games, max(one.epsilon for one in mine), min(one.rounds for one in mine), tuple(sorted(unscored)), apart, trials
+    )
     return together, _joined(calm), len(mine)
 
 
-def _pair(config: Config, population: Population, rng: np.random.Generator, seconds: float) -> tuple[Played, Game]:
+def _pair(config: Config, population: Population, rng: np.random.Generator, seconds: float) -> tuple[WholeRunGame, CanaryGame]:
     """One rerun, and the same without noise, in about `seconds`."""
     if config.privacy.unit == "client":
-        return play_clients(config, population, rng, seconds=seconds)
-    played = play_samples(config, population, rng, seconds=seconds / 2)
-    return played, play_samples(config, population, rng, noise=NO_NOISE, seconds=seconds / 2).game
+        return rerun_clients(config, population, rng, seconds=seconds)
+    played = rerun_samples(config, population, rng, seconds=seconds / 2)
+    return played, rerun_samples(config, population, rng, noise=NO_NOISE, seconds=seconds / 2).game
 
 
-def _joined(games: Sequence[Game]) -> Game:
-    return Game(np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games]))
+def _joined(games: Sequence[CanaryGame]) -> CanaryGame:
+    return CanaryGame(np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games]))
 
 
 # --- the attack -----------------------------------------------------------------------------------------------------------------------
@@ -193,19 +195,19 @@ class WholeAudit:
     result: AuditResult
     claim: float
     calm: AuditResult
-    played: Played
+    played: WholeRunGame
     reruns: int
 
 
 def audit_whole(
     config: Config, population: Population, rng: np.random.Generator, *, reruns: int = 1, seconds: float = np.inf
 ) -> WholeAudit:
-    """The audit of the run of `config`, by `play`, which raises what it raises.
+    """The audit of the run of `config`, by `rerun`, which raises what it raises.
 
     Both looks share the 5 % that may go wrong. The power is that of the first look alone: with the second an audit has no less.
     """
     delta, draws = config.privacy.delta, rng.spawn(1)[0]
-    played, calm, times = play(config, population, rng, reruns=reruns, seconds=seconds)
+    played, calm, times = rerun(config, population, rng, reruns=reruns, seconds=seconds)
     claim, looks = played.epsilon, [game for game in (played.game, played.apart) if game is not None]
     confidence = 1 - 0.05 / len(looks)
     found = [audit(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
@@ -215,7 +217,7 @@ def audit_whole(
     return WholeAudit(result, claim, unprotected, played, times)
 
 
-def _power_of(played: Played, calm: Game, delta: float, confidence: float, rng: np.random.Generator) -> Power:
+def _power_of(played: WholeRunGame, calm: CanaryGame, delta: float, confidence: float, rng: np.random.Generator) -> Power:
     """The power of the first look at a whole run."""
     if played.trials is None:
         return Power(0, 0, "unknown where clients train with Adam")

@@ -24,14 +24,14 @@ from ...tasks.training import Train
 from ...types import Array, ClientData, Population
 from ..adversary import view_of
 from ..evidence.local_training import only
-from ..evidence.updates import Step, asked_in, steps_in
+from ..evidence.updates import ClientStep, asked_in, steps_in
 from ..membership.membership_gradients import sample_gradients
 from .dp_audit import REPETITIONS
-from .dp_mechanisms import LONG, Game
-from .dp_references import Spread, Trials, trials_of_steps
-from .dp_reruns import Played, run_rounds, started, unscored
+from .dp_mechanisms import LONG, CanaryGame
+from .dp_references import GameTrials, UpdateScatter, trials_of_steps
+from .dp_reruns import WholeRunGame, run_rounds, started, unscored
 
-__all__ = ["noise_of", "play_samples"]
+__all__ = ["noise_of", "rerun_samples"]
 
 MOST_CANARIES, MOST_EACH = 2560, 128
 """Spikes in all, and in one client's data."""
@@ -50,9 +50,9 @@ class Planted:
     places: Array
 
 
-def play_samples(
+def rerun_samples(
     config: Config, population: Population, rng: np.random.Generator, *, noise: float = 1.0, seconds: float = np.inf
-) -> Played:
+) -> WholeRunGame:
     """The run of `config` (unit "sample") with spikes in its clients' data; `noise` multiplies that of every release.
 
     `seconds` end it early, with what was spent until then. Raises `InputError` as the run does, `ValueError` if no update can be read.
@@ -81,7 +81,7 @@ def play_samples(
     tossed = np.concatenate([planted[owner].coins for owner in members])
     scores, apart = np.zeros(len(tossed)), np.zeros(len(tossed))
     several, draws, linear = False, rng.spawn(1)[0], noise == 1.0
-    again = Trials.blank(len(tossed), REPETITIONS, draws)
+    again = GameTrials.blank(len(tossed), REPETITIONS, draws)
     for number in sorted({step.round for step in sums}):
         here, beyond = [step for step in sums if step.round == number], []
         for step in here:
@@ -102,15 +102,15 @@ def play_samples(
             others = (total - own) / (len(beyond) - 1)
             apart[mine[0].places] += _estimate(_towards(model, step, mine, train), own - others, _spread(train, 1, LEFT))
     spent = max(run_ledger.ledger.spent(client) for client in members) if noise == 1.0 else 0.0
-    second = Game(apart, tossed) if several else None
-    return Played(
-        Game(scores, tossed), spent, len(simulation.rows), unscored(run_ledger.ledger), second, again if linear else None
+    second = CanaryGame(apart, tossed) if several else None
+    return WholeRunGame(
+        CanaryGame(scores, tossed), spent, len(simulation.rows), unscored(run_ledger.ledger), second, again if linear else None
     )  # fmt: skip
 
 
-def _sums(sent: Mapping[int, Sequence[Step]], *, alone: bool) -> list[Step]:
+def _sums(sent: Mapping[int, Sequence[ClientStep]], *, alone: bool) -> list[ClientStep]:
     """The updates that were seen, each once: of single clients, or means of several."""
-    found: dict[tuple[int, ...], Step] = {}
+    found: dict[tuple[int, ...], ClientStep] = {}
     for owner in sorted(sent):
         for place, step in enumerate(sent[owner]):
             if (len(step.members) == 1) == alone:
@@ -119,7 +119,7 @@ def _sums(sent: Mapping[int, Sequence[Step]], *, alone: bool) -> list[Step]:
 
 
 def _asked(
-    sent: Mapping[int, Sequence[Step]], members: Sequence[int], population: Population, clients: Sequence[ClientData],
+    sent: Mapping[int, Sequence[ClientStep]], members: Sequence[int], population: Population, clients: Sequence[ClientData],
     spikes: Mapping[int, tuple[Array, Array]], coins: Mapping[int, Array],
 ) -> dict[int, Planted]:  # fmt: skip
     """The canaries and samples that each client was asked to train on: some hold samples back, under "replace_one" only, where all canaries
@@ -169,13 +169,13 @@ def noise_of(config: Config, population: Population) -> Noise:
     return noise
 
 
-def _towards(model: Model, step: Step, members: Sequence[Planted], train: Train) -> Array:
+def _towards(model: Model, step: ClientStep, members: Sequence[Planted], train: Train) -> Array:
     """How the canaries (m, d) of a sum's members move its model: minus their clipped gradients."""
     x, y = (np.concatenate([getattr(one, name) for one in members]) for name in ("x", "y"))
     return -sample_gradients(model, step.start, x, y, train.clip_norm)
 
 
-def _expected(train: Train, client: ClientData, step: Step) -> Array:
+def _expected(train: Train, client: ClientData, step: ClientStep) -> Array:
     """The update (d,) that a client's own samples would have made without noise, in full batches: clipped sums over the public number."""
     samples = len(client.y_train)
     calm = replace(
@@ -208,17 +208,17 @@ def _amount(train: Train) -> float:
     return float(_carried(train).sum()) / train.public_samples
 
 
-def _spread(train: Train, members: int, left: float = 1.0) -> Spread:
+def _spread(train: Train, members: int, left: float = 1.0) -> UpdateScatter:
     """What a sum of so many updates scatters by, in units of `_amount`; `left` is the share of the noise that is expected in it."""
     carried = _carried(train)
     steps = float(carried.sum() ** 2 / np.square(carried).sum())  # as many as would scatter as much with equal weights
     noise = train.noise_multiplier * train.clip_norm / (train.sampling_rate * np.sqrt(steps))  # in each coordinate
     if train.shares:
         noise *= np.sqrt(members / train.shares)
-    return Spread(noise, left * noise, train.sampling_rate, steps)
+    return UpdateScatter(noise, left * noise, train.sampling_rate, steps)
 
 
-def _estimate(towards: Array, rest: Array, spread: Spread) -> Array:
+def _estimate(towards: Array, rest: Array, spread: UpdateScatter) -> Array:
     """Linear least-squares estimates (m,) of b less its mean from `rest` (d,) = towardsᵀ b + noise, in units of `_amount`.
 
     `towards` (m, d) are the canaries' clipped gradients, which overlap.

@@ -23,7 +23,7 @@ from scipy.optimize import nnls
 from ...errors import InputError
 from ...types import Array
 
-__all__ = ["Equations", "Part", "Solution", "equations", "likeliest_penalty", "parts_of", "shares_of_terms", "solved"]
+__all__ = ["Equations", "PartialSum", "Solution", "equations", "likeliest_penalty", "parts_of", "shares_of_terms", "solved"]
 
 T = TypeVar("T", bound=Hashable)
 SAME = 1e-8
@@ -79,7 +79,7 @@ class Solution:
 
 
 @dataclass(frozen=True, eq=False)
-class Part(Generic[T]):
+class PartialSum(Generic[T]):
     """A sum that follows from others: its `terms`, their weighted mean `value` (d,), and the standard `deviation` of a coordinate of it.
 
     The noise of the sums is independent.
@@ -118,7 +118,7 @@ def solved(system: Equations[T], values: Array) -> Solution:
     return Solution(np.asarray(found), determined, np.asarray(variances), system.rank)
 
 
-def parts_of(system: Equations[T], values: Array) -> list[Part[T]]:
+def parts_of(system: Equations[T], values: Array) -> list[PartialSum[T]]:
     """The smallest sums that follow from sums `values` (m, d) of the same terms.
 
     Determined terms come first, by themselves. From the other sums these are taken off, and so is every sum that another one contains.
@@ -146,7 +146,7 @@ def parts_of(system: Equations[T], values: Array) -> list[Part[T]]:
         inside = np.flatnonzero(np.abs(row) > SAME)
         if len(inside):
             found.append((tuple(rest.terms[i] for i in inside), total / float(row[inside].sum())))
-    return [Part(terms, one[:length], float(np.linalg.norm(one[length:] * system.deviations))) for terms, one in found]
+    return [PartialSum(terms, one[:length], float(np.linalg.norm(one[length:] * system.deviations))) for terms, one in found]
 
 
 # --- terms that are shares ----------------------------------------------------------------------------------------------------------

@@ -23,13 +23,13 @@ from .local_training import LocalTraining, NotRecorded, training_of
 from .sums import means_in, models_sent
 
 __all__ = [
-    "Step", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in",
+    "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in",
     "unread", "updates_in",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ClientStep:
     """One client's training in one round, as the adversary knows it: what it was sent, how it moved; `members` share a mean.
 
     `beside` is what else it was sent: StoCFL's "anchor" (d,), SCAFFOLD's "control" (d,) and the round "summed" () of the client's last
@@ -48,20 +48,20 @@ class Step:
     deviation: float = 0.0
 
 
-def asked_in(step: Step) -> LocalTraining:
+def asked_in(step: ClientStep) -> LocalTraining:
     """The training of a step. Raises `NotRecorded`."""
     if step.local is None:
         raise NotRecorded("the transcript does not say how clients were asked to train")
     return step.local
 
 
-def local_of(step: Step, prior: Prior) -> LocalTraining:
+def local_of(step: ClientStep, prior: Prior) -> LocalTraining:
     """The training of a step, clipped as clients of the run clip. Raises `NotRecorded`."""
     assert prior.config is not None  # checked by the caller
     return asked_in(step).clipped(prior.config)
 
 
-def steps_in(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[Step]]:
+def steps_in(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[ClientStep]]:
     """Each client's steps in the order of rounds: single ones where updates of others can be read, else those of its cluster's mean.
 
     With the `case` that the view is of, means are without what its colluders can take off, and of fewer clients where several say so.
@@ -70,7 +70,7 @@ def steps_in(view: AdversaryView, dimension: int, case: Case | None = None) -> d
     return single if set(single) - set(view.coalition) else _mean_steps(view, dimension, case) | single
 
 
-def single_steps(steps: Mapping[int, Sequence[Step]]) -> dict[int, list[Step]]:
+def single_steps(steps: Mapping[int, Sequence[ClientStep]]) -> dict[int, list[ClientStep]]:
     """The steps that are one client's own, of clients that have any."""
     found = {client: [step for step in several if len(step.members) == 1] for client, several in steps.items()}
     return {client: several for client, several in found.items() if several}
@@ -117,14 +117,14 @@ def of_several(view: AdversaryView, dimension: int) -> bool:
     return False
 
 
-def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
+def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[ClientStep]]:
     """Each client's steps as far as single updates can be read.
 
     Where a client was sent an "origin" it sends its movement from there (pFedLIA's neighbourhoods), and FeSEM's clients theirs from the
     centre that they chose after training: what lies between that and the model it started from is taken off. FeSEM's clients start from the
     centre of their last choice, and at first from the initial model.
     """
-    steps: dict[int, list[Step]] = {}
+    steps: dict[int, list[ClientStep]] = {}
     sent: dict[int, tuple[str, LocalTraining | None, dict[str, Array], dict[str, Array]]] = {}
     before: dict[int, tuple[str, LocalTraining | None, dict[str, Array], dict[str, Array]]] = {}  # for StoCFL's "global", sent along
     chosen: dict[int, int] = {}
@@ -155,7 +155,7 @@ def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[Step]]:
                 chosen[client] = label
             if base is not None and start is not None and row.shape == (dimension,):
                 update = -row if local is not None and local.gradient else row - (start - base)
-                steps.setdefault(client, []).append(Step(start, update, (client,), message.round, beside, local=local))
+                steps.setdefault(client, []).append(ClientStep(start, update, (client,), message.round, beside, local=local))
     return steps
 
 
@@ -176,19 +176,19 @@ def _updates(
     return [(client, labels.get(client, 0), row) for client, row in zip(payload_rows(message), rows, strict=False)]
 
 
-def _mean_steps(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[Step]]:
+def _mean_steps(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[ClientStep]]:
     """From cluster models alone: the sums over a client that two models tell."""
-    steps: dict[int, list[Step]] = {}
+    steps: dict[int, list[ClientStep]] = {}
     for one in means_in(view, dimension) if case is None else known_means(case, view, dimension):
         assert one.start is not None  # there is a mean
         assert one.mean is not None
         for client in one.members:
-            made = Step(one.start, one.mean, one.members, one.round, local=one.local, deviation=one.deviation)
+            made = ClientStep(one.start, one.mean, one.members, one.round, local=one.local, deviation=one.deviation)
             steps.setdefault(client, []).append(made)
     return steps
 
 
-def less_known(steps: Sequence[Step], prior: Prior, model: Model) -> list[Step]:
+def less_known(steps: Sequence[ClientStep], prior: Prior, model: Model) -> list[ClientStep]:
     """A client's steps, in order, with what of each update is `known`: that of a part of all its gradients which does not depend on data.
 
     Such are StoCFL's λ (θ − ω) at the model sent, ω the anchor, and SCAFFOLD's c − c_i: c is sent, and c_i is the mean gradient of the turn

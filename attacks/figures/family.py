@@ -17,14 +17,14 @@ from typing import Any
 from .leakage import Cell
 from .significance import RATE
 
-__all__ = ["AIMED", "Family", "Part", "judged_together"]
+__all__ = ["AIMED", "Family", "FamilyPart", "judged_together"]
 
 AIMED = 0.05
 """How often an audit without a leak may call any figure one."""
 
 
 @dataclass(frozen=True)
-class Part:
+class FamilyPart:
     """Of a part's figures `tested` have a p, and `withdrawn` leak as figures by themselves, but not among so many.
 
     `aimed` is how often that part of an audit of a run without a leak may have a false one.
@@ -40,8 +40,8 @@ class Family:
     """The two parts of an audit's figures: `guarantees`, whose metrics are bounds on ε, and `evidence`. `aimed` is what they share."""
 
     aimed: float
-    guarantees: Part
-    evidence: Part
+    guarantees: FamilyPart
+    evidence: FamilyPart
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -61,7 +61,7 @@ def judged_together(cells: Sequence[Cell]) -> tuple[list[Cell], Family]:
         withdrawn = [i for i in part if i not in kept and cells[i].status == "leaks"]
         for i in withdrawn:
             found[i] = _withdrawn(cells[i], len(part), aimed)
-        made.append(Part(aimed if part else 0.0, len(part), len(withdrawn)))
+        made.append(FamilyPart(aimed if part else 0.0, len(part), len(withdrawn)))
     return found, Family(AIMED, *made)
 
 

@@ -36,7 +36,7 @@ from .significance import (
     FEWEST_SCORES,
     RATE,
     SHARES,
-    Status,
+    CellStatus,
     chance,
     chance_of_matching,
     confidence_interval,
@@ -81,7 +81,7 @@ class Cell:
     high: float | None
     baseline: float | None
     reference: float | None
-    status: Status
+    status: CellStatus
     k_known: int = 0
     seeds: tuple[int, ...] = ()
     note: str = ""
@@ -317,7 +317,7 @@ def nothing(case: Case, attack: str, metric: str, why: str, k_known: int | None 
     """The cell of an attack that has nothing to see, and why; of one that was not made, if `why` begins with "not attempted"."""
     known = len(case.view.coalition) if k_known is None else k_known
     none = (None,) * 5
-    status: Status = "not_attempted" if why.startswith(NOT_ATTEMPTED) else "nothing_to_see"
+    status: CellStatus = "not_attempted" if why.startswith(NOT_ATTEMPTED) else "nothing_to_see"
     return Cell(attack, case.view.adversary, case.protection, metric, *none, status, known, (case.seed,), why)
 
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from ...types import Array
 from .leakage import Cell
-from .significance import ENOUGH, FEWEST_SCORES, RATE, Status, confidence_interval, interval, proportion_interval, t_chance, t_power
+from .significance import ENOUGH, FEWEST_SCORES, RATE, CellStatus, confidence_interval, interval, proportion_interval, t_chance, t_power
 
 __all__ = ["pooled"]
 
@@ -90,7 +90,7 @@ def _columns(seen: Sequence[Cell]) -> tuple[Array, Array, Array, Array]:
     return column("value"), column("baseline"), column("reference"), column("reference_baseline")
 
 
-def _verdict(seen: Sequence[Cell], recorded: bool, p: float | None) -> Status:
+def _verdict(seen: Sequence[Cell], recorded: bool, p: float | None) -> CellStatus:
     """The status of one figure from two seeds or more with its p, the first of them that of the recorded run if `recorded`."""
     first, sign = seen[0], -1.0 if seen[0].lower_is_better else 1.0
     if p is None:  # of exact figures

@@ -9,7 +9,7 @@ from scipy import stats
 from ...types import Array
 
 __all__ = [
-    "ENOUGH", "Status", "chance", "chance_of_matching", "chance_of_orders", "chance_of_renaming", "confidence_interval", "interval",
+    "ENOUGH", "CellStatus", "chance", "chance_of_matching", "chance_of_orders", "chance_of_renaming", "confidence_interval", "interval",
     "is_count", "judge", "orders", "power", "proportion_interval", "t_chance", "t_power", "vary",
 ]  # fmt: skip
 
@@ -32,7 +32,7 @@ RANGES = {
     "_psnr_db": (-float("inf"), 100.0),
 }  # fmt: skip
 """How a metric's name ends -> what its values can be."""
-Status = Literal["leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
+CellStatus = Literal["leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
 
 
 def vary(values: Array) -> bool:
@@ -179,7 +179,7 @@ def chance_of_orders(guessed: Array, true: Array, rng: np.random.Generator) -> f
     return (1 + reached) / (1 + MATCHINGS)
 
 
-def judge(values: Array, baseline: Array, reference: Array, reference_baseline: Array, margin: float) -> Status:
+def judge(values: Array, baseline: Array, reference: Array, reference_baseline: Array, margin: float) -> CellStatus:
     """The status of scores paired by client, at least 3 of them: a leak beats the baseline by more than `margin`.
 
     By a t-test of the difference, one-sided at `RATE`; scores of 0 and 1 by their mean difference and an exact sign test.

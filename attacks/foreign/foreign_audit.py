@@ -34,14 +34,14 @@ from ..figures.leakage import Cell, Truth, cell, nothing
 from ..figures.significance import RATE
 from ..labels.label_readings import ONE_STEP, PATH
 from ..membership.member_scores import confidences, loss_threshold, rmia, roc
-from ..membership.membership_audit import FALSE_POSITIVES, FEWEST_ASKED, Outcome, auc_gain, member_p
+from ..membership.membership_audit import FALSE_POSITIVES, FEWEST_ASKED, MembershipOutcome, auc_gain, member_p
 from ..membership.membership_audit import MARGIN as MEMBER_MARGIN
 from ..membership.membership_gradients import MOST_NUMBERS, sample_gradients, shortened
 from ..membership.membership_shadows import pairs_of
 from .foreign_images import images
 from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, ROUNDS, alone, as_sent, is_sgd, labels, settled
 from .foreign_states import ForeignModel, batch_statistics, vector_of
-from .foreign_system import LoopSettings, Made, Record, System, Update, system_of
+from .foreign_system import AttackOutput, LoopSettings, System, Update, UpdateRecord, system_of
 
 __all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "attacked", "audit_updates"]
 
@@ -67,7 +67,7 @@ def audit_updates(
     return judged_together([one for cells, _ in attacked(system, attacks).values() for one in cells])[0]
 
 
-def attacked(system: System, attacks: Sequence[str] | None = None) -> dict[str, Made]:
+def attacked(system: System, attacks: Sequence[str] | None = None) -> dict[str, AttackOutput]:
     """Cells and arrays by attack. Raises `InputError` for an attack that is not known."""
     for name in attacks or ():
         if name not in FOREIGN_ATTACKS:
@@ -78,7 +78,7 @@ def attacked(system: System, attacks: Sequence[str] | None = None) -> dict[str, 
 # --- membership ---------------------------------------------------------------------------------------------------------------------
 
 
-def _membership(system: System) -> Made:
+def _membership(system: System) -> AttackOutput:
     """Whether samples were among those that a client trained on: by its first updates, and by the model that it returned last."""
     name, metric, case, prior, model = "membership", "own_model_rmia_auc", system.case, system.case.prior, system.model
     clients, outside = system.scored, system.case.truth.outside
@@ -115,12 +115,12 @@ def _membership(system: System) -> Made:
     figures = [] if linear else [nothing(case, name, "update_gradients_auc", NOT_SGD)]
     of_updates = (("gradients", "auc"), ("gradients", "tpr")) if linear else ()
     for attack, kind in (*of_updates, ("rmia", "auc"), ("loss", "auc")):
-        found = Outcome(scores[attack], scores["blank"][None], asked.member)
+        found = MembershipOutcome(scores[attack], scores["blank"][None], asked.member)
         figures.append(_member_cell(system, f"{SOURCES[attack]}_{attack}_{kind}", kind, found, note))
     return figures, None
 
 
-def _explained(system: System, model: ForeignModel, records: Sequence[Record], x: Array, y: Array) -> Array:
+def _explained(system: System, model: ForeignModel, records: Sequence[UpdateRecord], x: Array, y: Array) -> Array:
     """How much of a client's updates each sample's gradient explains, (n,), on a scale of its own: ridge regression on all together.
 
     Gradients are taken at the state that the client was sent, where those of members are as long as others'.
@@ -139,7 +139,7 @@ def _explained(system: System, model: ForeignModel, records: Sequence[Record], x
     return np.asarray(found / max(float(np.abs(found).mean()), 1e-300))
 
 
-def _member_cell(system: System, metric: str, kind: str, found: Outcome, note: str) -> Cell:
+def _member_cell(system: System, metric: str, kind: str, found: MembershipOutcome, note: str) -> Cell:
     case, at = system.case, roc(found.scores, found.member, FALSE_POSITIVES)
     value, interval, blank = at.auc, at.auc_interval, at.auc - auc_gain(found)[0]
     if kind == "tpr":
@@ -156,7 +156,7 @@ def _member_cell(system: System, metric: str, kind: str, found: Outcome, note: s
 # --- running statistics ---------------------------------------------------------------------------------------------------------------
 
 
-def _statistics(system: System) -> Made:
+def _statistics(system: System) -> AttackOutput:
     """The mean activation of a client's samples at the first layer that normalises, from running statistics. None such: no figure."""
     name, metric, case, prior, model = "batch_statistics", "activation_mean_error", system.case, system.case.prior, system.model
     if model is None or not system.scored:
@@ -185,7 +185,7 @@ def _statistics(system: System) -> Made:
     return [alone(made, len(errors))], None
 
 
-def _activation(model: ForeignModel, layer: str, record: Record, x: Array) -> Array:
+def _activation(model: ForeignModel, layer: str, record: UpdateRecord, x: Array) -> Array:
     """The mean input (channels,) of a layer over samples x, normalised by the batch, on the way of a client's training."""
     form, found = model.in_training, list[Array]()
     start, end = vector_of(form, record.before), vector_of(form, record.after)
@@ -204,7 +204,7 @@ def _activation(model: ForeignModel, layer: str, record: Record, x: Array) -> Ar
     return np.asarray(np.average(found, axis=0, weights=[kept ** (1 - share) for share in path]))
 
 
-FOREIGN_ATTACKS: Mapping[str, Callable[[System], Made]] = {
+FOREIGN_ATTACKS: Mapping[str, Callable[[System], AttackOutput]] = {
     "label_inference": labels, "membership": _membership, "gradient_inversion": images, "batch_statistics": _statistics,
 }  # fmt: skip
 """What reads updates of other systems, by name."""

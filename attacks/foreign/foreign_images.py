@@ -14,12 +14,12 @@ import torch
 from ...randomness import stream
 from ...types import Array
 from ..figures.leakage import Cell, cell, nothing, ssim
-from ..inversion.gradient_inversion import MARGIN, MOST_IMAGES, MOST_STEPS, Guess, labels_from_shares, methods_of, score
+from ..inversion.gradient_inversion import MARGIN, MOST_IMAGES, MOST_STEPS, ImageGuess, labels_from_shares, methods_of, score
 from ..inversion.image_search import LocalSteps, invert_updates
 from ..inversion.inversion_ladder import fitting_layer, images_by_layer, most_samples
 from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, alone, is_sgd, shares_of_update
 from .foreign_states import ForeignModel, batch_statistics, statistics_of, vector_of
-from .foreign_system import Made, Record, System
+from .foreign_system import AttackOutput, System, UpdateRecord
 
 __all__ = ["images"]
 
@@ -27,7 +27,7 @@ MOST_INVERTED = 8
 """Clients whose updates are inverted."""
 
 
-def images(system: System) -> Made:
+def images(system: System) -> AttackOutput:
     """The images of clients with few samples in one batch, from the first update of each."""
     name, case, prior, model = "gradient_inversion", system.case, system.case.prior, system.model
     most = MOST_IMAGES if model is None else max(MOST_IMAGES, _most_by_layer(model))
@@ -39,7 +39,7 @@ def images(system: System) -> Made:
     guess = _found(system, model, drawn)
     mean, commonest = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
     sizes = {client: len(one) for client, one in drawn.items()}
-    blank = Guess(
+    blank = ImageGuess(
         {client: np.repeat(mean[None], n, axis=0) for client, n in sizes.items()},
         {client: np.full(n, commonest) for client, n in sizes.items()},
     )
@@ -68,7 +68,7 @@ def images(system: System) -> Made:
     return figures, arrays
 
 
-def _found(system: System, model: ForeignModel, drawn: Mapping[int, Array]) -> Guess:
+def _found(system: System, model: ForeignModel, drawn: Mapping[int, Array]) -> ImageGuess:
     """The images of clients whose labels were `drawn`: by the ladder, else by optimisation; of larger batches the mean sample is left."""
     groups: dict[object, list[int]] = {}
     for client in drawn:
@@ -87,10 +87,10 @@ def _found(system: System, model: ForeignModel, drawn: Mapping[int, Array]) -> G
         mean = np.repeat(prior.x.mean(axis=0, dtype=np.float64)[None], len(drawn[clients[0]]), axis=0)
         for client in clients:
             images[client], methods[client] = made.get(client, (mean, "mean sample"))
-    return Guess(images, drawn, methods)
+    return ImageGuess(images, drawn, methods)
 
 
-def _by_layer(model: ForeignModel, records: Mapping[int, Record], x: Array, rng: np.random.Generator) -> dict[int, tuple[Array, str]]:
+def _by_layer(model: ForeignModel, records: Mapping[int, UpdateRecord], x: Array, rng: np.random.Generator) -> dict[int, tuple[Array, str]]:
     """Images (n, *shape) and the rung, of those clients on whom the ladder succeeds; they trained alike."""
     first = next(iter(records.values()))
     how, form, count = first.settings, model.in_training, first.samples or 1
@@ -109,7 +109,7 @@ def _most_by_layer(model: ForeignModel) -> int:
     return 0 if model.norms or model.words else most_samples(fitting_layer(model.in_training))
 
 
-def _is_one_batch(record: Record, most: int) -> bool:
+def _is_one_batch(record: UpdateRecord, most: int) -> bool:
     """Whether a client trained on few samples, all in each step."""
     one = record.settings
     return record.samples is not None and record.samples <= min(most, one.batch_size or most) and one.epochs <= MOST_STEPS
@@ -137,7 +137,9 @@ def _unread(system: System, few: Sequence[int], most: int) -> str:
     return ""
 
 
-def _inverted(model: ForeignModel, records: Sequence[Record], labels: Sequence[Array], rng: np.random.Generator, iterations: int) -> Array:
+def _inverted(
+    model: ForeignModel, records: Sequence[UpdateRecord], labels: Sequence[Array], rng: np.random.Generator, iterations: int
+) -> Array:
     """Images (m, n, *shape) in [0, 1] of m clients that trained alike; from the update's direction where its rate is not known."""
     how = records[0].settings
     form = model.frozen(records[0].before.statistics) if how.batch_norm == "eval" else model.in_training
@@ -150,7 +152,9 @@ def _inverted(model: ForeignModel, records: Sequence[Record], labels: Sequence[A
     )[0]  # fmt: skip
 
 
-def _beside(model: ForeignModel, records: Sequence[Record]) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None:
+def _beside(
+    model: ForeignModel, records: Sequence[UpdateRecord]
+) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None:
     """What running statistics show of the images beside the update, each layer's on the scale 1; None where they show nothing exact.
 
     They are needed: behind a layer that normalises by the batch, gradients do not depend on the length of the images.

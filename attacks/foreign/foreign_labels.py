@@ -13,10 +13,10 @@ import torch
 from ...types import Array
 from ..figures.leakage import Cell, nothing
 from ..figures.significance import FEWEST_SCORES, RATE
-from ..labels.label_inference import Guess, label_cells
+from ..labels.label_inference import LabelGuess, label_cells
 from ..labels.label_readings import ONE_STEP, PATH, auxiliary_shares, class_probabilities, counts_from_bias, labels_from_bias
 from .foreign_states import ForeignModel, ReadState, batch_statistics, statistics_of, vector_of
-from .foreign_system import Made, Record, System
+from .foreign_system import AttackOutput, System, UpdateRecord
 
 __all__ = ["NOT_SGD", "NO_MODEL", "NO_TRUTH", "ROUNDS", "alone", "as_sent", "is_sgd", "labels", "settled", "shares_of_update"]
 
@@ -29,7 +29,7 @@ NO_TRUTH = "not attempted: no client's samples are given, so that no guess can b
 NOT_SGD = "not attempted: updates by an optimiser other than SGD are not linear in gradients"
 
 
-def labels(system: System) -> Made:
+def labels(system: System) -> AttackOutput:
     """Label sets and histograms from the updates of the head's bias."""
     name, metric, case, prior = "label_inference", "histogram_l1", system.case, system.case.prior
     clients = [client for client in system.scored if is_sgd(system.records[client][0])]
@@ -43,8 +43,8 @@ def labels(system: System) -> Made:
         return [nothing(case, name, metric, why)], None
     blank = auxiliary_shares(prior) if len(prior.y) else np.full(prior.classes, 1 / prior.classes)
     note = f"bias {system.head!r}, of the first {ROUNDS} update(s) at most; {predicted(system)}; {prior.description}"
-    guess = Guess(shares)
-    figures, arrays = label_cells(case, name, sorted(shares), [guess, Guess(dict.fromkeys(shares, blank)), guess], note)
+    guess = LabelGuess(shares)
+    figures, arrays = label_cells(case, name, sorted(shares), [guess, LabelGuess(dict.fromkeys(shares, blank)), guess], note)
     return [alone(one, one.counted or len(shares)) for one in figures], arrays
 
 
@@ -75,16 +75,16 @@ def alone(one: Cell, scores: int) -> Cell:
 # --- states and label shares --------------------------------------------------------------------------------------------------------
 
 
-def is_sgd(record: Record) -> bool:
+def is_sgd(record: UpdateRecord) -> bool:
     return record.settings.optimizer == "sgd"
 
 
-def mean_shares(records: Sequence[Record], system: System) -> Array | None:
+def mean_shares(records: Sequence[UpdateRecord], system: System) -> Array | None:
     found = [one for record in records if (one := shares_of_update(record, system)) is not None]
     return np.asarray(np.mean(found, axis=0)) if found else None
 
 
-def shares_of_update(record: Record, system: System) -> Array | None:
+def shares_of_update(record: UpdateRecord, system: System) -> Array | None:
     """Label shares (classes,) from one update of the head's bias; None where neither its scale nor the number of labels is known.
 
     Where some labels are known to be absent the scale comes from these: clients with few samples learn them by heart, so that their updates
@@ -106,7 +106,7 @@ def shares_of_update(record: Record, system: System) -> Array | None:
     return None if record.labels is None else counts_from_bias(-moved, probabilities, record.labels)
 
 
-def settled(system: System, model: ForeignModel, record: Record, state: ReadState) -> Array:
+def settled(system: System, model: ForeignModel, record: UpdateRecord, state: ReadState) -> Array:
     """A state's vector (d,) for `model.evaluated`, with the statistics of the client's batches, else with those of auxiliary samples."""
     found = batch_statistics(model, record.before, record.after, record.steps) or _of_auxiliary(system, model, record.before)
     return vector_of(model.evaluated, state, found)

@@ -30,7 +30,7 @@ from ...types import Array, check_array
 __all__ = [
     "ForeignModel",
     "ReadState",
-    "State",
+    "ModelState",
     "batch_statistics",
     "head_bias",
     "named_arrays",
@@ -40,7 +40,7 @@ __all__ = [
     "vector_of",
 ]
 
-State = Any
+ModelState = Any
 """A `state_dict`, a mapping of name to array, a sequence of arrays, or an object with `tensors` (Flower `Parameters`)."""
 STATISTICS = ("running_mean", "running_var")
 COUNTER = "num_batches_tracked"
@@ -213,7 +213,7 @@ def statistics_of(model: ForeignModel) -> Callable[[torch.Tensor, torch.Tensor],
 # --- reading ------------------------------------------------------------------------------------------------------------------------
 
 
-def read_state(state: State, model: ForeignModel | None, where: str) -> ReadState:
+def read_state(state: ModelState, model: ForeignModel | None, where: str) -> ReadState:
     """A state's parameters and running statistics. `where` begins the message of an error: the client and whether before or after.
 
     Without a `model` only mappings are taken, and statistics are known by their names. Raises `InputError` naming the array that is
@@ -241,7 +241,7 @@ def read_state(state: State, model: ForeignModel | None, where: str) -> ReadStat
     )  # fmt: skip
 
 
-def named_arrays(state: State, model: ForeignModel | None, where: str) -> dict[str, Array]:
+def named_arrays(state: ModelState, model: ForeignModel | None, where: str) -> dict[str, Array]:
     """A state's arrays by name, as they are. Raises `InputError` for what is no state, or a list that no model names."""
     if isinstance(state, Mapping):
         return {str(name): _as_array(one, f"{where}: {name!r}") for name, one in state.items()}

@@ -17,12 +17,12 @@ from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.local_training import carry
 from ..figures.leakage import Case, Cell, Prior, Truth
-from .foreign_states import ForeignModel, ReadState, State, head_bias, read_samples, read_state
+from .foreign_states import ForeignModel, ModelState, ReadState, head_bias, read_samples, read_state
 
-__all__ = ["LoopSettings", "Made", "Record", "System", "Update", "system_of", "whole"]
+__all__ = ["LoopSettings", "AttackOutput", "UpdateRecord", "System", "Update", "system_of", "whole"]
 
-Mode = Literal["train", "eval"]
-Made = tuple[list[Cell], dict[str, Array] | None]
+ModuleMode = Literal["train", "eval"]
+AttackOutput = tuple[list[Cell], dict[str, Array] | None]
 """What an attack gives: figures, and arrays for the report."""
 
 
@@ -41,7 +41,7 @@ class LoopSettings:
     momentum: float = 0.0
     weight_decay: float = 0.0
     optimizer: str = "sgd"
-    batch_norm: Mode = "train"
+    batch_norm: ModuleMode = "train"
 
     def __post_init__(self) -> None:
         for name, whole, least in (
@@ -107,8 +107,8 @@ class Update:
     the updates of one client are in the order of rounds. `settings`, where given, take the place of those of the audit.
     """
 
-    before: State
-    after: State
+    before: ModelState
+    after: ModelState
     x: Any = None
     y: Any = None
     client: int | None = None
@@ -122,7 +122,7 @@ class Update:
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
+class UpdateRecord:
     """An update that was read: checked states, settings, and how many samples and labels the client has, where that is known."""
 
     client: int
@@ -152,7 +152,7 @@ class System:
     """
 
     case: Case
-    records: Mapping[int, Sequence[Record]]
+    records: Mapping[int, Sequence[UpdateRecord]]
     model: ForeignModel | None
     head: str | None
     headless: str = ""
@@ -245,11 +245,11 @@ def _unit(model: ForeignModel, x: Array) -> Array:
 
 def _records_of(
     updates: Sequence[Update], model: ForeignModel | None, settings: LoopSettings, shape: tuple[int, ...], classes: int
-) -> tuple[dict[int, list[Record]], dict[int, tuple[Array, Array]], dict[int, tuple[Array, Array]]]:
+) -> tuple[dict[int, list[UpdateRecord]], dict[int, tuple[Array, Array]], dict[int, tuple[Array, Array]]]:
     """Records by client in order, the clients' samples as far as they are given, and samples like them that nobody trained on."""
     if not updates:
         raise InputError("updates: there are none")
-    records: dict[int, list[Record]] = {}
+    records: dict[int, list[UpdateRecord]] = {}
     data: dict[int, tuple[Array, Array]] = {}
     outside: dict[int, tuple[Array, Array]] = {}
     for place, one in enumerate(updates):
@@ -276,5 +276,5 @@ def _records_of(
             usual if given is None else whole(given, 1, f"{where}: {name}")
             for name, given, usual in zip(("samples", "labels"), (one.samples, one.labels), counted, strict=True)
         )
-        records.setdefault(client, []).append(Record(client, before, after, one.settings or settings, samples, labels))
+        records.setdefault(client, []).append(UpdateRecord(client, before, after, one.settings or settings, samples, labels))
     return records, data, outside

@@ -28,7 +28,7 @@ from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.local_training import LocalTraining, trainings_in
-from ..evidence.updates import Step, blind, local_of, public_model, single_steps, steps_in, unread
+from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 from ..labels.label_readings import bias_span, shares_of
 from .image_search import LocalSteps, invert_updates
@@ -57,7 +57,7 @@ def labels_from_shares(shares: Array, count: int) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class ImageGuess:
     """Images (n, *shape), labels (n,), and by which method images were found, by client."""
 
     images: Mapping[int, Array] = field(default_factory=dict)
@@ -65,20 +65,25 @@ class Guess:
     methods: Mapping[int, str] = field(default_factory=dict)
 
 
-def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int) -> Guess:
+def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int) -> ImageGuess:
     """The images behind each client's first update. Without a view: the mean auxiliary image, and the commonest auxiliary label."""
     clipped = prior.config is not None and prior.config.privacy.unit != "none"
     return _guess(None if view is None else steps_in(view, model.dimension), prior, clients, model, restarts, clipped)
 
 
 def _guess(
-    steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int, clipped: bool = False
-) -> Guess:
+    steps: Mapping[int, Sequence[ClientStep]] | None,
+    prior: Prior,
+    clients: Sequence[int],
+    model: Model,
+    restarts: int,
+    clipped: bool = False,
+) -> ImageGuess:
     """As `guess`. Of updates that were `clipped` (and noised) the length says little, so their direction is what images are to meet."""
     sizes = {client: prior.samples_per_client[client] for client in clients}
     if steps is None:
         mean, label = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
-        return Guess({c: np.repeat(mean[None], n, axis=0) for c, n in sizes.items()}, {c: np.full(n, label) for c, n in sizes.items()})
+        return ImageGuess({c: np.repeat(mean[None], n, axis=0) for c, n in sizes.items()}, {c: np.full(n, label) for c, n in sizes.items()})
     assert prior.config is not None  # checked by the caller
     images: dict[int, Array] = {}
     labels: dict[int, Array] = {}
@@ -95,17 +100,17 @@ def _guess(
             found |= _by_optimisation(left, labels, prior, model, restarts, clipped)
         for client, (made, method) in found.items():
             images[client], methods[client] = made, method
-    return Guess(images, labels, methods)
+    return ImageGuess(images, labels, methods)
 
 
-def _plan(first: Mapping[int, Step], prior: Prior) -> tuple[LocalSteps, int]:
+def _plan(first: Mapping[int, ClientStep], prior: Prior) -> tuple[LocalSteps, int]:
     """How clients asked in the same round trained, and the number of that round."""
     step = next(iter(first.values()))
     train = local_of(step, prior).train
     return LocalSteps(train.epochs, train.lr, train.momentum, train.weight_decay), step.round
 
 
-def _by_layer(first: Mapping[int, Step], prior: Prior, model: Model, size: int) -> dict[int, tuple[Array, str]]:
+def _by_layer(first: Mapping[int, ClientStep], prior: Prior, model: Model, size: int) -> dict[int, tuple[Array, str]]:
     """Images (size, *shape) and the method, of those clients on whom a rung above the optimisation succeeds."""
     layer, (how, number) = fitting_layer(model), _plan(first, prior)
     if layer is None:
@@ -117,7 +122,7 @@ def _by_layer(first: Mapping[int, Step], prior: Prior, model: Model, size: int) 
 
 
 def _by_optimisation(
-    first: Mapping[int, Step], labels: Mapping[int, Array], prior: Prior, model: Model, restarts: int, clipped: bool
+    first: Mapping[int, ClientStep], labels: Mapping[int, Array], prior: Prior, model: Model, restarts: int, clipped: bool
 ) -> dict[int, tuple[Array, str]]:
     """The same by the last rung, for all clients."""
     (how, number), size = _plan(first, prior), len(labels[next(iter(first))])
@@ -136,7 +141,7 @@ def matched(truth: Array, images: Array) -> list[tuple[Array, Array]]:
     return [(truth[i], images[j]) for i, j in zip(rows, columns, strict=True)]
 
 
-def score(guess: Guess, truth: Truth, clients: Sequence[int], metric: str) -> Array:
+def score(guess: ImageGuess, truth: Truth, clients: Sequence[int], metric: str) -> Array:
     """The mean over a client's images of PSNR or SSIM, or whether all its labels are right, by client."""
     if metric == "labels_exact":
         labels = {c: np.bincount(guess.labels[c], minlength=len(truth.label_counts[c])) for c in clients}
@@ -192,7 +197,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     return figures, arrays
 
 
-def methods_of(guess: Guess) -> str:
+def methods_of(guess: ImageGuess) -> str:
     """By which methods images were found, in words; with the number of clients where there are several."""
     counts = Counter(guess.methods.values())
     return " and ".join(name + (f" ({count} clients)" if len(counts) > 1 else "") for name, count in counts.most_common())

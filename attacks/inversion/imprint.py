@@ -36,7 +36,7 @@ from ..evidence.local_training import trainings_in
 from ..evidence.sums import sums_in
 from ..evidence.updates import public_model, steps_in
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
-from ..figures.significance import Status
+from ..figures.significance import CellStatus
 from .model_inconsistency import clients_of, isolate
 
 __all__ = ["cells", "images_from_imprint", "imprinted", "share_recovered"]
@@ -195,7 +195,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         )
         made = cell(case, NAME, f"images_recovered_{kind}", *scores, margin=0.0, note=note)
         # without an image: more bins, or bins nearer to each other, may show one
-        status: Status = "leaks" if scores[0].any() else "inconclusive" if scores[2].any() else "not_validated"
+        status: CellStatus = "leaks" if scores[0].any() else "inconclusive" if scores[2].any() else "not_validated"
         figures.append(replace(made, exact=bool(scores[2].any()), power=None, status=status))
         arrays = arrays or _shown(answered, mine, mean[0])
     return figures, arrays

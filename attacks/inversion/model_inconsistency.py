@@ -112,7 +112,9 @@ def isolate(
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
 
 
-def play(clients: Sequence[ClientData], train: Train, start: Array, victim: int, *, clip: float, min_cohort: int, binding: bool) -> Attempt:
+def attack_victim(
+    clients: Sequence[ClientData], train: Train, start: Array, victim: int, *, clip: float, min_cohort: int, binding: bool
+) -> Attempt:
     """The whole attack: send crafted models, train updates on them, take their secure sum."""
     dead = deadened(train.model, start)
     sent = {client.id: start if client.id == victim else dead for client in clients}
@@ -174,7 +176,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     exact = {client.id: trained(client, train, start) for client in people if client.id in victims}
     tries = {
         binding: [
-            play(people, train, start, victim, clip=protection.secagg_clip, min_cohort=min_cohort, binding=binding) for victim in victims
+            attack_victim(people, train, start, victim, clip=protection.secagg_clip, min_cohort=min_cohort, binding=binding)
+            for victim in victims
         ]
         for binding in (True, False)
     }

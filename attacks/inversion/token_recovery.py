@@ -26,7 +26,7 @@ from ...errors import InputError
 from ...randomness import stream
 from ...types import Array, check_array
 from ..evidence.local_training import trainings_in
-from ..evidence.updates import Step, blind, local_of, public_model, single_steps, steps_in, unread
+from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..labels.label_readings import bias_span
 
@@ -179,7 +179,7 @@ def embedding_of(model: Model) -> tuple[int, tuple[int, int]] | None:
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
 
 
-def guess(steps: Mapping[int, Step] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
+def guess(steps: Mapping[int, ClientStep] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
     """The words (k,) of each client. Without a view: the commonest auxiliary words, as many as so many auxiliary windows have."""
     if steps is None:
         return {client: _common(prior, prior.samples_per_client[client]) for client in clients}
@@ -189,7 +189,7 @@ def guess(steps: Mapping[int, Step] | None, prior: Prior, clients: Sequence[int]
     return {client: tokens_from_rows(steps[client].update[offset : offset + shape[0] * shape[1]].reshape(shape)) for client in clients}
 
 
-def guess_windows(steps: Mapping[int, Step] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
+def guess_windows(steps: Mapping[int, ClientStep] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
     """The one window (length,) of each client. Without a view: the commonest auxiliary word of each place."""
     length = model.shape[0]
     if steps is None:
@@ -266,7 +266,7 @@ def _right(words: Array, truth: Array) -> float:
     return float(np.isin(words, truth).mean()) if len(words) else 0.0
 
 
-def _is_one_step(step: Step, prior: Prior) -> bool:
+def _is_one_step(step: ClientStep, prior: Prior) -> bool:
     return local_of(step, prior).steps(1) == 1
 
 

@@ -15,16 +15,15 @@ from ..evidence.local_training import LocalTraining, NotRecorded, training_of
 from ..evidence.sums import models_sent
 from ..evidence.updates import hidden_updates, public_model
 from ..figures.leakage import DEALS, Case, Cell, Prior, Truth, cell, nothing
-from ..figures.significance import Status, chance, power
-from ..labels.label_inference import Guess as Shares
-from ..labels.label_inference import histogram_cell, label_set_cell, top_labels
+from ..figures.significance import CellStatus, chance, power
+from ..labels.label_inference import LabelGuess, histogram_cell, label_set_cell, top_labels
 from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels
 from .mixed import of_update
 from .naming import Knowledge
 
 __all__ = [
-    "PERMUTATIONS", "Guess", "Seen", "cells", "guess", "guess_of", "knowledge", "score_l1", "score_sets", "score_structure",
-    "structure_at_random", "structure_chance", "transformed_rounds",
+    "PERMUTATIONS", "KeyRecoveryGuess", "TransformedUpdates", "cells", "guess", "guess_of", "knowledge", "score_l1", "score_sets",
+    "score_structure", "structure_at_random", "structure_chance", "transformed_rounds",
 ]  # fmt: skip
 
 NAME = "key_recovery"
@@ -35,7 +34,7 @@ PERMUTATIONS = ("permutation", "signed_permutation")
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class TransformedUpdates:
     """Updates of one secret transform in a view: `rounds` (n_t, d), the first those of `clients`, in `round`; the model it started from.
 
     `signed` is public: the kind of the transform. `clear` says that no transform hides the places of coordinates. `parts` are the names of
@@ -53,7 +52,7 @@ class Seen:
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class KeyRecoveryGuess:
     """Label `histograms` (classes,) by client, uniform where the attacker abstains, and the `structure` it found, shares without names.
 
     `coordinates` maps seen to true coordinates.
@@ -65,7 +64,7 @@ class Guess:
     recovery: Recovery | None = None
 
 
-def transformed_rounds(view: AdversaryView, dimension: int) -> Seen | None:
+def transformed_rounds(view: AdversaryView, dimension: int) -> TransformedUpdates | None:
     """The updates of the first round and all later ones under the same transform; None where there are none, one by one.
 
     The clients of the first sum over enough of them are attacked. Where a colluding client's secret opens the updates, they are clear.
@@ -99,10 +98,10 @@ def transformed_rounds(view: AdversaryView, dimension: int) -> Seen | None:
     alike = (rows for other, _, _, rows, _ in sums if other == name and rows is not first and rows.shape[1] == first.shape[1])
     later = [rows for rows in alike if len(rows) >= 2]  # a single client has nothing to be compared with
     kind = kinds.get(name, "")
-    return Seen(clients, (first, *later), theta0, kind == "signed_permutation", kind == "", number, parts[name], asked)
+    return TransformedUpdates(clients, (first, *later), theta0, kind == "signed_permutation", kind == "", number, parts[name], asked)
 
 
-def unmixed(seen: Seen, prior: Prior) -> Seen:
+def unmixed(seen: TransformedUpdates, prior: Prior) -> TransformedUpdates:
     """The updates alone, where other parts travel in the same vectors under a permutation and can be separated from them."""
     if seen.clear or prior.config is None or seen.local is None or len(seen.parts) < 2:
         return seen
@@ -128,13 +127,13 @@ def knowledge(prior: Prior, theta0: Array | None, local: LocalTraining | None = 
     return Knowledge(train, start.astype(model.init(0).dtype), prior.x, prior.y, samples, known if known < prior.classes else None)
 
 
-def guess(view: AdversaryView | None, prior: Prior) -> Guess:
+def guess(view: AdversaryView | None, prior: Prior) -> KeyRecoveryGuess:
     """The attack. Without a view it knows no clients, and `score` takes equal shares for everyone."""
     if view is None:
-        return Guess()
+        return KeyRecoveryGuess()
     seen = transformed_rounds(view, public_model(prior).dimension)
     if seen is None:
-        return Guess()
+        return KeyRecoveryGuess()
     if seen.local is None:
         raise NotRecorded("the transcript does not say how clients were asked to train")
     seen = unmixed(seen, prior)
@@ -146,36 +145,36 @@ def guess(view: AdversaryView | None, prior: Prior) -> Guess:
     return guess_of(found, seen)
 
 
-def guess_of(found: Recovery, seen: Seen) -> Guess:
+def guess_of(found: Recovery, seen: TransformedUpdates) -> KeyRecoveryGuess:
     """The attack's guesses by client; none where it abstains."""
     shares = dict(zip(seen.clients, found.structure.proportions, strict=True))
     if found.histograms is None or found.response is None or found.abstains:
-        return Guess({}, shares, {}, found)
+        return KeyRecoveryGuess({}, shares, {}, found)
     pairs = match_coordinates(seen.rounds[0], found.response.predict(found.histograms), signed=seen.signed)
-    return Guess(dict(zip(seen.clients, found.histograms, strict=True)), shares, pairs, found)
+    return KeyRecoveryGuess(dict(zip(seen.clients, found.histograms, strict=True)), shares, pairs, found)
 
 
-def _histogram(one: Guess, client: int, classes: int) -> Array:
+def _histogram(one: KeyRecoveryGuess, client: int, classes: int) -> Array:
     return one.histograms.get(client, np.full(classes, 1.0 / classes))
 
 
-def sets_of(one: Guess, prior: Prior, clients: list[int]) -> list[frozenset[int]]:
+def sets_of(one: KeyRecoveryGuess, prior: Prior, clients: list[int]) -> list[frozenset[int]]:
     """The labels of largest share of each client; none for one without a guess."""
     sizes, found = prior.labels_per_client, one.histograms
     return [top_labels(found[client], sizes[client]) if client in found else frozenset() for client in clients]
 
 
-def score_sets(one: Guess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
+def score_sets(one: KeyRecoveryGuess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
     """1 where the labels of largest share are a client's label set; 0 for one without a guess."""
     return np.array([float(found == truth.label_sets[client]) for found, client in zip(sets_of(one, prior, clients), clients, strict=True)])
 
 
-def score_l1(one: Guess, truth: Truth, clients: list[int], classes: int) -> Array:
+def score_l1(one: KeyRecoveryGuess, truth: Truth, clients: list[int], classes: int) -> Array:
     """Σ |q̂ − q| by client, at most 2."""
     return np.array([float(np.abs(_histogram(one, client, classes) - truth.histogram(client)).sum()) for client in clients])
 
 
-def score_structure(one: Guess, truth: Truth, clients: list[int], classes: int) -> Array:
+def score_structure(one: KeyRecoveryGuess, truth: Truth, clients: list[int], classes: int) -> Array:
     """The same under the best renaming of all columns, which the scorer chooses: what is known before anything has a name."""
     flat = np.full(classes, 1.0 / classes)
     found = np.stack([one.structure.get(client, flat) for client in clients])
@@ -187,7 +186,7 @@ def score_structure(one: Guess, truth: Truth, clients: list[int], classes: int) 
     return np.asarray(np.abs(named - real).sum(axis=1))
 
 
-def structure_at_random(one: Guess, truth: Truth, clients: list[int], classes: int, seed: int, times: int = DEALS) -> Array:
+def structure_at_random(one: KeyRecoveryGuess, truth: Truth, clients: list[int], classes: int, seed: int, times: int = DEALS) -> Array:
     """`score_structure` of the same structure with its clients permuted, each time under its own best renaming, (times, n).
 
     Their mean is the no-view baseline: some renaming fits any structure in part, so equal shares, which none helps, would be less than
@@ -197,7 +196,7 @@ def structure_at_random(one: Guess, truth: Truth, clients: list[int], classes: i
     flat = np.full(classes, 1.0 / classes)
     found = [one.structure.get(client, flat) for client in clients]
     dealt = [dict(zip(clients, [found[i] for i in rng.permutation(len(found))], strict=True)) for _ in range(times)]
-    return np.array([score_structure(Guess({}, structure), truth, clients, classes) for structure in dealt])
+    return np.array([score_structure(KeyRecoveryGuess({}, structure), truth, clients, classes) for structure in dealt])
 
 
 def structure_chance(real: Array, dealt: Array) -> float:
@@ -206,7 +205,7 @@ def structure_chance(real: Array, dealt: Array) -> float:
     return max((1 + as_good) / (1 + len(dealt)), chance(-real, -dealt.mean(axis=0), MARGIN["structure_l1"]))
 
 
-def exact_share(one: Guess, seen: Seen, clear: Seen, clients: list[int]) -> float:
+def exact_share(one: KeyRecoveryGuess, seen: TransformedUpdates, clear: TransformedUpdates, clients: list[int]) -> float:
     """Of the coordinates the attacker places, the share that is right for `clients`, by the same run in the clear; 0 if it places none."""
     if not one.coordinates:
         return 0.0
@@ -216,7 +215,7 @@ def exact_share(one: Guess, seen: Seen, clear: Seen, clients: list[int]) -> floa
     return float(np.mean(np.abs(np.abs(mine) - np.abs(theirs)).max(axis=0) <= 1e-4 * np.abs(theirs).max(axis=0)))
 
 
-def _structure_cell(case: Case, mine: Guess, theirs: Guess, clients: list[int], note: str) -> Cell:
+def _structure_cell(case: Case, mine: KeyRecoveryGuess, theirs: KeyRecoveryGuess, clients: list[int], note: str) -> Cell:
     """Structure alone, beside the same structure of permuted clients; the reference beside its own."""
     truth, classes, guesses = case.truth, case.prior.classes, (mine, theirs)
     real = [score_structure(one, truth, clients, classes) for one in guesses]
@@ -267,7 +266,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     sure = f"the attacker's own confidence {found.confidence:.2f}" + (", so it abstains" if found.abstains else "")
     note = f"structure by {found.structure.by}; {sure}; {len(seen.rounds)} round(s) under one transform; {prior.description}"
     both = (mine, theirs)
-    named = [Shares({client: _histogram(one, client, prior.classes) for client in clients}) for one in (mine, Guess(), theirs)]
+    named = [
+        LabelGuess({client: _histogram(one, client, prior.classes) for client in clients}) for one in (mine, KeyRecoveryGuess(), theirs)
+    ]
     figures = [
         histogram_cell(case, NAME, clients, named, f"{note}; baseline: equal shares", together=True),
         _structure_cell(case, mine, theirs, clients, note),
@@ -280,7 +281,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         figures = [_open(one) for one in figures]
     exact = exact_share(mine, seen, clear, clients)
     placed = f"of {len(mine.coordinates)} coordinates placed" if mine.coordinates else "no coordinate placed"
-    status: Status = "leaks" if exact > MARGIN["coordinates_exact"] else "inconclusive"
+    status: CellStatus = "leaks" if exact > MARGIN["coordinates_exact"] else "inconclusive"
     figures.append(
         Cell(
             NAME, case.view.adversary, case.protection, "coordinates_exact", exact, None, None, 0.0, 1.0, status, seeds=(case.seed,),

@@ -24,7 +24,7 @@ from scipy.spatial.distance import squareform
 from ...errors import InputError
 from ...types import Array
 
-__all__ = ["Block", "Structure", "find_structure", "shares", "zero_sum_blocks"]
+__all__ = ["ZeroSumBlock", "Structure", "find_structure", "shares", "zero_sum_blocks"]
 
 LARGEST = 150
 """Coordinates of the largest updates that are clustered by their traces over clients and rounds."""
@@ -41,7 +41,7 @@ APART = 0.3
 
 
 @dataclass(frozen=True)
-class Block:
+class ZeroSumBlock:
     """C coordinates whose updates, with these signs, add up to zero: one for each class, in an order that means nothing."""
 
     coordinates: tuple[int, ...]
@@ -60,7 +60,7 @@ class Structure:
     traces: Array
     proportions: Array
     by: Literal["zero sums", "clusters", "groups", "nothing"]
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[ZeroSumBlock, ...] = ()
     signed: bool = False
 
 
@@ -109,7 +109,7 @@ def shares(traces: Array, labels_per_client: int | None) -> Array:
 CUTS = (0.5, 0.4, 0.6, 0.3, 0.2)
 
 
-def zero_sum_blocks(rounds: Sequence[Array], classes: int) -> list[Block]:
+def zero_sum_blocks(rounds: Sequence[Array], classes: int) -> list[ZeroSumBlock]:
     """Blocks of `classes` coordinates whose updates add up to zero in every round and for every client, up to signs.
 
     A window of fewer columns than there are independent rows has only such vectors in its null space. Windows are cut from the coordinates
@@ -121,7 +121,7 @@ def zero_sum_blocks(rounds: Sequence[Array], classes: int) -> list[Block]:
     size = np.sqrt((stacked**2).mean(axis=0))
     order = np.argsort(-size)[:LOOKED_AT]
     threshold = NULL * float(size[order[:LARGEST]].mean())
-    found: dict[tuple[int, ...], Block] = {}
+    found: dict[tuple[int, ...], ZeroSumBlock] = {}
     for columns in _windows(stacked, order, width, classes):
         for block in null_blocks(stacked, columns, classes, threshold):
             found.setdefault(tuple(sorted(block.coordinates)), block)
@@ -211,7 +211,7 @@ def _alike(stacked: Array, order: Array, centres: Array, least: float = 0.6) -> 
     return [one for one in lists if len(one)]
 
 
-def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) -> list[Block]:
+def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) -> list[ZeroSumBlock]:
     """The blocks among a window's columns."""
     window = stacked[:, columns]
     squares, vectors = np.linalg.eigh(window.T @ window)
@@ -226,11 +226,11 @@ def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) 
         inside = projector[np.ix_(members, members)]
         if np.abs(np.abs(inside) - 1.0 / classes).max() < 0.2 / classes:
             signs = tuple(1 if value > 0 else -1 for value in inside[0])
-            blocks.append(Block(tuple(int(column) for column in columns[members]), signs))
+            blocks.append(ZeroSumBlock(tuple(int(column) for column in columns[members]), signs))
     return blocks
 
 
-def _aligned(stacked: Array, to: Block, block: Block) -> Block:
+def _aligned(stacked: Array, to: ZeroSumBlock, block: ZeroSumBlock) -> ZeroSumBlock:
     """The same block with its classes in the order of another's, and its overall sign that of the other."""
     mine, theirs = stacked[:, list(block.coordinates)] * np.array(block.signs), stacked[:, list(to.coordinates)] * np.array(to.signs)
     cosines = mine.T @ theirs / np.outer(np.linalg.norm(mine, axis=0), np.linalg.norm(theirs, axis=0))
@@ -239,4 +239,4 @@ def _aligned(stacked: Array, to: Block, block: Block) -> Block:
         rows, columns = linear_sum_assignment(-sign * cosines)
         options.append((float((sign * cosines)[rows, columns].sum()), sign, rows[np.argsort(columns)]))
     _, sign, place = max(options, key=lambda option: option[0])
-    return Block(tuple(block.coordinates[i] for i in place), tuple(sign * block.signs[i] for i in place))
+    return ZeroSumBlock(tuple(block.coordinates[i] for i in place), tuple(sign * block.signs[i] for i in place))

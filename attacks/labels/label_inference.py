@@ -27,9 +27,9 @@ from ..evidence.coalition import cohorts_assumed
 from ..evidence.local_training import trainings_in
 from ..evidence.noisy_shares import Readings, shares_under_noise
 from ..evidence.sums import CohortSum, means_in, sizes_in, sums_in
-from ..evidence.updates import Step, hidden_updates, less_known, public_model, steps_in, unread
+from ..evidence.updates import ClientStep, hidden_updates, less_known, public_model, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
-from ..figures.significance import RATE, Status, chance, chance_of_matching, chance_of_renaming, power
+from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_renaming, power
 from .class_owners import cells as owner_cells
 from .class_owners import owned_in
 from .label_readings import (
@@ -62,13 +62,13 @@ PLANTS, POWER = 30, 0.9
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class LabelGuess:
     """Label shares (classes,) by client."""
 
     shares: Mapping[int, Array] = field(default_factory=dict)
 
 
-def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
+def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> LabelGuess:
     """Label shares from the first `rounds` steps of each client, or from all of them where they have noise (`is_summed`).
 
     Without a view: the shares of the auxiliary data, for everyone.
@@ -76,10 +76,10 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
     return _guess(None if view is None else steps_in(view, model.dimension), prior, clients, model, rounds)
 
 
-def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
+def _guess(steps: Mapping[int, Sequence[ClientStep]] | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> LabelGuess:
     blank = auxiliary_shares(prior)
     if steps is None:
-        return Guess(dict.fromkeys(clients, blank))
+        return LabelGuess(dict.fromkeys(clients, blank))
     if not are_single(steps):
         sums = distinct_sums(steps, prior)
         return _of_members(sums, sums_read(sums, prior, model), {}, clients, prior, model)
@@ -90,24 +90,24 @@ def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Se
         first = less_known(steps[client], prior, model)[:rounds]
         estimates = [shares_of(step, prior, model, prior.labels_per_client[client]) for step in first]
         shares[client] = np.mean(estimates, axis=0) if estimates else blank
-    return Guess(shares)
+    return LabelGuess(shares)
 
 
 def _of_members(
-    sums: Sequence[Step], read: Sequence[SumRead], own: Mapping[int, Array], clients: Sequence[int], prior: Prior, model: Model
-) -> Guess:
+    sums: Sequence[ClientStep], read: Sequence[SumRead], own: Mapping[int, Array], clients: Sequence[int], prior: Prior, model: Model
+) -> LabelGuess:
     """From all sums, as they are `read`, as one system; `own` are the label shares (classes,) of colluders."""
     blank = auxiliary_shares(prior)
     found = noisy_shares_in(read, readings_of(sums, prior, model), own, blank) if is_summed(prior) else shares_in(read, own, blank)
-    return Guess({client: found.get(client, blank) for client in clients})
+    return LabelGuess({client: found.get(client, blank) for client in clients})
 
 
-def are_single(steps: Mapping[int, Sequence[Step]]) -> bool:
+def are_single(steps: Mapping[int, Sequence[ClientStep]]) -> bool:
     """Whether each step is one client's own."""
     return all(len(step.members) == 1 for several in steps.values() for step in several)
 
 
-def _summed(steps: Mapping[int, Sequence[Step]], prior: Prior, model: Model) -> Guess:
+def _summed(steps: Mapping[int, Sequence[ClientStep]], prior: Prior, model: Model) -> LabelGuess:
     """From all rounds at once, where updates have noise."""
     made: dict[tuple[int, ...], Readings] = {}  # what mean updates say is the same for all who were in the same ones
     predicted: dict[int, Array] = {}
@@ -119,16 +119,16 @@ def _summed(steps: Mapping[int, Sequence[Step]], prior: Prior, model: Model) -> 
                 made[same] = readings_of(several, prior, model, made=predicted)
             readings[client] = made[same]
     found = shares_under_noise(readings, auxiliary_shares(prior)) if readings else {}
-    return Guess({client: found.get(client, auxiliary_shares(prior)) for client in steps})
+    return LabelGuess({client: found.get(client, auxiliary_shares(prior)) for client in steps})
 
 
-def score_sets(guess: Guess, truth: Truth, prior: Prior, clients: Sequence[int]) -> Array:
+def score_sets(guess: LabelGuess, truth: Truth, prior: Prior, clients: Sequence[int]) -> Array:
     """1 where the labels of largest share are a client's label set."""
     sizes = prior.labels_per_client
     return np.array([float(top_labels(guess.shares[c], sizes[c]) == truth.label_sets[c]) for c in clients])
 
 
-def score_l1(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+def score_l1(guess: LabelGuess, truth: Truth, clients: Sequence[int]) -> Array:
     """Σ |q̂ − q| by client, at most 2."""
     return np.array([float(np.abs(guess.shares[c] - truth.histogram(c)).sum()) for c in clients])
 
@@ -179,12 +179,12 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         updates = theirs if are_single(theirs) else {}
         single = {(step.round, client): step.update for client, several in updates.items() for step in several}
         made = [] if prior.private else planted(read, single, bias_span(model), own, auxiliary_shares(prior), case.seed, PLANTS)
-        found = [Guess({client: one.get(client, guesses[1].shares[client]) for client in clients}) for one in made]
+        found = [LabelGuess({client: one.get(client, guesses[1].shares[client]) for client in clients}) for one in made]
         figures = [_with_power(case, one, clients, guesses[1], found) if one.status == "at_baseline" else one for one in figures]
     return [*figures, whole], arrays
 
 
-def _with_power(case: Case, one: Cell, clients: list[int], blank: Guess, found: Sequence[Guess]) -> Cell:
+def _with_power(case: Case, one: Cell, clients: list[int], blank: LabelGuess, found: Sequence[LabelGuess]) -> Cell:
     """A figure at its baseline with its power, from what was `found` where leaks were planted; below `POWER` it is inconclusive."""
     prior, truth = case.prior, case.truth
     if not found:
@@ -206,7 +206,7 @@ def _with_power(case: Case, one: Cell, clients: list[int], blank: Guess, found: 
         f"{one.note}; planted leak: each sum without one member drawn at random, shown in {shown} of {len(found)} "
         f"(figure there {float(np.mean(scores)):.2f}), conservative power {low:.2f}"
     )
-    status: Status = "at_baseline" if low >= POWER else "inconclusive"
+    status: CellStatus = "at_baseline" if low >= POWER else "inconclusive"
     return replace(one, status=status, power=shown / len(found), power_low=low, note=words)
 
 
@@ -271,13 +271,13 @@ def _aggregated(case: Case, view: AdversaryView, model: Model) -> list[tuple[Arr
 
 def _of_clusters(sums: Mapping[int, Sequence[CohortSum]], view: AdversaryView, prior: Prior, model: Model) -> dict[int, Array]:
     """Label shares of each cluster by its mean updates."""
-    steps: dict[int, list[Step]] = {}
+    steps: dict[int, list[ClientStep]] = {}
     gaps: dict[int, list[int]] = {}
     for label, several in sums.items():
         for one in several:
             assert one.start is not None  # there is a mean
             assert one.mean is not None
-            steps.setdefault(label, []).append(Step(one.start, one.mean, one.members, one.round, local=one.local))
+            steps.setdefault(label, []).append(ClientStep(one.start, one.mean, one.members, one.round, local=one.local))
             gaps.setdefault(label, []).append(max(1, one.until - one.round) if view.adversary == "client" else 1)
     if is_summed(prior):
         readings = {label: readings_of(several, prior, model, gaps[label]) for label, several in steps.items()}
@@ -321,7 +321,7 @@ def set_chance(sets: Sequence[frozenset[int]], beside: Array, case: Case, client
     return chance_of_names(sets, real, beside, MARGIN["label_set_accuracy"], case.prior.classes, case.seed)
 
 
-def share_chance(one: Guess, beside: Array, centre: Array, case: Case, clients: Sequence[int]) -> float:
+def share_chance(one: LabelGuess, beside: Array, centre: Array, case: Case, clients: Sequence[int]) -> float:
     """How probable it is that label shares which were named together err so much less than the errors `beside` (n,).
 
     By a test over clients, and under a random renaming of all labels around the `centre` (classes,), the best guess without a view: the
@@ -355,7 +355,7 @@ def label_set_cell(
     return replace(made, power=power(mine, blank, theirs, blank, MARGIN[metric]))
 
 
-def histogram_cell(case: Case, name: str, clients: list[int], guesses: Sequence[Guess], note: str, *, together: bool) -> Cell:
+def histogram_cell(case: Case, name: str, clients: list[int], guesses: Sequence[LabelGuess], note: str, *, together: bool) -> Cell:
     """Histograms of clients by `guesses` with the view, without it and on the unprotected view.
 
     `together`: all were guessed at once, so a gain is chance if another naming of the labels gives as much.
@@ -370,7 +370,7 @@ def histogram_cell(case: Case, name: str, clients: list[int], guesses: Sequence[
 
 
 def label_cells(
-    case: Case, name: str, clients: list[int], guesses: list[Guess], note: str, *, together: bool = False
+    case: Case, name: str, clients: list[int], guesses: list[LabelGuess], note: str, *, together: bool = False
 ) -> tuple[list[Cell], dict[str, Array]]:  # fmt: skip
     """Histograms and label sets of clients, guessed with, without and on the unprotected view; the cells and what a picture needs.
 

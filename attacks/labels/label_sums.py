@@ -22,7 +22,7 @@ from ...types import Array
 from ..evidence.coalition import weights_of
 from ..evidence.linear_evidence import Equations, equations, shares_of_terms, solved
 from ..evidence.noisy_shares import Readings, shares_of_members
-from ..evidence.updates import Step, local_of
+from ..evidence.updates import ClientStep, local_of
 from ..figures.leakage import Prior
 from .label_readings import Reader, bias_span, is_summed, reader_of, steps_scale, trained_reader
 
@@ -66,14 +66,14 @@ class SumRead:
         return self.reader.read(self.moved / self.scale)
 
 
-def distinct_sums(steps: Mapping[int, Sequence[Step]], prior: Prior) -> list[Step]:
+def distinct_sums(steps: Mapping[int, Sequence[ClientStep]], prior: Prior) -> list[ClientStep]:
     """The sums among the steps of clients, each once, in order of rounds: the first `MOST_SUMS`, fewer where Adam is imitated."""
     distinct = sorted({id(step.update): step for several in steps.values() for step in several}.values(), key=lambda step: step.round)
     adam = any(local_of(step, prior).train.optimizer == "adam" for step in distinct)
     return distinct[: MOST_SUMS_OF_ADAM if adam else MOST_SUMS]
 
 
-def sums_read(sums: Sequence[Step], prior: Prior, model: Model) -> list[SumRead]:
+def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[SumRead]:
     """How each sum is read. Where sums have noise of their own (`is_summed`) movements are kept as they are, for `noisy_shares_in`."""
     found, noisy, count = [], is_summed(prior), affordable(sums, prior, model)
     for step in sums:
@@ -89,7 +89,7 @@ def sums_read(sums: Sequence[Step], prior: Prior, model: Model) -> list[SumRead]
     return found
 
 
-def affordable(sums: Sequence[Step], prior: Prior, model: Model) -> int:
+def affordable(sums: Sequence[ClientStep], prior: Prior, model: Model) -> int:
     """How many clients of the attacker's own train from the model of each sum; none where they would be too few, or where Adam is used."""
     if is_summed(prior) or not sums or any(local_of(step, prior).train.optimizer == "adam" for step in sums):
         return 0

@@ -35,14 +35,14 @@ from ...tasks.training import Train
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..evidence.local_training import trainings_in
-from ..evidence.updates import Step, public_model, single_steps, steps_in, unread
+from ..evidence.updates import ClientStep, public_model, single_steps, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, Truth, nothing
-from ..figures.significance import RATE, Status
+from ..figures.significance import RATE, CellStatus
 from .member_scores import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable, evidence, passes_of, read_steps
-from .membership_shadows import Game, Target, games_of, models_in, pairs_of
+from .membership_shadows import MembershipGame, Target, games_of, models_in, pairs_of
 
-__all__ = ["Outcome", "auc_gain", "cells", "chance_of_swaps", "curve_of", "member_chance", "member_p", "outcome"]
+__all__ = ["MembershipOutcome", "auc_gain", "cells", "chance_of_swaps", "curve_of", "member_chance", "member_p", "outcome"]
 
 NAME = "membership"
 MARGIN = {"auc": 0.02, "tpr": 0.01}
@@ -61,7 +61,7 @@ PASSES, DOUBLES = 1.0e5, 2.0e4
 # --- figures ------------------------------------------------------------------------------------------------------------------------
 
 
-def scores_of(game: Game, attack: str) -> Array:
+def scores_of(game: MembershipGame, attack: str) -> Array:
     """Scores (n,) of the samples asked about, larger for members: "loss", "lira" or "rmia"."""
     if attack == "lira":
         return lira(game.target, game.shadow, game.inside)
@@ -71,7 +71,7 @@ def scores_of(game: Game, attack: str) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class MembershipOutcome:
     """Scores (n,) of one attack over all models of a view, who is a `member` (n,), and the scores when the shadows are attacked, (s, n)."""
 
     scores: Array
@@ -83,15 +83,15 @@ class Outcome:
         return np.array([(row[self.member] > threshold(row, self.member, FALSE_POSITIVES)).mean() for row in self.blank])
 
 
-def outcome(games: Sequence[Game], attack: str) -> Outcome:
+def outcome(games: Sequence[MembershipGame], attack: str) -> MembershipOutcome:
     """One attack on several models, each with its own samples, scored together."""
     shadows = range(len(games[0].shadow))
     blank = np.stack([np.concatenate([scores_of(game.without(s), attack) for game in games]) for s in shadows])
     scores, member = ([scores_of(game, attack) for game in games], [game.member for game in games])
-    return Outcome(np.concatenate(scores), blank, np.concatenate(member))
+    return MembershipOutcome(np.concatenate(scores), blank, np.concatenate(member))
 
 
-def auc_gain(found: Outcome) -> tuple[float, float]:
+def auc_gain(found: MembershipOutcome) -> tuple[float, float]:
     """How much larger the AUC is than that without a view, and its standard error (DeLong et al. 1988, paired).
 
     The members' and the others' placement values vary independently; those of no view are means over shadow models.
@@ -103,7 +103,7 @@ def auc_gain(found: Outcome) -> tuple[float, float]:
     return float(apart[0].mean()), float(np.sqrt(spread))
 
 
-def member_chance(found: Outcome, kind: str) -> float:
+def member_chance(found: MembershipOutcome, kind: str) -> float:
     """How probable such a gain over no view is in one run where it is no more than the margin, one-sided.
 
     An AUC's by its standard error. A TPR's by the law of a count, over what the threshold may be: it is one of few non-members' scores, and
@@ -121,12 +121,12 @@ def member_chance(found: Outcome, kind: str) -> float:
     return float(np.mean(stats.binom.sf(round(curve.tpr * curve.members) - 1, curve.members, rate)))
 
 
-def member_p(found: Outcome, kind: str, seed: int) -> float:
+def member_p(found: MembershipOutcome, kind: str, seed: int) -> float:
     """The p of a figure of membership: of `member_chance`, for which samples vary independently, and `chance_of_swaps` the larger one."""
     return max(member_chance(found, kind), chance_of_swaps(found, kind, stream(seed, "membership: members swapped")))
 
 
-def chance_of_swaps(found: Outcome, kind: str, rng: np.random.Generator, times: int = SWAPS) -> float:
+def chance_of_swaps(found: MembershipOutcome, kind: str, rng: np.random.Generator, times: int = SWAPS) -> float:
     """How probable so much gain is if a coin says which of a pair is the member, one-sided.
 
     The i-th member and the i-th other are a pair: of one owner and label, and but for chance alike. So the p holds however scores of
@@ -161,10 +161,10 @@ def hits(scores: Array, member: Array) -> Array:
     return np.asarray(counted[np.arange(len(inside)), above])
 
 
-def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str, rounds: int) -> Cell:
+def _cell(case: Case, metric: str, kind: str, mine: MembershipOutcome, theirs: MembershipOutcome, note: str, rounds: int) -> Cell:
     found, beside = (roc(one.scores, one.member, FALSE_POSITIVES) for one in (mine, theirs))
     p, reference_p = (member_p(one, kind, case.seed) for one in (mine, theirs))
-    status: Status = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
+    status: CellStatus = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
     if kind == "auc":
         blanks = [found.auc - auc_gain(mine)[0], beside.auc - auc_gain(theirs)[0]]
         value, interval, reference = found.auc, found.auc_interval, beside.auc
@@ -296,7 +296,7 @@ def _unreadable(case: Case) -> str:
     return why or "no update, and no mean update of a cluster, can be read in this view"
 
 
-def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], list[Step]]:
+def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[ClientStep], list[ClientStep]]:
     """The updates in a view that the budget allows to be regressed, and all that can be read."""
     assert prior.config is not None  # checked by the caller
     model, budget, known = public_model(prior), case.budget, case.truth.data.keys()
@@ -307,7 +307,7 @@ def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], l
     return affordable(read, ROUNDS * budget.rounds, [passes_of(step, prior, budget.shadows) for step in read], passes), read
 
 
-def _regressed(case: Case, steps: Sequence[Step], truth: Truth, prior: Prior) -> Outcome | None:
+def _regressed(case: Case, steps: Sequence[ClientStep], truth: Truth, prior: Prior) -> MembershipOutcome | None:
     """The regression of updates; None if there are too few samples to ask about."""
     owners = sorted({client for step in steps for client in step.members})
     pairs = pairs_of(truth, owners, stream(case.seed, "membership: pairs of updates"))
@@ -315,10 +315,10 @@ def _regressed(case: Case, steps: Sequence[Step], truth: Truth, prior: Prior) ->
     if int((asked & pairs.member).sum()) < FEWEST_ASKED:
         return None
     found = evidence(steps, pairs, truth, prior, case.budget.shadows, case.view.coalition)
-    return Outcome(found.scores[asked], found.blank[:, asked], pairs.member[asked])
+    return MembershipOutcome(found.scores[asked], found.blank[:, asked], pairs.member[asked])
 
 
-def _drawn(what: str, found: Mapping[str, Outcome], beside: Outcome) -> dict[str, Array]:
+def _drawn(what: str, found: Mapping[str, MembershipOutcome], beside: MembershipOutcome) -> dict[str, Array]:
     """The curves of one kind of figure, by attack, for the report; `beside` is the first attack on the unprotected run."""
     curves = {f"roc_{what}_{attack}": curve_of(one) for attack, one in found.items()}
     first = next(iter(found))
@@ -358,7 +358,7 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
         view = view.until(rounds)
 
 
-def curve_of(found: Outcome) -> Array:
+def curve_of(found: MembershipOutcome) -> Array:
     """The ROC curve, (2, t): false and true positive rates at every threshold, from (0, 0) to (1, 1)."""
     bars = np.unique(found.scores)[::-1]
     sides = found.scores[~found.member], found.scores[found.member]

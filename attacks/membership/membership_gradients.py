@@ -42,12 +42,12 @@ from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.clipped import NEXT_TO_NOTHING
 from ..evidence.local_training import LocalTraining, trainings_in
-from ..evidence.updates import Step, less_known, local_of, public_model, single_steps, steps_in
+from ..evidence.updates import ClientStep, less_known, local_of, public_model, single_steps, steps_in
 from ..figures.leakage import Case, Prior, Truth
 from .member_scores import deal
 from .membership_shadows import Pairs, federated_replicas, lines_in, once
 
-__all__ = ["Evidence", "affordable", "evidence", "passes_of", "read_steps", "sample_gradients", "shortened"]
+__all__ = ["GradientEvidence", "affordable", "evidence", "passes_of", "read_steps", "sample_gradients", "shortened"]
 
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where on the way of the shadows gradients are taken."""
@@ -68,7 +68,7 @@ GRADIENT, CALLED = 3.0, 2000.0
 # --- what the view holds ------------------------------------------------------------------------------------------------------------
 
 
-def read_steps(case: Case, view: AdversaryView, prior: Prior, model: Model) -> list[Step]:
+def read_steps(case: Case, view: AdversaryView, prior: Prior, model: Model) -> list[ClientStep]:
     """What can be read of training, each once, in the order of rounds: single updates, and means over clients of whom there are none.
 
     Single updates are those sent and those that sums leave; means are without what the coalition takes off. Where a view does not say who
@@ -84,19 +84,19 @@ def read_steps(case: Case, view: AdversaryView, prior: Prior, model: Model) -> l
     return sorted(found, key=lambda step: step.round)
 
 
-def _of_fewer(step: Step, other: Step | None) -> Step:
+def _of_fewer(step: ClientStep, other: ClientStep | None) -> ClientStep:
     """The mean of fewer clients, where there is one."""
     return other if other is not None and set(other.members) < set(step.members) else step
 
 
-def _mean_steps(case: Case, view: AdversaryView, dimension: int) -> list[Step]:
+def _mean_steps(case: Case, view: AdversaryView, dimension: int) -> list[ClientStep]:
     """The mean updates between models that follow each other, where both can be read and no two models follow one."""
     renumbered = case.prior.config is not None and case.prior.config.spec.renumbers
     seen, lines = lines_in(view, case.reference, dimension, renumbered)
     trainings = trainings_in(case.reference)
     often = Counter((turn.name, turn.round) for turn in seen)
     vectors = {(turn.name, turn.round): turn.vector for turn in seen if often[turn.name, turn.round] == 1}
-    found: dict[tuple[str, int], Step] = {}
+    found: dict[tuple[str, int], ClientStep] = {}
     after: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for line in lines:
         for one, other in pairwise(line):
@@ -104,11 +104,11 @@ def _mean_steps(case: Case, view: AdversaryView, dimension: int) -> list[Step]:
             if one.clients and here in vectors and there in vectors:
                 after.setdefault(here, set()).add(there)
                 moved = vectors[there] - vectors[here]
-                found[here] = Step(vectors[here], moved, one.clients, one.round, local=trainings.at(one.round))
+                found[here] = ClientStep(vectors[here], moved, one.clients, one.round, local=trainings.at(one.round))
     return [step for here, step in found.items() if len(after[here]) == 1 and step.update.any()]
 
 
-def passes_of(step: Step, prior: Prior, shadows: int) -> float:
+def passes_of(step: ClientStep, prior: Prior, shadows: int) -> float:
     """About how many samples' passes through the model a step takes: its shadows' training, and candidates' gradients."""
     assert prior.config is not None  # checked by the caller
     local, counts = local_of(step, prior), [prior.samples_per_client.get(c, 0) for c in step.members]
@@ -116,7 +116,7 @@ def passes_of(step: Step, prior: Prior, shadows: int) -> float:
     return sum(n * (local.train.epochs * shadows + 2 * GRADIENT * m) + CALLED for n, m in zip(counts, points, strict=True))
 
 
-def affordable(steps: Sequence[Step], rounds: int, costs: Sequence[float], most: float) -> list[Step]:
+def affordable(steps: Sequence[ClientStep], rounds: int, costs: Sequence[float], most: float) -> list[ClientStep]:
     """The first `rounds` steps of everybody, all first ones before any second, as far as their `costs` come to `most` together."""
     counts: dict[int, int] = {}
     order = []
@@ -155,7 +155,7 @@ def _path(local: LocalTraining, config: Config, count: int) -> tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class GradientEvidence:
     """Scores (n,) of the samples asked about, larger for members, and (s, n) where each shadow's updates take the place of those read.
 
     NaN for samples of clients of whom nothing was read.
@@ -195,7 +195,7 @@ class _Attack:
         (x, y), mine = self.pairs.rest[client], shadow & (self.pairs.owners == client)
         return np.concatenate([x, self.pairs.x[mine]]), np.concatenate([y, self.pairs.y[mine]])
 
-    def local(self, step: Step) -> LocalTraining:
+    def local(self, step: ClientStep) -> LocalTraining:
         """The local training of a step, clipped as clients clip and without noise; a shadow that diverges stays where it is."""
         local, noise = local_of(step, self.prior), self.config.noise()
         local = replace(local, train=replace(local.train, on_divergence="skip"))
@@ -203,14 +203,16 @@ class _Attack:
             return local
         return replace(local, train=local.train.private(replace(noise, training=NEXT_TO_NOTHING)))
 
-    def shares(self, step: Step) -> dict[int, float]:
+    def shares(self, step: ClientStep) -> dict[int, float]:
         """What part of a step each member is."""
         by_count = self.config.training.weights == "examples"
         sizes = {client: float(len(self.truth.data[client][1])) if by_count else 1.0 for client in step.members}
         return {client: size / sum(sizes.values()) for client, size in sizes.items()}
 
 
-def evidence(steps: Sequence[Step], pairs: Pairs, truth: Truth, prior: Prior, shadows: int, known: Sequence[int] = ()) -> Evidence:
+def evidence(
+    steps: Sequence[ClientStep], pairs: Pairs, truth: Truth, prior: Prior, shadows: int, known: Sequence[int] = ()
+) -> GradientEvidence:
     """Regress `steps` on the gradients of `pairs`, with so many `shadows` (even) of every client.
 
     `known` are clients whose data the attacker knows: nothing is asked about them. Raises `InputError` for an odd number of shadows.
@@ -222,18 +224,18 @@ def evidence(steps: Sequence[Step], pairs: Pairs, truth: Truth, prior: Prior, sh
         asked = attack.asked(sorted({client for step in several for client in step.members}))
         if len(asked):
             found[:, asked] = once(_KEPT, MOST_KEPT, _key(attack, several), partial(_coefficients, attack, several, asked))
-    return Evidence(found[0], found[1:])
+    return GradientEvidence(found[0], found[1:])
 
 
-def _together(steps: Sequence[Step]) -> list[list[Step]]:
+def _together(steps: Sequence[ClientStep]) -> list[list[ClientStep]]:
     """Steps that say something of the same samples: each client's single ones, or all means."""
-    groups: dict[tuple[int, ...], list[Step]] = {}
+    groups: dict[tuple[int, ...], list[ClientStep]] = {}
     for step in steps:
         groups.setdefault(step.members if len(step.members) == 1 else (), []).append(step)
     return list(groups.values())
 
 
-def _coefficients(attack: _Attack, steps: Sequence[Step], asked: Array) -> Array:
+def _coefficients(attack: _Attack, steps: Sequence[ClientStep], asked: Array) -> Array:
     """Coefficients (1 + s, m) of the candidates `asked` (m,), of the steps as they were read and of the shadows'."""
     gram, towards = np.zeros((len(asked), len(asked))), np.zeros((1 + len(attack.inside), len(asked)))
     for step in steps:
@@ -247,7 +249,7 @@ def _coefficients(attack: _Attack, steps: Sequence[Step], asked: Array) -> Array
     return np.asarray(np.linalg.solve(gram + np.eye(len(asked)) / VARIANCE, towards.T).T)
 
 
-def _system(attack: _Attack, step: Step, asked: Array) -> tuple[Array, Array]:
+def _system(attack: _Attack, step: ClientStep, asked: Array) -> tuple[Array, Array]:
     """What each candidate adds to an update if it is in (m, k), and what is left (1 + s, k) of the update read and of the shadows'."""
     model, shares, shadows = attack.model, attack.shares(step), len(attack.inside)
     short, size = shortened(model.dimension), min(model.dimension, MOST_PARAMETERS)
@@ -266,7 +268,7 @@ def _system(attack: _Attack, step: Step, asked: Array) -> tuple[Array, Array]:
     return columns, np.vstack([short((step.update - known)[None]) - middle, others])
 
 
-def _part(attack: _Attack, step: Step, client: int, places: Array) -> tuple[Array, Array]:
+def _part(attack: _Attack, step: ClientStep, client: int, places: Array) -> tuple[Array, Array]:
     """What a client sends in the shadow federations (s, k), and how far each of its candidates carries that if it is in (m, k)."""
     updates = _shadow_updates(attack, step, client)
     bound = attack.config.privacy.clip_norm if attack.config.privacy.unit == "client" else 0.0
@@ -280,14 +282,14 @@ def _part(attack: _Attack, step: Step, client: int, places: Array) -> tuple[Arra
     return short(sent), amount * _way_gradients(attack, step, client, updates.mean(axis=0), places)
 
 
-def _amount(attack: _Attack, step: Step, client: int) -> float:
+def _amount(attack: _Attack, step: ClientStep, client: int) -> float:
     """How far the steps of a client carry a unit gradient of one of its samples."""
     privacy, samples = attack.config.privacy, len(attack.truth.data[client][1])
     carried = attack.local(step).carried(attack.prior.samples_per_client[client])
     return carried / (privacy.samples if privacy.unit == "sample" else samples)
 
 
-def _shadow_updates(attack: _Attack, step: Step, client: int) -> Array:
+def _shadow_updates(attack: _Attack, step: ClientStep, client: int) -> Array:
     """A client's updates (s, d) in the shadow federations, from the model of a step."""
     train, start = attack.local(step).train, step.start.astype(attack.model.init(0).dtype)
     rosters = [{client: attack.data(client, shadow)} for shadow in attack.inside]
@@ -295,7 +297,7 @@ def _shadow_updates(attack: _Attack, step: Step, client: int) -> Array:
     return np.asarray(ended.astype(np.float64) - start)
 
 
-def _way_gradients(attack: _Attack, step: Step, client: int, moved: Array, places: Array) -> Array:
+def _way_gradients(attack: _Attack, step: ClientStep, client: int, moved: Array, places: Array) -> Array:
     """A client's candidates' mean gradients (m, k) on the way from the model of a step along `moved` (d,)."""
     privacy, model, short = attack.config.privacy, attack.model, shortened(attack.model.dimension)
     norm = privacy.clip_norm if privacy.unit == "sample" else 0.0
@@ -347,7 +349,7 @@ MOST_PARTS = 256
 """What single members of means are; of at most `MOST_PARAMETERS` numbers a row."""
 
 
-def _key(attack: _Attack, steps: Sequence[Step]) -> str:
+def _key(attack: _Attack, steps: Sequence[ClientStep]) -> str:
     members = sorted({client for step in steps for client in step.members})
     trained = [(attack.local(step), step.members, step.round) for step in steps]
     words = f"{trained}|{attack.config.privacy}|{attack.config.training.weights}|{attack.prior.seed}|{set(members) & set(attack.known)}"

@@ -25,10 +25,10 @@ from ..figures.leakage import Case, Prior, Truth
 from .member_scores import confidences, deal
 
 __all__ = [
-    "Game", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "models_in", "once", "pairs_of", "turns_in",
+    "MembershipGame", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "models_in", "once", "pairs_of", "turns_in",
 ]  # fmt: skip
 
-Result = TypeVar("Result")
+Cached = TypeVar("Cached")
 Training = Callable[[int], Train]
 """The local training of each round, by its number."""
 MOST_ASKED = 400
@@ -275,7 +275,7 @@ def _given(data: ClientData, model: Array, seed: int, number: int) -> TaskInput:
 
 
 @dataclass(frozen=True, eq=False)
-class Game:
+class MembershipGame:
     """What the attacker knows of models: their confidences (n,) and those of shadow models (s, n) on the samples asked about.
 
     `inside` (s, n) says which shadow trained on which, `member` (n,) is the truth; `others`, `shadow_others` are confidences on auxiliary
@@ -289,14 +289,16 @@ class Game:
     others: Array
     shadow_others: Array
 
-    def without(self, s: int) -> "Game":
+    def without(self, s: int) -> "MembershipGame":
         """The same game about shadow model s, with the other shadows: it holds nothing about who is a member."""
         rest = np.arange(len(self.shadow)) != s
-        return Game(self.shadow[s], self.shadow[rest], self.inside[rest], self.member, self.shadow_others[s], self.shadow_others[rest])
+        return MembershipGame(
+            self.shadow[s], self.shadow[rest], self.inside[rest], self.member, self.shadow_others[s], self.shadow_others[rest]
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class ShadowConfidences:
     """Confidences (s, n) of shadow models and of their owners' own models, (s, z) on auxiliary samples; NaN where an owner has none."""
 
     shadow: Array
@@ -304,11 +306,11 @@ class Played:
     others: Array
 
 
-_KEPT: dict[str, Played] = {}
+_KEPT: dict[str, ShadowConfidences] = {}
 MOST_KEPT = 256
 
 
-def once(kept: dict[str, Result], most: int, key: str, make: Callable[[], Result]) -> Result:
+def once(kept: dict[str, Cached], most: int, key: str, make: Callable[[], Cached]) -> Cached:
     """What `make` gives, computed once for all adversaries, and for a run and its reference where both have the same `key`.
 
     `kept` holds the `most` newest results by key.
@@ -322,7 +324,7 @@ def once(kept: dict[str, Result], most: int, key: str, make: Callable[[], Result
 
 def games_of(
     target: Target, pairs: Pairs, truth: Truth, prior: Prior, train: Training, bound: float, count: int, left_out: Sequence[int] = ()
-) -> tuple[Game, Game | None]:
+) -> tuple[MembershipGame, MembershipGame | None]:
     """Train `count` shadow federations for a target: the game about it, and the one about clients' own models where there are any.
 
     Nothing is asked about the clients `left_out`.
@@ -343,7 +345,7 @@ def games_of(
             made[client] = np.concatenate([x, pairs.x[mine]]), np.concatenate([y, pairs.y[mine]])
         return {client: data for client, data in made.items() if len(data[1])}
 
-    def make() -> Played:
+    def make() -> ShadowConfidences:
         rosters = [roster(row) for row in inside]
         sums = federated_replicas(train, start, target.chain, rosters, prior.seed, weights=weights, bound=bound)
         cohort = [client for client in target.cohort if client in pairs.owners]
@@ -356,7 +358,7 @@ def games_of(
                 mine = pairs.owners == client
                 if client in one:
                     own[s, mine] = confidences(model, next(after)[None], pairs.x[mine], pairs.y[mine])[0]
-        return Played(confidences(model, sums, pairs.x, pairs.y), own, confidences(model, sums, prior.x[free], prior.y[free]))
+        return ShadowConfidences(confidences(model, sums, pairs.x, pairs.y), own, confidences(model, sums, prior.x[free], prior.y[free]))
 
     trained = [train(number) for number in (*(number for number, _ in target.chain), target.round)]
     rounds = f"{target.chain}|{target.cohort}|{target.round}"
@@ -372,7 +374,7 @@ def games_of(
     asked = ~np.isin(pairs.owners, left_out)
     others = seen(target.vector, prior.x[free], prior.y[free])
     mine = seen(target.vector, pairs.x, pairs.y)
-    first = Game(mine[asked], played.shadow[:, asked], inside[:, asked], pairs.member[asked], others, played.others)
+    first = MembershipGame(mine[asked], played.shadow[:, asked], inside[:, asked], pairs.member[asked], others, played.others)
     asked &= np.isin(pairs.owners, list(target.own))
     if not asked.any():
         return first, None
@@ -381,4 +383,4 @@ def games_of(
         at = pairs.owners == client
         mine[at] = seen(vector, pairs.x[at], pairs.y[at])
     empty = np.zeros((count, 0))
-    return first, Game(mine[asked], played.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty)
+    return first, MembershipGame(mine[asked], played.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty)

@@ -11,12 +11,20 @@ from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..evidence.clipped import engine_for
 from ..evidence.local_training import trainings_in
-from ..evidence.updates import Step, local_of, public_model
+from ..evidence.updates import ClientStep, local_of, public_model
 from ..figures.leakage import Case, Prior
 from .property_signatures import Frame, frame_of, sent_by
 from .property_statements import Statement
 
-__all__ = ["Made", "pretended", "pretended_count", "pretended_signatures", "pretended_updates", "seconds_each", "update_features"]
+__all__ = [
+    "SimulatedFeatures",
+    "pretended",
+    "pretended_count",
+    "pretended_signatures",
+    "pretended_updates",
+    "seconds_each",
+    "update_features",
+]
 
 NAME = "property_inference"
 PRETENDED, FEWEST_PRETENDED = 40, 30
@@ -56,7 +64,7 @@ def _drawn(pool: Array, count: int, rng: np.random.Generator) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class SimulatedFeatures:
     """Features (k, f) of simulated clients, how much of the property each has (k,), and the frame of features that are of signatures."""
 
     features: Array
@@ -64,14 +72,16 @@ class Made:
     frame: Frame | None = None
 
 
-def pretended_signatures(view: AdversaryView, statement: Statement, prior: Prior, count: int, shape: tuple[int, ...]) -> Made | None:
+def pretended_signatures(
+    view: AdversaryView, statement: Statement, prior: Prior, count: int, shape: tuple[int, ...]
+) -> SimulatedFeatures | None:
     """What simulated clients would have let be compared; None where the public pipeline cannot be imitated as `shape` (p, d)."""
     data, share = pretended(statement, prior, count)
     rows, frame = sent_by(view, prior, data), frame_of(view, prior)
-    return None if rows is None or frame is None or rows.shape[1:] != shape else Made(frame.features(rows), share, frame)
+    return None if rows is None or frame is None or rows.shape[1:] != shape else SimulatedFeatures(frame.features(rows), share, frame)
 
 
-def pretended_updates(statement: Statement, prior: Prior, count: int, step: Step) -> Made:
+def pretended_updates(statement: Statement, prior: Prior, count: int, step: ClientStep) -> SimulatedFeatures:
     """What simulated clients would have sent from the model and in the round of `step`."""
     config = prior.config
     assert config is not None  # checked by the caller
@@ -89,7 +99,7 @@ def pretended_updates(statement: Statement, prior: Prior, count: int, step: Step
     ]
     done = engine_for(config, Engine()).run(local.train, inputs)
     kept = [i for i, one in enumerate(done) if one]
-    return Made(update_features(np.stack([np.asarray(done[i]["update"], np.float64) for i in kept]), prior), share[kept])
+    return SimulatedFeatures(update_features(np.stack([np.asarray(done[i]["update"], np.float64) for i in kept]), prior), share[kept])
 
 
 def update_features(updates: Array, prior: Prior) -> Array:

@@ -32,11 +32,11 @@ from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.local_training import trainings_in
-from ..evidence.updates import Step, public_model, steps_in, unread
+from ..evidence.updates import ClientStep, public_model, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
-from ..figures.significance import RATE, Status
+from ..figures.significance import RATE, CellStatus
 from ..membership.member_scores import auc_interval
-from .property_clients import Made, pretended_count, pretended_signatures, pretended_updates, update_features
+from .property_clients import SimulatedFeatures, pretended_count, pretended_signatures, pretended_updates, update_features
 from .property_models import from_models, last_models
 from .property_regression import infer_property
 from .property_signatures import read
@@ -64,7 +64,7 @@ UNSEEN = {
 """What is read -> why there may be nothing to read."""
 
 
-def first_steps(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, Step]:
+def first_steps(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, ClientStep]:
     """The update of each client in the round in which most send their first, as far as there are single ones, sent or solved from sums.
 
     Of SCAFFOLD's clients later ones do not serve: their corrections differ.
@@ -89,7 +89,9 @@ def held_in(case: Case, view: AdversaryView, prior: Prior, source: str) -> Mappi
     return {} if source == "model" and len({one.tobytes() for one in found.values()}) < 2 else found
 
 
-def imitated(held: Mapping[int, Any], view: AdversaryView, prior: Prior, source: str, statement: Statement, count: int) -> Made | None:
+def imitated(
+    held: Mapping[int, Any], view: AdversaryView, prior: Prior, source: str, statement: Statement, count: int
+) -> SimulatedFeatures | None:
     """What simulated clients would have sent in place of what is `held`; None where the public pipeline cannot be imitated."""
     like = next(iter(held.values()))
     if source == "signature":
@@ -98,7 +100,12 @@ def imitated(held: Mapping[int, Any], view: AdversaryView, prior: Prior, source:
 
 
 def guess(
-    held: Mapping[int, Any] | None, prior: Prior, source: str, clients: Sequence[int], statement: Statement, made: Made | None = None
+    held: Mapping[int, Any] | None,
+    prior: Prior,
+    source: str,
+    clients: Sequence[int],
+    statement: Statement,
+    made: SimulatedFeatures | None = None,
 ) -> Array:
     """Scores (m,) of `clients` from what is `held` of them and, unless that is models, of simulated clients; without a view all alike."""
     if held is None:
@@ -114,7 +121,7 @@ def guess(
     return infer_property(seen, made.features, made.share)
 
 
-def _sums(case: Case) -> list[Step]:
+def _sums(case: Case) -> list[ClientStep]:
     """The sums of a view, where not all clients' updates can be read alone and some tell clients apart. Of noisy ones none."""
     if case.prior.private:
         return []
@@ -143,7 +150,7 @@ def _cell(case: Case, source: str, name: str, clients: Sequence[int], scores: Ar
     rng = stream(case.seed, f"{NAME}: dealt again")
     p, reference_p = (chance_dealt(tried.scores[which], tried.has, tried.blocks, rng) for which in (0, 2))
     p = p if value > blank + MARGIN else 1.0
-    status: Status = "at_baseline"
+    status: CellStatus = "at_baseline"
     if not (reference_p < RATE and reference > blank + MARGIN) or (transformed and value > blank + MARGIN):
         status = "not_validated"  # a reference that shows nothing, or a toss that may have been luck
     elif p < RATE:
@@ -197,7 +204,7 @@ def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[i
         few = min(has.sum(), (~has).sum()) < FEWEST
         if few and (source != "update" or not clients or len(clients) >= 2 * FEWEST):
             continue
-        made: Made | None = None
+        made: SimulatedFeatures | None = None
         if sums:
             own = {client: shares_held(statement, case.truth)[client] for client in case.view.coalition}
             found = shares_in_sums(sums, statement, case, own)
@@ -232,4 +239,6 @@ def _alike(mine: Mapping[int, Any], theirs: Mapping[int, Any], prior: Prior) -> 
     one, other = next(iter(mine.values())), next(iter(theirs.values()))
     if prior.private:
         return False
-    return one.shape == other.shape if not isinstance(one, Step) else one.round == other.round and np.array_equal(one.start, other.start)
+    return (
+        one.shape == other.shape if not isinstance(one, ClientStep) else one.round == other.round and np.array_equal(one.start, other.start)
+    )

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..evidence.coalition import weights_of
 from ..evidence.linear_evidence import equations, shares_of_terms
-from ..evidence.updates import Step
+from ..evidence.updates import ClientStep
 from ..figures.leakage import Case, Prior
 from ..membership.membership_shadows import once
 from .property_clients import FEWEST_PRETENDED, SECONDS, pretended_count, pretended_updates, seconds_each, update_features
@@ -33,20 +33,20 @@ MOST_KEPT = 1024
 """Regressions; see `once`."""
 
 
-def distinct(steps: Mapping[int, Sequence[Step]], case: Case) -> list[Step]:
+def distinct(steps: Mapping[int, Sequence[ClientStep]], case: Case) -> list[ClientStep]:
     """The sums among the steps of clients, each once, in order of rounds; as many of the first as the budget allows to be read."""
     found = sorted({id(step.update): step for several in steps.values() for step in several}.values(), key=lambda step: step.round)
     return found[: max(1, int(SECONDS / seconds_each(case) / FEWEST_PRETENDED))]
 
 
-def tells_apart(sums: Sequence[Step]) -> bool:
+def tells_apart(sums: Sequence[ClientStep]) -> bool:
     """Whether some sum has one client and lacks another one that is in a sum with it, or is over one client alone."""
     clients = {client for one in sums for client in one.members}
     columns = {client: frozenset(i for i, one in enumerate(sums) if client in one.members) for client in clients}
     return any(len(one.members) == 1 or len({columns[client] for client in one.members}) > 1 for one in sums)
 
 
-def shares_in_sums(sums: Sequence[Step], statement: Statement, case: Case, own: Mapping[int, float]) -> dict[int, float]:
+def shares_in_sums(sums: Sequence[ClientStep], statement: Statement, case: Case, own: Mapping[int, float]) -> dict[int, float]:
     """The share of the property in each member's samples, but of clients of which it is known (`own`)."""
     prior, count = case.prior, pretended_count(case, len(sums))
     fits = [once(_KEPT, MOST_KEPT, _key(one, statement, prior, count), partial(_fit, one, statement, prior, count)) for one in sums]
@@ -66,12 +66,12 @@ def shares_in_sums(sums: Sequence[Step], statement: Statement, case: Case, own: 
     return dict(zip(system.terms, found[:, 0].tolist(), strict=True))
 
 
-def _fit(one: Step, statement: Statement, prior: Prior, count: int) -> Fit:
+def _fit(one: ClientStep, statement: Statement, prior: Prior, count: int) -> Fit:
     made = pretended_updates(statement, prior, count, one)
     return fit(made.features, made.share)
 
 
-def _key(one: Step, statement: Statement, prior: Prior, count: int) -> str:
+def _key(one: ClientStep, statement: Statement, prior: Prior, count: int) -> str:
     """Of what a regression depends on: adversaries of one run share it."""
     words = f"{statement}|{one.round}|{one.local}|{count}|{prior.seed}|{prior.config}|{sorted(prior.samples_per_client.items())}"
     digest = blake2b(words.encode(), digest_size=16)

@@ -13,7 +13,7 @@ from scipy import stats
 from ...types import Array
 from ..membership.member_scores import auc_interval
 
-__all__ = ["Trials", "between", "chance_dealt", "interval", "is_toss", "score", "trials_of"]
+__all__ = ["PropertyTrials", "between", "chance_dealt", "interval", "is_toss", "score", "trials_of"]
 
 DEALS = 4000
 FEW_GROUPS = 3
@@ -22,7 +22,7 @@ LITTLE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Trials:
+class PropertyTrials:
     """Scores (k, t) of clients, or of groups where the property is theirs; who has it (t,), and within what they are compared (t,)."""
 
     scores: Array
@@ -42,14 +42,14 @@ def between(values: Array, groups: Array) -> float:
     return float(means.var()) / total if total > 0 else 0.0
 
 
-def trials_of(scores: Array, has: Array, groups: Array) -> Trials:
+def trials_of(scores: Array, has: Array, groups: Array) -> PropertyTrials:
     """Of clients with scores (k, m), who have the property (m,), in true groups (m,); groups go by their mean scores and majority."""
     names = np.unique(groups)
     shares = np.array([has[groups == name].mean() for name in names])
     if between(has, groups) < 0.5 or len(set(shares > 0.5)) < 2:
-        return Trials(scores, has, groups)
+        return PropertyTrials(scores, has, groups)
     means = np.stack([scores[:, groups == name].mean(axis=1) for name in names], axis=1)
-    return Trials(means, shares > 0.5, np.zeros(len(names), np.int64))
+    return PropertyTrials(means, shares > 0.5, np.zeros(len(names), np.int64))
 
 
 def chance_dealt(scores: Array, has: Array, blocks: Array, rng: np.random.Generator) -> float:

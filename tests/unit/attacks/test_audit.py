@@ -90,7 +90,7 @@ def test_an_attack_that_reruns_the_configuration_is_called_for_the_recorded_run_
         return [nothing(case, "dp_audit", "run_epsilon", "a test")], None
 
     monkeypatch.setitem(ATTACKS, "dp_audit", replace(ATTACKS["dp_audit"], cells=cells))
-    assert ATTACKS["dp_audit"].plays
+    assert ATTACKS["dp_audit"].reruns
     lines: list[str] = []
     audit_run(run, adversary="server", attacks=["dp_audit"], say=lines.append)
     assert "1 seed," in lines[0], "no fresh run is made for it"

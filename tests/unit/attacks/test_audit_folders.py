@@ -20,7 +20,7 @@ from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.evidence import fresh_runs
 from cflpriv.attacks.evidence.fresh_runs import fresh_scene
 from cflpriv.attacks.figures.leakage import nothing
-from cflpriv.attacks.figures.plan import Clock, Plan, plan_of, spoken
+from cflpriv.attacks.figures.plan import AuditPlan, Clock, plan_of, spoken
 from cflpriv.cli import app, main
 from cflpriv.data import build_population
 from cflpriv.errors import InputError, TrainingDiverged
@@ -76,7 +76,7 @@ def test_without_a_twin_the_audit_names_it_and_goes_on(run: Path, monkeypatch: p
     """A twin neither clips nor adds noise, so that it may diverge where its run does not; here it has too large a learning rate."""
     opened, said = fresh_runs._opened, list[str]()
     monkeypatch.setattr(fresh_runs, "_opened", lambda made: opened(made).with_("training", lr=1e19))
-    monkeypatch.setitem(ATTACKS, "rerun", Attack("reruns", lambda case: ([nothing(case, "rerun", "figure", "made")], None), plays=True))
+    monkeypatch.setitem(ATTACKS, "rerun", Attack("reruns", lambda case: ([nothing(case, "rerun", "figure", "made")], None), reruns=True))
     with pytest.raises(TrainingDiverged, match="the unprotected twin of the run with seed 0 diverged: client"):
         fresh_scene(config(protection=PROTECTED, run=CERTAIN), build_population(config().data), 1)
     cells = audit_run(run, adversary="server", attacks=[*FEW, "rerun"], budget="quick", say=said.append)
@@ -193,7 +193,7 @@ def test_ctrl_c_before_anything_is_finished_says_so(run: Path, monkeypatch: pyte
 # --- how long it takes
 
 
-def plan(seconds: float, budget: str = "standard", *, rounds: int = 10, size: int = 1, protected: bool = True) -> Plan:
+def plan(seconds: float, budget: str = "standard", *, rounds: int = 10, size: int = 1, protected: bool = True) -> AuditPlan:
     summary = {"rounds": rounds, "seconds": seconds}
     return plan_of(summary, 7, size=size, is_open=not protected, is_whole=not protected, budget=BUDGETS[budget])
 
@@ -230,7 +230,7 @@ def test_a_long_or_large_run_is_cut() -> None:
 def test_what_is_left_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("cflpriv.attacks.figures.plan.time.perf_counter", lambda: now[0])
-    made = Plan((7, 8, 9), rounds=1, cut=False, here=0, each=2, seconds=10.0)
+    made = AuditPlan((7, 8, 9), rounds=1, cut=False, here=0, each=2, seconds=10.0)
     clock = Clock(made, made.seeds, attacks=0, began=100.0)
     clock.plan = replace(made, here=2)  # every seed is as long as any other
     assert clock.words(7) == "seed 7, 1 of 3"

@@ -59,7 +59,7 @@ def test_an_audit_reads_what_its_adversary_can_and_ends(algorithm: str, protecti
     theirs = cases("fedavg", "none")["server"]
     truth = {client: steps[0] for client, steps in steps_in(theirs.view, dimension_of(theirs)).items()}
     for adversary, seen in cases(algorithm, protection).items():
-        found = {name: ATTACKS[name].cells(seen)[0] for name in ATTACKS if not ATTACKS[name].plays}
+        found = {name: ATTACKS[name].cells(seen)[0] for name in ATTACKS if not ATTACKS[name].reruns}
         others = sorted(set(truth) - set(seen.view.coalition))
         (histogram,) = [cell for cell in found["label_inference"] if cell.metric == "histogram_l1"]
         open_to_it = adversary.startswith("server") and (protection == "none" or (adversary == "server+1" and protection != "secagg"))

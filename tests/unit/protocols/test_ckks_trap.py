@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from checkout import ROOT
 
-from cflpriv.attacks.compared.ckks_products import TOY, Played, Ring, play, products_from_bare, share_recovered
+from cflpriv.attacks.compared.ckks_products import TOY, Ring, ToyProducts, products_from_bare, share_recovered, toy_products
 from cflpriv.protocols.ckks.parameters import mask_std
 from cflpriv.protocols.entropy import public_entropy
 
@@ -17,19 +17,19 @@ pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
 
 @pytest.fixture(scope="module")
-def played() -> Played:
+def played() -> ToyProducts:
     """Three clients' pairs as a key holder receives them: bare with masked c₀, and rerandomised; and the true products."""
-    made = play(public_entropy("trap"))
+    made = toy_products(public_entropy("trap"))
     assert made.packing.group == 1
     assert set(made.secret) <= {-1, 0, 1}
     return made
 
 
-def hidden(played: Played) -> list[int]:
+def hidden(played: ToyProducts) -> list[int]:
     return sorted(set(range(TOY.ring)) - set(played.packing.targets(0)))
 
 
-def test_bare_products_give_every_product_polynomial_away(played: Played) -> None:
+def test_bare_products_give_every_product_polynomial_away(played: ToyProducts) -> None:
     found = products_from_bare(played.bare, played.secret, played.q, played.packing.targets(0))
     assert share_recovered(found, played) == 1.0
     # signature material: the product of single coordinates, which no inner product shows
@@ -37,7 +37,7 @@ def test_bare_products_give_every_product_polynomial_away(played: Played) -> Non
     assert abs(centred[0] - played.rows[0, 0, 0] * played.rows[1, 0, -1]) < 0.05
 
 
-def test_rerandomised_products_leave_the_attack_at_its_baseline(played: Played) -> None:
+def test_rerandomised_products_leave_the_attack_at_its_baseline(played: ToyProducts) -> None:
     found = products_from_bare(played.fresh, played.secret, played.q, played.packing.targets(0))
     # a guess is right with probability 1/q ≈ 7e-9; of 474 coefficients one is right in 1 of 280 000 runs
     assert share_recovered(found, played) == 0.0
@@ -47,7 +47,7 @@ def test_rerandomised_products_leave_the_attack_at_its_baseline(played: Played) 
     assert abs(np.corrcoef(guess, true)[0, 1]) * np.sqrt(len(true)) < 5
 
 
-def test_wanted_coefficients_survive_rerandomising(played: Played) -> None:
+def test_wanted_coefficients_survive_rerandomising(played: ToyProducts) -> None:
     ring, wanted = Ring(TOY.ring, played.q), played.packing.targets(0)
     secret = ring.dot(ring.forward, played.secret % played.q)
     for pair, (c0, c1, c2) in played.fresh.items():

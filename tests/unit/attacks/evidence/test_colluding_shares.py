@@ -17,7 +17,7 @@ from cflpriv.attacks.dp import dp_mechanisms, dp_run
 from cflpriv.attacks.dp.dp_audit import audit, verdict
 from cflpriv.attacks.dp.dp_mechanisms import others_of
 from cflpriv.attacks.dp.dp_run import audit_release, audit_whole, claim_of, releases
-from cflpriv.attacks.dp.dp_samples import play_samples
+from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.experiments import Config
 from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import calibrate, epsilon_of
@@ -151,12 +151,12 @@ def summed(epsilon: float, rounds: int = 5, **more: Any) -> Config:
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_sums_with_shared_noise_are_read_and_show_no_more_than_is_claimed(relation: str) -> None:
     made = summed(1.0, relation=relation)
-    found = play_samples(made, population_of(made), np.random.default_rng(0))
+    found = rerun_samples(made, population_of(made), np.random.default_rng(0))
     assert found.epsilon <= 1.0
     assert len(found.game.coins) == 16 * (64 * 10 // 16), "no two clients have the same canary"
     assert audit(found.game.scores, found.game.coins, DELTA, claim=1.0).epsilon <= 1.0
     assert found.apart is None, "there are no single updates to hold against each other"
-    calm = play_samples(made, population_of(made), np.random.default_rng(0), noise=1e-3)
+    calm = rerun_samples(made, population_of(made), np.random.default_rng(0), noise=1e-3)
     assert audit(calm.game.scores, calm.game.coins, DELTA, claim=1.0).epsilon > 1.0
 
 
@@ -172,7 +172,7 @@ def test_a_tenth_of_the_shared_noise_is_caught_in_the_whole_run(monkeypatch: pyt
 def test_the_reference_scatters_as_the_game_does() -> None:
     """Without bugs the scores of both lie as far on the side of their coins, within what 640 canaries can tell."""
     made = summed(1.0)
-    found = play_samples(made, population_of(made), np.random.default_rng(0))
+    found = rerun_samples(made, population_of(made), np.random.default_rng(0))
     assert found.trials is not None
     signs = np.where(found.game.coins, 1.0, -1.0)
     mine = signs * found.game.scores

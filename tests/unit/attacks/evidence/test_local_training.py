@@ -19,7 +19,7 @@ from cflpriv.algorithms.shared.choosing import PickAndTrain
 from cflpriv.attacks import ATTACKS, load_view
 from cflpriv.attacks.adversary import recorded
 from cflpriv.attacks.evidence.local_training import LocalTraining, trainings_in
-from cflpriv.attacks.evidence.updates import Step, asked_in, less_known, public_model, steps_in
+from cflpriv.attacks.evidence.updates import ClientStep, asked_in, less_known, public_model, steps_in
 from cflpriv.attacks.figures.leakage import Case
 from cflpriv.attacks.labels.label_inference import guess, score_l1, shares_of
 from cflpriv.attacks.properties import property_clients
@@ -218,7 +218,7 @@ def test_an_unknown_algorithm_is_attacked_at_the_rate_that_it_trained_with(monke
     assert cells["histogram_l1"].status == "leaks"
 
 
-def labels_of(step: Step, seen: Case, client: int, local: LocalTraining | None) -> float:
+def labels_of(step: ClientStep, seen: Case, client: int, local: LocalTraining | None) -> float:
     """The error of one update's label shares, by the training that was asked for or by another one."""
     shares = shares_of(step if local is None else replace(step, local=local), seen.prior, public_model(seen.prior), 2)
     return float(np.abs(shares - seen.truth.histogram(client)).sum())

@@ -10,13 +10,13 @@ from scipy import stats
 
 from cflpriv.attacks.figures.family import AIMED, judged_together
 from cflpriv.attacks.figures.leakage import DEALS, Cell
-from cflpriv.attacks.figures.significance import MATCHINGS, RATE, Status
+from cflpriv.attacks.figures.significance import MATCHINGS, RATE, CellStatus
 from cflpriv.attacks.figures.verdicts import verdicts_of
 from cflpriv.attacks.membership.membership_audit import SWAPS
 
 
 def figure(p: float | None, name: str = "label_inference", adversary: str = "server", **more: object) -> Cell:
-    status: Status = "leaks" if p is None or p < RATE else "at_baseline"
+    status: CellStatus = "leaks" if p is None or p < RATE else "at_baseline"
     made = Cell(name, adversary, "none", "label_set_accuracy", 0.9, 0.8, 1.0, 0.1, 1.0, status, p=p, note="a note")
     return replace(made, **more)  # type: ignore[arg-type]
 

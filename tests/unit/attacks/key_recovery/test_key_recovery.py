@@ -15,11 +15,20 @@ from checkout import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from cflpriv.attacks.evidence.fresh_runs import Scene, case_of, fresh_scene
+from cflpriv.attacks.evidence.fresh_runs import AuditedRun, case_of, fresh_scene
 from cflpriv.attacks.figures.leakage import BUDGETS, Cell, Truth, truth_of
 from cflpriv.attacks.figures.pooling import pooled
 from cflpriv.attacks.figures.significance import judge
-from cflpriv.attacks.key_recovery import Guess, Knowledge, cells, find_structure, guess, recover_labels, transformed_rounds, zero_sum_blocks
+from cflpriv.attacks.key_recovery import (
+    KeyRecoveryGuess,
+    Knowledge,
+    cells,
+    find_structure,
+    guess,
+    recover_labels,
+    transformed_rounds,
+    zero_sum_blocks,
+)
 from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random, structure_chance
 from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
 from cflpriv.attacks.key_recovery.structure import shares
@@ -163,12 +172,12 @@ def config(kind: str, transform: str = "fixed", hidden: int = 64, **training: An
 
 
 @lru_cache(maxsize=2)
-def scene(kind: str, transform: str = "fixed", hidden: int = 64) -> Scene:
+def scene(kind: str, transform: str = "fixed", hidden: int = 64) -> AuditedRun:
     made = config(kind, transform, hidden)
     return fresh_scene(made, build_population(made.data), made.training.rounds, BUDGETS["quick"])
 
 
-def by_metric(one: Scene, adversary: str = "server") -> dict[str, Cell]:
+def by_metric(one: AuditedRun, adversary: str = "server") -> dict[str, Cell]:
     return {cell.metric: cell for cell in cells(case_of(one, adversary))[0]}
 
 
@@ -214,7 +223,7 @@ def test_the_guess_about_other_clients_is_at_the_baseline() -> None:
     found = guess(one.view("server"), one.prior)
     assert len(found.histograms) == 20
     assert score_sets(found, other, one.prior, clients).mean() <= 0.2
-    assert score_l1(found, other, clients, 10).mean() >= 0.9 * score_l1(Guess(), other, clients, 10).mean()
+    assert score_l1(found, other, clients, 10).mean() >= 0.9 * score_l1(KeyRecoveryGuess(), other, clients, 10).mean()
 
 
 def dealt_labels(rng: np.random.Generator, n: int) -> dict[int, Array]:
@@ -231,7 +240,7 @@ def test_a_structure_that_has_nothing_to_do_with_the_clients_is_at_its_baseline(
     rng, clients = np.random.default_rng(n), list(range(n))
 
     def errors(structure: dict[int, Array]) -> tuple[Array, Array]:
-        one = Guess({}, structure)
+        one = KeyRecoveryGuess({}, structure)
         return -score_structure(one, truth, clients, 10), -structure_at_random(one, truth, clients, 10, seed=0, times=50).mean(axis=0)
 
     said = []
@@ -251,12 +260,12 @@ def test_a_structure_of_few_clients_that_is_right_by_luck_is_no_leak() -> None:
     for _ in range(10):
         pairs, who = rng.permutation(10)[:4].reshape(2, 2), rng.permutation([0, 0, 1, 1])
         real = {client: np.isin(np.arange(10), pairs[who[client]]) / 2 for client in clients}
-        truth, one = Truth({}, {}, real), Guess({}, real)
+        truth, one = Truth({}, {}, real), KeyRecoveryGuess({}, real)
         dealt = structure_at_random(one, truth, clients, 10, seed=0, times=199)
         assert structure_chance(score_structure(one, truth, clients, 10), dealt) > 0.2
     groups = np.array([[0, 1], [2, 3], [4, 5], [6, 7]])
     many = {client: np.isin(np.arange(10), groups[client % 4]) / 2 for client in range(12)}
-    dealt = structure_at_random(Guess({}, many), Truth({}, {}, many), list(many), 10, seed=0, times=199)
+    dealt = structure_at_random(KeyRecoveryGuess({}, many), Truth({}, {}, many), list(many), 10, seed=0, times=199)
     assert structure_chance(np.zeros(12), dealt) < 0.025
 
 

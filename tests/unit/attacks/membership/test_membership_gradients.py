@@ -13,12 +13,12 @@ import torch
 from attack_scenes import case, config, population_of
 from torch.nn import functional
 
-from cflpriv.attacks.evidence.updates import Step, public_model
+from cflpriv.attacks.evidence.updates import ClientStep, public_model
 from cflpriv.attacks.figures.leakage import Case, Cell
 from cflpriv.attacks.membership import membership_gradients
 from cflpriv.attacks.membership.member_scores import roc
 from cflpriv.attacks.membership.membership_audit import cells
-from cflpriv.attacks.membership.membership_gradients import Evidence, affordable, evidence, read_steps, sample_gradients
+from cflpriv.attacks.membership.membership_gradients import GradientEvidence, affordable, evidence, read_steps, sample_gradients
 from cflpriv.attacks.membership.membership_shadows import Pairs, pairs_of
 from cflpriv.engine.models import Model
 from cflpriv.experiments import Config
@@ -34,17 +34,17 @@ def made(seed: int = 0, protection: dict[str, Any] | None = None, name: str = "f
     return config({"name": name}, protection, seed, data=IID | more.pop("data", {}), model=model, training=training, **more)
 
 
-def asked(seen: Case, steps: list[Step]) -> Pairs:
+def asked(seen: Case, steps: list[ClientStep]) -> Pairs:
     owners = sorted({client for step in steps for client in step.members})
     return pairs_of(seen.truth, owners, np.random.default_rng(0))
 
 
-def played(seen: Case, steps: list[Step]) -> tuple[Evidence, Pairs]:
+def played(seen: Case, steps: list[ClientStep]) -> tuple[GradientEvidence, Pairs]:
     pairs = asked(seen, steps)
     return evidence(steps, pairs, seen.truth, seen.prior, SHADOWS), pairs
 
 
-def steps_of(seen: Case) -> list[Step]:
+def steps_of(seen: Case) -> list[ClientStep]:
     return read_steps(seen, seen.view, seen.prior, public_model(seen.prior))
 
 
@@ -81,7 +81,7 @@ def test_an_update_that_is_one_step_tells_everybody() -> None:
 
 def test_steps_are_taken_as_far_as_the_budget_goes() -> None:
     zero = np.zeros(1)
-    steps = [Step(zero, zero, members, number) for number in range(3) for members in ((0,), (1,), (2, 3))]
+    steps = [ClientStep(zero, zero, members, number) for number in range(3) for members in ((0,), (1,), (2, 3))]
     assert affordable(steps, 9, [1.0] * 9, 99.0) == steps
     assert affordable(steps, 2, [1.0] * 9, 99.0) == steps[:6]
     assert affordable(steps, 9, [1.0] * 9, 4.0) == steps[:4]

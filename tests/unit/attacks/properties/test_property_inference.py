@@ -16,7 +16,7 @@ from sklearn.linear_model import RidgeCV
 
 from cflpriv.attacks import ATTACKS, infer_property
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.evidence.updates import Step
+from cflpriv.attacks.evidence.updates import ClientStep
 from cflpriv.attacks.figures.leakage import Case, Cell, prior_of, truth_of
 from cflpriv.attacks.figures.significance import RATE
 from cflpriv.attacks.membership.member_scores import auc_interval
@@ -309,8 +309,8 @@ def test_one_model_for_all_tells_no_client_apart() -> None:
 # --- sums ---------------------------------------------------------------------------------------------------------------------------
 
 
-def step(*members: int) -> Step:
-    return Step(np.zeros(1), np.zeros(1), members)
+def step(*members: int) -> ClientStep:
+    return ClientStep(np.zeros(1), np.zeros(1), members)
 
 
 def test_sums_tell_clients_apart_where_cohorts_change() -> None:
