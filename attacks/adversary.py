@@ -72,10 +72,10 @@ class AdversaryView:
         clustering epoch. Colluding clients erase nothing."""
         epoch, named = name.partition("@")[2], clustering_name(name)
         key = ("group_secret" if named is None else "epoch_secrets") + (f"@{epoch}" if epoch else "")
-        found = next((bytes.fromhex(party[key]) for party in self.secrets.values() if key in party), None)
-        if named is None or found is None:
-            return found
-        ratchet = codec.decode(found, Ratchet, len(found))
+        secret = next((bytes.fromhex(party[key]) for party in self.secrets.values() if key in party), None)
+        if named is None or secret is None:
+            return secret
+        ratchet = codec.decode(secret, Ratchet, len(secret))
         return ratchet.key(named.number) or ratchet.moved(named.number).key(named.number)
 
 
@@ -206,27 +206,27 @@ def _of_coalition(message: Message, coalition: tuple[int, ...], *, header: bool)
     if message.each:
         to = [any(client in coalition for client in peers) for peers in message.peers] or [False] * len(message.clients)
         received = {client for client, their in zip(message.clients, to, strict=True) if their}
-        mine = [i for i, client in enumerate(rows) if client in coalition or client in received]
-        if not mine:
+        places = [i for i, client in enumerate(rows) if client in coalition or client in received]
+        if not places:
             return closed
-        payload = None if message.payload is None or len(rows) != _length(message) else _taken(message, rows, mine)
-        clients = message.clients if header else tuple(rows[i] for i in mine)
+        payload = None if message.payload is None or len(rows) != _length(message) else _taken(message, rows, places)
+        clients = message.clients if header else tuple(rows[i] for i in places)
         peers = message.peers if header else ()
         return replace(message, clients=clients, peers=peers, payload=payload, digest="", kept_digest="")
-    mine = [i for i, client in enumerate(message.clients) if client in coalition]
-    if not mine:
+    places = [i for i, client in enumerate(message.clients) if client in coalition]
+    if not places:
         return closed
-    return message if header else replace(message, clients=tuple(message.clients[i] for i in mine), digest="")
+    return message if header else replace(message, clients=tuple(message.clients[i] for i in places), digest="")
 
 
 def _length(message: Message) -> int:
     return min(len(array) for array in (message.payload or {}).values())
 
 
-def _taken(message: Message, rows: tuple[int, ...], mine: Sequence[int]) -> dict[str, Array]:
+def _taken(message: Message, rows: tuple[int, ...], places: Sequence[int]) -> dict[str, Array]:
     assert message.payload is not None  # checked by the caller
-    kept = {name: np.asarray(array)[list(mine)] for name, array in message.payload.items()}
-    return kept | {"clients": np.array([rows[i] for i in mine], dtype=np.int64)}
+    kept = {name: np.asarray(array)[list(places)] for name, array in message.payload.items()}
+    return kept | {"clients": np.array([rows[i] for i in places], dtype=np.int64)}
 
 
 def _traffic(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -263,11 +263,11 @@ def recorded(folder: Path) -> list[Message]:
     if count == 0 and not (folder / "transcript").exists():
         return []
     messages = read_transcript(folder / "transcript", count)
-    if any(one.kind == "blind update" and not {"dimension", "parts"} <= set(one.context) for one in messages):
+    if any(message.kind == "blind update" and not {"dimension", "parts"} <= set(message.context) for message in messages):
         raise InputError(
             f"{folder / 'transcript'}: does not record the layout of transformed updates; an earlier version wrote it: make the run again"
         )
-    if any(one.kind == "parameters" and "settings" not in one.context for one in messages):
+    if any(message.kind == "parameters" and "settings" not in message.context for message in messages):
         raise InputError(
             f"{folder / 'transcript'}: does not record how clients were asked to train; {_writer(folder)} wrote it: make the run again"
         )

@@ -66,7 +66,7 @@ def audit_run(
     Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, for an unknown attack,
     adversary or budget.
     """
-    folder, given = Path(run_dir), population
+    folder, supplied = Path(run_dir), population
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
     config = load_config(folder / "config.toml", trust=trust)
@@ -75,14 +75,14 @@ def audit_run(
     check_asked(budget, attacks)  # now that the run's plugins, which may have attacks, are loaded
     summary, messages, secrets = _read(folder, config)
     adversaries = [adversary] if adversary else _adversaries(messages, secrets)
-    for one in adversaries:
-        view_of(messages, one, secrets, config.protection)  # an unknown one is refused before anything runs
+    for viewer in adversaries:
+        view_of(messages, viewer, secrets, config.protection)  # an unknown one is refused before anything runs
     people = population or build_population(config.data, data_dir)
     if summary["data_digest"] != population_digest(people):
         raise InputError(f"{folder / 'summary.json'}: the run was made with other data than are found now; give the same --data-dir")
     limits = BUDGETS[budget]
     plan = _plan(config, summary, people, limits)
-    wanted = [(one, name) for one in adversaries for name in attacks or ATTACKS]
+    wanted = [(adversary, name) for adversary in adversaries for name in attacks or ATTACKS]
     with locked(folder):  # two audits at once would each write audit.json without the other's cells
         kept = _Kept(folder, _key(folder, budget))  # a folder that cannot be written is refused before anything runs, too
         units = {seed: _units(wanted, seed, config.run.seed) for seed in plan.seeds}
@@ -103,18 +103,18 @@ def audit_run(
                 if is_recorded:
                     scene = recorded_scene(config, people, messages, secrets, plan, limits)
                 else:
-                    mine = reseeded(config, seed)
-                    scene = fresh_scene(mine, given or build_population(mine.data, data_dir), plan.rounds, limits)
+                    fresh_config = reseeded(config, seed)
+                    scene = fresh_scene(fresh_config, supplied or build_population(fresh_config.data, data_dir), plan.rounds, limits)
             except TrainingDiverged as error:
                 diverged = str(error)
                 say(f"  {diverged}; only attacks that need no twin go on")
                 scene = replace(recorded_scene(config, people, messages, secrets, replace(plan, here=0), limits), seed=seed)
-            for place, (unit, (one, name)) in enumerate(units[seed].items(), 1):
+            for place, (unit, (viewer, name)) in enumerate(units[seed].items(), 1):
                 if unit not in kept.cells:
-                    say(f"  {place} of {len(units[seed])}: {name}, adversary {one}")
-                    kept.add(unit, _attacked(name, one, scene, limits, folder if is_recorded else None, diverged))
-    asked = {unit.rsplit("|", 1)[0] for several in units.values() for unit in several}
-    return [one for one in kept.table() if f"{one.adversary}|{one.attack}" in asked]
+                    say(f"  {place} of {len(units[seed])}: {name}, adversary {viewer}")
+                    kept.add(unit, _attacked(name, viewer, scene, limits, folder if is_recorded else None, diverged))
+    asked = {unit.rsplit("|", 1)[0] for seed_units in units.values() for unit in seed_units}
+    return [cell for cell in kept.table() if f"{cell.adversary}|{cell.attack}" in asked]
 
 
 def check_asked(budget: str, attacks: Sequence[str] | None, of: str = "--") -> None:
@@ -223,7 +223,7 @@ class _Kept:
                 texts = stored["texts"]
                 self.texts = texts | self.texts  # an attack whose file is not loaded now stays
                 self.cells = {
-                    unit: [_cell(one) for one in several] for unit, several in stored["units"].items()
+                    unit: [_cell(row) for row in rows] for unit, rows in stored["units"].items()
                     if self.texts.get(unit.split("|")[1]) == texts.get(unit.split("|")[1])
                 }  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -231,7 +231,7 @@ class _Kept:
 
     def add(self, unit: str, cells: Sequence[Cell]) -> None:
         self.cells[unit] = list(cells)
-        units = {name: [one.as_json() for one in several] for name, several in self.cells.items()}
+        units = {name: [cell.as_json() for cell in stored] for name, stored in self.cells.items()}
         tree = {"key": self.key, "texts": self.texts, "units": units}
         table, family = self._judged()
         try:
@@ -248,7 +248,7 @@ class _Kept:
     def _judged(self) -> tuple[list[Cell], Family]:
         order = {name: i for i, name in enumerate(ATTACKS)}
         done = sorted(self.cells, key=lambda name: (name.split("|")[0] != "server", name.split("|")[0], order.get(name.split("|")[1], 99)))
-        return judged_together(pooled([one for name in done for one in self.cells[name]]))
+        return judged_together(pooled([cell for name in done for cell in self.cells[name]]))
 
 
 def _cell(fields: Mapping[str, Any]) -> Cell:
@@ -281,10 +281,10 @@ def _attacked(name: str, adversary: str, scene: AuditedRun, budget: Budget, fold
         return [nothing(case, name, "attempted", f"not attempted: {own}{error}{in_part}")]
     if in_part:  # what is not at hand may show something
         less: dict[CellStatus, CellStatus] = {"nothing_to_see": "not_attempted", "at_baseline": "inconclusive"}
-        cells = [replace(one, note=one.note + in_part, status=less.get(one.status, one.status)) for one in cells]
+        cells = [replace(cell, note=cell.note + in_part, status=less.get(cell.status, cell.status)) for cell in cells]
     if scene.rounds is not None:
         words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds
-        cells = [replace(one, note=one.note + words, rounds=min(one.rounds or most, most)) for one in cells]
+        cells = [replace(cell, note=cell.note + words, rounds=min(cell.rounds or most, most)) for cell in cells]
     if arrays is None or folder is None:
         return list(cells)
     file = f"{name}_{adversary}.npz"

@@ -91,19 +91,19 @@ def written(rows: Sequence[ActiveResult], config: Config, folder: Path) -> Path:
     Raises `InputError` for a folder that holds something else, or cannot be written.
     """
     try:
-        mine = not folder.exists() or not any(folder.iterdir())
-        if not mine and not (folder / "config.toml").is_file():
+        is_new = not folder.exists() or not any(folder.iterdir())
+        if not is_new and not (folder / "config.toml").is_file():
             raise InputError(f"{folder}: holds something else than a run or an audit; choose another with --out")
-        if not mine and load_config(folder / "config.toml", trust=False) != config:
+        if not is_new and load_config(folder / "config.toml", trust=False) != config:
             raise InputError(f"{folder / 'config.toml'}: is another experiment; choose another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
-        if mine:
+        if is_new:
             write_atomically(folder / "config.toml", config.to_toml())
             write_atomically(folder / "environment.json", json.dumps(environment(config), indent=1) + "\n")
         path = folder / FILE
         write_atomically(path, json.dumps([row.as_json() for row in rows], indent=1, allow_nan=False) + "\n")
         write_atomically(folder / "active_audit.txt", table(rows) + "\n")
-        seal(folder, (*OF_RUN, *OF_AUDITS) if mine else OF_AUDITS)
+        seal(folder, (*OF_RUN, *OF_AUDITS) if is_new else OF_AUDITS)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
     return path

@@ -48,8 +48,8 @@ def chosen_deposits(run: AttackRun) -> ActiveGuess:
         while opened < min(EPOCHS, dimension // p):
             run.fed.gram(held, ClusterByAngles())
             order, gram = holder.seen(run.fed.session, opened)
-            mine, theirs = order.index(helper) * p, order.index(run.victim) * p
-            guess[:, opened * p : (opened + 1) * p] = gram[theirs : theirs + p, mine : mine + p] / length
+            helper_row, victim_row = order.index(helper) * p, order.index(run.victim) * p
+            guess[:, opened * p : (opened + 1) * p] = gram[victim_row : victim_row + p, helper_row : helper_row + p] / length
             opened += 1
     at = [row * dimension + column for row in range(p) for column in range(opened * p)]
     note = f"{len(at)} of {guess.size} coordinates in {opened} epochs, one accomplice"

@@ -30,7 +30,7 @@ __all__ = ["ACCOMPLICES", "SMALLER_MINIMUM", "SYBILS", "SYBIL_GROUP"]
 def accomplices(run: AttackRun) -> ActiveGuess:
     """The victim, all accomplices, and as few others as make up the minimum cohort size. Baseline: the mean of this cohort."""
     smallest = run.scene.config.protection.smallest_sum
-    honest = [one for one in run.honest if one != run.victim]
+    honest = [client for client in run.honest if client != run.victim]
     cohort = [run.victim, *run.accomplices, *honest[: max(0, smallest - 1 - len(run.accomplices))]]
     held = run.compute()
     note = f"{len(run.accomplices)} accomplices in a cohort of {len(cohort)}; baseline: the mean of this cohort"
@@ -56,10 +56,10 @@ def sybil_group(run: AttackRun) -> ActiveGuess:
     with suppress(ProtocolError):
         run.fed.gram(run.fed.compute(run.scene.signature)["signature"], ClusterByAngles())
     kind, dimension = run.scene.config.protection.comparison.name, math.prod(run.scene.population.shape)
-    for one in run.liar.exchanges:
-        if one.client == run.victim and isinstance(one.ask, m.Give) and isinstance(one.answer, m.Given) and run.controlled:
-            named, secrets = clustering_name(one.ask.transform), next(iter(run.controlled.values())).secrets()
-            rows = np.asarray(one.answer.values[0].value, np.float64)
+    for exchange in run.liar.exchanges:
+        if exchange.client == run.victim and isinstance(exchange.ask, m.Give) and isinstance(exchange.answer, m.Given) and run.controlled:
+            named, secrets = clustering_name(exchange.ask.transform), next(iter(run.controlled.values())).secrets()
+            rows = np.asarray(exchange.answer.values[0].value, np.float64)
             if named is not None and "epoch_secrets" in secrets:
                 kept = bytes.fromhex(secrets["epoch_secrets"])
                 ratchet = codec.decode(kept, Ratchet, len(kept))

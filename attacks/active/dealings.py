@@ -25,8 +25,8 @@ UNIFORM = "protocols/dealing.py: the dealing is uniform to a client that follows
 
 def outside_bucket(run: AttackRun) -> ActiveGuess:
     """The victim and clients of other buckets, accomplices first, as many as make up the minimum cohort size."""
-    outside = [one for one in run.fed.clients if one not in run.clients]
-    outside.sort(key=lambda one: one not in run.identities)
+    outside = [client for client in run.fed.clients if client not in run.clients]
+    outside.sort(key=lambda client: client not in run.identities)
     return _summed(run, [run.victim, *outside], max(2, run.scene.config.protection.smallest_sum))
 
 
@@ -48,11 +48,11 @@ def late_nonces(run: AttackRun) -> ActiveGuess:
     dealt = Dealing(run, run.fed.clients, run.dealings)
     dealt.commit()
     dealt.open()
-    one = next(iter(run.identities))
+    accomplice = next(iter(run.identities))
     others = {run.victim, *run.identities}
     bucket: tuple[int, ...] = ()
     for _ in range(DRAWS if len(dealt.nonces) == len(run.fed.clients) else 0):
-        dealt.choose(one, system_entropy(dealing.NONCE_BYTES))
+        dealt.choose(accomplice, system_entropy(dealing.NONCE_BYTES))
         bucket = dealt.bucket(run.victim)
         if set(bucket) <= others:
             break

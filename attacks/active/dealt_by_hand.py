@@ -52,7 +52,7 @@ class Dealing:
         if client not in self.listed or not self.nonces.keys() >= self.listed.keys():
             return ()
         count = dealing.buckets_of(len(self.listed), protection.smallest_sum, protection.buckets)
-        seed = dealing.seed_of(self._run.fed.session, self.slot, {one: self.nonces[one] for one in self.listed})
+        seed = dealing.seed_of(self._run.fed.session, self.slot, {client: self.nonces[client] for client in self.listed})
         return next(bucket for bucket in dealing.deal(seed, self.listed, count) if client in bucket)
 
     def _list(self) -> tuple[m.Committed, ...]:

@@ -73,7 +73,7 @@ def repeated_epoch(run: AttackRun) -> ActiveGuess:
     """The victim is asked for its update and then, under the same transform or another name of it, for unit vectors."""
     wanted, dimension = _first_row(run), run.scene.train.model.dimension
     guess, names = np.zeros(dimension), list(ALIASES)
-    found = 0
+    read = 0
     for coordinate in range(min(dimension, MOST)) if wanted is not None else ():
         if not unit_row(run, run.victim, coordinate, NUMBER):
             break
@@ -82,24 +82,24 @@ def repeated_epoch(run: AttackRun) -> ActiveGuess:
             row = row_of(run, run.victim, NUMBER, name)
             if row is not None and wanted is not None and row.shape == wanted.shape:
                 guess[coordinate] = -float(row @ wanted) / SIZE
-                found, names = found + 1, [name]
+                read, names = read + 1, [name]
                 break
         if row is None:
             break
-    return ActiveGuess(guess if found else None, "update", note=f"{found} of {dimension} coordinates", at=range(found))
+    return ActiveGuess(guess if read else None, "update", note=f"{read} of {dimension} coordinates", at=range(read))
 
 
 def chosen_rows(run: AttackRun) -> ActiveGuess:
     """Each other client is made to send one unit vector into the victim's epoch."""
     wanted, dimension = _first_row(run), run.scene.train.model.dimension
-    guess, found = np.zeros(dimension), 0
+    guess, read = np.zeros(dimension), 0
     for client in run.others[:dimension] if wanted is not None else ():
-        if unit_row(run, client, found, NUMBER):
+        if unit_row(run, client, read, NUMBER):
             row = row_of(run, client, NUMBER, ALIASES[0])
             if row is not None and wanted is not None and row.shape == wanted.shape:
-                guess[found], found = -float(row @ wanted) / SIZE, found + 1
-    note = f"{found} of {dimension} coordinates, one for each other client"
-    return ActiveGuess(guess if found else None, "update", note=note, at=range(found))
+                guess[read], read = -float(row @ wanted) / SIZE, read + 1
+    note = f"{read} of {dimension} coordinates, one for each other client"
+    return ActiveGuess(guess if read else None, "update", note=note, at=range(read))
 
 
 def opened_by_another(run: AttackRun) -> ActiveGuess:
@@ -111,12 +111,13 @@ def opened_by_another(run: AttackRun) -> ActiveGuess:
         model = m.Parameter("model", m.One(m.Addends((), (sent,), ())))
         ask = m.Compute(run.fed.session, 0, run.scene.config.run.seed, NUMBER, (), m.Carried(_to_zero(run)), (model,), None)
         answers = run.liar.ask(dict.fromkeys(run.others, ask), "compute")
-        clients = tuple(sorted(one for one, answer in answers.items() if isinstance(answer, m.Computed) and answer.result))
+        clients = tuple(sorted(client for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result))
         if clients:
             layout = [["update", run.scene.model.dtype.str, [dimension]]]
             held = Held(HeldKey("opened"), clients, ("update",))
             run.fed.know(
-                held.key, {"number": NUMBER, "layout": layout, "models": [[one, trace([request_digest(ask)]).hex()] for one in clients]}
+                held.key,
+                {"number": NUMBER, "layout": layout, "models": [[client, trace([request_digest(ask)]).hex()] for client in clients]},
             )
             summed = run.sum(held, clients)
             guess = None if summed is None else -summed.total / len(summed.survivors)

@@ -110,7 +110,7 @@ def other_function(run: AttackRun) -> ActiveFigure:
         if asked > 4 * len(run.clients):  # nobody counts
             break
     p = run.scene.signature.width
-    rows = np.stack([run.scene.truth("signature", one).reshape(p, -1) for one in run.scene.clients])
+    rows = np.stack([run.scene.truth("signature", client).reshape(p, -1) for client in run.scene.clients])
     distances = angles(Gram.of_vectors(list(run.scene.clients), rows), "smallest_angle").values
     least = float(distances[~np.eye(len(distances), dtype=bool)].min())
     value = abs((low + high) / 2 - least) if asked else None
@@ -126,7 +126,7 @@ def repeated_step(run: AttackRun) -> ActiveFigure:
     """
     held = run.fed.compute(run.scene.signature)["signature"]
     _compared(run, held)
-    asks = [one.ask for one in run.liar.exchanges if one.client == HOLDER and isinstance(one.ask, m.Decrypt)]
+    asks = [exchange.ask for exchange in run.liar.exchanges if exchange.client == HOLDER and isinstance(exchange.ask, m.Decrypt)]
     again = 0
     for ask in asks:
         for first in (True, False):

@@ -88,9 +88,9 @@ class Liar:
 
     def enrolled(self, client: int) -> m.Enrolled:
         """A client's last answer to an enrolment."""
-        for one in reversed(self.exchanges):
-            if one.client == client and isinstance(one.answer, m.Enrolled):
-                return one.answer
+        for exchange in reversed(self.exchanges):
+            if exchange.client == client and isinstance(exchange.answer, m.Enrolled):
+                return exchange.answer
         raise KeyError(client)
 
     def _changed(self, place: int, ask: m.Ask, stage: str) -> m.Ask:

@@ -31,15 +31,15 @@ NUMBER = 1 << 30
 
 def _given(run: AttackRun, held: int, part: str, operations: tuple[str, ...]) -> Array | None:
     """What the victim gives of a held value by one of these operations, in the clear."""
-    found = None
+    released = None
     for operation in operations:
         transforms = ("",) if operation != "gram" else ("", "gram/0")
         for transform in transforms:
             ask = m.Give(run.fed.session, operation, held, (part,), transform, False)  # type: ignore[arg-type]
             answer = run.liar.ask({run.victim: ask}, operation).get(run.victim)
-            if isinstance(answer, m.Given) and answer.values and found is None:
-                found = np.ravel(np.asarray(answer.values[0].value, np.float64))
-    return found
+            if isinstance(answer, m.Given) and answer.values and released is None:
+                released = np.ravel(np.asarray(answer.values[0].value, np.float64))
+    return released
 
 
 def other_operation(run: AttackRun) -> ActiveGuess:
@@ -62,16 +62,16 @@ def dressed_task(run: AttackRun) -> ActiveGuess:
         json.dumps({"": "Foreign", "name": "leak", "asked": ["update"], "layout": [], "config": []}),
         json.dumps({"": "Foreign", "name": "signature", "asked": ["update"], "layout": [], "config": []}),
     )  # fmt: skip
-    found = None
+    released = None
     for number, task in enumerate(tasks, NUMBER):
         sent = m.Parameter("model", m.One(m.Addends((run.scene.model,), (), ())))
         ask = m.Compute(
             run.fed.session, 0, run.scene.config.run.seed, number, (), m.Carried(UnknownTask(task.encode())), (sent,), None
         )  # fmt: skip
         answer = run.liar.ask({run.victim: ask}, "compute").get(run.victim)
-        if isinstance(answer, m.Computed) and answer.result and found is None:
-            found = _given(run, number, "update", ("gather",))
-    return ActiveGuess(found, "update", run.honest)
+        if isinstance(answer, m.Computed) and answer.result and released is None:
+            released = _given(run, number, "update", ("gather",))
+    return ActiveGuess(released, "update", run.honest)
 
 
 def relay(run: AttackRun) -> ActiveGuess:
@@ -114,7 +114,7 @@ def choices(run: AttackRun) -> ActiveFigure:
             guess = None
             break
         guess[label] = share
-    blank = np.mean([_shares(run, one) for one in run.honest], axis=0)
+    blank = np.mean([_shares(run, client) for client in run.honest], axis=0)
     value = None if guess is None else float(np.abs(guess - truth).sum())
     return ActiveFigure(
         "label_shares_l1", value, float(np.abs(blank - truth).sum()), note=f"{model.classes} choices, each among {STEPS} models"

@@ -137,7 +137,7 @@ def judged(
         gained = gain > figure.margin
     status: ActiveStatus = "learned" if gained else "refused" if refused else "failed" if figure.value is None else "no_gain"
     first = refused[0] if refused else None
-    counts = Counter((one.code, one.stage) for one in dict.fromkeys(refused))
+    counts = Counter((refusal.code, refusal.stage) for refusal in dict.fromkeys(refused))
     words = "; ".join(f"{code} at {stage} ({count} of {len(run.honest)})" for (code, stage), count in counts.items())
     shown, note = figure.value is not None, figure.note
     if status == "failed":
@@ -157,7 +157,7 @@ def scored(scene: Scene, guess: ActiveGuess, victim: int) -> ActiveFigure:
         exact = RIGHT * float(np.abs(truth).max())
         right = int((np.abs(guess.value - truth)[list(guess.at)] <= exact).sum())
         return ActiveFigure(f"{guess.of}_coordinates_read", float(right), 0.0, lower_is_better=False, margin=0.5, note=guess.note)
-    blank = np.mean([scene.truth(guess.of, one) for one in guess.beside], axis=0) if guess.beside else np.zeros_like(truth)
+    blank = np.mean([scene.truth(guess.of, client) for client in guess.beside], axis=0) if guess.beside else np.zeros_like(truth)
     value, note = None, guess.note
     if guess.value is not None and guess.value.shape == truth.shape:
         value = _error(guess.value, truth)

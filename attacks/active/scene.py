@@ -94,14 +94,14 @@ class Scene:
     def _truths(self) -> dict[tuple[VictimValue, int], Array]:
         return {}
 
-    def truth(self, what: VictimValue, client: int) -> Array:
+    def truth(self, value: VictimValue, client: int) -> Array:
         """A client's value (d,) or (p·d,), without noise. For the scorer alone."""
-        if (what, client) not in self._truths:
-            task: Task = self.signature if what == "signature" else self.train if what == "update" else replace(self.train, **WHOLE)
-            part = "signature" if what == "signature" else "update"
-            one = TaskInput(self.data(client), {"model": self.model}, {}, Streams(self.config.run.seed, 0, client))
-            self._truths[what, client] = np.ravel(np.asarray(Engine().run(task, [one])[0][part], np.float64))
-        return self._truths[what, client]
+        if (value, client) not in self._truths:
+            task: Task = self.signature if value == "signature" else self.train if value == "update" else replace(self.train, **WHOLE)
+            part = "signature" if value == "signature" else "update"
+            task_input = TaskInput(self.data(client), {"model": self.model}, {}, Streams(self.config.run.seed, 0, client))
+            self._truths[value, client] = np.ravel(np.asarray(Engine().run(task, [task_input])[0][part], np.float64))
+        return self._truths[value, client]
 
     def data(self, client: int) -> ClientData:
         """The data of a client."""
@@ -117,9 +117,9 @@ def scene_of(config: Config, population: Population) -> Scene:
     protection = config.protection
     dealt = protection.smallest_group + protection.smallest_sum - 1  # as few buckets as there may be, as large as they get
     most = max(COHORT, protection.smallest_sum + 2) if protection.robust == "none" else dealt
-    chosen = sorted(population.clients, key=lambda one: one.id)[:most]
+    chosen = sorted(population.clients, key=lambda client: client.id)[:most]
     people = replace(
-        population, clients=tuple(replace(one, id=number) for number, one in enumerate(chosen)), groups=(0,) * len(chosen)
+        population, clients=tuple(replace(client, id=number) for number, client in enumerate(chosen)), groups=(0,) * len(chosen)
     )  # fmt: skip
     return Scene(config, people, lambda: in_memory(config, people))
 
@@ -127,13 +127,13 @@ def scene_of(config: Config, population: Population) -> Scene:
 def in_memory(config: Config, population: Population) -> Clients:
     """Clients in this process with new identities and stores, system entropy, the strict release policy, and the settings of `config`."""
     protection, clients = config.protection, population.clients
-    identities = {one.id: Identity.create(one.id) for one in clients}
+    identities = {client.id: Identity.create(client.id) for client in clients}
     holders = {number: Identity.create(0) for number in range(protection.holders)}
-    first, *others = [one.public() for one in holders.values()] or [b""]
-    roster = Roster(tuple(identities[one.id].public() for one in clients), first, tuple(others))
+    first, *others = [holder.public() for holder in holders.values()] or [b""]
+    roster = Roster(tuple(identities[client.id].public() for client in clients), first, tuple(others))
     parties: dict[int, Party] = {
-        one.id: FederationClient(Settings(identities[one.id], protection, roster, config.privacy), _same(one), ObjectStore())
-        for one in clients
+        client.id: FederationClient(Settings(identities[client.id], protection, roster, config.privacy), _same(client), ObjectStore())
+        for client in clients
     }  # fmt: skip
     for number, holder in holders.items():
         settings = Settings(holder, protection, roster, role="key-holder")
@@ -142,8 +142,8 @@ def in_memory(config: Config, population: Population) -> Clients:
     return Clients(memory if config.run.transport == "memory" else BytesTransport(memory), roster, identities, holders)
 
 
-def _same(one: ClientData) -> Callable[[], ClientData]:
-    return lambda: one
+def _same(data: ClientData) -> Callable[[], ClientData]:
+    return lambda: data
 
 
 @dataclass(frozen=True)
@@ -189,18 +189,20 @@ class AttackRun:
         lying = scene.config.protection.secagg_mode == "active"
         few = [*everyone[clients - ((clients - 1) // 3 if lying else clients // 2) :]] if accomplices else []
         roster: Any = met.roster
-        identities = {one: met.identities[one] for one in few if one in met.identities}
-        people = {one: scene.data(one) for one in identities}
+        identities = {client: met.identities[client] for client in few if client in met.identities}
+        people = {client: scene.data(client) for client in identities}
         if sybils:
-            identities = {one: Identity.create(one) for one in everyone if one != self.victim}
-            people = {one: _made_up(scene.data(self.victim), one) for one in identities}
-            keys = tuple(identities[one].public() if one in identities else met.roster.keys[one] for one in everyone)
+            identities = {client: Identity.create(client) for client in everyone if client != self.victim}
+            people = {client: _made_up(scene.data(self.victim), client) for client in identities}
+            keys = tuple(identities[client].public() if client in identities else met.roster.keys[client] for client in everyone)
             roster = _Claimed(keys, met.roster.holders, met.roster.digest)
-        self.stores = {one: MemoryStore() for one in identities}
+        self.stores = {client: MemoryStore() for client in identities}
         controlled = {
-            one: FederationClient(Settings(identity, protection, roster, scene.config.privacy), _same(people[one]), self.stores[one])
-            for one, identity in identities.items()
-        }  # fmt: skip
+            client: FederationClient(
+                Settings(identity, protection, roster, scene.config.privacy), _same(people[client]), self.stores[client]
+            )
+            for client, identity in identities.items()
+        }
         self.identities, self.controlled, self.roster = identities, controlled, met.roster
         self.holders = met.holders
         self.liar = Liar(met.transport, controlled, met.roster.holders)
@@ -214,7 +216,7 @@ class AttackRun:
         self.fed.begin_round(0)
         self.dealings = 0
         self.clients = self._dealt() if dealt else self.fed.clients
-        self.accomplices = tuple(one for one in identities if one in self.clients)
+        self.accomplices = tuple(client for client in identities if client in self.clients)
 
     def _private(self, protection: Protection) -> dict[str, Any]:
         """What the server does about `[privacy]`, with a ledger of its own that allows anything."""
@@ -252,12 +254,12 @@ class AttackRun:
     @property
     def others(self) -> tuple[int, ...]:
         """All clients but the victim."""
-        return tuple(one for one in self.clients if one != self.victim)
+        return tuple(client for client in self.clients if client != self.victim)
 
     @property
     def honest(self) -> tuple[int, ...]:
         """The clients that follow the protocol."""
-        return tuple(one for one in self.clients if one not in self.identities)
+        return tuple(client for client in self.clients if client not in self.identities)
 
     def compute(self, on: Sequence[int] | None = None, **changes: Any) -> Held:
         """Have clients train from the honest model; with `changes` another training. The handle of "update"."""
@@ -293,8 +295,8 @@ class AttackRun:
         """The mean over the honest clients in a sum that has the victim in it, accomplices' own values taken off."""
         if summed is None or self.victim not in summed.survivors:
             return None
-        honest = [one for one in summed.survivors if one not in self.identities]
-        theirs = [self.known(one, held) for one in summed.survivors if one in self.identities]
+        honest = [client for client in summed.survivors if client not in self.identities]
+        theirs = [self.known(client, held) for client in summed.survivors if client in self.identities]
         return np.asarray((summed.total - np.sum([np.zeros_like(summed.total), *theirs], axis=0)) / len(honest))
 
 

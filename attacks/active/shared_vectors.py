@@ -50,14 +50,14 @@ def holder_coalitions(run: AttackRun) -> ActiveGuess:
         run.liar.controlled.update({HOLDER - number: party for number, party in parties.items()})
         with suppress(ProtocolError, InputError):
             run.fed.gram(held, ClusterByAngles())
-        epochs = [one.ask for one in run.liar.exchanges if isinstance(one.ask, m.Deposits)]
+        epochs = [exchange.ask for exchange in run.liar.exchanges if isinstance(exchange.ask, m.Deposits)]
         if epochs:
             guesses += _pooled(run, parties, epochs[-1].epoch)
             _ask_alone(run, coalition, epochs[-1])
         for number in coalition:
             del run.liar.controlled[HOLDER - number]
     # the attacker has no truth to choose by: vectors are within the bound, so the shortest guess is the likeliest
-    nearest = min(guesses, key=lambda one: float(np.linalg.norm(one)), default=None)
+    nearest = min(guesses, key=lambda guess: float(np.linalg.norm(guess)), default=None)
     return ActiveGuess(
         nearest, "signature", note=f"{len(guesses)} coalitions of {protection.share_colluding} of {protection.share_holders}"
     )
@@ -96,8 +96,8 @@ def _ask_alone(run: AttackRun, coalition: Sequence[int], deposits: m.Deposits) -
         if other in coalition:
             continue
         alone = tuple(sorted({*coalition, other, LEAD}))
-        for one in (alone, tuple(sorted({other, LEAD}))):
-            ask = m.Contribute(deposits.session, deposits.epoch, tuple(run.clients), len(run.clients), one)
+        for cohort in (alone, tuple(sorted({other, LEAD}))):
+            ask = m.Contribute(deposits.session, deposits.epoch, tuple(run.clients), len(run.clients), cohort)
             run.liar.ask({HOLDER - other: ask}, "shares contributions")
         run.liar.ask({HOLDER - other: msgspec.structs.replace(deposits, keys=_with_own(run, deposits, other))}, "shares deposits")
 
@@ -105,17 +105,19 @@ def _ask_alone(run: AttackRun, coalition: Sequence[int], deposits: m.Deposits) -
 def _with_own(run: AttackRun, deposits: m.Deposits, other: int) -> bytes:
     """The keys of an epoch with one of the server's in place of an honest holder's, whose signature it lacks."""
     protection = run.scene.config.protection
-    asked = next(one.ask for one in run.liar.exchanges if isinstance(one.ask, m.ShareKey) and one.ask.epoch == deposits.epoch)
+    asked = next(
+        exchange.ask for exchange in run.liar.exchanges if isinstance(exchange.ask, m.ShareKey) and exchange.ask.epoch == deposits.epoch
+    )
     terms = terms_of(protection, deposits.session, deposits.epoch, run.roster, asked.p, asked.dimension)
-    message, mine = decode(deposits.keys, Announced, terms), Identity.create(0)
-    made = decode(announcement(terms, other, mine, public_key(system_entropy(32))), HolderKey, terms)
-    return encode(Announced(message.terms, tuple(made if one.holder == other else one for one in message.keys)))
+    message, identity = decode(deposits.keys, Announced, terms), Identity.create(0)
+    made = decode(announcement(terms, other, identity, public_key(system_entropy(32))), HolderKey, terms)
+    return encode(Announced(message.terms, tuple(made if key.holder == other else key for key in message.keys)))
 
 
 def swapped_shares(run: AttackRun) -> ActiveGuess:
     """The server presents keys of its own to the victim as those of all holders."""
     held = run.fed.compute(run.scene.signature)["signature"]
-    protection, mine = run.scene.config.protection, Identity.create(0)
+    protection, identity = run.scene.config.protection, Identity.create(0)
     seeds = [system_entropy(32) for _ in range(protection.share_holders)]
     made: list[tuple[Terms, bytes]] = []
     uploads: list[bytes] = []
@@ -125,7 +127,7 @@ def swapped_shares(run: AttackRun) -> ActiveGuess:
             return ask
         shape = run.scene.signature.width, math.prod(run.scene.population.shape)
         terms = terms_of(protection, ask.session, ask.epoch.number, run.roster, *shape)
-        keys = [decode(announcement(terms, number, mine, public_key(seed)), HolderKey, terms) for number, seed in enumerate(seeds)]
+        keys = [decode(announcement(terms, number, identity, public_key(seed)), HolderKey, terms) for number, seed in enumerate(seeds)]
         made.append((terms, encode(Announced(terms.digest, tuple(keys)))))
         return msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, terms.digest, made[-1][1]))
 

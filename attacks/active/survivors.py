@@ -25,12 +25,12 @@ def split_survivors(run: AttackRun) -> ActiveGuess:
     """The server reports the victim as a survivor to some clients and as dropped to the others; accomplices answer both."""
     stopped = halted(run, run.compute(), run.clients)
     if stopped is not None:
-        everyone = [one for one in run.clients if one in stopped.uploads]
-        honest = [one for one in everyone if one not in (*run.accomplices, run.victim)]
+        everyone = [client for client in run.clients if client in stopped.uploads]
+        honest = [client for client in everyone if client not in (*run.accomplices, run.victim)]
         few = max(0, stopped.terms.threshold - 1 - len(run.accomplices))
         lists = {run.victim: everyone, **dict.fromkeys(honest[:few], everyone)}
         _finish(stopped, {**lists, **dict.fromkeys(run.accomplices, everyone)})
-        without = [one for one in everyone if one != run.victim]
+        without = [client for client in everyone if client != run.victim]
         _finish(stopped, dict.fromkeys([*honest[few:], *run.accomplices], without))
     return _read(run, stopped)
 
@@ -39,8 +39,8 @@ def second_unmasking(run: AttackRun) -> ActiveGuess:
     """All reveal shares for the sum over all, and are asked once more, for the sum without the victim."""
     stopped = halted(run, run.compute(), run.clients)
     if stopped is not None:
-        everyone = [one for one in run.clients if one in stopped.uploads]
-        without = [one for one in everyone if one != run.victim]
+        everyone = [client for client in run.clients if client in stopped.uploads]
+        without = [client for client in everyone if client != run.victim]
         _finish(stopped, dict.fromkeys(everyone, everyone))
         _finish(stopped, dict.fromkeys(without, without))
     return _read(run, stopped)
@@ -63,13 +63,13 @@ def few_survivors(run: AttackRun) -> ActiveGuess:
     if stopped is not None:
         smallest = run.scene.config.protection.smallest_sum
         most = max(1, min(smallest - 1, stopped.terms.threshold))  # below the minimum, or at least as few as can be opened
-        honest = [one for one in run.honest if one != run.victim]
+        honest = [client for client in run.honest if client != run.victim]
         few = sorted([run.victim, *run.accomplices, *honest][:most])
         _finish(stopped, dict.fromkeys(few, few))
         mean = stopped.opened(few)
         if mean is not None:
-            theirs = sum((run.known(one, held) for one in few if one in run.accomplices), start=0 * mean)
-            guess = (mean * len(few) - theirs) / len([one for one in few if one not in run.accomplices])
+            theirs = sum((run.known(client, held) for client in few if client in run.accomplices), start=0 * mean)
+            guess = (mean * len(few) - theirs) / len([client for client in few if client not in run.accomplices])
     return ActiveGuess(guess, "update", run.honest, f"{len(few)} reported as survivors of {len(run.clients)}")
 
 
@@ -80,7 +80,7 @@ def false_accusation(run: AttackRun) -> ActiveGuess:
     whole = None
     rest = None if first is None else run.sum(held, run.others)
     if first is not None:
-        everyone = [one for one in run.clients if one in first.uploads]
+        everyone = [client for client in run.clients if client in first.uploads]
         _finish(first, dict.fromkeys(everyone, everyone))
         whole = first.opened(everyone)
     guess = None
@@ -97,8 +97,8 @@ def false_complaints(run: AttackRun) -> ActiveGuess:
     """
     stopped = halted(run, run.compute(), run.clients)
     if stopped is not None:
-        everyone = [one for one in run.clients if one in stopped.uploads]
-        others = [one for one in everyone if one != run.victim]
+        everyone = [client for client in run.clients if client in stopped.uploads]
+        others = [client for client in everyone if client != run.victim]
         half = len(others) // 2
         if not stopped.challenge(run.victim, others):
             for accusers in (others[:half], others[half:]):

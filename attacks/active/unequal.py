@@ -56,7 +56,7 @@ def isolated(run: AttackRun, change: Callable[[m.Compute], m.Compute]) -> Active
 def _among_next_to_nothing(run: AttackRun, held: Held, summed: Summed | None) -> ActiveGuess:
     guess = None
     if summed is not None and run.victim in summed.survivors:
-        theirs = [run.known(one, held) for one in summed.survivors if one in run.accomplices]
+        theirs = [run.known(client, held) for client in summed.survivors if client in run.accomplices]
         guess = summed.total - np.sum([np.zeros_like(summed.total), *theirs], axis=0)
     return ActiveGuess(guess, "update", run.honest)
 

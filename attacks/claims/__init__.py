@@ -24,5 +24,5 @@ def claim_named(name: str) -> Claim:
     """The claim of that name. Raises `InputError` for one that is not known."""
     if name not in CLAIMS:
         raise InputError(f"claims {name!r}: is not known{near(name, list(CLAIMS))}")
-    found: Claim = import_module(f".published.{name}", __name__).CLAIM
-    return found
+    claim: Claim = import_module(f".published.{name}", __name__).CLAIM
+    return claim

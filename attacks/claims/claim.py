@@ -89,7 +89,7 @@ class ClaimVerdict:
 
 def findings_of(arms: Mapping[str, Arm], rows: Sequence[Row]) -> tuple[Finding, ...]:
     """The outcome of each arm that was measured. A point counts as its own interval where the gain does not vary over seeds."""
-    found = []
+    findings = []
     for name, arm in arms.items():
         own = [row for row in rows if row.arm == name and np.isfinite(row.value - row.baseline)]
         if not own:
@@ -99,20 +99,20 @@ def findings_of(arms: Mapping[str, Arm], rows: Sequence[Row]) -> tuple[Finding, 
         above, below = low >= arm.margin, high <= arm.margin
         holds = None if above == below else above == (arm.holds == "above")
         value, baseline = (float(np.mean([getattr(row, part) for row in own])) for part in ("value", "baseline"))
-        found.append(Finding(name, value, baseline, float(gains.mean()), low, high, len({row.seed for row in own}), holds))
-    return tuple(found)
+        findings.append(Finding(name, value, baseline, float(gains.mean()), low, high, len({row.seed for row in own}), holds))
+    return tuple(findings)
 
 
 def decide(arms: Mapping[str, Arm], rows: Sequence[Row], seeds: int) -> ClaimVerdict:
     """The verdict on a statement that was tried in `arms`, from its rows alone."""
-    found = findings_of(arms, rows)
-    outcomes = {one.holds for one in found}
+    findings = findings_of(arms, rows)
+    outcomes = {finding.holds for finding in findings}
     word: Word = "undecided"
-    if len(found) == len(arms) and all(one.seeds >= seeds for one in found):
+    if len(findings) == len(arms) and all(finding.seeds >= seeds for finding in findings):
         if outcomes == {True}:
             word = "upheld"
         elif outcomes == {False}:
             word = "refuted"
         elif {True, False} <= outcomes:
             word = "qualified"
-    return ClaimVerdict(word, found)
+    return ClaimVerdict(word, findings)

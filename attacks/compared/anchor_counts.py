@@ -49,7 +49,7 @@ def labels_from_templates(vector: Array, templates: Array, mixture: Array) -> Ar
 
 def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
     """StoCFL's Ψ by client, the first of each; the mean of two halves where these are sent. None under a transform it cannot undo."""
-    found: dict[int, Array] = {}
+    representations: dict[int, Array] = {}
     for message in view.select("gram", "representation"):
         name = f"gram/{message.context['epoch']}"
         if message.payload is None or "rows" not in message.payload or hidden_by(view, name, "gram"):
@@ -58,8 +58,8 @@ def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
         if rows is None:
             continue
         for client, row in zip(payload_rows(message), rows, strict=True):
-            found.setdefault(client, row.mean(axis=0))
-    return found
+            representations.setdefault(client, row.mean(axis=0))
+    return representations
 
 
 def _vectors_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
@@ -89,7 +89,7 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
     pools = [np.flatnonzero(prior.y == label) for label in present]
     equal = min(len(pool) for pool in pools)
     places = [*pools, np.concatenate([pool[:equal] for pool in pools])]
-    made = prior.simulate([(prior.x[one], prior.y[one]) for one in places])
+    made = prior.simulate([(prior.x[place], prior.y[place]) for place in places])
     if made is not None:
         made = made.mean(axis=1, keepdims=True)  # one vector each, or two halves
     if made is not None and "sketch" in view.protection.gram:
@@ -111,15 +111,15 @@ def right_counts(guess: LabelGuess, truth: Truth, clients: Sequence[int]) -> Arr
     return np.asarray((guessed == counts[None]).all(axis=2), np.float64)
 
 
-def exact_cell(case: Case, clients: Sequence[int], mine: LabelGuess, theirs: LabelGuess) -> Cell:
+def exact_cell(case: Case, clients: Sequence[int], observed: LabelGuess, reference: LabelGuess) -> Cell:
     """Whether all counts of a client are right, beside the same guesses dealt to the clients at random.
 
     Clients of a cluster are right or wrong together, so how probable that is without a view comes from such deals as well.
     """
-    right = [right_counts(one, case.truth, clients) for one in (mine, theirs)]
+    right = [right_counts(guessed, case.truth, clients) for guessed in (observed, reference)]
     first, second = (chance_of_matching(1 - table, stream(case.seed, "label counts dealt again")) for table in right)
     return cell(
-        case, NAME, EXACT, np.diag(right[0]), right[0].mean(axis=0), np.diag(right[1]), theirs_blank=right[1].mean(axis=0),
+        case, NAME, EXACT, np.diag(right[0]), right[0].mean(axis=0), np.diag(right[1]), reference_blank=right[1].mean(axis=0),
         margin=MARGIN, share=True, chances=(first, second),
         note=f"{case.prior.description}; all counts of a client right; baseline: the same guesses dealt to the clients at random",
     )  # fmt: skip
@@ -130,18 +130,20 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     prior = case.prior
     model = None if prior.config is None else public_model(prior)
     view = case.view
-    mine, theirs = ({}, {}) if model is None else (_vectors_in(one, model.dimension) for one in (view, case.reference))
-    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    observed, reference = ({}, {}) if model is None else (_vectors_in(recording, model.dimension) for recording in (view, case.reference))
+    clients = sorted((set(observed) & set(reference)) - set(case.view.coalition))
     if model is None or not clients:
         why = "no representation at an anchor model, and no folds, can be read in this view"
-        sent = next((one.kind for one in view.messages if one.operation == "gram" and one.kind in ("representation", "folds")), "")
-        if not mine and sent:
-            what = f"{sent.removesuffix('s')}s are transformed or encrypted here"
-            why = f"not attempted: {what}; gram_geometry reads their inner products, where it has them"
+        sent = next(
+            (message.kind for message in view.messages if message.operation == "gram" and message.kind in ("representation", "folds")), ""
+        )
+        if not observed and sent:
+            hidden = f"{sent.removesuffix('s')}s are transformed or encrypted here"
+            why = f"not attempted: {hidden}; gram_geometry reads their inner products, where it has them"
         return [nothing(case, NAME, "histogram_l1", why)], None
     pairs = ((view, prior), (None, prior), (case.reference, prior.unprotected()))
-    guesses = [guess(one, knows, clients, model) for one, knows in pairs]
-    if not all(one.shares for one in guesses):
+    guesses = [guess(vectors, knows, clients, model) for vectors, knows in pairs]
+    if not all(guessed.shares for guessed in guesses):
         return [nothing(case, NAME, "histogram_l1", "not attempted: auxiliary data cannot imitate the public pipeline")], None
     figures, arrays = label_cells(case, NAME, clients, guesses, prior.description)
     return [exact_cell(case, clients, guesses[0], guesses[2]), *figures], arrays

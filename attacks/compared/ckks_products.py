@@ -65,9 +65,9 @@ class Ring:
             work[others] = (work[others] - work[others, column][:, None] * work[row] % self.q) % self.q
             pivots.append(column)
             row += 1
-        found = np.zeros(columns, dtype=np.int64)
-        found[pivots] = work[: len(pivots), -1]
-        return found
+        solution = np.zeros(columns, dtype=np.int64)
+        solution[pivots] = work[: len(pivots), -1]
+        return solution
 
 
 def products_from_bare(
@@ -142,9 +142,9 @@ def toy_products(entropy: Entropy, seed: int = 0) -> ToyProducts:
         for j in range(i, PLAYED_CLIENTS):
             together = grouped(ring, packing, [[sides[j][1]]], [None])
             truth[i, j] = opened(product(ring, [sides[i][0]], together))
-            one = product(ring, [sides[i][0]], together)
-            ring.add_polynomial(one, ring.uniform(entropy, packing.targets(0)))
-            bare[i, j] = parts_of(ring, one)
+            pair_product = product(ring, [sides[i][0]], together)
+            ring.add_polynomial(pair_product, ring.uniform(entropy, packing.targets(0)))
+            bare[i, j] = parts_of(ring, pair_product)
             two = rerandomised(ring, product(ring, [sides[i][0]], together), mask(ring, masker, packing, [True], entropy))
             fresh[i, j] = parts_of(ring, two)
     secret = opened(ring._ones)  # (0, 1) decrypts to the secret
@@ -166,7 +166,7 @@ def parts_of(ring: Arithmetic, cipher: Cipher) -> tuple[Array, Array, Array]:
     return flat[:n], flat[n : 2 * n], flat[2 * n :]
 
 
-def share_recovered(found: Mapping[ClientPair, Array], played: ToyProducts) -> float:
+def share_recovered(recovered: Mapping[ClientPair, Array], played: ToyProducts) -> float:
     """The share of coefficients, not wanted and so not meant to be seen, that came out exactly. By chance: 1/q of them."""
     hidden = sorted(set(range(len(played.secret))) - set(played.packing.targets(0)))
-    return float(np.mean([(found[pair][hidden] - played.truth[pair][hidden]) % played.q == 0 for pair in played.truth]))
+    return float(np.mean([(recovered[pair][hidden] - played.truth[pair][hidden]) % played.q == 0 for pair in played.truth]))

@@ -33,19 +33,19 @@ def images_of_label_sets(x: Array, y: Array, label_sets: Sequence[frozenset[int]
     labels = sorted(set().union(*label_sets))
     sums = np.stack([x[y == label].sum(axis=0, dtype=np.float64) for label in labels])
     counts = np.array([(y == label).sum() for label in labels], np.float64)
-    members = np.array([[float(label in one) for label in labels] for one in label_sets])
+    members = np.array([[float(label in label_set) for label in labels] for label_set in label_sets])
     held = np.maximum(members @ counts, 1.0)
     return np.asarray((members @ sums.reshape(len(labels), -1)) / held[:, None]).reshape(len(members), *x.shape[1:])
 
 
-def chance_of_renamed(found: Sequence[frozenset[int]], images: Array, prior: Prior, rng: Stream) -> float:
+def chance_of_renamed(label_sets: Sequence[frozenset[int]], images: Array, prior: Prior, rng: Stream) -> float:
     """How probable it is that `found` under a random renaming of labels gives images as near to `images` (n, *shape), by their mean cosine.
 
     Labels are named all at once, so one lucky name makes many clients right together.
     """
     labels = np.unique(prior.y)
     sums = np.stack([prior.x[prior.y == label].sum(axis=0, dtype=np.float64).ravel() for label in labels])
-    members = np.array([[float(label in one) for label in labels] for one in found])
+    members = np.array([[float(label in label_set) for label in labels] for label_set in label_sets])
     truth = images.reshape(len(images), -1) / np.linalg.norm(images.reshape(len(images), -1), axis=1, keepdims=True)
 
     def nearness(renamed: Array) -> float:
@@ -69,9 +69,9 @@ def cells_of_labels(
     truth = np.stack([case.truth.mean_images[client] for client in judged])
     blank = np.broadcast_to(prior.x.mean(axis=0, dtype=np.float64), truth.shape)
     made, renamed = [], []
-    for products, templates in ((seen.mine, seen.templates), (seen.theirs, seen.plain)):
-        found = guess(products, prior, {}, templates, case.seed).label_sets
-        sets = [found[client] for client in judged]
+    for products, templates in ((seen.observed, seen.templates), (seen.reference, seen.plain)):
+        guessed = guess(products, prior, {}, templates, case.seed).label_sets
+        sets = [guessed[client] for client in judged]
         made.append(images_of_label_sets(prior.x, prior.y, sets))
         renamed.append(chance_of_renamed(sets, truth, prior, stream(case.seed, "labels of images renamed")))
     clear = np.stack([in_the_clear[client] for client in judged])
@@ -87,8 +87,8 @@ def cells_of_labels(
             for p, own, images in zip(renamed, (scored[0], scored[2]), made, strict=True)
         ]
         note = f"{source}; signatures in the clear give {direct.mean():.3f}; {prior.description}; baseline: the mean auxiliary image"
-        one = cell(case, name, metric, *scored, margin=margin, note=note, chances=(chances[0], chances[1]))
-        figures.append(replace(one, power=power(scored[0], scored[1], scored[2], scored[1], margin)))
+        figure = cell(case, name, metric, *scored, margin=margin, note=note, chances=(chances[0], chances[1]))
+        figures.append(replace(figure, power=power(scored[0], scored[1], scored[2], scored[1], margin)))
     return figures, {"clients": np.array(judged), "truth": truth, "recovered": made[0], "baseline": blank[0]}
 
 

@@ -73,11 +73,11 @@ class _Planted(Values):
         self._client, self._canaries = client, canaries
 
     def parts(self, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
-        found = super().parts(number, parts)
-        size = sum(int(np.prod(np.shape(value), dtype=int)) for value in found.values())
+        values = super().parts(number, parts)
+        size = sum(int(np.prod(np.shape(value), dtype=int)) for value in values.values())
         vector = LONG * self._canaries.norm * self._canaries.brought(self._client, size)
         planted, start = {}, 0
-        for name, value in found.items():
+        for name, value in values.items():
             stop = start + int(np.prod(np.shape(value), dtype=int))
             planted[name] = vector[start:stop].reshape(np.shape(value)).astype(value.dtype)
             start = stop
@@ -97,8 +97,8 @@ def rerun_clients(
         party.values = _Planted(party.values, client, canaries)
     federation, mean = simulation.federation, simulation.federation.mean
 
-    def scored(*given: Any, **more: Any) -> tuple[GroupMean | None, ...]:
-        means = mean(*given, **more)
+    def scored(*args: Any, **more: Any) -> tuple[GroupMean | None, ...]:
+        means = mean(*args, **more)
         canaries.score(means)
         return means
 
@@ -110,7 +110,7 @@ def rerun_clients(
         raise ValueError("no mean was released")
     assert run_ledger is not None
     tossed = np.array([coins[client] for client in seen])
-    games = [CanaryGame(np.array([found[client] for client in seen]), tossed) for found in (canaries.scores, canaries.exact)]
+    games = [CanaryGame(np.array([scores[client] for client in seen]), tossed) for scores in (canaries.scores, canaries.exact)]
     spent = max(run_ledger.ledger.spent(client) for client in run_ledger.ledger.clients)
     clipped = run_ledger.options(config.protection)["clipped"]
     spreads = [_claimed_noise(clipped, len(cohort)) / config.privacy.clip_norm for _, cohort in canaries.cohorts]

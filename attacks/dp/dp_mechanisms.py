@@ -81,10 +81,10 @@ def _tossed(rng: np.random.Generator, each: int | None = None) -> Array:
     return rng.random((max(1, CLIENTS * EACH // each), each)) < 0.5
 
 
-def _noise(relation: Relation, **given: Any) -> Noise:
+def _noise(relation: Relation, **values: Any) -> Noise:
     """Noise of a run that has but one kind of release."""
     nothing: dict[str, Any] = {"training": 0.0, "signature": 0.0, "choice": 0.0, "clip_norm": 1.0, "loss_cap": 4.0, "sketch_dim": SKETCHED}
-    return Noise(relation, sampling_rate=1.0, samples=1, seed=0, **(nothing | given))
+    return Noise(relation, sampling_rate=1.0, samples=1, seed=0, **(nothing | values))
 
 
 def _given(number: int, x: Array, y: Array, params: Mapping[str, Any], entropy: Entropy) -> TaskInput:
@@ -105,9 +105,9 @@ def moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> 
     lines, swaps = lines_of(event), event.relation == "replace_one"
     known = np.repeat(np.eye(size), lines.counts, axis=0)
     wide = sketch_directions(0, 2 * size, size).T  # from these coordinates to samples of twice as many, which the sketch takes back
-    coins, scores = _tossed(rng, len(lines.one)), []
+    coins, scores = _tossed(rng, len(lines.record)), []
     for number, own in enumerate(coins):
-        canaries = np.where(own[:, None], lines.one, lines.other) if swaps else lines.one[own]
+        canaries = np.where(own[:, None], lines.record, lines.other) if swaps else lines.record[own]
         x = np.concatenate([known, LONG * canaries]) @ wide
         vectors = task.run(_given(number, x, np.zeros(len(x), np.int64), {}, entropy))["signature"]
         scores.append(lines.scores((vectors.T * lines.counts) @ vectors))
@@ -130,12 +130,12 @@ def whole_moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entrop
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Canaries in a second moment: `one` (m, d), of norm 1, and the `other` record (m, d), zero under "add_remove".
+    """Canaries in a second moment: the `record` (m, d), of norm 1, and the `other` record (m, d), zero under "add_remove".
 
     `counts` (d,): how often each axis occurs beside them.
     """
 
-    one: Array
+    record: Array
     other: Array
     counts: Array
 
@@ -143,7 +143,7 @@ class Lines:
         """A score (..., m) for each canary from second moments (..., d, d), of which what lies within a level is not read."""
         level = np.arange(len(self.counts)) // WIDE
         seen = moments * (level[:, None] != level)
-        first, second = (((rows @ seen) * rows).sum(axis=-1) for rows in (self.one, self.other))
+        first, second = (((rows @ seen) * rows).sum(axis=-1) for rows in (self.record, self.other))
         return np.asarray(first - second - (0.0 if self.other.any() else (1 - 1 / LEVELS) / 2))
 
 
@@ -154,11 +154,11 @@ def lines_of(event: GaussianEvent) -> Lines:
     # lines of different slopes meet in one point at most, since WIDE is prime
     offset, slope = np.divmod(np.arange(WIDE * WIDE), WIDE)
     axes = np.arange(LEVELS) * WIDE + (offset[:, None] + slope[:, None] * np.arange(LEVELS)) % WIDE
-    one = np.zeros((WIDE * WIDE, size))
-    np.put_along_axis(one, axes, LEVELS**-0.5, axis=1)
-    other = one * np.where(level % 2, -1.0, 1.0) * (event.relation == "replace_one")
+    record = np.zeros((WIDE * WIDE, size))
+    np.put_along_axis(record, axes, LEVELS**-0.5, axis=1)
+    other = record * np.where(level % 2, -1.0, 1.0) * (event.relation == "replace_one")
     counts = int(np.ceil(CLEAR * (1 + event.noise_multiplier * event.sensitivity))) * (LEVELS - 1 - level)
-    return Lines(one, other, counts)
+    return Lines(record, other, counts)
 
 
 def total(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
@@ -197,13 +197,13 @@ def mean(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Ca
     task = FoldGradients(model).private(_noise(event.relation, signature=event.noise_multiplier))
     x = _along_axes(public_sketch("crossfit", task.seed, model.dimension, SKETCHED).apply(np.eye(model.dimension)), LONG * np.eye(SKETCHED))
     start = {"model": np.zeros(model.dimension)}
-    coins, found = _tossed(rng, SKETCHED), []
+    coins, scores = _tossed(rng, SKETCHED), []
     for number, own in enumerate(coins):
         images = x if swaps else x[own]
         labels = own.astype(np.int64) if swaps else np.ones(len(images), np.int64)
         seen = task.run(_given(number, images, labels, start, entropy))["folds"]
-        found.append(seen / 2 if swaps else seen - 0.5)
-    return CanaryGame(np.concatenate(found), coins.ravel())
+        scores.append(seen / 2 if swaps else seen - 0.5)
+    return CanaryGame(np.concatenate(scores), coins.ravel())
 
 
 def _along_axes(sketch: Array, wanted: Array) -> Array:
@@ -234,13 +234,13 @@ def scores(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> 
     start[SCORED : 2 * SCORED] = -margin
     updates[clients, SCORED + np.arange(SCORED)] = 2 * margin
     params = {"model": start, "updates": dict(zip(clients, updates, strict=True))}
-    coins, found = _tossed(rng, SCORED), []
+    coins, scores = _tossed(rng, SCORED), []
     for number, own in enumerate(coins, start=SCORED):  # none of those that are scored
         x, y = np.zeros((2 * SCORED, SCORED)), np.zeros(2 * SCORED, np.int64)
         held = split(ClientData(number, x, y, x[:0], y[:0]), share, 0)[1]
         x[held], y[held] = np.eye(SCORED), own
-        found.append(task.run(_given(number, x, y, params, entropy))["scores"])
-    return CanaryGame(np.concatenate(found), coins.ravel())
+        scores.append(task.run(_given(number, x, y, params, entropy))["scores"])
+    return CanaryGame(np.concatenate(scores), coins.ravel())
 
 
 class Unpriced(Ledger):
@@ -265,9 +265,9 @@ def local(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> C
     client, seen = FederationClient(Settings(Identity.create(0, entropy)), _no_data, store, entropy), []
     for number, brought in enumerate(rows):
         client.values.hold(number, {"rows": brought}, Origin())
-        given = driven(client.handle(m.Give(session, "gram", number, ("rows",), "", False, noise), Exchange()))
-        assert isinstance(given, m.Given)
-        seen.append(given.values[0].value)
+        released = driven(client.handle(m.Give(session, "gram", number, ("rows",), "", False, noise), Exchange()))
+        assert isinstance(released, m.Given)
+        seen.append(released.values[0].value)
     return CanaryGame(np.tensordot(np.stack(seen), along, 2) - (1.0 + low) / 2, coins)
 
 
@@ -319,7 +319,7 @@ def others_of(vectors: Sequence[Array], noise: SharedNoise, length: float, entro
     """
     members, nothing = noise.survivors + (colluding > 0), np.zeros_like(vectors[0])
     brought = [*vectors, *[nothing] * (members - len(vectors))]
-    rows = [noise.noisy(one, noise.room(length), entropy) for one in brought]
+    rows = [noise.noisy(vector, noise.room(length), entropy) for vector in brought]
     known = rows[members - colluding :]
     return noise.opened(np.sum(rows, axis=0) - sum(known))
 

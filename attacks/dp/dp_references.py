@@ -45,9 +45,9 @@ def _moment(event: GaussianEvent, canaries: int, rng: np.random.Generator, share
     The next order is small because known records hold the levels apart (`CLEAR`): at the full noise scores scatter as those of the game.
     """
     lines = games.lines_of(event)
-    coins, size = _coins(rng, canaries, len(lines.one)), len(lines.counts)
+    coins, size = _coins(rng, canaries, len(lines.record)), len(lines.counts)
     noise = rng.normal(size=(len(coins), size, size)) * (share * event.noise_multiplier * event.sensitivity / 2)
-    brought = np.where(coins[:, :, None], lines.one, lines.other)  # `other` is zero under "add_remove"
+    brought = np.where(coins[:, :, None], lines.record, lines.other)  # `other` is zero under "add_remove"
     moments = brought.transpose(0, 2, 1) @ brought + noise + noise.transpose(0, 2, 1)  # σ/√2 off the diagonal; that is not read
     return games.CanaryGame(lines.scores(moments).ravel(), coins.ravel())
 
@@ -128,9 +128,9 @@ class GameTrials:
         """The canaries at these places (n,)."""
         return GameTrials(self.coins[:, places], self.signal[:, places], self.noise[:, places], self.beyond[places])
 
-    def put(self, places: Array, found: "GameTrials") -> None:
+    def put(self, places: Array, trials: "GameTrials") -> None:
         """Write what was found at these places (n,)."""
-        self.signal[:, places], self.noise[:, places] = found.signal, found.noise
+        self.signal[:, places], self.noise[:, places] = trials.signal, trials.noise
 
     def scores(self, number: int, share: float, rng: np.random.Generator) -> tuple[Array, Array]:
         """Scores and coins (m,) of one repetition with this share of the noise."""
@@ -157,7 +157,9 @@ def _clearness(scores: Array, coins: Array) -> tuple[float, float]:
 
 def joined_trials(trials: Sequence[GameTrials]) -> GameTrials:
     """The canaries of several reruns together."""
-    return GameTrials(*(np.concatenate([getattr(one, name) for one in trials], axis=-1) for name in ("coins", "signal", "noise", "beyond")))
+    return GameTrials(
+        *(np.concatenate([getattr(trial, name) for trial in trials], axis=-1) for name in ("coins", "signal", "noise", "beyond"))
+    )
 
 
 @dataclass(frozen=True)
@@ -209,8 +211,8 @@ def trials_of_means(
         if size not in grams:
             axes = np.stack([axis(client, size) for client in clients])
             grams[size] = axes @ axes.T
-        mine = [places[client] for client in cohort]
-        brought = np.where(trials.coins[:, mine], 1.0, low)
-        signal[:, mine] += brought @ grams[size][np.ix_(mine, mine)] - (1.0 + low) / 2
-        noise[:, mine] += spread * rng.normal(size=brought.shape)
+        columns = [places[client] for client in cohort]
+        brought = np.where(trials.coins[:, columns], 1.0, low)
+        signal[:, columns] += brought @ grams[size][np.ix_(columns, columns)] - (1.0 + low) / 2
+        noise[:, columns] += spread * rng.normal(size=brought.shape)
     return replace(trials, signal=signal, noise=noise)

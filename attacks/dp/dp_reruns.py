@@ -38,14 +38,14 @@ class WholeRunGame:
 
 def unscored(ledger: Ledger) -> tuple[str, ...]:
     """The figures of releases that were charged and that games of whole runs do not score."""
-    found = set()
+    figures = set()
     for charge in ledger.charges:
         for event in charge.events:
             if isinstance(event, ChoiceEvent):
-                found.add("choice_epsilon")
+                figures.add("choice_epsilon")
             elif isinstance(event, GaussianEvent) and (event.unit == "sample" or charge.purpose == LOCAL):
-                found.add("signature_epsilon")
-    return tuple(sorted(found))
+                figures.add("signature_epsilon")
+    return tuple(sorted(figures))
 
 
 def recorded(config: Config) -> Config:

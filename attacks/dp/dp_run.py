@@ -58,29 +58,29 @@ def rerun(
     """
     if reruns < 1:
         raise ValueError(f"rerun: {reruns} reruns; expected at least 1")
-    began, mine, calm = time.perf_counter(), list[WholeRunGame](), list[CanaryGame]()
+    began, reruns_done, calm = time.perf_counter(), list[WholeRunGame](), list[CanaryGame]()
     for number in range(reruns):
         used = time.perf_counter() - began
-        if mine and used * (1 + 1 / len(mine)) > seconds:
+        if reruns_done and used * (1 + 1 / len(reruns_done)) > seconds:
             break
         try:
             # another seed: were the noise drawn from it (insecure_test_entropy), it would still be another's
             played, without = _pair(config.with_("run", seed=config.run.seed + number), population, rng, seconds - used)
         except (ValueError, ArithmeticError, ProtocolError):
-            if not mine:
+            if not reruns_done:
                 raise
             continue
-        mine.append(played)
+        reruns_done.append(played)
         calm.append(without)
-    games, unscored = _joined([one.game for one in mine]), {name for one in mine for name in one.unscored}
-    second = [one.apart for one in mine if one.apart is not None]
+    games, unscored = _joined([run.game for run in reruns_done]), {name for run in reruns_done for name in run.unscored}
+    second = [run.apart for run in reruns_done if run.apart is not None]
     apart = _joined(second) if second else None
-    repeated = [one.trials for one in mine if one.trials is not None]
-    trials = joined_trials(repeated) if len(repeated) == len(mine) else None
+    repeated = [run.trials for run in reruns_done if run.trials is not None]
+    trials = joined_trials(repeated) if len(repeated) == len(reruns_done) else None
     together = WholeRunGame(
-        games, max(one.epsilon for one in mine), min(one.rounds for one in mine), tuple(sorted(unscored)), apart, trials
+        games, max(run.epsilon for run in reruns_done), min(run.rounds for run in reruns_done), tuple(sorted(unscored)), apart, trials
     )
-    return together, _joined(calm), len(mine)
+    return together, _joined(calm), len(reruns_done)
 
 
 def _pair(config: Config, population: Population, rng: np.random.Generator, seconds: float) -> tuple[WholeRunGame, CanaryGame]:
@@ -101,29 +101,29 @@ def _joined(games: Sequence[CanaryGame]) -> CanaryGame:
 def releases(config: Config, population: Population) -> dict[str, tuple[str, Event]]:
     """What one client of the run releases: figure -> (name of the game, its event). A trusted server's means are audited in the whole
     run only."""
-    found: dict[str, tuple[str, Event]] = {}
+    priced: dict[str, tuple[str, Event]] = {}
     if config.privacy.unit == "client":
         run_ledger = prepare(recorded(config), population=population).run_ledger
         assert run_ledger is not None  # there is a unit
         options = run_ledger.options(config.protection)
         if isinstance(options["local"], LocalGram):
-            found["signature_epsilon"] = ("local", options["local"].event)
+            priced["signature_epsilon"] = ("local", options["local"].event)
         if config.protection.sum == "secagg":
-            found["mean_epsilon"] = ("shares", options["clipped"].event)
-        return found
+            priced["mean_epsilon"] = ("shares", options["clipped"].event)
+        return priced
     noise, relation = noise_of(config, population), config.privacy.relation
     if noise.signature:
         name = config.releases().mechanism
         bound = {"scores": noise.loss_cap, "mean": 1.0}.get(name, noise.clip_norm)
-        one = moment_event(noise.signature, relation) if name.endswith("moment") else sum_event(noise.signature, bound, relation)
-        found["signature_epsilon"] = (name, one)
+        release = moment_event(noise.signature, relation) if name.endswith("moment") else sum_event(noise.signature, bound, relation)
+        priced["signature_epsilon"] = (name, release)
     if noise.choice:
-        found["choice_epsilon"] = ("choice", ChoiceEvent(noise.choice, relation, "sample"))
+        priced["choice_epsilon"] = ("choice", ChoiceEvent(noise.choice, relation, "sample"))
     if noise.training:
         steps = 1 if noise.shares else max(1, round(config.training.epochs / noise.sampling_rate))
         event = SampledGaussianEvent(noise.training, noise.sampling_rate, steps, noise.clip_norm, relation, shares=noise.shares)
-        found["training_epsilon"] = ("training", event)
-    return found
+        priced["training_epsilon"] = ("training", event)
+    return priced
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -149,9 +149,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
                 nothing(case, NAME, metric, f"nothing is claimed: {colluding} colluding members know all shares that are counted")
             )
             continue
-        mine, calm = audit_release(name, event, delta, rng, system_entropy, colluding)
-        what = f"{name}, less the shares of the noise of {colluding} colluding members" if colluding else name
-        figures.append(_figure(case, metric, mine, claim_of(event, delta, colluding), calm, what))
+        observed, calm = audit_release(name, event, delta, rng, system_entropy, colluding)
+        title = f"{name}, less the shares of the noise of {colluding} colluding members" if colluding else name
+        figures.append(_figure(case, metric, observed, claim_of(event, delta, colluding), calm, title))
     return [*figures, *([] if colluding else [_whole(case, config, population, rng)])], None
 
 
@@ -181,11 +181,11 @@ def audit_release(
     """
     claim, draws = claim_of(event, delta, colluding), rng.spawn(1)[0]
     known = {"colluding": colluding} if colluding else {}
-    mine, calm = (GAMES[name](one, rng, entropy, **known) for one in (event, quiet(event)))
-    results = [audit(game.scores, game.coins, delta, claim=claim) for game in (mine, calm)]
-    count, left = len(mine.coins), known_shares(event, colluding - 1)
-    found = power(lambda: released(name, left or event, count, draws, 1 / FACTOR), count, delta, claim=claim)
-    return replace(results[0], power=found), results[1]
+    observed, calm = (GAMES[name](release, rng, entropy, **known) for release in (event, quiet(event)))
+    results = [audit(game.scores, game.coins, delta, claim=claim) for game in (observed, calm)]
+    count, left = len(observed.coins), known_shares(event, colluding - 1)
+    shown = power(lambda: released(name, left or event, count, draws, 1 / FACTOR), count, delta, claim=claim)
+    return replace(results[0], power=shown), results[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,10 +210,10 @@ def audit_whole(
     played, calm, times = rerun(config, population, rng, reruns=reruns, seconds=seconds)
     claim, looks = played.epsilon, [game for game in (played.game, played.apart) if game is not None]
     confidence = 1 - 0.05 / len(looks)
-    found = [audit(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
+    results = [audit(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
     unprotected = audit(calm.scores, calm.coins, delta, claim=claim, confidence=confidence)
-    p = min(1.0, len(found) * min(one.p for one in found))
-    result = replace(max(found, key=lambda one: one.epsilon), p=p, power=_power_of(played, calm, delta, confidence, draws))
+    p = min(1.0, len(results) * min(result.p for result in results))
+    result = replace(max(results, key=lambda result: result.epsilon), p=p, power=_power_of(played, calm, delta, confidence, draws))
     return WholeAudit(result, claim, unprotected, played, times)
 
 
@@ -237,9 +237,9 @@ def _whole(case: Case, config: Config, population: Population, rng: np.random.Ge
     played, times = whole.played, f", {whole.reruns} times" if whole.reruns > 1 else ""
     scored = "the means over clients" if config.privacy.unit == "client" else "clients' updates"
     unscored = f"; charged but not validated by it: what has {' and '.join(played.unscored)}" if played.unscored else ""
-    what = f"{played.rounds} of {config.training.rounds} rounds, rerun with canaries{times}; scored are {scored}{unscored}"
+    scope = f"{played.rounds} of {config.training.rounds} rounds, rerun with canaries{times}; scored are {scored}{unscored}"
     trusted = config.privacy.unit == "client" and config.protection.sum == "none"  # the server adds the noise
-    made = _figure(case, WHOLE, whole.result, whole.claim, whole.calm, what)
+    made = _figure(case, WHOLE, whole.result, whole.claim, whole.calm, scope)
     return replace(made, towards="who sees the means, not single updates (the server is trusted)" if trusted else "")
 
 
@@ -250,24 +250,25 @@ def _population(case: Case) -> Population:
     return Population("audited", clients, groups, case.prior.classes, case.prior.mean, case.prior.std)
 
 
-def _figure(case: Case, metric: str, mine: AuditResult, claim: float, calm: AuditResult, what: str) -> Cell:
+def _figure(case: Case, metric: str, observed: AuditResult, claim: float, calm: AuditResult, scope: str) -> Cell:
+    power = None if observed.power is None or observed.power.note else observed.power
     note = (
-        f"{what}: a lower bound on epsilon at 95 %, {mine.correct} of {mine.guesses} guesses right on {mine.canaries} canaries; ceiling "
-        f"{mine.ceiling:.2f}; baseline: what the accountant claims at delta = {case.prior.config.privacy.delta:g}; "  # type: ignore[union-attr]
-        f"unprotected: the same with the noise left out; {_of_power(mine.power)}"
+        f"{scope}: a lower bound on epsilon at 95 %, {observed.correct} of {observed.guesses} guesses right on {observed.canaries} "
+        f"canaries; ceiling {observed.ceiling:.2f}; baseline: what the accountant claims at delta = {case.prior.config.privacy.delta:g}; "  # type: ignore[union-attr]
+        f"unprotected: the same with the noise left out; {_of_power(observed.power)}"
     )
     return Cell(
-        NAME, case.view.adversary, case.protection, metric, mine.epsilon, None, None, claim, calm.epsilon, verdict(mine, claim),
-        seeds=(case.seed,), note=note, reference_baseline=claim, power=None if mine.power is None or mine.power.note else mine.power.share,
-        power_low=None if mine.power is None or mine.power.note else mine.power.low, p=mine.p,
+        NAME, case.view.adversary, case.protection, metric, observed.epsilon, None, None, claim, calm.epsilon, verdict(observed, claim),
+        seeds=(case.seed,), note=note, reference_baseline=claim, power=None if power is None else power.share,
+        power_low=None if power is None else power.low, p=observed.p,
     )  # fmt: skip
 
 
-def _of_power(found: Power | None) -> str:
+def _of_power(power: Power | None) -> str:
     """The end of a note: how much a bound below the claim means."""
-    if found is None or found.note:
-        return f"power {found.note if found else 'unknown'}, so that a bound below the claim is inconclusive"
+    if power is None or power.note:
+        return f"power {power.note if power else 'unknown'}, so that a bound below the claim is inconclusive"
     return (
-        f"power {found.share:.2f}, at least {found.low:.2f} at 95 %: with noise {FACTOR:g} times too small {found.alarms} of "
-        f"{found.repetitions} repetitions on a reference raised an alarm; at_baseline requires {ENOUGH:g} at least"
+        f"power {power.share:.2f}, at least {power.low:.2f} at 95 %: with noise {FACTOR:g} times too small {power.alarms} of "
+        f"{power.repetitions} repetitions on a reference raised an alarm; at_baseline requires {ENOUGH:g} at least"
     )

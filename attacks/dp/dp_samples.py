@@ -72,37 +72,37 @@ def rerun_samples(
     sent = steps_in(view_of(simulation.federation.transcript.messages, "server", {}), model.dimension)
     sums = _sums(sent, alone=not shared)
     if not sums:
-        what = "sum of updates" if shared else "single client's update"
-        raise ValueError(f"no {what} is in the transcript")
+        missing = "sum of updates" if shared else "single client's update"
+        raise ValueError(f"no {missing} is in the transcript")
     run_ledger = simulation.run_ledger
     assert run_ledger is not None
-    drawn, members = noise_of(config, population), sorted({owner for one in sums for owner in one.members})
+    drawn, members = noise_of(config, population), sorted({owner for step in sums for owner in step.members})
     planted = _asked(sent, members, population, clients, spikes, coins)
     tossed = np.concatenate([planted[owner].coins for owner in members])
     scores, apart = np.zeros(len(tossed)), np.zeros(len(tossed))
-    several, draws, linear = False, rng.spawn(1)[0], noise == 1.0
+    has_others, draws, linear = False, rng.spawn(1)[0], noise == 1.0
     again = GameTrials.blank(len(tossed), REPETITIONS, draws)
     for number in sorted({step.round for step in sums}):
         here, beyond = [step for step in sums if step.round == number], []
         for step in here:
-            train, mine = asked_in(step).train.private(drawn), [planted[owner] for owner in step.members]
-            places, towards = np.concatenate([one.places for one in mine]), _towards(model, step, mine, train)
-            rest = step.update * len(mine) - np.sum([_expected(train, one.samples, step) for one in mine], axis=0)
+            train, canaries = asked_in(step).train.private(drawn), [planted[owner] for owner in step.members]
+            places, towards = np.concatenate([canary.places for canary in canaries]), _towards(model, step, canaries, train)
+            rest = step.update * len(canaries) - np.sum([_expected(train, canary.samples, step) for canary in canaries], axis=0)
             beyond.append(rest / _amount(train) - (0.0 if swaps else 0.5) * towards.sum(axis=0))
-            spread = _spread(train, len(mine))
+            spread = _spread(train, len(canaries))
             scores[places] += _estimate(towards, beyond[-1], spread)
             linear = linear and train.optimizer == "sgd"
             if linear:
                 again.put(places, trials_of_steps(again.at(places), towards @ towards.T, spread, swaps, draws))
         if shared or len({step.members for step in here}) < 2:
             continue
-        several, total = True, np.sum(beyond, axis=0)
+        has_others, total = True, np.sum(beyond, axis=0)
         for step, own in zip(here, beyond, strict=True):
-            train, mine = asked_in(step).train.private(drawn), [planted[owner] for owner in step.members]
+            train, canaries = asked_in(step).train.private(drawn), [planted[owner] for owner in step.members]
             others = (total - own) / (len(beyond) - 1)
-            apart[mine[0].places] += _estimate(_towards(model, step, mine, train), own - others, _spread(train, 1, LEFT))
+            apart[canaries[0].places] += _estimate(_towards(model, step, canaries, train), own - others, _spread(train, 1, LEFT))
     spent = max(run_ledger.ledger.spent(client) for client in members) if noise == 1.0 else 0.0
-    second = CanaryGame(apart, tossed) if several else None
+    second = CanaryGame(apart, tossed) if has_others else None
     return WholeRunGame(
         CanaryGame(scores, tossed), spent, len(simulation.rows), unscored(run_ledger.ledger), second, again if linear else None
     )  # fmt: skip
@@ -110,12 +110,12 @@ def rerun_samples(
 
 def _sums(sent: Mapping[int, Sequence[ClientStep]], *, alone: bool) -> list[ClientStep]:
     """The updates that were seen, each once: of single clients, or means of several."""
-    found: dict[tuple[int, ...], ClientStep] = {}
+    steps: dict[tuple[int, ...], ClientStep] = {}
     for owner in sorted(sent):
         for place, step in enumerate(sent[owner]):
             if (len(step.members) == 1) == alone:
-                found.setdefault((step.round, *step.members, *([place] if alone else [])), step)
-    return list(found.values())
+                steps.setdefault((step.round, *step.members, *([place] if alone else [])), step)
+    return list(steps.values())
 
 
 def _asked(
@@ -124,17 +124,17 @@ def _asked(
 ) -> dict[int, Planted]:  # fmt: skip
     """The canaries and samples that each client was asked to train on: some hold samples back, under "replace_one" only, where all canaries
     are there."""
-    known, joined = {one.id: one for one in population.clients}, {one.id: one for one in clients}
-    found, start = dict[int, Planted](), 0
+    known, joined = {client.id: client for client in population.clients}, {client.id: client for client in clients}
+    asked, start = dict[int, Planted](), 0
     for owner in members:
         own, (x, y) = len(known[owner].y_train), spikes[owner]
         kept = asked_in(sent[owner][0]).places(joined[owner])
         swapped = len(joined[owner].y_train) == own + len(y)
         chosen = kept[kept >= own] - own if swapped else np.arange(len(y))
         places = np.arange(start, start + len(chosen))
-        found[owner] = Planted(x[chosen], y[chosen], coins[owner][chosen], only(known[owner], kept[kept < own]), places)
+        asked[owner] = Planted(x[chosen], y[chosen], coins[owner][chosen], only(known[owner], kept[kept < own]), places)
         start += len(chosen)
-    return found
+    return asked
 
 
 def _spikes(population: Population, model: Model, config: Config, rng: np.random.Generator) -> dict[int, tuple[Array, Array]]:
@@ -146,14 +146,14 @@ def _spikes(population: Population, model: Model, config: Config, rng: np.random
     std = np.broadcast_to(np.reshape(model.std, (-1, *([1] * (len(model.shape) - 1)))), model.shape)
     dealt = rng.permutation(kinds) if config.privacy.noise == "shared" else None
     count = min(count, kinds if dealt is None else max(1, kinds // clients))
-    found = {}
+    spikes = {}
     for number, client in enumerate(population.clients):
         own = rng.choice(kinds, size=count, replace=False) if dealt is None else dealt[number * count : (number + 1) * count]
         places, labels = np.divmod(own, model.classes)
         x = np.repeat(mean.reshape(1, size), len(own), axis=0)
         x[np.arange(len(own)), places] += LONG * config.privacy.clip_norm * std.reshape(size)[places]
-        found[client.id] = x.reshape(len(own), *model.shape).astype(client.x_train.dtype), labels
-    return found
+        spikes[client.id] = x.reshape(len(own), *model.shape).astype(client.x_train.dtype), labels
+    return spikes
 
 
 def _mirrored(x: Array, model: Model, inside: Array) -> Array:
@@ -171,7 +171,7 @@ def noise_of(config: Config, population: Population) -> Noise:
 
 def _towards(model: Model, step: ClientStep, members: Sequence[Planted], train: Train) -> Array:
     """How the canaries (m, d) of a sum's members move its model: minus their clipped gradients."""
-    x, y = (np.concatenate([getattr(one, name) for one in members]) for name in ("x", "y"))
+    x, y = (np.concatenate([getattr(canary, name) for canary in members]) for name in ("x", "y"))
     return -sample_gradients(model, step.start, x, y, train.clip_norm)
 
 
@@ -182,8 +182,8 @@ def _expected(train: Train, client: ClientData, step: ClientStep) -> Array:
         train, noise_multiplier=0.0, sampling_rate=0.0, shares=0, batch_size=0, epochs=train.steps,
         lr=train.lr * samples / train.public_samples,
     )  # fmt: skip
-    given = {"model": step.start} | {name: vector for name, vector in step.beside.items() if name == "anchor"}
-    (result,) = Engine().run(calm, [TaskInput(client, given, {}, Streams(0, 0, client.id))])
+    vectors = {"model": step.start} | {name: vector for name, vector in step.beside.items() if name == "anchor"}
+    (result,) = Engine().run(calm, [TaskInput(client, vectors, {}, Streams(0, 0, client.id))])
     return np.asarray(result["update"], np.float64)
 
 

@@ -57,24 +57,24 @@ def disaggregate(cohorts: Sequence[Sequence[int]], sums: Array, clients: Sequenc
 
 def guess_single(sums: Sequence[CohortSum]) -> list[CohortSum]:
     """Sums over one client (or over one that does not collude, see `coalition.known_sums`), whose mean is its update."""
-    return [one for one in sums if len(one.members) == 1 and one.mean is not None]
+    return [sum_ for sum_ in sums if len(sum_.members) == 1 and sum_.mean is not None]
 
 
 def score_single(
     guessed: Sequence[CohortSum], truth: Mapping[tuple[int, int], Array], clients: Sequence[int],
-    again: Callable[[CohortSum], Array | None] = lambda one: None,
+    again: Callable[[CohortSum], Array | None] = lambda sum_: None,
 ) -> Array:  # fmt: skip
     """1 for a client of which an update was recovered, to rounding, in any round.
 
     `truth` are the updates of the unprotected run, by (round, client). Where a sum was below the minimum cohort size its models are others;
     `again` gives what the client of a sum sent there, or None.
     """
-    found = set[int]()
-    for one in guessed:
-        client = one.members[0]
-        if client not in found and (_is_same(one.mean, truth.get((one.round, client))) or _is_same(one.mean, again(one))):
-            found.add(client)
-    return np.array([float(client in found) for client in clients])
+    exact = set[int]()
+    for sum_ in guessed:
+        client = sum_.members[0]
+        if client not in exact and (_is_same(sum_.mean, truth.get((sum_.round, client))) or _is_same(sum_.mean, again(sum_))):
+            exact.add(client)
+    return np.array([float(client in exact) for client in clients])
 
 
 def _is_same(value: Array | None, real: Array | None) -> bool:
@@ -83,26 +83,26 @@ def _is_same(value: Array | None, real: Array | None) -> bool:
     return bool(np.linalg.norm(value - real) <= EXACT * np.linalg.norm(real))
 
 
-def _made_again(case: Case, one: CohortSum) -> Array | None:
+def _made_again(case: Case, sum_: CohortSum) -> Array | None:
     """The update of the only member of a sum, by its training from the model that it was sent; None where it holds more than that."""
-    is_plain = case.prior.config is not None and not case.prior.private and one.local is not None and one.local.alone
-    made = trained_again(case, one.members, one) if is_plain else None
-    return None if made is None else made[one.members[0]]
+    is_plain = case.prior.config is not None and not case.prior.private and sum_.local is not None and sum_.local.alone
+    made = trained_again(case, sum_.members, sum_) if is_plain else None
+    return None if made is None else made[sum_.members[0]]
 
 
 def score_static(seen: Sequence[CohortSum], clients: Sequence[int]) -> tuple[Array, str]:
     """1 for a client whose value would be recovered if it were the same in all recorded sums; and what the cohorts look like."""
-    sums = [replace(one, members=tuple(client for client in one.members if client in clients)) for one in seen]
-    sums = [one for one in sums if one.members]  # colluders know their own values and take them off, whatever their values are
+    sums = [replace(sum_, members=tuple(client for client in sum_.members if client in clients)) for sum_ in seen]
+    sums = [sum_ for sum_ in sums if sum_.members]  # colluders know their own values and take them off, whatever their values are
     if not sums:
         return np.zeros(len(clients)), "no sum has members that do not collude"
-    determined = _determined([one.members for one in sums], clients)
-    alone = sum(len(one.members) == 1 for one in sums)
-    rank = equations([dict.fromkeys(one.members, 1.0) for one in sums]).rank
+    determined = _determined([sum_.members for sum_ in sums], clients)
+    alone = sum(len(sum_.members) == 1 for sum_ in sums)
+    rank = equations([dict.fromkeys(sum_.members, 1.0) for sum_ in sums]).rank
     words = f"{len(sums)} sums ({alone / len(sums):.0%} over one client), rank {rank} of {len(clients)}"
     if determined.all():
-        numbers = sorted({one.round for one in sums})
-        needed = next(r for r in numbers if _determined([one.members for one in sums if one.round <= r], clients).all())
+        numbers = sorted({sum_.round for sum_ in sums})
+        needed = next(r for r in numbers if _determined([sum_.members for sum_ in sums if sum_.round <= r], clients).all())
         words += f", all known after round {needed}"
     return determined.astype(np.float64), words
 
@@ -116,7 +116,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Shares of clients: with an update recovered from a sum over it alone, and with a static value recovered by differencing."""
     view, reference = case.view, case.reference
     clients = sorted(set(case.truth.label_sets) - set(view.coalition))
-    seen = [known_sums(case, one) for one in (view, reference)]
+    seen = [known_sums(case, recording) for recording in (view, reference)]
     if not seen[1]:
         return [nothing(case, NAME, "singleton_exact", "the algorithm makes no sums over clients")], None
     if not seen[0]:
@@ -128,8 +128,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     config = case.prior.config
     dimension = 0 if config is None else public_model(case.prior).dimension
     truth = {key: value for key, value in updates_in(reference, dimension).items() if key[1] in clients}
-    single = [score_single(guess_single(one), truth, clients, partial(_made_again, case)) for one in seen]
-    static = [score_static(one, clients) for one in seen]
+    single = [score_single(guess_single(sums), truth, clients, partial(_made_again, case)) for sums in seen]
+    static = [score_static(sums, clients) for sums in seen]
     figures = []
     reference_words = "unprotected: the same cohorts' sums in the open, without a minimum cohort size"
     if sizes_in(view):
@@ -138,7 +138,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     beside = " and colluders, who take their own updates off" if view.coalition else ""
     if cohorts_assumed(case):
         reference_words = f"a client is taken to know who trains in its cluster; {reference_words}"
-    for metric, mine, theirs, why, note in (
+    for metric, observed, twin, why, note in (
         (
             "singleton_exact", single[0], single[1], f"no sum was over one client{beside}, even without a minimum cohort size",
             f"a client's update, from a sum over it alone{beside and f', or over it{beside}'}",
@@ -152,18 +152,18 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             noise = "not attempted: sums carry the noise of [privacy], no value comes out exactly; what differencing leaves is not measured"
             figures.append(nothing(case, NAME, metric, noise))
             continue
-        if metric == "singleton_exact" and not mine.any() and any(_is_left(one, view.coalition) for one in seen[0]):
+        if metric == "singleton_exact" and not observed.any() and any(_is_left(sum_, view.coalition) for sum_ in seen[0]):
             figures.append(nothing(case, NAME, metric, NOT_TAKEN_OFF))
             continue
-        if not mine.any() and not theirs.any():
+        if not observed.any() and not twin.any():
             figures.append(nothing(case, NAME, metric, why))
             continue
-        made = cell(case, NAME, metric, mine, blank, theirs, margin=0.0, share=True, note=f"{note}; {reference_words}; baseline 0")
-        figures.append(replace(made, exact=True, power=None, status="leaks" if mine.any() else "at_baseline"))
+        made = cell(case, NAME, metric, observed, blank, twin, margin=0.0, share=True, note=f"{note}; {reference_words}; baseline 0")
+        figures.append(replace(made, exact=True, power=None, status="leaks" if observed.any() else "at_baseline"))
     return figures, None
 
 
-def _is_left(one: CohortSum, coalition: Sequence[int]) -> bool:
+def _is_left(sum_: CohortSum, coalition: Sequence[int]) -> bool:
     """Whether a sum is over one client and colluders whose own updates were not taken off."""
-    others = set(one.members) - set(coalition)
-    return len(others) == 1 < len(one.members)
+    others = set(sum_.members) - set(coalition)
+    return len(others) == 1 < len(sum_.members)

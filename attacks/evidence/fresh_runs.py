@@ -98,7 +98,7 @@ def _twin(config: Config, population: Population, rounds: int) -> list[Message]:
     return _again(_opened(config), population, rounds, "the unprotected twin of the run")[0]
 
 
-def _again(config: Config, population: Population, rounds: int, what: str = "the run") -> tuple[list[Message], dict[str, dict[str, str]]]:
+def _again(config: Config, population: Population, rounds: int, name: str = "the run") -> tuple[list[Message], dict[str, dict[str, str]]]:
     """All messages of a run of `config` in memory, and the secrets of the parties that are audited. Errors call the run `what`."""
     simulation = start(_recording(config), population=population)
     try:
@@ -107,7 +107,7 @@ def _again(config: Config, population: Population, rounds: int, what: str = "the
         if rounds >= config.training.rounds:
             admit_newcomers(simulation)
     except TrainingDiverged as error:
-        raise TrainingDiverged(f"{what} with seed {config.run.seed} diverged: {error}") from None
+        raise TrainingDiverged(f"{name} with seed {config.run.seed} diverged: {error}") from None
     finally:
         simulation.simulated.engine.close()
     return simulation.federation.transcript.messages, secrets_of(simulation)
@@ -158,7 +158,7 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
             begin(simulation)
             advance(simulation)
         except _Upload:
-            (message,) = [one for one in simulation.federation.transcript.messages if one.operation == "gram"]
+            (message,) = [message for message in simulation.federation.transcript.messages if message.operation == "gram"]
             return None if message.payload is None else compared_rows(config, np.asarray(message.payload["rows"], np.float64))
         except InputError:
             return None

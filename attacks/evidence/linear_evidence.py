@@ -114,8 +114,8 @@ def solved(system: Equations[T], values: Array) -> Solution:
     inverse = np.linalg.pinv(rows)
     determined = np.abs(np.einsum("it,ti->i", inverse, rows) - 1.0) < SAME
     variances = np.where(determined, (inverse**2).sum(axis=1), np.inf)
-    found = inverse @ (np.asarray(values, np.float64) / system.deviations[:, None])
-    return Solution(np.asarray(found), determined, np.asarray(variances), system.rank)
+    estimates = inverse @ (np.asarray(values, np.float64) / system.deviations[:, None])
+    return Solution(np.asarray(estimates), determined, np.asarray(variances), system.rank)
 
 
 def parts_of(system: Equations[T], values: Array) -> list[PartialSum[T]]:
@@ -141,12 +141,12 @@ def parts_of(system: Equations[T], values: Array) -> list[PartialSum[T]]:
                     rows[j] = np.where(inside, 0.0, large)
                     left[j] = left[j] - left[i]
                     changed = True
-    found: list[tuple[tuple[T, ...], Array]] = [((term,), value) for term, value in known.items()]
+    partial_sums: list[tuple[tuple[T, ...], Array]] = [((term,), value) for term, value in known.items()]
     for row, total in zip(rows, left, strict=True):
         inside = np.flatnonzero(np.abs(row) > SAME)
         if len(inside):
-            found.append((tuple(rest.terms[i] for i in inside), total / float(row[inside].sum())))
-    return [PartialSum(terms, one[:length], float(np.linalg.norm(one[length:] * system.deviations))) for terms, one in found]
+            partial_sums.append((tuple(rest.terms[i] for i in inside), total / float(row[inside].sum())))
+    return [PartialSum(terms, row[:length], float(np.linalg.norm(row[length:] * system.deviations))) for terms, row in partial_sums]
 
 
 # --- terms that are shares ----------------------------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ def shares_of_terms(
     heavy = HEAVY * max(root, float(scale[0]) * float(np.linalg.norm(response, 2)))
     rows = np.vstack([np.kron(few, response), root * np.eye(n * classes), heavy * np.kron(np.eye(n), np.ones((1, classes)))])
     wanted = np.concatenate([aims.ravel(), root * np.tile(centre, n), np.full(n, heavy)])
-    found = nnls(rows, wanted, maxiter=30 * rows.shape[1])[0].reshape(n, classes)
-    return np.asarray(found / np.maximum(found.sum(axis=1, keepdims=True), 1e-12))
+    shares = nnls(rows, wanted, maxiter=30 * rows.shape[1])[0].reshape(n, classes)
+    return np.asarray(shares / np.maximum(shares.sum(axis=1, keepdims=True), 1e-12))
 
 
 def likeliest_penalty(system: Equations[T], readings: Array, centre: Array) -> float:

@@ -72,8 +72,8 @@ def steps_in(view: AdversaryView, dimension: int, case: Case | None = None) -> d
 
 def single_steps(steps: Mapping[int, Sequence[ClientStep]]) -> dict[int, list[ClientStep]]:
     """The steps that are one client's own, of clients that have any."""
-    found = {client: [step for step in several if len(step.members) == 1] for client, several in steps.items()}
-    return {client: several for client, several in found.items() if several}
+    single = {client: [step for step in client_steps if len(step.members) == 1] for client, client_steps in steps.items()}
+    return {client: client_steps for client, client_steps in single.items() if client_steps}
 
 
 def updates_in(view: AdversaryView, dimension: int) -> dict[tuple[int, int], Array]:
@@ -83,8 +83,8 @@ def updates_in(view: AdversaryView, dimension: int) -> dict[tuple[int, int], Arr
 
 def hidden_updates(view: AdversaryView) -> str:
     """The kind of the transform that hides the coordinates of others' updates from the adversary; empty where none does."""
-    blind = (one for one in view.select("mean", "blind update") if set(payload_rows(one)) - set(view.coalition))
-    return next((kind for one in blind if (kind := hidden_by(view, str(one.context.get("transform", "")), "mean"))), "")
+    blind = (message for message in view.select("mean", "blind update") if set(payload_rows(message)) - set(view.coalition))
+    return next((kind for message in blind if (kind := hidden_by(view, str(message.context.get("transform", "")), "mean"))), "")
 
 
 def blind(view: AdversaryView) -> str:
@@ -111,8 +111,8 @@ def of_several(view: AdversaryView, dimension: int) -> bool:
     for message in view.select("mean", "update"):
         if "transform" not in message.context and set(payload_rows(message)) - set(view.coalition):
             rows, parts = updates_sent(view, message), parts_in(view, message).values()
-            several = [part for part in parts if part.ndim == 3 and part[0].size > dimension] if rows is None else [rows]
-            if any(part[0].size > dimension for part in several):
+            stacks = [part for part in parts if part.ndim == 3 and part[0].size > dimension] if rows is None else [rows]
+            if any(part[0].size > dimension for part in stacks):
                 return True
     return False
 
@@ -139,14 +139,14 @@ def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[ClientS
                 for of in ("model", "origin", "anchor", "control")
             )
             initial = next(iter(models.values()), None) if initial is None else initial
-            local, beside = training_of(message), {name: vector for several in others for name, vector in several.items()}
+            local, beside = training_of(message), {name: vector for parts in others for name, vector in parts.items()}
             summed = {int(client): number for client, number in np.asarray(message.payload.get("summed", np.zeros((0, 2), int)))}
             for client in message.clients:
                 last = {"summed": np.asarray(summed[client])} if client in summed else {}
                 before[client] = sent.get(client, ("", None, {}, {}))
                 sent[client] = str(message.context.get("task")), local, models, beside | last
-        both = [(before, one) for one in _updates(view, message, dimension, ("global",))]
-        for asked, (client, label, row) in [*both, *((sent, one) for one in _updates(view, message, dimension))]:
+        both = [(before, row) for row in _updates(view, message, dimension, ("global",))]
+        for asked, (client, label, row) in [*both, *((sent, row) for row in _updates(view, message, dimension))]:
             task, local, models, beside = asked.get(client, ("", None, {}, {}))
             start = next(iter(models.values())) if len(models) == 1 else models.get(f"model/{label}")
             base = beside.get("origin", start)
@@ -172,18 +172,18 @@ def _updates(
     if "transform" in context:
         rows = rows[:, :dimension]  # a blind one may be padded, or hold other parts as well
     groups = context.get("labels") or [[context.get("group", 0)]] * len(message.clients)
-    labels = {client: int(several[0]) if several else 0 for client, several in zip(message.clients, groups, strict=False)}
+    labels = {client: int(listed[0]) if listed else 0 for client, listed in zip(message.clients, groups, strict=False)}
     return [(client, labels.get(client, 0), row) for client, row in zip(payload_rows(message), rows, strict=False)]
 
 
 def _mean_steps(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[ClientStep]]:
     """From cluster models alone: the sums over a client that two models tell."""
     steps: dict[int, list[ClientStep]] = {}
-    for one in means_in(view, dimension) if case is None else known_means(case, view, dimension):
-        assert one.start is not None  # there is a mean
-        assert one.mean is not None
-        for client in one.members:
-            made = ClientStep(one.start, one.mean, one.members, one.round, local=one.local, deviation=one.deviation)
+    for sum_ in means_in(view, dimension) if case is None else known_means(case, view, dimension):
+        assert sum_.start is not None  # there is a mean
+        assert sum_.mean is not None
+        for client in sum_.members:
+            made = ClientStep(sum_.start, sum_.mean, sum_.members, sum_.round, local=sum_.local, deviation=sum_.deviation)
             steps.setdefault(client, []).append(made)
     return steps
 
@@ -198,10 +198,10 @@ def less_known(steps: Sequence[ClientStep], prior: Prior, model: Model) -> list[
     if prior.config.privacy.unit == "client":  # clipped, so that nothing can be taken off
         return list(steps)
     controls: dict[int, Array] = {-1: np.zeros(model.dimension)}
-    found = []
+    less = []
     for step in steps:
         if not step.beside:
-            found.append(step)
+            less.append(step)
             continue
         local, pull = local_of(step, prior), None
         carried = local.carried(prior.samples_per_client[step.members[0]])
@@ -213,8 +213,8 @@ def less_known(steps: Sequence[ClientStep], prior: Prior, model: Model) -> list[
                 continue
             pull = step.beside["control"] - own
             controls[step.round] = -step.update / carried - pull
-        found.append(step if pull is None else replace(step, known=-carried * pull))
-    return found
+        less.append(step if pull is None else replace(step, known=-carried * pull))
+    return less
 
 
 def public_model(prior: Prior) -> Model:

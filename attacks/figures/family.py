@@ -52,17 +52,17 @@ def judged_together(cells: Sequence[Cell]) -> tuple[list[Cell], Family]:
 
     A leak without a p counts with `RATE`.
     """
-    chances = {i: RATE if one.p is None else one.p for i, one in enumerate(cells) if _is_tested(one)}
+    chances = {i: RATE if cell.p is None else cell.p for i, cell in enumerate(cells) if _is_tested(cell)}
     parts = [{i: p for i, p in chances.items() if cells[i].metric.endswith("_epsilon") == which} for which in (True, False)]
     aimed = AIMED / max(1, sum(bool(part) for part in parts))
-    found, made = list(cells), []
+    adjusted, made = list(cells), []
     for part in parts:
         kept = _kept(part, aimed)
         withdrawn = [i for i in part if i not in kept and cells[i].status == "leaks"]
         for i in withdrawn:
-            found[i] = _withdrawn(cells[i], len(part), aimed)
+            adjusted[i] = _withdrawn(cells[i], len(part), aimed)
         made.append(FamilyPart(aimed if part else 0.0, len(part), len(withdrawn)))
-    return found, Family(AIMED, *made)
+    return adjusted, Family(AIMED, *made)
 
 
 def _kept(chances: Mapping[int, float], aimed: float) -> set[int]:
@@ -75,12 +75,12 @@ def _kept(chances: Mapping[int, float], aimed: float) -> set[int]:
     return kept
 
 
-def _is_tested(one: Cell) -> bool:
-    return one.value is not None and not one.exact and (one.p is not None or one.status == "leaks")
+def _is_tested(cell: Cell) -> bool:
+    return cell.value is not None and not cell.exact and (cell.p is not None or cell.status == "leaks")
 
 
-def _withdrawn(one: Cell, tested: int, aimed: float) -> Cell:
-    chance = "" if one.p is None else f" (p = {one.p:.2g})"
-    of = "bounds on epsilon" if one.metric.endswith("_epsilon") else "figures"
+def _withdrawn(cell: Cell, tested: int, aimed: float) -> Cell:
+    chance = "" if cell.p is None else f" (p = {cell.p:.2g})"
+    of = "bounds on epsilon" if cell.metric.endswith("_epsilon") else "figures"
     words = f"; a leak as one figure{chance}, not among the {tested} {of} tested in this audit, which may err together at {aimed:.1%}"
-    return replace(one, status="inconclusive", note=one.note + words)
+    return replace(cell, status="inconclusive", note=cell.note + words)

@@ -277,8 +277,8 @@ def truth_of(population: Population) -> Truth:
 
 
 def cell(
-    case: Case, attack: str, metric: str, mine: Array, blank: Array, theirs: Array, *, margin: float, theirs_blank: Array | None = None,
-    lower_is_better: bool = False, share: bool = False, k_known: int | None = None, note: str = "",
+    case: Case, attack: str, metric: str, observed: Array, blank: Array, reference: Array, *, margin: float,
+    reference_blank: Array | None = None, lower_is_better: bool = False, share: bool = False, k_known: int | None = None, note: str = "",
     chances: tuple[float, float] | None = None,
 ) -> Cell:  # fmt: skip
     """One figure from scores, one a client: of the view, of no view, and of the reference (with its own no-view scores, if others).
@@ -287,29 +287,29 @@ def cell(
     clients there is no interval, nor where scores do not vary. `chances` are how probable the scores of view and reference are without a
     view, where clients' scores hang on each other so that no test over clients tells.
     """
-    theirs_blank = blank if theirs_blank is None else theirs_blank
-    counted = len(mine) if (share or metric.endswith(SHARES)) and is_count(mine) else 0
-    if counted and chances is None and len(mine) < FEWEST_COUNTS:
-        note += f"; {len(mine)} client(s) of one run cannot validate a yes-or-no figure, which takes {FEWEST_COUNTS}"
-    low, high = interval(metric, mine, counted) if len(mine) >= FEWEST_SCORES else (None, None)
+    reference_blank = blank if reference_blank is None else reference_blank
+    counted = len(observed) if (share or metric.endswith(SHARES)) and is_count(observed) else 0
+    if counted and chances is None and len(observed) < FEWEST_COUNTS:
+        note += f"; {len(observed)} client(s) of one run cannot validate a yes-or-no figure, which takes {FEWEST_COUNTS}"
+    low, high = interval(metric, observed, counted) if len(observed) >= FEWEST_SCORES else (None, None)
     sign = -1.0 if lower_is_better else 1.0
-    if not all(np.isfinite(one).all() for one in (mine, blank, theirs, theirs_blank)):
+    if not all(np.isfinite(scores).all() for scores in (observed, blank, reference, reference_blank)):
         return nothing(case, attack, metric, f"{NOT_ATTEMPTED}: the attack ended in scores that are no numbers; {note}", k_known)
     shown = None
     if chances is None:
-        scores = (sign * mine, sign * blank, sign * theirs, sign * theirs_blank)
+        scores = (sign * observed, sign * blank, sign * reference, sign * reference_blank)
         status, shown = judge(*scores, margin), power(*scores, margin)
-        p = chance(sign * mine, sign * blank, margin) if len(mine) >= FEWEST_SCORES else None
+        p = chance(sign * observed, sign * blank, margin) if len(observed) >= FEWEST_SCORES else None
     else:
-        gains = (float((sign * (mine - blank)).mean()), float((sign * (theirs - theirs_blank)).mean()))
-        p, reference = (chance if gain > margin else 1.0 for chance, gain in zip(chances, gains, strict=True))
-        status = "not_validated" if reference >= RATE else "leaks" if p < RATE else "at_baseline"
+        gains = (float((sign * (observed - blank)).mean()), float((sign * (reference - reference_blank)).mean()))
+        p, reference_p = (chance if gain > margin else 1.0 for chance, gain in zip(chances, gains, strict=True))
+        status = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
     return Cell(
-        attack, case.view.adversary, case.protection, metric, float(mine.mean()), low, high,
-        baseline=float(blank.mean()), reference=float(theirs.mean()), status=status,
+        attack, case.view.adversary, case.protection, metric, float(observed.mean()), low, high,
+        baseline=float(blank.mean()), reference=float(reference.mean()), status=status,
         k_known=len(case.view.coalition) if k_known is None else k_known, seeds=(case.seed,), note=note, margin=margin,
-        lower_is_better=lower_is_better, reference_baseline=float(theirs_blank.mean()), counted=counted, p=p, power=shown,
-        gain_high=confidence_interval(sign * (mine - blank))[1] if len(mine) >= FEWEST_SCORES else None,
+        lower_is_better=lower_is_better, reference_baseline=float(reference_blank.mean()), counted=counted, p=p, power=shown,
+        gain_high=confidence_interval(sign * (observed - blank))[1] if len(observed) >= FEWEST_SCORES else None,
     )  # fmt: skip
 
 
@@ -328,44 +328,44 @@ def popular_set(sets: Sequence[frozenset[int]]) -> frozenset[int]:
     return max(set(sets), key=lambda labels: (sets.count(labels), sorted(labels)))
 
 
-def grouping_accuracy(found: Array, groups: Array) -> Array:
+def grouping_accuracy(clusters: Array, groups: Array) -> Array:
     """Whether each client's found group is the true one, up to the names of groups (best one-to-one matching), shape (n,) of 0 and 1."""
-    names, mine = np.unique(groups, return_inverse=True)
-    labels, theirs = np.unique(found, return_inverse=True)
+    names, observed = np.unique(groups, return_inverse=True)
+    labels, reference = np.unique(clusters, return_inverse=True)
     table = np.zeros((len(labels), len(names)), dtype=np.int64)
-    np.add.at(table, (theirs, mine), 1)
+    np.add.at(table, (reference, observed), 1)
     rows, columns = linear_sum_assignment(-table)
     match = dict(zip(rows.tolist(), columns.tolist(), strict=True))
-    return np.array([float(match.get(label, -1) == group) for label, group in zip(theirs.tolist(), mine.tolist(), strict=True)])
+    return np.array([float(match.get(label, -1) == group) for label, group in zip(reference.tolist(), observed.tolist(), strict=True)])
 
 
-def group_scores(found: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:
+def group_scores(clusters: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:
     """`grouping_accuracy` of what was found by client, shape (m,)."""
-    return grouping_accuracy(np.array([found[client] for client in clients]), np.array([truth.groups[client] for client in clients]))
+    return grouping_accuracy(np.array([clusters[client] for client in clients]), np.array([truth.groups[client] for client in clients]))
 
 
-def dealt_at_random(found: Array, groups: Array, seed: int, times: int = 200) -> Array:
+def dealt_at_random(clusters: Array, groups: Array, seed: int, times: int = 200) -> Array:
     """The same score for the same groups dealt at random, mean over deals, shape (n,): the no-view baseline of `grouping_accuracy`."""
     rng = stream(seed, "groups dealt at random")
-    return np.full(len(groups), float(np.mean([grouping_accuracy(rng.permutation(found), groups).mean() for _ in range(times)])))
+    return np.full(len(groups), float(np.mean([grouping_accuracy(rng.permutation(clusters), groups).mean() for _ in range(times)])))
 
 
-def chance_of_deals(found: Array, groups: Array, seed: int, times: int = DEALS) -> float:
+def chance_of_deals(clusters: Array, groups: Array, seed: int, times: int = DEALS) -> float:
     """How probable it is that the same groups dealt at random score at least as well: one lucky deal makes all clients right at once.
 
     At most so many `times` are dealt, and no more than it takes until `ENOUGH_DEALS` score as well (Besag & Clifford 1991).
     """
-    rng, reached = stream(seed, "groups dealt again"), grouping_accuracy(found, groups).sum()
+    rng, reached = stream(seed, "groups dealt again"), grouping_accuracy(clusters, groups).sum()
     again = 0
     for dealt in range(1, times + 1):
-        again += bool(grouping_accuracy(rng.permutation(found), groups).sum() >= reached)
+        again += bool(grouping_accuracy(rng.permutation(clusters), groups).sum() >= reached)
         if again == ENOUGH_DEALS:
             return again / dealt
     return (1 + again) / (1 + times)
 
 
 def chance_of_names(
-    found: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], beside: Array, margin: float, classes: int, seed: int,
+    guessed: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], beside: Array, margin: float, classes: int, seed: int,
     times: int = DEALS,
 ) -> float:  # fmt: skip
     """How probable it is that label sets (n,), all named together, are right by the margin more often than the guesses right `beside` (n,).
@@ -373,7 +373,7 @@ def chance_of_names(
     The largest p counts: of a test over clients; under a random renaming of all labels, since one lucky name makes all clients of a group
     right together; and of the same sets dealt to the clients at random, since which sets occur says nothing about who has which.
     """
-    sets, real = (np.array([[label in one for label in range(classes)] for one in several]) for several in (found, truth))
+    sets, real = (np.array([[label in labels for label in range(classes)] for labels in label_sets]) for label_sets in (guessed, truth))
     rng, right = stream(seed, "labels renamed"), (sets == real).all(axis=1)
     again = sum(int((sets == real[:, rng.permutation(classes)]).all(axis=1).sum()) >= right.sum() for _ in range(times))
     errors = (sets[:, None] != real[None]).any(axis=2).astype(np.float64)

@@ -50,8 +50,8 @@ def confidence_interval(values: Array) -> tuple[float, float]:
 
 def proportion_interval(values: Array) -> tuple[float, float]:
     """The exact (Clopper–Pearson) 95 % interval of a share, from scores of 0 and 1."""
-    found = stats.binomtest(int(values.sum()), len(values)).proportion_ci(0.95, method="exact")
-    return float(found.low), float(found.high)
+    interval = stats.binomtest(int(values.sum()), len(values)).proportion_ci(0.95, method="exact")
+    return float(interval.low), float(interval.high)
 
 
 def is_count(values: Array) -> bool:
@@ -116,10 +116,10 @@ def power(score: Array, beside: Array, reference: Array, reference_beside: Array
     if n < FEWEST_SCORES or not len(reference):
         return 0.0
     if not (is_count(score) and is_count(beside)):
-        means = [float(one.mean()) for one in both]
-        spread = np.sqrt(np.mean([one.var() for one in both]) + (means[0] - means[1]) ** 2 / 4)
+        means = [float(scores.mean()) for scores in both]
+        spread = np.sqrt(np.mean([scores.var() for scores in both]) + (means[0] - means[1]) ** 2 / 4)
         return t_power(float(np.mean(means)), float(spread), n, margin, RATE)
-    won, lost = (float(np.mean([(sign * one > 0).mean() for one in both])) for sign in (1, -1))
+    won, lost = (float(np.mean([(sign * scores > 0).mean() for scores in both])) for sign in (1, -1))
     if won == 0.0:
         return 0.0
     differing = np.arange(1, n + 1)  # clients that only one of view and baseline has right

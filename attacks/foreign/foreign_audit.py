@@ -64,7 +64,7 @@ def audit_updates(
     are drawn by `seed`. Raises `InputError` naming client and array, attack or layer.
     """
     system = system_of(model, updates, auxiliary, settings or LoopSettings(), head=head, seed=seed, iterations=iterations)
-    return judged_together([one for cells, _ in attacked(system, attacks).values() for one in cells])[0]
+    return judged_together([cell for cells, _ in attacked(system, attacks).values() for cell in cells])[0]
 
 
 def attacked(system: System, attacks: Sequence[str] | None = None) -> dict[str, AttackOutput]:
@@ -92,20 +92,22 @@ def _membership(system: System) -> AttackOutput:
     if (count := int(asked.member.sum())) < FEWEST_ASKED:
         why = f"not attempted: {count} samples have a non-member of their label beside them, fewer than {FEWEST_ASKED}"
         return [nothing(case, name, metric, why)], None
-    linear = all(is_sgd(one) for client in clients for one in system.records[client][:ROUNDS])
+    linear = all(is_sgd(record) for client in clients for record in system.records[client][:ROUNDS])
     scores = {attack: np.zeros(len(asked.y)) for attack in ("gradients", "rmia", "loss", "blank")}
     for client in np.unique(asked.owners).tolist():
-        mine = asked.owners == client
+        own_pairs = asked.owners == client
         first, last = system.records[client][0], system.records[client][-1]
         models = np.stack([
             settled(system, model, last, last.after), settled(system, model, first, first.before), as_sent(system, model, first.before)
         ])  # fmt: skip
-        target, beside, sent = confidences(model.evaluated, models, asked.x[mine], asked.y[mine])
+        target, beside, sent = confidences(model.evaluated, models, asked.x[own_pairs], asked.y[own_pairs])
         others = confidences(model.evaluated, models[:2], prior.x[rest], prior.y[rest])
-        scores["rmia"][mine] = rmia(target, beside[None], others[0], others[1:])
-        scores["loss"][mine], scores["blank"][mine] = loss_threshold(target), loss_threshold(sent)
+        scores["rmia"][own_pairs] = rmia(target, beside[None], others[0], others[1:])
+        scores["loss"][own_pairs], scores["blank"][own_pairs] = loss_threshold(target), loss_threshold(sent)
         if linear:
-            scores["gradients"][mine] = _explained(system, model, system.records[client][:ROUNDS], asked.x[mine], asked.y[mine])
+            scores["gradients"][own_pairs] = _explained(
+                system, model, system.records[client][:ROUNDS], asked.x[own_pairs], asked.y[own_pairs]
+            )
     source = "held-out auxiliary samples" if held else "those given"
     note = (
         f"{len(clients)} client(s): the first {ROUNDS} updates of each at most, or the model that it returned last; non-members, {source}, "
@@ -115,8 +117,8 @@ def _membership(system: System) -> AttackOutput:
     figures = [] if linear else [nothing(case, name, "update_gradients_auc", NOT_SGD)]
     of_updates = (("gradients", "auc"), ("gradients", "tpr")) if linear else ()
     for attack, kind in (*of_updates, ("rmia", "auc"), ("loss", "auc")):
-        found = MembershipOutcome(scores[attack], scores["blank"][None], asked.member)
-        figures.append(_member_cell(system, f"{SOURCES[attack]}_{attack}_{kind}", kind, found, note))
+        outcome = MembershipOutcome(scores[attack], scores["blank"][None], asked.member)
+        figures.append(_member_cell(system, f"{SOURCES[attack]}_{attack}_{kind}", kind, outcome, note))
     return figures, None
 
 
@@ -135,16 +137,16 @@ def _explained(system: System, model: ForeignModel, records: Sequence[UpdateReco
         scale = RIDGE * max(float(np.square(columns).sum(axis=1).mean()), 1e-300)
         gram += columns @ columns.T / scale
         towards += columns @ short((start - end)[trained][None])[0] / scale
-    found = np.linalg.solve(gram, towards)
-    return np.asarray(found / max(float(np.abs(found).mean()), 1e-300))
+    coefficients = np.linalg.solve(gram, towards)
+    return np.asarray(coefficients / max(float(np.abs(coefficients).mean()), 1e-300))
 
 
-def _member_cell(system: System, metric: str, kind: str, found: MembershipOutcome, note: str) -> Cell:
-    case, at = system.case, roc(found.scores, found.member, FALSE_POSITIVES)
-    value, interval, blank = at.auc, at.auc_interval, at.auc - auc_gain(found)[0]
+def _member_cell(system: System, metric: str, kind: str, outcome: MembershipOutcome, note: str) -> Cell:
+    case, at = system.case, roc(outcome.scores, outcome.member, FALSE_POSITIVES)
+    value, interval, blank = at.auc, at.auc_interval, at.auc - auc_gain(outcome)[0]
     if kind == "tpr":
-        value, interval, blank = at.tpr, at.tpr_interval, float(found.tprs().mean())
-    p = member_p(found, kind, case.seed)
+        value, interval, blank = at.tpr, at.tpr_interval, float(outcome.tprs().mean())
+    p = member_p(outcome, kind, case.seed)
     words = f"{at.members} members, {at.non_members} others, realised FPR {at.fpr:.4f}; {note}"
     made = Cell(
         "membership", case.view.adversary, case.protection, metric, value, *interval, baseline=blank, reference=None,
@@ -167,11 +169,11 @@ def _statistics(system: System) -> AttackOutput:
     errors: list[tuple[float, float]] = []
     for client in system.scored:
         record = system.records[client][0]
-        found = batch_statistics(model, record.before, record.after, record.steps).get(f"{layer}.running_mean")
-        if found is None or record.settings.batch_norm == "eval":
+        means = batch_statistics(model, record.before, record.after, record.steps).get(f"{layer}.running_mean")
+        if means is None or record.settings.batch_norm == "eval":
             continue
         real, blank = (_activation(model, layer, record, x) for x in (case.truth.data[client][0], prior.x))
-        errors.append((float(np.linalg.norm(found - real)), float(np.linalg.norm(blank - real))))
+        errors.append((float(np.linalg.norm(means - real)), float(np.linalg.norm(blank - real))))
     if not errors:
         why = "running statistics are not in the states, or clients trained in evaluation mode"
         return [nothing(case, name, metric, why)], None
@@ -180,18 +182,18 @@ def _statistics(system: System) -> AttackOutput:
         "activation of the client's samples on the way of its training: their distance; baseline: that of the auxiliary samples' mean "
         f"activation, on the scale on which its mean is 1; {prior.description}"
     )
-    mine, blank = np.array(errors).T / max(float(np.mean([far for _, far in errors])), 1e-300)
-    made = cell(case, name, metric, mine, blank, mine, margin=STATISTICS_MARGIN, lower_is_better=True, note=note)
+    errors_seen, blank = np.array(errors).T / max(float(np.mean([far for _, far in errors])), 1e-300)
+    made = cell(case, name, metric, errors_seen, blank, errors_seen, margin=STATISTICS_MARGIN, lower_is_better=True, note=note)
     return [alone(made, len(errors))], None
 
 
 def _activation(model: ForeignModel, layer: str, record: UpdateRecord, x: Array) -> Array:
     """The mean input (channels,) of a layer over samples x, normalised by the batch, on the way of a client's training."""
-    form, found = model.in_training, list[Array]()
+    form, means = model.in_training, list[Array]()
     start, end = vector_of(form, record.before), vector_of(form, record.after)
 
     def keep(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        found.append(args[0].double().mean(dim=(0, *range(2, args[0].dim()))).numpy())
+        means.append(args[0].double().mean(dim=(0, *range(2, args[0].dim()))).numpy())
 
     path = ONE_STEP if record.steps == 1 else PATH
     for share in path:
@@ -201,7 +203,7 @@ def _activation(model: ForeignModel, layer: str, record: UpdateRecord, x: Array)
             module(form.inputs(x))
         handle.remove()
     kept = (1 - (model.norms[layer] or 0.0)) ** (record.steps or 1)  # late steps count more in running means
-    return np.asarray(np.average(found, axis=0, weights=[kept ** (1 - share) for share in path]))
+    return np.asarray(np.average(means, axis=0, weights=[kept ** (1 - share) for share in path]))
 
 
 FOREIGN_ATTACKS: Mapping[str, Callable[[System], AttackOutput]] = {

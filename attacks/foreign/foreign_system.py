@@ -85,12 +85,12 @@ def _spoken(how: LoopSettings) -> str:
 def whole(value: Any, least: int, name: str) -> int:
     """An integer of any kind, numpy's included. Raises `InputError` naming it."""
     try:
-        found = index(value)
+        number = index(value)
     except TypeError:
-        found = least - 1
-    if found < least:
+        number = least - 1
+    if number < least:
         raise InputError(f"{name} = {value!r}: expected an integer of {least} or more")
-    return found
+    return number
 
 
 def _is_number(value: object, whole: bool) -> bool:
@@ -139,8 +139,8 @@ class UpdateRecord:
     @property
     def scale(self) -> float | None:
         """How far a constant unit gradient carried the parameters; None where rate or steps are not known."""
-        one = self.settings
-        return None if one.lr is None or self.steps is None else carry(one.lr, self.steps, one.momentum)
+        settings = self.settings
+        return None if settings.lr is None or self.steps is None else carry(settings.lr, self.steps, settings.momentum)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,10 +165,10 @@ class System:
 
     def assumed(self, model: str) -> dict[str, str]:
         """What an audit of this takes for granted, for people, by name. `model` names the model."""
-        records = [one for several in self.records.values() for one in several]
-        prior, several = self.case.prior, Counter(_spoken(one.settings) for one in records)
-        rounds = max(len(one) for one in self.records.values())
-        trained = "; ".join(f"{words} ({count} updates)" if len(several) > 1 else words for words, count in several.items())
+        records = [of_client for record in self.records.values() for of_client in record]
+        prior, kinds = self.case.prior, Counter(_spoken(record.settings) for record in records)
+        rounds = max(len(of_client) for of_client in self.records.values())
+        trained = "; ".join(f"{words} ({count} updates)" if len(kinds) > 1 else words for words, count in kinds.items())
         return {
             "Adversary": "reads single updates, and knows the model, how clients trained, and the auxiliary samples",
             "Updates": f"{len(records)}, of {len(self.records)} client(s) in {rounds} round(s)",
@@ -198,26 +198,26 @@ def system_of(
         raise InputError("classes, shape: are needed where there is no model")
     records, data, outside = _records_of(updates, model, settings, shape, classes)
     first = next(iter(records.values()))[0].before.parameters
-    shapes = {name: one.shape for name, one in first.items()} if model is None else model.shapes
-    found, headless = None, ""
+    shapes = {name: array.shape for name, array in first.items()} if model is None else model.shapes
+    bias, headless = None, ""
     try:
-        found = head_bias(shapes, classes, head, model is not None)
+        bias = head_bias(shapes, classes, head, model is not None)
     except InputError as error:
         if head is not None or model is None:
             raise
         headless = str(error)
     x, y = auxiliary or (np.zeros((0, *shape)), np.zeros(0, np.int64))
     words = "no auxiliary data" if auxiliary is None else f"auxiliary data: {len(y)} labelled samples"
-    labels = {client: several[0].labels or classes for client, several in records.items()}
+    labels = {client: records_of[0].labels or classes for client, records_of in records.items()}
     prior = Prior(x, y, classes, shape, labels, f"{words}; numbers of samples and of labels a client known", seed=seed)
     truth = Truth(
-        {client: np.asarray(mine.mean(axis=0, dtype=np.float64)) for client, (mine, _) in data.items()},
+        {client: np.asarray(inputs.mean(axis=0, dtype=np.float64)) for client, (inputs, _) in data.items()},
         {client: frozenset(np.unique(labels).tolist()) for client, (_, labels) in data.items()},
         {client: np.bincount(labels, minlength=classes) for client, (_, labels) in data.items()},
         data=data, outside=outside,
     )  # fmt: skip
     view = AdversaryView("server", (), {})
-    return System(Case(view, view, prior, truth, "of another system", seed), records, model, found, headless, iterations)
+    return System(Case(view, view, prior, truth, "of another system", seed), records, model, bias, headless, iterations)
 
 
 def _model_of(module: nn.Module, x: Array, classes: int | None = None) -> ForeignModel:
@@ -252,10 +252,12 @@ def _records_of(
     records: dict[int, list[UpdateRecord]] = {}
     data: dict[int, tuple[Array, Array]] = {}
     outside: dict[int, tuple[Array, Array]] = {}
-    for place, one in enumerate(updates):
-        client = place if one.client is None else whole(one.client, 0, "client")
+    for place, update in enumerate(updates):
+        client = place if update.client is None else whole(update.client, 0, "client")
         where = f"client {client}"
-        before, after = (read_state(state, model, f"{where}, {when}") for state, when in ((one.before, "before"), (one.after, "after")))
+        before, after = (
+            read_state(state, model, f"{where}, {when}") for state, when in ((update.before, "before"), (update.after, "after"))
+        )
         if before.parameters.keys() != after.parameters.keys():
             name = sorted(before.parameters.keys() ^ after.parameters.keys())[0]
             raise InputError(f"{where}: {name!r} is in only one of the states before and after")
@@ -264,17 +266,20 @@ def _records_of(
         for name, value in after.parameters.items():
             if value.shape != before.parameters[name].shape:
                 raise InputError(f"{where}, after: {name!r}: has shape {value.shape}, before it was {before.parameters[name].shape}")
-        if (one.x is None) != (one.y is None):
-            raise InputError(f"{where}: x and y go together; {'x' if one.x is None else 'y'} is missing")
-        for kept, pair, name in ((data, None if one.x is None else (one.x, one.y), where), (outside, one.outside, f"{where}, outside")):
+        if (update.x is None) != (update.y is None):
+            raise InputError(f"{where}: x and y go together; {'x' if update.x is None else 'y'} is missing")
+        for kept, pair, name in (
+            (data, None if update.x is None else (update.x, update.y), where),
+            (outside, update.outside, f"{where}, outside"),
+        ):
             if pair is not None and client not in kept:
                 x, y = read_samples(pair, name, shape, classes)
                 kept[client] = (x if model is None else _unit(model, x), y)
-        mine = data.get(client)
-        counted = (None, None) if mine is None else (len(mine[1]), len(np.unique(mine[1])))
+        samples_of = data.get(client)
+        counted = (None, None) if samples_of is None else (len(samples_of[1]), len(np.unique(samples_of[1])))
         samples, labels = (
-            usual if given is None else whole(given, 1, f"{where}: {name}")
-            for name, given, usual in zip(("samples", "labels"), (one.samples, one.labels), counted, strict=True)
+            usual if declared is None else whole(declared, 1, f"{where}: {name}")
+            for name, declared, usual in zip(("samples", "labels"), (update.samples, update.labels), counted, strict=True)
         )
-        records.setdefault(client, []).append(UpdateRecord(client, before, after, one.settings or settings, samples, labels))
+        records.setdefault(client, []).append(UpdateRecord(client, before, after, update.settings or settings, samples, labels))
     return records, data, outside

@@ -105,7 +105,7 @@ def decode_features(model: Model, vector: Array, layer: LinearLayer, features: A
 def _refined(before: nn.Module, spread: Array, features: Array, x: Array, first: Array, iterations: int) -> Array:
     """The most probable images (n, p) with nearly these features, sought from `first` (n, p) on."""
     mean, directions, deviations = _normal(x.reshape(len(x), -1))
-    root, middle, aim = (tensor(one) for one in (directions * deviations, mean, features))
+    root, middle, aim = (tensor(values) for values in (directions * deviations, mean, features))
     begin = tensor((first - mean) @ (directions / deviations))  # image = mean + root z, z standard normal
     weight = WEIGHT * len(mean) / max(float(spread.sum()), 1e-300)
 
@@ -117,8 +117,8 @@ def _refined(before: nn.Module, spread: Array, features: Array, x: Array, first:
         whole = weight * apart + point.square().sum(1) + BOX * outside
         return whole.detach(), torch.autograd.grad(whole.sum(), point)[0]
 
-    found, _ = minimise(objective, begin, iterations)
-    return np.asarray(mean + (found @ root.T).cpu().numpy())
+    points, _ = minimise(objective, begin, iterations)
+    return np.asarray(mean + (points @ root.T).cpu().numpy())
 
 
 def _normal(flat: Array) -> tuple[Array, Array, Array]:

@@ -63,11 +63,11 @@ def invert_updates(
         for piece, which in zip(torch.split(x, size), torch.split(rows, size), strict=True):
             point = piece.detach().requires_grad_(True)
             images = point.view(len(point), n, *model.shape)
-            mine, aim = made(theta[which], images, y[which]), target[which]
+            update, aim = made(theta[which], images, y[which]), target[which]
             if distance == "squared":
-                apart = (mine - aim).square().sum(1) / length[which]
+                apart = (update - aim).square().sum(1) / length[which]
             else:
-                apart = 1 - functional.cosine_similarity(mine, aim, dim=1)
+                apart = 1 - functional.cosine_similarity(update, aim, dim=1)
             whole = apart + total_variation * _variation(images) if total_variation else apart
             if beside is not None and seen is not None:
                 whole = whole + (beside[0](theta[which], images) - seen[which]).square().mean(1)
@@ -75,10 +75,10 @@ def invert_updates(
             slopes.append(torch.autograd.grad(whole.sum(), point)[0])
         return torch.cat(values), torch.cat(slopes)
 
-    found, left = minimise(objective, begin, iterations, tolerance=1e-24 if distance == "squared" else 1e-14)
+    points, left = minimise(objective, begin, iterations, tolerance=1e-24 if distance == "squared" else 1e-14)
     distances = left.cpu().numpy().reshape(m, restarts)
     best = np.where(np.isnan(distances), np.inf, distances).argmin(axis=1)
-    images = found.cpu().numpy().reshape(m, restarts, n, *model.shape)[np.arange(m), best]
+    images = points.cpu().numpy().reshape(m, restarts, n, *model.shape)[np.arange(m), best]
     return np.clip(images, 0.0, 1.0), distances[np.arange(m), best]
 
 

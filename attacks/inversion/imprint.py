@@ -107,10 +107,10 @@ def guess(update: Array | None, prior: Prior, model: Model) -> Array:
     if update is None:
         return np.asarray(prior.x.mean(axis=0, dtype=np.float64)[None])
     size, bins = int(np.prod(model.shape)), model.hidden
-    found = images_from_imprint(update[: bins * size].reshape(bins, size), update[bins * size : bins * (size + 1)])
+    images = images_from_imprint(update[: bins * size].reshape(bins, size), update[bins * size : bins * (size + 1)])
     channel = (-1, *([1] * (len(model.shape) - 1)))
-    mean, std = (np.asarray(one).reshape(channel if len(one) > 1 else ()) for one in (model.mean, model.std))
-    return np.asarray(np.clip(found.reshape(len(found), *model.shape) * std + mean, 0.0, 1.0))
+    mean, std = (np.asarray(statistic).reshape(channel if len(statistic) > 1 else ()) for statistic in (model.mean, model.std))
+    return np.asarray(np.clip(images.reshape(len(images), *model.shape) * std + mean, 0.0, 1.0))
 
 
 def score(images: Mapping[int, Array], people: Sequence[ClientData]) -> Array:
@@ -121,10 +121,18 @@ def score(images: Mapping[int, Array], people: Sequence[ClientData]) -> Array:
 def updates_of(people: Sequence[ClientData], train: Train, start: Array, seed: int) -> dict[int, Array]:
     """What clients answer that believe `start` to be the model."""
     inputs = [
-        TaskInput(one, {"model": start}, {}, Streams(seed, 0, one.id), secret=blake2b(f"{seed}|{one.id}".encode(), digest_size=32).digest())
-        for one in people
+        TaskInput(
+            person,
+            {"model": start},
+            {},
+            Streams(seed, 0, person.id),
+            secret=blake2b(f"{seed}|{person.id}".encode(), digest_size=32).digest(),
+        )
+        for person in people
     ]  # the noise of [privacy], if any, protects nothing here
-    return {one.id: np.asarray(made["update"], np.float64) for one, made in zip(people, Engine().run(train, inputs), strict=True) if made}
+    return {
+        person.id: np.asarray(made["update"], np.float64) for person, made in zip(people, Engine().run(train, inputs), strict=True) if made
+    }
 
 
 def summed(updates: Mapping[int, Array], start: Array, *, clip: float, min_cohort: int) -> Array | None:
@@ -154,7 +162,7 @@ def _refusal(case: Case) -> str:
 def _cohort(case: Case, view: AdversaryView, config: Config) -> list[ClientData]:
     """Whose updates the server gets: the members of the run's first sum, at most so many."""
     min_cohort = config.protection.smallest_sum
-    members = next((one.members for one in sums_in(view) if len(one.members) >= min_cohort), tuple(case.truth.data))
+    members = next((sum_.members for sum_ in sums_in(view) if len(sum_.members) >= min_cohort), tuple(case.truth.data))
     return [client for client in clients_of(case.truth) if client.id in members][:COHORT]
 
 
@@ -174,19 +182,19 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     figures, arrays = [], None
     for kind, train in (("gradient", Train(model, 1, 0, t.lr, optimizer=t.optimizer)), ("update", own)):
         clear = updates_of(people, train, start, case.seed)
-        theirs = {client: guess(update, case.prior, model) for client, update in clear.items()}
+        reference = {client: guess(update, case.prior, model) for client, update in clear.items()}
         sent = clear if noise is None else updates_of(people, train.private(noise), start, case.seed)
         if secure:
             total = summed(sent, start, clip=config.protection.secagg_clip, min_cohort=config.protection.smallest_sum)
-            mine = dict.fromkeys(sent, guess(total, case.prior, model))
+            observed = dict.fromkeys(sent, guess(total, case.prior, model))
         else:
-            mine = theirs if noise is None else {client: guess(update, case.prior, model) for client, update in sent.items()}
-        answered = [one for one in people if one.id in theirs and one.id in mine]
+            observed = reference if noise is None else {client: guess(update, case.prior, model) for client, update in sent.items()}
+        answered = [person for person in people if person.id in reference and person.id in observed]
         if not answered:
             figures.append(nothing(case, NAME, f"images_recovered_{kind}", "nobody's training on the crafted model ended"))
             continue
-        scores = [score(one, answered) for one in (mine, dict.fromkeys(theirs, mean), theirs)]
-        count = sum(one.samples for one in answered)
+        scores = [score(images, answered) for images in (observed, dict.fromkeys(reference, mean), reference)]
+        count = sum(person.samples for person in answered)
         note = (
             f"{model.hidden} bins; {count} images of {len(answered)} client(s), "
             f"{'one secure sum of all, bound to the model sent' if secure else 'one update each'}; "
@@ -197,17 +205,22 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         # without an image: more bins, or bins nearer to each other, may show one
         status: CellStatus = "leaks" if scores[0].any() else "inconclusive" if scores[2].any() else "not_validated"
         figures.append(replace(made, exact=bool(scores[2].any()), power=None, status=status))
-        arrays = arrays or _shown(answered, mine, mean[0])
+        arrays = arrays or _shown(answered, observed, mean[0])
     return figures, arrays
 
 
 def _shown(people: Sequence[ClientData], images: Mapping[int, Array], mean: Array) -> dict[str, Array]:
     """For the report: of each client the image that comes out best."""
-    truth, found = [], []
-    for one in people:
-        flat = images[one.id].reshape(len(images[one.id]), -1) if len(images[one.id]) else mean.reshape(1, -1)
-        squares = cdist(one.x_train.reshape(one.samples, -1), flat, "sqeuclidean")
+    truth, recovered = [], []
+    for person in people:
+        flat = images[person.id].reshape(len(images[person.id]), -1) if len(images[person.id]) else mean.reshape(1, -1)
+        squares = cdist(person.x_train.reshape(person.samples, -1), flat, "sqeuclidean")
         i, j = np.unravel_index(int(squares.argmin()), squares.shape)
-        truth.append(one.x_train[i])
-        found.append(flat[j].reshape(mean.shape))
-    return {"clients": np.array([one.id for one in people]), "truth": np.stack(truth), "recovered": np.stack(found), "baseline": mean}
+        truth.append(person.x_train[i])
+        recovered.append(flat[j].reshape(mean.shape))
+    return {
+        "clients": np.array([person.id for person in people]),
+        "truth": np.stack(truth),
+        "recovered": np.stack(recovered),
+        "baseline": mean,
+    }

@@ -189,11 +189,12 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     )
     figures = []
     for metric in MARGIN:
-        mine, theirs = (
-            np.array([score(one, exact[v], metric, inside) for one, v in zip(tries[b], victims, strict=True)]) for b in (True, False)
+        observed, reference = (
+            np.array([score(attempt, exact[v], metric, inside) for attempt, v in zip(tries[b], victims, strict=True)])
+            for b in (True, False)
         )
         blank = np.array([score(Attempt(None), exact[v], metric, inside) for v in victims])
         figures.append(
-            cell(case, NAME, metric, mine, blank, theirs, margin=MARGIN[metric], lower_is_better=metric.endswith("error"), note=note)
+            cell(case, NAME, metric, observed, blank, reference, margin=MARGIN[metric], lower_is_better=metric.endswith("error"), note=note)
         )
     return figures, None

@@ -190,10 +190,10 @@ def name_columns(proportions: Array, first: Array, response: Response, rng: Stre
     for _ in range(restarts):
         optima.append(_descend(rng.permutation(classes), apart))
         winner = min(optima, key=apart)
-        if len(optima) >= 8 and sum(not other_answer(winner, one) for one in optima) >= 3:
+        if len(optima) >= 8 and sum(not other_answer(winner, optimum) for optimum in optima) >= 3:
             break
     best = apart(winner)
-    rivals = [apart(one) for one in optima if other_answer(winner, one)]
+    rivals = [apart(optimum) for optimum in optima if other_answer(winner, optimum)]
     runner_up = min(rivals or [value for key, value in tried.items() if other_answer(winner, np.array(key))], default=best)
     return Naming(winner, best, max(0.0, 1.0 - best / runner_up))
 
@@ -249,7 +249,7 @@ def unnamed_shares(traces: Array, own_traces: Array, own: Array) -> Array:
     def terms(z: Array) -> Array:
         z = z / np.sqrt((z**2).mean())
         largest, size = np.broadcast_arrays(z.max(axis=1, keepdims=True), np.sqrt((z**2).mean(axis=1, keepdims=True)))
-        base = [np.ravel(one * np.ones_like(z)) for one in (z, largest, size)]
+        base = [np.ravel(values * np.ones_like(z)) for values in (z, largest, size)]
         powers = [(i, j, k) for i in range(4) for j in range(4) for k in range(4) if i + j + k <= 3]
         return np.stack([base[0] ** i * base[1] ** j * base[2] ** k for i, j, k in powers], axis=1)
 

@@ -83,7 +83,7 @@ def find_structure(rounds: Sequence[Array], classes: int, labels_per_client: int
         signed = any(len(set(block.signs)) > 1 for block in blocks)
         return Structure(traces, shares(traces, labels_per_client), "zero sums", tuple(blocks), signed)
     stacked = _stacked(rounds)
-    lists = next((found for cut in CUTS if len(found := _classes(stacked, cut)) == classes), None)
+    lists = next((classes_found for cut in CUTS if len(classes_found := _classes(stacked, cut)) == classes), None)
     if lists is not None:
         traces = np.stack([_centre(first - first.mean(axis=0), members) for members in lists], axis=1)
         return Structure(traces, shares(traces, labels_per_client), "clusters")
@@ -121,20 +121,20 @@ def zero_sum_blocks(rounds: Sequence[Array], classes: int) -> list[ZeroSumBlock]
     size = np.sqrt((stacked**2).mean(axis=0))
     order = np.argsort(-size)[:LOOKED_AT]
     threshold = NULL * float(size[order[:LARGEST]].mean())
-    found: dict[tuple[int, ...], ZeroSumBlock] = {}
+    blocks: dict[tuple[int, ...], ZeroSumBlock] = {}
     for columns in _windows(stacked, order, width, classes):
         for block in null_blocks(stacked, columns, classes, threshold):
-            found.setdefault(tuple(sorted(block.coordinates)), block)
-        if found:
+            blocks.setdefault(tuple(sorted(block.coordinates)), block)
+        if blocks:
             break
-    if not found:
+    if not blocks:
         return []
     # with one block the classes are known: slices of the coordinates that move like each of its members hold further blocks
-    one = next(iter(found.values()))
-    for columns in _slices(_alike(stacked, order, stacked[:, list(one.coordinates)] * np.array(one.signs)), width, classes):
+    seed_block = next(iter(blocks.values()))
+    for columns in _slices(_alike(stacked, order, stacked[:, list(seed_block.coordinates)] * np.array(seed_block.signs)), width, classes):
         for block in null_blocks(stacked, columns, classes, threshold):
-            found.setdefault(tuple(sorted(block.coordinates)), _aligned(stacked, one, block))
-    return list(found.values())
+            blocks.setdefault(tuple(sorted(block.coordinates)), _aligned(stacked, seed_block, block))
+    return list(blocks.values())
 
 
 def _stacked(rounds: Sequence[Array]) -> Array:
@@ -155,9 +155,9 @@ def _windows(stacked: Array, order: Array, width: int, classes: int) -> Iterator
 def _slices(lists: Sequence[Array], width: int, classes: int) -> Iterator[Array]:
     """Windows of an equal slice of each list, at growing offsets."""
     each = max(1, width // len(lists))
-    longest = max(len(one) for one in lists)
+    longest = max(len(members) for members in lists)
     for at in range(0, min(longest, FURTHEST * each), max(1, each // 4)):
-        columns = np.concatenate([one[at : at + each] for one in lists])
+        columns = np.concatenate([members[at : at + each] for members in lists])
         if len(columns) < classes:
             return
         yield columns
@@ -172,7 +172,7 @@ def _classes(stacked: Array, cut: float) -> list[Array]:
     np.fill_diagonal(apart, 0.0)
     labels = hierarchy.fcluster(hierarchy.linkage(squareform(apart, checks=False), "average"), cut, "distance")
     lists = [top[labels == label] for label in np.unique(labels)]
-    return [one for one in lists if len(one) >= FEWEST_IN_CLASS]
+    return [members for members in lists if len(members) >= FEWEST_IN_CLASS]
 
 
 def _centre(rows: Array, members: Array) -> Array:
@@ -208,7 +208,7 @@ def _alike(stacked: Array, order: Array, centres: Array, least: float = 0.6) -> 
     cosines = np.abs(unit.T @ (centres / np.linalg.norm(centres, axis=0)))
     best = cosines.argmax(axis=1)
     lists = [order[(best == k) & (cosines[:, k] > least)] for k in range(centres.shape[1])]
-    return [one for one in lists if len(one)]
+    return [members for members in lists if len(members)]
 
 
 def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) -> list[ZeroSumBlock]:
@@ -232,8 +232,11 @@ def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) 
 
 def _aligned(stacked: Array, to: ZeroSumBlock, block: ZeroSumBlock) -> ZeroSumBlock:
     """The same block with its classes in the order of another's, and its overall sign that of the other."""
-    mine, theirs = stacked[:, list(block.coordinates)] * np.array(block.signs), stacked[:, list(to.coordinates)] * np.array(to.signs)
-    cosines = mine.T @ theirs / np.outer(np.linalg.norm(mine, axis=0), np.linalg.norm(theirs, axis=0))
+    columns, other_columns = (
+        stacked[:, list(block.coordinates)] * np.array(block.signs),
+        stacked[:, list(to.coordinates)] * np.array(to.signs),
+    )
+    cosines = columns.T @ other_columns / np.outer(np.linalg.norm(columns, axis=0), np.linalg.norm(other_columns, axis=0))
     options = []
     for sign in (1, -1):
         rows, columns = linear_sum_assignment(-sign * cosines)

@@ -151,8 +151,8 @@ def trained_reader(step: ClientStep, prior: Prior, model: Model, count: int) -> 
     None for updates of one client or of one step, for those of unknown length, and where simulated clients diverge.
     """
     local, span = local_of(step, prior), head_span(model)
-    samples = round(float(np.median([prior.samples_per_client[one] for one in step.members])))
-    labels = round(float(np.median([prior.labels_per_client[one] for one in step.members])))
+    samples = round(float(np.median([prior.samples_per_client[member] for member in step.members])))
+    labels = round(float(np.median([prior.labels_per_client[member] for member in step.members])))
     if len(step.members) == 1 or local.gradient or prior.private or local.steps(samples) == 1 or span is None:
         return None
     reading = _trained(prior, np.asarray(step.start, np.float64).tobytes(), step.round, local, local.samples(samples), labels, count)
@@ -177,7 +177,7 @@ def _predictions(step: ClientStep, prior: Prior, model: Model, sums: int = 1) ->
     assert prior.config is not None  # checked by the caller
     sampled, clip_norm = prior.config.privacy.unit == "sample", prior.config.privacy.clip_norm
     local = local_of(step, prior)
-    once = sums == 1 and max(local.steps(prior.samples_per_client[one]) for one in _members(step, prior)) == 1
+    once = sums == 1 and max(local.steps(prior.samples_per_client[member]) for member in _members(step, prior)) == 1
     path = [step.start + share * step.update for share in (ONE_STEP if once else CLIPPED_PATH if sampled else PATH)]
     if sampled:
         return np.asarray(np.mean([clipped_probabilities(model, at, prior.x, prior.y, clip_norm) for at in path], axis=0))
@@ -187,7 +187,7 @@ def _predictions(step: ClientStep, prior: Prior, model: Model, sums: int = 1) ->
 def _scale(step: ClientStep, prior: Prior, sums: int = 1) -> float:
     """How far a constant unit gradient would have carried the weighted mean of those who made the update."""
     weights, local = weights_of(prior, _members(step, prior)), local_of(step, prior)
-    return sums * float(np.average([steps_scale(prior, one, local) for one in weights], weights=list(weights.values())))
+    return sums * float(np.average([steps_scale(prior, member, local) for member in weights], weights=list(weights.values())))
 
 
 def is_summed(prior: Prior) -> bool:

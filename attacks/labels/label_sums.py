@@ -68,14 +68,16 @@ class SumRead:
 
 def distinct_sums(steps: Mapping[int, Sequence[ClientStep]], prior: Prior) -> list[ClientStep]:
     """The sums among the steps of clients, each once, in order of rounds: the first `MOST_SUMS`, fewer where Adam is imitated."""
-    distinct = sorted({id(step.update): step for several in steps.values() for step in several}.values(), key=lambda step: step.round)
+    distinct = sorted(
+        {id(step.update): step for client_steps in steps.values() for step in client_steps}.values(), key=lambda step: step.round
+    )
     adam = any(local_of(step, prior).train.optimizer == "adam" for step in distinct)
     return distinct[: MOST_SUMS_OF_ADAM if adam else MOST_SUMS]
 
 
 def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[SumRead]:
     """How each sum is read. Where sums have noise of their own (`is_summed`) movements are kept as they are, for `noisy_shares_in`."""
-    found, noisy, count = [], is_summed(prior), affordable(sums, prior, model)
+    read, noisy, count = [], is_summed(prior), affordable(sums, prior, model)
     for step in sums:
         reader = Reader(np.asarray, is_scaled=True) if noisy else None
         if count:
@@ -85,8 +87,8 @@ def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[Su
         if reader.is_scaled:
             scales = {client: steps_scale(prior, client, local) for client in step.members}
         moved = step.update[reader.span or bias_span(model)]
-        found.append(SumRead(step.round, weights_of(prior, step.members), scales, moved, reader))
-    return found
+        read.append(SumRead(step.round, weights_of(prior, step.members), scales, moved, reader))
+    return read
 
 
 def affordable(sums: Sequence[ClientStep], prior: Prior, model: Model) -> int:
@@ -102,20 +104,20 @@ def affordable(sums: Sequence[ClientStep], prior: Prior, model: Model) -> int:
 
 def shares_in(sums: Sequence[SumRead], known: Mapping[int, Array], centre: Array) -> dict[int, Array]:
     """Label shares (classes,) of every member but those `known`, around `centre` (classes,), the best guess without a view."""
-    system, readings = _system(sums).less(known, np.stack([one.reading for one in sums]))
+    system, readings = _system(sums).less(known, np.stack([sum_.reading for sum_ in sums]))
     return dict(zip(system.terms, shares_of_terms(system, readings, centre), strict=True))
 
 
 def noisy_shares_in(sums: Sequence[SumRead], readings: Readings, known: Mapping[int, Array], centre: Array) -> dict[int, Array]:
     """As `shares_in`, from sums with noise and their `readings`, solved around the `centre` as far as the noise lets."""
-    deviations = [float(np.sqrt(sum(portion**2 for portion in one.portions.values()))) for one in sums]
-    system = equations([one.portions for one in sums], deviations)
+    deviations = [float(np.sqrt(sum(portion**2 for portion in sum_.portions.values()))) for sum_ in sums]
+    system = equations([sum_.portions for sum_ in sums], deviations)
     rest, rows = system.less({client: readings.system @ shares for client, shares in known.items()}, readings.rows)
     return dict(zip(rest.terms, shares_of_members(rest, replace(readings, rows=rows), centre), strict=True))
 
 
 def _system(sums: Sequence[SumRead]) -> Equations[int]:
-    return equations([one.portions for one in sums], [one.reader.deviation for one in sums])
+    return equations([sum_.portions for sum_ in sums], [sum_.reader.deviation for sum_ in sums])
 
 
 def words_of(sums: Sequence[SumRead], known: Mapping[int, Array]) -> str:
@@ -136,17 +138,17 @@ def planted(
     `single` are single members' updates (d,) by (round, client), as the unprotected run has them, and `span` is where the head's bias lies.
     Nothing is found where an update is missing.
     """
-    if any((one.round, client) not in single for one in sums for client in one.weights):
+    if any((sum_.round, client) not in single for sum_ in sums for client in sum_.weights):
         return
     rng = stream(seed, "label sums without one member")
     for _ in range(times):
-        yield shares_in([_without_one(one, single, span, rng) for one in sums], known, centre)
+        yield shares_in([_without_one(sum_, single, span, rng) for sum_ in sums], known, centre)
 
 
-def _without_one(one: SumRead, single: Mapping[tuple[int, int], Array], span: slice | None, rng: np.random.Generator) -> SumRead:
-    members = list(one.weights)
+def _without_one(sum_: SumRead, single: Mapping[tuple[int, int], Array], span: slice | None, rng: np.random.Generator) -> SumRead:
+    members = list(sum_.weights)
     if len(members) > 1:
         members.pop(int(rng.integers(len(members))))
-    weights = {client: one.weights[client] for client in members}
-    read = [single[one.round, client][one.reader.span or span] for client in members]
-    return SumRead(one.round, weights, one.scales, np.average(read, axis=0, weights=list(weights.values())), one.reader)
+    weights = {client: sum_.weights[client] for client in members}
+    read = [single[sum_.round, client][sum_.reader.span or span] for client in members]
+    return SumRead(sum_.round, weights, sum_.scales, np.average(read, axis=0, weights=list(weights.values())), sum_.reader)

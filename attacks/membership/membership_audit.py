@@ -91,55 +91,55 @@ def outcome(games: Sequence[MembershipGame], attack: str) -> MembershipOutcome:
     return MembershipOutcome(np.concatenate(scores), blank, np.concatenate(member))
 
 
-def auc_gain(found: MembershipOutcome) -> tuple[float, float]:
+def auc_gain(outcome: MembershipOutcome) -> tuple[float, float]:
     """How much larger the AUC is than that without a view, and its standard error (DeLong et al. 1988, paired).
 
     The members' and the others' placement values vary independently; those of no view are means over shadow models.
     """
-    mine = placements(found.scores, found.member)
-    blank = [placements(row, found.member) for row in found.blank]
-    apart = [one - np.mean([two[side] for two in blank], axis=0) for side, one in enumerate(mine)]
-    spread = sum(float(one.var(ddof=1)) / len(one) for one in apart)
+    own = placements(outcome.scores, outcome.member)
+    blank = [placements(row, outcome.member) for row in outcome.blank]
+    apart = [values - np.mean([two[side] for two in blank], axis=0) for side, values in enumerate(own)]
+    spread = sum(float(values.var(ddof=1)) / len(values) for values in apart)
     return float(apart[0].mean()), float(np.sqrt(spread))
 
 
-def member_chance(found: MembershipOutcome, kind: str) -> float:
+def member_chance(outcome: MembershipOutcome, kind: str) -> float:
     """How probable such a gain over no view is in one run where it is no more than the margin, one-sided.
 
     An AUC's by its standard error. A TPR's by the law of a count, over what the threshold may be: it is one of few non-members' scores, and
     the share of all scores above the r-th largest of n is Beta(r, n − r + 1).
     """
     if kind == "auc":
-        gain, error = auc_gain(found)
+        gain, error = auc_gain(outcome)
         if error == 0:
             return float(gain <= MARGIN[kind])
         return float(stats.norm.sf((gain - MARGIN[kind]) / error))
-    curve = roc(found.scores, found.member, FALSE_POSITIVES)
+    curve = roc(outcome.scores, outcome.member, FALSE_POSITIVES)
     rank = int(FALSE_POSITIVES * curve.non_members) + 1
     above = stats.beta.ppf((np.arange(GRID) + 0.5) / GRID, rank, curve.non_members - rank + 1)
-    rate = np.clip(above + float(found.tprs().mean()) + MARGIN[kind] - FALSE_POSITIVES, 0.0, 1.0)
+    rate = np.clip(above + float(outcome.tprs().mean()) + MARGIN[kind] - FALSE_POSITIVES, 0.0, 1.0)
     return float(np.mean(stats.binom.sf(round(curve.tpr * curve.members) - 1, curve.members, rate)))
 
 
-def member_p(found: MembershipOutcome, kind: str, seed: int) -> float:
+def member_p(outcome: MembershipOutcome, kind: str, seed: int) -> float:
     """The p of a figure of membership: of `member_chance`, for which samples vary independently, and `chance_of_swaps` the larger one."""
-    return max(member_chance(found, kind), chance_of_swaps(found, kind, stream(seed, "membership: members swapped")))
+    return max(member_chance(outcome, kind), chance_of_swaps(outcome, kind, stream(seed, "membership: members swapped")))
 
 
-def chance_of_swaps(found: MembershipOutcome, kind: str, rng: np.random.Generator, times: int = SWAPS) -> float:
+def chance_of_swaps(outcome: MembershipOutcome, kind: str, rng: np.random.Generator, times: int = SWAPS) -> float:
     """How probable so much gain is if a coin says which of a pair is the member, one-sided.
 
     The i-th member and the i-th other are a pair: of one owner and label, and but for chance alike. So the p holds however scores of
     several samples hang together, as coefficients of one regression and confidences of one model do. An AUC is a sum of ranks, which swaps
     do not change, so its gain over no view is a sum over pairs.
     """
-    coins = rng.integers(0, 2, (times, len(found.scores) // 2), dtype=np.bool_)
+    coins = rng.integers(0, 2, (times, len(outcome.scores) // 2), dtype=np.bool_)
     if kind == "auc":
-        ranks = stats.rankdata(np.vstack([found.scores, found.blank]), axis=1)
-        apart = ranks[:, found.member] - ranks[:, ~found.member]
+        ranks = stats.rankdata(np.vstack([outcome.scores, outcome.blank]), axis=1)
+        apart = ranks[:, outcome.member] - ranks[:, ~outcome.member]
         gains = apart[0] - apart[1:].mean(axis=0)
         return _share_reached((2.0 * coins - 1) @ gains, float(gains.sum()))
-    scores = np.concatenate([found.scores[found.member], found.scores[~found.member]])
+    scores = np.concatenate([outcome.scores[outcome.member], outcome.scores[~outcome.member]])
     swapped = np.concatenate([coins, ~coins], axis=1)
     whole = np.arange(len(scores)) < len(scores) // 2
     return _share_reached(hits(scores, swapped), float(hits(scores, whole[None])[0]))
@@ -161,17 +161,17 @@ def hits(scores: Array, member: Array) -> Array:
     return np.asarray(counted[np.arange(len(inside)), above])
 
 
-def _cell(case: Case, metric: str, kind: str, mine: MembershipOutcome, theirs: MembershipOutcome, note: str, rounds: int) -> Cell:
-    found, beside = (roc(one.scores, one.member, FALSE_POSITIVES) for one in (mine, theirs))
-    p, reference_p = (member_p(one, kind, case.seed) for one in (mine, theirs))
+def _cell(case: Case, metric: str, kind: str, observed: MembershipOutcome, twin: MembershipOutcome, note: str, rounds: int) -> Cell:
+    curve, beside = (roc(outcome.scores, outcome.member, FALSE_POSITIVES) for outcome in (observed, twin))
+    p, reference_p = (member_p(outcome, kind, case.seed) for outcome in (observed, twin))
     status: CellStatus = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
     if kind == "auc":
-        blanks = [found.auc - auc_gain(mine)[0], beside.auc - auc_gain(theirs)[0]]
-        value, interval, reference = found.auc, found.auc_interval, beside.auc
+        blanks = [curve.auc - auc_gain(observed)[0], beside.auc - auc_gain(twin)[0]]
+        value, interval, reference = curve.auc, curve.auc_interval, beside.auc
     else:
-        blanks = [float(one.tprs().mean()) for one in (mine, theirs)]
-        value, interval, reference = found.tpr, found.tpr_interval, beside.tpr
-    note = f"{found.members} members, {found.non_members} others, realised FPR {found.fpr:.4f} (the recorded run's); {note}"
+        blanks = [float(outcome.tprs().mean()) for outcome in (observed, twin)]
+        value, interval, reference = curve.tpr, curve.tpr_interval, beside.tpr
+    note = f"{curve.members} members, {curve.non_members} others, realised FPR {curve.fpr:.4f} (the recorded run's); {note}"
     return Cell(
         NAME, case.view.adversary, case.protection, metric, value, *interval, baseline=blanks[0], reference=reference, status=status,
         k_known=len(case.view.coalition), seeds=(case.seed,), note=note, margin=MARGIN[kind], reference_baseline=blanks[1],
@@ -220,12 +220,12 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
         return plain(number) if noise is None else plain(number).private(noise)
 
     bound = config.privacy.clip_norm if config.privacy.unit == "client" else 0.0
-    (mine, until), (theirs, _) = (_targets(case, config, view, model) for view in (case.view, case.reference))
-    if not mine or not theirs:
+    (observed, until), (reference, _) = (_targets(case, config, view, model) for view in (case.view, case.reference))
+    if not observed or not reference:
         why = unread(case.view, model.dimension) or "no model that clients trained can be read in this view"
         return [nothing(case, NAME, "model_lira_auc", why)], {}
     played = []
-    for targets, how, norm in ((mine, private, bound), (theirs, plain, 0.0)):
+    for targets, how, norm in ((observed, private, bound), (reference, plain, 0.0)):
         games = []
         for target in targets:
             pairs = pairs_of(truth, target.owners, stream(case.seed, "membership: pairs", client=target.owners[0]))
@@ -233,25 +233,25 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
         played.append(games)
     figures: list[Cell] = []
     curves: dict[str, Array] = {}
-    for place, what in enumerate(FIGURES):
+    for place, source in enumerate(FIGURES):
         seen, beside = ([game for pair in games if (game := pair[place]) is not None] for games in played)
-        if min(sum(int(game.member.sum()) for game in several) for several in (seen, beside)) < FEWEST_ASKED:
-            hidden = what == "own_model" and not any(target.own for target in mine)
+        if min(sum(int(game.member.sum()) for game in games) for games in (seen, beside)) < FEWEST_ASKED:
+            hidden = source == "own_model" and not any(target.own for target in observed)
             earlier = set(single_steps(steps_in(case.view, model.dimension, case))) - set(case.view.coalition)
             unseen = unread(case.view, model.dimension) or (EARLIER if earlier else "no single client's update can be read in this view")
-            why = unseen if hidden else UNSEEN[what]
-            figures.append(nothing(case, NAME, f"{what}_lira_auc", why))
+            why = unseen if hidden else UNSEEN[source]
+            figures.append(nothing(case, NAME, f"{source}_lira_auc", why))
             continue
-        rounds = max(len(target.chain) for target in mine)
-        words = {"model": f"{len(seen)} model(s)", "own_model": f"own models of {sum(len(target.own) for target in mine)} client(s)"}
+        rounds = max(len(target.chain) for target in observed)
+        words = {"model": f"{len(seen)} model(s)", "own_model": f"own models of {sum(len(target.own) for target in observed)} client(s)"}
         note = (
-            f"{words[what]} after {rounds} round(s) of training; {case.budget.shadows} shadow federations; LiRA and RMIA know everything "
+            f"{words[source]} after {rounds} round(s) of training; {case.budget.shadows} shadow federations; LiRA and RMIA know everything "
             "but who of a pair is the member, the loss threshold only the model; baseline: the shadow models attacked in the same way"
             f"{trainings.not_modelled()}"
         )
-        outcomes = {attack: (outcome(seen, attack), outcome(beside, attack)) for attack, _ in FIGURES[what]}
-        figures += [_cell(case, f"{what}_{attack}_{kind}", kind, *outcomes[attack], note, until) for attack, kind in FIGURES[what]]
-        curves |= _drawn(what, {attack: pair[0] for attack, pair in outcomes.items()}, outcomes["lira"][1])
+        outcomes = {attack: (outcome(seen, attack), outcome(beside, attack)) for attack, _ in FIGURES[source]}
+        figures += [_cell(case, f"{source}_{attack}_{kind}", kind, *outcomes[attack], note, until) for attack, kind in FIGURES[source]]
+        curves |= _drawn(source, {attack: pair[0] for attack, pair in outcomes.items()}, outcomes["lira"][1])
     return figures, curves
 
 
@@ -260,30 +260,30 @@ def _update_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell
     prior, metric = case.prior, "update_gradients_auc"
     if why := _unread(case, config):
         return [nothing(case, NAME, metric, why)], {}
-    (mine, read), (theirs, _) = _steps(case, case.view, prior), _steps(case, case.reference, prior.unprotected())
+    (observed, read), (reference, _) = _steps(case, case.view, prior), _steps(case, case.reference, prior.unprotected())
     if not read:
         return [nothing(case, NAME, metric, _unreadable(case))], {}
-    if not mine or not theirs:
+    if not observed or not reference:
         return [nothing(case, NAME, metric, "not attempted: to regress one update would take longer than this budget allows")], {}
-    outcomes = [_regressed(case, steps, truth, how) for steps, how in ((mine, prior), (theirs, prior.unprotected()))]
-    found, beside = outcomes
-    if found is None or beside is None:
+    outcomes = [_regressed(case, steps, truth, how) for steps, how in ((observed, prior), (reference, prior.unprotected()))]
+    shown, beside = outcomes
+    if shown is None or beside is None:
         return [nothing(case, NAME, metric, UNSEEN["own_model"])], {}
-    rounds, all_rounds = len({step.round for step in mine}), len({step.round for step in read})
-    single = all(len(step.members) == 1 for step in mine)
+    rounds, all_rounds = len({step.round for step in observed}), len({step.round for step in read})
+    single = all(len(step.members) == 1 for step in observed)
     note = (
-        f"{len(mine)} of {len(read)} {'single' if single else 'mean'} updates that can be read, of {rounds} of {all_rounds} round(s), "
+        f"{len(observed)} of {len(read)} {'single' if single else 'mean'} updates that can be read, of {rounds} of {all_rounds} round(s), "
         f"regressed on candidates' gradients; {case.budget.shadows} shadows of each client; everything is known but who of a pair is the "
         f"member; baseline: the shadows' updates regressed in the same way{'' if single else trainings_in(case.reference).not_modelled()}"
     )
-    until = 0 if len(mine) == len(read) else rounds
-    figures = [_cell(case, f"update_gradients_{kind}", kind, found, beside, note, until) for kind in ("auc", "tpr")]
-    return figures, _drawn("update", {"gradients": found}, beside)
+    until = 0 if len(observed) == len(read) else rounds
+    figures = [_cell(case, f"update_gradients_{kind}", kind, shown, beside, note, until) for kind in ("auc", "tpr")]
+    return figures, _drawn("update", {"gradients": shown}, beside)
 
 
 def _unread(case: Case, config: Config) -> str:
     """Why the updates of this run are not regressed; empty if they are."""
-    if config.training.optimizer == "adam" or any(one.train.optimizer == "adam" for one in trainings_in(case.reference).all):
+    if config.training.optimizer == "adam" or any(training.train.optimizer == "adam" for training in trainings_in(case.reference).all):
         return "not attempted: updates by Adam are not linear in gradients"
     if case.view.protection.sum in TRANSFORMS and not case.view.secrets:
         return "not attempted: updates are under a transform that this view does not undo"
@@ -300,9 +300,9 @@ def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[ClientSt
     """The updates in a view that the budget allows to be regressed, and all that can be read."""
     assert prior.config is not None  # checked by the caller
     model, budget, known = public_model(prior), case.budget, case.truth.data.keys()
-    found = read_steps(case, view, prior, model)
+    steps = read_steps(case, view, prior, model)
     # not newcomers, nor colluders, in the reference as in the view
-    read = [step for step in found if known >= set(step.members) and not set(step.members) <= set(case.view.coalition)]
+    read = [step for step in steps if known >= set(step.members) and not set(step.members) <= set(case.view.coalition)]
     passes = GRADIENTS_SHARE * budget.seconds / budget.seeds * PASSES / (1 + model.dimension / DOUBLES)
     return affordable(read, ROUNDS * budget.rounds, [passes_of(step, prior, budget.shadows) for step in read], passes), read
 
@@ -314,16 +314,16 @@ def _regressed(case: Case, steps: Sequence[ClientStep], truth: Truth, prior: Pri
     asked = ~np.isin(pairs.owners, case.view.coalition)
     if int((asked & pairs.member).sum()) < FEWEST_ASKED:
         return None
-    found = evidence(steps, pairs, truth, prior, case.budget.shadows, case.view.coalition)
-    return MembershipOutcome(found.scores[asked], found.blank[:, asked], pairs.member[asked])
+    scored = evidence(steps, pairs, truth, prior, case.budget.shadows, case.view.coalition)
+    return MembershipOutcome(scored.scores[asked], scored.blank[:, asked], pairs.member[asked])
 
 
-def _drawn(what: str, found: Mapping[str, MembershipOutcome], beside: MembershipOutcome) -> dict[str, Array]:
+def _drawn(source: str, outcomes: Mapping[str, MembershipOutcome], beside: MembershipOutcome) -> dict[str, Array]:
     """The curves of one kind of figure, by attack, for the report; `beside` is the first attack on the unprotected run."""
-    curves = {f"roc_{what}_{attack}": curve_of(one) for attack, one in found.items()}
-    first = next(iter(found))
-    curves[f"roc_{what}_{first}_unprotected"] = curve_of(beside)
-    curves[f"roc_{what}_others"] = np.array(int((~found[first].member).sum()))
+    curves = {f"roc_{source}_{attack}": curve_of(outcome) for attack, outcome in outcomes.items()}
+    first = next(iter(outcomes))
+    curves[f"roc_{source}_{first}_unprotected"] = curve_of(beside)
+    curves[f"roc_{source}_others"] = np.array(int((~outcomes[first].member).sum()))
     return curves
 
 
@@ -331,7 +331,7 @@ def _refusal(case: Case, config: Config) -> str:
     """Why this adversary on this run is not attempted; empty if it is."""
     if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(public_model(case.prior)).modules()):
         return "not attempted: inputs are words, which training and test texts share"
-    if any(one.gradient for one in trainings_in(case.reference).all):
+    if any(training.gradient for training in trainings_in(case.reference).all):
         return "not attempted: clients send gradients, which replicas by local training do not imitate"
     if config.privacy.unit != "none" and not case.view.is_server:
         return "not attempted: this view does not say who trained a model, and the unprotected run's clusters need not be the same"
@@ -349,7 +349,7 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
         targets = models_in(view, case.reference, model.dimension, config.spec.renumbers, case)
         passes = sum(
             case.prior.samples_per_client.get(client, 0) * trainings.at(number).train.epochs
-            for one in targets for number, clients in one.chain for client in clients
+            for target in targets for number, clients in target.chain for client in clients
         )  # fmt: skip
         seconds = passes * case.budget.shadows / PASSES * (1 + model.dimension / DOUBLES)
         if seconds <= SHARE * case.budget.seconds / case.budget.seeds or rounds <= 2:
@@ -358,9 +358,9 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
         view = view.until(rounds)
 
 
-def curve_of(found: MembershipOutcome) -> Array:
+def curve_of(outcome: MembershipOutcome) -> Array:
     """The ROC curve, (2, t): false and true positive rates at every threshold, from (0, 0) to (1, 1)."""
-    bars = np.unique(found.scores)[::-1]
-    sides = found.scores[~found.member], found.scores[found.member]
+    bars = np.unique(outcome.scores)[::-1]
+    sides = outcome.scores[~outcome.member], outcome.scores[outcome.member]
     rates = [1 - np.searchsorted(np.sort(side), bars, side="left") / len(side) for side in sides]
     return np.concatenate([np.zeros((2, 1)), np.array(rates)], axis=1)

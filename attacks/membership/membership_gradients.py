@@ -76,12 +76,12 @@ def read_steps(case: Case, view: AdversaryView, prior: Prior, model: Model) -> l
     """
     read = steps_in(view, model.dimension, case)
     single = single_steps(read)
-    found = [step for client, steps in single.items() if client not in view.coalition for step in less_known(steps, prior, model)]
+    steps_read = [step for client, steps in single.items() if client not in view.coalition for step in less_known(steps, prior, model)]
     means = {(step.round, step.start.tobytes()): step for steps in read.values() for step in steps if len(step.members) > 1}
-    if means or not found:
-        several = [_of_fewer(step, means.get((step.round, step.start.tobytes()))) for step in _mean_steps(case, view, model.dimension)]
-        found += [step for step in several if not set(step.members) & (single.keys() - set(view.coalition))]
-    return sorted(found, key=lambda step: step.round)
+    if means or not steps_read:
+        means_read = [_of_fewer(step, means.get((step.round, step.start.tobytes()))) for step in _mean_steps(case, view, model.dimension)]
+        steps_read += [step for step in means_read if not set(step.members) & (single.keys() - set(view.coalition))]
+    return sorted(steps_read, key=lambda step: step.round)
 
 
 def _of_fewer(step: ClientStep, other: ClientStep | None) -> ClientStep:
@@ -96,16 +96,16 @@ def _mean_steps(case: Case, view: AdversaryView, dimension: int) -> list[ClientS
     trainings = trainings_in(case.reference)
     often = Counter((turn.name, turn.round) for turn in seen)
     vectors = {(turn.name, turn.round): turn.vector for turn in seen if often[turn.name, turn.round] == 1}
-    found: dict[tuple[str, int], ClientStep] = {}
+    steps: dict[tuple[str, int], ClientStep] = {}
     after: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for line in lines:
-        for one, other in pairwise(line):
-            here, there = (one.name, one.round), (other.name, other.round)
-            if one.clients and here in vectors and there in vectors:
+        for turn, other in pairwise(line):
+            here, there = (turn.name, turn.round), (other.name, other.round)
+            if turn.clients and here in vectors and there in vectors:
                 after.setdefault(here, set()).add(there)
                 moved = vectors[there] - vectors[here]
-                found[here] = ClientStep(vectors[here], moved, one.clients, one.round, local=trainings.at(one.round))
-    return [step for here, step in found.items() if len(after[here]) == 1 and step.update.any()]
+                steps[here] = ClientStep(vectors[here], moved, turn.clients, turn.round, local=trainings.at(turn.round))
+    return [step for here, step in steps.items() if len(after[here]) == 1 and step.update.any()]
 
 
 def passes_of(step: ClientStep, prior: Prior, shadows: int) -> float:
@@ -192,8 +192,8 @@ class _Attack:
         """What a client has in a shadow federation: all but its candidates, and those that are in."""
         if client in self.known or client not in self.pairs.rest:
             return self.truth.data[client]
-        (x, y), mine = self.pairs.rest[client], shadow & (self.pairs.owners == client)
-        return np.concatenate([x, self.pairs.x[mine]]), np.concatenate([y, self.pairs.y[mine]])
+        (x, y), own = self.pairs.rest[client], shadow & (self.pairs.owners == client)
+        return np.concatenate([x, self.pairs.x[own]]), np.concatenate([y, self.pairs.y[own]])
 
     def local(self, step: ClientStep) -> LocalTraining:
         """The local training of a step, clipped as clients clip and without noise; a shadow that diverges stays where it is."""
@@ -219,12 +219,12 @@ def evidence(
     """
     coins = deal(len(pairs.y) // 2, shadows, stream(prior.seed, "membership: shadows of updates"))
     attack = _Attack(pairs, np.concatenate([coins, ~coins], axis=1), truth, prior, tuple(known))
-    found = np.full((1 + shadows, len(pairs.y)), np.nan)
-    for several in _together(steps):
-        asked = attack.asked(sorted({client for step in several for client in step.members}))
+    scores = np.full((1 + shadows, len(pairs.y)), np.nan)
+    for group in _together(steps):
+        asked = attack.asked(sorted({client for step in group for client in step.members}))
         if len(asked):
-            found[:, asked] = once(_KEPT, MOST_KEPT, _key(attack, several), partial(_coefficients, attack, several, asked))
-    return GradientEvidence(found[0], found[1:])
+            scores[:, asked] = once(_KEPT, MOST_KEPT, _key(attack, group), partial(_coefficients, attack, group, asked))
+    return GradientEvidence(scores[0], scores[1:])
 
 
 def _together(steps: Sequence[ClientStep]) -> list[list[ClientStep]]:
@@ -272,7 +272,7 @@ def _part(attack: _Attack, step: ClientStep, client: int, places: Array) -> tupl
     """What a client sends in the shadow federations (s, k), and how far each of its candidates carries that if it is in (m, k)."""
     updates = _shadow_updates(attack, step, client)
     bound = attack.config.privacy.clip_norm if attack.config.privacy.unit == "client" else 0.0
-    sent = np.stack([clip(one, bound) for one in updates]) if bound else updates
+    sent = np.stack([clip(update, bound) for update in updates]) if bound else updates
     lengths = np.linalg.norm(updates, axis=1)
     kept = float(np.mean(np.linalg.norm(sent, axis=1) / np.maximum(lengths, 1e-300))) if bound else 1.0
     short = shortened(attack.model.dimension)

@@ -76,12 +76,12 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
 
     def close() -> None:
         for name, vector in offered.items():
-            who: tuple[int, ...] | None = ()  # nobody
+            trainers: tuple[int, ...] | None = ()  # nobody
             if trained:
-                who = trained.get(int(name.partition("/")[2] or 0), ())
+                trainers = trained.get(int(name.partition("/")[2] or 0), ())
             elif averaged:
-                who = everybody if len(offered) == 1 else None
-            turns.append(Turn(step, at, name, vector, who))
+                trainers = everybody if len(offered) == 1 else None
+            turns.append(Turn(step, at, name, vector, trainers))
 
     for message in view.messages:
         if message.operation == "compute" and message.kind == "parameters":
@@ -95,8 +95,10 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
             if "group" in message.context:
                 trained[int(message.context["group"])] = message.clients
             elif labels is not None and len(labels) == len(message.clients):
-                for label in sorted({int(one[0]) for one in labels if one}):
-                    trained[label] = tuple(c for c, one in zip(message.clients, labels, strict=True) if one and int(one[0]) == label)
+                for label in sorted({int(listed[0]) for listed in labels if listed}):
+                    trained[label] = tuple(
+                        c for c, listed in zip(message.clients, labels, strict=True) if listed and int(listed[0]) == label
+                    )
             else:
                 everybody = tuple(sorted({*everybody, *message.clients}))
     if offered:
@@ -125,12 +127,12 @@ def models_in(
         if at is None:
             continue
         line = _line(at, attributed, renumbered)
-        chain = tuple((one.round, one.clients) for one in line if one.clients)
+        chain = tuple((link.round, link.clients) for link in line if link.clients)
         owners = sorted({client for _, clients in chain for client in clients if served.get(client) == name})
         if owners:
             cohort = tuple(client for client in at.clients or () if client in owners)
-            mine = [(client, step) for client in cohort for step in single.get(client, ()) if step.round == turn.round]
-            after = {client: step.start + step.update for client, step in mine if np.array_equal(step.start, turn.vector)}
+            trained_from = [(client, step) for client in cohort for step in single.get(client, ()) if step.round == turn.round]
+            after = {client: step.start + step.update for client, step in trained_from if np.array_equal(step.start, turn.vector)}
             targets.append(Target(turn.vector, line[0].vector, chain, tuple(owners), turn.round, cohort, after))
     return targets
 
@@ -157,19 +159,19 @@ def _attributed(view: AdversaryView, reference: AdversaryView, seen: list[Turn],
 
 def _same_in(attributed: Sequence[Turn], turn: Turn) -> Turn | None:
     """The turn of the same name, or the last one of it before."""
-    return next((one for one in reversed(attributed) if one.name == turn.name and one.step <= turn.step), None)
+    return next((earlier for earlier in reversed(attributed) if earlier.name == turn.name and earlier.step <= turn.step), None)
 
 
 def _line(turn: Turn, turns: Sequence[Turn], renumbered: bool) -> list[Turn]:
     """The turns that led to a model as it was sent, the oldest first; empty for one that nobody had trained."""
     line: list[Turn] = []
     while True:
-        before = [one for one in turns if one.step < turn.step and ("/" in one.name) == ("/" in turn.name)]
+        before = [earlier for earlier in turns if earlier.step < turn.step and ("/" in earlier.name) == ("/" in turn.name)]
         if renumbered and before:
-            distances = [float(np.linalg.norm(one.vector - turn.vector)) for one in before]
+            distances = [float(np.linalg.norm(earlier.vector - turn.vector)) for earlier in before]
             nearest = min(distances)
-            before = [one for one, far in zip(before, distances, strict=True) if far <= nearest]
-        same = [one for one in before if one.name == turn.name]
+            before = [earlier for earlier, far in zip(before, distances, strict=True) if far <= nearest]
+        same = [earlier for earlier in before if earlier.name == turn.name]
         before = same if same or not renumbered else before
         if not before:
             return line
@@ -208,7 +210,7 @@ def pairs_of(
     for client in owners:
         pools.setdefault(id(truth.outside[client][0]), []).append(client)
     seen: set[bytes] = set()
-    found: list[tuple[int, int, Array, int]] = []
+    pairs: list[tuple[int, int, Array, int]] = []
     for clients in pools.values():
         x, y = truth.outside[clients[0]]
         places = [(client, i) for client in clients for i in range(len(truth.data[client][1]))]
@@ -220,8 +222,8 @@ def pairs_of(
             waiting = by_label.get(int(y[j]))
             if waiting and x[j].tobytes() not in seen:
                 seen.add(x[j].tobytes())
-                found.append((*waiting.pop(), x[j], int(y[j])))
-    chosen = [found[int(i)] for i in rng.permutation(len(found))[:most]]
+                pairs.append((*waiting.pop(), x[j], int(y[j])))
+    chosen = [pairs[int(i)] for i in rng.permutation(len(pairs))[:most]]
     taken: dict[int, list[int]] = {}
     for client, i, _, _ in chosen:
         taken.setdefault(client, []).append(i)
@@ -231,7 +233,7 @@ def pairs_of(
         rest[client] = truth.data[client][0][keep], truth.data[client][1][keep]
     shape = truth.data[owners[0]][0].shape[1:]
     inside = [truth.data[client][0][i] for client, i, _, _ in chosen]
-    x = np.array([*inside, *(one for _, _, one, _ in chosen)]).reshape(2 * len(chosen), *shape)
+    x = np.array([*inside, *(sample for _, _, sample, _ in chosen)]).reshape(2 * len(chosen), *shape)
     labels = np.array([label for *_, label in chosen] * 2, dtype=np.int64)
     return Pairs(x, labels, np.array([client for client, *_ in chosen] * 2, dtype=np.int64), rest)
 
@@ -254,17 +256,17 @@ def federated_replicas(
     ]
     models = np.array(np.broadcast_to(start, (len(rosters), np.shape(start)[-1])))
     for number, clients in chain:
-        who = [(s, client) for s, roster in enumerate(people) for client in clients if client in roster]
-        inputs = [_given(people[s][client], models[s], seed, number) for s, client in who]
+        trained = [(s, client) for s, roster in enumerate(people) for client in clients if client in roster]
+        inputs = [_given(people[s][client], models[s], seed, number) for s, client in trained]
         moved: dict[int, list[tuple[float, Array]]] = {}
-        for (s, client), result in zip(who, engine.run(train(number), inputs), strict=True):
+        for (s, client), result in zip(trained, engine.run(train(number), inputs), strict=True):
             if result:
                 update = np.asarray(result["update"])
                 weight = float(people[s][client].samples) if weights == "examples" else 1.0
                 moved.setdefault(s, []).append((weight, clip(update, bound) if bound else update))
-        for s, several in moved.items():
-            total = sum(weight for weight, _ in several)
-            models[s] = models[s] + sum(weight / total * update for weight, update in several)
+        for s, updates in moved.items():
+            total = sum(weight for weight, _ in updates)
+            models[s] = models[s] + sum(weight / total * update for weight, update in updates)
     return models
 
 
@@ -341,23 +343,23 @@ def games_of(
         others = {client for _, clients in target.chain for client in clients} - set(pairs.rest)
         made = {client: truth.data[client] for client in others if client in truth.data}
         for client, (x, y) in pairs.rest.items():
-            mine = row & (pairs.owners == client)
-            made[client] = np.concatenate([x, pairs.x[mine]]), np.concatenate([y, pairs.y[mine]])
+            own = row & (pairs.owners == client)
+            made[client] = np.concatenate([x, pairs.x[own]]), np.concatenate([y, pairs.y[own]])
         return {client: data for client, data in made.items() if len(data[1])}
 
     def make() -> ShadowConfidences:
         rosters = [roster(row) for row in inside]
         sums = federated_replicas(train, start, target.chain, rosters, prior.seed, weights=weights, bound=bound)
         cohort = [client for client in target.cohort if client in pairs.owners]
-        alone = [{client: one[client]} for one in rosters for client in cohort if client in one]
-        starts = np.array([vector for one, vector in zip(rosters, sums, strict=True) for client in cohort if client in one])
+        alone = [{client: held[client]} for held in rosters for client in cohort if client in held]
+        starts = np.array([vector for held, vector in zip(rosters, sums, strict=True) for client in cohort if client in held])
         after = iter(federated_replicas(train, starts, [(target.round, cohort)], alone, prior.seed) if alone else ())
         own = np.full(inside.shape, np.nan)
-        for s, one in enumerate(rosters):
+        for s, held in enumerate(rosters):
             for client in cohort:
-                mine = pairs.owners == client
-                if client in one:
-                    own[s, mine] = confidences(model, next(after)[None], pairs.x[mine], pairs.y[mine])[0]
+                own_pairs = pairs.owners == client
+                if client in held:
+                    own[s, own_pairs] = confidences(model, next(after)[None], pairs.x[own_pairs], pairs.y[own_pairs])[0]
         return ShadowConfidences(confidences(model, sums, pairs.x, pairs.y), own, confidences(model, sums, prior.x[free], prior.y[free]))
 
     trained = [train(number) for number in (*(number for number, _ in target.chain), target.round)]
@@ -373,14 +375,14 @@ def games_of(
 
     asked = ~np.isin(pairs.owners, left_out)
     others = seen(target.vector, prior.x[free], prior.y[free])
-    mine = seen(target.vector, pairs.x, pairs.y)
-    first = MembershipGame(mine[asked], played.shadow[:, asked], inside[:, asked], pairs.member[asked], others, played.others)
+    confidence = seen(target.vector, pairs.x, pairs.y)
+    first = MembershipGame(confidence[asked], played.shadow[:, asked], inside[:, asked], pairs.member[asked], others, played.others)
     asked &= np.isin(pairs.owners, list(target.own))
     if not asked.any():
         return first, None
-    mine = np.full(len(pairs.y), np.nan)
+    confidence = np.full(len(pairs.y), np.nan)
     for client, vector in target.own.items():
         at = pairs.owners == client
-        mine[at] = seen(vector, pairs.x[at], pairs.y[at])
+        confidence[at] = seen(vector, pairs.x[at], pairs.y[at])
     empty = np.zeros((count, 0))
-    return first, MembershipGame(mine[asked], played.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty)
+    return first, MembershipGame(confidence[asked], played.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty)

@@ -91,14 +91,14 @@ def pretended_updates(statement: Statement, prior: Prior, count: int, step: Clie
     # what every client was sent; in a client's first turn SCAFFOLD's c_i is zero
     names = {"anchor": "anchor", "control": "correction"}
     sent = {"model": step.start} | {names[name]: vector for name, vector in step.beside.items() if name in names}
-    given = {name: vector.astype(model.init(0).dtype) for name, vector in sent.items()}
+    vectors = {name: vector.astype(model.init(0).dtype) for name, vector in sent.items()}
     first = 1 + max(prior.samples_per_client, default=0)  # batches of their own: in those no client's id is used again
     inputs = [
-        TaskInput(local.part(ClientData(i, x, y, x[:0], y[:0])), given, {}, Streams(prior.seed, step.round, first + i), secret=_secret(i))
+        TaskInput(local.part(ClientData(i, x, y, x[:0], y[:0])), vectors, {}, Streams(prior.seed, step.round, first + i), secret=_secret(i))
         for i, (x, y) in enumerate(data)
     ]
     done = engine_for(config, Engine()).run(local.train, inputs)
-    kept = [i for i, one in enumerate(done) if one]
+    kept = [i for i, result in enumerate(done) if result]
     return SimulatedFeatures(update_features(np.stack([np.asarray(done[i]["update"], np.float64) for i in kept]), prior), share[kept])
 
 

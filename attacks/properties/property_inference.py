@@ -69,24 +69,28 @@ def first_steps(view: AdversaryView, dimension: int, case: Case | None = None) -
 
     Of SCAFFOLD's clients later ones do not serve: their corrections differ.
     """
-    several = steps_in(view, dimension, case)
-    steps = {c: one[0] for c, one in several.items() if len(one[0].members) == 1 and int(one[0].beside.get("summed", np.array(-1))) < 0}
-    rounds = [one.round for one in steps.values()]
+    by_client = steps_in(view, dimension, case)
+    steps = {
+        c: client_steps[0]
+        for c, client_steps in by_client.items()
+        if len(client_steps[0].members) == 1 and int(client_steps[0].beside.get("summed", np.array(-1))) < 0
+    }
+    rounds = [step.round for step in steps.values()]
     best = max(set(rounds), key=lambda number: (rounds.count(number), -number), default=0)
-    return {client: one for client, one in steps.items() if one.round == best}
+    return {client: step for client, step in steps.items() if step.round == best}
 
 
 def held_in(case: Case, view: AdversaryView, prior: Prior, source: str) -> Mapping[int, Any]:
     """What the attacker has of each client except the colluding ones: signatures, first updates, or models."""
-    found: Mapping[int, Any]
+    features: Mapping[int, Any]
     if source == "signature":
-        found = read(view, prior)
+        features = read(view, prior)
     elif source == "update":
-        found = first_steps(view, public_model(prior).dimension, case)
+        features = first_steps(view, public_model(prior).dimension, case)
     else:
-        found = last_models(view, public_model(prior).dimension)
-    found = {client: one for client, one in found.items() if client not in view.coalition}
-    return {} if source == "model" and len({one.tobytes() for one in found.values()}) < 2 else found
+        features = last_models(view, public_model(prior).dimension)
+    features = {client: value for client, value in features.items() if client not in view.coalition}
+    return {} if source == "model" and len({value.tobytes() for value in features.values()}) < 2 else features
 
 
 def imitated(
@@ -127,7 +131,7 @@ def _sums(case: Case) -> list[ClientStep]:
         return []
     steps = steps_in(case.view, public_model(case.prior).dimension, case)
     others = [steps[client] for client in steps if client not in case.view.coalition]
-    if all(len(step.members) == 1 for several in others for step in several):
+    if all(len(step.members) == 1 for client_steps in others for step in client_steps):
         return []
     sums = distinct({client: steps[client] for client in steps if client not in case.view.coalition}, case)
     return sums if tells_apart(sums) else []
@@ -145,7 +149,7 @@ def _is_transformed(view: AdversaryView, source: str) -> bool:
 def _cell(case: Case, source: str, name: str, clients: Sequence[int], scores: Array, has: Array, note: str) -> Cell:
     """One figure from the scores (3, m) of the view, of no view and of the reference."""
     groups = np.array([case.truth.groups[client] for client in clients])
-    value, blank, reference = (score(one, has) for one in scores)
+    value, blank, reference = (score(row, has) for row in scores)
     tried, transformed = trials_of(scores, has, groups), _is_transformed(case.view, source)
     rng = stream(case.seed, f"{NAME}: dealt again")
     p, reference_p = (chance_dealt(tried.scores[which], tried.has, tried.blocks, rng) for which in (0, 2))
@@ -167,9 +171,9 @@ def _error_cell(case: Case, metric: str, clients: Sequence[int], statement: Stat
     """How far the share of samples with a property is off, where clients are too few for an AUC; from scores (3, m) that are shares."""
     shares = shares_held(statement, case.truth)
     real = np.array([shares[client] for client in clients])
-    mine, theirs = (np.abs(np.clip(scores[which], 0.0, 1.0) - real) for which in (0, 2))
+    observed, reference = (np.abs(np.clip(scores[which], 0.0, 1.0) - real) for which in (0, 2))
     blank, words = np.abs(statement.share - real), f"{note[: note.rindex(';')]}; {MEAN}"
-    return cell(case, NAME, metric, mine, blank, theirs, margin=ERROR_MARGIN, lower_is_better=True, note=words)
+    return cell(case, NAME, metric, observed, blank, reference, margin=ERROR_MARGIN, lower_is_better=True, note=words)
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -178,13 +182,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     why = "not attempted: the training settings are not known" if prior.config is None else ""
     if not why and any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(public_model(prior)).modules()):
         why = "not attempted: inputs are words, and these properties are of images"
-    if not why and any(one.gradient for one in trainings_in(case.reference).all):
+    if not why and any(training.gradient for training in trainings_in(case.reference).all):
         why = "not attempted: clients send gradients, which pretended local training does not imitate"
     if why:
         return [nothing(case, NAME, "update_auc", why)], None
-    asked = [(one, has) for one in statements(prior) if (has := who_has(one, case.truth)) is not None]
+    asked = [(statement, has) for statement in statements(prior) if (has := who_has(statement, case.truth)) is not None]
     if not asked:
-        words = ", ".join(one.name for one in statements(prior)) or "none can be stated of such samples"
+        words = ", ".join(statement.name for statement in statements(prior)) or "none can be stated of such samples"
         return [nothing(case, NAME, "update_auc", f"no property varies between these clients ({words})")], None
     figures: list[Cell] = []
     for source in UNSEEN:
@@ -194,10 +198,10 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 
 def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[int, bool]]]) -> list[Cell]:
     prior, sums = case.prior, _sums(case) if source == "update" else []
-    mine = {} if sums else held_in(case, case.view, prior, source)
-    theirs = held_in(case, case.reference, prior.unprotected(), source)
-    members = {client for one in sums for client in one.members} - set(case.view.coalition)
-    clients = sorted((members or set(mine)) & set(theirs))
+    observed = {} if sums else held_in(case, case.view, prior, source)
+    reference = held_in(case, case.reference, prior.unprotected(), source)
+    members = {client for sum_ in sums for client in sum_.members} - set(case.view.coalition)
+    clients = sorted((members or set(observed)) & set(reference))
     figures: list[Cell] = []
     for statement, truth in asked:
         has = np.array([truth[client] for client in clients], dtype=bool)
@@ -207,23 +211,23 @@ def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[i
         made: SimulatedFeatures | None = None
         if sums:
             own = {client: shares_held(statement, case.truth)[client] for client in case.view.coalition}
-            found = shares_in_sums(sums, statement, case, own)
-            seen = np.array([found[client] for client in clients])
+            shares = shares_in_sums(sums, statement, case, own)
+            seen = np.array([shares[client] for client in clients])
             by = f"{len(sums)} sums as one system, {pretended_count(case, len(sums))} simulated clients each"
             by += trainings_in(case.view).not_modelled()
         else:
-            made = None if source == "model" else imitated(mine, case.view, prior, source, statement, pretended_count(case))
+            made = None if source == "model" else imitated(observed, case.view, prior, source, statement, pretended_count(case))
             if source != "model" and made is None:
                 return [nothing(case, NAME, f"{source}_auc", NOT_IMITATED)]
-            seen = guess(mine, prior, source, clients, statement, made)
-            by = f"{pretended_count(case)} simulated clients" if source != "model" else f"{len(set(map(bytes, mine.values())))} models"
-        beside = made if mine and source != "model" and _alike(mine, theirs, prior) else None
+            seen = guess(observed, prior, source, clients, statement, made)
+            by = f"{pretended_count(case)} simulated clients" if source != "model" else f"{len(set(map(bytes, observed.values())))} models"
+        beside = made if observed and source != "model" and _alike(observed, reference, prior) else None
         if source != "model" and beside is None:
-            beside = imitated(theirs, case.reference, prior.unprotected(), source, statement, pretended_count(case))
+            beside = imitated(reference, case.reference, prior.unprotected(), source, statement, pretended_count(case))
             if beside is None:
                 return [nothing(case, NAME, f"{source}_auc", NOT_IMITATED)]
         unseen = guess(None, prior, source, clients, statement)
-        scores = np.stack([seen, unseen, guess(theirs, prior.unprotected(), source, clients, statement, beside)])
+        scores = np.stack([seen, unseen, guess(reference, prior.unprotected(), source, clients, statement, beside)])
         words = f"{int(has.sum())} of {len(clients)} clients have {statement.name!r} in more than {statement.share:.0%} of samples"
         note = f"{words}; {by}; {prior.description}; baseline: one score for all"
         if few:
@@ -234,11 +238,13 @@ def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[i
     return figures or [nothing(case, NAME, f"{source}_auc", other or UNSEEN[source])]
 
 
-def _alike(mine: Mapping[int, Any], theirs: Mapping[int, Any], prior: Prior) -> bool:
+def _alike(observed: Mapping[int, Any], reference: Mapping[int, Any], prior: Prior) -> bool:
     """Whether the same simulated clients serve for a view and its reference."""
-    one, other = next(iter(mine.values())), next(iter(theirs.values()))
+    first, other = next(iter(observed.values())), next(iter(reference.values()))
     if prior.private:
         return False
     return (
-        one.shape == other.shape if not isinstance(one, ClientStep) else one.round == other.round and np.array_equal(one.start, other.start)
+        first.shape == other.shape
+        if not isinstance(first, ClientStep)
+        else first.round == other.round and np.array_equal(first.start, other.start)
     )

@@ -56,9 +56,9 @@ def chance_dealt(scores: Array, has: Array, blocks: Array, rng: np.random.Genera
     """How probable it is that scores (t,) are as large where `has` (t,) when these are dealt again within each of `blocks` (t,)."""
     statistic, dealt = 0.0, np.zeros(DEALS)
     for block in np.unique(blocks):
-        ranks, mine = stats.rankdata(scores[blocks == block]), has[blocks == block]
-        statistic += float(ranks[mine].sum())
-        dealt += rng.permuted(np.tile(ranks, (DEALS, 1)), axis=1)[:, mine].sum(axis=1)
+        ranks, having = stats.rankdata(scores[blocks == block]), has[blocks == block]
+        statistic += float(ranks[having].sum())
+        dealt += rng.permuted(np.tile(ranks, (DEALS, 1)), axis=1)[:, having].sum(axis=1)
     return float((1 + (dealt >= statistic - 1e-9).sum()) / (1 + DEALS))
 
 

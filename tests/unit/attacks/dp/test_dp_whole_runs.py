@@ -87,8 +87,8 @@ def test_canaries_of_a_whole_run_pay_what_the_ledger_says() -> None:
     "bug", [a_third_of_the_noise, pytest.param(no_clip, marks=pytest.mark.slow), pytest.param(no_sampling, marks=pytest.mark.slow)]
 )
 def test_a_bug_in_training_shows_in_a_whole_run(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    # the noise is drawn anew each time: of 12 reruns of each bug, bounds of four together lay 3.7 to 8 deviations above the claim (a miss in
-    # 10 000, were they normal); those of one, 1.4 to 5 deviations, missed it now and then
+    # the noise is drawn anew each time: of 12 reruns of each bug, bounds of four together lay 3.7 to 8 deviations above the claim (a miss
+    # in 10 000, were they normal); those of one, 1.4 to 5 deviations, missed it now and then
     bug(monkeypatch)
     found = whole(scene("fedavg", "sample", 0.8))
     assert found.epsilon > 0.8
@@ -308,9 +308,9 @@ def test_every_rerun_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, 
     monkeypatch.setattr(dp_run, "rerun_clients", made_up)
     monkeypatch.setattr(dp_run, "rerun_samples", made_up)
     made = scene("fedavg", unit, 1.0)
-    played, calm, times = rerun(made, population_of(made), np.random.default_rng(0), reruns=4, seconds=1000.0)
+    played, calm, reruns = rerun(made, population_of(made), np.random.default_rng(0), reruns=4, seconds=1000.0)
     assert sorted(set(seeds)) == [made.run.seed + number for number in range(4)]
-    assert times == 3, "reruns that failed are left out"
+    assert reruns == 3, "reruns that failed are left out"
     assert len(played.game.coins) == len(calm.coins) == 30
     assert played.epsilon == 4.0 + made.run.seed, "the claim is the largest that was spent"
     assert max(times) <= (1000.0 if unit == "client" else 500.0)
