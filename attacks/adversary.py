@@ -29,7 +29,7 @@ from ..protocols.group import Ratchet
 from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
 
-__all__ = ["ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened", "parts_in", "updates_sent", "view_of"]
+__all__ = ["ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "updates_sent", "view_of"]
 
 ADVERSARIES: dict[str, str] = {
     "server": "honest but curious: every message that reaches or passes it",
@@ -96,7 +96,7 @@ def _kind(view: AdversaryView, operation: str) -> str | None:
     return next((stage for stage in stages if stage in TRANSFORMS), None)
 
 
-def opened(view: AdversaryView, rows: Array, name: str, operation: str, dimension: int) -> Array | None:
+def opened_rows(view: AdversaryView, rows: Array, name: str, operation: str, dimension: int) -> Array | None:
     """Rows (..., size) as the clients had them, (..., dimension), where the coalition has the secret of their transform.
 
     Sketched rows stay sketched. Without the secret, rows are returned as they are. With it, the result is None for rows that are not of the
@@ -120,7 +120,7 @@ def parts_in(view: AdversaryView, message: Message) -> dict[str, Array]:
     parts, context = dict(message.payload or {}), message.context
     if "blind" not in parts or view.secret_of(str(context["transform"])) is None:
         return parts
-    rows = opened(view, parts.pop("blind"), str(context["transform"]), "mean", int(context["dimension"]))
+    rows = opened_rows(view, parts.pop("blind"), str(context["transform"]), "mean", int(context["dimension"]))
     return parts if rows is None else parts | {name: rows[:, start:stop] for name, (start, stop) in context["parts"].items()}
 
 
@@ -251,10 +251,10 @@ def load_view(run_dir: str | Path, adversary: str = "server") -> AdversaryView:
     folder = Path(run_dir)
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
-    return view_of(recorded(folder), adversary, read_secrets(folder), load_config(folder / "config.toml", trust=False).protection)
+    return view_of(recorded_messages(folder), adversary, read_secrets(folder), load_config(folder / "config.toml", trust=False).protection)
 
 
-def recorded(folder: Path) -> list[Message]:
+def recorded_messages(folder: Path) -> list[Message]:
     """The messages of a run folder; none for a run without messages (`local`).
 
     Raises `InputError` for a run of an earlier version, which records neither the training tasks nor the layout of transformed updates.

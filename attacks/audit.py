@@ -31,7 +31,7 @@ from ..files import write_atomically, write_packed
 from ..protocols.bounded_files import read_bytes, read_json
 from ..types import Population
 from . import ATTACKS
-from .adversary import read_secrets, recorded, view_of
+from .adversary import read_secrets, recorded_messages, view_of
 from .evidence.fresh_runs import AuditedRun, case_of, fresh_scene, is_open, recorded_scene, reseeded
 from .evidence.local_training import NotRecorded
 from .figures.family import Family, judged_together
@@ -138,7 +138,7 @@ def _read(folder: Path, config: Config) -> tuple[dict[str, Any], list[Message], 
     path = folder / "summary.json"
     if not path.is_file():
         raise InputError(f"{path}: is missing, so the run is not complete; finish it with `cflpriv run … --resume`")
-    messages = recorded(folder)
+    messages = recorded_messages(folder)
     summary = _summary(path, config)
     secrets = read_secrets(folder)
     for problem in changed_files(folder, OF_RUN):

@@ -21,7 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from cflpriv.attacks.active.bad_clients import between, bridging, copied, corrupt, flipped_labels, poisoned, scaled, triggered
+from cflpriv.attacks.active.bad_clients import (
+    bridging,
+    copied,
+    corrupt,
+    flipped_labels,
+    mean_of_victims,
+    poisoned,
+    scaled_update,
+    triggered,
+)
 from cflpriv.clustering.scores import ari
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.run.measure import served_accuracy
@@ -112,7 +121,7 @@ def cell(source: str, attack: str | None, share: float, method: str, seed: int) 
         members = [one for one in groups if groups[one] == groups[client]]
         if spoilt.factor is not None:
             factor = spoilt.factor(len(members), sum(one in bad for one in members))
-            corrupt(simulation.simulated, client, scaled(factor))
+            corrupt(simulation.simulated, client, scaled_update(factor))
         victims = [next(data[one] for one in groups if groups[one] == group and one not in bad) for group in sorted(set(groups.values()))]
         if spoilt.signature == "copied":
             corrupt(simulation.simulated, client, copied("signature", victims[1 - groups[client]]))
@@ -184,12 +193,12 @@ def steered(name: str, craft: str, share: float, seed: int) -> dict[str, Any]:
     victims = [next(one for one in population.clients if groups[one.id] == group and one.id not in bad) for group in (0, 1)]
     for client in bad:
         if craft == "between":
-            make = bridging if part == "signature" else between
+            make = bridging if part == "signature" else mean_of_victims
             corrupt(simulation.simulated, client, make(part, victims))
         else:
             corrupt(simulation.simulated, client, copied(part, victims[0]))
         if craft.startswith("scaled"):
-            corrupt(simulation.simulated, client, scaled(-10.0, "step" if name == "ifca" else "update"))
+            corrupt(simulation.simulated, client, scaled_update(-10.0, "step" if name == "ifca" else "update"))
     begin(simulation)
     for _ in range(config.training.rounds):
         advance(simulation)

@@ -29,8 +29,16 @@ from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.sums import models_sent
 from cflpriv.attacks.figures.leakage import Prior, Truth, cosine, popular_set, prior_of, truth_of
 from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, Guess, Knowledge, cells, recover_labels, transformed_rounds
-from cflpriv.attacks.key_recovery.cells import TransformedUpdates, exact_share, guess_of, knowledge, score_l1, score_sets, score_structure
-from cflpriv.attacks.key_recovery.naming import own_proportions, simulate
+from cflpriv.attacks.key_recovery.cells import (
+    TransformedUpdates,
+    exact_share,
+    guess_of,
+    knowledge,
+    score_histograms,
+    score_label_sets,
+    score_structure,
+)
+from cflpriv.attacks.key_recovery.naming import own_proportions, simulate_updates
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript, payload_rows
 from cflpriv.data import build_population
@@ -101,10 +109,10 @@ def record(network: str, partition: str, seed: int, protection: dict[str, Any] |
 def score(one: Guess, run: Run) -> tuple[float, float, float]:
     """Label-set accuracy, L1 of histograms (equal shares where the attacker abstains), L1 of the structure under the best renaming."""
     clients = sorted(run.truth.label_sets)
-    sets = score_sets(one, run.truth, run.prior, clients).mean()
+    sets = score_label_sets(one, run.truth, run.prior, clients).mean()
     return (
         float(sets),
-        float(score_l1(one, run.truth, clients, LABELS).mean()),
+        float(score_histograms(one, run.truth, clients, LABELS).mean()),
         float(score_structure(one, run.truth, clients, LABELS).mean()),
     )
 
@@ -207,7 +215,7 @@ Row = tuple[str, Callable[[], None]]
 def variants(network: str, partition: str, seed: int, wanted: Sequence[str]) -> None:
     """The rows whose names have one of the words `wanted` (none: all)."""
     truth = truth_of(build_population(configured(network, partition, seed).data))
-    uniform = score_l1(Guess(), truth, sorted(truth.label_sets), LABELS).mean()
+    uniform = score_histograms(Guess(), truth, sorted(truth.label_sets), LABELS).mean()
     columns = f"structure, confidence, label sets, L1 (equal shares {uniform:.2f}), structure L1"
     print(f"\n{network}, {partition}, seed {seed}: {columns}", flush=True)
     rows = [*_of_one_run(network, partition, seed), *_of_other_runs(network, partition, seed)]
@@ -306,7 +314,7 @@ def sketch_and_haar(network: str, partition: str, seed: int) -> None:
         return
     rng, reduce = stream(seed, "gram of updates"), sketched(int(message.context["epoch"]), SKETCHED)
     own = own_proportions(np.eye(LABELS), OWN_PER_SET * comb(LABELS, size), rng, size)
-    held, updates = [frozenset(np.argsort(-row)[:size].tolist()) for row in own], reduce(simulate(known, own, rng))
+    held, updates = [frozenset(np.argsort(-row)[:size].tolist()) for row in own], reduce(simulate_updates(known, own, rng))
     templates = {one: np.mean([row for row, its in zip(updates, held, strict=True) if its == one], axis=0)[None] for one in set(held)}
     truth = [run.truth.label_sets[client] for client in clients]
     popular = float(np.mean([one == popular_set(truth) for one in truth]))

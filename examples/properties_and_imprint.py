@@ -17,7 +17,7 @@ import numpy as np
 
 from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.figures.leakage import prior_of
-from cflpriv.attacks.inversion.imprint import guess, imprinted, share_recovered, summed, updates_of
+from cflpriv.attacks.inversion.imprint import guess, imprinted, share_of_images, summed, updates_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config, run_experiment
@@ -72,7 +72,7 @@ class Images:
         start = imprinted(model, self.prior.x)
         updates = updates_of(people, Train(model, epochs, batch, 0.1), start, seed)
         total = updates[0] if clients == 1 else summed(updates, start, clip=1.0, min_cohort=3)
-        return share_recovered(self.x[order.ravel()], guess(total, self.prior, model))
+        return share_of_images(self.x[order.ravel()], guess(total, self.prior, model))
 
 
 def line(label, values):

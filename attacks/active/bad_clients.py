@@ -19,7 +19,7 @@ from cflpriv.federation.values import Exchange
 from cflpriv.transports.simulation import Simulated
 from cflpriv.types import Array, ClientData
 
-__all__ = ["Change", "between", "bridging", "corrupt", "copied", "flipped_labels", "poisoned", "scaled", "triggered"]
+__all__ = ["Change", "mean_of_victims", "bridging", "corrupt", "copied", "flipped_labels", "poisoned", "scaled_update", "triggered"]
 
 Change = Callable[[Any, TaskInput, Mapping[str, Array]], Mapping[str, Array]]
 """What a bad client holds in place of a task's results: from the task, what it was given, and the honest results by part."""
@@ -44,7 +44,7 @@ def corrupt(simulated: Simulated, client: int, change: Change) -> None:
     party.handle = handle  # type: ignore[method-assign]
 
 
-def scaled(factor: float, part: str = "update") -> Change:
+def scaled_update(factor: float, part: str = "update") -> Change:
     """Its own update times a factor: −1 flips the sign; with the number of members of its cluster it takes the model's place."""
     return lambda task, task_input, results: {part: factor * results[part]} if part in results else {}
 
@@ -54,7 +54,7 @@ def copied(part: str, victim: ClientData) -> Change:
     return lambda task, task_input, results: {part: _of(task, task_input, victim, part)} if part in results else {}
 
 
-def between(part: str, victims: Sequence[ClientData]) -> Change:
+def mean_of_victims(part: str, victims: Sequence[ClientData]) -> Change:
     """The mean of what the victims' data give."""
     return lambda task, task_input, results: (
         {part: np.mean([_of(task, task_input, victim, part) for victim in victims], axis=0)} if part in results else {}

@@ -52,7 +52,7 @@ FIRST = NUMBER - 1
 """The number of the update that is to be read."""
 
 
-def row_of(run: AttackRun, client: int, number: int, transform: str) -> Array | None:
+def row_answered(run: AttackRun, client: int, number: int, transform: str) -> Array | None:
     """What a client gives of a value for comparison under a transform."""
     ask = m.Give(run.fed.session, "gram", number, ("update",), transform, False)
     answer = run.liar.ask({client: ask}, "gram").get(client)
@@ -66,7 +66,7 @@ def _first_row(run: AttackRun) -> Array | None:
     sent = m.Parameter("model", m.One(m.Addends((run.scene.model,), (), ())))
     ask = m.Compute(run.fed.session, 0, run.scene.config.run.seed, FIRST, (), m.Carried(run.scene.train), (sent,), None)
     run.liar.ask({run.victim: ask}, "compute")
-    return row_of(run, run.victim, FIRST, ALIASES[0])
+    return row_answered(run, run.victim, FIRST, ALIASES[0])
 
 
 def repeated_epoch(run: AttackRun) -> ActiveGuess:
@@ -79,7 +79,7 @@ def repeated_epoch(run: AttackRun) -> ActiveGuess:
             break
         row = None
         for name in names:
-            row = row_of(run, run.victim, NUMBER, name)
+            row = row_answered(run, run.victim, NUMBER, name)
             if row is not None and wanted is not None and row.shape == wanted.shape:
                 guess[coordinate] = -float(row @ wanted) / SIZE
                 read, names = read + 1, [name]
@@ -95,7 +95,7 @@ def chosen_rows(run: AttackRun) -> ActiveGuess:
     guess, read = np.zeros(dimension), 0
     for client in run.others[:dimension] if wanted is not None else ():
         if unit_row(run, client, read, NUMBER):
-            row = row_of(run, client, NUMBER, ALIASES[0])
+            row = row_answered(run, client, NUMBER, ALIASES[0])
             if row is not None and wanted is not None and row.shape == wanted.shape:
                 guess[read], read = -float(row @ wanted) / SIZE, read + 1
     note = f"{read} of {dimension} coordinates, one for each other client"

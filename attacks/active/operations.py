@@ -74,7 +74,7 @@ def dressed_task(run: AttackRun) -> ActiveGuess:
     return ActiveGuess(released, "update", run.honest)
 
 
-def relay(run: AttackRun) -> ActiveGuess:
+def relay_to_accomplice(run: AttackRun) -> ActiveGuess:
     """An update is sealed for an accomplice, as where clients send each other models."""
     if not run.accomplices:
         return ActiveGuess(None, "update", run.honest, "no accomplices")
@@ -101,7 +101,7 @@ STEPS = 32
 """So finely a share of labels is read: each client chooses among so many models at once."""
 
 
-def choices(run: AttackRun) -> ActiveFigure:
+def choices_as_probes(run: AttackRun) -> ActiveFigure:
     """The share of each label, from which of some models without weights fits best.
 
     With the head's bias β on class y and 0 on the others the mean loss is log(e^β + C − 1) − β p_y, least where p_y = e^β / (e^β + C − 1).
@@ -191,10 +191,11 @@ DRESSED_TASK = ActiveAttack(
 )  # fmt: skip
 RELAY = ActiveAttack(
     "an update sealed for an accomplice on the roster",
-    "docs/guarantees.md, secagg: colluding clients subtract their own updates; below the threshold nothing else", relay, _relays,
+    "docs/guarantees.md, secagg: colluding clients subtract their own updates; below the threshold nothing else",
+    relay_to_accomplice, _relays,
 )  # fmt: skip
 CHOICES = ActiveAttack(
     "label shares from which of some crafted models a client chooses",
     "federation/release_policy.py: what the rule does not protect (a choice is a number about the data at models that the server names)",
-    choices, _choices_apply, claimed=lambda config: False,
+    choices_as_probes, _choices_apply, claimed=lambda config: False,
 )  # fmt: skip

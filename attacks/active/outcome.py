@@ -130,7 +130,7 @@ def judged(
     name: str, attack: ActiveAttack, scene: Scene, reading: ActiveGuess | ActiveFigure, run: AttackRun, refused: Sequence[Refusal]
 ) -> ActiveResult:  # fmt: skip
     """The result of an attack that ran."""
-    figure = scored(scene, reading, run.victim) if isinstance(reading, ActiveGuess) else reading
+    figure = relative_error(scene, reading, run.victim) if isinstance(reading, ActiveGuess) else reading
     gained = False
     if figure.value is not None:
         gain = figure.baseline - figure.value if figure.lower_is_better else figure.value - figure.baseline
@@ -150,7 +150,7 @@ def judged(
     )  # fmt: skip
 
 
-def scored(scene: Scene, guess: ActiveGuess, victim: int) -> ActiveFigure:
+def relative_error(scene: Scene, guess: ActiveGuess, victim: int) -> ActiveFigure:
     """The relative error ‖û − u‖ / ‖u‖ of a guess, and of the best one without the deviation."""
     truth = scene.truth(guess.of, victim)
     if guess.at and guess.value is not None:

@@ -29,15 +29,15 @@ from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_byt
 from . import CLAIMS, claim_named
 from .claim import Claim, ClaimVerdict, Row, decide
 
-__all__ = ["in_words", "judge", "listed", "write_page"]
+__all__ = ["verdict_in_words", "judge_claim", "listed_claims", "write_page"]
 
 
-def listed() -> dict[str, str]:
+def listed_claims() -> dict[str, str]:
     """Name -> the statement of each claim and its source."""
     return {name: f"{claim_named(name).statement} ({claim_named(name).source})" for name in CLAIMS}
 
 
-def judge(
+def judge_claim(
     name: str, folder: str | Path, data_dir: str | Path | None = None, *, scale: float = 1.0, seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> ClaimVerdict:  # fmt: skip
@@ -163,7 +163,7 @@ def _commit() -> str:
         return str(__version__)
 
 
-def in_words(name: str, verdict: ClaimVerdict) -> list[str]:
+def verdict_in_words(name: str, verdict: ClaimVerdict) -> list[str]:
     """A verdict for people: one line an arm, and the word."""
     claim = claim_named(name)
     lines = [f"Claim: {claim.statement} ({claim.source})"]

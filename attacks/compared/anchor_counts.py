@@ -21,7 +21,7 @@ from ...engine.models import Model
 from ...federation.transforms import sketched
 from ...randomness import stream
 from ...types import Array
-from ..adversary import AdversaryView, hidden_by, opened
+from ..adversary import AdversaryView, hidden_by, opened_rows
 from ..evidence.sums import models_sent
 from ..evidence.updates import public_model
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, nothing
@@ -54,7 +54,7 @@ def representations_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
         name = f"gram/{message.context['epoch']}"
         if message.payload is None or "rows" not in message.payload or hidden_by(view, name, "gram"):
             continue
-        rows = opened(view, np.asarray(message.payload["rows"], dtype=np.float64), name, "gram", dimension)
+        rows = opened_rows(view, np.asarray(message.payload["rows"], dtype=np.float64), name, "gram", dimension)
         if rows is None:
             continue
         for client, row in zip(payload_rows(message), rows, strict=True):

@@ -144,9 +144,9 @@ def toy_products(entropy: Entropy, seed: int = 0) -> ToyProducts:
             truth[i, j] = opened(product(ring, [sides[i][0]], together))
             pair_product = product(ring, [sides[i][0]], together)
             ring.add_polynomial(pair_product, ring.uniform(entropy, packing.targets(0)))
-            bare[i, j] = parts_of(ring, pair_product)
+            bare[i, j] = ciphertext_parts(ring, pair_product)
             two = rerandomised(ring, product(ring, [sides[i][0]], together), mask(ring, masker, packing, [True], entropy))
-            fresh[i, j] = parts_of(ring, two)
+            fresh[i, j] = ciphertext_parts(ring, two)
     secret = opened(ring._ones)  # (0, 1) decrypts to the secret
     return ToyProducts(rows, bare, fresh, truth, secret, ring.moduli[0], packing)
 
@@ -157,7 +157,7 @@ def _encrypted(ring: Arithmetic, encryptor: object, polynomial: Array) -> Cipher
     return cipher
 
 
-def parts_of(ring: Arithmetic, cipher: Cipher) -> tuple[Array, Array, Array]:
+def ciphertext_parts(ring: Arithmetic, cipher: Cipher) -> tuple[Array, Array, Array]:
     """The three parts of a ciphertext under one prime, by coefficients (N,): anyone who has it can read them."""
     copy = ring.load(ring.save(cipher), 3)
     ring.evaluator.transform_from_ntt_inplace(copy)

@@ -19,7 +19,7 @@ from ...contract.transcript import payload_rows
 from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView
-from ..evidence.sums import sizes_in
+from ..evidence.sums import oblivious_sizes
 from ..evidence.updates import of_several, public_model
 from ..figures.leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
 
@@ -127,7 +127,7 @@ def _by_least_squares(member: Array, target: Array, known: Array) -> Array:
 
 def clusters_by_sizes(view: AdversaryView, seed: int) -> dict[int, int]:
     """The cluster of each client that took part in an oblivious sum, from the sizes of groups; nothing of a view without such sums."""
-    seen = sizes_in(view)
+    seen = oblivious_sizes(view)
     clients = sorted({client for report in seen for client in report.cohort})
     labels = sorted({label for report in seen for label in report.counts})
     if len(labels) < 2:
@@ -144,7 +144,7 @@ def guess(view: AdversaryView, clients: Sequence[int], renumbered: bool = False,
     return {client: seen.get(client, UNNAMED) for client in clients}
 
 
-def compares(view: AdversaryView) -> bool:
+def were_compared(view: AdversaryView) -> bool:
     """Whether clients were compared, or chose, so that a single cluster is a finding and not the only possibility."""
     return any(
         message.operation == "gram" or (message.operation == "gather" and "choice" in (message.payload or {})) for message in view.messages
@@ -165,7 +165,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, metric, words)], None
     if set(observed.values()) == {UNNAMED}:
         return [nothing(case, NAME, metric, "no message of this view names a client's cluster")], None
-    if not named and not (compares(case.view) or compares(case.reference)):
+    if not named and not (were_compared(case.view) or were_compared(case.reference)):
         return [nothing(case, NAME, metric, "all clients are sent the same model and summed together: no cluster is named")], None
     names = np.array([groups[c] for c in clients])
     largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
@@ -173,11 +173,12 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         np.maximum(dealt_at_random(np.array(list(clusters.values())), names, case.seed), largest) for clusters in (observed, reference)
     ]
     note = "up to renaming; baseline: the same clusters dealt at random, or everybody in the largest group, whichever is more"
-    if rounds := len(sizes_in(case.view)):
+    if rounds := len(oblivious_sizes(case.view)):
         note = f"no message names a cluster; inferred from the sizes of the groups in the cohorts of {rounds} round(s); {note}"
     scores = [group_scores(clusters, case.truth, clients) for clusters in (observed, reference)]
     observed_p, reference_p = (chance_of_deals(np.array(list(clusters.values())), names, case.seed) for clusters in (observed, reference))
     made = cell(
-        case, NAME, metric, scores[0], blank[0], scores[1], reference_blank=blank[1], margin=MARGIN, note=note, chances=(observed_p, reference_p)
+        case, NAME, metric, scores[0], blank[0], scores[1], reference_blank=blank[1], margin=MARGIN, note=note,
+        chances=(observed_p, reference_p),
     )  # fmt: skip
     return [made], None

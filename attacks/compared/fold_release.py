@@ -28,7 +28,7 @@ from ...randomness import stream
 from ...tasks.fold_gradients import FoldGradients
 from ...tasks.halves import HALVES
 from ...types import Array, ClientData
-from ..adversary import AdversaryView, opened
+from ..adversary import AdversaryView, opened_rows
 from ..evidence.sums import models_sent
 from ..figures.leakage import Case, Cell, Prior, cell, nothing, psnr_db
 from ..figures.significance import FEWEST_SCORES, chance_of_orders, orders
@@ -152,7 +152,7 @@ def folds_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
         name = f"gram/{message.context['epoch']}"
         if any(stage in TRANSFORMS for stage in view.protection.gram) and view.secret_of(name) is None:
             continue
-        rows = opened(view, np.asarray(message.payload["rows"], np.float64), name, "gram", dimension)
+        rows = opened_rows(view, np.asarray(message.payload["rows"], np.float64), name, "gram", dimension)
         for client, row in zip(payload_rows(message), () if rows is None else rows, strict=rows is not None):
             folds.setdefault(client, row)
     return folds
@@ -199,7 +199,7 @@ class LabelSpread:
     precision: Array
 
 
-def spread_of(vectors: Array, y: Array, classes: int) -> LabelSpread:
+def label_spread(vectors: Array, y: Array, classes: int) -> LabelSpread:
     """From single samples' vectors (n, D) and labels (n,)."""
     means = np.stack([vectors[y == label].mean(0) if (y == label).any() else np.zeros(vectors.shape[1]) for label in range(classes)])
     apart = vectors - means[y]
@@ -208,7 +208,7 @@ def spread_of(vectors: Array, y: Array, classes: int) -> LabelSpread:
     return LabelSpread(means, np.linalg.inv(covariance))
 
 
-def scores_of(folds: Array, spread: LabelSpread, vectors: Array, y: Array, samples: float) -> Array:
+def member_scores_of(folds: Array, spread: LabelSpread, vectors: Array, y: Array, samples: float) -> Array:
     """Scores (c,) of candidates, larger for members of one client's folds (2, D)."""
     beyond = np.stack([fold - spread.means.T @ nnls(spread.means.T, fold)[0] for fold in folds])
     apart = vectors - spread.means[y]
@@ -257,14 +257,14 @@ def members_cell(case: Case) -> Cell:
     x, y = case.prior.x[fresh], case.prior.y[fresh]
     if len(y) == 0:
         return nothing(case, NAME, MEMBERS, "not attempted: all auxiliary samples are among those asked about; the data are too few")
-    spread = spread_of(sample_vectors(setting.task, setting.anchor, x, y), y, case.prior.classes)
+    spread = label_spread(sample_vectors(setting.task, setting.anchor, x, y), y, case.prior.classes)
     figures: list[list[float]] = [[], [], []]
     for place, client in enumerate(clients):
         candidates, labels, member = asked[client]
         vectors = sample_vectors(setting.task, setting.anchor, candidates, labels)
         others = clients[(place + 1) % len(clients)]
         for figure, folds in zip(figures, (observed[client], observed[others], reference[client]), strict=True):
-            scores = scores_of(folds, spread, vectors, labels, case.prior.samples_per_client[client])
+            scores = member_scores_of(folds, spread, vectors, labels, case.prior.samples_per_client[client])
             figure.append(float(placements(scores, member)[0].mean()))
     note = (
         f"{np.mean([m.sum() for _, _, m in asked.values()]):.0f} members and as many others of the same labels a client; likelihood ratio, "

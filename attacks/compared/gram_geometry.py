@@ -178,7 +178,7 @@ def guess(
     return GramLabelGuess(guessed)
 
 
-def pretended(prior: Prior, size: int, samples: int) -> dict[frozenset[int], Array]:
+def simulated_templates(prior: Prior, size: int, samples: int) -> dict[frozenset[int], Array]:
     """What several clients with each set of `size` labels would send, (t, p, d), made of auxiliary data by the public pipeline; empty where
     it cannot be."""
     sets, data = [], []
@@ -248,10 +248,10 @@ def compared(case: Case) -> ComparedProducts | str:
     sizes = {prior.labels_per_client[client] for client in clients}
     fits = {size for size in sizes if size < prior.classes and comb(prior.classes, size) <= MOST_SETS}
     samples = int(np.median([prior.samples_per_client[client] for client in clients]))
-    templates = {size: made for size in sorted(fits) if (made := pretended(prior, size, samples))}
+    templates = {size: made for size in sorted(fits) if (made := simulated_templates(prior, size, samples))}
     plain = templates
     if prior.private:
-        plain = {size: made for size in templates if (made := pretended(prior.unprotected(), size, samples))}
+        plain = {size: made for size in templates if (made := simulated_templates(prior.unprotected(), size, samples))}
     judged = tuple(
         client for client in clients if prior.labels_per_client[client] in templates and prior.labels_per_client[client] in plain
     )

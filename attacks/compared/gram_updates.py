@@ -29,7 +29,7 @@ from ..evidence.updates import hidden_updates, public_model, updates_in
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, label_sets_of, nothing, popular_set
 from ..figures.significance import FEWEST_SCORES, CellStatus
 from ..key_recovery.cells import knowledge
-from ..key_recovery.naming import Knowledge, simulate
+from ..key_recovery.naming import Knowledge, simulate_updates
 from .assignment import assign, renamings_of
 from .gram_geometry import KINDS
 
@@ -230,7 +230,7 @@ def own_updates(known: Knowledge, sets: Sequence[frozenset[int]], each: int, rng
     """Updates (each, d) of the attacker's own clients with each label set, in about equal shares of its labels."""
     shares = np.repeat([[float(label in label_set) for label in range(known.classes)] for label_set in sets], each, axis=0)
     shares *= rng.gamma(VARIED, size=shares.shape)
-    made = simulate(known, shares / shares.sum(axis=1, keepdims=True), rng, repeated=True).astype(np.float32)
+    made = simulate_updates(known, shares / shares.sum(axis=1, keepdims=True), rng, repeated=True).astype(np.float32)
     return dict(zip(sets, made.reshape(len(sets), each, -1), strict=True))
 
 

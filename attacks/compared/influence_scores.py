@@ -77,6 +77,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     note = "up to renaming, number of groups known; baseline: the same groups dealt at random, or everybody in the largest if that is more"
     observed_p, reference_p = (chance_of_deals(np.array([clusters[c] for c in clients]), names, case.seed) for clusters in guesses)
     made = cell(
-        case, NAME, metric, scores[0], blank[0], scores[1], reference_blank=blank[1], margin=MARGIN, note=note, chances=(observed_p, reference_p)
+        case, NAME, metric, scores[0], blank[0], scores[1], reference_blank=blank[1], margin=MARGIN, note=note,
+        chances=(observed_p, reference_p),
     )  # fmt: skip
     return [made], None

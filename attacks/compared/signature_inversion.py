@@ -20,7 +20,7 @@ import numpy as np
 from ...contract.transcript import payload_rows
 from ...tasks.signatures import principal_vectors
 from ...types import Array
-from ..adversary import AdversaryView, hidden_by, opened
+from ..adversary import AdversaryView, hidden_by, opened_rows
 from ..evidence.updates import public_model
 from ..figures.leakage import Case, Cell, Prior, cell, chance_of_names, label_sets_of, nothing, popular_set
 from ..key_recovery.cells import PERMUTATIONS, transformed_rounds
@@ -106,7 +106,7 @@ def rows_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
         if message.payload is None or "rows" not in message.payload:
             continue
         sent = np.asarray(message.payload["rows"], dtype=np.float64)
-        rows = opened(view, sent, f"gram/{message.context['epoch']}", "gram", dimension)
+        rows = opened_rows(view, sent, f"gram/{message.context['epoch']}", "gram", dimension)
         if rows is not None and rows.shape[-1] >= dimension:
             client_rows |= dict(zip(payload_rows(message), rows[..., :dimension], strict=True))
     return client_rows

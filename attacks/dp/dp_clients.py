@@ -22,7 +22,7 @@ from ...types import Array, Population
 from .dp_audit import REPETITIONS
 from .dp_mechanisms import LONG, CanaryGame
 from .dp_references import trials_of_means
-from .dp_reruns import WholeRunGame, recorded, run_rounds, unscored
+from .dp_reruns import WholeRunGame, recorded_config, run_rounds, unscored
 
 __all__ = ["rerun_clients"]
 
@@ -88,7 +88,7 @@ def rerun_clients(
     config: Config, population: Population, rng: np.random.Generator, *, seconds: float = np.inf
 ) -> tuple[WholeRunGame, CanaryGame]:
     """The run of `config` (unit "client") whose clients are canaries; and the game that the same sums without noise would be."""
-    simulation = prepare(recorded(config), population=population)
+    simulation = prepare(recorded_config(config), population=population)
     coins = {client.id: bool(rng.random() < 0.5) for client in population.clients}
     low = 0.0 if config.privacy.relation == "add_remove" else -1.0
     canaries = _Canaries(coins, low, config.privacy.clip_norm, config.run.seed)

@@ -2,9 +2,9 @@
 
 A game tosses a coin for each canary, makes data of those that are in, has the *run's own code* release what it releases of such data, and
 scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `whole_moment`, `total`, `mean`,
-`scores`, `choice`, `training`), a client that gives rows with noise of its own (`local`), or the mechanism (`shares`): where it leaves its
-noise out, or its bound on one record, canaries are distinguished. `dp_audit.audit` computes a bound from scores and coins, to be compared
-with the accountant's price of the event.
+`scores`, `choice`, `training`), a client that gives rows with noise of its own (`noise_per_client`), or the mechanism (`shared_noise`).
+Canaries are distinguished where the code leaves out its noise, or its bound on one record. `dp_audit.audit_guesses` computes a bound from
+scores and coins, to be compared with the accountant's price of the event.
 
 Canaries do not disturb each other, and are several times as long (or their losses as large) as the bound allows, so that a missing bound
 shows. Under "add_remove" a coin puts a record in or leaves it out; under "replace_one" it chooses between two that are as far apart as they
@@ -254,7 +254,7 @@ def _no_data() -> ClientData:
     raise NotImplementedError("nothing is computed in this game")
 
 
-def local(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
+def noise_per_client(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
     """Rows that a client gives with noise of its own (`federation.client`), a client a canary."""
     low = 0.0 if event.relation == "add_remove" else -1.0
     along = np.full((2, 4), 8**-0.5)  # of norm 1 in all, as rows are once they are scaled
@@ -363,7 +363,7 @@ def choice_scores(event: ChoiceEvent, kind: Array, chosen: Array) -> Array:
     return np.select([kind == 0, kind == 1], [2.0 * chosen, -2.0 * chosen], sure * (2.0 * chosen - 1.0))
 
 
-def shares(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0) -> CanaryGame:
+def shared_noise(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0) -> CanaryGame:
     """Means over clients with noise that they share: a member of a group a canary, and only as many of them as the price counts on.
 
     Of `colluding` members, who are no canaries, the auditor knows the shares (`others_of`).
@@ -383,8 +383,8 @@ def shares(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy, col
 
 
 GAMES: dict[str, Callable[..., CanaryGame]] = {
-    "moment": moment, "whole_moment": whole_moment, "total": total, "mean": mean, "scores": scores, "local": local, "training": training,
-    "choice": choice, "shares": shares,
+    "moment": moment, "whole_moment": whole_moment, "total": total, "mean": mean, "scores": scores, "local": noise_per_client,
+    "training": training, "choice": choice, "shares": shared_noise,
 }  # fmt: skip
 """Name -> (event, rng, entropy) -> game; where clients share the noise also of how many members collude."""
 

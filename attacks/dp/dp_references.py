@@ -20,7 +20,7 @@ from ...protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussi
 from ...types import Array
 from . import dp_mechanisms as games
 
-__all__ = ["REFERENCES", "UpdateScatter", "GameTrials", "joined_trials", "released", "trials_of_means", "trials_of_steps"]
+__all__ = ["REFERENCES", "UpdateScatter", "GameTrials", "joined_trials", "released_scores", "trials_of_means", "trials_of_steps"]
 
 # --- one release ----------------------------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ REFERENCES: dict[str, Callable[..., games.CanaryGame]] = {
 """Name of a game -> (event, canaries, rng, share of the noise) -> its reference."""
 
 
-def released(name: str, event: Event, canaries: int, rng: np.random.Generator, share: float) -> tuple[Array, Array]:
+def released_scores(name: str, event: Event, canaries: int, rng: np.random.Generator, share: float) -> tuple[Array, Array]:
     """Scores and coins (canaries,) of one release on its reference."""
     game = REFERENCES[name](event, canaries, rng, share)
     return game.scores, game.coins

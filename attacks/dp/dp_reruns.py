@@ -17,7 +17,7 @@ from ...types import Population
 from .dp_mechanisms import CanaryGame, Unpriced
 from .dp_references import GameTrials
 
-__all__ = ["WholeRunGame", "recorded", "run_rounds", "started", "unscored"]
+__all__ = ["WholeRunGame", "recorded_config", "run_rounds", "started", "unscored"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ def unscored(ledger: Ledger) -> tuple[str, ...]:
     return tuple(sorted(figures))
 
 
-def recorded(config: Config) -> Config:
+def recorded_config(config: Config) -> Config:
     """The configuration of a rerun that is looked at from the server's side."""
     # newcomers would need data of their own; nobody looks at accuracies here
     config = config.recording_all(evaluate_every=10**9, audit_parties=("server",))
@@ -58,7 +58,7 @@ def recorded(config: Config) -> Config:
 def started(config: Config, population: Population, noise: float = 1.0) -> Run:
     """A rerun that has begun; `noise` multiplies that of every release of samples, which then costs nothing."""
     demands: dict[str, Any] = {} if noise == 1.0 else {"privacy": Privacy()}  # clients would refuse less noise than they were promised
-    simulation = prepare(recorded(config), population=population, **demands)
+    simulation = prepare(recorded_config(config), population=population, **demands)
     accounts = simulation.federation.accounts
     if noise != 1.0 and accounts is not None:
         calm = accounts.noise

@@ -32,12 +32,12 @@ from ...protocols.events import ChoiceEvent, Event, SampledGaussianEvent, known_
 from ...randomness import stream
 from ...types import Array, ClientData, Population
 from ..figures.leakage import Case, Cell, nothing
-from .dp_audit import ENOUGH, FACTOR, AuditResult, Power, audit, power, verdict
+from .dp_audit import ENOUGH, FACTOR, AuditResult, Power, audit_guesses, audit_power, verdict
 from .dp_clients import rerun_clients
 from .dp_mechanisms import GAMES, CanaryGame, quiet
-from .dp_references import joined_trials, released
-from .dp_reruns import WholeRunGame, recorded
-from .dp_samples import noise_of, rerun_samples
+from .dp_references import joined_trials, released_scores
+from .dp_reruns import WholeRunGame, recorded_config
+from .dp_samples import noise_of_run, rerun_samples
 
 __all__ = ["WholeAudit", "audit_release", "audit_whole", "cells", "claim_of", "rerun", "releases"]
 
@@ -103,7 +103,7 @@ def releases(config: Config, population: Population) -> dict[str, tuple[str, Eve
     run only."""
     priced: dict[str, tuple[str, Event]] = {}
     if config.privacy.unit == "client":
-        run_ledger = prepare(recorded(config), population=population).run_ledger
+        run_ledger = prepare(recorded_config(config), population=population).run_ledger
         assert run_ledger is not None  # there is a unit
         options = run_ledger.options(config.protection)
         if isinstance(options["local"], LocalGram):
@@ -111,7 +111,7 @@ def releases(config: Config, population: Population) -> dict[str, tuple[str, Eve
         if config.protection.sum == "secagg":
             priced["mean_epsilon"] = ("shares", options["clipped"].event)
         return priced
-    noise, relation = noise_of(config, population), config.privacy.relation
+    noise, relation = noise_of_run(config, population), config.privacy.relation
     if noise.signature:
         name = config.releases().mechanism
         bound = {"scores": noise.loss_cap, "mean": 1.0}.get(name, noise.clip_norm)
@@ -182,9 +182,9 @@ def audit_release(
     claim, draws = claim_of(event, delta, colluding), rng.spawn(1)[0]
     known = {"colluding": colluding} if colluding else {}
     observed, calm = (GAMES[name](release, rng, entropy, **known) for release in (event, quiet(event)))
-    results = [audit(game.scores, game.coins, delta, claim=claim) for game in (observed, calm)]
+    results = [audit_guesses(game.scores, game.coins, delta, claim=claim) for game in (observed, calm)]
     count, left = len(observed.coins), known_shares(event, colluding - 1)
-    shown = power(lambda: released(name, left or event, count, draws, 1 / FACTOR), count, delta, claim=claim)
+    shown = audit_power(lambda: released_scores(name, left or event, count, draws, 1 / FACTOR), count, delta, claim=claim)
     return replace(results[0], power=shown), results[1]
 
 
@@ -210,8 +210,8 @@ def audit_whole(
     played, calm, times = rerun(config, population, rng, reruns=reruns, seconds=seconds)
     claim, looks = played.epsilon, [game for game in (played.game, played.apart) if game is not None]
     confidence = 1 - 0.05 / len(looks)
-    results = [audit(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
-    unprotected = audit(calm.scores, calm.coins, delta, claim=claim, confidence=confidence)
+    results = [audit_guesses(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
+    unprotected = audit_guesses(calm.scores, calm.coins, delta, claim=claim, confidence=confidence)
     p = min(1.0, len(results) * min(result.p for result in results))
     result = replace(max(results, key=lambda result: result.epsilon), p=p, power=_power_of(played, calm, delta, confidence, draws))
     return WholeAudit(result, claim, unprotected, played, times)
@@ -223,7 +223,7 @@ def _power_of(played: WholeRunGame, calm: CanaryGame, delta: float, confidence: 
         return Power(0, 0, "unknown where clients train with Adam")
     trials = played.trials.held_against(calm)
     numbers = iter(range(len(trials.coins)))
-    return power(
+    return audit_power(
         lambda: trials.scores(next(numbers), 1 / FACTOR, rng), len(calm.coins), delta, claim=played.epsilon, confidence=confidence,
         repetitions=len(trials.coins),
     )  # fmt: skip

@@ -23,15 +23,15 @@ from ...privacy.settings import Noise
 from ...tasks.training import Train
 from ...types import Array, ClientData, Population
 from ..adversary import view_of
-from ..evidence.local_training import only
+from ..evidence.local_training import with_samples
 from ..evidence.updates import ClientStep, asked_in, steps_in
-from ..membership.membership_gradients import sample_gradients
+from ..membership.membership_gradients import clipped_gradients
 from .dp_audit import REPETITIONS
 from .dp_mechanisms import LONG, CanaryGame
 from .dp_references import GameTrials, UpdateScatter, trials_of_steps
 from .dp_reruns import WholeRunGame, run_rounds, started, unscored
 
-__all__ = ["noise_of", "rerun_samples"]
+__all__ = ["noise_of_run", "rerun_samples"]
 
 MOST_CANARIES, MOST_EACH = 2560, 128
 """Spikes in all, and in one client's data."""
@@ -76,7 +76,7 @@ def rerun_samples(
         raise ValueError(f"no {missing} is in the transcript")
     run_ledger = simulation.run_ledger
     assert run_ledger is not None
-    drawn, members = noise_of(config, population), sorted({owner for step in sums for owner in step.members})
+    drawn, members = noise_of_run(config, population), sorted({owner for step in sums for owner in step.members})
     planted = _asked(sent, members, population, clients, spikes, coins)
     tossed = np.concatenate([planted[owner].coins for owner in members])
     scores, apart = np.zeros(len(tossed)), np.zeros(len(tossed))
@@ -132,7 +132,7 @@ def _asked(
         swapped = len(joined[owner].y_train) == own + len(y)
         chosen = kept[kept >= own] - own if swapped else np.arange(len(y))
         places = np.arange(start, start + len(chosen))
-        asked[owner] = Planted(x[chosen], y[chosen], coins[owner][chosen], only(known[owner], kept[kept < own]), places)
+        asked[owner] = Planted(x[chosen], y[chosen], coins[owner][chosen], with_samples(known[owner], kept[kept < own]), places)
         start += len(chosen)
     return asked
 
@@ -162,7 +162,7 @@ def _mirrored(x: Array, model: Model, inside: Array) -> Array:
     return np.asarray(np.where(inside.reshape(-1, *([1] * (x.ndim - 1))), x, 2 * mean - x), x.dtype)
 
 
-def noise_of(config: Config, population: Population) -> Noise:
+def noise_of_run(config: Config, population: Population) -> Noise:
     """The calibrated noise of a run whose unit is a sample."""
     noise = config.noise_of(population.group_of)
     assert noise is not None  # checked by the caller
@@ -172,7 +172,7 @@ def noise_of(config: Config, population: Population) -> Noise:
 def _towards(model: Model, step: ClientStep, members: Sequence[Planted], train: Train) -> Array:
     """How the canaries (m, d) of a sum's members move its model: minus their clipped gradients."""
     x, y = (np.concatenate([getattr(canary, name) for canary in members]) for name in ("x", "y"))
-    return -sample_gradients(model, step.start, x, y, train.clip_norm)
+    return -clipped_gradients(model, step.start, x, y, train.clip_norm)
 
 
 def _expected(train: Train, client: ClientData, step: ClientStep) -> Array:

@@ -27,7 +27,7 @@ from ...protocols.fixedpoint import largest_levels
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..figures.leakage import Case, Prior
-from .linear_evidence import equations, parts_of
+from .linear_evidence import equations, partial_sums_of
 from .local_training import trainings_in
 from .sums import CohortSum, means_in, sums_in
 
@@ -117,7 +117,7 @@ def _parts(case: Case, sums: Sequence[CohortSum]) -> list[CohortSum]:
     rows = [{client: weights[client] for client in sum_.members} for sum_ in sums]
     totals = np.stack([sum_.mean * sum(row.values()) for sum_, row in zip(sums, rows, strict=True) if sum_.mean is not None])
     deviations = [max(sum_.deviation, EXACT) * sum(row.values()) for sum_, row in zip(sums, rows, strict=True)]
-    parts = parts_of(*equations(rows, deviations).less(updates, totals))
+    parts = partial_sums_of(*equations(rows, deviations).less(updates, totals))
     return [replace(first, members=tuple(sorted(part.terms)), mean=part.value, deviation=part.deviation) for part in parts]
 
 

@@ -28,7 +28,7 @@ from ...types import Array
 from ..figures.leakage import Case, Cell, cell, nothing
 from .coalition import cohorts_assumed, known_sums, trained_again
 from .linear_evidence import equations, solved
-from .sums import CohortSum, sizes_in
+from .sums import CohortSum, oblivious_sizes
 from .updates import public_model, updates_in
 
 __all__ = ["cells", "disaggregate"]
@@ -121,7 +121,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "singleton_exact", "the algorithm makes no sums over clients")], None
     if not seen[0]:
         why = "no sum over named clients is in this view"
-        if sizes_in(view):
+        if oblivious_sizes(view):
             why = "who is in which sum is hidden, and in every round somebody was in too small a group, so not even totals are known"
         return [nothing(case, NAME, metric, why) for metric in ("singleton_exact", "static_value_exact")], None
     blank = np.zeros(len(clients))
@@ -132,7 +132,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     static = [score_static(sums, clients) for sums in seen]
     figures = []
     reference_words = "unprotected: the same cohorts' sums in the open, without a minimum cohort size"
-    if sizes_in(view):
+    if oblivious_sizes(view):
         reference_words = f"here sums are totals over all who took part, since who is in which group is hidden; {reference_words}"
     here, there = static[0][1], static[1][1]
     beside = " and colluders, who take their own updates off" if view.coalition else ""

@@ -4,7 +4,7 @@ A sum is a row of coefficients over unknown terms. A term is one client's update
 between rounds, such as its label histogram. What a coalition knows is subtracted. Two questions are answered:
 
 which terms follow      `solved` (least squares): a term is determined if its unit vector lies in the row space of the coefficients.
-                        `parts_of` also takes sums that contain each other off each other.
+                        `partial_sums_of` also takes sums that contain each other off each other.
 what shares are likely  `shares_of_terms`: terms that are shares (q ≥ 0, Σ q = 1), by non-negative least squares over all sums at once.
 
 Source: Pasquini et al. 2022 and So et al. 2023 for sums over rounds as linear equations; Lam et al. 2021 ("Gradient disaggregation") for
@@ -23,7 +23,7 @@ from scipy.optimize import nnls
 from ...errors import InputError
 from ...types import Array
 
-__all__ = ["Equations", "PartialSum", "Solution", "equations", "likeliest_penalty", "parts_of", "shares_of_terms", "solved"]
+__all__ = ["Equations", "PartialSum", "Solution", "equations", "likeliest_penalty", "partial_sums_of", "shares_of_terms", "solved"]
 
 T = TypeVar("T", bound=Hashable)
 SAME = 1e-8
@@ -118,7 +118,7 @@ def solved(system: Equations[T], values: Array) -> Solution:
     return Solution(np.asarray(estimates), determined, np.asarray(variances), system.rank)
 
 
-def parts_of(system: Equations[T], values: Array) -> list[PartialSum[T]]:
+def partial_sums_of(system: Equations[T], values: Array) -> list[PartialSum[T]]:
     """The smallest sums that follow from sums `values` (m, d) of the same terms.
 
     Determined terms come first, by themselves. From the other sums these are taken off, and so is every sum that another one contains.

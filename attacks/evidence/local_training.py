@@ -29,7 +29,7 @@ from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from .clipped import sampling_rate
 
-__all__ = ["LocalTraining", "NotRecorded", "Trainings", "carry", "only", "trainings_in"]
+__all__ = ["LocalTraining", "NotRecorded", "Trainings", "carry", "with_samples", "trainings_in"]
 
 BESIDE = {
     "model": "", "summed": "", "shared": "", "prototypes": "",
@@ -89,7 +89,7 @@ class LocalTraining:
 
     def part(self, data: ClientData) -> ClientData:
         """The client with no training samples but those that it trains on."""
-        return only(data, self.places(data)) if self.held_back else data
+        return with_samples(data, self.places(data)) if self.held_back else data
 
     def steps(self, count: int) -> int:
         """How many steps a client that has `count` samples takes."""
@@ -191,6 +191,6 @@ def _first(task: Any) -> LocalTraining | None:
     return replace(first, held_back=task.validation, seed=task.seed) if first is not None and isinstance(task, OnPart) else first
 
 
-def only(data: ClientData, places: Array) -> ClientData:
+def with_samples(data: ClientData, places: Array) -> ClientData:
     """The client with those of its training samples that have these indices (n,)."""
     return replace(data, x_train=data.x_train[places], y_train=data.y_train[places])

@@ -22,10 +22,10 @@ from ...contract.transcript import Message
 from ...protocols.errors import MalformedMessage
 from ...protocols.secagg.messages import Adverts, Terms, Unmask, decode_server, names
 from ...types import Array
-from ..adversary import AdversaryView, opened
+from ..adversary import AdversaryView, opened_rows
 from .local_training import LocalTraining, training_of
 
-__all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "sizes_in", "sums_in"]
+__all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "oblivious_sizes", "sums_in"]
 
 BUCKET = "bucket mean"
 SUMS = ("update", "blind update", "secagg Masked", BUCKET)
@@ -80,7 +80,7 @@ def sums_in(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortS
     every = _sums(view, cohorts)
     sums = [sum_ for sum_ in every if sum_.members]
     hidden = {(sum_.round, sum_.label): sum_ for sum_ in every if not sum_.members}
-    for sizes in sizes_in(view):
+    for sizes in oblivious_sizes(view):
         if not sizes.whole:
             continue
         parts = [(count, hidden.get((sizes.round, label))) for label, count in sizes.counts.items()]
@@ -98,7 +98,7 @@ def means_in(view: AdversaryView, dimension: int, cohorts: Cohorts | None = None
     return [sum_ for sum_ in _sums(view, cohorts) if sum_.mean is not None and sum_.mean.shape == (dimension,) and sum_.mean.any()]
 
 
-def sizes_in(view: AdversaryView) -> list[Sizes]:
+def oblivious_sizes(view: AdversaryView) -> list[Sizes]:
     """The oblivious sums of a server's view: who took part, and the sizes of the groups that were opened.
 
     A sum from which somebody dropped out is left out: its sizes are those of before.
@@ -290,5 +290,5 @@ def _opened_part(view: AdversaryView, message: Message, part: str, purpose: str)
     if view.secret_of(purpose) is None:
         return None
     start, stop, dimension = message.context["blind"][part]
-    vector = opened(view, np.asarray(message.payload[part], np.float64), purpose, "mean", dimension)
+    vector = opened_rows(view, np.asarray(message.payload[part], np.float64), purpose, "mean", dimension)
     return None if vector is None else vector[start:stop]

@@ -36,14 +36,14 @@ from ..labels.label_readings import ONE_STEP, PATH
 from ..membership.member_scores import confidences, loss_threshold, rmia, roc
 from ..membership.membership_audit import FALSE_POSITIVES, FEWEST_ASKED, MembershipOutcome, auc_gain, member_p
 from ..membership.membership_audit import MARGIN as MEMBER_MARGIN
-from ..membership.membership_gradients import MOST_NUMBERS, sample_gradients, shortened
+from ..membership.membership_gradients import MOST_NUMBERS, clipped_gradients, shortened
 from ..membership.membership_shadows import pairs_of
 from .foreign_images import images
-from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, ROUNDS, alone, as_sent, is_sgd, labels, settled
+from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, ROUNDS, alone, as_sent, is_sgd, labels, settled_vector
 from .foreign_states import ForeignModel, batch_statistics, vector_of
 from .foreign_system import AttackOutput, LoopSettings, System, Update, UpdateRecord, system_of
 
-__all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "attacked", "audit_updates"]
+__all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "outputs_of", "audit_updates"]
 
 SOURCES = {"gradients": "update", "rmia": "own_model", "loss": "own_model"}
 """What an attack on membership reads."""
@@ -64,10 +64,10 @@ def audit_updates(
     are drawn by `seed`. Raises `InputError` naming client and array, attack or layer.
     """
     system = system_of(model, updates, auxiliary, settings or LoopSettings(), head=head, seed=seed, iterations=iterations)
-    return judged_together([cell for cells, _ in attacked(system, attacks).values() for cell in cells])[0]
+    return judged_together([cell for cells, _ in outputs_of(system, attacks).values() for cell in cells])[0]
 
 
-def attacked(system: System, attacks: Sequence[str] | None = None) -> dict[str, AttackOutput]:
+def outputs_of(system: System, attacks: Sequence[str] | None = None) -> dict[str, AttackOutput]:
     """Cells and arrays by attack. Raises `InputError` for an attack that is not known."""
     for name in attacks or ():
         if name not in FOREIGN_ATTACKS:
@@ -98,7 +98,8 @@ def _membership(system: System) -> AttackOutput:
         own_pairs = asked.owners == client
         first, last = system.records[client][0], system.records[client][-1]
         models = np.stack([
-            settled(system, model, last, last.after), settled(system, model, first, first.before), as_sent(system, model, first.before)
+            settled_vector(system, model, last, last.after), settled_vector(system, model, first, first.before),
+            as_sent(system, model, first.before)
         ])  # fmt: skip
         target, beside, sent = confidences(model.evaluated, models, asked.x[own_pairs], asked.y[own_pairs])
         others = confidences(model.evaluated, models[:2], prior.x[rest], prior.y[rest])
@@ -131,8 +132,8 @@ def _explained(system: System, model: ForeignModel, records: Sequence[UpdateReco
     trained = np.concatenate([np.full(int(np.prod(shape)), name in model.shapes) for name, shape, _ in form.layout])
     short, chunk = shortened(int(trained.sum())), max(1, MOST_NUMBERS // form.dimension)
     for record in records:
-        start, end = (settled(system, model, record, state) for state in (record.before, record.after))
-        blocks = [sample_gradients(form, start, x[at : at + chunk], y[at : at + chunk]) for at in range(0, len(y), chunk)]
+        start, end = (settled_vector(system, model, record, state) for state in (record.before, record.after))
+        blocks = [clipped_gradients(form, start, x[at : at + chunk], y[at : at + chunk]) for at in range(0, len(y), chunk)]
         columns = np.concatenate([short(block[:, trained]) for block in blocks])
         scale = RIDGE * max(float(np.square(columns).sum(axis=1).mean()), 1e-300)
         gram += columns @ columns.T / scale

@@ -23,7 +23,7 @@ from ...types import Array
 from ..figures.family import judged_together
 from ..figures.leakage import Cell
 from ..figures.verdicts import audit_text
-from .foreign_audit import attacked
+from .foreign_audit import outputs_of
 from .foreign_states import ForeignModel, named_arrays, read_samples
 from .foreign_system import LoopSettings, Update, system_of, whole
 
@@ -136,7 +136,7 @@ def audit_folder(
         raise InputError(f"{folder}: {error}") from None
     which = tree.get("model", "none, so that only labels are attempted")
     say(f"{len(updates)} update(s) of {len(system.records)} client(s); model: {which}")
-    cells, outputs = list[Cell](), attacked(system, attacks)
+    cells, outputs = list[Cell](), outputs_of(system, attacks)
     (folder / "audit").mkdir(exist_ok=True)
     for name, (made, arrays) in outputs.items():
         file = None if arrays is None else f"{name}_server.npz"

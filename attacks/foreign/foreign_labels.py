@@ -18,7 +18,7 @@ from ..labels.label_readings import ONE_STEP, PATH, auxiliary_shares, class_prob
 from .foreign_states import ForeignModel, ReadState, batch_statistics, statistics_of, vector_of
 from .foreign_system import AttackOutput, System, UpdateRecord
 
-__all__ = ["NOT_SGD", "NO_MODEL", "NO_TRUTH", "ROUNDS", "alone", "as_sent", "is_sgd", "labels", "settled", "shares_of_update"]
+__all__ = ["NOT_SGD", "NO_MODEL", "NO_TRUTH", "ROUNDS", "alone", "as_sent", "is_sgd", "labels", "settled_vector", "shares_of_update"]
 
 ROUNDS = 3
 """Label shares are means over so many first updates of a client."""
@@ -98,7 +98,7 @@ def shares_of_update(record: UpdateRecord, system: System) -> Array | None:
     if model is None:
         probabilities = np.full((prior.classes, prior.classes), 1 / prior.classes)
     else:
-        start, end = (settled(system, model, record, state) for state in (record.before, record.after))
+        start, end = (settled_vector(system, model, record, state) for state in (record.before, record.after))
         path = [start + share * (end - start) for share in (ONE_STEP if is_short or record.steps == 1 else PATH)]
         probabilities = np.mean([class_probabilities(model.evaluated, at, prior.x, prior.y) for at in path], axis=0)
     if record.scale is not None and not is_short:
@@ -106,7 +106,7 @@ def shares_of_update(record: UpdateRecord, system: System) -> Array | None:
     return None if record.labels is None else counts_from_bias(-moved, probabilities, record.labels)
 
 
-def settled(system: System, model: ForeignModel, record: UpdateRecord, state: ReadState) -> Array:
+def settled_vector(system: System, model: ForeignModel, record: UpdateRecord, state: ReadState) -> Array:
     """A state's vector (d,) for `model.evaluated`, with the statistics of the client's batches, else with those of auxiliary samples."""
     statistics = batch_statistics(model, record.before, record.after, record.steps) or _of_auxiliary(system, model, record.before)
     return vector_of(model.evaluated, state, statistics)

@@ -24,7 +24,7 @@ from ...types import Array
 from .closed_form import LinearLayer, layers_of
 from .lbfgs import minimise
 
-__all__ = ["Decoder", "decode", "decode_features", "features_of", "fit_decoder"]
+__all__ = ["Decoder", "decode_linearly", "decode_features", "features_of", "fit_decoder"]
 
 PENALTIES = np.logspace(-8, 2, 41)
 """Ridge penalties tried, as multiples of the mean squared singular value of the features."""
@@ -78,7 +78,7 @@ def fit_decoder(features: Array, images: Array) -> Decoder:
     return Decoder(feature, image, (directions / (squares + penalty)) @ along)
 
 
-def decode(decoder: Decoder, features: Array) -> Array:
+def decode_linearly(decoder: Decoder, features: Array) -> Array:
     """Images (n, p), not clipped, from features (n, f)."""
     return np.asarray(decoder.image + (features - decoder.feature) @ decoder.matrix)
 
@@ -96,7 +96,7 @@ def decode_features(model: Model, vector: Array, layer: LinearLayer, features: A
     `iterations` of the refinement, 0 for the regression alone.
     """
     known = features_of(model, vector, layer, x)
-    first = decode(fit_decoder(known, x), features)
+    first = decode_linearly(fit_decoder(known, x), features)
     if iterations:
         first = _refined(_before(model, vector, layer), known.var(axis=0), features, _double(x), first, iterations)
     return np.asarray(np.clip(first, 0.0, 1.0).reshape(len(features), *model.shape))

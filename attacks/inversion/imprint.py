@@ -39,7 +39,7 @@ from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import CellStatus
 from .model_inconsistency import clients_of, isolate
 
-__all__ = ["cells", "images_from_imprint", "imprinted", "share_recovered"]
+__all__ = ["cells", "images_from_imprint", "imprinted", "share_of_images"]
 
 NAME = "imprint"
 GOOD_DB = 30.0
@@ -90,7 +90,7 @@ def images_from_imprint(weight_gradient: Array, bias_gradient: Array) -> Array:
     return np.asarray(each[held] / scale[held, None])
 
 
-def share_recovered(truth: Array, images: Array) -> float:
+def share_of_images(truth: Array, images: Array) -> float:
     """The share of true images (n, *shape) in [0, 1] that one of `images` (m, *shape) shows with a PSNR of at least 30 dB."""
     if not len(images):
         return 0.0
@@ -115,7 +115,7 @@ def guess(update: Array | None, prior: Prior, model: Model) -> Array:
 
 def score(images: Mapping[int, Array], people: Sequence[ClientData]) -> Array:
     """The share of each client's images that the guess about it shows, (m,)."""
-    return np.array([share_recovered(client.x_train, images[client.id]) for client in people])
+    return np.array([share_of_images(client.x_train, images[client.id]) for client in people])
 
 
 def updates_of(people: Sequence[ClientData], train: Train, start: Array, seed: int) -> dict[int, Array]:

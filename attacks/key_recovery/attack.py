@@ -18,10 +18,10 @@ from .naming import (
     place_block,
     regress,
     respond,
-    simulate,
+    simulate_updates,
     unnamed_shares,
 )
-from .structure import Structure, find_structure, shares
+from .structure import Structure, find_structure, rough_proportions
 
 __all__ = ["ABSTAIN_BELOW", "Recovery", "match_coordinates", "recover_in_clear", "recover_labels"]
 
@@ -69,7 +69,7 @@ def recover_labels(
     signed = signed or structure.signed
     first = np.asarray(rounds[0], dtype=np.float64)
     own = own_proportions(structure.proportions, own_clients, rng, known.labels_per_client)
-    updates = simulate(known, own, rng)
+    updates = simulate_updates(known, own, rng)
     response, blocks = respond(own, updates), head_blocks(known)
     if not known.labels_per_client:
         structure = replace(structure, proportions=unnamed_shares(structure.traces, updates[:, leading_block(blocks, known, updates)], own))
@@ -93,9 +93,9 @@ def recover_in_clear(first: Array, known: Knowledge, rng: Stream, own_clients: i
     blocks = head_blocks(known)
     block = leading_block(blocks, known, first)
     traces = np.asarray(first[:, block], dtype=np.float64)
-    proportions = shares(traces, known.labels_per_client)
+    proportions = rough_proportions(traces, known.labels_per_client)
     own = own_proportions(proportions, own_clients, rng, known.labels_per_client)
-    updates = simulate(known, own, rng)
+    updates = simulate_updates(known, own, rng)
     histograms = proportions if known.labels_per_client else regress(updates[:, block], own, traces)
     structure = Structure(traces, histograms, "zero sums")
     return Recovery(structure, None, histograms, 1.0, respond(own, updates), 0)

@@ -22,8 +22,8 @@ from .mixed import of_update
 from .naming import Knowledge
 
 __all__ = [
-    "PERMUTATIONS", "KeyRecoveryGuess", "TransformedUpdates", "cells", "guess", "guess_of", "knowledge", "score_l1", "score_sets",
-    "score_structure", "structure_at_random", "structure_chance", "transformed_rounds",
+    "PERMUTATIONS", "KeyRecoveryGuess", "TransformedUpdates", "cells", "guess", "guess_of", "knowledge", "score_histograms",
+    "score_label_sets", "score_structure", "structure_at_random", "structure_chance", "transformed_rounds",
 ]  # fmt: skip
 
 NAME = "key_recovery"
@@ -164,14 +164,14 @@ def sets_of(guessed: KeyRecoveryGuess, prior: Prior, clients: list[int]) -> list
     return [top_labels(histograms[client], sizes[client]) if client in histograms else frozenset() for client in clients]
 
 
-def score_sets(guessed: KeyRecoveryGuess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
+def score_label_sets(guessed: KeyRecoveryGuess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
     """1 where the labels of largest share are a client's label set; 0 for one without a guess."""
     return np.array(
         [float(labels == truth.label_sets[client]) for labels, client in zip(sets_of(guessed, prior, clients), clients, strict=True)]
     )
 
 
-def score_l1(guessed: KeyRecoveryGuess, truth: Truth, clients: list[int], classes: int) -> Array:
+def score_histograms(guessed: KeyRecoveryGuess, truth: Truth, clients: list[int], classes: int) -> Array:
     """Σ |q̂ − q| by client, at most 2."""
     return np.array([float(np.abs(_histogram(guessed, client, classes) - truth.histogram(client)).sum()) for client in clients])
 
@@ -276,7 +276,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         histogram_cell(case, NAME, clients, named, f"{note}; baseline: equal shares", together=True),
         _structure_cell(case, observed, reference, clients, note),
         label_set_cell(
-            case, NAME, clients, lambda some: [score_sets(guessed, truth, prior, some) for guessed in both], note,
+            case, NAME, clients, lambda some: [score_label_sets(guessed, truth, prior, some) for guessed in both], note,
             lambda some: [sets_of(guessed, prior, some) for guessed in both],
         ),
     ]  # fmt: skip

@@ -24,7 +24,7 @@ from scipy.spatial.distance import squareform
 from ...errors import InputError
 from ...types import Array
 
-__all__ = ["ZeroSumBlock", "Structure", "find_structure", "shares", "zero_sum_blocks"]
+__all__ = ["ZeroSumBlock", "Structure", "find_structure", "rough_proportions", "zero_sum_blocks"]
 
 LARGEST = 150
 """Coordinates of the largest updates that are clustered by their traces over clients and rounds."""
@@ -81,12 +81,12 @@ def find_structure(rounds: Sequence[Array], classes: int, labels_per_client: int
         if (traces**3).sum() < 0:  # the sign of a block is arbitrary; present labels grow more than absent ones shrink
             traces = -traces
         signed = any(len(set(block.signs)) > 1 for block in blocks)
-        return Structure(traces, shares(traces, labels_per_client), "zero sums", tuple(blocks), signed)
+        return Structure(traces, rough_proportions(traces, labels_per_client), "zero sums", tuple(blocks), signed)
     stacked = _stacked(rounds)
     lists = next((classes_found for cut in CUTS if len(classes_found := _classes(stacked, cut)) == classes), None)
     if lists is not None:
         traces = np.stack([_centre(first - first.mean(axis=0), members) for members in lists], axis=1)
-        return Structure(traces, shares(traces, labels_per_client), "clusters")
+        return Structure(traces, rough_proportions(traces, labels_per_client), "clusters")
     if labels_per_client and (groups := _groups(first, classes // labels_per_client)) is not None:
         share = np.zeros((len(first), classes))
         for client, group in enumerate(groups):
@@ -96,7 +96,7 @@ def find_structure(rounds: Sequence[Array], classes: int, labels_per_client: int
     return Structure(np.zeros_like(flat), flat, "nothing")
 
 
-def shares(traces: Array, labels_per_client: int | None) -> Array:
+def rough_proportions(traces: Array, labels_per_client: int | None) -> Array:
     """Rough label proportions (n, C) from traces: what grew, in parts of 1; equal parts of the
     `labels_per_client` largest if that is known."""
     if labels_per_client:

@@ -26,7 +26,7 @@ from ..adversary import AdversaryView
 from ..evidence.coalition import cohorts_assumed
 from ..evidence.local_training import trainings_in
 from ..evidence.noisy_shares import Readings, shares_under_noise
-from ..evidence.sums import CohortSum, means_in, sizes_in, sums_in
+from ..evidence.sums import CohortSum, means_in, oblivious_sizes, sums_in
 from ..evidence.updates import ClientStep, hidden_updates, less_known, public_model, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
 from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_renaming, power
@@ -304,7 +304,7 @@ def _trained_by(case: Case, view: AdversaryView) -> dict[tuple[int, int], tuple[
     """
     record = case.reference if view is case.reference else case.record or case.view
     known: dict[tuple[int, int], tuple[int, ...]] = {}
-    hidden = bool(sizes_in(record)) or record.protection.sum == "secagg-oblivious"
+    hidden = bool(oblivious_sizes(record)) or record.protection.sum == "secagg-oblivious"
     if hidden and case.prior.private:
         return {}
     for sum_ in sums_in(case.reference if hidden else record):

@@ -77,7 +77,7 @@ def distinct_sums(steps: Mapping[int, Sequence[ClientStep]], prior: Prior) -> li
 
 def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[SumRead]:
     """How each sum is read. Where sums have noise of their own (`is_summed`) movements are kept as they are, for `noisy_shares_in`."""
-    read, noisy, count = [], is_summed(prior), affordable(sums, prior, model)
+    read, noisy, count = [], is_summed(prior), affordable_clients(sums, prior, model)
     for step in sums:
         reader = Reader(np.asarray, is_scaled=True) if noisy else None
         if count:
@@ -91,7 +91,7 @@ def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[Su
     return read
 
 
-def affordable(sums: Sequence[ClientStep], prior: Prior, model: Model) -> int:
+def affordable_clients(sums: Sequence[ClientStep], prior: Prior, model: Model) -> int:
     """How many clients of the attacker's own train from the model of each sum; none where they would be too few, or where Adam is used."""
     if is_summed(prior) or not sums or any(local_of(step, prior).train.optimizer == "adam" for step in sums):
         return 0

@@ -26,8 +26,8 @@ from ...types import Array, ClientData
 from ..figures.significance import proportion_interval
 
 __all__ = [
-    "Roc", "auc_interval", "confidences", "deal", "deal_in_pairs", "lira", "lira_in_turn", "loss_threshold", "placements", "rmia", "roc",
-    "shadow_models", "threshold",
+    "Roc", "auc_interval", "confidences", "samples_of_shadows", "deal_in_pairs", "lira", "lira_in_turn", "loss_threshold", "placements",
+    "rmia", "roc", "shadow_models", "threshold",
 ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def placements(scores: Array, member: Array) -> tuple[Array, Array]:
     return (below[0] + below[1]) / (2 * len(outside)), 1 - (above[0] + above[1]) / (2 * len(inside))
 
 
-def deal(samples: int, shadows: int, rng: np.random.Generator) -> Array:
+def samples_of_shadows(samples: int, shadows: int, rng: np.random.Generator) -> Array:
     """Which shadow model has which sample, (shadows, samples) bool: each sample in half of them. `shadows` is even."""
     if shadows < 2 or shadows % 2:
         raise InputError(f"shadows: {shadows} is not an even number of 2 or more")

@@ -39,8 +39,8 @@ from ..evidence.updates import ClientStep, public_model, single_steps, steps_in,
 from ..figures.leakage import Case, Cell, Prior, Truth, nothing
 from ..figures.significance import RATE, CellStatus
 from .member_scores import lira, loss_threshold, placements, rmia, roc, threshold
-from .membership_gradients import affordable, evidence, passes_of, read_steps
-from .membership_shadows import MembershipGame, Target, games_of, models_in, pairs_of
+from .membership_gradients import affordable_steps, evidence, passes_of, read_steps
+from .membership_shadows import MembershipGame, Target, games_of, pairs_of, targets_in
 
 __all__ = ["MembershipOutcome", "auc_gain", "cells", "chance_of_swaps", "curve_of", "member_chance", "member_p", "outcome"]
 
@@ -304,7 +304,7 @@ def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[ClientSt
     # not newcomers, nor colluders, in the reference as in the view
     read = [step for step in steps if known >= set(step.members) and not set(step.members) <= set(case.view.coalition)]
     passes = GRADIENTS_SHARE * budget.seconds / budget.seeds * PASSES / (1 + model.dimension / DOUBLES)
-    return affordable(read, ROUNDS * budget.rounds, [passes_of(step, prior, budget.shadows) for step in read], passes), read
+    return affordable_steps(read, ROUNDS * budget.rounds, [passes_of(step, prior, budget.shadows) for step in read], passes), read
 
 
 def _regressed(case: Case, steps: Sequence[ClientStep], truth: Truth, prior: Prior) -> MembershipOutcome | None:
@@ -346,7 +346,7 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
     trainings = trainings_in(case.reference)
     rounds = every = 1 + max((message.round for message in view.messages), default=0)
     while True:
-        targets = models_in(view, case.reference, model.dimension, config.spec.renumbers, case)
+        targets = targets_in(view, case.reference, model.dimension, config.spec.renumbers, case)
         passes = sum(
             case.prior.samples_per_client.get(client, 0) * trainings.at(number).train.epochs
             for target in targets for number, clients in target.chain for client in clients

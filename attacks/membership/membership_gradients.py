@@ -44,10 +44,10 @@ from ..evidence.clipped import NEXT_TO_NOTHING
 from ..evidence.local_training import LocalTraining, trainings_in
 from ..evidence.updates import ClientStep, less_known, local_of, public_model, single_steps, steps_in
 from ..figures.leakage import Case, Prior, Truth
-from .member_scores import deal
+from .member_scores import samples_of_shadows
 from .membership_shadows import Pairs, federated_replicas, lines_in, once
 
-__all__ = ["GradientEvidence", "affordable", "evidence", "passes_of", "read_steps", "sample_gradients", "shortened"]
+__all__ = ["GradientEvidence", "affordable_steps", "evidence", "passes_of", "read_steps", "clipped_gradients", "shortened"]
 
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where on the way of the shadows gradients are taken."""
@@ -116,7 +116,7 @@ def passes_of(step: ClientStep, prior: Prior, shadows: int) -> float:
     return sum(n * (local.train.epochs * shadows + 2 * GRADIENT * m) + CALLED for n, m in zip(counts, points, strict=True))
 
 
-def affordable(steps: Sequence[ClientStep], rounds: int, costs: Sequence[float], most: float) -> list[ClientStep]:
+def affordable_steps(steps: Sequence[ClientStep], rounds: int, costs: Sequence[float], most: float) -> list[ClientStep]:
     """The first `rounds` steps of everybody, all first ones before any second, as far as their `costs` come to `most` together."""
     counts: dict[int, int] = {}
     order = []
@@ -134,7 +134,7 @@ def affordable(steps: Sequence[ClientStep], rounds: int, costs: Sequence[float],
 # --- gradients ----------------------------------------------------------------------------------------------------------------------
 
 
-def sample_gradients(model: Model, at: Array, x: Array, y: Array, norm: float = 0.0) -> Array:
+def clipped_gradients(model: Model, at: Array, x: Array, y: Array, norm: float = 0.0) -> Array:
     """Each sample's gradient of the loss at parameters `at` (d,), in float64, (n, d); with `norm` above 0 clipped to it."""
     module = model.load(np.asarray(at).astype(np.float64 if model.dtype == "float64" else np.float32)).train(False)
     made = gradients_by_sample(module, model.inputs(x), tensor(y))
@@ -217,7 +217,7 @@ def evidence(
 
     `known` are clients whose data the attacker knows: nothing is asked about them. Raises `InputError` for an odd number of shadows.
     """
-    coins = deal(len(pairs.y) // 2, shadows, stream(prior.seed, "membership: shadows of updates"))
+    coins = samples_of_shadows(len(pairs.y) // 2, shadows, stream(prior.seed, "membership: shadows of updates"))
     attack = _Attack(pairs, np.concatenate([coins, ~coins], axis=1), truth, prior, tuple(known))
     scores = np.full((1 + shadows, len(pairs.y)), np.nan)
     for group in _together(steps):
@@ -306,7 +306,7 @@ def _way_gradients(attack: _Attack, step: ClientStep, client: int, moved: Array,
     rows = []
     for begin in range(0, len(places), chunk):
         x, y = (part[places[begin : begin + chunk]] for part in (attack.pairs.x, attack.pairs.y))
-        points = [sample_gradients(model, step.start + share * moved, x, y, norm) for share in path]
+        points = [clipped_gradients(model, step.start + share * moved, x, y, norm) for share in path]
         rows.append(short(np.mean(points, axis=0)))
     return np.concatenate(rows)
 

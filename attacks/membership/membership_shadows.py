@@ -1,6 +1,6 @@
 """The membership game on a federated run: the models to attack, the samples to ask about, and shadow federations.
 
-A model in a view is followed back through the traffic to the initial model: who trained it, round by round (`models_in`). Its owners'
+A model in a view is followed back through the traffic to the initial model: who trained it, round by round (`targets_in`). Its owners'
 training samples are paired with samples of their test distribution, label by label (`pairs_of`). Shadow federations train by the same
 rounds on one of each pair, by a coin, and on everything else (`federated_replicas`): all federations' clients of a round are rows of one
 stacked program. `games_of` puts these together.
@@ -22,10 +22,10 @@ from ..adversary import AdversaryView
 from ..evidence.sums import models_sent
 from ..evidence.updates import single_steps, steps_in
 from ..figures.leakage import Case, Prior, Truth
-from .member_scores import confidences, deal
+from .member_scores import confidences, samples_of_shadows
 
 __all__ = [
-    "MembershipGame", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "models_in", "once", "pairs_of", "turns_in",
+    "MembershipGame", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "targets_in", "once", "pairs_of", "turns_in",
 ]  # fmt: skip
 
 Cached = TypeVar("Cached")
@@ -106,7 +106,7 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
     return turns
 
 
-def models_in(
+def targets_in(
     view: AdversaryView, reference: AdversaryView, dimension: int, renumbered: bool = False, case: Case | None = None
 ) -> list[Target]:  # fmt: skip
     """The last shared or cluster models that can be read in a view. Where it does not say who trained them, the reference does.
@@ -142,7 +142,7 @@ def lines_in(
 ) -> tuple[list[Turn], list[tuple[Turn, ...]]]:
     """Every model in a view, and the lines that lead to the last ones of each name, the oldest first and that one at the end.
 
-    Where the view does not say who trained a model, lines are the reference's. `renumbered` as in `models_in`.
+    Where the view does not say who trained a model, lines are the reference's. `renumbered` as in `targets_in`.
     """
     seen = turns_in(view, dimension)
     attributed = _attributed(view, reference, seen, dimension)
@@ -335,7 +335,7 @@ def games_of(
     model, weights = train(target.round).model, prior.config.training.weights
     known = {sample.tobytes() for sample in pairs.x}
     free = np.array([i for i, sample in enumerate(prior.x) if sample.tobytes() not in known], dtype=np.int64)
-    coins = deal(len(pairs.y) // 2, count, stream(prior.seed, "membership: shadows"))
+    coins = samples_of_shadows(len(pairs.y) // 2, count, stream(prior.seed, "membership: shadows"))
     inside = np.concatenate([coins, ~coins], axis=1)
     start = target.start.astype(model.init(0).dtype)
 

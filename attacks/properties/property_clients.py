@@ -18,7 +18,7 @@ from .property_statements import Statement
 
 __all__ = [
     "SimulatedFeatures",
-    "pretended",
+    "simulated_data",
     "pretended_count",
     "pretended_signatures",
     "pretended_updates",
@@ -34,7 +34,7 @@ PASSES, DOUBLES = 1.0e5, 2.0e4
 """A second trains about so many samples; a model of so many parameters takes twice as long as one of none."""
 
 
-def pretended(statement: Statement, prior: Prior, count: int) -> tuple[list[tuple[Array, Array]], Array]:
+def simulated_data(statement: Statement, prior: Prior, count: int) -> tuple[list[tuple[Array, Array]], Array]:
     """Data (x, y) of `count` simulated clients from auxiliary samples, and the share of samples with the property of each, (count,).
 
     Sizes and numbers of labels are the real clients', who they are of is not. Samples repeat where the auxiliary data have too few.
@@ -76,7 +76,7 @@ def pretended_signatures(
     view: AdversaryView, statement: Statement, prior: Prior, count: int, shape: tuple[int, ...]
 ) -> SimulatedFeatures | None:
     """What simulated clients would have let be compared; None where the public pipeline cannot be imitated as `shape` (p, d)."""
-    data, share = pretended(statement, prior, count)
+    data, share = simulated_data(statement, prior, count)
     rows, frame = sent_by(view, prior, data), frame_of(view, prior)
     return None if rows is None or frame is None or rows.shape[1:] != shape else SimulatedFeatures(frame.features(rows), share, frame)
 
@@ -85,7 +85,7 @@ def pretended_updates(statement: Statement, prior: Prior, count: int, step: Clie
     """What simulated clients would have sent from the model and in the round of `step`."""
     config = prior.config
     assert config is not None  # checked by the caller
-    data, share = pretended(statement, prior, count)
+    data, share = simulated_data(statement, prior, count)
     model = public_model(prior)
     local = local_of(step, prior)
     # what every client was sent; in a client's first turn SCAFFOLD's c_i is zero

@@ -42,7 +42,7 @@ from .property_regression import infer_property
 from .property_signatures import read
 from .property_statements import FEWEST, Statement, shares_held, statements, who_has
 from .property_sums import distinct, shares_in_sums, tells_apart
-from .property_trials import chance_dealt, interval, is_toss, score, trials_of
+from .property_trials import chance_dealt, interval_over_groups, is_toss, score, trials_of
 
 __all__ = ["cells", "infer_property"]
 
@@ -159,7 +159,7 @@ def _cell(case: Case, source: str, name: str, clients: Sequence[int], scores: Ar
         status = "not_validated"  # a reference that shows nothing, or a toss that may have been luck
     elif p < RATE:
         status = "leaks"
-    low, high = auc_interval(value, 1, 1) if transformed else interval(scores[0], has, groups)
+    low, high = auc_interval(value, 1, 1) if transformed else interval_over_groups(scores[0], has, groups)
     return Cell(
         NAME, case.view.adversary, case.protection, f"{source}_{name}_auc", value, low, high, baseline=blank, reference=reference,
         status=status, k_known=len(case.view.coalition), seeds=(case.seed,), note=note, margin=MARGIN, reference_baseline=blank,

@@ -13,7 +13,7 @@ from scipy import stats
 from ...types import Array
 from ..membership.member_scores import auc_interval
 
-__all__ = ["PropertyTrials", "between", "chance_dealt", "interval", "is_toss", "score", "trials_of"]
+__all__ = ["PropertyTrials", "share_between", "chance_dealt", "interval_over_groups", "is_toss", "score", "trials_of"]
 
 DEALS = 4000
 FEW_GROUPS = 3
@@ -35,7 +35,7 @@ def score(scores: Array, has: Array) -> float:
     return float(stats.mannwhitneyu(scores[has], scores[~has]).statistic) / (int(has.sum()) * int((~has).sum()))
 
 
-def between(values: Array, groups: Array) -> float:
+def share_between(values: Array, groups: Array) -> float:
     """The share of the variance of values (m,) that is between groups (m,); 0 where they do not vary."""
     total = float(np.var(values))
     means = np.array([np.mean(values[groups == group]) for group in groups])
@@ -46,7 +46,7 @@ def trials_of(scores: Array, has: Array, groups: Array) -> PropertyTrials:
     """Of clients with scores (k, m), who have the property (m,), in true groups (m,); groups go by their mean scores and majority."""
     names = np.unique(groups)
     shares = np.array([has[groups == name].mean() for name in names])
-    if between(has, groups) < 0.5 or len(set(shares > 0.5)) < 2:
+    if share_between(has, groups) < 0.5 or len(set(shares > 0.5)) < 2:
         return PropertyTrials(scores, has, groups)
     means = np.stack([scores[:, groups == name].mean(axis=1) for name in names], axis=1)
     return PropertyTrials(means, shares > 0.5, np.zeros(len(names), np.int64))
@@ -64,14 +64,14 @@ def chance_dealt(scores: Array, has: Array, blocks: Array, rng: np.random.Genera
 
 def is_toss(has: Array, groups: Array) -> bool:
     """Whether all that one run can be right or wrong about is which of two or three groups (m,) has the property (m,), or mostly that."""
-    return bool(1 < len(np.unique(groups)) <= FEW_GROUPS and between(has, groups) > LITTLE)
+    return bool(1 < len(np.unique(groups)) <= FEW_GROUPS and share_between(has, groups) > LITTLE)
 
 
-def interval(scores: Array, has: Array, groups: Array) -> tuple[float, float]:
+def interval_over_groups(scores: Array, has: Array, groups: Array) -> tuple[float, float]:
     """A 95 % interval of the AUC in one run: clients of a group count as fewer, as far as they share score and property.
 
     Kish's design effect, with the shares of variance between groups as correlations; these are rather too large than too small.
     """
     size = len(has) / len(np.unique(groups))
-    effect = 1 + (size - 1) * between(scores, groups) * between(has, groups)
+    effect = 1 + (size - 1) * share_between(scores, groups) * share_between(has, groups)
     return auc_interval(score(scores, has), *(max(1.0, float(side.sum()) / effect) for side in (has, ~has)))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from cflpriv.attacks.inversion.image_search import LocalSteps, invert_updates, unroll
-from cflpriv.attacks.membership.member_scores import confidences, deal, lira, roc, shadow_models
+from cflpriv.attacks.membership.member_scores import confidences, lira, roc, samples_of_shadows, shadow_models
 from cflpriv.engine import Engine
 from cflpriv.engine.device import CPU, Device, using
 from cflpriv.engine.models import Model
@@ -53,7 +53,7 @@ def shadows(setting: Setting) -> Figures:
     model, count, samples = Model("lenet5", (1, 28, 28), 10), setting.size(64, 2), setting.size(400, 20)
     rng, task = np.random.default_rng(0), Train(model, epochs=2, lr=0.05)
     x, y = rng.random((samples, *model.shape), dtype=np.float32), rng.integers(10, size=samples)
-    inside, start, device = deal(samples, count, rng), model.init(0), Device(setting.device)
+    inside, start, device = samples_of_shadows(samples, count, rng), model.init(0), Device(setting.device)
 
     def train(where: Device) -> Any:
         return shadow_models(task, x, y, inside, start, 0, Engine(device=where.kind))

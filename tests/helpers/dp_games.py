@@ -14,7 +14,7 @@ import cflpriv.protocols.mechanisms as mechanisms
 import cflpriv.tasks.evaluation as evaluation
 import cflpriv.tasks.training as training
 from cflpriv.attacks.dp import dp_mechanisms
-from cflpriv.attacks.dp.dp_audit import AuditResult, audit, verdict
+from cflpriv.attacks.dp.dp_audit import AuditResult, audit_guesses, verdict
 from cflpriv.attacks.dp.dp_mechanisms import GAMES, CanaryGame
 from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.attacks.figures.family import judged_together
@@ -76,7 +76,7 @@ def calibrated(made: Callable[[float], Event], epsilon: float) -> Event:
 
 def played(name: str, event: Event, seed: int, claim: float) -> AuditResult:
     game = ALL_GAMES[name](event, np.random.default_rng(seed), public_entropy(f"{name} {seed}"))
-    return audit(game.scores, game.coins, DELTA, claim=claim)
+    return audit_guesses(game.scores, game.coins, DELTA, claim=claim)
 
 
 def a_third_of_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def whole(made: Any, runs: int = 4) -> AuditResult:
     """The canaries of several runs together: they share no noise, so each canary still has the run's ε."""
     games = [rerun_samples(made, population_of(made), np.random.default_rng(seed)).game for seed in range(runs)]
     scores, coins = np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games])
-    return audit(scores, coins, DELTA, claim=made.privacy.epsilon)
+    return audit_guesses(scores, coins, DELTA, claim=made.privacy.epsilon)
 
 
 ALLOWED, TOO_MANY, FALSE, MISSED = 0.05, 0.175, 1e-3, 1e-2

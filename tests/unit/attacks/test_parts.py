@@ -10,7 +10,7 @@ import pytest
 from attack_scenes import QUICK, config
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.adversary import load_view, parts_in, recorded
+from cflpriv.attacks.adversary import load_view, parts_in, recorded_messages
 from cflpriv.attacks.compared.anchor_counts import representations_in
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.sums import models_sent
@@ -213,6 +213,6 @@ def test_folders_that_do_not_say_where_parts_lie_are_refused(tmp_path: Path) -> 
         rows = [{"blind": np.zeros(3)}]
         made.add(0, "mean", "blind update", "clients", "server", [0], rows, readers=("server",), context={"transform": "sum/1", **context})
         made.write(tmp_path / str(len(context)) / "transcript")
-    assert len(recorded(tmp_path / "2")) == 1
+    assert len(recorded_messages(tmp_path / "2")) == 1
     with pytest.raises(InputError, match="an earlier version wrote it"):
-        recorded(tmp_path / "0")
+        recorded_messages(tmp_path / "0")

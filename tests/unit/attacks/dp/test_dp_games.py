@@ -22,9 +22,9 @@ from dp_games import (
 from scipy import stats
 
 from cflpriv.attacks.dp import dp_mechanisms
-from cflpriv.attacks.dp.dp_audit import ENOUGH, AuditResult, audit, verdict
+from cflpriv.attacks.dp.dp_audit import ENOUGH, AuditResult, audit_guesses, verdict
 from cflpriv.attacks.dp.dp_mechanisms import GAMES, quiet
-from cflpriv.attacks.dp.dp_references import released
+from cflpriv.attacks.dp.dp_references import released_scores
 from cflpriv.attacks.dp.dp_run import audit_release
 from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import epsilon_of
@@ -71,7 +71,7 @@ def test_a_reference_scores_as_a_sound_game_does(name: str) -> None:
     for relation in RELATIONS:
         event = event_of(name, 1.0, relation)
         game = GAMES[name](event, np.random.default_rng(0), public_entropy(f"reference {name}"))
-        scores, coins = released(name, event, len(game.coins), np.random.default_rng(1), 1.0)
+        scores, coins = released_scores(name, event, len(game.coins), np.random.default_rng(1), 1.0)
         for coin in (False, True):
             theirs, ours = game.scores[game.coins == coin], scores[coins == coin]
             if name == "choice":  # few values
@@ -173,7 +173,7 @@ def test_a_choice_that_is_too_sharp_is_caught(name: str, factor: float) -> None:
 @pytest.mark.usefixtures("few")
 def test_above_the_ceiling_nothing_is_caught_and_the_ceiling_says_so() -> None:
     game = GAMES["local"](quiet(event_of("local", 8.0, "add_remove")), np.random.default_rng(0), public_entropy("ceiling"))
-    result = audit(game.scores, game.coins, DELTA, guesses=(100,))
+    result = audit_guesses(game.scores, game.coins, DELTA, guesses=(100,))
     assert result.epsilon == pytest.approx(result.ceiling)
     assert result.ceiling < 8.0
 
@@ -191,7 +191,7 @@ def test_the_power_is_how_often_a_third_of_the_noise_is_caught(name: str, epsilo
     found, _ = audit_release(name, event, DELTA, rngs[0], public_entropy(f"{name} 0"))
     assert found.power is not None
     games = [GAMES[name](event, rng, public_entropy(f"{name} {seed}")) for seed, rng in enumerate(rngs[1:], 1)]
-    bounds = [found.epsilon, *(audit(game.scores, game.coins, DELTA, claim=claim).epsilon for game in games)]
+    bounds = [found.epsilon, *(audit_guesses(game.scores, game.coins, DELTA, claim=claim).epsilon for game in games)]
     caught = sum(bound > claim for bound in bounds)
     print(f"{name}, claim {claim:.2f}: {caught} of 10, power {found.power.share:.2f} (at least {found.power.low:.2f})")
     table = np.array([[caught, 10 - caught], [found.power.alarms, found.power.repetitions - found.power.alarms]])

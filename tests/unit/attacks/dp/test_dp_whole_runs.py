@@ -15,7 +15,7 @@ import cflpriv.tasks.evaluation as evaluation
 import cflpriv.tasks.training as training
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.dp import dp_run
-from cflpriv.attacks.dp.dp_audit import ENOUGH, FACTOR, audit, verdict
+from cflpriv.attacks.dp.dp_audit import ENOUGH, FACTOR, audit_guesses, verdict
 from cflpriv.attacks.dp.dp_clients import rerun_clients
 from cflpriv.attacks.dp.dp_mechanisms import CanaryGame
 from cflpriv.attacks.dp.dp_reruns import WholeRunGame
@@ -79,7 +79,7 @@ def test_canaries_of_a_whole_run_pay_what_the_ledger_says() -> None:
     result = rerun_samples(made, population_of(made), np.random.default_rng(0))
     assert 0.98 < result.epsilon <= 1.0
     assert result.rounds == 2
-    assert audit(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon < 1.0
+    assert audit_guesses(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon < 1.0
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_noise_that_clients_share_shows_in_a_whole_run(monkeypatch: pytest.Monke
             monkeypatch.setattr(training, "secret_key", lambda given: bytes(32))
         result = rerun_samples(made, population_of(made), np.random.default_rng(0))
         assert result.apart is not None
-        alone, apart = (audit(game.scores, game.coins, DELTA, claim=1.0, confidence=0.975) for game in (result.game, result.apart))
+        alone, apart = (audit_guesses(game.scores, game.coins, DELTA, claim=1.0, confidence=0.975) for game in (result.game, result.apart))
         assert alone.epsilon < 1.0
         assert (apart.epsilon > 2.0) if shared else (apart.epsilon < 1.0)
     (whole_run,) = [one for one in ATTACKS["dp_audit"].cells(case(made))[0] if one.metric == "run_epsilon"]
@@ -195,8 +195,8 @@ def test_noise_that_clients_share_shows_in_a_whole_run(monkeypatch: pytest.Monke
 def test_clients_as_canaries_are_distinguished_without_noise_only(relation: str) -> None:
     made = scene("fedavg", "client", 1.0, privacy={"relation": relation})
     result, calm = rerun_clients(made, population_of(made), np.random.default_rng(0))
-    assert audit(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon <= result.epsilon <= 1.0
-    assert audit(calm.scores, calm.coins, DELTA, claim=1.0).epsilon > 1.0
+    assert audit_guesses(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon <= result.epsilon <= 1.0
+    assert audit_guesses(calm.scores, calm.coins, DELTA, claim=1.0).epsilon > 1.0
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_reruns_pool_their_canaries() -> None:
     assert len(one.game.coins) == len(calm.coins) == 4
     assert len(several.game.coins) == len(several_calm.coins) == 12
     assert several.epsilon == one.epsilon
-    few, many = (audit(game.scores, game.coins, DELTA, claim=1.0) for game in (calm, several_calm))
+    few, many = (audit_guesses(game.scores, game.coins, DELTA, claim=1.0) for game in (calm, several_calm))
     assert many.ceiling > few.ceiling
 
 

@@ -15,7 +15,7 @@ from scenes import federation, population
 from cflpriv.attacks import ATTACKS, disaggregate, view_of
 from cflpriv.attacks.compared.cluster_identity import clusters_from_sizes
 from cflpriv.attacks.evidence.disaggregation import guess_single, score_static
-from cflpriv.attacks.evidence.sums import CohortSum, sizes_in, sums_in
+from cflpriv.attacks.evidence.sums import CohortSum, oblivious_sizes, sums_in
 from cflpriv.attacks.figures.leakage import Case
 from cflpriv.contract.handles import Shared
 from cflpriv.contract.operations import Sampling
@@ -178,7 +178,7 @@ def oblivious(participation: float, rounds: int, sampling: str = "global") -> Ca
 @pytest.mark.slow
 def test_who_is_in_which_oblivious_sum_is_not_known_but_the_totals_are() -> None:
     seen = oblivious(0.7, 18)
-    totals, sizes = sums_in(seen.view), sizes_in(seen.view)
+    totals, sizes = sums_in(seen.view), oblivious_sizes(seen.view)
     open_ = {(one.round, one.label): one for one in sums_in(seen.reference)}
     assert len(sizes) == 18
     assert [one.round for one in totals] == [one.round for one in sizes if one.whole]

@@ -29,9 +29,25 @@ from cflpriv.attacks.key_recovery import (
     transformed_rounds,
     zero_sum_blocks,
 )
-from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random, structure_chance
-from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
-from cflpriv.attacks.key_recovery.structure import shares
+from cflpriv.attacks.key_recovery.cells import (
+    knowledge,
+    score_histograms,
+    score_label_sets,
+    score_structure,
+    structure_at_random,
+    structure_chance,
+)
+from cflpriv.attacks.key_recovery.naming import (
+    Response,
+    cloud,
+    cloud_distance,
+    head_blocks,
+    name_columns,
+    on_simplex,
+    rounded,
+    simulate_updates,
+)
+from cflpriv.attacks.key_recovery.structure import rough_proportions
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
@@ -108,8 +124,8 @@ def test_structure_of_planted_classes() -> None:
 
 def test_shares() -> None:
     traces = np.array([[3.0, -1.0, 1.0, -3.0], [-1.0, -1.0, -1.0, -1.0]])
-    assert shares(traces, None).tolist() == [[0.75, 0.0, 0.25, 0.0], [0.25] * 4]
-    assert shares(traces, 2)[0].tolist() == [0.5, 0.0, 0.5, 0.0]
+    assert rough_proportions(traces, None).tolist() == [[0.75, 0.0, 0.25, 0.0], [0.25] * 4]
+    assert rough_proportions(traces, 2)[0].tolist() == [0.5, 0.0, 0.5, 0.0]
 
 
 # --- naming -------------------------------------------------------------------------------------------------------------------------
@@ -138,10 +154,10 @@ def test_clouds_have_no_order() -> None:
     rows = rng.normal(size=(3, 200))
     order, signs = rng.permutation(200), rng.choice([-1.0, 1.0], 200)
     a = cloud(rows, 80)
-    assert distance(a, cloud(rows[:, order], 80)) == pytest.approx(0.0, abs=1e-7)
-    assert distance(a, cloud(rows[:, order] * signs, 80), signed=True) == pytest.approx(0.0, abs=1e-7)
-    assert distance(a, cloud(rows[:, order] * signs, 80)) > 0.05
-    assert distance(a, cloud(rng.normal(size=(3, 200)), 80)) > 0.05
+    assert cloud_distance(a, cloud(rows[:, order], 80)) == pytest.approx(0.0, abs=1e-7)
+    assert cloud_distance(a, cloud(rows[:, order] * signs, 80), signed=True) == pytest.approx(0.0, abs=1e-7)
+    assert cloud_distance(a, cloud(rows[:, order] * signs, 80)) > 0.05
+    assert cloud_distance(a, cloud(rng.normal(size=(3, 200)), 80)) > 0.05
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -189,12 +205,12 @@ def test_every_update_adds_up_to_zero_over_the_head() -> None:
     known = knowledge(prior, None)
     assert known.train.momentum == 0.9
     assert known.labels_per_client == 2
-    updates = simulate(known, np.eye(10)[:4], np.random.default_rng(0))
+    updates = simulate_updates(known, np.eye(10)[:4], np.random.default_rng(0))
     head = updates[:, head_blocks(known)]
     assert head.shape == (4, 65, 10)
     assert np.abs(head.sum(axis=2)).max() < 1e-5 * np.abs(head).max()
     decayed = Knowledge(type(known.train)(known.train.model, weight_decay=0.5), known.theta0, known.x, known.y, 60)
-    drifted = simulate(decayed, np.eye(10)[:4], np.random.default_rng(0))[:, head_blocks(known)].sum(axis=2)
+    drifted = simulate_updates(decayed, np.eye(10)[:4], np.random.default_rng(0))[:, head_blocks(known)].sum(axis=2)
     assert np.abs(drifted).max() > 1e-3 * np.abs(head).max()
     assert np.abs(drifted - drifted[0]).max() < 1e-5 * np.abs(head).max()  # alike for all: gone once centred
 
@@ -222,8 +238,8 @@ def test_the_guess_about_other_clients_is_at_the_baseline() -> None:
     other, clients = truth_of(build_population(made.data)), list(range(20))
     found = guess(one.view("server"), one.prior)
     assert len(found.histograms) == 20
-    assert score_sets(found, other, one.prior, clients).mean() <= 0.2
-    assert score_l1(found, other, clients, 10).mean() >= 0.9 * score_l1(KeyRecoveryGuess(), other, clients, 10).mean()
+    assert score_label_sets(found, other, one.prior, clients).mean() <= 0.2
+    assert score_histograms(found, other, clients, 10).mean() >= 0.9 * score_histograms(KeyRecoveryGuess(), other, clients, 10).mean()
 
 
 def dealt_labels(rng: np.random.Generator, n: int) -> dict[int, Array]:

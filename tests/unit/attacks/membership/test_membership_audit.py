@@ -31,7 +31,7 @@ from cflpriv.attacks.membership.membership_audit import (
     curve_of,
     hits,
 )
-from cflpriv.attacks.membership.membership_shadows import Target, federated_replicas, games_of, models_in, pairs_of, turns_in
+from cflpriv.attacks.membership.membership_shadows import Target, federated_replicas, games_of, pairs_of, targets_in, turns_in
 from cflpriv.experiments import Config, run_experiment
 from cflpriv.experiments.report.pictures import roc_curves
 from cflpriv.experiments.report.report import write_report
@@ -51,7 +51,7 @@ def made(seed: int = 0, algorithm: dict[str, Any] | None = None, protection: dic
 
 
 def targets(seen: Case, made: Config) -> list[Target]:
-    return models_in(seen.view, seen.reference, made.model_for(population_of(made)).dimension)
+    return targets_in(seen.view, seen.reference, made.model_for(population_of(made)).dimension)
 
 
 # --- whom a view names --------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from cflpriv.attacks.figures.leakage import Case, Cell
 from cflpriv.attacks.membership import membership_gradients
 from cflpriv.attacks.membership.member_scores import roc
 from cflpriv.attacks.membership.membership_audit import cells
-from cflpriv.attacks.membership.membership_gradients import GradientEvidence, affordable, evidence, read_steps, sample_gradients
+from cflpriv.attacks.membership.membership_gradients import GradientEvidence, affordable_steps, clipped_gradients, evidence, read_steps
 from cflpriv.attacks.membership.membership_shadows import Pairs, pairs_of
 from cflpriv.engine.models import Model
 from cflpriv.experiments import Config
@@ -59,7 +59,7 @@ def test_gradients_are_those_of_single_samples() -> None:
     """The loop over samples is the oracle, to rounding in float64."""
     model, rng = Model("mlp", (1, 8, 8), 10, hidden=5, dtype="float64"), np.random.default_rng(0)
     x, y, at = rng.normal(size=(7, 1, 8, 8)), rng.integers(10, size=7), model.init(0)
-    found = sample_gradients(model, at, x, y)
+    found = clipped_gradients(model, at, x, y)
     for i in range(7):
         module = model.load(at)
         loss = functional.cross_entropy(module(model.inputs(x[i : i + 1])), torch.from_numpy(y[i : i + 1]))
@@ -67,7 +67,7 @@ def test_gradients_are_those_of_single_samples() -> None:
         assert found[i] == pytest.approx(single.numpy(), abs=1e-12)
     norms = np.linalg.norm(found, axis=1)
     bound = float(np.median(norms))
-    assert np.linalg.norm(sample_gradients(model, at, x, y, bound), axis=1) == pytest.approx(np.minimum(norms, bound))
+    assert np.linalg.norm(clipped_gradients(model, at, x, y, bound), axis=1) == pytest.approx(np.minimum(norms, bound))
 
 
 def test_an_update_that_is_one_step_tells_everybody() -> None:
@@ -82,12 +82,12 @@ def test_an_update_that_is_one_step_tells_everybody() -> None:
 def test_steps_are_taken_as_far_as_the_budget_goes() -> None:
     zero = np.zeros(1)
     steps = [ClientStep(zero, zero, members, number) for number in range(3) for members in ((0,), (1,), (2, 3))]
-    assert affordable(steps, 9, [1.0] * 9, 99.0) == steps
-    assert affordable(steps, 2, [1.0] * 9, 99.0) == steps[:6]
-    assert affordable(steps, 9, [1.0] * 9, 4.0) == steps[:4]
-    assert affordable(steps, 9, [2.0] * 9, 1.0) == []
+    assert affordable_steps(steps, 9, [1.0] * 9, 99.0) == steps
+    assert affordable_steps(steps, 2, [1.0] * 9, 99.0) == steps[:6]
+    assert affordable_steps(steps, 9, [1.0] * 9, 4.0) == steps[:4]
+    assert affordable_steps(steps, 9, [2.0] * 9, 1.0) == []
     late = [*steps[:1], *steps[4:]]  # client 1 comes in round 1: its first step is before anybody's second
-    assert affordable(late, 1, [1.0] * 6, 99.0) == [late[0], late[1], late[2]]
+    assert affordable_steps(late, 1, [1.0] * 6, 99.0) == [late[0], late[1], late[2]]
 
 
 def test_long_updates_are_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
