@@ -90,14 +90,14 @@ def audit_run(
             plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), rerun_seconds=_rerun_seconds(config, summary, wanted, limits)
         )
         todo = [seed for seed in plan.seeds if not units[seed].keys() <= kept.cells.keys()]
-        say(plan.words(budget, todo, len(wanted), adversaries))
+        say(plan.line(budget, todo, len(wanted), adversaries))
         if missing := what_was_kept(messages):
             say(missing)
         if adversary is None:
             say("not run: an active server; audit with --adversary active-server as well")
         clock = Clock(plan, todo, len(wanted))
         for seed in todo:
-            say(clock.words(seed))
+            say(clock.line(seed))
             is_recorded, diverged = seed == config.run.seed, ""
             try:
                 if is_recorded:

@@ -48,7 +48,7 @@ def people_of(data: str, kind: str, seed: int, directory: str | None) -> Populat
     return build_population(spec, directory)
 
 
-def played(people: Population, algorithm: Algorithm, seed: int) -> tuple[float, float, list[int], str]:
+def trained(people: Population, algorithm: Algorithm, seed: int) -> tuple[float, float, list[int], str]:
     """Accuracy in per cent of the models in use and of the last local ones, clients' clusters, and what the method answers."""
     simulated = simulate(people.clients, seed=seed, transcript=Transcript("headers"))
     federation = simulated.federation
@@ -66,12 +66,12 @@ def cell(data: str, kind: str, seed: int, method: str, people: Population) -> di
     began = time.process_time()
     train = Train(mlp(people), epochs=2, batch_size=25, lr=0.1)
     with threadpool_limits(1):
-        accuracy, local, labels, answer = played(people, ALGORITHMS[method].make(train, seed=seed), seed)
+        accuracy, local, labels, answer = trained(people, ALGORITHMS[method].make(train, seed=seed), seed)
         shuffled: float | str = ""
         if len(set(labels)) > 1:
             dealt = np.random.default_rng(seed).permutation(labels)
             groups = dict(zip((one.id for one in people.clients), (int(label) for label in dealt), strict=True))
-            shuffled = round(played(people, ALGORITHMS["oracle"].make(train, groups=groups, seed=seed), seed)[0], 2)
+            shuffled = round(trained(people, ALGORITHMS["oracle"].make(train, groups=groups, seed=seed), seed)[0], 2)
     truth = [0] * CLIENTS if kind in WITHOUT_GROUPS else people.groups
     return {
         "data": data, "kind": kind, "seed": seed, "method": method, "clusters": len(set(labels)), "ari": round(ari(truth, labels), 4),

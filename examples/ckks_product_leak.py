@@ -9,14 +9,12 @@ from cflpriv.streams import printable_streams
 
 
 def main() -> None:
-    played = toy_products(system_entropy)
-    wanted = played.packing.targets(0)
-    print(
-        f"{len(played.rows)} clients, ring of {len(played.secret)}; exactly recovered beside each pair's {len(wanted)} wanted coefficients:"
-    )
-    for name, seen in (("bare products, masked", played.bare), ("rerandomised, as sent", played.fresh)):
-        found = products_from_bare(seen, played.secret, played.q, wanted)
-        print(f"  {name}: {share_recovered(found, played):.3f} (by chance {1 / played.q:.0e})")
+    toy = toy_products(system_entropy)
+    wanted = toy.packing.targets(0)
+    print(f"{len(toy.rows)} clients, ring of {len(toy.secret)}; exactly recovered beside each pair's {len(wanted)} wanted coefficients:")
+    for name, seen in (("bare products, masked", toy.bare), ("rerandomised, as sent", toy.fresh)):
+        found = products_from_bare(seen, toy.secret, toy.q, wanted)
+        print(f"  {name}: {share_recovered(found, toy):.3f} (by chance {1 / toy.q:.0e})")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ __all__ = ["ToyProducts", "Ring", "toy_products", "products_from_bare", "share_r
 
 ClientPair = tuple[int, int]
 TOY = Parameters(128, (27, 27), insecure=True)
-PLAYED_ROWS, PLAYED_DIMENSION, PLAYED_CLIENTS = 7, 2, 3
+TOY_ROWS, TOY_DIMENSION, TOY_CLIENTS = 7, 2, 3
 
 
 class Ring:
@@ -122,7 +122,7 @@ def toy_products(entropy: Entropy, seed: int = 0) -> ToyProducts:
     Raises `LocalError` "no-tenseal" without TenSEAL.
     """
     ring = arithmetic(TOY)
-    packing = plan(TOY, PLAYED_ROWS, PLAYED_DIMENSION)
+    packing = plan(TOY, TOY_ROWS, TOY_DIMENSION)
     generator = ring.seal.KeyGenerator(ring.context)
     public = ring.seal.PublicKey()
     generator.create_public_key(public)
@@ -134,12 +134,12 @@ def toy_products(entropy: Entropy, seed: int = 0) -> ToyProducts:
         decryptor.decrypt(cipher, plain)
         return np.array(ring.coefficients(plain, list(range(TOY.ring))), dtype=np.int64)
 
-    rows = np.random.default_rng(seed).normal(size=(PLAYED_CLIENTS, PLAYED_ROWS, PLAYED_DIMENSION))
+    rows = np.random.default_rng(seed).normal(size=(TOY_CLIENTS, TOY_ROWS, TOY_DIMENSION))
     rows /= np.linalg.norm(rows, axis=2, keepdims=True)
     sides = [[_encrypted(ring, encryptor, polynomials[0]) for polynomials in packed(packing, client)] for client in rows]
     bare, fresh, truth = {}, {}, {}
-    for i in range(PLAYED_CLIENTS):
-        for j in range(i, PLAYED_CLIENTS):
+    for i in range(TOY_CLIENTS):
+        for j in range(i, TOY_CLIENTS):
             together = grouped(ring, packing, [[sides[j][1]]], [None])
             truth[i, j] = opened(product(ring, [sides[i][0]], together))
             pair_product = product(ring, [sides[i][0]], together)
@@ -166,7 +166,7 @@ def ciphertext_parts(ring: Arithmetic, cipher: Cipher) -> tuple[Array, Array, Ar
     return flat[:n], flat[n : 2 * n], flat[2 * n :]
 
 
-def share_recovered(recovered: Mapping[ClientPair, Array], played: ToyProducts) -> float:
+def share_recovered(recovered: Mapping[ClientPair, Array], toy: ToyProducts) -> float:
     """The share of coefficients, not wanted and so not meant to be seen, that came out exactly. By chance: 1/q of them."""
-    hidden = sorted(set(range(len(played.secret))) - set(played.packing.targets(0)))
-    return float(np.mean([(recovered[pair][hidden] - played.truth[pair][hidden]) % played.q == 0 for pair in played.truth]))
+    hidden = sorted(set(range(len(toy.secret))) - set(toy.packing.targets(0)))
+    return float(np.mean([(recovered[pair][hidden] - toy.truth[pair][hidden]) % toy.q == 0 for pair in toy.truth]))

@@ -1,7 +1,7 @@
 """Clients that send false halves to cross-fitted clustering: what they send, as functions of the honest folds of everybody.
 
-Not one of the registered attacks, which measure leakage: these harm. A liar may send any two vectors in place of its folds. The strongest
-case is played: liars know everybody's folds and true groups, and act together. Norms are what `bounded` (`clustering.unbiased_gram`) lets
+Not one of the registered attacks, which measure leakage: these harm. A liar may send any two vectors in place of its folds. Liars
+know everybody's folds and true groups, and act together: the strongest case. Norms are what `bounded` (`clustering.unbiased_gram`) lets
 through unscaled, unless a lie is about length.
 """
 

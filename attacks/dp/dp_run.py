@@ -65,12 +65,12 @@ def rerun(
             break
         try:
             # another seed: were the noise drawn from it (insecure_test_entropy), it would still be another's
-            played, without = _pair(config.with_("run", seed=config.run.seed + number), population, rng, seconds - used)
+            whole_run, without = _pair(config.with_("run", seed=config.run.seed + number), population, rng, seconds - used)
         except (ValueError, ArithmeticError, ProtocolError):
             if not reruns_done:
                 raise
             continue
-        reruns_done.append(played)
+        reruns_done.append(whole_run)
         calm.append(without)
     games, unscored = _joined([run.game for run in reruns_done]), {name for run in reruns_done for name in run.unscored}
     second = [run.apart for run in reruns_done if run.apart is not None]
@@ -87,8 +87,8 @@ def _pair(config: Config, population: Population, rng: np.random.Generator, seco
     """One rerun, and the same without noise, in about `seconds`."""
     if config.privacy.unit == "client":
         return rerun_clients(config, population, rng, seconds=seconds)
-    played = rerun_samples(config, population, rng, seconds=seconds / 2)
-    return played, rerun_samples(config, population, rng, noise=NO_NOISE, seconds=seconds / 2).game
+    whole_run = rerun_samples(config, population, rng, seconds=seconds / 2)
+    return whole_run, rerun_samples(config, population, rng, noise=NO_NOISE, seconds=seconds / 2).game
 
 
 def _joined(games: Sequence[CanaryGame]) -> CanaryGame:
@@ -195,7 +195,7 @@ class WholeAudit:
     result: AuditResult
     claim: float
     calm: AuditResult
-    played: WholeRunGame
+    run: WholeRunGame
     reruns: int
 
 
@@ -207,24 +207,24 @@ def audit_whole(
     Both looks share the 5 % that may go wrong. The power is that of the first look alone: with the second an audit has no less.
     """
     delta, draws = config.privacy.delta, rng.spawn(1)[0]
-    played, calm, times = rerun(config, population, rng, reruns=reruns, seconds=seconds)
-    claim, looks = played.epsilon, [game for game in (played.game, played.apart) if game is not None]
+    whole_run, calm, times = rerun(config, population, rng, reruns=reruns, seconds=seconds)
+    claim, looks = whole_run.epsilon, [game for game in (whole_run.game, whole_run.apart) if game is not None]
     confidence = 1 - 0.05 / len(looks)
     results = [audit_guesses(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
     unprotected = audit_guesses(calm.scores, calm.coins, delta, claim=claim, confidence=confidence)
     p = min(1.0, len(results) * min(result.p for result in results))
-    result = replace(max(results, key=lambda result: result.epsilon), p=p, power=_power_of(played, calm, delta, confidence, draws))
-    return WholeAudit(result, claim, unprotected, played, times)
+    result = replace(max(results, key=lambda result: result.epsilon), p=p, power=_power_of(whole_run, calm, delta, confidence, draws))
+    return WholeAudit(result, claim, unprotected, whole_run, times)
 
 
-def _power_of(played: WholeRunGame, calm: CanaryGame, delta: float, confidence: float, rng: np.random.Generator) -> Power:
+def _power_of(whole_run: WholeRunGame, calm: CanaryGame, delta: float, confidence: float, rng: np.random.Generator) -> Power:
     """The power of the first look at a whole run."""
-    if played.trials is None:
+    if whole_run.trials is None:
         return Power(0, 0, "unknown where clients train with Adam")
-    trials = played.trials.held_against(calm)
+    trials = whole_run.trials.held_against(calm)
     numbers = iter(range(len(trials.coins)))
     return audit_power(
-        lambda: trials.scores(next(numbers), 1 / FACTOR, rng), len(calm.coins), delta, claim=played.epsilon, confidence=confidence,
+        lambda: trials.scores(next(numbers), 1 / FACTOR, rng), len(calm.coins), delta, claim=whole_run.epsilon, confidence=confidence,
         repetitions=len(trials.coins),
     )  # fmt: skip
 
@@ -234,10 +234,10 @@ def _whole(case: Case, config: Config, population: Population, rng: np.random.Ge
         whole = audit_whole(config, population, rng, reruns=case.budget.seeds, seconds=case.budget.seconds)
     except (ValueError, ArithmeticError, ProtocolError) as error:
         return nothing(case, NAME, WHOLE, f"not attempted: {error}")
-    played, times = whole.played, f", {whole.reruns} times" if whole.reruns > 1 else ""
+    whole_run, times = whole.run, f", {whole.reruns} times" if whole.reruns > 1 else ""
     scored = "the means over clients" if config.privacy.unit == "client" else "clients' updates"
-    unscored = f"; charged but not validated by it: what has {' and '.join(played.unscored)}" if played.unscored else ""
-    scope = f"{played.rounds} of {config.training.rounds} rounds, rerun with canaries{times}; scored are {scored}{unscored}"
+    unscored = f"; charged but not validated by it: what has {' and '.join(whole_run.unscored)}" if whole_run.unscored else ""
+    scope = f"{whole_run.rounds} of {config.training.rounds} rounds, rerun with canaries{times}; scored are {scored}{unscored}"
     trusted = config.privacy.unit == "client" and config.protection.sum == "none"  # the server adds the noise
     made = _figure(case, WHOLE, whole.result, whole.claim, whole.calm, scope)
     return replace(made, towards="who sees the means, not single updates (the server is trusted)" if trusted else "")

@@ -41,7 +41,7 @@ class AuditPlan:
         rerun_seconds = self.rerun_seconds if self.seeds[0] in todo else 0.0
         return self.runs(todo) * self.seconds + attacks * len(todo) * ATTACK_SECONDS + rerun_seconds
 
-    def words(self, budget: str, todo: Sequence[int], attacks: int, adversaries: Sequence[str]) -> str:
+    def line(self, budget: str, todo: Sequence[int], attacks: int, adversaries: Sequence[str]) -> str:
         """One line for people."""
         if not todo:
             return f"{budget} audit: all of it was done before"
@@ -75,7 +75,7 @@ class Clock:
     attacks: int
     began: float = field(default_factory=time.perf_counter)
 
-    def words(self, seed: int) -> str:
+    def line(self, seed: int) -> str:
         """When the work on `seed` starts: which one it is and what is left; before one is finished only what was expected is known."""
         number = self.todo.index(seed)
         where = f"seed {seed}, {number + 1} of {len(self.todo)}"

@@ -181,11 +181,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         ]
         for binding in (True, False)
     }
-    words = sorted({word for attempt in tries[True] for word in attempt.refused})
+    codes = sorted({code for attempt in tries[True] for code in attempt.refused})
     note = (
         f"{len(victims)} victims in turn, {len(people)} clients, first round, {inside} of {model.dimension} coordinates (all but the "
         "head's bias); run against the real machines; error codes with the binding: "
-        f"{'; '.join(words) or 'nothing'}; reference: the binding off; baseline: no sum (û = 0)"
+        f"{'; '.join(codes) or 'nothing'}; reference: the binding off; baseline: no sum (û = 0)"
     )
     figures = []
     for metric in MARGIN:

@@ -224,17 +224,17 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
     if not observed or not reference:
         why = unread(case.view, model.dimension) or "no model that clients trained can be read in this view"
         return [nothing(case, NAME, "model_lira_auc", why)], {}
-    played = []
+    all_games = []
     for targets, how, norm in ((observed, private, bound), (reference, plain, 0.0)):
         games = []
         for target in targets:
             pairs = pairs_of(truth, target.owners, stream(case.seed, "membership: pairs", client=target.owners[0]))
             games.append(games_of(target, pairs, truth, prior, how, norm, case.budget.shadows, case.view.coalition))
-        played.append(games)
+        all_games.append(games)
     figures: list[Cell] = []
     curves: dict[str, Array] = {}
     for place, source in enumerate(FIGURES):
-        seen, beside = ([game for pair in games if (game := pair[place]) is not None] for games in played)
+        seen, beside = ([game for pair in games if (game := pair[place]) is not None] for games in all_games)
         if min(sum(int(game.member.sum()) for game in games) for games in (seen, beside)) < FEWEST_ASKED:
             hidden = source == "own_model" and not any(target.own for target in observed)
             earlier = set(single_steps(steps_in(case.view, model.dimension, case))) - set(case.view.coalition)

@@ -368,7 +368,7 @@ def games_of(
     owned = [part for client in sorted(truth.data) for part in truth.data[client]]
     for part in (start, pairs.x, pairs.y, pairs.owners, prior.x[free], prior.y[free], *owned):
         digest.update(np.ascontiguousarray(part).tobytes())
-    played = once(_KEPT, MOST_KEPT, digest.hexdigest(), make)
+    shadow_confidences = once(_KEPT, MOST_KEPT, digest.hexdigest(), make)
 
     def seen(vector: Array, x: Array, y: Array) -> Array:
         return np.asarray(confidences(model, vector[None].astype(start.dtype), x, y)[0])
@@ -376,7 +376,9 @@ def games_of(
     asked = ~np.isin(pairs.owners, left_out)
     others = seen(target.vector, prior.x[free], prior.y[free])
     confidence = seen(target.vector, pairs.x, pairs.y)
-    first = MembershipGame(confidence[asked], played.shadow[:, asked], inside[:, asked], pairs.member[asked], others, played.others)
+    first = MembershipGame(
+        confidence[asked], shadow_confidences.shadow[:, asked], inside[:, asked], pairs.member[asked], others, shadow_confidences.others
+    )
     asked &= np.isin(pairs.owners, list(target.own))
     if not asked.any():
         return first, None
@@ -385,4 +387,6 @@ def games_of(
         at = pairs.owners == client
         confidence[at] = seen(vector, pairs.x[at], pairs.y[at])
     empty = np.zeros((count, 0))
-    return first, MembershipGame(confidence[asked], played.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty)
+    return first, MembershipGame(
+        confidence[asked], shadow_confidences.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty
+    )

@@ -74,7 +74,7 @@ def calibrated(made: Callable[[float], Event], epsilon: float) -> Event:
     return made(calibrate(lambda z: [made(z)], epsilon, DELTA))
 
 
-def played(name: str, event: Event, seed: int, claim: float) -> AuditResult:
+def audited_game(name: str, event: Event, seed: int, claim: float) -> AuditResult:
     game = ALL_GAMES[name](event, np.random.default_rng(seed), public_entropy(f"{name} {seed}"))
     return audit_guesses(game.scores, game.coins, DELTA, claim=claim)
 

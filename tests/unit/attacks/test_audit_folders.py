@@ -205,7 +205,7 @@ def test_the_plan_counts_the_runs_it_makes(protected: bool, runs: int) -> None:
     assert made.runs(made.seeds) == runs  # twin of the recorded one, then two a seed; in the open one a seed
     assert made.runs(made.seeds[3:]) == 2 * made.each
     assert made.estimate(made.seeds, 4) == pytest.approx(8 * runs + made.estimate(made.seeds, 4) - made.estimate(made.seeds, 0))
-    words = made.words("standard", made.seeds, 11, ["server"])
+    words = made.line("standard", made.seeds, 11, ["server"])
     assert f"5 seeds, {runs} runs of 8.0 s, 11 attacks on each (server)" in words
     assert words.startswith(f"standard audit, about {spoken(made.estimate(made.seeds, 11))}: ")
 
@@ -222,7 +222,7 @@ def test_a_long_or_large_run_is_cut() -> None:
     made = plan(900.0)
     assert (made.rounds, made.cut, made.seeds) == (1, True, (7,))
     assert made.seconds == pytest.approx(90.0)
-    assert "the first 1 round(s) only" in made.words("standard", made.seeds, 1, ["server"])
+    assert "the first 1 round(s) only" in made.line("standard", made.seeds, 1, ["server"])
     assert plan(1.0, size=4 << 30).rounds == 2  # a quarter of the payloads are a GiB
     assert plan(1.0, rounds=0).runs((7,)) == 1
 
@@ -233,11 +233,11 @@ def test_what_is_left_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch)
     made = AuditPlan((7, 8, 9), rounds=1, cut=False, here=0, each=2, seconds=10.0)
     clock = Clock(made, made.seeds, attacks=0, began=100.0)
     clock.plan = replace(made, here=2)  # every seed is as long as any other
-    assert clock.words(7) == "seed 7, 1 of 3"
+    assert clock.line(7) == "seed 7, 1 of 3"
     now[0] += 30
-    assert clock.words(8) == "seed 8, 2 of 3; about 60 s left"
+    assert clock.line(8) == "seed 8, 2 of 3; about 60 s left"
     now[0] += 50
-    assert clock.words(9) == "seed 9, 3 of 3; about 40 s left"
+    assert clock.line(9) == "seed 9, 3 of 3; about 40 s left"
     assert [spoken(seconds) for seconds in (0.01, 2.25, 41.2, 200, 9000)] == ["0.1 s", "2.2 s", "41 s", "3 minutes", "2.5 hours"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attack_scenes import QUICK, case, config, population_of
-from dp_games import DELTA, RELATIONS, a_third_of_the_noise, no_clip, no_sampling, played, scene, whole, whole_audit_says
+from dp_games import DELTA, RELATIONS, a_third_of_the_noise, audited_game, no_clip, no_sampling, scene, whole, whole_audit_says
 
 import cflpriv.federation.client as remote_client
 import cflpriv.privacy.private_signatures as private_signatures
@@ -68,9 +68,9 @@ def test_a_release_that_a_run_makes_without_noise_is_caught(
     made = scene(algorithm, "sample", 2.0, training={"rounds": 25 if algorithm == "pfedlia" else 2}, privacy=privacy)
     name, event = releases(made, population_of(made))[figure]
     claim = epsilon_of([event], DELTA)
-    assert played(name, event, 0, claim).epsilon <= claim
+    assert audited_game(name, event, 0, claim).epsilon <= claim
     monkeypatch.setattr(place[0], place[1], bare)
-    assert played(name, event, 0, claim).epsilon > claim
+    assert audited_game(name, event, 0, claim).epsilon > claim
 
 
 @pytest.mark.slow
@@ -107,23 +107,23 @@ def test_the_reference_of_a_whole_run_has_the_noise_that_is_claimed(bug: Any, mo
     if bug is not None:
         bug(monkeypatch)
     made = scene("fedavg", "sample", 1.0, training={"rounds": 1})
-    played, calm, _ = rerun(made, population_of(made), np.random.default_rng(0))
-    assert played.trials is not None
-    seen = played.game.scores - np.where(played.game.coins, 1, -1) * moved_by_coins(played.game.scores, played.game.coins)
-    claimed = played.trials.noise.var() + played.trials.signal.var()
+    whole_run, calm, _ = rerun(made, population_of(made), np.random.default_rng(0))
+    assert whole_run.trials is not None
+    seen = whole_run.game.scores - np.where(whole_run.game.coins, 1, -1) * moved_by_coins(whole_run.game.scores, whole_run.game.coins)
+    claimed = whole_run.trials.noise.var() + whole_run.trials.signal.var()
     assert seen.var() / claimed == pytest.approx(1.0 if bug is None else 1 / 9, rel=0.15)
     # and it is no clearer than what the rerun without noise shows
     moved = [
         np.mean(np.where(coins, 1, -1) * scores)
-        for scores, coins in ((calm.scores, calm.coins), (played.trials.signal, played.trials.coins))
+        for scores, coins in ((calm.scores, calm.coins), (whole_run.trials.signal, whole_run.trials.coins))
     ]
     assert moved[0] == pytest.approx(moved[1], rel=0.1)
     half = replace(calm, scores=calm.scores / 2)
-    assert np.allclose(played.trials.held_against(half).signal, played.trials.signal / 2, rtol=0.1, atol=1e-9)
+    assert np.allclose(whole_run.trials.held_against(half).signal, whole_run.trials.signal / 2, rtol=0.1, atol=1e-9)
     thrice = replace(calm, scores=calm.scores * 3)
-    held = played.trials.held_against(thrice)
-    assert held.signal == pytest.approx(played.trials.signal)
-    assert (held.beyond >= played.trials.beyond).all()
+    held = whole_run.trials.held_against(thrice)
+    assert held.signal == pytest.approx(whole_run.trials.signal)
+    assert (held.beyond >= whole_run.trials.beyond).all()
 
 
 @pytest.mark.slow
@@ -131,12 +131,12 @@ def test_the_reference_of_a_whole_run_has_the_noise_that_is_claimed(bug: Any, mo
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_reference_of_means_has_the_noise_that_is_claimed(relation: str, protection: Any) -> None:
     made = scene("fedavg", "client", 2.0, privacy={"relation": relation}, protection=protection, data={"clients": 12})
-    played, calm, _ = rerun(made, population_of(made), np.random.default_rng(0), reruns=6)
-    assert played.trials is not None
-    noise = (played.game.scores - calm.scores) / made.privacy.clip_norm
+    whole_run, calm, _ = rerun(made, population_of(made), np.random.default_rng(0), reruns=6)
+    assert whole_run.trials is not None
+    noise = (whole_run.game.scores - calm.scores) / made.privacy.clip_norm
     # 72 values: their variance is right to 17 % (a standard deviation); these draws are not fixed, and miss this once in 100,000
-    assert 0.4 < noise.var() / played.trials.noise.var() < 2.0
-    assert played.trials.signal.std() == pytest.approx((calm.scores / made.privacy.clip_norm).std(), rel=0.1)
+    assert 0.4 < noise.var() / whole_run.trials.noise.var() < 2.0
+    assert whole_run.trials.signal.std() == pytest.approx((calm.scores / made.privacy.clip_norm).std(), rel=0.1)
 
 
 @pytest.mark.slow
@@ -151,9 +151,9 @@ def test_training_whose_noise_is_not_linear_has_no_known_power() -> None:
 def test_an_update_with_momentum_is_read_with_the_weights_of_its_steps() -> None:
     # by the rate alone canaries would be expected to move it by a third of what they do, and the reference would not fit
     made = scene("fedavg", "sample", 1.0, training={"rounds": 1, "momentum": 0.8, "lr": 0.05})
-    played, calm, _ = rerun(made, population_of(made), np.random.default_rng(0))
-    assert played.trials is not None
-    moved = [moved_by_coins(calm.scores, calm.coins), moved_by_coins(played.trials.signal, played.trials.coins)]
+    whole_run, calm, _ = rerun(made, population_of(made), np.random.default_rng(0))
+    assert whole_run.trials is not None
+    moved = [moved_by_coins(calm.scores, calm.coins), moved_by_coins(whole_run.trials.signal, whole_run.trials.coins)]
     assert moved[0] == pytest.approx(moved[1], rel=0.1)
 
 
@@ -302,17 +302,17 @@ def test_every_rerun_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, 
         if config.run.seed == made.run.seed + 1:
             raise ValueError("no mean was released")
         game = CanaryGame(rng.normal(size=10), rng.random(10) < 0.5)
-        played = WholeRunGame(game, 1.0 + config.run.seed, 2)
-        return (played, game) if unit == "client" else played
+        whole_run = WholeRunGame(game, 1.0 + config.run.seed, 2)
+        return (whole_run, game) if unit == "client" else whole_run
 
     monkeypatch.setattr(dp_run, "rerun_clients", made_up)
     monkeypatch.setattr(dp_run, "rerun_samples", made_up)
     made = scene("fedavg", unit, 1.0)
-    played, calm, reruns = rerun(made, population_of(made), np.random.default_rng(0), reruns=4, seconds=1000.0)
+    whole_run, calm, reruns = rerun(made, population_of(made), np.random.default_rng(0), reruns=4, seconds=1000.0)
     assert sorted(set(seeds)) == [made.run.seed + number for number in range(4)]
     assert reruns == 3, "reruns that failed are left out"
-    assert len(played.game.coins) == len(calm.coins) == 30
-    assert played.epsilon == 4.0 + made.run.seed, "the claim is the largest that was spent"
+    assert len(whole_run.game.coins) == len(calm.coins) == 30
+    assert whole_run.epsilon == 4.0 + made.run.seed, "the claim is the largest that was spent"
     assert max(times) <= (1000.0 if unit == "client" else 500.0)
     with pytest.raises(ValueError, match="no mean was released"):
         rerun(made.with_("run", seed=made.run.seed + 1), population_of(made), np.random.default_rng(0), reruns=4)

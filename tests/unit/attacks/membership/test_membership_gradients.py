@@ -39,7 +39,7 @@ def asked(seen: Case, steps: list[ClientStep]) -> Pairs:
     return pairs_of(seen.truth, owners, np.random.default_rng(0))
 
 
-def played(seen: Case, steps: list[ClientStep]) -> tuple[GradientEvidence, Pairs]:
+def evidence_of(seen: Case, steps: list[ClientStep]) -> tuple[GradientEvidence, Pairs]:
     pairs = asked(seen, steps)
     return evidence(steps, pairs, seen.truth, seen.prior, SHADOWS), pairs
 
@@ -73,7 +73,7 @@ def test_gradients_are_those_of_single_samples() -> None:
 def test_an_update_that_is_one_step_tells_everybody() -> None:
     """A full batch, one step: the update is the sum of its samples' gradients, and coefficients are the coins themselves."""
     seen = case(made(model={"dtype": "float64"}, training={"rounds": 1, "epochs": 1, "batch_size": 0}))
-    found, pairs = played(seen, steps_of(seen))
+    found, pairs = evidence_of(seen, steps_of(seen))
     assert found.scores == pytest.approx(pairs.member - 0.5, abs=0.1)
     assert roc(found.scores, pairs.member).auc == 1.0
     assert np.abs(found.blank).max() < 0.6
@@ -96,7 +96,7 @@ def test_long_updates_are_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership_gradients, "_PARTS", {})
     monkeypatch.setattr(membership_gradients, "MOST_PARAMETERS", 600)
     assert public_model(seen.prior).dimension > 1000
-    found, pairs = played(seen, steps_of(seen))
+    found, pairs = evidence_of(seen, steps_of(seen))
     assert roc(found.scores, pairs.member).auc > 0.9
 
 
@@ -122,7 +122,7 @@ def test_other_clients_updates_say_nothing() -> None:
     steps = steps_of(seen)
     for away in (1, 2, 5):
         moved = [replace(step, update=steps[(i + away) % len(steps)].update) for i, step in enumerate(steps)]
-        found, pairs = played(seen, moved)
+        found, pairs = evidence_of(seen, moved)
         low, high = roc(found.scores, pairs.member).auc_interval
         assert low < 0.5 < high
 
@@ -170,7 +170,7 @@ def test_weak_noise_is_seen_through() -> None:
     seen = case(made(privacy=private, training={"rounds": 6}, run={"insecure_test_entropy": True}))
     steps = steps_of(seen)
     assert len(steps) == 6 * len(population_of(made()).clients)
-    found, pairs = played(seen, steps)
+    found, pairs = evidence_of(seen, steps)
     assert roc(found.scores, pairs.member).auc > 0.75
 
 
