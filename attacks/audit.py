@@ -54,7 +54,7 @@ def audit_run(
     population: Population | None = None,
     device: str | None = None,
     trust: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[Cell]:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
@@ -90,14 +90,14 @@ def audit_run(
             plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), rerun_seconds=_rerun_seconds(config, summary, wanted, limits)
         )
         todo = [seed for seed in plan.seeds if not units[seed].keys() <= kept.cells.keys()]
-        say(plan.line(budget, todo, len(wanted), adversaries))
+        report(plan.line(budget, todo, len(wanted), adversaries))
         if missing := what_was_kept(messages):
-            say(missing)
+            report(missing)
         if adversary is None:
-            say("not run: an active server; audit with --adversary active-server as well")
+            report("not run: an active server; audit with --adversary active-server as well")
         clock = Clock(plan, todo, len(wanted))
         for seed in todo:
-            say(clock.line(seed))
+            report(clock.line(seed))
             is_recorded, diverged = seed == config.run.seed, ""
             try:
                 if is_recorded:
@@ -107,11 +107,11 @@ def audit_run(
                     scene = fresh_scene(fresh_config, supplied or build_population(fresh_config.data, data_dir), plan.rounds, limits)
             except TrainingDiverged as error:
                 diverged = str(error)
-                say(f"  {diverged}; only attacks that need no twin go on")
+                report(f"  {diverged}; only attacks that need no twin go on")
                 scene = replace(recorded_scene(config, people, messages, secrets, replace(plan, here=0), limits), seed=seed)
             for place, (unit, (viewer, name)) in enumerate(units[seed].items(), 1):
                 if unit not in kept.cells:
-                    say(f"  {place} of {len(units[seed])}: {name}, adversary {viewer}")
+                    report(f"  {place} of {len(units[seed])}: {name}, adversary {viewer}")
                     kept.add(unit, _attacked(name, viewer, scene, limits, folder if is_recorded else None, diverged))
     asked = {unit.rsplit("|", 1)[0] for seed_units in units.values() for unit in seed_units}
     return [cell for cell in kept.table() if f"{cell.adversary}|{cell.attack}" in asked]

@@ -36,7 +36,9 @@ def main() -> None:
     table = []
     for name, (file, changes) in RUNS.items():
         summary = run_experiment(load_config(HERE / file, changes), OUT / name, say=print)
-        cells = audit_run(OUT / name, attacks=["signature_inversion"], budget="quick", say=print) if summary["algorithm"] == "pacfl" else []
+        cells = (
+            audit_run(OUT / name, attacks=["signature_inversion"], budget="quick", report=print) if summary["algorithm"] == "pacfl" else []
+        )
         seen = {cell.adversary: cell for cell in cells if cell.metric == "mean_image_cosine"}
         table.append((name, summary, seen))
     print()

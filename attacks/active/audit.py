@@ -30,17 +30,17 @@ FILE = "active_audit.json"
 
 def active_audit(
     config: Config, data_dir: str | Path | None = None, *, attacks: Sequence[str] | None = None, population: Population | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[ActiveResult]:  # fmt: skip
     """Run all active attacks against clients in this process. `population` replaces the data that the configuration names.
 
     Clients are new for each attack: new identities, empty stores, system entropy, the strict release policy, whatever `[run]` says of
     these. Raises `InputError` for an unknown attack.
     """
-    return run_all(scene_of(config, population or build_population(config.data, data_dir)), attacks, say)
+    return run_all(scene_of(config, population or build_population(config.data, data_dir)), attacks, report)
 
 
-def run_all(scene: Scene, attacks: Sequence[str] | None = None, say: Callable[[str], None] = lambda line: None) -> list[ActiveResult]:
+def run_all(scene: Scene, attacks: Sequence[str] | None = None, report: Callable[[str], None] = lambda line: None) -> list[ActiveResult]:
     """The same against the clients that a scene starts, over whatever transport. Raises `InputError` for an unknown attack."""
     if attacks is not None and not attacks:
         raise InputError(f"--attacks: names none; known are {', '.join(ACTIVE_ATTACKS)}")
@@ -51,7 +51,7 @@ def run_all(scene: Scene, attacks: Sequence[str] | None = None, say: Callable[[s
     for name in attacks or list(ACTIVE_ATTACKS):
         with using(device_of(scene.config)):
             rows.append(run_attack(name, ACTIVE_ATTACKS[name], scene))
-        say(f"{name}: {rows[-1].result()}")
+        report(f"{name}: {rows[-1].result()}")
     return rows
 
 

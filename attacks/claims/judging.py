@@ -39,7 +39,7 @@ def listed_claims() -> dict[str, str]:
 
 def judge_claim(
     name: str, folder: str | Path, data_dir: str | Path | None = None, *, scale: float = 1.0, seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> ClaimVerdict:  # fmt: skip
     """Measure what is missing of the claim `name` into `folder`, and write `verdict.json` there.
 
@@ -55,7 +55,7 @@ def judge_claim(
         raise InputError(f"--seed {seed}: is below 0")
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        rows, seconds, commits = _measured(claim, name, out, data_dir, _seeds(claim, seed, scale), say)
+        rows, seconds, commits = _measured(claim, name, out, data_dir, _seeds(claim, seed, scale), report)
         verdict = decide(claim.arms, rows, claim.seeds)
         result = {
             "claim": name, "word": verdict.word, "findings": [asdict(finding) for finding in verdict.findings], "first_seed": seed,
@@ -70,7 +70,7 @@ def _seeds(claim: Claim, first: int, scale: float) -> range:
 
 
 def _measured(
-    claim: Claim, name: str, out: Path, data_dir: str | Path | None, seeds: range, say: Callable[[str], None]
+    claim: Claim, name: str, out: Path, data_dir: str | Path | None, seeds: range, report: Callable[[str], None]
 ) -> tuple[list[Row], float, list[str]]:
     """The rows of `seeds`, those that are kept and those that are missing; the seconds of processor time that they took; their commits."""
     path, rule = out / "rows.jsonl", _rule(name)
@@ -91,7 +91,7 @@ def _measured(
         rows += [Row(**row) for row in line["rows"]]
         seconds += line["seconds"]
         shown = "; ".join(f"{row['arm']}: {row['value']:.3g} (baseline {row['baseline']:.3g})" for row in line["rows"])
-        say(f"seed {number}: {shown}")
+        report(f"seed {number}: {shown}")
     return rows, seconds, list(dict.fromkeys(kept[number]["commit"] for number in seeds))
 
 

@@ -113,7 +113,7 @@ def _save(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def audit_folder(
-    folder: str | Path, *, attacks: Sequence[str] | None = None, say: Callable[[str], None] = lambda line: None
+    folder: str | Path, *, attacks: Sequence[str] | None = None, report: Callable[[str], None] = lambda line: None
 ) -> list[Cell]:  # fmt: skip
     """Run the attacks on a folder of updates; writes audit.json, and audit/ with what was recovered, into it.
 
@@ -135,7 +135,7 @@ def audit_folder(
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
     which = tree.get("model", "none, so that only labels are attempted")
-    say(f"{len(updates)} update(s) of {len(system.records)} client(s); model: {which}")
+    report(f"{len(updates)} update(s) of {len(system.records)} client(s); model: {which}")
     cells, outputs = list[Cell](), outputs_of(system, attacks)
     (folder / "audit").mkdir(exist_ok=True)
     for name, (made, arrays) in outputs.items():

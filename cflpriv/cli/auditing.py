@@ -93,7 +93,7 @@ def audit(
     try:
         place = data_dir or data_directory_of(run_dir)
         cells = audit_run(
-            run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust, say=say
+            run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust, report=say
         )
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
@@ -121,7 +121,7 @@ def _foreign_audit(folder: Path, attacks: list[str] | None) -> None:
     """Attack a folder of another system's updates."""
     from ..attacks.foreign.foreign_folder import audit_folder
 
-    _print_audit(audit_folder(folder, attacks=attacks, say=say))
+    _print_audit(audit_folder(folder, attacks=attacks, report=say))
     OUT.print(f"written: {folder / 'audit.json'}", markup=False)
 
 
@@ -136,7 +136,7 @@ def _active_audit(
     folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
     path, believed = (source / "config.toml", trust) if source.is_dir() else (source, trust or None)
     config = load_config(path, changes, trust=believed)
-    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, say=say)
+    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, report=say)
     path = written(rows, config, folder)
     OUT.print(table(rows), markup=False)
     OUT.print(f"written: {path}", markup=False)

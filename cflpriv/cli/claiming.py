@@ -27,7 +27,7 @@ def claims(
     if name is None and (scale != 1.0 or seed or data_dir is not None):
         raise InputError("--scale, --seed, --data-dir: are for the runs of a claim; name one")
     if name is not None:
-        verdict = judge_claim(name, out / f"{name}-s{seed}", data_dir, scale=scale, seed=seed, say=say)
+        verdict = judge_claim(name, out / f"{name}-s{seed}", data_dir, scale=scale, seed=seed, report=say)
         say("\n".join(verdict_in_words(name, verdict)))
     if page is not None:
         judged, repeated = write_page(out, page)
