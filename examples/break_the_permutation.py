@@ -28,7 +28,7 @@ from cflpriv.attacks.adversary import AdversaryView, view_of
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.sums import models_sent
 from cflpriv.attacks.figures.leakage import Prior, Truth, cosine, popular_set, prior_of, truth_of
-from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, Guess, Knowledge, cells, recover_labels, transformed_rounds
+from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, KeyRecoveryGuess, Knowledge, cells, recover_labels, transformed_rounds
 from cflpriv.attacks.key_recovery.cells import (
     TransformedUpdates,
     exact_share,
@@ -106,7 +106,7 @@ def record(network: str, partition: str, seed: int, protection: dict[str, Any] |
     return Run(views[0], views[1], prior_of(population, seed, config=config), truth_of(population))
 
 
-def score(one: Guess, run: Run) -> tuple[float, float, float]:
+def score(one: KeyRecoveryGuess, run: Run) -> tuple[float, float, float]:
     """Label-set accuracy, L1 of histograms (equal shares where the attacker abstains), L1 of the structure under the best renaming."""
     clients = sorted(run.truth.label_sets)
     sets = score_label_sets(one, run.truth, run.prior, clients).mean()
@@ -117,7 +117,7 @@ def score(one: Guess, run: Run) -> tuple[float, float, float]:
     )
 
 
-def cosines(one: Guess, seen: TransformedUpdates, clear: TransformedUpdates) -> tuple[float, float]:
+def cosines(one: KeyRecoveryGuess, seen: TransformedUpdates, clear: TransformedUpdates) -> tuple[float, float]:
     """Mean cosine to the true first updates: of those rebuilt at the coordinates placed, and of those predicted from the labels alone."""
     found = one.recovery
     if found is None or found.histograms is None or found.response is None:
@@ -141,7 +141,7 @@ def claims(networks: Sequence[str], partitions: Sequence[str], seeds: Sequence[i
                 "seed  structure   confidence  label sets (popular | other view | wrong θ0)   L1 of histogram (uniform | other | wrong θ0)"
                 "   structure L1   exact coordinates   cosine rebuilt / predicted from labels   seconds"
             )
-            before: Guess | None = None
+            before: KeyRecoveryGuess | None = None
             rows = []
             for seed in seeds:
                 row, before = _claim(network, partition, seed, before)
@@ -151,7 +151,7 @@ def claims(networks: Sequence[str], partitions: Sequence[str], seeds: Sequence[i
     return every
 
 
-def _claim(network: str, partition: str, seed: int, before: Guess | None) -> tuple[dict[str, float], Guess]:
+def _claim(network: str, partition: str, seed: int, before: KeyRecoveryGuess | None) -> tuple[dict[str, float], KeyRecoveryGuess]:
     """One seed. `before` is the guess about another seed's clients, a baseline."""
     began = time.perf_counter()
     run = record(network, partition, seed)
@@ -167,10 +167,10 @@ def _claim(network: str, partition: str, seed: int, before: Guess | None) -> tup
     misled_recovery = recover_labels(seen.rounds, wrong, stream(seed, "key recovery"))
     # scored as if it did not abstain
     shares = misled_recovery.histograms
-    misled = Guess({} if shares is None else dict(zip(seen.clients, shares, strict=True)))
+    misled = KeyRecoveryGuess({} if shares is None else dict(zip(seen.clients, shares, strict=True)))
     everyone = list(run.truth.label_sets.values())
     popular = float(np.mean([one == popular_set(everyone) for one in everyone]))
-    _, uniform, _ = score(Guess(), run)
+    _, uniform, _ = score(KeyRecoveryGuess(), run)
     other = score(before, run) if before is not None else (float("nan"),) * 3
     wrong_sets, wrong_l1, _ = score(misled, run)
     exact = exact_share(mine, seen, clear, list(seen.clients))
@@ -215,7 +215,7 @@ Row = tuple[str, Callable[[], None]]
 def variants(network: str, partition: str, seed: int, wanted: Sequence[str]) -> None:
     """The rows whose names have one of the words `wanted` (none: all)."""
     truth = truth_of(build_population(configured(network, partition, seed).data))
-    uniform = score_histograms(Guess(), truth, sorted(truth.label_sets), LABELS).mean()
+    uniform = score_histograms(KeyRecoveryGuess(), truth, sorted(truth.label_sets), LABELS).mean()
     columns = f"structure, confidence, label sets, L1 (equal shares {uniform:.2f}), structure L1"
     print(f"\n{network}, {partition}, seed {seed}: {columns}", flush=True)
     rows = [*_of_one_run(network, partition, seed), *_of_other_runs(network, partition, seed)]

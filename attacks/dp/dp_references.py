@@ -1,6 +1,6 @@
 """References of DP audits: the scores of each game as a sound mechanism gives them, or one with a stated share of its noise.
 
-The power of an audit is estimated on them (`dp_audit.audit_power`), and must not depend on the code that is audited: noise that is a third there
+The power of an audit is estimated on them (`dp_audit.audit_power`), and must not depend on the audited code: noise a third as large there
 would be a ninth in a rerun with a third of it, and the power would be overstated. So nothing here runs a mechanism, a task or a client.
 Coins, batches and noise are drawn with NumPy from the audit's generator, clipped contributions follow from the canaries, and the rest is
 the auditor's own arithmetic. `share` is the share of the noise that is left: 1 is what the event prices. Scores are those of the game of
