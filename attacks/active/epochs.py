@@ -115,10 +115,8 @@ def opened_by_another(run: AttackRun) -> ActiveGuess:
         if clients:
             layout = [["update", run.scene.model.dtype.str, [dimension]]]
             held = Held(HeldKey("opened"), clients, ("update",))
-            run.fed.know(
-                held.key,
-                {"number": NUMBER, "layout": layout, "models": [[client, trace([request_digest(ask)]).hex()] for client in clients]},
-            )
+            models = [[client, trace([request_digest(ask)]).hex()] for client in clients]
+            run.fed.know(held.key, {"number": NUMBER, "layout": layout, "models": models})
             summed = run.sum(held, clients)
             guess = None if summed is None else -summed.total / len(summed.survivors)
     return ActiveGuess(guess, "update")

@@ -105,9 +105,8 @@ def _ask_alone(run: AttackRun, coalition: Sequence[int], deposits: m.Deposits) -
 def _with_own(run: AttackRun, deposits: m.Deposits, other: int) -> bytes:
     """The keys of an epoch with one of the server's in place of an honest holder's, whose signature it lacks."""
     protection = run.scene.config.protection
-    asked = next(
-        exchange.ask for exchange in run.liar.exchanges if isinstance(exchange.ask, m.ShareKey) and exchange.ask.epoch == deposits.epoch
-    )
+    asks = [exchange.ask for exchange in run.liar.exchanges]
+    asked = next(ask for ask in asks if isinstance(ask, m.ShareKey) and ask.epoch == deposits.epoch)
     terms = terms_of(protection, deposits.session, deposits.epoch, run.roster, asked.p, asked.dimension)
     message, identity = decode(deposits.keys, Announced, terms), Identity.create(0)
     made = decode(announcement(terms, other, identity, public_key(system_entropy(32))), HolderKey, terms)

@@ -134,9 +134,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     clients = sorted((set(observed) & set(reference)) - set(case.view.coalition))
     if model is None or not clients:
         why = "no representation at an anchor model, and no folds, can be read in this view"
-        sent = next(
-            (message.kind for message in view.messages if message.operation == "gram" and message.kind in ("representation", "folds")), ""
-        )
+        kinds = [message.kind for message in view.messages if message.operation == "gram"]
+        sent = next((kind for kind in kinds if kind in ("representation", "folds")), "")
         if not observed and sent:
             hidden = f"{sent.removesuffix('s')}s are transformed or encrypted here"
             why = f"not attempted: {hidden}; gram_geometry reads their inner products, where it has them"

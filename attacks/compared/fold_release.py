@@ -243,9 +243,8 @@ def members_cell(case: Case) -> Cell:
     if not observed and products_of(case)[0] is not None:
         why = "not attempted: only inner products of folds are seen; a colluding client that sends a sample's gradient as its fold has more"
         return nothing(case, NAME, MEMBERS, why)
-    clients = [
-        client for client in sorted((set(observed) & set(reference)) - set(case.view.coalition)) if asked_of(case, client) is not None
-    ]
+    readable = sorted((set(observed) & set(reference)) - set(case.view.coalition))
+    clients = [client for client in readable if asked_of(case, client) is not None]
     if len(clients) < FEWEST_SCORES:
         why = f"not attempted: folds of fewer than {FEWEST_SCORES} clients with samples to ask about are in this view"
         return nothing(

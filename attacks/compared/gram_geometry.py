@@ -157,14 +157,10 @@ def _products_of_rows(view: AdversaryView) -> ClientProducts | None:
 
 
 def guess(
-    client_products: ClientProducts,
-    prior: Prior,
-    known: Mapping[int, Array],
-    templates: Mapping[int, Mapping[frozenset[int], Array]],
-    seed: int,
+    gram: ClientProducts, prior: Prior, known: Mapping[int, Array], templates: Mapping[int, Mapping[frozenset[int], Array]], seed: int
 ) -> GramLabelGuess:
     """Label sets for all clients that are not known. `templates[size]` are those for clients with `size` labels."""
-    clients, products = client_products
+    clients, products = gram
     guessed: dict[int, frozenset[int]] = {}
     places = {clients.index(client): rows for client, rows in known.items()}
     for size in sorted(templates):

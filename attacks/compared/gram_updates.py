@@ -283,9 +283,8 @@ def _why_not(view: AdversaryView, dimension: int) -> str:
         return "not attempted: updates are in this view, but not those of enough clients under one transform from one known model"
     if updates_in(view, dimension):
         return "updates are in the clear here: label_inference reads them"
-    rows = [
-        message for message in view.select("gram") if "rows" in (message.payload or {}) and set(payload_rows(message)) - set(view.coalition)
-    ]
+    rows = [message for message in view.select("gram") if "rows" in (message.payload or {})]
+    rows = [message for message in rows if set(payload_rows(message)) - set(view.coalition)]
     if other := sorted({message.kind for message in rows if message.kind not in KINDS}):
         names = ", ".join(map(repr, other))
         return f"not attempted: what clients compare is in this view, as {names}, but not as one update of enough of them"

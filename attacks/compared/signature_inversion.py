@@ -82,11 +82,9 @@ def signatures_in(view: AdversaryView, prior: Prior) -> dict[int, Array]:
     dimension = int(np.prod(prior.shape))
     if not prior.moments:
         signatures = rows_in(view, dimension)
-        return (
-            {client: rows / np.linalg.norm(rows, axis=1, keepdims=True) for client, rows in signatures.items()}
-            if prior.halves
-            else signatures
-        )
+        if not prior.halves:
+            return signatures
+        return {client: rows / np.linalg.norm(rows, axis=1, keepdims=True) for client, rows in signatures.items()}
     upper = np.triu_indices(dimension)
     vectors: dict[int, Array] = {}
     for client, rows in rows_in(view, len(upper[0])).items():

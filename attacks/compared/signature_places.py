@@ -84,9 +84,7 @@ def place_signatures(
     signs = _signs(rows, stacked, rows_per_part) if signed else np.ones(rows.shape[2])
     search = _Search(rows * signs, mean_directions(rows * signs, rows_per_part), stacked, mean_directions(stacked), allowed)
     index = {label_set: i for i, label_set in enumerate(sets)}
-    start_kinds = [
-        np.array([index[label_set] for label_set in start]) for start in starts if all(label_set in index for label_set in start)
-    ]
+    start_kinds = [np.array([index[labels] for labels in start]) for start in starts if all(labels in index for labels in start)]
     own = [_alternated(search, kinds) for kinds in np.unique(_first_kinds(search, seed), axis=0)]
     best = max([*own, *(_alternated(search, kinds) for kinds in start_kinds)], key=lambda end: end.fit)
     best = _renamed(search, best, renamings_of(sets))

@@ -157,9 +157,8 @@ def _clearness(scores: Array, coins: Array) -> tuple[float, float]:
 
 def joined_trials(trials: Sequence[GameTrials]) -> GameTrials:
     """The canaries of several reruns together."""
-    return GameTrials(
-        *(np.concatenate([getattr(trial, name) for trial in trials], axis=-1) for name in ("coins", "signal", "noise", "beyond"))
-    )
+    names = ("coins", "signal", "noise", "beyond")
+    return GameTrials(*(np.concatenate([getattr(trial, name) for trial in trials], axis=-1) for name in names))
 
 
 @dataclass(frozen=True)

@@ -58,29 +58,28 @@ def rerun(
     """
     if reruns < 1:
         raise ValueError(f"rerun: {reruns} reruns; expected at least 1")
-    began, reruns_done, calm = time.perf_counter(), list[WholeRunGame](), list[CanaryGame]()
+    began, runs, calm = time.perf_counter(), list[WholeRunGame](), list[CanaryGame]()
     for number in range(reruns):
         used = time.perf_counter() - began
-        if reruns_done and used * (1 + 1 / len(reruns_done)) > seconds:
+        if runs and used * (1 + 1 / len(runs)) > seconds:
             break
         try:
             # another seed: were the noise drawn from it (insecure_test_entropy), it would still be another's
             whole_run, without = _pair(config.with_("run", seed=config.run.seed + number), population, rng, seconds - used)
         except (ValueError, ArithmeticError, ProtocolError):
-            if not reruns_done:
+            if not runs:
                 raise
             continue
-        reruns_done.append(whole_run)
+        runs.append(whole_run)
         calm.append(without)
-    games, unscored = _joined([run.game for run in reruns_done]), {name for run in reruns_done for name in run.unscored}
-    second = [run.apart for run in reruns_done if run.apart is not None]
+    games, unscored = _joined([run.game for run in runs]), {name for run in runs for name in run.unscored}
+    second = [run.apart for run in runs if run.apart is not None]
     apart = _joined(second) if second else None
-    repeated = [run.trials for run in reruns_done if run.trials is not None]
-    trials = joined_trials(repeated) if len(repeated) == len(reruns_done) else None
-    together = WholeRunGame(
-        games, max(run.epsilon for run in reruns_done), min(run.rounds for run in reruns_done), tuple(sorted(unscored)), apart, trials
-    )
-    return together, _joined(calm), len(reruns_done)
+    repeated = [run.trials for run in runs if run.trials is not None]
+    trials = joined_trials(repeated) if len(repeated) == len(runs) else None
+    spent, rounds = max(run.epsilon for run in runs), min(run.rounds for run in runs)
+    together = WholeRunGame(games, spent, rounds, tuple(sorted(unscored)), apart, trials)
+    return together, _joined(calm), len(runs)
 
 
 def _pair(config: Config, population: Population, rng: np.random.Generator, seconds: float) -> tuple[WholeRunGame, CanaryGame]:

@@ -38,9 +38,8 @@ class ClippingEngine:
         make = getattr(task, "private", None)
         if make is None:
             return self.engine.run(task, inputs)
-        return self.engine.run(
-            make(self.noise), [replace(task_input, secret=task_input.data.id.to_bytes(32, "big")) for task_input in inputs]
-        )
+        seeded = [replace(task_input, secret=task_input.data.id.to_bytes(32, "big")) for task_input in inputs]
+        return self.engine.run(make(self.noise), seeded)
 
 
 def sampling_rate(config: Config) -> float:

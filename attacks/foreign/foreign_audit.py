@@ -95,20 +95,18 @@ def _membership(system: System) -> AttackOutput:
     linear = all(is_sgd(record) for client in clients for record in system.records[client][:ROUNDS])
     scores = {attack: np.zeros(len(asked.y)) for attack in ("gradients", "rmia", "loss", "blank")}
     for client in np.unique(asked.owners).tolist():
-        own_pairs = asked.owners == client
+        own = asked.owners == client
         first, last = system.records[client][0], system.records[client][-1]
         models = np.stack([
             settled_vector(system, model, last, last.after), settled_vector(system, model, first, first.before),
             as_sent(system, model, first.before)
         ])  # fmt: skip
-        target, beside, sent = confidences(model.evaluated, models, asked.x[own_pairs], asked.y[own_pairs])
+        target, beside, sent = confidences(model.evaluated, models, asked.x[own], asked.y[own])
         others = confidences(model.evaluated, models[:2], prior.x[rest], prior.y[rest])
-        scores["rmia"][own_pairs] = rmia(target, beside[None], others[0], others[1:])
-        scores["loss"][own_pairs], scores["blank"][own_pairs] = loss_threshold(target), loss_threshold(sent)
+        scores["rmia"][own] = rmia(target, beside[None], others[0], others[1:])
+        scores["loss"][own], scores["blank"][own] = loss_threshold(target), loss_threshold(sent)
         if linear:
-            scores["gradients"][own_pairs] = _explained(
-                system, model, system.records[client][:ROUNDS], asked.x[own_pairs], asked.y[own_pairs]
-            )
+            scores["gradients"][own] = _explained(system, model, system.records[client][:ROUNDS], asked.x[own], asked.y[own])
     source = "held-out auxiliary samples" if held else "those given"
     note = (
         f"{len(clients)} client(s): the first {ROUNDS} updates of each at most, or the model that it returned last; non-members, {source}, "

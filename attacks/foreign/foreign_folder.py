@@ -63,9 +63,8 @@ def save_updates(
     for place, update in enumerate(updates):
         client = place if update.client is None else whole(update.client, 0, "client")
         numbers[client] = numbers.get(client, 0) + 1
-        states = [
-            named_arrays(state, names, f"client {client}, {when}") for state, when in ((update.before, "before"), (update.after, "after"))
-        ]
+        both = ((update.before, "before"), (update.after, "after"))
+        states = [named_arrays(state, names, f"client {client}, {when}") for state, when in both]
         rounds.setdefault(numbers[client], {})[client] = (states[0], states[1])
         counts = (("samples", update.samples), ("labels", update.labels))
         known = {name: whole(count, 1, f"client {client}: {name}") for name, count in counts if count is not None}

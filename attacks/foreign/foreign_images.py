@@ -35,9 +35,7 @@ def images(system: System) -> AttackOutput:
     if (why := _unread(system, few, most)) or model is None:
         return [nothing(case, name, "image_psnr_db", why)], None
     shares = {client: shares_of_update(system.records[client][0], system) for client in few}
-    drawn = {
-        c: labels_from_shares(of_client, system.records[c][0].samples or 1) for c, of_client in shares.items() if of_client is not None
-    }
+    drawn = {c: labels_from_shares(share, system.records[c][0].samples or 1) for c, share in shares.items() if share is not None}
     guess = _found(system, model, drawn)
     mean, commonest = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
     sizes = {client: len(labels) for client, labels in drawn.items()}
@@ -164,10 +162,8 @@ def _beside(
     statistics = [batch_statistics(model, record.before, record.after, record.steps) for record in records]
     if not model.norms or not all(statistics) or records[0].steps != 1 or records[0].settings.batch_norm == "eval":
         return None
-    scales = {
-        name: 1 / max(float(np.sqrt(np.mean([of_update[name] ** 2 for of_update in statistics]))), 1e-12) for name in model.statistics
-    }
+    scales = {name: 1 / max(float(np.sqrt(np.mean([batch[name] ** 2 for batch in statistics]))), 1e-12) for name in model.statistics}
     scale = np.concatenate([np.full(shape, scales[name]) for name, shape in model.statistics.items()])
-    seen = np.stack([np.concatenate([of_update[name] for name in model.statistics]) for of_update in statistics]) * scale
+    seen = np.stack([np.concatenate([batch[name] for name in model.statistics]) for batch in statistics]) * scale
     made = statistics_of(model)
     return lambda theta, images: made(theta, images) * torch.tensor(scale), seen

@@ -75,9 +75,7 @@ class _Normalised(nn.Module):
         self.is_given = entries or fixed is not None
         self.seen: list[torch.Tensor] | None = None
         if entries:
-            self.running_mean, self.running_var = (
-                nn.Parameter(torch.tensor(statistic, dtype=torch.float32)) for statistic in (mean, variance)
-            )
+            self.running_mean, self.running_var = (nn.Parameter(torch.tensor(x, dtype=torch.float32)) for x in (mean, variance))
         elif fixed is not None:
             self.register_buffer("running_mean", torch.tensor(mean))
             self.register_buffer("running_var", torch.tensor(variance))

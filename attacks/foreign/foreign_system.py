@@ -255,9 +255,8 @@ def _records_of(
     for place, update in enumerate(updates):
         client = place if update.client is None else whole(update.client, 0, "client")
         where = f"client {client}"
-        before, after = (
-            read_state(state, model, f"{where}, {when}") for state, when in ((update.before, "before"), (update.after, "after"))
-        )
+        both = ((update.before, "before"), (update.after, "after"))
+        before, after = (read_state(state, model, f"{where}, {when}") for state, when in both)
         if before.parameters.keys() != after.parameters.keys():
             name = sorted(before.parameters.keys() ^ after.parameters.keys())[0]
             raise InputError(f"{where}: {name!r} is in only one of the states before and after")

@@ -72,13 +72,9 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
 
 
 def _guess(
-    steps: Mapping[int, Sequence[ClientStep]] | None,
-    prior: Prior,
-    clients: Sequence[int],
-    model: Model,
-    restarts: int,
+    steps: Mapping[int, Sequence[ClientStep]] | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int,
     clipped: bool = False,
-) -> ImageGuess:
+) -> ImageGuess:  # fmt: skip
     """As `guess`. Of updates that were `clipped` (and noised) the length says little, so their direction is what images are to meet."""
     sizes = {client: prior.samples_per_client[client] for client in clients}
     if steps is None:

@@ -120,19 +120,15 @@ def score(images: Mapping[int, Array], people: Sequence[ClientData]) -> Array:
 
 def updates_of(people: Sequence[ClientData], train: Train, start: Array, seed: int) -> dict[int, Array]:
     """What clients answer that believe `start` to be the model."""
+    secrets = [
+        blake2b(f"{seed}|{client.id}".encode(), digest_size=32).digest() for client in people
+    ]  # [privacy]'s noise hides nothing here
     inputs = [
-        TaskInput(
-            person,
-            {"model": start},
-            {},
-            Streams(seed, 0, person.id),
-            secret=blake2b(f"{seed}|{person.id}".encode(), digest_size=32).digest(),
-        )
-        for person in people
-    ]  # the noise of [privacy], if any, protects nothing here
-    return {
-        person.id: np.asarray(made["update"], np.float64) for person, made in zip(people, Engine().run(train, inputs), strict=True) if made
-    }
+        TaskInput(client, {"model": start}, {}, Streams(seed, 0, client.id), secret=secret)
+        for client, secret in zip(people, secrets, strict=True)
+    ]
+    results = Engine().run(train, inputs)
+    return {client.id: np.asarray(made["update"], np.float64) for client, made in zip(people, results, strict=True) if made}
 
 
 def summed(updates: Mapping[int, Array], start: Array, *, clip: float, min_cohort: int) -> Array | None:
@@ -189,12 +185,12 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             observed = dict.fromkeys(sent, guess(total, case.prior, model))
         else:
             observed = reference if noise is None else {client: guess(update, case.prior, model) for client, update in sent.items()}
-        answered = [person for person in people if person.id in reference and person.id in observed]
+        answered = [client for client in people if client.id in reference and client.id in observed]
         if not answered:
             figures.append(nothing(case, NAME, f"images_recovered_{kind}", "nobody's training on the crafted model ended"))
             continue
         scores = [score(images, answered) for images in (observed, dict.fromkeys(reference, mean), reference)]
-        count = sum(person.samples for person in answered)
+        count = sum(client.samples for client in answered)
         note = (
             f"{model.hidden} bins; {count} images of {len(answered)} client(s), "
             f"{'one secure sum of all, bound to the model sent' if secure else 'one update each'}; "
@@ -212,15 +208,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 def _shown(people: Sequence[ClientData], images: Mapping[int, Array], mean: Array) -> dict[str, Array]:
     """For the report: of each client the image that comes out best."""
     truth, recovered = [], []
-    for person in people:
-        flat = images[person.id].reshape(len(images[person.id]), -1) if len(images[person.id]) else mean.reshape(1, -1)
-        squares = cdist(person.x_train.reshape(person.samples, -1), flat, "sqeuclidean")
+    for client in people:
+        flat = images[client.id].reshape(len(images[client.id]), -1) if len(images[client.id]) else mean.reshape(1, -1)
+        squares = cdist(client.x_train.reshape(client.samples, -1), flat, "sqeuclidean")
         i, j = np.unravel_index(int(squares.argmin()), squares.shape)
-        truth.append(person.x_train[i])
+        truth.append(client.x_train[i])
         recovered.append(flat[j].reshape(mean.shape))
-    return {
-        "clients": np.array([person.id for person in people]),
-        "truth": np.stack(truth),
-        "recovered": np.stack(recovered),
-        "baseline": mean,
-    }
+    ids = np.array([client.id for client in people])
+    return {"clients": ids, "truth": np.stack(truth), "recovered": np.stack(recovered), "baseline": mean}

@@ -41,9 +41,8 @@ def fitting_layer(model: Model) -> LinearLayer | None:
     layer = first_linear(model)
     if layer is None or layer.weight > MOST_BEFORE:
         return None
-    kinked = any(
-        isinstance(inner, nn.ReLU | nn.MaxPool2d) for layer_before in layers_of(model)[: layer.place] for inner in layer_before.modules()
-    )
+    inner = [module for before in layers_of(model)[: layer.place] for module in before.modules()]
+    kinked = any(isinstance(module, nn.ReLU | nn.MaxPool2d) for module in inner)
     return layer if layer.is_first or kinked else None
 
 

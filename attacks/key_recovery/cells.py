@@ -166,9 +166,8 @@ def sets_of(guessed: KeyRecoveryGuess, prior: Prior, clients: list[int]) -> list
 
 def score_label_sets(guessed: KeyRecoveryGuess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
     """1 where the labels of largest share are a client's label set; 0 for one without a guess."""
-    return np.array(
-        [float(labels == truth.label_sets[client]) for labels, client in zip(sets_of(guessed, prior, clients), clients, strict=True)]
-    )
+    sets = sets_of(guessed, prior, clients)
+    return np.array([float(labels == truth.label_sets[client]) for labels, client in zip(sets, clients, strict=True)])
 
 
 def score_histograms(guessed: KeyRecoveryGuess, truth: Truth, clients: list[int], classes: int) -> Array:
@@ -268,10 +267,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     sure = f"the attacker's own confidence {recovery.confidence:.2f}" + (", so it abstains" if recovery.abstains else "")
     note = f"structure by {recovery.structure.by}; {sure}; {len(seen.rounds)} round(s) under one transform; {prior.description}"
     both = (observed, reference)
-    named = [
-        LabelGuess({client: _histogram(guessed, client, prior.classes) for client in clients})
-        for guessed in (observed, KeyRecoveryGuess(), reference)
-    ]
+    guesses = (observed, KeyRecoveryGuess(), reference)
+    named = [LabelGuess({client: _histogram(guessed, client, prior.classes) for client in clients}) for guessed in guesses]
     figures = [
         histogram_cell(case, NAME, clients, named, f"{note}; baseline: equal shares", together=True),
         _structure_cell(case, observed, reference, clients, note),

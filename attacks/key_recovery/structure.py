@@ -232,11 +232,8 @@ def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) 
 
 def _aligned(stacked: Array, to: ZeroSumBlock, block: ZeroSumBlock) -> ZeroSumBlock:
     """The same block with its classes in the order of another's, and its overall sign that of the other."""
-    columns, other_columns = (
-        stacked[:, list(block.coordinates)] * np.array(block.signs),
-        stacked[:, list(to.coordinates)] * np.array(to.signs),
-    )
-    cosines = columns.T @ other_columns / np.outer(np.linalg.norm(columns, axis=0), np.linalg.norm(other_columns, axis=0))
+    columns, others = (stacked[:, list(of.coordinates)] * np.array(of.signs) for of in (block, to))
+    cosines = columns.T @ others / np.outer(np.linalg.norm(columns, axis=0), np.linalg.norm(others, axis=0))
     options = []
     for sign in (1, -1):
         rows, columns = linear_sum_assignment(-sign * cosines)

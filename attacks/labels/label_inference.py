@@ -224,9 +224,7 @@ def aggregate_cell(case: Case, model: Model) -> Cell:
     """The label histogram of each cluster as a whole, from the successive models it was sent."""
     prior = case.prior
     scored = [_aggregated(case, view, model) for view in (case.view, case.reference)]
-    tables = [
-        np.array([[float(np.abs(shares - truth).sum()) for _, truth in estimates] for shares, _ in estimates]) for estimates in scored
-    ]
+    tables = [np.array([[float(np.abs(shares - truth).sum()) for _, truth in pairs] for shares, _ in pairs]) for pairs in scored]
     errors = [np.diag(table) if len(table) else np.zeros(0) for table in tables]
     if not len(errors[0]) or not len(errors[1]):
         return nothing(case, NAME, AGGREGATE, "no two models of one cluster can be read in this view, or it is unknown who trained them")
@@ -259,9 +257,8 @@ def _aggregated(case: Case, view: AdversaryView, model: Model) -> list[tuple[Arr
     prior = case.prior.unprotected() if view is case.reference else case.prior
     by_label: dict[int, list[tuple[CohortSum, list[int]]]] = {}
     for mean in means_in(view, model.dimension):
-        people = [
-            client for number in range(mean.round, max(mean.until, mean.round + 1)) for client in members.get((number, mean.label), ())
-        ]
+        numbers = range(mean.round, max(mean.until, mean.round + 1))
+        people = [client for number in numbers for client in members.get((number, mean.label), ())]
         if view.adversary != "client":
             people = list(members.get((mean.round, mean.label), ()))
         if set(people) - set(case.view.coalition):
@@ -289,10 +286,8 @@ def _of_clusters(sums: Mapping[int, Sequence[CohortSum]], view: AdversaryView, p
         readings = {label: readings_of(cluster_steps, prior, model, gaps[label]) for label, cluster_steps in steps.items()}
         return shares_under_noise(readings, auxiliary_shares(prior)) if readings else {}
     return {
-        label: np.mean(
-            [shares_of(step, prior, model, prior.classes, gap) for step, gap in zip(cluster_steps, gaps[label], strict=True)], axis=0
-        )
-        for label, cluster_steps in steps.items()
+        label: np.mean([shares_of(step, prior, model, prior.classes, gap) for step, gap in zip(line, gaps[label], strict=True)], axis=0)
+        for label, line in steps.items()
     }
 
 
@@ -385,22 +380,15 @@ def label_cells(
     `together`: guesses of several clients are of one reading, so that they are right or wrong together.
     """
     prior, truth = case.prior, case.truth
-    observed, _, reference = guesses
+    both = (guesses[0], guesses[2])
     words = f"{note}; baseline: the label shares of the auxiliary data"
     made = histogram_cell(case, name, clients, guesses, words, together=together)
 
     def sets(some: list[int]) -> list[list[frozenset[int]]]:
-        return [
-            [top_labels(guessed.shares[client], prior.labels_per_client[client]) for client in some] for guessed in (observed, reference)
-        ]
+        return [[top_labels(guessed.shares[client], prior.labels_per_client[client]) for client in some] for guessed in both]
 
     scored = label_set_cell(
-        case,
-        name,
-        clients,
-        lambda some: [score_sets(guessed, truth, prior, some) for guessed in (observed, reference)],
-        note,
-        sets if together else None,
+        case, name, clients, lambda some: [score_sets(guessed, truth, prior, some) for guessed in both], note, sets if together else None
     )
     arrays = {
         "clients": np.array(clients),

@@ -68,9 +68,8 @@ class SumRead:
 
 def distinct_sums(steps: Mapping[int, Sequence[ClientStep]], prior: Prior) -> list[ClientStep]:
     """The sums among the steps of clients, each once, in order of rounds: the first `MOST_SUMS`, fewer where Adam is imitated."""
-    distinct = sorted(
-        {id(step.update): step for client_steps in steps.values() for step in client_steps}.values(), key=lambda step: step.round
-    )
+    by_update = {id(step.update): step for client_steps in steps.values() for step in client_steps}
+    distinct = sorted(by_update.values(), key=lambda step: step.round)
     adam = any(local_of(step, prior).train.optimizer == "adam" for step in distinct)
     return distinct[: MOST_SUMS_OF_ADAM if adam else MOST_SUMS]
 

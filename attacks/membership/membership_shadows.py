@@ -95,10 +95,8 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
             if "group" in message.context:
                 trained[int(message.context["group"])] = message.clients
             elif labels is not None and len(labels) == len(message.clients):
-                for label in sorted({int(listed[0]) for listed in labels if listed}):
-                    trained[label] = tuple(
-                        c for c, listed in zip(message.clients, labels, strict=True) if listed and int(listed[0]) == label
-                    )
+                for label in sorted({int(own[0]) for own in labels if own}):
+                    trained[label] = tuple(c for c, own in zip(message.clients, labels, strict=True) if own and int(own[0]) == label)
             else:
                 everybody = tuple(sorted({*everybody, *message.clients}))
     if offered:
@@ -368,7 +366,7 @@ def games_of(
     owned = [part for client in sorted(truth.data) for part in truth.data[client]]
     for part in (start, pairs.x, pairs.y, pairs.owners, prior.x[free], prior.y[free], *owned):
         digest.update(np.ascontiguousarray(part).tobytes())
-    shadow_confidences = once(_KEPT, MOST_KEPT, digest.hexdigest(), make)
+    computed = once(_KEPT, MOST_KEPT, digest.hexdigest(), make)
 
     def seen(vector: Array, x: Array, y: Array) -> Array:
         return np.asarray(confidences(model, vector[None].astype(start.dtype), x, y)[0])
@@ -376,9 +374,7 @@ def games_of(
     asked = ~np.isin(pairs.owners, left_out)
     others = seen(target.vector, prior.x[free], prior.y[free])
     confidence = seen(target.vector, pairs.x, pairs.y)
-    first = MembershipGame(
-        confidence[asked], shadow_confidences.shadow[:, asked], inside[:, asked], pairs.member[asked], others, shadow_confidences.others
-    )
+    first = MembershipGame(confidence[asked], computed.shadow[:, asked], inside[:, asked], pairs.member[asked], others, computed.others)
     asked &= np.isin(pairs.owners, list(target.own))
     if not asked.any():
         return first, None
@@ -387,6 +383,4 @@ def games_of(
         at = pairs.owners == client
         confidence[at] = seen(vector, pairs.x[at], pairs.y[at])
     empty = np.zeros((count, 0))
-    return first, MembershipGame(
-        confidence[asked], shadow_confidences.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty
-    )
+    return first, MembershipGame(confidence[asked], computed.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty)

@@ -16,15 +16,7 @@ from ..figures.leakage import Case, Prior
 from .property_signatures import Frame, frame_of, sent_by
 from .property_statements import Statement
 
-__all__ = [
-    "SimulatedFeatures",
-    "simulated_data",
-    "pretended_count",
-    "pretended_signatures",
-    "pretended_updates",
-    "seconds_each",
-    "update_features",
-]
+__all__ = ["Imitation", "pretended_count", "pretended_signatures", "pretended_updates", "seconds_each", "simulated_data", "update_features"]
 
 NAME = "property_inference"
 PRETENDED, FEWEST_PRETENDED = 40, 30
@@ -64,7 +56,7 @@ def _drawn(pool: Array, count: int, rng: np.random.Generator) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class SimulatedFeatures:
+class Imitation:
     """Features (k, f) of simulated clients, how much of the property each has (k,), and the frame of features that are of signatures."""
 
     features: Array
@@ -72,16 +64,14 @@ class SimulatedFeatures:
     frame: Frame | None = None
 
 
-def pretended_signatures(
-    view: AdversaryView, statement: Statement, prior: Prior, count: int, shape: tuple[int, ...]
-) -> SimulatedFeatures | None:
+def pretended_signatures(view: AdversaryView, statement: Statement, prior: Prior, count: int, shape: tuple[int, ...]) -> Imitation | None:
     """What simulated clients would have let be compared; None where the public pipeline cannot be imitated as `shape` (p, d)."""
     data, share = simulated_data(statement, prior, count)
     rows, frame = sent_by(view, prior, data), frame_of(view, prior)
-    return None if rows is None or frame is None or rows.shape[1:] != shape else SimulatedFeatures(frame.features(rows), share, frame)
+    return None if rows is None or frame is None or rows.shape[1:] != shape else Imitation(frame.features(rows), share, frame)
 
 
-def pretended_updates(statement: Statement, prior: Prior, count: int, step: ClientStep) -> SimulatedFeatures:
+def pretended_updates(statement: Statement, prior: Prior, count: int, step: ClientStep) -> Imitation:
     """What simulated clients would have sent from the model and in the round of `step`."""
     config = prior.config
     assert config is not None  # checked by the caller
@@ -99,7 +89,7 @@ def pretended_updates(statement: Statement, prior: Prior, count: int, step: Clie
     ]
     done = engine_for(config, Engine()).run(local.train, inputs)
     kept = [i for i, result in enumerate(done) if result]
-    return SimulatedFeatures(update_features(np.stack([np.asarray(done[i]["update"], np.float64) for i in kept]), prior), share[kept])
+    return Imitation(update_features(np.stack([np.asarray(done[i]["update"], np.float64) for i in kept]), prior), share[kept])
 
 
 def update_features(updates: Array, prior: Prior) -> Array:

@@ -36,7 +36,7 @@ from ..evidence.updates import ClientStep, public_model, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import RATE, CellStatus
 from ..membership.member_scores import auc_interval
-from .property_clients import SimulatedFeatures, pretended_count, pretended_signatures, pretended_updates, update_features
+from .property_clients import Imitation, pretended_count, pretended_signatures, pretended_updates, update_features
 from .property_models import from_models, last_models
 from .property_regression import infer_property
 from .property_signatures import read
@@ -70,11 +70,8 @@ def first_steps(view: AdversaryView, dimension: int, case: Case | None = None) -
     Of SCAFFOLD's clients later ones do not serve: their corrections differ.
     """
     by_client = steps_in(view, dimension, case)
-    steps = {
-        c: client_steps[0]
-        for c, client_steps in by_client.items()
-        if len(client_steps[0].members) == 1 and int(client_steps[0].beside.get("summed", np.array(-1))) < 0
-    }
+    steps = {client: steps[0] for client, steps in by_client.items()}
+    steps = {c: step for c, step in steps.items() if len(step.members) == 1 and int(step.beside.get("summed", np.array(-1))) < 0}
     rounds = [step.round for step in steps.values()]
     best = max(set(rounds), key=lambda number: (rounds.count(number), -number), default=0)
     return {client: step for client, step in steps.items() if step.round == best}
@@ -93,9 +90,7 @@ def held_in(case: Case, view: AdversaryView, prior: Prior, source: str) -> Mappi
     return {} if source == "model" and len({value.tobytes() for value in features.values()}) < 2 else features
 
 
-def imitated(
-    held: Mapping[int, Any], view: AdversaryView, prior: Prior, source: str, statement: Statement, count: int
-) -> SimulatedFeatures | None:
+def imitated(held: Mapping[int, Any], view: AdversaryView, prior: Prior, source: str, statement: Statement, count: int) -> Imitation | None:
     """What simulated clients would have sent in place of what is `held`; None where the public pipeline cannot be imitated."""
     like = next(iter(held.values()))
     if source == "signature":
@@ -104,12 +99,7 @@ def imitated(
 
 
 def guess(
-    held: Mapping[int, Any] | None,
-    prior: Prior,
-    source: str,
-    clients: Sequence[int],
-    statement: Statement,
-    made: SimulatedFeatures | None = None,
+    held: Mapping[int, Any] | None, prior: Prior, source: str, clients: Sequence[int], statement: Statement, made: Imitation | None = None
 ) -> Array:
     """Scores (m,) of `clients` from what is `held` of them and, unless that is models, of simulated clients; without a view all alike."""
     if held is None:
@@ -208,7 +198,7 @@ def _figures(case: Case, source: str, asked: Sequence[tuple[Statement, Mapping[i
         few = min(has.sum(), (~has).sum()) < FEWEST
         if few and (source != "update" or not clients or len(clients) >= 2 * FEWEST):
             continue
-        made: SimulatedFeatures | None = None
+        made: Imitation | None = None
         if sums:
             own = {client: shares_held(statement, case.truth)[client] for client in case.view.coalition}
             shares = shares_in_sums(sums, statement, case, own)
@@ -243,8 +233,6 @@ def _alike(observed: Mapping[int, Any], reference: Mapping[int, Any], prior: Pri
     first, other = next(iter(observed.values())), next(iter(reference.values()))
     if prior.private:
         return False
-    return (
-        first.shape == other.shape
-        if not isinstance(first, ClientStep)
-        else first.round == other.round and np.array_equal(first.start, other.start)
-    )
+    if isinstance(first, ClientStep):
+        return first.round == other.round and np.array_equal(first.start, other.start)
+    return bool(first.shape == other.shape)
