@@ -1,9 +1,9 @@
 """Adversaries and their views: a filter of the transcript, and the secrets of the parties that collude.
 
-server            every message that reaches or passes the server, as far as it can read it
-server+N          the same, with the secrets of N clients that collude, and the messages that these received and sent
-active-server     what the server sees; it may deviate from the protocol. A recorded run is one in which it did not, so on a transcript
-                  its view is the server's: attacks that craft messages need a run in which they were sent
+server            every message that reaches or passes the server, as far as the server can read it
+server+N          the server's view, the secrets of N colluding clients, and the messages that these clients received and sent
+active-server     a server that may deviate from the protocol. The server of a recorded run did not, so on a transcript the view is the
+                  server's. Attacks that craft messages need a run in which such messages were sent
 key-holder        what reaches the party that holds the key of a Gram, if the run has one
 client            what one client sends, receives and knows: the first one whose secrets were written
 outsider          parties, times and sizes of messages; no payloads, and no grouping of clients inside one message

@@ -1,12 +1,12 @@
 """Audit a recorded run: every attack that has something to see, for every adversary that the run folder allows.
 
 The recorded transcript is attacked first. Then the same configuration runs again with fresh seeds, of data and of everything else, as often
-as the budget allows, so that figures come with an interval over seeds; those runs stay in memory. The reference of each is the same
-pipeline on the same data and seed without protection, its unprotected twin. Where that diverges, only attacks that rerun the configuration
-themselves go on for this seed; others are `not_attempted`. Truth is rebuilt from configuration and data; no attack sees it.
+as the budget allows, so that figures have an interval over seeds. These runs stay in memory. The reference of a run is its unprotected
+twin: the same pipeline on the same data and seed, without protection. If the twin diverges, only attacks that rerun the configuration
+themselves are made for this seed; the others are `not_attempted`. Truth is rebuilt from configuration and data; no attack sees the truth.
 
-Finished results are kept in audit/units.json: an interrupted audit resumes when it is called again, unless run, budget or attacks have
-changed. The plan and an estimate of its duration are printed first (`plan`).
+Finished results are kept in audit/units.json. A repeated call resumes an interrupted audit, unless run, budget or attacks have changed. The
+plan and an estimate of its duration are printed first (`plan`).
 """
 
 import json
@@ -58,13 +58,13 @@ def audit_run(
 ) -> list[Cell]:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
-    Without `adversary`: the server, the server with one client if that client's secrets were written, and the key holder if its key was;
-    not the active server; a line reports that.
-    `population` replaces the data that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that
-    the folder names runs, after its digests were checked (`experiments.trust`).
+    Without `adversary`, three adversaries are audited: the server, the server with one client (if the secrets of a client were written),
+    and the key holder (if its key was written). A line reports that the active server is not among them. `population` replaces the data
+    that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that the folder names runs, after its
+    digests were checked (`experiments.trust`).
 
-    Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, for an unknown attack,
-    adversary or budget.
+    Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, and for an unknown
+    attack, adversary or budget.
     """
     folder, supplied = Path(run_dir), population
     if not (folder / "config.toml").is_file():

@@ -56,7 +56,9 @@ def copied(part: str, victim: ClientData) -> Change:
 
 def mean_of_victims(part: str, victims: Sequence[ClientData]) -> Change:
     """The mean of what the victims' data give."""
-    return lambda task, own, results: {part: np.mean([_of(task, own, data, part) for data in victims], axis=0)} if part in results else {}
+    return lambda task, task_input, results: (
+        {part: np.mean([_of(task, task_input, victim, part) for victim in victims], axis=0)} if part in results else {}
+    )
 
 
 def bridging(part: str, victims: Sequence[ClientData]) -> Change:

@@ -56,9 +56,8 @@ def honest_answer(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.An
 class Liar:
     """A transport that changes requests by `send` and answers by `receive`.
 
-    `controlled` answer in place of the clients and holders of their numbers, who only enrol. `holders`: their keys on the
-    roster. `refused` are the refusals of all other clients,
-    `exchanges` all requests and answers in order.
+    `controlled` parties answer in place of the clients and holders with their numbers, which only enrol. `holders`: the keys of the holders
+    on the roster. `refused` are the refusals of all other clients, `exchanges` all requests and answers in order.
     """
 
     def __init__(self, transport: Transport, controlled: Mapping[int, ControlledParty], holders: Sequence[bytes] = ()) -> None:

@@ -25,10 +25,10 @@ MARGIN = 0.1
 
 @dataclass(frozen=True, eq=False)
 class ActiveGuess:
-    """What the server takes for a value of the victim's, None where it has nothing in hand.
+    """The server's guess of a value of the victim; None if the server learned nothing.
 
-    The best guess without the deviation is the mean of what the clients `beside` hold (the victim and honest others), or nothing (zero)
-    where no sum is shown. With `at`, only these coordinates are meant, and the figure is how many of them are right.
+    The best guess without the deviation is the mean of the values of the clients `beside` (the victim and other honest clients), or zero if
+    the protocol shows no sum. With `at`, the guess is of these coordinates only, and the figure is the number of right coordinates.
     """
 
     value: Array | None
@@ -40,7 +40,7 @@ class ActiveGuess:
 
 @dataclass(frozen=True)
 class ActiveFigure:
-    """A figure of another kind, beside what it would be without the deviation; `value` is None where there is nothing in hand."""
+    """A figure of another kind, and its baseline without the deviation; `value` is None if the server learned nothing."""
 
     metric: str
     value: float | None
@@ -54,8 +54,8 @@ class ActiveFigure:
 class ActiveResult:
     """One attack's line of the result.
 
-    `code` and `stage` are those of the first refusal, `refusals` is how many of the honest parties refused by which code at which stage.
-    `claimed` says whether the guarantee of this protection speaks of such a server at all.
+    `code` and `stage` are of the first refusal. `refusals` counts the honest parties that refused, by error code and stage. `claimed`:
+    whether the guarantee of this protection covers an active server at all.
     """
 
     attack: str
@@ -110,10 +110,10 @@ def secure_sums(config: Config) -> str:
 class ActiveAttack:
     """A deviation of the server's.
 
-    summary: a line for `cflpriv list`. guarantee: the sentence that it checks, and where that stands. deviate: the attack.
-    applies: why it does not apply under a configuration, empty if it does. claimed: whether the guarantee covers such a server there.
-    server: the protection that the server goes by, made from clients' own. accomplices: whether it has some. sybils: whether all clients
-    but the victim are inventions of the server.
+    summary: a line for `cflpriv list`. guarantee: the sentence that the attack checks, and where the sentence stands. deviate: the attack.
+    applies: why the attack does not apply under a configuration, empty if it applies. claimed: whether the guarantee covers an active
+    server under a configuration. server: the server's protection, made from the clients' own. accomplices: whether the server has
+    accomplices. sybils: whether all clients but the victim are inventions of the server.
     """
 
     summary: str

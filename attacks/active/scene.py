@@ -51,9 +51,10 @@ VictimValue = Literal["update", "whole_batch_update", "signature"]
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """Clients that were just started, or joined a session that is new to them: a line to them, and their pinned roster.
+    """Clients that were just started, or that joined a new session: the transport that reaches them, and their pinned roster.
 
-    `identities` are those of clients that may be made accomplices: the server has their secrets. `holders`: those of holders, by number.
+    `identities` are of the clients that may become accomplices: the server has their secrets. `holders`: identities of key holders, by
+    number.
     """
 
     transport: Transport
@@ -157,7 +158,7 @@ class _Claimed:
 
 @dataclass(frozen=True, eq=False)
 class Summed:
-    """What came of a secure sum: the total (d,), and over whom."""
+    """The result of a secure sum: the total (d,), and the clients in it."""
 
     total: Array
     survivors: tuple[int, ...]
@@ -166,12 +167,13 @@ class Summed:
 class AttackRun:
     """One attack's server and its fresh clients.
 
-    `victim` is an honest client, `accomplices` are the clients that the server runs: fewer than a third of all where sums are for a server
-    that lies, fewer than the threshold else. With `sybils` all others are inventions of the server, with keys that are on no roster.
-    `protection` is what the server goes by, whatever clients' own settings say. `fed` is an honest server over a `liar`.
+    `victim` is an honest client. `accomplices` are the clients that the server runs: fewer than a third of all clients if sums are
+    protected against an active server, else fewer than the threshold. With `sybils`, all clients but the victim are inventions of the
+    server, with keys that are on no roster. `protection` is the server's, whatever the clients' own settings are. `fed` is an honest server
+    over a `liar`.
 
-    `clients` are all clients, accomplices included. Where clients have their sums dealt into buckets they are the victim's bucket: then
-    `fed` asks for plain sums, so that each attack is aimed at the sum of that bucket.
+    `clients` are all clients, accomplices included. If clients deal their sums into buckets, `clients` are the victim's bucket. Then `fed`
+    asks for plain sums, so that each attack is aimed at the sum of this bucket.
     """
 
     def __init__(self, scene: Scene, protection: Protection, *, accomplices: bool = True, sybils: bool = False) -> None:

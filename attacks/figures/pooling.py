@@ -17,11 +17,11 @@ PARTS = 4
 
 
 def pooled(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of several seeds, those of one figure made one; in the order in which figures first occur.
+    """One cell a figure from the cells of several seeds, in the order in which figures first occur.
 
-    The first seed is that of the recorded run. From three seeds on the figures are means over them and the interval is a t-interval; of
-    fewer they are those of a seed that leaks, else of the first with something to see. A note says in how many of the seeds there was
-    something to see, where that is not all of them.
+    The first seed is the recorded run's. From three seeds on, a pooled cell has means over seeds and a t-interval. With fewer seeds, it has
+    the values of a seed that leaks, else of the first seed with something to see. If some seeds had nothing to see, a note counts the
+    others.
     """
     figures: dict[tuple[str, str, str, str, int], list[Cell]] = {}
     for cell in cells:
@@ -152,7 +152,7 @@ def _agreement_power(n: int) -> float:
 
 
 def _missing(cells: Sequence[Cell]) -> str:
-    """The end of the note of a figure that not all seeds have: in how many there was something to see, and why not in the first other."""
+    """The end of the note of a figure that some seeds lack: how many seeds have the figure, and why the first of the others does not."""
     why = [cell.note for cell in cells if cell.value is None]
     if len(why) in (0, len(cells)):
         return ""
@@ -160,7 +160,7 @@ def _missing(cells: Sequence[Cell]) -> str:
 
 
 def _alone(cells: Sequence[Cell]) -> str:
-    """The end of the note of a figure that leaks, where not all seeds do by themselves: the mean over seeds hides those that do."""
+    """The end of the note of a leak that only some seeds show by themselves: the mean over seeds does not tell which seeds leak."""
     seen = [cell for cell in cells if cell.value is not None]
     leaking = [cell for cell in seen if cell.status == "leaks"]
     if len(leaking) in (0, len(seen)):
@@ -171,7 +171,7 @@ def _alone(cells: Sequence[Cell]) -> str:
 
 
 def _interval_over(seen: Sequence[Cell], values: Array) -> tuple[float | None, float | None]:
-    """The interval over seeds. Where all had the same share, seeds do not tell how sure it is: then by the counts of all of them."""
+    """The interval over seeds. If all seeds have the same share, the interval is by the counts of all seeds."""
     if float(np.ptp(values)) == 0.0 and values[0] in (0.0, 1.0) and all(cell.counted for cell in seen):
         return proportion_interval(np.full(sum(cell.counted for cell in seen), values[0]))
     return interval(seen[0].metric, values, 0)

@@ -15,8 +15,8 @@ regression of updates on single samples' gradients, as in `membership_gradients`
 client's steps must have added.
 
 There is no unprotected twin of another system, hence no reference that would show an attack's power. A figure is `leaks` if it beats the
-same attack without the view by the margin, `inconclusive` if it does not, and `not_validated` with fewer than three scores. None is
-`at_baseline`: no figure here shows that nothing leaks. Not modelled: dropout.
+same attack without the view by the margin, else `inconclusive`; with fewer than three scores it is `not_validated`. No figure is
+`at_baseline`: an audit of another system never shows that nothing leaks. Not modelled: dropout.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,10 +58,10 @@ def audit_updates(
 ) -> list[Cell]:  # fmt: skip
     """The figures of every attack on the updates of another system, judged together.
 
-    `model` gives the scores (n, classes) of samples; its own values are not used. `auxiliary` are labelled samples (x, y) that no client
-    trained on, as the model takes them: half of them are held out as non-members where an update has no `outside`. `head` names the last
-    layer, by default the last one with as many biases as there are classes. `iterations` are those of gradient inversion. Random numbers
-    are drawn by `seed`. Raises `InputError` naming client and array, attack or layer.
+    `model` maps samples to scores (n, classes); the values of its parameters are not used. `auxiliary` are labelled samples (x, y) that no
+    client trained on, as the model takes them. Half of the auxiliary samples are held out as non-members where an update has no `outside`.
+    `head` names the last layer (default: the last layer with as many biases as there are classes). `iterations` is the number of iterations
+    of gradient inversion. Random numbers are drawn by `seed`. Raises `InputError` naming client and array, attack or layer.
     """
     system = system_of(model, updates, auxiliary, settings or LoopSettings(), head=head, seed=seed, iterations=iterations)
     return judged_together([cell for cells, _ in outputs_of(system, attacks).values() for cell in cells])[0]

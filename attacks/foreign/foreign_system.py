@@ -30,7 +30,7 @@ AttackOutput = tuple[list[Cell], dict[str, Array] | None]
 class LoopSettings:
     """How clients trained: SGD on the mean cross-entropy of batches of `batch_size` samples (0: all at once) for `epochs`.
 
-    `lr` is None where it is not known; then the update's length is not used. `optimizer` other than "sgd" rules out labels and images.
+    `lr` None: the rate is not known, and the length of updates is not used. An `optimizer` other than "sgd" rules out labels and images.
     `batch_norm` is the mode in which normalisation layers trained: "train" by the batch, "eval" by running statistics. Raises `InputError`
     naming the setting.
     """
@@ -60,7 +60,7 @@ class LoopSettings:
             raise InputError(f"batch_norm = {self.batch_norm!r}: expected 'train' or 'eval'")
 
     def steps(self, samples: int | None) -> int | None:
-        """The steps of a client that has so many samples; None where that takes a number that is not known."""
+        """The steps of a client with so many samples; None if the number of samples is needed and not known."""
         if not self.batch_size:
             return self.epochs
         return None if samples is None else self.epochs * ceil(samples / self.batch_size)
@@ -99,12 +99,12 @@ def _is_number(value: object, whole: bool) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """One client's training in one round: the state it was sent and the state it returned.
+    """One client's training in one round: the state that the client was sent, and the state that it returned.
 
     A state is a `state_dict`, a mapping or list of arrays, or Flower `Parameters` (`foreign_states`). `x` (n, *shape) and `y` (n,) are the
-    client's samples as the model takes them, for scoring alone; `outside` are samples (x, y) like them that nobody trained on. `samples`
-    and `labels`, how many it has, are known to the attacker, and by default counted from `y`. `client` is by default the place in the list;
-    the updates of one client are in the order of rounds. `settings`, where given, take the place of those of the audit.
+    client's samples as the model takes them, for scoring alone. `outside` are similar samples (x, y) that nobody trained on. `samples` and
+    `labels` are the client's numbers of samples and labels. The attacker knows both; by default they are counted from `y`. `client` is by
+    default the place in the list. The updates of one client are in the order of rounds. `settings` replace the audit's settings.
     """
 
     before: ModelState
@@ -123,7 +123,7 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class UpdateRecord:
-    """An update that was read: checked states, settings, and how many samples and labels the client has, where that is known."""
+    """A checked update: states, settings, and the client's numbers of samples and labels (None: not known)."""
 
     client: int
     before: ReadState
@@ -147,8 +147,8 @@ class UpdateRecord:
 class System:
     """Another system as its auditor has it: updates by client, the model, and what scorers and attacks know.
 
-    `case` has the prior and the truth of a suite's audit, and views without messages. `model` is None where there is no module to run,
-    `head` where the head's bias was not found: then `headless` says why.
+    `case` has the prior and the truth of a suite's audit, and views without messages. `model` is None where there is no module to run.
+    `head` is None where the head's bias was not found; `headless` is the reason.
     """
 
     case: Case
@@ -164,7 +164,7 @@ class System:
         return sorted(set(self.records) & set(self.case.truth.data))
 
     def assumed(self, model: str) -> dict[str, str]:
-        """What an audit of this takes for granted, for people, by name. `model` names the model."""
+        """The assumptions of an audit of this system, for people, by name. `model` names the model."""
         records = [of_client for record in self.records.values() for of_client in record]
         prior, kinds = self.case.prior, Counter(_spoken(record.settings) for record in records)
         rounds = max(len(of_client) for of_client in self.records.values())

@@ -61,7 +61,7 @@ PASSES, DOUBLES = 1.0e5, 2.0e4
 # --- figures ------------------------------------------------------------------------------------------------------------------------
 
 
-def scores_of(game: MembershipGame, attack: str) -> Array:
+def attack_scores(game: MembershipGame, attack: str) -> Array:
     """Scores (n,) of the samples asked about, larger for members: "loss", "lira" or "rmia"."""
     if attack == "lira":
         return lira(game.target, game.shadow, game.inside)
@@ -86,8 +86,8 @@ class MembershipOutcome:
 def outcome(games: Sequence[MembershipGame], attack: str) -> MembershipOutcome:
     """One attack on several models, each with its own samples, scored together."""
     shadows = range(len(games[0].shadow))
-    blank = np.stack([np.concatenate([scores_of(game.without(s), attack) for game in games]) for s in shadows])
-    scores, member = ([scores_of(game, attack) for game in games], [game.member for game in games])
+    blank = np.stack([np.concatenate([attack_scores(game.without(s), attack) for game in games]) for s in shadows])
+    scores, member = ([attack_scores(game, attack) for game in games], [game.member for game in games])
     return MembershipOutcome(np.concatenate(scores), blank, np.concatenate(member))
 
 
