@@ -43,7 +43,7 @@ ADVERSARIES: dict[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class AdversaryView:
-    """`messages` in order, payloads only where the adversary can read them; `secrets` by party; `coalition`, the clients that collude.
+    """What an adversary has: `messages` in order, with the payloads it can read; `secrets` by party; the colluding clients (`coalition`).
 
     `protection` is the public setting under which the run was made.
     """
@@ -150,7 +150,7 @@ def _transform(kind: str, secret: bytes, name: str, dimension: int) -> Transform
 def view_of(
     messages: Sequence[Message], adversary: str, secrets: Mapping[str, Mapping[str, str]], protection: Protection | None = None
 ) -> AdversaryView:
-    """The view of `adversary` on recorded `messages`. `secrets` maps parties ("client:3") to theirs; only the coalition's are taken.
+    """The view of `adversary` on recorded `messages`. `secrets` maps parties ("client:3") to secrets; a view has those of the coalition.
 
     Raises `InputError` for an unknown adversary, an adversary whose secrets were not written, or a key holder in a run without one.
     """

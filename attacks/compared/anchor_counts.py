@@ -39,8 +39,8 @@ MARGIN = 0.1
 def labels_from_templates(vector: Array, templates: Array, mixture: Array) -> Array:
     """Label shares (classes,) from a vector (d,) that is linear in them up to its length, such as a normalised, sketched gradient.
 
-    `templates` (classes, d) are those of simulated clients with a single label, `mixture` (d,) that of one with all labels equally: it
-    gives the length of each label's part. Non-negative least squares.
+    `templates` (classes, d) are the vectors of simulated clients with a single label. `mixture` (d,) is the vector of a simulated client
+    with equal shares of all labels; it gives the length of each label's part. Non-negative least squares.
     """
     parts, whole = nnls(templates.T, np.asarray(vector, np.float64))[0], nnls(templates.T, np.asarray(mixture, np.float64))[0]
     shares = np.divide(parts, whole, out=np.zeros_like(parts), where=whole > 0)

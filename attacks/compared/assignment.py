@@ -76,11 +76,11 @@ def assign(
     seen: Array, between: Array, *, single: Array | None = None, variance: Array | None = None, renamings: Array | None = None,
     starts: Sequence[Array] = (), seed: int = 0, chains: int = CHAINS, sweeps: int = SWEEPS,
 ) -> Assignment:  # fmt: skip
-    """The kinds (n,) that explain the symmetric matrix `seen` (n, n) best by `between` (K, K); the diagonal of `seen` does not count.
+    """A kind for each of n clients (n,): the kinds whose matrix `between` (K, K) explains the symmetric matrix `seen` (n, n) best.
 
-    `single` (n, K) are further costs of a client's kind, infinite where it cannot be of that kind. `variance` (K, K) is that of an entry
-    between two kinds. `renamings` (M, K) are permutations of kinds that are tried as a whole, `starts` assignments (n,) from which the
-    search descends as well. The result depends on the arguments alone. Raises `InputError` for shapes that do not fit.
+    The diagonal of `seen` does not count. `single` (n, K) are further costs of a client's kind, infinite for an impossible kind. `variance`
+    (K, K) is the variance of an entry between two kinds. The search also tries `renamings` (M, K), permutations of all kinds, and descends
+    from the assignments `starts` (n,). The result depends on the arguments alone. Raises `InputError` for shapes that do not fit.
     """
     problem = _problem(seen, between, single, variance)
     rng = stream(seed, "quadratic assignment")

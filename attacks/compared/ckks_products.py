@@ -75,8 +75,9 @@ def products_from_bare(
 ) -> dict[ClientPair, Array]:
     """Each pair's whole product polynomial (N,), coefficients modulo q, from the parts (c₀, c₁, c₂) that a key holder received.
 
-    `seen` has all pairs i ≤ j of clients 0, 1, …; parts are coefficients (N,) modulo the prime q. `secret` (N,) is the key holder's key,
-    `wanted` the coefficients that it is meant to see. Right if the products are bare and pairs · |wanted| is at least 2 N.
+    `seen` has all pairs i ≤ j of clients 0, 1, …; parts are coefficients (N,) modulo the prime q. `secret` (N,) is the key holder's key.
+    `wanted` are the coefficients that the key holder may see. The result is right if the products are bare and pairs · |wanted| is at least
+    2 N.
     """
     ring = Ring(len(secret), q)
     values = {pair: [ring.dot(ring.forward, part) for part in parts] for pair, parts in seen.items()}

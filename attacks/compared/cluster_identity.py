@@ -88,7 +88,7 @@ def linked_clusters(view: AdversaryView) -> dict[int, int]:
 
 
 def clusters_from_sizes(cohorts: Array, sizes: Array, seed: int = 0, starts: int = 20) -> Array:
-    """The groups (n,) of clients that never change them, from `sizes` (m, k) of the groups in each of m cohorts; NaN for one not known.
+    """The groups (n,) of clients with fixed groups, from the group `sizes` (m, k) in each of m cohorts (NaN: not known).
 
     `cohorts` (m, n) is 1 where a client took part. Least squares over assignments, by coordinate descent from random starts.
     """

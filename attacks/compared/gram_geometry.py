@@ -49,10 +49,10 @@ ClientProducts = tuple[tuple[int, ...], Array]
 def labels_from_gram(
     products: Array, known: Mapping[int, Array], templates: Mapping[frozenset[int], Array], *, seed: int = 0
 ) -> list[frozenset[int]]:
-    """The label set of each of n clients from their inner products (n, p, n, p), given the vectors (p, d) of some of them by place.
+    """The label set of each of n clients from their inner products (n, p, n, p).
 
-    `templates` are the vectors of simulated clients by label set: (p, d), or (t, p, d) of t clients each, the same t for all. With `known`
-    empty, the whole Gram is matched instead.
+    `known` are the vectors (p, d) of known clients, by place. `templates` are the vectors of simulated clients by label set: (p, d), or
+    (t, p, d) of t clients each, the same t for all. If `known` is empty, the whole Gram is matched instead.
     """
     n, p = products.shape[:2]
     sets = list(templates)

@@ -91,8 +91,8 @@ def labels_from_update_gram(
 ) -> FittedLabelSets:
     """The label sets of n clients from the inner products (n, n) of their updates from one model.
 
-    `updates` are those of simulated clients from the same model by label set, (r, d) with the same r ≥ 2 for each. `sizes` are the clients'
-    numbers of labels, where they are known. Raises `InputError` for a client of which no simulated one has the number of labels.
+    `updates` are updates of simulated clients from the same model, by label set: (r, d), with the same r ≥ 2 for each set. `sizes` are the
+    clients' numbers of labels, if known. Raises `InputError` for a client whose number of labels no simulated client has.
     """
     sets = list(updates)
     own = _own(np.stack([np.asarray(updates[label_set]) for label_set in sets]))

@@ -24,7 +24,7 @@ MARGIN = 0.1
 def groups_from_scores(scores: Array, groups: int) -> Array:
     """Labels (n,) from scores (n, n), one row a scoring client: average linkage on ranks within rows, made symmetric.
 
-    Ranks, because clients' losses differ in scale. A client's score of itself is not looked at.
+    Ranks, because clients' losses differ in scale. A client's score of itself is ignored.
     """
     values = np.asarray(scores, dtype=np.float64).copy()
     n = len(values)

@@ -48,13 +48,13 @@ class SignatureGuess:
 def invert_signature(signature: Array, shape: tuple[int, ...], norm: float = 1.0, rows_per_part: int = 0) -> Array:
     """The mean image that a signature (p, d) shows: its first row with a positive sum, scaled to `norm`, in `shape`.
 
-    Of a signature made of `rows_per_part` rows for each label, or each half of the data, the first rows of these are averaged.
+    A signature may have `rows_per_part` rows for each label, or for each half of the data. Then the first rows of all parts are averaged.
     """
     return np.asarray(norm * mean_directions(np.asarray(signature)[None], rows_per_part)[0]).reshape(shape)
 
 
 def recover_label_set(signature: Array, templates: Mapping[frozenset[int], Array]) -> frozenset[int]:
-    """The label set whose simulated signature spans nearly what `signature` (p, d) spans: the largest ‖U_S Uᵀ‖_F, first row doubled.
+    """The label set whose simulated signature spans nearly the space of `signature` (p, d): the largest ‖U_S Uᵀ‖_F, first row doubled.
 
     `templates` maps candidate label sets to the signatures (p, d) of simulated clients.
     """

@@ -71,9 +71,9 @@ def place_signatures(
 ) -> Placed:  # fmt: skip
     """Places and label sets from signatures (n, p, d) under one permutation of coordinates, `signed` or not.
 
-    `templates` are signatures (p', d) of simulated clients by label set, `sizes` how many labels each client has, `rows_per_part` as for
-    `invert_signature`, `starts` label sets from elsewhere. Raises `InputError` where no template has the size of some client's set, or
-    where `signed` and samples are negative, so that nothing shows the signs.
+    `templates` are signatures (p', d) of simulated clients by label set. `sizes` are the clients' numbers of labels. `rows_per_part` is as
+    in `invert_signature`. `starts` are label sets of other attacks, from which the search starts as well. Raises `InputError` if no
+    template has the size of a client's label set, or if `signed` and samples are negative, since then nothing shows the signs.
     """
     sets = list(templates)
     stacked = np.stack([np.asarray(templates[label_set], np.float64) for label_set in sets])

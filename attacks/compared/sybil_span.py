@@ -28,7 +28,7 @@ RCOND = 1e-8
 
 
 def rows_from_products(products: Array, known: Array) -> Array:
-    """Vectors (p, d) from their inner products (p, m) with `known` vectors (m, d): of least norm, exact once these span the space."""
+    """Vectors (p, d) of least norm with inner products (p, m) with `known` vectors (m, d); exact if the known vectors span the space."""
     return np.asarray(np.asarray(products, np.float64) @ np.linalg.pinv(np.asarray(known, np.float64), rcond=RCOND).T)
 
 

@@ -43,9 +43,9 @@ EXACT = 1e-3
 
 
 def disaggregate(cohorts: Sequence[Sequence[int]], sums: Array, clients: Sequence[int]) -> tuple[Array, Array]:
-    """Values (n, d) of `clients` from the `sums` (m, d) over `cohorts`, if each client has the same value in all of them.
+    """Values (n, d) of `clients` from the `sums` (m, d) over `cohorts`, if a client has the same value in all its sums.
 
-    Also gives which of them are determined, shape (n,) bool; the rest are least-norm guesses.
+    The second result (n,) marks the determined values; the other values are least-norm guesses.
     """
     rows = [dict.fromkeys(cohort, 1.0) for cohort in cohorts]
     system = equations([*rows, dict.fromkeys(clients, 0.0)])  # the last row names clients that are in no sum

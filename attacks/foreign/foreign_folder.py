@@ -45,11 +45,11 @@ def save_updates(
     folder: str | Path, updates: Sequence[Update], classes: int, shape: Sequence[int], *, auxiliary: tuple[Any, Any] | None = None,
     settings: LoopSettings | None = None, module: nn.Module | None = None, model: str | None = None, head: str | None = None,
 ) -> Path:  # fmt: skip
-    """Write a folder that `cflpriv audit --foreign` reads; its path. Updates of one client are its rounds, in order.
+    """Write a folder that `cflpriv audit --foreign` reads, and return its path. The updates of one client are in the order of rounds.
 
-    `module` gives the names of states that are lists; `model` is the name under which a plugin registers it. A state that all clients of a
-    round were sent is written once. Raises `InputError` for states and samples that cannot be read and for a folder that has updates, and
-    OSError.
+    `module` gives the names of arrays where states are lists. `model` is the name under which a plugin registers the module. A state that
+    all clients of a round were sent is written once. Raises `InputError` for states and samples that cannot be read and for a folder that
+    has updates, and OSError.
     """
     folder, usual = Path(folder), settings or LoopSettings()
     if left := next((path for name in (TOML, "round-*", "truth") for path in folder.glob(name)), None):

@@ -45,8 +45,8 @@ class LinearLayer:
 def input_from_gradients(weight_gradient: Array, bias_gradient: Array) -> tuple[Array, float]:
     """The input (n,) behind the gradients (m, n), (m,) of a linear layer, and the relative residual, 0 for a single sample.
 
-    Any multiple of the gradients serves, such as an update. The residual is that of weight_gradient = bias_gradient ⊗ input, in the
-    Frobenius norm. Raises `InputError` for other shapes, values that are not finite and a bias gradient of zeros, which says nothing.
+    Any multiple of the gradients serves, such as an update. The residual is of weight_gradient = bias_gradient ⊗ input, in the Frobenius
+    norm. Raises `InputError` for other shapes, values that are not finite and a bias gradient of zeros.
     """
     weight = check_array("weight_gradient", np.asarray(weight_gradient, np.float64), ndim=2)
     bias = check_array("bias_gradient", np.asarray(bias_gradient, np.float64), ndim=1)

@@ -43,10 +43,10 @@ def invert_updates(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Images (m, n, *shape) in [0, 1] whose `steps` on `starts` (m, d) give nearly `updates` (m, d), and the distances left (m,).
 
-    `labels` (m, n) are those of the n images of each of m updates. Each of `restarts` begins at uniform noise; the one that ends nearest is
-    returned. `beside` are further values of images, (θ (r, d), images (r, n, *shape)) -> (r, k), and what was seen of them (m, k), whose
-    mean squared distance is added. It is computed on the device in use.
-    Raises nothing: an update that no images make leaves a large distance.
+    `labels` (m, n) are the labels of the n images of each of m updates. Each of the `restarts` begins at uniform noise; the nearest result
+    is returned. `beside` is a function of images, (θ (r, d), images (r, n, *shape)) -> (r, k), and its observed values (m, k); their mean
+    squared distance is added to the objective. The search runs on the device in use. Raises nothing: an update that no images make leaves a
+    large distance.
     """
     m, n = labels.shape
     theta = tensor(np.repeat(np.asarray(starts, np.float64), restarts, axis=0))

@@ -77,8 +77,8 @@ def imprinted(model: Model, x: Array, balance: float = 10.0) -> Array:
 def images_from_imprint(weight_gradient: Array, bias_gradient: Array) -> Array:
     """The inputs (m, d), m ≤ bins, behind the gradients (bins, d), (bins,) of an imprinted first layer, in the order of thresholds.
 
-    They are as the layer was given them, so normalised. A bin of several samples gives their mean weighted by gradients, an empty one none.
-    Any multiple serves, such as an update. Raises `InputError` for other shapes and values that are not finite.
+    The inputs are normalised, as the layer received them. A bin of several samples gives a mean weighted by gradients; an empty bin gives
+    nothing. Any multiple of the gradients serves, such as an update. Raises `InputError` for other shapes and values that are not finite.
     """
     weight = check_array("weight_gradient", np.asarray(weight_gradient, np.float64), ndim=2)
     bias = check_array("bias_gradient", np.asarray(bias_gradient, np.float64), ndim=1)

@@ -83,11 +83,11 @@ def inputs_of_batch(
 ) -> Disaggregated:  # fmt: skip
     """The `count` inputs behind the gradients (m, n), (m,) of a linear layer.
 
-    `models` are the layer's parameters, weights (m, n) and biases (m,), where gradients were taken: one for a gradient or one step; of
-    several steps the first and the last that are known, and only units that are on in both, or in neither, are checked. Any multiple of the
-    gradients serves, such as an update. `draws` bounds the search. Refuses (`refusal`) where the gradient's rank is below `count`, where
-    noise hides the zeros, and where the draws find too few columns. Raises `InputError` for other shapes, values that are not finite, and
-    a `count` that is not in 1..8.
+    `models` are the layer's parameters, weights (m, n) and biases (m,), where gradients were taken. For a gradient or one step: one pair.
+    For several steps: the first and the last known pair; then only units that are on in both, or off in both, are checked. Any multiple of
+    the gradients serves, such as an update. `draws` bounds the search. Refuses (`refusal`) if the gradient's rank is below `count`, if
+    noise hides the zeros, or if the draws find too few columns. Raises `InputError` for other shapes, values that are not finite, and a
+    `count` that is not in 1..8.
     """
     gradient = np.column_stack([
         check_array("weight_gradient", np.asarray(weight_gradient, np.float64), ndim=2),

@@ -61,7 +61,7 @@ def tokens_from_rows(rows: Array) -> Array:
 
 
 def window_from_rows(model: Model, vector: Array, rows: Array, label: int, length: int) -> tuple[Array, float]:
-    """The window (length,) of words behind the embedding gradient `rows` (words, units) at `vector` (d,), and 1 − cosine of what it gives.
+    """The window (length,) of words behind the embedding gradient `rows` (words, units) at `vector` (d,), and 1 − cosine of its gradient.
 
     `label` is the word that follows. Any positive multiple of the gradient serves. Raises `InputError` for a model without an embedding, a
     gradient of no words, or of more words than the window is long.

@@ -58,10 +58,10 @@ class Recovery:
 def recover_labels(
     rounds: Sequence[Array], known: Knowledge, rng: Stream, *, own_clients: int = OWN_CLIENTS, restarts: int = 32, signed: bool = False
 ) -> Recovery:
-    """Label histograms of clients from updates under a secret permutation of coordinates that they share, without the key.
+    """Label histograms of clients from updates under a shared secret permutation of coordinates, without the key.
 
-    `rounds` are arrays (n_t, d) of updates, one a round and group, all under one transform; the first is of the round that started from
-    `known.theta0`, and its clients are those that are attacked. With `signed` the transform may change signs even if no block shows it.
+    `rounds` are arrays (n_t, d) of updates, one a round and group, all under one transform. The first array is of the round that started
+    from `known.theta0`; its clients are attacked. With `signed`, the transform may change signs even if no block shows a change of sign.
     """
     structure = find_structure(rounds, known.classes, known.labels_per_client)
     if structure.by == "nothing":

@@ -39,9 +39,9 @@ PRETENDED, FEWEST, MOST = 96, 4, 512
 
 
 def counts_from_lengths(lengths: Array, made_lengths: Array, made_counts: Array) -> Array:
-    """How many samples clients have (n,), from the `lengths` (n,) of their updates and those (m,) of clients with known counts (m,).
+    """Numbers of samples (n,) from the `lengths` (n,) of updates, given the lengths (m,) and counts (m,) of known clients.
 
-    A parabola of log count over log length is fitted, and followed no further than the known counts reach.
+    Fits a parabola of log count over log length. Results are clipped to the range of the known counts.
     """
     x = np.log(np.maximum(made_lengths, 1e-300))
     curve = np.polynomial.Polynomial.fit(x, np.log(made_counts), 2)
