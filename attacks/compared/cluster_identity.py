@@ -1,12 +1,12 @@
-"""Cluster identity: which group a client belongs to, from the model it is sent, the clients it is summed with, or the one it asks for.
+"""Cluster identity: a client's group, from the model it is sent, the clients it is summed with, or the model it asks for.
 
-Source: the traffic of every clustered system names clusters (PACFL sends cluster models, CFL and StoCFL too; IFCA's clients name theirs).
-Oblivious sums name none, but the server learns how many of a round's cohort are in each group. Where clients stay in their groups, these
-are linear equations in who is where, with a row for each round's cohort: differencing, of sizes in place of values.
+Source: the traffic of every clustered system names clusters (PACFL, CFL and StoCFL send cluster models; IFCA's clients name their choice).
+Oblivious sums name no cluster, but the server learns the size of each group in a round's cohort. If clients stay in their groups, the sizes
+are linear equations in the clients' groups, with a row for each round's cohort: differencing, of sizes in place of values.
 
-What it proves: whoever sees this learns the partition of the clients, which is the data's where the clustering works. What it does not:
-what a group is about; names of groups take other knowledge, so clusters count up to renaming. Sizes are attacked as if nobody ever changed
-groups; a better attack would allow for it.
+What it proves: a party that sees this traffic learns the partition of the clients, which is the data's if the clustering works. What it
+does not prove: what a group is about. Clusters count up to renaming, since names of groups take other knowledge. The attack on sizes
+assumes that no client changes its group; a better attack would allow for changes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Clients that send false halves to cross-fitted clustering: what they send, as functions of the honest folds of everybody.
+"""Clients that send false halves to cross-fitted clustering, as functions of the honest folds of all clients.
 
-Not one of the registered attacks, which measure leakage: these harm. A liar may send any two vectors in place of its folds. Liars
-know everybody's folds and true groups, and act together: the strongest case. Norms are what `bounded` (`clustering.unbiased_gram`) lets
-through unscaled, unless a lie is about length.
+Not a registered attack: registered attacks measure leakage, false folds do harm. A lying client may send any two vectors in place of its
+folds. Lying clients know all folds and true groups, and act together: the strongest case. Norms are what `bounded`
+(`clustering.unbiased_gram`) lets through unscaled, unless a lie is about length.
 """
 
 from collections.abc import Callable, Mapping, Sequence

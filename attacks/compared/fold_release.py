@@ -1,14 +1,15 @@
-"""What the folds of cross-fitted clustering tell: how many samples a client has, who is among them, and small clients' images.
+"""What the folds of cross-fitted clustering reveal: a client's number of samples, its members, and the images of small clients.
 
 Source: a client gives the means a and b of its samples' gradients, each of norm 1, over two random halves of its data. |a − b|²/4 is the
-noise of a mean of n such vectors, so about (1 − ⟨a, b⟩) / n: whoever sees the Gram of the folds has it. Whether a known sample is in a mean
-is a likelihood ratio of Gaussian errors, whitened by the spread of auxiliary samples of its label (Homer et al. 2008, for means of
-genotypes; Sankararaman et al. 2009, this ratio). A fold of one sample is that sample's gradient: the image whose sketched gradient it is,
-by L-BFGS (Zhu et al. 2019). Label sets are found by `anchor_counts` from folds in the clear, and by `gram_geometry` from their Gram.
+noise of a mean of n such vectors, about (1 − ⟨a, b⟩) / n: a reader of the Gram of the folds has this value. The membership of a known
+sample is tested by a likelihood ratio of Gaussian errors, whitened by the spread of auxiliary samples of its label (Homer et al. 2008, for
+means of genotypes; Sankararaman et al. 2009, this ratio). A fold of one sample is the sample's gradient: L-BFGS finds the image with this
+sketched gradient (Zhu et al. 2019). `anchor_counts` finds label sets from folds in the clear, `gram_geometry` from their Gram.
 
-What it proves: sample counts can be read wherever the Gram is, membership and images where folds are in the clear (or a coalition undoes
-the transform). What it does not: that the Gram hides members. A client that colludes and sends a sample's gradient, whitened, in place of
-its own fold reads the same inner products off the Gram; no recorded run has such a client (`membership_scores` takes inner products).
+What it proves: sample counts can be read wherever the Gram can, membership and images where folds are in the clear (or where a coalition
+undoes the transform). What it does not prove: that the Gram hides members. A colluding client that sends a sample's whitened gradient in
+place of its own fold reads the same inner products off the Gram. No recorded run has such a client (`membership_scores` takes inner
+products).
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
-"""Mean images of signatures whose coordinates are hidden, by way of label sets: inner products, label sets, auxiliary images.
+"""Mean images of signatures with hidden coordinates: from inner products to label sets, from label sets to auxiliary images.
 
-Source: an orthonormal transform keeps all inner products, and `gram_geometry` reads label sets off these with no known client. The mean
-auxiliary image of a client's labels is then the guess of its mean image. Label sets are scored by `gram_geometry`, images here.
+Source: an orthonormal transform keeps all inner products, and `gram_geometry` reads label sets off inner products with no known client. The
+guess of a client's mean image is the mean auxiliary image of its labels. `gram_geometry` scores label sets; this module scores images.
 
-What it proves: under a shared rotation too, a server with auxiliary data has pictures of what clients' data look like on average. What it
-does not: anything that a client's labels do not determine; clients with all labels have no label set to find, so that their images are not
-attempted. All labels are named at once: a wrong naming makes the images of all clients wrong together. Signatures of two halves, which
-carry singular values, are named in most runs; signatures of orthonormal rows (PACFL with `cut = "silhouette"`) were in none of five.
+What it proves: also under a shared rotation, a server with auxiliary data has pictures of clients' average data. What it does not prove:
+anything that a client's labels do not determine. Clients with all labels have no label set to find, so their images are not attempted. All
+labels are named at once, so a wrong naming makes the images of all clients wrong together. Signatures of two halves carry singular values;
+the attack names their labels in most runs. It named the labels of orthonormal rows (PACFL with `cut = "silhouette"`) in none of five runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence

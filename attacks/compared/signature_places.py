@@ -1,11 +1,11 @@
-"""Places of permuted coordinates: signatures under one secret permutation, which all clients share, with no known client.
+"""Places of permuted coordinates: signatures under one secret permutation that all clients share, with no known client.
 
-Source: a permutation keeps the values of a signature's rows, not their places, so sorted values are features of a client's labels, and so
-are inner products between clients. Both give first label sets (by `assignment`). Given label sets, templates of simulated clients say how
-each pixel varies over clients; pixels and coordinates are matched by it (linear assignment, Kuhn 1955). With the places undone, label sets
-are recovered as from clear signatures. Both steps alternate until nothing changes, from several starts; the best fit counts.
+Source: a permutation keeps the values of a signature's rows, not their places. So sorted values are features of a client's labels, and so
+are inner products between clients. Both give first label sets (by `assignment`). Given label sets, templates of simulated clients show how
+each pixel varies over clients; pixels and coordinates are matched by this variation (linear assignment, Kuhn 1955). With the places undone,
+label sets are recovered as from clear signatures. Both steps alternate until nothing changes, from several starts; the best fit counts.
 
-Signs beside the permutation do not help where samples are not negative: then the first row, which points at the mean image, is not either
+Changed signs add no protection where samples are not negative: then the first row, which points at the mean image, is not negative either
 (Perron-Frobenius), and shows the signs.
 """
 

@@ -1,19 +1,19 @@
 """What colluding clients know of sums: their own updates, which they subtract, and who was in the sums that they took part in.
 
-Source: textbook; a minimum cohort size of m clients is one of m − N clients to a server with N of them in the sum. No transcript holds what
-a client put into a secure sum, and the secrets of a run folder hold no updates. They follow from what the client does have: the model it
-was sent, its data and its batches, so it trains again. That makes the same update, where the update is plain local training of
-that model. What is left are linear equations (`linear_evidence`): updates that they determine are taken out one by one.
+Source: textbook; a minimum cohort size of m clients is one of m − N clients to a server with N of them in the sum. No transcript holds a
+client's input to a secure sum, and the secrets of a run folder hold no updates. But a colluding client has its model, data and batches, so
+it trains again and gets the same update, where the update is plain local training. The remaining sums are linear equations
+(`linear_evidence`); updates that the equations determine are taken out one by one.
 
-A client by itself has the sums of its own cluster, by two models that it was sent in successive rounds. A secure sum tells it who is in it.
-Elsewhere a client is not told, and the attack assumes that it knows (`cohorts_of`): cohorts of a few organisations know each other.
+A client by itself has the sums of its own cluster, from two models that it was sent in successive rounds. A secure sum names its members.
+Other sums do not name them, and the attack assumes that the client knows the members (`cohorts_of`): a few organisations know each other.
 
-A mean is as exact as the two models that it is the difference of, which travel as floats, and as the levels of a secure sum
-(`deviating`). What is solved from several has the uncertainty of all of them.
+A mean has the rounding errors of two models, which travel as floats, and those of the levels of a secure sum (`deviating`). A value that is
+solved from several means has the uncertainty of all of them.
 
-What is left alone: runs in which a client's update holds more than such a training, by the tasks that the transcript records
-(`LocalTraining.alone`), sums of which the view does not have the model (transformed ones, oblivious totals, models of which only a part
-travels), and runs with `[privacy]`, whose noise is not on record.
+Not attacked: runs in which a client's update holds more than plain local training, by the recorded tasks (`LocalTraining.alone`); sums
+whose model is not in the view (transformed sums, oblivious totals, models of which only a part travels); runs with `[privacy]`, whose noise
+is not recorded.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -48,7 +48,7 @@ def known_means(case: Case, view: AdversaryView, dimension: int) -> list[CohortS
 
 
 def cohorts_of(case: Case, view: AdversaryView) -> Mapping[tuple[int, int], tuple[int, ...]]:
-    """Who is in which sum, by round and label, as far as a client is assumed to know it; nothing of secure sums, which tell it."""
+    """The members of sums by round and label, as far as a client is assumed to know them; secure sums, which name their members, are left out."""
     if not cohorts_assumed(case) or view.is_server:
         return {}
     assert case.record is not None  # as `cohorts_assumed` found
@@ -56,7 +56,7 @@ def cohorts_of(case: Case, view: AdversaryView) -> Mapping[tuple[int, int], tupl
 
 
 def cohorts_assumed(case: Case) -> bool:
-    """Whether the adversary is a client that is not told who is in a sum, so that knowing it is an assumption."""
+    """Whether the adversary is a client that does not learn the members of a sum, so that knowing them is an assumption."""
     protection = case.view.protection
     is_open = not protection.secure and protection.robust == "none"  # a robust rule makes no mean of the next model
     return case.view.adversary == "client" and case.record is not None and is_open

@@ -1,21 +1,21 @@
 """Disaggregation and differencing: single clients' values from sums over cohorts.
 
-Source: secure aggregation hides what is in a sum, not what sums say together. A sum over one client is its value. For a value that does not
-change between rounds (a count, a gradient at a fixed model, any signature) the sums are linear equations with a row of zeros and ones for
-each cohort; a client whose unit vector lies in their row space is known exactly (`linear_evidence`; Pasquini et al. 2022 and So et al. 2023
-on participation over rounds). Clustering makes cohorts smaller, so fewer rounds do.
+Source: secure aggregation hides the terms of one sum, not what several sums determine together. A sum over one client is the client's
+value. For a value that does not change between rounds (a count, a gradient at a fixed model, any signature) the sums are linear equations
+with a row of zeros and ones for each cohort. A client whose unit vector lies in the row space is known exactly (`linear_evidence`; Pasquini
+et al. 2022 and So et al. 2023 on participation over rounds). Clustering makes cohorts smaller, so fewer rounds suffice.
 
-What it sees: who was in which sum, and the sums, which follow from the next model sent to a cluster (mean = new model − old model). In an
-oblivious sum who is in which group is hidden, but who takes part is not: there the sums are totals over the round's cohort. Single
-updates, where a protection leaves these open, are not looked at: there the sums are beside the point.
+What it sees: the members of each sum, and the sums, which follow from the next model sent to a cluster (mean = new model − old model). An
+oblivious sum hides the groups of its members, but not the members: there the sums are totals over the round's cohort. Where a protection
+leaves single updates open, the attack ignores them.
 
-A server with N colluding clients takes their own updates off a sum first (`coalition`), so that a sum over one client beside them is one.
-A client does the same with the sums of its cluster, which two models that it was sent in successive rounds tell: in a cluster of two the
-other's update is left.
+A server with N colluding clients first subtracts their updates from a sum (`coalition`): then a sum over one other client is a single
+value. A client subtracts its own update from the sums of its cluster, which follow from two models of successive rounds: in a cluster of
+two, the other client's update is left.
 
-What it proves: a minimum cohort size of m stops sums over one client as long as fewer than m − 1 of its members collude, and does not stop
-differencing; fixed cohorts do, since their equations repeat. What it does not: updates at changing models are not static; two rounds' sums
-give their differences only as far as clients move alike. What is static in them, label histograms, `label_inference` solves for.
+What it proves: a minimum cohort size of m prevents sums over one client if fewer than m − 1 members collude. It does not prevent
+differencing; fixed cohorts do, since their equations repeat. What it does not prove: updates at changing models are not static, so the sums
+of two rounds give differences only as far as clients move alike. `label_inference` solves for the static part of updates, label histograms.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,13 +1,13 @@
 """How clients trained, read from the public tasks in the transcript.
 
-Clients are sent the task with the model, so whoever sees the parameters sees the settings: rate, momentum, proximal term, epochs, inner
-step, share held back. Nothing here knows an algorithm: a task is rebuilt from its settings as a client would rebuild it, and of tasks that
-wrap others the first `Train` or `Gradient` in the order of fields counts: the one whose update leaves. The task is the one that was asked;
-what `[privacy]` adds to it (clipping, Poisson batches) is in the public configuration, and `LocalTraining.clipped` adds it.
+Clients are sent the task with the model, so a party that sees the parameters sees the settings: rate, momentum, proximal term, epochs,
+inner step, share held back. Nothing here knows an algorithm: a task is rebuilt from its settings, as a client rebuilds it. If a task wraps
+other tasks, the first `Train` or `Gradient` in the order of fields counts: its update is sent. `[privacy]` adds clipping and Poisson
+batches to the task; both are in the public configuration, and `LocalTraining.clipped` adds them.
 
-What a client's update or the mean of several holds beside that training is described (`LocalTraining.beyond`): by what the class of
-the task declares (`beyond`), else by what clients were sent beside the model. What is known of a client's steps only once messages are
-read, the pull to an anchor and the correction of a control, is in `updates.less_known`.
+`LocalTraining.beyond` describes what a client's update, or the mean of several updates, holds beside that training: as the class of the
+task declares (`beyond`), else by what clients were sent beside the model. Two parts of a client's steps are known only after messages are
+read, the pull to an anchor and the correction of a control; they are in `updates.less_known`.
 """
 
 import json

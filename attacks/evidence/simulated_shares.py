@@ -1,12 +1,12 @@
 """Label shares from updates of a non-linear optimiser (Adam): the attacker trains simulated clients and compares.
 
 Source: ours; shadow training as in membership inference, regression instead of a classifier. Adam divides each coordinate's step by that
-coordinate's own size, so that no rate × steps turns a head's bias into label shares. The settings are public: clients that the attacker
-makes of auxiliary samples, with label shares of its own choice, train by `training.Train` from the model that was sent, and a regression
-(linear, ridge) of their shares on their bias updates is what reads a victim's.
+coordinate's own size, so that no rate × steps turns a head's bias into label shares. But the settings are public. The attacker makes
+clients of auxiliary samples, with label shares of its choice, and trains them by `training.Train` from the model that was sent. A linear
+ridge regression of their shares on their bias updates then reads a victim's shares.
 
-What it proves and does not is as for `label_inference`. A mean over several clients is read as if it were one client's update with the mean
-shares, which for Adam it is only nearly; after aggregation of many unlike clients the figure says little.
+What it proves and does not prove: as `label_inference`. A mean over several clients is read like one client's update with the mean shares.
+For Adam this holds only nearly; after aggregation of many different clients the figure means little.
 """
 
 from collections.abc import Callable

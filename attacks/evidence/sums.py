@@ -1,16 +1,16 @@
 """The sums in a view: the clients of each, the model they started from, and the result.
 
-A sum is not a message. The server knows whom it asked, and gives the result away itself: the next model of a cluster is the last one plus
-the mean update. So a sum is read off two models of one name, sent one after the other, and the traffic of the sum between them.
+A sum is not a message. The server knows the clients it asked, and publishes the result itself: the next model of a cluster is the last
+model plus the mean update. So a sum is read off two successive models of one name and the traffic between the two models.
 
-A member of a cluster has the same two models, if it takes part twice in succession. A secure sum tells its members who survived it. In a
-sum in the clear, and in an oblivious one, members are not told: there whoever sees only models has the mean but not who is in it. In an
-oblivious sum the terms say how many clients are in each group, so the server knows the total over all who took part, and their names.
+A member of a cluster has the same two models if it takes part twice in succession. A secure sum names its survivors to its members. A sum
+in the clear and an oblivious sum do not: a party that sees only models has the mean, but not the members. In an oblivious sum the terms
+state the size of each group, so the server knows the total over all participants, and their names.
 
-Under a robust rule the next model tells no mean. The server computes those of the buckets itself, and the record has them.
+Under a robust rule the next model shows no mean. The server computes the means of the buckets itself, and the record has them.
 
-Deviations from what could be known: models of one name that are sent several times in a round (IFCA's restarts) are told apart by their
-order; where a client is moved to another number (CFL's splits, StoCFL's merges) what was pending is dropped.
+Deviations from what could be known: models of one name that are sent several times in a round (IFCA's restarts) are distinguished by their
+order. If a client is moved to another number (CFL's splits, StoCFL's merges), its pending sum is dropped.
 """
 
 from collections.abc import Iterator, Mapping
@@ -236,7 +236,7 @@ def _bucket_mean(message: Message) -> Array | None:
 
 
 def _groups(message: Message) -> list[tuple[int, tuple[int, ...]]]:
-    """The cohorts of one message by label; none where it is not said who is in which, and where its buckets are told by their means."""
+    """The cohorts of one message by label; none if the message does not name their members, or if the means of its buckets are recorded."""
     clients, context = message.clients, message.context
     if ("bucket" in context or "buckets" in context) and message.kind != BUCKET:
         return []

@@ -1,10 +1,10 @@
 """The updates in a view: of single clients or means of clusters, with the model and training they started from.
 
-Every attack on updates reads them here (`steps_in`): a client's own where they travel alone, else what follows from sums and from what the
-coalition knows, with the uncertainty of that.
+Every attack on updates reads updates here (`steps_in`): a client's own updates where these travel alone, else the updates that follow from
+sums and from the coalition's knowledge, with their uncertainty.
 
-A step is an update beside what made it: the model that was sent and how clients were asked to train it (`local_training`). Gradients that
-are sent as such are turned into movements: they are one full-batch step of rate 1.
+A step is an update with its origin: the model that was sent and the training that clients were asked for (`local_training`). Gradients that
+are sent as such become movements: a gradient is one full-batch step of rate 1.
 """
 
 from collections.abc import Mapping, Sequence
