@@ -48,7 +48,7 @@ def known_means(case: Case, view: AdversaryView, dimension: int) -> list[CohortS
 
 
 def cohorts_of(case: Case, view: AdversaryView) -> Mapping[tuple[int, int], tuple[int, ...]]:
-    """The members of sums by round and label, as far as a client is assumed to know them; secure sums, which name their members, are left out."""
+    """The members of sums by round and label, as far as a client is assumed to know them. Secure sums are left out: they name members."""
     if not cohorts_assumed(case) or view.is_server:
         return {}
     assert case.record is not None  # as `cohorts_assumed` found
