@@ -282,7 +282,7 @@ def images_cell(case: Case) -> tuple[Cell, dict[str, Array] | None]:
     clients = sorted((set(observed) & set(reference)) - set(case.view.coalition))
     small = [client for client in clients if case.prior.samples_per_client[client] <= MOST_SAMPLES][:CLIENTS_TRIED]
     if not small:
-        why = f"not attempted: no client has at most {MOST_SAMPLES} samples, so that a fold is one; that proves nothing of others"
+        why = f"not attempted: no client has at most {MOST_SAMPLES} samples, so that a fold is one; images may still leak"
         return nothing(case, NAME, IMAGES, why if clients else "no folds can be read in this view"), None
     same = all(np.array_equal(observed[client], reference[client]) for client in small)
     made = []

@@ -295,7 +295,7 @@ def _too_little(case: Case, clients: Sequence[int], partial: Sequence[int], each
     """Why an attack on the updates of `clients` is not made; empty where it is."""
     prior = case.prior
     if len(clients) < FEWEST_CLIENTS:
-        return "not attempted: updates are in this view, but of a part of the model only; that part may well show labels"
+        return "not attempted: updates are in this view, but of a part of the model only; this part may show labels"
     if len(partial) < FEWEST_CLIENTS:
         whole = all(prior.labels_per_client[client] >= len(np.unique(prior.y)) for client in clients)
         return "every client has all labels: there is no label set to find" if whole else "not attempted: too many label sets are possible"

@@ -35,8 +35,8 @@ __all__ = ["cells", "disaggregate"]
 
 NAME = "disaggregation"
 NOT_TAKEN_OFF = (
-    "not attempted: sums over one client and colluders are in this view, and these know what they sent; it is in no transcript, and only "
-    "plain training without noise can be made again"
+    "not attempted: this view has sums over one client and colluders; the transcript does not hold the colluders' updates, and only plain "
+    "training without noise can be repeated"
 )
 EXACT = 1e-3
 """Relative error up to which a value counts as recovered: models travel in float32, and a mean is the difference of two of them."""
@@ -122,7 +122,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if not seen[0]:
         why = "no sum over named clients is in this view"
         if oblivious_sizes(view):
-            why = "who is in which sum is hidden, and in every round somebody was in too small a group, so not even totals are known"
+            why = "the members of sums are hidden, and every round had a group below the minimum size, so totals are not known either"
         return [nothing(case, NAME, metric, why) for metric in ("singleton_exact", "static_value_exact")], None
     blank = np.zeros(len(clients))
     config = case.prior.config
@@ -133,15 +133,15 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     figures = []
     reference_words = "unprotected: the same cohorts' sums in the open, without a minimum cohort size"
     if oblivious_sizes(view):
-        reference_words = f"here sums are totals over all who took part, since who is in which group is hidden; {reference_words}"
+        reference_words = f"sums here are totals over all participants, since their groups are hidden; {reference_words}"
     here, there = static[0][1], static[1][1]
-    beside = " and colluders, who take their own updates off" if view.coalition else ""
+    beside = " and colluders, who subtract their own updates" if view.coalition else ""
     if cohorts_assumed(case):
-        reference_words = f"a client is taken to know who trains in its cluster; {reference_words}"
+        reference_words = f"assumed: a client knows the members of its cluster; {reference_words}"
     for metric, observed, twin, why, note in (
         (
             "singleton_exact", single[0], single[1], f"no sum was over one client{beside}, even without a minimum cohort size",
-            f"a client's update, from a sum over it alone{beside and f', or over it{beside}'}",
+            f"a client's update, from a sum over the client alone{beside and f', or over the client{beside}'}",
         ),
         (
             "static_value_exact", static[0][0], static[1][0], f"cohorts distinguish no client, even without a minimum cohort size: {there}",

@@ -88,17 +88,17 @@ def hidden_updates(view: AdversaryView) -> str:
 
 
 def blind(view: AdversaryView) -> str:
-    """Why an attack on the coordinates of updates is not attempted: a transform hides them. Empty where none does."""
+    """Why an attack on the coordinates of updates is not attempted: the transform that hides them. Empty if no transform does."""
     kind = hidden_updates(view)
     return f"not attempted: updates are under a secret {kind}, which hides their coordinates" if kind else ""
 
 
 def unread(view: AdversaryView, dimension: int) -> str:
-    """Why an attack on updates of whole models is not attempted though clients' own are in a view: they are of another form. Else empty."""
+    """Why an attack on updates of whole models is not attempted although a view has clients' updates: their form. Empty otherwise."""
     if of_several(view, dimension):
-        return "not attempted: what each client sends for means is in this view, but of several models at once; that may well show it"
+        return "not attempted: what each client sends for means is in this view, but of several models at once; these may show it"
     if any(row.shape != (dimension,) for row in updates_in(view, dimension).values()):
-        return "not attempted: updates are in this view, but of a part of the model only; that part may well show it"
+        return "not attempted: updates are in this view, but of a part of the model only; this part may show it"
     for message in view.select("mean", "update"):
         if "transform" not in message.context and set(payload_rows(message)) - set(view.coalition) and updates_sent(view, message) is None:
             names = ", ".join(repr(name) for name in sorted(set(message.payload or {}) - {"clients"}))

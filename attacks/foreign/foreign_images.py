@@ -121,19 +121,19 @@ def _unread(system: System, few: Sequence[int], most: int) -> str:
     if model is None or not system.scored:
         return NO_MODEL if model is None else NO_TRUTH
     if not few:
-        return f"not attempted: no client has at most {most} samples in one batch and {MOST_STEPS} steps; this proves nothing"
+        return f"not attempted: no client has at most {most} samples in one batch and {MOST_STEPS} steps; images may still leak"
     if model.words:
         return "not attempted: inputs are words, not numbers"
     if system.head is None:
         return f"not attempted: labels come from the head's bias; {system.headless}"
     if model.has_dropout:
-        return "not attempted: the model has dropout, whose draws are not known; that proves nothing"
+        return "not attempted: the model has dropout, whose draws are not known; images may still leak"
     if not all(map(is_sgd, records)):
         return NOT_SGD
     if any(record.settings.lr is None and (record.settings.epochs > 1 or record.labels is None) for record in records):
-        return "not attempted: several local steps of unknown learning rate; that proves nothing"
+        return "not attempted: several local steps of unknown learning rate; images may still leak"
     if any(record.settings.batch_norm == "eval" and record.before.statistics.keys() != model.statistics.keys() for record in records):
-        return "not attempted: layers trained in evaluation mode, and the states have no running statistics; that proves nothing"
+        return "not attempted: layers trained in evaluation mode, and the states have no running statistics; images may still leak"
     return ""
 
 

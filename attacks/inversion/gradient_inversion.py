@@ -167,7 +167,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     most = min(most, *(local_of(observed[client][0], prior).train.batch_size or most for client in apart))
     few = sorted(client for client in apart if prior.samples_per_client[client] <= most)
     if not few:
-        words = f"not attempted: no client has at most {most} samples in one batch; that proves nothing of others"
+        words = f"not attempted: no client has at most {most} samples in one batch; images may still leak"
         return [nothing(case, NAME, "image_psnr_db", words)], None
     clients, restarts = few[: CLIENTS_PER_DRAW * case.budget.draws], case.budget.rounds
     guesses = [_guess(steps, prior, clients, model, restarts, private) for steps in (observed, None)]
@@ -213,15 +213,15 @@ def _refusal(case: Case) -> str:
     if bias_span(model) is None:
         return "not attempted: the model's head has no bias to read labels from"
     if case.prior.config.training.optimizer == "adam" or any(training.train.optimizer == "adam" for training in trainings.all):
-        return "not attempted: Adam's steps keep little more than a gradient's signs, too little for this attack; that proves nothing"
+        return "not attempted: Adam's steps keep little more than a gradient's signs, too little for this attack; images may still leak"
     if trainings.first is None:
         passed = any(message.operation == "relay" for message in case.reference.messages)
-        return "not attempted: clients send models to each other, none to be averaged; that proves nothing of them" if passed else ""
+        return "not attempted: clients send models to each other, none to be averaged; images may still leak" if passed else ""
     if not all(map(_is_plain, trainings.all)):
-        return "not attempted: clients do not take plain steps on all of their samples; that proves nothing of them"
+        return "not attempted: clients do not take plain steps on all of their samples; images may still leak"
     epochs = trainings.first.train.epochs
     if epochs > MOST_STEPS:
-        return f"not attempted: {epochs} local steps are more than {MOST_STEPS}; that proves nothing of them"
+        return f"not attempted: {epochs} local steps are more than {MOST_STEPS}; images may still leak"
     return ""
 
 

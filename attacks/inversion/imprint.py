@@ -145,7 +145,7 @@ def _refusal(case: Case) -> str:
     if config is None:
         return "not attempted: the training settings are not known"
     if config.model.name != "mlp":
-        return f"not attempted: the first layer of {config.model.name!r} is no linear map with ReLU behind it; that proves nothing of it"
+        return f"not attempted: the first layer of {config.model.name!r} is no linear map with ReLU behind it; images may still leak"
     if config.privacy.unit == "client":
         return "not attempted: updates are clipped as a whole and have noise of their own"
     if config.protection.sum not in ("none", "secagg"):

@@ -274,10 +274,10 @@ def _refusal(case: Case) -> str:
     """Why this run is not attempted; empty if it is."""
     assert case.prior.config is not None  # checked by the caller
     if case.prior.private:
-        return "not attempted: the noise of [privacy] moves every row of the embedding; that proves nothing"
+        return "not attempted: the noise of [privacy] moves every row of the embedding; words may still leak"
     for local in trainings_in(case.reference).all:
         if local.beyond or local.held_back:
-            return "not attempted: updates hold more than training on all samples; that proves nothing of them"
+            return "not attempted: updates hold more than training on all samples; words may still leak"
         if local.train.weight_decay:
-            return "not attempted: weight decay moves every row of the embedding; that proves nothing"
+            return "not attempted: weight decay moves every row of the embedding; words may still leak"
     return ""

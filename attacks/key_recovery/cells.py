@@ -249,7 +249,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "label_set_accuracy", why)], None
     if clear.rounds[0].shape[1] != dimension:
         part = ", in the clear" if seen.clear else ""
-        why = f"not attempted: updates are in this view{part}, but of a part of the model only; that part may well show labels"
+        why = f"not attempted: updates are in this view{part}, but of a part of the model only; this part may show labels"
         return [nothing(case, NAME, "label_set_accuracy", why)], None
     if seen.clear:
         why = "updates are in the clear here: there is no key to recover, and label_inference reads them"

@@ -196,7 +196,7 @@ def test_who_is_in_which_oblivious_sum_is_not_known_but_the_totals_are() -> None
 def test_differencing_of_oblivious_totals_is_measured_and_fixed_cohorts_remove_it() -> None:
     found = {cell.metric: cell for cell in ATTACKS["disaggregation"].cells(oblivious(0.7, 18))[0]}
     assert found["static_value_exact"].status == "leaks"
-    assert "totals over all who took part" in found["static_value_exact"].note
+    assert "totals over all participants" in found["static_value_exact"].note
     assert found["singleton_exact"].value in (0.0, None)
     fixed = {cell.metric: cell for cell in ATTACKS["disaggregation"].cells(oblivious(0.5, 6, "fixed_cohorts"))[0]}
     assert fixed["static_value_exact"].value in (0.0, None)
