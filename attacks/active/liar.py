@@ -1,6 +1,6 @@
 """A transport that deviates from the protocol: it changes requests, keeps answers, and runs accomplices itself.
 
-It wraps any transport, so the server on top of it may be an honest one: `send` changes what each client receives.
+It wraps any transport, so the server on top may be honest: `send` changes what each client receives, `receive` what the server receives.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Whole runs with clients as canaries (unit = "client"): each brings its own long vector to every mean, or by its coin zero.
+"""Whole runs with clients as canaries (unit = "client"): each brings its own long vector to every mean, or zero, by its coin.
 
-Its score is how far the released means go along that vector. Clipping, noise, secure sums and dropouts are the run's. Source: Andrew et al.
-2023 ("One-shot empirical privacy estimation for federated learning").
+A canary's score is the component of the released means along its vector. Clipping, noise, secure sums and dropouts are the run's. Source:
+Andrew et al. 2023 ("One-shot empirical privacy estimation for federated learning").
 """
 
 import math

@@ -2,14 +2,14 @@
 
 Source: how an update of the head's bias is read as label shares is in `label_readings`; it takes the loss to be softmax cross-entropy.
 
-What it proves: an update in the clear shows a client's labels, and the mean update of a cluster, which two models of it tell, shows those
-of the cluster as a whole (`aggregate_histogram_l1`: one figure a cluster, nothing about a member; also where it is hidden who is in it),
-hence of its members where these are alike. Sums over cohorts that change are one system of equations for single clients' shares
-(`label_sums`): many rounds of secure sums show labels of clients that no single sum shows. Where each round has noise of its own
-(unit = "sample") all rounds of the view are one system of equations, solved once around the auxiliary shares (`noisy_shares`).
+What it proves: an update in the clear shows a client's labels. The mean update of a cluster follows from two of its models and shows the
+labels of the cluster as a whole, also where the members are hidden (`aggregate_histogram_l1`: one figure a cluster, nothing about a
+member), and so those of the members where the members are alike. Sums over changing cohorts are one system of equations for single clients'
+shares (`label_sums`): many rounds of secure sums show labels of clients that no single sum shows. If each round has noise of its own
+(unit = "sample"), all rounds of the view are one system of equations, solved once around the auxiliary shares (`noisy_shares`).
 
-What it does not: nothing about single samples; with unknown numbers of samples or another loss the shares are off, the label sets less so.
-Updates under a transform whose secret the adversary lacks are not attempted: their coordinates have no names.
+What it does not prove: anything about single samples. With unknown numbers of samples or another loss, the shares are wrong, the label sets
+less so. Updates under a transform whose secret the adversary lacks are not attempted: their coordinates have no names.
 """
 
 from collections.abc import Callable, Mapping, Sequence

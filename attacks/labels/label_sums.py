@@ -4,11 +4,11 @@ Source: Lam et al. 2021 ("Gradient disaggregation") for the participation matrix
 label shares of its cohort (`label_readings`), by what clients of the attacker's own do from the same model. These shares are a weighted
 mean of the members' shares, which do not change between rounds. So clients' shares solve P q = readings with q ≥ 0 and Σ q = 1
 (`linear_evidence.shares_of_terms`). Each reading is weighted by how far an error of the update moves it. Clients that the sums do not
-separate get what their sums say in common.
+separate get their common shares.
 
-What it proves: a minimum cohort size hides a client's labels in one sum, not in many sums over cohorts that differ. What it does not: that
-cohorts which do not differ hide them. For that the figure has a power: the same sums, each without one member drawn at random, are attacked
-in the same way (`planted`). The power is how often that shows a leak.
+What it proves: a minimum cohort size hides a client's labels in one sum, not in many sums over different cohorts. What it does not prove:
+that equal cohorts hide labels. For this the figure has a power: the same sums, each without one member drawn at random, are attacked in the
+same way (`planted`). The power is the share of these attacks that show a leak.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,8 @@ of lengths.
 
 Source: ours; that orthonormal transforms keep lengths is stated by every scheme that uses them (Sattler et al. 2019 among others).
 
-What it proves: a transform hides directions, not lengths. What it does not: nothing where all clients take equally many steps and lengths
-depend on labels more than on numbers. Updates that are clipped say little by their length and are not attempted.
+What it proves: a transform hides directions, not lengths. What it does not prove: anything where all clients take equally many steps, and
+lengths depend on labels more than on numbers. The length of a clipped update means little, so clipped updates are not attempted.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,23 +1,24 @@
 """Membership inference on recorded runs, against the models in a view.
 
-The attacks are those of `membership`: the loss threshold, LiRA and RMIA. Two kinds of models are attacked: the last shared or cluster model
-that the adversary was shown, and, where single updates can be read, a client's own model after its last one. These attacks ask models how
-sure they are. A third kind of figure asks the updates themselves, single ones or means, by regression on single samples' gradients
+The scores are those of `member_scores`: the loss threshold, LiRA and RMIA. Two kinds of models are attacked by their confidence: the last
+shared or cluster model that the adversary was shown, and a client's own model after its last update, where single updates can be read. A
+third kind of figure reads the updates themselves, single updates or means, by regression on single samples' gradients
 (`membership_gradients`).
 
-The game. For every client some of its training samples (members) are paired with samples of its test distribution that nobody trained on
-(others), label by label. The attacker is asked about all of them. LiRA, RMIA and the regression are given everything else: the remaining
-training samples, who trained when, the initial model, the public settings (what the adversary of differential privacy knows; no figure is
-an upper end of what that one can do); the loss threshold has the model and the sample alone.
+The game. Some training samples of every client (members) are paired with samples of its test distribution that nobody trained on (others),
+label by label. The attacker is asked about all samples of the pairs. LiRA, RMIA and the regression know everything else: the remaining
+training samples, the clients that trained in each round, the initial model, the public settings. The adversary of differential privacy
+knows as much; no figure is an upper bound for this adversary. The loss threshold has the model and the sample alone.
 
 Shadow models are federated replicas: FedAvg of the run's own local training from the run's own initial model, over the clients that trained
-the attacked model, round by round, each with as many samples as it has, of each pair one by a coin. All shadow federations train as rows of
-one stacked program. Samples that clients hold back are not asked about. Approximations: whatever an algorithm does beside averaging what
-clients train (`local_training`) is left out (control variates, pulls to another model, choices of clusters), and a note names what; who
-trained comes from the traffic; under client-level privacy shadows clip as the run does, but add no noise.
+the attacked model, round by round. Each client has as many samples as in the run, one of each pair by a coin. All shadow federations train
+as rows of one stacked program. Samples that clients hold back are not asked about. Approximations: the replicas leave out what an algorithm
+does beside averaging local training (control variates, pulls to another model, choices of clusters; a note names it). The clients of each
+training come from the traffic. Under client-level privacy shadows clip as the run does, but add no noise.
 
-No view: the same attack on the shadow models, which say nothing of who is a member. What it proves: what a model shows of single samples,
-on average (AUC) and at few false alarms (TPR). What it does not: that an attacker who knows less gets as far; or that no sample stands out.
+No view: the same attack on the shadow models, which hold no information on membership. What it proves: what a model shows of single
+samples, on average (AUC) and at few false alarms (TPR). What it does not prove: that an attacker who knows less gets as far, or that no
+sample stands out.
 """
 
 from collections.abc import Mapping, Sequence

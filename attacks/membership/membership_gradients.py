@@ -5,19 +5,20 @@ Source: Nasr, Shokri & Houmansadr 2019, whose white-box attacks on federated lea
 by cosine. Deviation: all candidates' gradients explain the update together, by ridge regression, so that samples which resemble each other
 are distinguished. An update by SGD is a sum of gradients of the client's samples, and adding a sample adds its gradient to the sum.
 
-An observed training (`read_steps`) is one client's update from a model that it was sent, or the mean of a cluster's, which two models tell;
-sums of which the coalition takes its own part off leave means of fewer clients, or one client's update.
-Of it is taken off what shadow clients, half of the candidates in each, did from the same model by the same local training on average. What
-is left is regressed on the candidates' gradients, each the mean over points of the way that the shadows went on average, and as long as
-their steps carry it. A candidate's score is its coefficient: the posterior mean of whether it was in, up to a constant. The penalty is the
-noise over the variance of a fair coin; the noise is the larger of two estimates: of maximum marginal likelihood for this update, and of
-what shadows' updates, whose candidates are known, leave unexplained. Several rounds are regressed together. Where clients clip single
-samples' gradients so does the attacker. Models of more than `MOST_PARAMETERS` are cut to so many numbers by a public count sketch.
+An observed training (`read_steps`) is one client's update from a model that it was sent, or the mean update of a cluster, read off two
+models. Where the coalition subtracts its own part from a sum, a mean of fewer clients is left, or one client's update.
 
-No view: the same regression of each shadow's update. What it proves: what an update shows of single samples, to someone who lacks nothing
-but who of a pair was in. What it does not: that an attacker who knows less gets as far; nor, of means that shadows do not model
-(`LocalTraining.beyond`) in late rounds, that it is the update that shows it: where an update is far from the shadows' along their common
-way, candidates are scored by the lengths of their gradients, and the samples that the *model* remembers have short ones. Left out: Adam,
+Shadow clients train from the same model by the same local training, each with half of the candidates. Their mean update is subtracted from
+the observed one. The rest is regressed on the candidates' gradients: each is a mean over points of the shadows' average path, scaled to the
+length of their steps. A candidate's score is its coefficient: the posterior mean of its membership, up to a constant. The penalty is the
+noise over the variance of a fair coin. The noise is the larger of two estimates: maximum marginal likelihood for this update, and the part
+of the shadows' updates that their known candidates leave unexplained. Several rounds are regressed together. If clients clip single
+samples' gradients, the attacker clips alike. Models of more than `MOST_PARAMETERS` are cut to so many numbers by a public count sketch.
+
+No view: the same regression of each shadow's update. What it proves: what an update shows of single samples, to an attacker who knows all
+but the member of each pair. What it does not prove: that an attacker who knows less gets as far. Nor, for means that shadows do not model
+(`LocalTraining.beyond`) in late rounds, that the update is the source: where an update is far from the shadows' along their common path,
+candidates are scored by the lengths of their gradients, and the samples that the *model* remembers have short gradients. Left out: Adam,
 whose steps are not linear in gradients, and what means of updates hold beside local training.
 """
 

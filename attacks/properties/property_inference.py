@@ -4,20 +4,22 @@ Source: Ateniese et al. 2015 and Ganju et al. 2018: simulate clients with and wi
 would have sent. Melis et al. 2019 for updates of federated learning. Deviations: the meta-classifier is a ridge regression whose penalty is
 chosen by exact leave-one-out, on the share of samples that a simulated client has, not on yes and no; hidden units need no sorting
 (Ganju et al., Sec. 4), because updates of one round start at one model whose units are named by their place; a cluster's model is not
-compared with shadow models, but asked on which auxiliary samples, with or without, it does better.
+compared with shadow models: its losses on auxiliary samples with and without the property are compared.
 
 Properties are public statements about single samples (`property_statements`). They are read from signatures, from updates and from the
-models that clients are sent. Updates are a client's own, sent or solved from sums; where there are sums only, clients' shares of a property
-solve all of them together (`property_sums`).
+models that clients are sent. Updates are a client's own, sent or solved from sums. If a view has sums only, clients' shares of a property
+solve all sums together (`property_sums`).
 
-What it proves: views show properties that no algorithm asked about; a cluster's model does so under secure sums as well, for all its
-members alike, and sums over changing cohorts do for single clients. What it does not: nothing about single samples, or properties not
-listed. Where a property is that of whole groups the trials of one run are its groups, and under a transform that nobody undoes the run is
-one trial: all clients' scores flip together, and a figure may be near 0 or 1 by the toss of a coin. So one run says `leaks` by a
-permutation test over such trials only, else by one within groups, whose clients are alike in more than the property; and where a run is a
-toss, so are seeds: five that agree are 1 in 32, fewer claim nothing. Intervals of one run count clients of a group as one as far as these
-have the property, and the score, in common (Kish's design effect). Where a view has too few clients for an AUC, the figure is the error of
-their shares.
+What it proves: views show properties that no algorithm asked about. Under secure sums, a cluster's model shows them for all its members
+alike, and sums over changing cohorts show them for single clients. What it does not prove: anything about single samples, or about other
+properties.
+
+Significance. If whole groups share a property, the trials of one run are its groups. Under a transform that the view does not undo, the run
+is one trial: all clients' scores flip together, and a figure may be near 0 or 1 by the toss of a coin. So one run is `leaks` by a
+permutation test over these trials. Otherwise the permutation test is within groups, whose clients share more than the property. If one run
+is a toss, each seed is a toss: five seeds that agree have probability 1 in 32, and fewer claim nothing. Intervals of one run count the
+clients of a group as one, as far as they share property and score (Kish's design effect). If a view has too few clients for an AUC, the
+figure is the error of the clients' shares.
 """
 
 from collections.abc import Mapping, Sequence

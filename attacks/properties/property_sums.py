@@ -5,8 +5,8 @@ same model. The regression is linear, so its reading of a mean is the mean of th
 rounds, so these are equations that `linear_evidence` solves, as for labels (`label_sums`; Lam et al. 2021). Single updates among the means
 are sums over one client. Colluders' shares are known.
 
-What it proves: a minimum cohort size hides a client's property in one sum, not in many over cohorts that differ. What it does not: members
-of sums that no other sum tells apart get one guess; where that holds for all, nothing is attempted here.
+What it proves: a minimum cohort size hides a client's property in one sum, not in many sums over different cohorts. Limits: members
+that no sum separates get one guess. If no sum separates any members, nothing is attempted here.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Trials of one property in one run, and their significance: clients of one group resemble each other in more than that property.
 
-A score that merely tells groups apart has a property right, or wrong, for whole groups at a time. So where the property is that of whole
-groups these are the trials; where it differs within groups, clients are compared within their group only; and with two or three groups a
-run is little more than the toss of a coin. Groups are the true ones: this is the scorer's side, not the attacker's.
+A score that merely separates groups is right, or wrong, about a property for whole groups at a time. So if whole groups share the property,
+the groups are the trials. If the property differs within groups, clients are compared within their group only. With two or three groups, a
+run is little more than the toss of a coin. The groups are the true ones: this is the scorer's side, not the attacker's.
 """
 
 from dataclasses import dataclass
