@@ -13,8 +13,8 @@ def main() -> None:
     wanted = toy.packing.targets(0)
     print(f"{len(toy.rows)} clients, ring of {len(toy.secret)}; exactly recovered beside each pair's {len(wanted)} wanted coefficients:")
     for name, seen in (("bare products, masked", toy.bare), ("rerandomised, as sent", toy.fresh)):
-        found = products_from_bare(seen, toy.secret, toy.q, wanted)
-        print(f"  {name}: {share_recovered(found, toy):.3f} (by chance {1 / toy.q:.0e})")
+        recovered = products_from_bare(seen, toy.secret, toy.q, wanted)
+        print(f"  {name}: {share_recovered(recovered, toy):.3f} (by chance {1 / toy.q:.0e})")
 
 
 if __name__ == "__main__":

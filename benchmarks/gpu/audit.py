@@ -42,10 +42,10 @@ def inversion(setting: Setting, count: int) -> Figures:
     with fresh(setting.device):
         invert(Device(setting.device), 2)
         there = seconds(partial(invert, Device(setting.device)), setting.device)
-        found: Figures = {"s": there, "images/s": at_once / there, "distance left": left[setting.device]}
+        figures: Figures = {"s": there, "images/s": at_once / there, "distance left": left[setting.device]}
         if count == COMPARED:
-            found["x CPU"] = seconds(partial(invert, CPU), "cpu") / there
-    return {**found, "note": f"{at_once} at once, {side}×{side}, {iterations} iterations"}
+            figures["x CPU"] = seconds(partial(invert, CPU), "cpu") / there
+    return {**figures, "note": f"{at_once} at once, {side}×{side}, {iterations} iterations"}
 
 
 def shadows(setting: Setting) -> Figures:
@@ -95,9 +95,9 @@ def whole_audit(setting: Setting) -> Figures:
 
 def rows(setting: Setting) -> list[Row]:
     """Inversions, shadow models with membership, and an audit of a run."""
-    found = []
+    rows = []
     for count in AT_ONCE:
         floor = Floor("x CPU", 20.0) if count == COMPARED else None
-        found.append(Row("audit", f"inversion, {count} images at once", partial(inversion, count=count), floor, limit=120.0))
-    found.append(Row("audit", "shadow models and membership", shadows))
-    return [*found, Row("audit", "audit of pacfl_digits", whole_audit, limit=120.0)]
+        rows.append(Row("audit", f"inversion, {count} images at once", partial(inversion, count=count), floor, limit=120.0))
+    rows.append(Row("audit", "shadow models and membership", shadows))
+    return [*rows, Row("audit", "audit of pacfl_digits", whole_audit, limit=120.0)]
