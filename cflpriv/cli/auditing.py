@@ -94,7 +94,7 @@ def audit(
         place = data_dir or data_directory_of(run_dir)
         cells = audit_run(
             run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust,
-            say=print_line,
+            report=print_line,
         )  # fmt: skip
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
@@ -122,7 +122,7 @@ def _foreign_audit(folder: Path, attacks: list[str] | None) -> None:
     """Attack a folder of another system's updates."""
     from ..attacks.foreign.foreign_folder import audit_folder
 
-    _print_audit(audit_folder(folder, attacks=attacks, say=print_line))
+    _print_audit(audit_folder(folder, attacks=attacks, report=print_line))
     OUT.print(f"written: {folder / 'audit.json'}", markup=False)
 
 
@@ -137,7 +137,7 @@ def _active_audit(
     folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
     path, believed = (source / "config.toml", trust) if source.is_dir() else (source, trust or None)
     config = load_config(path, changes, trust=believed)
-    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, say=print_line)
+    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, report=print_line)
     path = written(rows, config, folder)
     OUT.print(table(rows), markup=False)
     OUT.print(f"written: {path}", markup=False)

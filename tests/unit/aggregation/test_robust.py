@@ -16,7 +16,7 @@ from scenes import Make, eye, federation, population
 from scipy.optimize import minimize
 
 from cflpriv.aggregation.robust import RULES, centred_clipping, geometric_median, trimmed_mean
-from cflpriv.attacks.active.bad_clients import corrupt, scaled
+from cflpriv.attacks.active.bad_clients import corrupt, scaled_update
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError, TooFewClients
 from cflpriv.experiments import parse_config, start
@@ -494,7 +494,7 @@ def test_bad_clients_destroy_a_mean_and_not_a_robust_one(monkeypatch: pytest.Mon
 
 def test_a_bad_client_changes_what_it_holds_and_no_other_does() -> None:
     fed = federation(population(), Protection())
-    corrupt(eye(fed), 1, scaled(-2.0, "vector"))
+    corrupt(eye(fed), 1, scaled_update(-2.0, "vector"))
     held = fed.compute(Make())
     for client in fed.clients:
         honest = Make().run(eye(fed).client(client).given(fed.asks(Make(), {}, None, [client])[client], Exchange()))

@@ -61,7 +61,7 @@ def three_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("three_seeds")
 def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
     lines: list[str] = []
-    cells = audit_run(run, attacks=FEW, say=lines.append)
+    cells = audit_run(run, attacks=FEW, report=lines.append)
     assert {cell.adversary for cell in cells} == {"server", "server+1"}
     assert [line for line in lines if line.startswith("not run: ") and "--adversary active-server" in line] == lines[1:2]
     for cell in cells:
@@ -90,9 +90,9 @@ def test_an_attack_that_reruns_the_configuration_is_called_for_the_recorded_run_
         return [nothing(case, "dp_audit", "run_epsilon", "a test")], None
 
     monkeypatch.setitem(ATTACKS, "dp_audit", replace(ATTACKS["dp_audit"], cells=cells))
-    assert ATTACKS["dp_audit"].plays
+    assert ATTACKS["dp_audit"].reruns
     lines: list[str] = []
-    audit_run(run, adversary="server", attacks=["dp_audit"], say=lines.append)
+    audit_run(run, adversary="server", attacks=["dp_audit"], report=lines.append)
     assert "1 seed," in lines[0], "no fresh run is made for it"
     assert not [line for line in lines if "active-server" in line], "an adversary was named"
     both = audit_run(run, adversary="server", attacks=["dp_audit", FEW[1]])
