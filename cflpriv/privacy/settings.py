@@ -100,8 +100,8 @@ class Privacy:
                 raise InputError("privacy.epsilon, privacy.delta: given without privacy.unit; set it to 'sample' or 'client'")
             return
         for key in ("epsilon", "delta"):
-            if getattr(self, key) == 0:
-                raise InputError(f"privacy.{key} = 0 with privacy.unit = {self.unit!r}: give what may be spent, a number above 0")
+            if not getattr(self, key):
+                raise InputError(f"privacy.{key} = {getattr(self, key)} with privacy.unit = {self.unit!r}: expected a number > 0")
         if self.correlated and self.unit != "client":
             raise InputError(f"privacy.correlated = true with privacy.unit = {self.unit!r}: is the noise of a server, for unit = 'client'")
         self._check_clip_quantile()
