@@ -46,10 +46,8 @@ class CkksSettings:
         )  # fmt: skip
 
     def parameters(self) -> Parameters:
-        """The ring. Raises `InputError` for one that does not exist or is too small for the release."""
+        """The ring. Raises `InputError` for one that is too small for the release."""
         ring = self.ring or (4096 if self.release == "labels" else 8192)
-        if ring not in ckks.PARAMETERS:
-            raise InputError(f"protection.ckks_ring: {ring} is not known; known are {', '.join(map(str, ckks.PARAMETERS))}")
         parameters = ckks.PARAMETERS[ring]
         if parameters.primes < 2 and self.release != "labels":
             raise InputError(

@@ -23,7 +23,7 @@ from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
-from ..keys import Key
+from ..keys import Key, ranged
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
 from ..tasks.fold_gradients import FoldGradients
@@ -32,8 +32,7 @@ from ..tasks.training import Train
 from ..types import Clustering
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, ComparedValue, Served
-from .shared.checks import at_least, known
-from .shared.grouping import ALPHA, DRAWS, FindGroups, JoinGroups, Landmarks, check_landmarks, check_test, find_groups
+from .shared.grouping import ALPHA, DRAWS, FindGroups, JoinGroups, Landmarks, check_draws, find_groups
 
 __all__ = ["crossfit"]
 
@@ -61,6 +60,7 @@ class CrossfitSettings:
     landmarks: int | None = None
 
 
+@ranged("algorithm")
 def crossfit(
     train: Train,
     *,
@@ -84,11 +84,7 @@ def crossfit(
 
     Raises `InputError` for parameters that cannot be.
     """
-    if variant is not None:
-        known("variant", variant, "balanced", "plain")
-    at_least(1, k=k, sketch=sketch)
-    check_test(alpha, draws)
-    check_landmarks(landmarks)
+    check_draws(alpha, draws)
     folds = FoldGradients(train.model, variant != "plain", sketch, seed)
     settings = CrossfitSettings(train, folds, FindGroups(alpha, draws, k, seed, numbers=train.model.dimension), weights, seed, landmarks)
     return Algorithm(

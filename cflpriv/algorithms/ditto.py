@@ -22,13 +22,12 @@ import numpy as np
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Device, Result, TaskInput
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train
 from ..types import Parts
 from .fedavg import FedAvgState, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
-from .shared.checks import at_least, finite
 
 __all__ = ["TrainBoth", "ditto"]
 
@@ -81,6 +80,7 @@ class TrainBoth:
         return {"update": shared["update"], "trained": shared["trained"], MEMORY: own.array("model") + np.asarray(personal["update"])}
 
 
+@ranged("algorithm")
 def ditto(
     train: Train,
     *,
@@ -95,8 +95,6 @@ def ditto(
 
     Raises `InputError` for parameters that cannot be.
     """
-    finite(lam=lam)
-    at_least(0, personal_epochs=personal_epochs)
 
     def round(federation: Federation, state: FedAvgState) -> tuple[FedAvgState, RoundRecord]:
         task = train.at(federation.round)

@@ -30,14 +30,12 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.device import tensor
 from ..engine.models import Model
-from ..errors import InputError
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Start, Train
 from ..types import Array, Parts
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .pfedlia.influence import HasValidation, OnPart, split_validation
-from .shared.checks import at_least
 
 __all__ = ["Ask", "Combine", "fedfomo", "first_order_weights"]
 
@@ -145,6 +143,7 @@ class FedFomoState:
     trained: tuple[int, ...] = ()
 
 
+@ranged("algorithm")
 def fedfomo(
     train: Train,
     *,
@@ -158,12 +157,6 @@ def fedfomo(
 
     Raises `InputError` for parameters that cannot be.
     """
-    at_least(1, models=models)
-    for name, value in (("epsilon", epsilon), ("epsilon_decay", epsilon_decay)):
-        if not 0 <= value <= 1:
-            raise InputError(f"algorithm.{name}: {value} is outside [0, 1]")
-    if not 0 < validation < 1:
-        raise InputError(f"algorithm.validation: {validation} is outside (0, 1): without validation data there are no weights")
     start = Start(train.model, seed)
     train_part = OnPart(train, validation, seed=seed)
 

@@ -40,8 +40,7 @@ from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Device, Result, TaskInput
-from ..errors import InputError
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.training import Train
 from ..types import Array, Clustering, Parts
@@ -49,7 +48,6 @@ from .fedavg import Weights
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
 from .shared.around import AroundTraining
 from .shared.attempts import choices
-from .shared.checks import finite
 from .shared.choosing import PickAndTrain, WithoutWork
 from .shared.steps import mean_notes, moved
 
@@ -175,6 +173,7 @@ class FedGwcSettings:
     seed: int
 
 
+@ranged("algorithm")
 def fedgwc(
     train: Train,
     *,
@@ -184,9 +183,6 @@ def fedgwc(
     seed: int = 0,
 ) -> Algorithm:
     """FedGWC. Raises `InputError` for parameters that cannot be."""
-    finite(gamma=gamma, eps=eps)
-    if gamma == 0 or eps == 0:
-        raise InputError(f"algorithm.{'gamma' if gamma == 0 else 'eps'}: 0 never splits a cluster")
     settings = FedGwcSettings(train, gamma, eps, weights, seed)
     return Algorithm(
         "fedgwc", ("gather", "mean"),

@@ -28,14 +28,13 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.models import Model
 from ..errors import TooFewClients
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train, listening
 from ..types import Array, Parts
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .shared.around import AroundTraining
 from .shared.attempts import choices
-from .shared.checks import finite
 
 __all__ = ["TrainToPrototypes", "class_means", "fedproto"]
 
@@ -104,6 +103,7 @@ class FedProtoState:
     prototypes: Mapping[int, Shared]
 
 
+@ranged("algorithm")
 def fedproto(
     train: Train,
     *,
@@ -114,7 +114,6 @@ def fedproto(
 
     Raises `InputError` for a λ that is not a finite number of 0 or more.
     """
-    finite(lam=lam)
     initial = train.model.init(seed)
 
     def init(federation: Federation) -> FedProtoState:

@@ -12,16 +12,16 @@ Deviations, each for a reason:
 from dataclasses import replace
 from typing import Annotated
 
-from ..keys import Key
+from ..keys import Key, ranged
 from ..privacy.settings import updates_only
 from ..tasks.training import Train
 from .fedavg import FedAvgState, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, no_groups
-from .shared.checks import finite
 
 __all__ = ["fedprox"]
 
 
+@ranged("algorithm")
 def fedprox(
     train: Train,
     *,
@@ -33,7 +33,6 @@ def fedprox(
 
     Raises `InputError` for a μ that is not a finite number of 0 or more.
     """
-    finite(mu=mu)
     return replace(fedavg(replace(train, prox=mu), weights=weights, seed=seed), name="fedprox")
 
 

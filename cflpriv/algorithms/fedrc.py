@@ -42,14 +42,13 @@ from ..engine import Result, TaskInput
 from ..engine.device import CPU, using
 from ..engine.models import Model
 from ..errors import InputError, TrainingDiverged
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array, Parts
 from .fedavg import FedAvgState, Weights, average_all
 from .fedsoft import losses_of_models
 from .interface import Algorithm, AlgorithmSpec, Served
-from .shared.checks import at_least
 from .shared.counted_sums import admit_by_choice
 
 __all__ = ["EvaluateRobust", "RobustStep", "fedrc", "label_shares", "posteriors"]
@@ -187,6 +186,7 @@ class FedRcSettings:
     seed: int
 
 
+@ranged("algorithm")
 def fedrc(
     train: Train,
     *,
@@ -195,7 +195,6 @@ def fedrc(
     seed: int = 0,
 ) -> Algorithm:
     """FedRC with `k` models. Raises `InputError` for parameters that cannot be."""
-    at_least(1, k=k)
     for name in ("prox", "maml_lr", "clip_norm", "sampling_rate", "frozen", "pull"):
         if getattr(train, name):
             raise InputError(f"training.{name}: {getattr(train, name)} has no effect with algorithm 'fedrc'; leave it out")

@@ -41,8 +41,7 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.device import tensor
 from ..engine.models import Model
-from ..errors import InputError
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateUsed, sample_losses
 from ..tasks.training import Train
 from ..types import Array, ClientData, Parts
@@ -51,7 +50,7 @@ from .fesem import centres_of
 from .interface import Algorithm, AlgorithmSpec, Served
 from .shared.around import AroundTraining
 from .shared.attempts import try_mean
-from .shared.checks import at_least, enough_clients, finite
+from .shared.checks import enough_clients
 from .shared.counted_sums import admit_by_choice, moved_by
 from .shared.steps import mean_notes
 
@@ -159,6 +158,7 @@ class FedSoftSettings:
     seed: int
 
 
+@ranged("algorithm")
 def fedsoft(
     train: Train,
     *,
@@ -170,10 +170,6 @@ def fedsoft(
     seed: int = 0,
 ) -> Algorithm:
     """FedSoft with `k` centres. Raises `InputError` for parameters that cannot be."""
-    at_least(1, k=k, interval=interval)
-    finite(lam=lam)
-    if not 0 < smoother <= 1:
-        raise InputError(f"algorithm.smoother: {smoother} is outside (0, 1]")
     settings = FedSoftSettings(replace(train, prox=lam), k, smoother, interval, weights, seed)
     return Algorithm(
         "fedsoft", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,

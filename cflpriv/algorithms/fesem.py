@@ -33,7 +33,7 @@ from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateUsed, Losses
 from ..tasks.training import Train
 from ..types import Array, Parts
@@ -42,7 +42,7 @@ from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
 from .shared.around import AroundTraining
 from .shared.attempts import choices
-from .shared.checks import at_least, enough_clients, known
+from .shared.checks import enough_clients
 from .shared.steps import clustering_of, mean_notes, moved
 
 __all__ = ["EvaluateAssigned", "TrainAndAssign", "centres_of", "fesem", "nearest_centre"]
@@ -129,6 +129,7 @@ class FesemState:
     begun: bool = False
 
 
+@ranged("algorithm")
 def fesem(
     train: Train,
     *,
@@ -141,8 +142,6 @@ def fesem(
 
     Raises `InputError` for parameters that cannot be.
     """
-    at_least(1, k=k)
-    known("start", start, "means", "random")
 
     def init(federation: Federation) -> FesemState:
         enough_clients(k, len(federation.clients))

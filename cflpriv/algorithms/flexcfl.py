@@ -34,7 +34,7 @@ import numpy as np
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering
@@ -42,7 +42,7 @@ from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, with_late
 from .shared.attempts import try_mean
-from .shared.checks import at_least, enough_clients
+from .shared.checks import enough_clients
 from .shared.steps import moved
 
 __all__ = ["ClusterByDirections", "PlaceByCosine", "decomposed_cosines", "flexcfl", "last_products"]
@@ -136,6 +136,7 @@ class FlexCflSettings:
     seed: int
 
 
+@ranged("algorithm")
 def flexcfl(
     train: Train,
     *,
@@ -148,7 +149,6 @@ def flexcfl(
     seed: int = 0,
 ) -> Algorithm:
     """FlexCFL with `k` groups. Raises `InputError` for parameters that cannot be."""
-    at_least(1, k=k, pretrain_scale=pretrain_scale, starts=starts)
     settings = FlexCflSettings(train, k, pretrain_scale, starts, weights, seed)
     return Algorithm(
         "flexcfl", ("gram", "mean"),

@@ -24,14 +24,13 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.models import Model
 from ..errors import InputError
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array
 from .fedavg import FedAvgState, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .shared.around import AroundTraining
-from .shared.checks import at_least
 
 __all__ = ["EvaluateParted", "TrainParted", "global_part", "lg_fedavg"]
 
@@ -92,6 +91,7 @@ class EvaluateParted(EvaluateUsed):
         return _whole(self.model, self.cut, self.seed, task_input)
 
 
+@ranged("algorithm")
 def lg_fedavg(
     train: Train,
     *,
@@ -103,7 +103,6 @@ def lg_fedavg(
 
     Raises `InputError` for a number that cannot be.
     """
-    at_least(0, global_layers=global_layers)
     layers = len({name.rpartition(".")[0] for name, _, _ in train.model.layout})
     cut = global_part(train.model, global_layers or min(2, max(1, layers - 1)))
 

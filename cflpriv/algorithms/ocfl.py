@@ -35,7 +35,7 @@ from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering, Parts
@@ -44,7 +44,6 @@ from .flexcfl import PlaceByCosine
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue, Served
 from .one_shot import with_late
 from .shared.attempts import try_mean
-from .shared.checks import at_least
 from .shared.steps import mean_notes, moved
 
 __all__ = ["Beside", "ClusterByTemperature", "cosine_distances", "ocfl", "temperature"]
@@ -140,6 +139,7 @@ class OcflSettings:
     seed: int
 
 
+@ranged("algorithm")
 def ocfl(
     train: Train,
     *,
@@ -148,7 +148,6 @@ def ocfl(
     seed: int = 0,
 ) -> Algorithm:
     """OCFL with HDBSCAN. Raises `InputError` for parameters that cannot be."""
-    at_least(2, min_cluster_size=min_cluster_size)
     settings = OcflSettings(train, min_cluster_size, weights, seed)
     return Algorithm(
         "ocfl", ("gram", "mean"),

@@ -25,14 +25,14 @@ import numpy as np
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, Served
 from .shared.attempts import try_mean
-from .shared.checks import at_least, enough_clients
+from .shared.checks import enough_clients
 from .shared.steps import moved
 
 __all__ = ["STARTS", "ClusterByMeans", "PlaceByMeans", "one_shot", "with_late"]
@@ -112,6 +112,7 @@ class OneShotState:
     evidence: Mapping[str, Any] | None = None
 
 
+@ranged("algorithm")
 def one_shot(
     train: Train,
     *,
@@ -122,7 +123,6 @@ def one_shot(
     seed: int = 0,
 ) -> Algorithm:
     """k-means with `k` clusters on models of `local_epochs` of local training. Raises `InputError` for parameters that cannot be."""
-    at_least(1, k=k, local_epochs=local_epochs, starts=starts)
     erm = replace(train, epochs=local_epochs)
     initial = Shared(train.model.init(seed))
 

@@ -29,17 +29,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from ..clustering.cuts import Cut, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, silhouettes
-from ..clustering.similarity import MEASURES, Measure, SimilarityMatrix, angle_rows, angles
+from ..clustering.similarity import Measure, SimilarityMatrix, angle_rows, angles
 from ..contract.handles import Held, Own, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
-from ..keys import Key
+from ..keys import Key, ranged
 from ..privacy.settings import Releases
 from ..tasks.evaluation import Evaluate
 from ..tasks.halves import HALVES
@@ -48,8 +48,7 @@ from ..tasks.training import Train
 from ..types import Array, Clustering
 from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, ComparedValue, Served
-from .shared.checks import at_least, known
-from .shared.grouping import ALPHA, FindGroups, JoinGroups, Landmarks, check_landmarks, find_groups
+from .shared.grouping import ALPHA, FindGroups, JoinGroups, Landmarks, find_groups
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
 
@@ -159,6 +158,7 @@ class PacflSettings:
     landmarks: int | None = None
 
 
+@ranged("algorithm")
 def pacfl(
     train: Train,
     *,
@@ -199,16 +199,8 @@ def pacfl(
 
     Raises `InputError` for parameters that cannot be.
     """
-    at_least(1, p=p, k=k, labels_at_most=labels_at_most)
-    at_least(0, fine_tune_epochs=fine_tune_epochs)
-    known("measure", measure, *MEASURES)
-    known("variant", variant, "paper", "authors")
-    if cut is not None:
-        known("cut", cut, *get_args(Rule))
     if beta is not None and k is not None:
         raise InputError(f"algorithm.beta and algorithm.k: both are given ({beta:g} and {k}); give one, or neither to have k found")
-    if beta is not None and not beta >= 0:
-        raise InputError(f"algorithm.beta: {beta} is not a distance")
     if cut is not None and (beta is not None or k is not None):
         raise InputError(f"algorithm.cut: {cut!r} finds the number of clusters, but algorithm.{'k' if beta is None else 'beta'} is given")
     authors = variant == "authors"
@@ -222,7 +214,6 @@ def pacfl(
     by: ClusterByAngles | FindGroups
     if rule != "test" and landmarks is not None:
         raise InputError(f"algorithm.landmarks: {landmarks} landmarks go with cut = 'test'; other cuts compare all clients")
-    check_landmarks(landmarks)
     if rule == "test":
         _check_test(authors, by_label, measure, linkage)
         signature, by = PrincipalHalves(p), FindGroups(seed=seed, subspaces=p, numbers=math.prod(train.model.shape))

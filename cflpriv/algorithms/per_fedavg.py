@@ -21,14 +21,13 @@ import numpy as np
 from ..engine import Device, Result, TaskInput
 from ..engine.device import in_use
 from ..errors import InputError
-from ..keys import Key
+from ..keys import Key, ranged
 from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate, EvaluateUsed
 from ..tasks.training import Gradient, Train
 from ..types import Array
 from .fedavg import FedAvgState, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
-from .shared.checks import finite
 
 __all__ = ["EvaluateAdapted", "per_fedavg"]
 
@@ -70,6 +69,7 @@ class EvaluateAdapted(EvaluateUsed):
         ]
 
 
+@ranged("algorithm")
 def per_fedavg(
     train: Train,
     *,
@@ -82,7 +82,6 @@ def per_fedavg(
 
     Raises `InputError` for rates that are not finite numbers of 0 or more, or batches too few to go in pairs.
     """
-    finite(alpha=alpha, beta=beta)
     if alpha and train.batch_size == 0 and train.epochs < 2:
         raise InputError("training.epochs: 1 full batch makes no pair for algorithm.alpha; 2 epochs at least, or smaller batches")
     shared = fedavg(replace(train, maml_lr=alpha, lr=beta or train.lr), weights=weights, seed=seed)

@@ -31,15 +31,14 @@ list of first labels; then the sums of each round through `mean`, up to their no
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
-from ..errors import InputError
-from ..keys import Key
+from ..keys import Key, ranged
 from ..randomness import Stream
 from ..tasks.block_choices import ChooseListed
 from ..tasks.cluster_shares import TrainInBlock
@@ -49,7 +48,7 @@ from ..tasks.training import Train
 from ..types import Array, Clustering
 from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
-from .shared.checks import Contribution, at_least, contribution, enough_clients, known
+from .shared.checks import Contribution, enough_clients
 from .shared.choosing import EvaluateLowest
 from .shared.counted_sums import admit_by_choice, moved_by, norm_of_clip, serve_lowest, smallest_of, sum_of_blocks
 
@@ -83,6 +82,7 @@ class PinaSettings:
     seed: int
 
 
+@ranged("algorithm")
 def pina(
     train: Train,
     *,
@@ -104,11 +104,6 @@ def pina(
 
     Raises `InputError` for parameters that cannot be.
     """
-    at_least(1, k=k, rank=rank, sketch=sketch, smallest=smallest)
-    known("normality", normality, *get_args(Normality))
-    contribution(norm)
-    if not 0 < alpha < 1:
-        raise InputError(f"algorithm.alpha: {alpha} is outside (0, 1)")
     signature = LowRankSketch(train, rank, sketch, seed)
     settings = PinaSettings(train, signature, k, smallest, normality, alpha, norm, seed)
     return Algorithm(

@@ -45,7 +45,7 @@ from ..clustering.noisy_sums import Alike, directions_of, first_cells, moved_cel
 from ..contract.handles import Shared
 from ..contract.operations import Federation, Parameter
 from ..contract.transcript import RoundRecord
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.cluster_shares import (
     CELL_COUNT,
     CELL_RESIDUAL,
@@ -69,9 +69,9 @@ from ..tasks.training import Train
 from ..tasks.with_update import WithUpdate, update_in
 from ..types import Array
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
-from .shared.checks import Contribution, at_least, contribution
+from .shared.checks import Contribution
 from .shared.counted_sums import admit_by_choice, moved_by, norm_of_clip
-from .shared.grouping import check_test
+from .shared.grouping import check_draws
 
 __all__ = ["private_clusters"]
 
@@ -148,6 +148,7 @@ class PrivateClustersSettings:
         return kind(v.model, v.sketch, v.directions, v.norm, v.seed, **more)
 
 
+@ranged("algorithm")
 def private_clusters(
     train: Train,
     *,
@@ -180,9 +181,7 @@ def private_clusters(
 
     Raises `InputError` for parameters that cannot be.
     """
-    at_least(1, k=k, moments=moments, cell_steps=cell_steps, centre_steps=centre_steps, sketch=sketch, directions=directions)
-    check_test(alpha, draws)
-    contribution(norm)
+    check_draws(alpha, draws)
     sums = {"centre": 1, "moments": moments, "cells": cell_steps, "centres": centre_steps}
     vectors = ClientVectors(train.model, sketch, directions, norm, seed)
     update_part = UPDATE_PART if train_early else dict.fromkeys(UPDATE_PART, 0.0)

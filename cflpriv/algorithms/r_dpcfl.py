@@ -47,7 +47,7 @@ from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
-from ..keys import Key
+from ..keys import Key, ranged
 from ..privacy.settings import Releases
 from ..randomness import Stream, stream
 from ..tasks.evaluation import Evaluate, Losses
@@ -57,7 +57,7 @@ from .fedavg import Weights, average_within
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
 from .one_shot import STARTS
 from .shared.attempts import choices, try_mean
-from .shared.checks import at_least, enough_clients
+from .shared.checks import enough_clients
 from .shared.choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from .shared.steps import clustering_of, mean_notes, moved
 from .stocfl.representing import Represent
@@ -239,6 +239,7 @@ class RDpcflSettings:
     seed: int
 
 
+@ranged("algorithm")
 def r_dpcfl(
     train: Train,
     *,
@@ -253,8 +254,6 @@ def r_dpcfl(
 
     In a configuration `rounds` follows from `training.rounds`. Raises `InputError` for parameters that cannot be.
     """
-    at_least(1, k=k)
-    at_least(0, rounds=rounds)
     model = train.model
     sketch = SKETCH_DIM if model.dimension > SKETCH_ABOVE else 0
     represent = Represent(Gradient(model, train.on_divergence), normalise=False, sketch=sketch, seed=seed)

@@ -32,14 +32,14 @@ import numpy as np
 from ..contract.handles import Shared
 from ..contract.operations import Federation, Parameter
 from ..contract.transcript import RoundRecord
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.block_choices import ChooseAndMove
 from ..tasks.cluster_shares import TrainInBlock
 from ..tasks.evaluation import Losses
 from ..tasks.training import Train
 from ..types import Array
 from .interface import Algorithm, AlgorithmSpec, Served
-from .shared.checks import Contribution, at_least, contribution, enough_clients
+from .shared.checks import Contribution, enough_clients
 from .shared.choosing import EvaluateLowest
 from .shared.counted_sums import admit_by_choice, moved_by, norm_of_clip, serve_lowest, smallest_of, sum_of_blocks
 
@@ -82,6 +82,7 @@ def rebalancing(sizes: Array, smallest: float) -> Array:
     return moves
 
 
+@ranged("algorithm")
 def rr_cluster(
     train: Train,
     *,
@@ -99,8 +100,6 @@ def rr_cluster(
 
     Raises `InputError` for parameters that cannot be.
     """
-    at_least(1, k=k, smallest=smallest)
-    contribution(norm)
     settings = RRClusterSettings(train, k, smallest, norm, seed)
     return Algorithm(
         "rr_cluster", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,

@@ -37,8 +37,7 @@ from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
-from ..errors import InputError
-from ..keys import Key
+from ..keys import Key, ranged
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Parts
@@ -107,6 +106,7 @@ class ScaffoldState:
     each: float = 0.0
 
 
+@ranged("algorithm")
 def scaffold(
     train: Train,
     *,
@@ -120,8 +120,6 @@ def scaffold(
     the mean gradient that a control is made of.
     """
     needs_sgd(train, "scaffold")
-    if not (global_lr > 0 and np.isfinite(global_lr)):
-        raise InputError(f"algorithm.global_lr: {global_lr} is not a finite number above 0")
 
     def init(federation: Federation) -> ScaffoldState:
         start = train.model.init(seed)

@@ -6,9 +6,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from ..errors import InputError
+from ..keys import Key, check_ranges
 from ..randomness import Stream
 from ..types import Array
 from .handles import GroupMean, Held, Labels, Released, Shared
@@ -17,10 +17,19 @@ if TYPE_CHECKING:  # parties that only speak a protocol load neither torch nor s
     from ..clustering.similarity import Gram
     from ..engine import Task
 
-__all__ = ["Federation", "GramView", "Parameter", "Results", "Sampling", "Then"]
+__all__ = ["Federation", "GramView", "Parameter", "Participation", "Results", "Sampling", "SamplingMode", "Then"]
 
 Parameter = Array | Shared | Held | Sequence[Array] | Sequence[Shared]
 """A parameter of `compute`: one for all, a list to choose from, or each client's own."""
+
+SamplingMode = Annotated[
+    Literal["global", "per_cluster", "fixed_cohorts"],
+    Key(
+        "How a round's clients are drawn: from all (`global`), from each cluster (`per_cluster`), or fixed disjoint sets in turn "
+        "(`fixed_cohorts`)."
+    ),
+]
+Participation = Annotated[float, Key("Share of the clients that a round draws.", "(0, 1]")]
 
 
 @dataclass(frozen=True)
@@ -30,14 +39,11 @@ class Sampling:
     "fixed_cohorts" deals each cluster into cohorts of about that share once and takes one after the other, against differencing of sums.
     """
 
-    mode: Literal["global", "per_cluster", "fixed_cohorts"] = "global"
-    participation: float = 1.0
+    mode: SamplingMode = "global"
+    participation: Participation = 1.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("global", "per_cluster", "fixed_cohorts"):
-            raise InputError(f"training.sampling: {self.mode!r} is not known; known are global, per_cluster, fixed_cohorts")
-        if not 0 < self.participation <= 1:
-            raise InputError(f"training.participation: {self.participation} is outside (0, 1]")
+        check_ranges(type(self), vars(self))
 
 
 @dataclass(frozen=True, eq=False)

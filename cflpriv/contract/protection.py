@@ -5,12 +5,10 @@ Implementations are registered in `PROTECTIONS`; the package's own are in `cflpr
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
-
-import numpy as np
+from typing import Annotated, Any, Literal
 
 from ..errors import InputError, near
-from ..keys import Key
+from ..keys import Key, check_ranges
 from ..plugins import Registry
 
 SKETCH_SMALLEST = 8
@@ -113,7 +111,8 @@ class Protection:
         Key("A rule that limits the influence of a few bad clients, over the means of random buckets; `none`: the mean."),
     ] = "none"
     buckets: Annotated[
-        int, Key("Buckets under a robust rule, 3 at least; 0: as many as the minimum cohort size allows.", "[0, inf)", "buckets")
+        int,
+        Key("Buckets under a robust rule; 0: as many as the minimum cohort size allows.", f"0 or [{FEWEST_BUCKETS}, inf)", "buckets"),
     ] = 0
     sketch_dim: Annotated[
         int, Key("Length to which the stage `sketch` of `gram` brings longer vectors.", f"[{SKETCH_SMALLEST}, inf)", "numbers")
@@ -144,7 +143,7 @@ class Protection:
             "What the server learns of encrypted similarities: the result of clustering, also distances, or the Gram matrix (both noised)."
         ),
     ] = "labels"
-    ckks_ring: Annotated[int, Key("Degree of the CKKS ring, 4096 or 8192; 0: the smallest that serves.", "[0, inf)")] = 0
+    ckks_ring: Annotated[int, Key("Degree of the CKKS ring; 0: the smallest that serves.", "0 or 4096 or 8192")] = 0
     ckks_bound: Annotated[float, Key("Public bound on the norm of a compared vector.", "[2^-20, 2^20]")] = 1.0
     ckks_group: Annotated[
         int,
@@ -162,7 +161,12 @@ class Protection:
         ),
     ] = 100
     share_holders: Annotated[
-        int, Key("Under `shares`, parties that hold a share of each compared vector; the first on the roster leads.", "[3, 16]", "holders")
+        int,
+        Key(
+            "Under `shares`, parties that hold a share of each compared vector; the first on the roster leads.",
+            f"[3, {MOST_HOLDERS}]",
+            "holders",
+        ),
     ] = 3
     share_colluding: Annotated[
         int,
@@ -178,6 +182,7 @@ class Protection:
     ] = 64.0
 
     def __post_init__(self) -> None:
+        check_ranges(type(self), vars(self), "protection")
         for stage in self.gram:
             _known("gram", stage)
         if "sketch" in self.gram[1:]:
@@ -185,46 +190,21 @@ class Protection:
         if len(self.gram) - self.gram.count("sketch") > 1:
             raise InputError(f"protection.gram: {list(self.gram)} names more than one transform; give one, perhaps after 'sketch'")
         _known("sum", self.sum)
-        for key, hint in get_type_hints(type(self)).items():
-            value, choices = getattr(self, key), get_args(hint)
-            if hint is int and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
-                raise InputError(f"protection.{key}: {value!r} is not a whole number")
-            if get_origin(hint) is Literal and not any(isinstance(value, type(one)) and value == one for one in choices):
-                raise InputError(f"protection.{key}: {value!r} is not known; known are {', '.join(map(str, choices))}")
-        if self.sketch_dim < SKETCH_SMALLEST:
-            raise InputError(f"protection.sketch_dim: {self.sketch_dim} is below {SKETCH_SMALLEST}; inner products would be noise")
-        if self.min_cohort < 0:
-            raise InputError(f"protection.min_cohort: {self.min_cohort} is negative")
         if self.secure and 0 < self.min_cohort < 2:
             raise InputError(
                 f"protection.min_cohort: {self.min_cohort} under sum = {self.sum!r}: a sum over one client is its value; "
                 "2 at least, 3 is the default"
             )
         self._check_robust()
-        if not (self.secagg_clip > 0 and np.isfinite(self.secagg_clip)):
-            raise InputError(f"protection.secagg_clip: {self.secagg_clip} is not a finite number above 0")
-        for key, bound in (("ckks_bound", self.ckks_bound), ("share_bound", self.share_bound)):
-            if not 2**-20 <= bound <= 2**20:
-                raise InputError(f"protection.{key}: {bound} is not between 2^-20 and 2^20")
-        if self.share_colluding < 1:
-            raise InputError(f"protection.share_colluding: {self.share_colluding} is below 1; one holder alone would read everything")
-        if not 2 * self.share_colluding + 1 <= self.share_holders <= MOST_HOLDERS:
+        if self.share_holders < 2 * self.share_colluding + 1:
             raise InputError(
                 f"protection.share_holders: {self.share_holders} with share_colluding = {self.share_colluding}: it takes "
-                f"{2 * self.share_colluding + 1} holders at least (2 × share_colluding + 1), and {MOST_HOLDERS} at most"
+                f"{2 * self.share_colluding + 1} holders at least (2 × share_colluding + 1)"
             )
-        counts = (("ckks_group", self.ckks_group, 0), ("ckks_workers", self.ckks_workers, 0), ("landmarks", self.landmarks, 0))
-        for key, value, smallest in (*counts, ("most_epochs", self.most_epochs, 1)):
-            if value < smallest:
-                raise InputError(f"protection.{key}: {value} is below {smallest}")
         if self.landmarks and "ckks" not in self.gram:
             raise InputError(f"protection.landmarks: {self.landmarks} spares encrypted products; it goes with gram = ['ckks']")
-        if not (self.max_weight >= 0 and np.isfinite(self.max_weight)):
-            raise InputError(f"protection.max_weight: {self.max_weight} is not a finite number of 0 or more")
 
     def _check_robust(self) -> None:
-        if self.buckets < 0 or 0 < self.buckets < FEWEST_BUCKETS:
-            raise InputError(f"protection.buckets: {self.buckets}: a robust rule takes {FEWEST_BUCKETS} at least (0: as many as can be)")
         if self.robust == "none":
             return
         if not self.sums.robust:
@@ -284,7 +264,7 @@ class Protection:
             "transform": self.sums.transformed, "buckets": self.robust != "none",
             "relay_updates": self.secure, "share_": "shares" in self.gram, "most_epochs": self.encrypted,
         }  # fmt: skip
-        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
         return tuple(name for name in changed if any(name.startswith(what) and not used for what, used in on.items()))
 
     @property

@@ -2,21 +2,40 @@
 
 Every function takes `y_train` and `y_test`, integer labels (n,), and returns a `Partition` of index arrays. Training samples are disjoint
 between clients. Test samples are for scoring only, so clients may share them: a client's test set follows its own labels, as in PACFL, and
-another client with the same labels is scored on the same images unless `test_samples_per_client` draws each its own subset.
+another client with the same labels is scored on the same images unless `test_samples_per_client` draws each its own subset. Numbers outside
+their declared ranges are refused (`keys.ranged`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from ..errors import InputError
+from ..keys import Key, ranged
 from ..randomness import Stream, stream
 from ..types import Array, check_array
 
-__all__ = ["Partition", "consecutive_pairs", "dirichlet", "given", "iid", "label_skew", "owned", "pathological"]
+__all__ = [
+    "Alpha", "MinimumSamples", "NoiseLabels", "NoiseProbability", "Partition", "SamplesPerClient", "SkewPercent", "TestSamplesPerClient",
+    "consecutive_pairs", "dirichlet", "given", "iid", "label_skew", "owned", "pathological",
+]  # fmt: skip
 
-_SMALLEST_ALPHA, _LARGEST_ALPHA = 1e-6, 1e6
+Clients = Annotated[int, Key("Number of clients.", "[1, inf)", "clients")]
+SamplesPerClient = Annotated[
+    int, Key("Training samples of a client; 0: all. iid and pathological: exactly so many; otherwise at most.", "[0, inf)", "samples")
+]
+TestSamplesPerClient = Annotated[
+    int, Key("Test samples of a client; 0: all with the client's own labels (dirichlet: in its proportions).", "[0, inf)", "samples")
+]
+SkewPercent = Annotated[float, Key("label_skew: share of the labels that each client owns.", "(0, 100]", "percent")]
+Alpha = Annotated[float, Key("dirichlet: concentration; small values give clients few classes.", "[1e-6, 1e6]")]
+MinimumSamples = Annotated[int, Key("dirichlet: training samples that every client has at least.", "[1, inf)", "samples")]
+NoiseProbability = Annotated[
+    float, Key("pathological, kinds: probability that a client also holds labels from outside its group (pFedLIA: 0.5).", "[0, 1]")
+]
+NoiseLabels = Annotated[int, Key("How many labels from outside its group such a client holds.", "[1, inf)", "labels")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +49,14 @@ class Partition:
     notes: tuple[str, ...] = ()
 
 
+@ranged()
 def iid(
     y_train: Array,
     y_test: Array,
-    clients: int,
+    clients: Clients,
     seed: int,
-    samples_per_client: int = 0,
-    test_samples_per_client: int = 0,
+    samples_per_client: SamplesPerClient = 0,
+    test_samples_per_client: TestSamplesPerClient = 0,
     decks: int = 1,
     purpose: str = "data.iid",
 ) -> Partition:
@@ -48,7 +68,7 @@ def iid(
 
     Raises `InputError` for fewer samples than the clients need.
     """
-    _check(y_train, y_test, clients, samples_per_client, test_samples_per_client)
+    _check(y_train, y_test, clients)
     if not 1 <= decks <= clients:
         raise InputError(f"decks = {decks}: expected 1..{clients}, the number of clients")
     train: list[Array] = [np.empty(0, np.int64)] * clients
@@ -69,14 +89,15 @@ def iid(
     return Partition(tuple(range(clients)), tuple(train), test, (0,) * clients)
 
 
+@ranged()
 def label_skew(
     y_train: Array,
     y_test: Array,
-    clients: int,
+    clients: Clients,
     seed: int,
-    percent: float,
-    samples_per_client: int = 0,
-    test_samples_per_client: int = 0,
+    percent: SkewPercent,
+    samples_per_client: SamplesPerClient = 0,
+    test_samples_per_client: TestSamplesPerClient = 0,
 ) -> Partition:
     """PACFL's label skew: each client owns a random `percent` of the labels; owners of a label share its samples evenly (to within one).
 
@@ -84,11 +105,9 @@ def label_skew(
     wording; other implementations force an owner). `samples_per_client` keeps a random subset of at most that many. Test: all test samples
     with the client's own labels. The true group is the set of labels. Source: PACFL, experiments.
 
-    Raises `InputError` for a percentage outside (0, 100] or a client that would get no sample.
+    Raises `InputError` for a client that would get no sample.
     """
-    _check(y_train, y_test, clients, samples_per_client, test_samples_per_client)
-    if not 0 < percent <= 100:
-        raise InputError(f"skew_percent = {percent}: expected more than 0 and at most 100")
+    _check(y_train, y_test, clients)
     present = np.unique(y_train)
     count = max(1, round(percent / 100 * len(present)))
     owned = [np.sort(stream(seed, "data.label_skew.owned", client=i).choice(present, count, replace=False)) for i in range(clients)]
@@ -107,15 +126,16 @@ def label_skew(
     )
 
 
+@ranged()
 def dirichlet(
     y_train: Array,
     y_test: Array,
-    clients: int,
+    clients: Clients,
     seed: int,
-    alpha: float,
-    minimum: int = 1,
-    samples_per_client: int = 0,
-    test_samples_per_client: int = 0,
+    alpha: Alpha,
+    minimum: MinimumSamples = 1,
+    samples_per_client: SamplesPerClient = 0,
+    test_samples_per_client: TestSamplesPerClient = 0,
     even_test: bool = False,
 ) -> Partition:
     """The samples of each class are divided among the clients in proportions drawn from Dirichlet(alpha, ..., alpha).
@@ -132,13 +152,9 @@ def dirichlet(
 
     Each client is its own true group: there is no grouping to recover, so ARI means nothing here.
 
-    Raises `InputError` for alpha outside 1e-6..1e6 or too few samples for the minimum.
+    Raises `InputError` for too few samples for the minimum.
     """
-    _check(y_train, y_test, clients, samples_per_client, test_samples_per_client)
-    if not _SMALLEST_ALPHA <= alpha <= _LARGEST_ALPHA:
-        raise InputError(f"alpha = {alpha}: expected {_SMALLEST_ALPHA:g}..{_LARGEST_ALPHA:g}")
-    if minimum < 1:
-        raise InputError(f"minimum = {minimum}: expected at least 1")
+    _check(y_train, y_test, clients)
     if minimum * clients > len(y_train):
         raise InputError(f"minimum = {minimum}: {clients} clients need {minimum * clients} training samples, there are {len(y_train)}")
     if 0 < samples_per_client < minimum:
@@ -165,16 +181,17 @@ def dirichlet(
     )
 
 
+@ranged()
 def pathological(
     y_train: Array,
     y_test: Array,
-    clients: int,
+    clients: Clients,
     seed: int,
     groups: Sequence[Sequence[int]],
-    samples_per_client: int = 0,
-    test_samples_per_client: int = 0,
-    noise: float = 0.0,
-    noise_labels: int = 1,
+    samples_per_client: SamplesPerClient = 0,
+    test_samples_per_client: TestSamplesPerClient = 0,
+    noise: NoiseProbability = 0.0,
+    noise_labels: NoiseLabels = 1,
 ) -> Partition:
     """Clients of a group hold its labels only; all groups have the same number of clients, client i is in group i % len(groups).
 
@@ -187,9 +204,9 @@ def pathological(
     Source: the pathological settings of StoCFL ({012},{34},{56},{789}), pFedLIA (section IV-A) and CFL.
 
     Raises `InputError` for a label out of range, an empty or repeated group, clients that are no multiple of the groups, too few
-    samples, or a noise that is no probability or has too few foreign labels to draw from.
+    samples, or too few foreign labels to draw from.
     """
-    _check(y_train, y_test, clients, samples_per_client, test_samples_per_client)
+    _check(y_train, y_test, clients)
     label_sets = [tuple(sorted(int(label) for label in group)) for group in groups]
     present = set(np.unique(y_train).tolist())
     for index, group in enumerate(label_sets):
@@ -230,10 +247,6 @@ def _noisy(
     label_sets: Sequence[tuple[int, ...]], present: Sequence[int], noise: float, noise_labels: int, seed: int
 ) -> list[tuple[int, ...]]:
     """Each client's labels, with probability `noise` and `noise_labels` random others."""
-    if not 0 <= noise <= 1:
-        raise InputError(f"noise = {noise}: expected a probability, 0..1")
-    if noise_labels < 1:
-        raise InputError(f"noise_labels = {noise_labels}: expected at least 1")
     held = []
     for client, own in enumerate(label_sets):
         draws = stream(seed, "data.pathological.noise", client=client)
@@ -259,6 +272,7 @@ def owned(owners: Array, ids: Sequence[int]) -> list[Array]:
     return [order[i:j] for i, j in zip(first, last, strict=True)]
 
 
+@ranged()
 def given(
     y_train: Array,
     y_test: Array,
@@ -266,8 +280,8 @@ def given(
     owners_test: Array | None,
     clients: int,
     seed: int,
-    samples_per_client: int = 0,
-    test_samples_per_client: int = 0,
+    samples_per_client: SamplesPerClient = 0,
+    test_samples_per_client: TestSamplesPerClient = 0,
     kinds: Array | None = None,
 ) -> Partition:
     """Real clients as named in the file, by an integer owner per sample, which stays their id. `clients` > 0 takes the lowest ids only.
@@ -285,7 +299,7 @@ def given(
     if clients > len(ids):
         raise InputError(f"clients = {clients}: the file has {len(ids)} clients; 0 takes all of them")
     ids = ids[: clients or len(ids)]
-    _check(y_train, y_test, len(ids), samples_per_client, test_samples_per_client)
+    _check(y_train, y_test, len(ids))
     train = owned(owners_train, ids)
     of_owner = [set(kinds[own].tolist()) for own in train] if kinds is not None else []
     known = bool(of_owner) and all(len(owner_groups) == 1 for owner_groups in of_owner)
@@ -308,12 +322,9 @@ def given(
 # What the partitions share.
 
 
-def _check(y_train: Array, y_test: Array, clients: int, samples: int, test_samples: int) -> None:
+def _check(y_train: Array, y_test: Array, clients: int) -> None:
     for name, y in (("y_train", y_train), ("y_test", y_test)):
         check_array(name, y, ndim=1, kind="iu")
-    for key, value, low in (("clients", clients, 1), ("samples_per_client", samples, 0), ("test_samples_per_client", test_samples, 0)):
-        if value < low:
-            raise InputError(f"{key} = {value}: expected at least {low}")
     if clients > len(y_train):
         raise InputError(f"clients = {clients}: there are only {len(y_train)} training samples")
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..errors import InputError, near
-from ..keys import Key
+from ..keys import Key, check_ranges
 from .datasets import Dataset
 from .named import LOADERS
+from .partition import Alpha, MinimumSamples, NoiseLabels, NoiseProbability, SamplesPerClient, SkewPercent, TestSamplesPerClient
 from .scaling import Scaling
 from .tables import TABLES
-from .text import TEXTS
+from .text import TEXTS, VocabularySize, WindowLength
 
 __all__ = ["DATASETS", "PARTITIONS", "SHIFTS", "DataSpec", "check_spec", "refuse", "register_dataset"]
 
@@ -94,16 +95,11 @@ class DataSpec:
             "[0, inf)", "clients", default="20; 0 for `given` and mixtures",
         ),
     ] = _Unset(20)  # fmt: skip
-    samples_per_client: Annotated[
-        int,
-        Key("Training samples of a client; 0: all. iid and pathological: exactly so many; otherwise at most.", "[0, inf)", "samples"),
-    ] = 0
-    test_samples_per_client: Annotated[
-        int, Key("Test samples of a client; 0: all with the client's own labels (dirichlet: in its proportions).", "[0, inf)", "samples")
-    ] = 0
-    skew_percent: Annotated[float, Key("label_skew: share of the labels that each client owns.", "(0, 100]", "percent")] = 20.0
-    alpha: Annotated[float, Key("dirichlet: concentration; small values give clients few classes.", "[1e-6, 1e6]")] = 0.1
-    minimum: Annotated[int, Key("dirichlet: training samples that every client has at least.", "[1, inf)", "samples")] = 10
+    samples_per_client: SamplesPerClient = 0
+    test_samples_per_client: TestSamplesPerClient = 0
+    skew_percent: SkewPercent = 20.0
+    alpha: Alpha = 0.1
+    minimum: MinimumSamples = 10
     even_test: Annotated[
         bool,
         Key("dirichlet: test each client evenly on all of its labels, as PACFL's authors do, instead of in its proportions."),
@@ -112,17 +108,16 @@ class DataSpec:
         tuple[tuple[int, ...], ...],
         Key(
             "Groups of clients. pathological: each group's labels; empty: (0, 1), (2, 3), and so on. kinds: the kinds of each group; "
-            "empty: one each."
+            "empty: one each.",
+            "[0, inf)",
         ),
     ] = ()
-    noise: Annotated[
-        float, Key("pathological, kinds: probability that a client also holds labels from outside its group (pFedLIA: 0.5).", "[0, 1]")
-    ] = 0.0
-    noise_labels: Annotated[int, Key("How many labels from outside its group such a client holds.", "[1, inf)", "labels")] = 1
+    noise: NoiseProbability = 0.0
+    noise_labels: NoiseLabels = 1
     rotations: Annotated[tuple[int, ...], Key("One rotation per group, counter-clockwise, in multiples of 90.", unit="degrees")] = ()
     label_shifts: Annotated[tuple[int, ...], Key("One number per group, added to its labels modulo the classes.", unit="labels")] = ()
     label_swaps: Annotated[
-        tuple[tuple[int, int], ...], Key("One pair per group: the two labels that it exchanges; [0, 0] exchanges none.")
+        tuple[tuple[int, int], ...], Key("One pair per group: the two labels that it exchanges; [0, 0] exchanges none.", "[0, inf)")
     ] = ()
     label_permutations: Annotated[
         int, Key("Number of groups, each with a random permutation of all labels of its own (CFL); 0: none.", "[0, inf)", "groups")
@@ -131,14 +126,14 @@ class DataSpec:
         bool, Key("iid with a shift: every group divides the whole training set (IFCA: m·n = 240 000 on MNIST).")
     ] = False
     sources: Annotated[
-        tuple[tuple[str, int], ...], Key('mixture: pairs of a data set and its number of clients, such as ["mnist", 10].')
+        tuple[tuple[str, int], ...], Key('mixture: pairs of a data set and its number of clients, such as ["mnist", 10].', "[1, inf)")
     ] = ()
     shared_labels: Annotated[
         bool, Key("mixture: the same outputs for all data sets (StoCFL's hybrid), instead of separate ones (PACFL's MIX-4).")
     ] = False
     languages: Annotated[tuple[str, ...], Key("nordic_wiki, nordic_ud: languages among da, fo, is, nb, nn, sv; empty: nb, sv, da.")] = ()
-    vocabulary: Annotated[int, Key("Texts: entries of the public vocabulary, fitted on all training text.", "[3, inf)", "words")] = 2000
-    sequence_length: Annotated[int, Key("Texts: words before the one to be predicted.", "[1, inf)", "words")] = 10
+    vocabulary: VocabularySize = 2000
+    sequence_length: WindowLength = 10
     label_column: Annotated[str, Key("tables: the column of the label; its values become the classes.")] = ""
     client_column: Annotated[str, Key('tables: the column that names each row\'s client, for partition = "given"; empty: none.')] = ""
     group_column: Annotated[
@@ -172,6 +167,7 @@ class DataSpec:
     seed: Annotated[int, Key("Seed of the partition and of every other draw of data.")] = 0
 
     def __post_init__(self) -> None:
+        check_ranges(type(self), vars(self), "data")
         if isinstance(self.clients, _Unset):
             object.__setattr__(self, "clients", _Unset(0 if self.partition == "given" or self.source == "mixture" else 20))
 
@@ -207,12 +203,6 @@ def check_spec(spec: DataSpec) -> None:
     LOADERS.find(spec.source)
     _known("source", spec.source, list(DATASETS))
     _known("partition", spec.partition, list(PARTITIONS))
-    if isinstance(spec.seed, bool) or not isinstance(spec.seed, int):
-        raise refuse("seed", spec.seed, "expected a whole number")
-    for key in ("clients", "samples_per_client", "test_samples_per_client", "minimum", "label_permutations", "sequence_length"):
-        value = getattr(spec, key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise refuse(key, value, "expected a whole number, 0 or more")
     paths = {"npz": (1,), "torchvision": (2,), "idx": (4,), **dict.fromkeys(TABLES, (1, 2))}.get(spec.source, (0,))
     if len(spec.paths) not in paths:
         raise refuse("paths", spec.paths, f"source = {spec.source!r} takes {' or '.join(map(str, paths))}")
@@ -232,9 +222,7 @@ def check_spec(spec: DataSpec) -> None:
         raise refuse("shared_labels", True, "only source = 'mixture' has several data sets")
     if spec.languages and spec.source not in ("nordic_wiki", "nordic_ud"):
         raise refuse("languages", spec.languages, "only source = 'nordic_wiki' or 'nordic_ud' has languages")
-    for key, least in (("vocabulary", 3), ("sequence_length", 1)):
-        if getattr(spec, key) < least:
-            raise refuse(key, getattr(spec, key), f"expected at least {least}")
+    for key in ("vocabulary", "sequence_length"):
         if spec.source not in TEXTS and getattr(spec, key) != getattr(DataSpec, key):
             raise refuse(key, getattr(spec, key), f"only texts have it: {', '.join(TEXTS)}")
     if spec.source in TEXTS and spec.partition not in ("iid", "kinds"):
@@ -267,8 +255,6 @@ def _check_table(spec: DataSpec) -> None:
         raise refuse("test_share", spec.test_share, "the second of data.paths holds the test rows, so nothing is held out")
     if len(set(spec.class_names)) < len(spec.class_names):
         raise refuse("class_names", spec.class_names, "names a class twice")
-    if not 0 < spec.test_share < 1:
-        raise refuse("test_share", spec.test_share, "expected a share in (0, 1)")
     if spec.standardise != "auto" and spec.source not in (*TABLES, "npz"):
         raise refuse("standardise", spec.standardise, f"only {', '.join((*TABLES, 'npz'))} have features to standardise")
     constants = spec.standardise == "constants"
@@ -281,8 +267,6 @@ def _check_table(spec: DataSpec) -> None:
                 else f"goes with standardise = 'constants', and this is {spec.standardise!r}"
             )
             raise refuse(key, values, why)
-        if not all(math.isfinite(value) and (value > 0 or key == "feature_mean") for value in values):
-            raise refuse(key, values, f"expected finite numbers{'' if key == 'feature_mean' else ' above 0'}")
     ends = spec.value_range
     if ends and not (spec.scaling is not None and len(ends) == 2 and math.isfinite(ends[1] - ends[0]) and ends[0] < ends[1]):
         raise refuse("value_range", ends, "expected [low, high] for features of a table or a standardised npz")
@@ -291,11 +275,9 @@ def _check_table(spec: DataSpec) -> None:
 def _check_mixture(spec: DataSpec) -> None:
     if not spec.sources:
         raise refuse("sources", spec.sources, "a mixture needs pairs of a data set and its number of clients")
-    for name, count in spec.sources:
+    for name, _ in spec.sources:
         LOADERS.find(name)
         _known("sources", name, list(LOADERS))
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise refuse("sources", (name, count), "expected at least 1 client")
     names = [name for name, _ in spec.sources]
     if len(set(names)) < len(names):
         raise refuse("sources", spec.sources, "names a data set twice")

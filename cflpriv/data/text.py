@@ -9,15 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from ..errors import InputError
+from ..keys import Key, ranged
 from ..types import Array
 from .datasets import HOW_TO_SET, data_directory
 from .formats import read_csv, read_lines
 
-__all__ = ["NORDIC", "PAD", "TEXTS", "UNKNOWN", "Texts", "load_texts", "vocabulary", "windows", "word_numbers", "words"]
+__all__ = [
+    "NORDIC", "PAD", "TEXTS", "UNKNOWN", "Texts", "VocabularySize", "WindowLength", "load_texts", "vocabulary", "windows",
+    "word_numbers", "words",
+]  # fmt: skip
 
 PAD, UNKNOWN = 0, 1
 """The numbers of what stands before a text's beginning, and of every word outside the vocabulary."""
@@ -27,6 +32,8 @@ _WORD = re.compile(r"\d+|[^\W\d_]+(?:[’'-][^\W\d_]+)*")
 NORDIC = ("nb", "sv", "da")
 """pFedLIA's Norwegian, Swedish and Danish (section V)."""
 _LANGUAGES = ("da", "fo", "is", "nb", "nn", "sv")
+VocabularySize = Annotated[int, Key("Texts: entries of the public vocabulary, fitted on all training text.", "[3, inf)", "words")]
+WindowLength = Annotated[int, Key("Texts: words before the one to be predicted.", "[1, inf)", "words")]
 
 
 @dataclass(frozen=True)
@@ -47,13 +54,9 @@ def words(text: str) -> tuple[str, ...]:
     return tuple("0" if word[0].isdigit() else word for word in _WORD.findall(text.lower()))
 
 
-def vocabulary(documents: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
-    """<pad>, <unknown> and the most frequent words, `size` entries at most; ties in the order of the alphabet.
-
-    Raises `InputError` for a size below 3.
-    """
-    if size < 3:
-        raise InputError(f"vocabulary = {size}: expected at least 3, two of which stand for no word and for an unknown one")
+@ranged()
+def vocabulary(documents: Iterable[Sequence[str]], size: VocabularySize) -> tuple[str, ...]:
+    """<pad>, <unknown> and the most frequent words, `size` entries at most; ties in the order of the alphabet."""
     counts = Counter(word for document in documents for word in document)
     return (*_SPECIAL, *sorted(counts, key=lambda word: (-counts[word], word))[: size - len(_SPECIAL)])
 
@@ -63,7 +66,7 @@ def word_numbers(document: Sequence[str], index: dict[str, int]) -> Array:
     return np.array([index.get(word, UNKNOWN) for word in document], dtype=np.int64)
 
 
-def windows(document: Array, length: int) -> tuple[Array, Array]:
+def windows(document: Array, length: WindowLength) -> tuple[Array, Array]:
     """Every word of a document but its first, with the `length` words before it: x (n, length) float32, y (n,) int64.
 
     Where fewer words stand before it, `PAD` fills the front. Numbers below 2²⁴ are exact in float32.

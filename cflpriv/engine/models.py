@@ -7,22 +7,32 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
 from ..errors import InputError, near
+from ..keys import Key, check_ranges
 from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array
 from .device import in_use, placed
 from .layers import Residual, stack_layers
 
-__all__ = ["MODELS", "Model", "build_module", "dtype_of", "keeps_samples_apart", "module_there", "register_model"]
+__all__ = [
+    "MODELS", "OTHER_NAMES", "Hidden", "InitScale", "Model", "build_module", "dtype_of", "keeps_samples_apart", "module_there",
+    "register_model",
+]  # fmt: skip
 
 Dtype = Literal["float32", "float64"]
+Hidden = Annotated[int, Key("Width of a hidden layer, for models that have one to choose.", "[1, inf)", "units")]
+InitScale = Annotated[
+    float, Key("Initial parameters are the architecture's own times this. 0: a linear model that begins at zero.", "[0, inf)")
+]
+OTHER_NAMES = {"softmax": "linear"}
+"""Other names of architectures. Results and saved configurations have the name that it stands for."""
 
 
 def dtype_of(name: Dtype) -> torch.dtype:
@@ -40,13 +50,17 @@ class Model:
 
     name: str
     shape: tuple[int, ...]
-    classes: int
-    hidden: int = 200
+    classes: Annotated[int, Key("Outputs.", "[1, inf)", "classes")]
+    hidden: Hidden = 200
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     dtype: Dtype = "float32"
     factory: Callable[[], nn.Module] | None = None
-    init_scale: float = 1.0
+    init_scale: InitScale = 1.0
+
+    def __post_init__(self) -> None:
+        check_ranges(type(self), vars(self), "model")
+        object.__setattr__(self, "name", OTHER_NAMES.get(self.name, self.name))
 
     @cached_property
     def layout(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
@@ -205,7 +219,7 @@ MODELS: Registry[tuple[Callable[[Model], nn.Module], str]] = Registry(
 """Architecture name -> (builder, one line for `cflpriv list`)."""
 
 MODELS |= {
-    "linear": (_linear, "softmax regression"),
+    "linear": (_linear, "softmax regression, also called `softmax`"),
     "mlp": (_mlp, "one hidden ReLU layer of `hidden` units (IFCA, StoCFL)"),
     "lenet5": (_lenet5, "LeNet-5 as in PACFL, Table 10"),
     "cnn": (_cnn, "two convolutions and two linear layers, `hidden` units (IFCA and StoCFL on CIFAR; the papers give no widths)"),
@@ -221,6 +235,8 @@ def register_model(name: str, factory: Callable[[Model], nn.Module], summary: st
 
     Raises `InputError` naming both if the name is that of another.
     """
+    if name in OTHER_NAMES:
+        raise InputError(f"model {name!r}: is another name of {OTHER_NAMES[name]!r}")
     MODELS.add(name, (factory, summary))
 
 
@@ -230,7 +246,7 @@ def _construct(model: Model) -> nn.Module:
     elif (known := MODELS.find(model.name)) is not None:
         module = known[0](model)
     else:
-        raise InputError(f"model.name: {model.name!r} is not a known model{near(model.name, MODELS.names())}")
+        raise InputError(f"model.name: {model.name!r} is not a known model{near(model.name, [*MODELS.names(), *OTHER_NAMES])}")
     if (problem := _unfit(module)) is not None:
         raise InputError(f"model {model.name!r}: {problem}")
     module = module.to(dtype_of(model.dtype))

@@ -4,21 +4,26 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 
 from ..errors import InputError
+from ..keys import Key, check_ranges
 from .allocator import keep_freed_memory
 from .compute import Kind, compute
 from .device import CPU, Device, NoisePlace, Precision, in_use, resolved
 from .seam import ManyTask, Result, Task, TaskInput
 from .workers import Workers
 
-__all__ = ["Engine", "chunks"]
+__all__ = ["Engine", "Processes", "chunks"]
 
 FEWEST_TO_HALVE = 8
 MOST_PER_CORE = 16
 """Worker processes started at most: each takes 100 MB and more before it has any data, so some hundreds end a machine's memory."""
+
+Processes = Annotated[int, Key("Processes that compute clients.", "[1, 512]", "processes")]
+"""A larger number is a mistake that would take all memory."""
 
 
 @dataclass
@@ -33,19 +38,16 @@ class Engine:
     """
 
     kind: Kind = "auto"
-    workers: int = 1
+    workers: Processes = 1
     device: str = ""
-    threads: int = 1
+    threads: Annotated[int, Key("Threads of an operation.", "[1, inf)", "threads")] = 1
     precision: Precision = "full"
     noise: NoisePlace = "host"
     paths: Counter[tuple[str, str]] = field(default_factory=Counter)
     _pool: Workers | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("auto", "sequential"):
-            raise InputError(f"run.engine = {self.kind!r}: known are 'auto' and 'sequential'")
-        if self.workers < 1:
-            raise InputError(f"run.workers = {self.workers}: is below 1")
+        check_ranges(type(self), vars(self))
         self.device = self.device or in_use().kind
         if self.device not in ("auto", "cpu", "cuda"):
             raise InputError(f"run.device = {self.device!r}: known are 'auto', 'cpu' and 'cuda'")
@@ -54,8 +56,6 @@ class Engine:
         self.device = resolved(self.device)
         if self.device == "cuda" and self.workers > 1:
             raise InputError(f"run.workers = {self.workers}: with device 'cuda' one process serves the device; use workers = 1")
-        if self.precision not in ("full", "tf32", "bf16"):
-            raise InputError(f"run.precision = {self.precision!r}: known are 'full', 'tf32' and 'bf16'")
         if self.precision != "full" and (self.device == "cpu" or self.kind == "sequential"):
             where = "on the CPU" if self.device == "cpu" else "with run.engine = 'sequential'"
             raise InputError(f"run.precision = {self.precision!r}: {where} there is 'full' only; the others are for a CUDA device")

@@ -13,7 +13,6 @@ unit = "client"
 `plan_noise` calibrates the noise for a whole run beforehand; the ledger (`protocols.ledger`) enforces the budget.
 """
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..errors import CflprivWarning, InputError
-from ..keys import Key
+from ..keys import Key, check_ranges
 from ..protocols.accounting import calibrate, epsilon_of
 from ..protocols.entropy import Entropy, derive, keystream
 from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
@@ -47,10 +46,10 @@ class Privacy:
         Literal["add_remove", "replace_one"], Key("Neighbouring data sets differ by a unit more or less, or by another in its place.")
     ] = "add_remove"
     epsilon: Annotated[
-        float, Key("ε that each client may spend over the whole run; needed where there is a unit.", "(0, inf)", default="none")
+        float, Key("ε that each client may spend over the whole run; above 0 where there is a unit.", "[0, inf)", default="none")
     ] = 0.0
     delta: Annotated[
-        float, Key("δ of the whole run, below one over the number of units; needed with a unit.", "(0, 1)", default="none")
+        float, Key("δ of the whole run, below one over the number of units; above 0 with a unit.", "[0, 1)", default="none")
     ] = 0.0
     signature_share: Annotated[float, Key("unit `sample`: part of ε that the signature would cost alone.", "(0, 1)")] = 0.3
     choice_share: Annotated[float, Key("unit `sample`: part of ε that the choices of a cluster (IFCA) would cost alone.", "(0, 1)")] = 0.3
@@ -93,12 +92,7 @@ class Privacy:
     ] = 0.2
 
     def __post_init__(self) -> None:
-        if self.unit not in ("none", "sample", "client"):
-            raise InputError(f"privacy.unit = {self.unit!r}: known are 'none', 'sample' and 'client'")
-        if self.relation not in ("add_remove", "replace_one"):
-            raise InputError(f"privacy.relation = {self.relation!r}: known are 'add_remove' and 'replace_one'")
-        if self.noise not in ("per_client", "shared"):
-            raise InputError(f"privacy.noise = {self.noise!r}: known are 'per_client' and 'shared'")
+        check_ranges(type(self), vars(self), "privacy")
         if self.noise == "shared" and self.unit != "sample":
             raise InputError(
                 "privacy.noise = 'shared': is for privacy.unit = 'sample'; under 'client' the noise of secure sums is shared in any case"
@@ -107,21 +101,12 @@ class Privacy:
             if self.epsilon or self.delta:
                 raise InputError("privacy.epsilon, privacy.delta: given without privacy.unit; set it to 'sample' or 'client'")
             return
-        for key in ("epsilon", "clip_norm", "loss_cap", "clip_rate"):
-            value = getattr(self, key)
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"privacy.{key} = {value}: is not a finite number above 0")
+        for key in ("epsilon", "delta"):
+            if not getattr(self, key):
+                raise InputError(f"privacy.{key} = {getattr(self, key)} with privacy.unit = {self.unit!r}: expected a number > 0")
         if self.correlated and self.unit != "client":
             raise InputError(f"privacy.correlated = true with privacy.unit = {self.unit!r}: is the noise of a server, for unit = 'client'")
-        if not 0 < self.delta < 1:
-            raise InputError(f"privacy.delta = {self.delta}: is outside (0, 1)")
         self._check_clip_quantile()
-        for key in ("signature_share", "choice_share"):
-            if not 0 < getattr(self, key) < 1:
-                raise InputError(f"privacy.{key} = {getattr(self, key)}: is outside (0, 1)")
-        for key in ("samples", "sketch_dim"):
-            if getattr(self, key) < 0:
-                raise InputError(f"privacy.{key} = {getattr(self, key)}: is negative")
         if self.sampling != "poisson":
             raise InputError(
                 f"privacy.sampling = {self.sampling!r}: the accountants cover 'poisson' only (each sample by its own coin), not batches of "
@@ -133,8 +118,6 @@ class Privacy:
 
     def _check_clip_quantile(self) -> None:
         key = f"privacy.clip_quantile = {self.clip_quantile}"
-        if not 0 <= self.clip_quantile < 1:
-            raise InputError(f"{key}: is outside [0, 1)")
         if self.clip_quantile and self.unit != "client":
             raise InputError(f"{key} with privacy.unit = {self.unit!r}: is of the norms of clients' contributions, for unit = 'client'")
         if self.clip_quantile and self.correlated:

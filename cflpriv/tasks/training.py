@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count as counting
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,16 +20,34 @@ from ..engine.models import Model, dtype_of
 from ..engine.sgd import Local, Options, to_prototypes
 from ..engine.span import Movement
 from ..errors import InputError, TrainingDiverged
+from ..keys import Key, check_ranges
 from ..privacy.settings import Noise, secret_key
 from ..protocols.entropy import derive, normals, signed_tails, uniforms
 from ..protocols.events import Event, Relation, SampledGaussianEvent
 from ..protocols.mechanisms import snap, spacing
 from ..types import Array, Parts
 
-__all__ = ["Gradient", "Start", "Train", "listening"]
+__all__ = [
+    "BatchSize", "Epochs", "Gradient", "LearningRate", "LearningRateDecay", "Momentum", "OnDivergence", "Optimizer", "Start", "Train",
+    "WeightDecay", "listening",
+]  # fmt: skip
 
 ROUNDED = 1e-2
 """Rounding of the public part of a step may take at most so much of what one sample moves; on average it takes far less."""
+
+Epochs = Annotated[int, Key("Passes over a client's data in one local training.", "[1, inf)", "epochs")]
+BatchSize = Annotated[int, Key("Samples of a batch; 0: all. Under sample-level privacy the expected size.", "[0, inf)", "samples")]
+LearningRate = Annotated[float, Key("Learning rate of a local step.", "(0, inf)")]
+LearningRateDecay = Annotated[float, Key("Factor that multiplies the learning rate once a round.", "(0, 1]")]
+Momentum = Annotated[float, Key("Momentum of SGD; it starts at zero in every local training.", "[0, 1)")]
+WeightDecay = Annotated[float, Key("L2 weight decay, added to the gradient.", "[0, inf)")]
+OnDivergence = Annotated[
+    Literal["stop", "skip"],
+    Key("When a client's parameters are not finite: end the run (`stop`), or leave the client out of the round (`skip`)."),
+]
+Optimizer = Annotated[Literal["sgd", "adam"], Key("Optimiser of local training; `adam` takes no momentum.")]
+Amount = Annotated[float, Key("A part of the step; 0: none.", "[0, inf)")]
+Count = Annotated[int, Key("A number of clients or samples; 0: none.", "[0, inf)")]
 
 
 @dataclass(frozen=True)
@@ -57,55 +75,36 @@ class Train:
     """
 
     model: Model
-    epochs: int = 1
-    batch_size: int = 10
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    prox: float = 0.0
-    maml_lr: float = 0.0
-    clip_norm: float = 0.0
-    sampling_rate: float = 0.0
+    epochs: Epochs = 1
+    batch_size: BatchSize = 10
+    lr: LearningRate = 0.01
+    momentum: Momentum = 0.0
+    weight_decay: WeightDecay = 0.0
+    lr_decay: LearningRateDecay = 1.0
+    prox: Amount = 0.0
+    maml_lr: Amount = 0.0
+    clip_norm: Amount = 0.0
+    sampling_rate: Annotated[float, Key("Share of the samples in a Poisson batch; 0: shuffled batches.", "[0, 1]")] = 0.0
     frozen: tuple[str, ...] = ()
-    on_divergence: Literal["stop", "skip"] = "stop"
-    pull: float = 0.0
-    noise_multiplier: float = 0.0
-    public_samples: int = 0
+    on_divergence: OnDivergence = "stop"
+    pull: Amount = 0.0
+    noise_multiplier: Amount = 0.0
+    public_samples: Count = 0
     relation: Relation = "add_remove"
-    shares: int = 0
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    shares: Count = 0
+    optimizer: Optimizer = "sgd"
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("sgd", "adam"):
-            raise InputError(f"training.optimizer: {self.optimizer!r} is not known; known are 'sgd' and 'adam'")
+        check_ranges(type(self), vars(self), "training")
         if self.optimizer == "adam" and self.momentum:
             raise InputError(f"training.momentum: {self.momentum} with optimizer = 'adam', which has its own moments; leave it out")
-        for name, value, smallest in (("epochs", self.epochs, 1), ("batch_size", self.batch_size, 0)):
-            if value < smallest:
-                raise InputError(f"training.{name}: {value} is below {smallest}")
-        if not (self.lr > 0 and np.isfinite(self.lr)):
-            raise InputError(f"training.lr: {self.lr} is not a finite number above 0")
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"training.momentum: {self.momentum} is outside [0, 1)")
-        for name, rate in (
-            ("weight_decay", self.weight_decay),
-            ("prox", self.prox),
-            ("maml_lr", self.maml_lr),
-            ("clip_norm", self.clip_norm),
-            ("pull", self.pull),
-        ):
-            if not (rate >= 0 and np.isfinite(rate)):
-                raise InputError(f"training.{name}: {rate} is not a finite number of 0 or more")
-        if not 0 <= self.sampling_rate <= 1:
-            raise InputError(f"training.sampling_rate: {self.sampling_rate} is outside [0, 1]")
         if self.frozen and len(set(self._frozen())) == 1:
             which = "every parameter" if all(self._frozen()) else "none of the parameters"
             names = ", ".join(name for name, _, _ in self.model.layout)
             raise InputError(f"training.frozen: {self.frozen} are prefixes of {which} of the model ({names})")
         if self.pull and self.clip_norm:
             raise InputError(f"training.pull: {self.pull} with clip_norm = {self.clip_norm}: per-sample gradients know no prototypes")
-        if self.noise_multiplier and not (self.noise_multiplier > 0 and self.clip_norm and self.sampling_rate and self.public_samples > 0):
+        if self.noise_multiplier and not (self.clip_norm and self.sampling_rate and self.public_samples):
             raise InputError(
                 f"training.noise_multiplier: {self.noise_multiplier} needs clip_norm, sampling_rate and public_samples above 0 "
                 f"({self.clip_norm}, {self.sampling_rate}, {self.public_samples})"
@@ -113,7 +112,7 @@ class Train:
         if self.shares:
             alone = ("noise_multiplier", "clip_norm", "sampling_rate", "public_samples")
             missing = [name for name in alone if not getattr(self, name)]
-            if missing or self.shares < 0:
+            if missing:
                 raise InputError(f"training.shares: {self.shares} needs {', '.join(alone)} above 0")
             for name, setting, plain in (("training.optimizer", self.optimizer, "sgd"), ("algorithm.alpha", self.maml_lr, 0.0)):
                 if setting != plain:
@@ -121,8 +120,6 @@ class Train:
                         f"{name}: {setting!r} with noise that clients share (privacy.noise = 'shared'): it is one plain step "
                         f"whose noise comes later; use {plain!r}, or privacy.noise = 'per_client'"
                     )
-        if not 0 < self.lr_decay <= 1:
-            raise InputError(f"training.lr_decay: {self.lr_decay} is outside (0, 1]")
 
     parts: ClassVar[Parts] = {"update": "summed", "count": "measure"}
     keeps: ClassVar[tuple[str, ...]] = ("trained",)

@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.cohort import draw_drop
 from ..federation.handler import refusal
 from ..federation.transport import Stage
+from ..keys import Key, check_ranges
 from ..protocols.errors import ProtocolError
 
-__all__ = ["BEFORE_UPLOAD", "STAGES", "BytesTransport", "Faults", "MemoryTransport"]
+__all__ = ["BEFORE_UPLOAD", "STAGES", "BytesTransport", "Dropout", "Faults", "MemoryTransport"]
 
 STAGES = ("Advert", "Shares", "Masked", "Consistent", "Reveal")
 """The messages of a client in a secure sum, by which dropouts are named."""
@@ -21,6 +22,7 @@ _REPLIES = {"Invite": "Advert", "Adverts": "Shares", "Deliver": "Masked", "Survi
 
 FATAL = ("forbidden", "bad-input", "bad-terms", "bad-settings", "out-of-range", "unknown-task", "unlisted-model")
 """Error codes that no retry and no other client changes, where all clients have the same settings."""
+Dropout = Annotated[float, Key("Simulations: probability that a drawn client drops out of a round.", "[0, 1)")]
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,11 @@ class Faults:
     """
 
     seed: int = 0
-    dropout: float = 0.0
+    dropout: Dropout = 0.0
     listed: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"training.dropout: {self.dropout} is outside [0, 1)")
+        check_ranges(type(self), vars(self))
         for (number, client), stage in self.listed.items():
             if stage not in STAGES:
                 raise InputError(f"training.dropouts: ({number}, {client}, {stage!r}) is not (round, client, one of {', '.join(STAGES)})")

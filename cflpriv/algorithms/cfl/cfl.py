@@ -50,7 +50,7 @@ from ...contract.handles import GroupMean, Held, Shared
 from ...contract.operations import Federation
 from ...contract.transcript import RoundRecord
 from ...errors import InputError, TooFewClients
-from ...keys import Key
+from ...keys import Key, ranged
 from ...privacy.settings import Releases
 from ...tasks.evaluation import Evaluate
 from ...tasks.fold_gradients import FoldGradients
@@ -59,8 +59,7 @@ from ...tasks.training import Train
 from ..fedavg import Weights
 from ..interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue, Served
 from ..shared.attempts import try_compute
-from ..shared.checks import at_least, known
-from ..shared.grouping import ALPHA, FindGroups, JoinGroups, check_test
+from ..shared.grouping import ALPHA, FindGroups, JoinGroups, check_draws
 from ..shared.steps import mean_notes
 from .parameter_tree import CflState, SeenSimilarities, TreeCluster, TreeNode, offer, path
 from .split_test import DRAWS, HasHalves, NeedsNoHalves, SplitTest
@@ -92,6 +91,7 @@ def decided_by_norms(settings: Mapping[str, Any]) -> bool:
     return settings.get("eps2") is not None or settings.get("variant") == "authors"
 
 
+@ranged("algorithm")
 def cfl(
     train: Train,
     *,
@@ -142,16 +142,13 @@ def cfl(
 
     Raises `InputError` for parameters that cannot be.
     """
-    known("variant", variant, "paper", "authors")
     authors = variant == "authors"
     by_test = eps2 is None and not authors
     eps1 = (EPS1_AUTHORS if authors else EPS1_TESTED if by_test else EPS1) if eps1 is None else eps1
     eps2 = (EPS2_AUTHORS if authors else np.inf) if eps2 is None else eps2
     first_split = (FIRST_SPLIT_AUTHORS if authors else 0) if first_split is None else first_split
     _check_thresholds(eps1, eps2, gamma_max, by_test=by_test, authors=authors)
-    check_test(alpha, draws)
-    at_least(0, first_split=first_split, settle=settle)
-    at_least(1, smallest=smallest, patience=patience)
+    check_draws(alpha, draws)
     if authors and train.lr_decay == 1.0:
         train = replace(train, lr_decay=DECAY_AUTHORS)
     find = FindGroups(alpha, draws, seed=seed, at_least=smallest, numbers=train.model.dimension)
@@ -169,13 +166,8 @@ def cfl(
 
 
 def _check_thresholds(eps1: float, eps2: float, gamma_max: float, *, by_test: bool, authors: bool) -> None:
-    for name, value in (("eps1", eps1),) if by_test else (("eps1", eps1), ("eps2", eps2)):
-        if not (value > 0 and np.isfinite(value)):
-            raise InputError(f"algorithm.{name}: {value} is not a finite number above 0")
     if eps1 >= eps2:
         raise InputError(f"algorithm.eps1: {eps1} is not below eps2 = {eps2}; a mean is never longer than the longest update")
-    if not 0 <= gamma_max < 1:
-        raise InputError(f"algorithm.gamma_max: {gamma_max} is outside [0, 1)")
     if gamma_max and (authors or by_test):
         other = "variant = 'authors'" if authors else "the rule without algorithm.eps2"
         raise InputError(f"algorithm.gamma_max: {gamma_max}: {other} has no such test")

@@ -44,7 +44,7 @@ from ...contract.handles import GroupMean, Held, Labels, Shared
 from ...contract.operations import Federation
 from ...contract.transcript import RoundRecord
 from ...errors import InputError, TooFewClients, TrainingDiverged
-from ...keys import Key
+from ...keys import Key, ranged
 from ...privacy.settings import Releases
 from ...tasks.evaluation import Evaluate, Losses
 from ...tasks.fold_gradients import FoldGradients
@@ -54,9 +54,9 @@ from ...types import Array
 from ..fedavg import Weights
 from ..interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue, Served
 from ..shared.attempts import choices, mean_with_overall, try_mean
-from ..shared.checks import at_least, enough_clients, known
+from ..shared.checks import enough_clients
 from ..shared.choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, PickAndTrain, Spans, WithoutWork, parted, shared_spans
-from ..shared.grouping import ALPHA, DRAWS, FindGroups, check_test, find_groups
+from ..shared.grouping import ALPHA, DRAWS, FindGroups, check_draws, find_groups
 from ..shared.steps import clustering_of, mean_notes, moved
 from .restarts import IfcaState, Problem, Restart, RestartRound
 
@@ -81,6 +81,7 @@ class IfcaSettings:
     halves: tuple[FoldGradients, FindGroups] | None = None
 
 
+@ranged("algorithm")
 def ifca(
     train: Train,
     *,
@@ -122,8 +123,7 @@ def ifca(
 
     Raises `InputError` for parameters that cannot be.
     """
-    known("averaging", averaging, "model", "gradient")
-    check_test(alpha, draws)
+    check_draws(alpha, draws)
     if averaging == "gradient":
         for name in ("momentum", "weight_decay", "prox", "maml_lr", "clip_norm", "sampling_rate", "frozen", "pull"):
             if getattr(train, name):
@@ -172,11 +172,6 @@ def alternate(
     """
     if k is None and halves is None:
         raise InputError("algorithm.k: give the number of models; there is nothing here to find it by")
-    at_least(1, k=k, restarts=restarts)
-    at_least(0, decide_after=decide_after, stable_rounds=stable_rounds)
-    known("divide_by", divide_by, "cohort", "cluster")
-    known("variant", variant, "paper", "authors")
-    known("weights", weights, "equal", "examples")
     if by_share and weights == "examples":
         raise InputError(
             "training.weights: 'examples' with algorithm.averaging = 'gradient', which divides by the number of the cohort's clients; use "

@@ -41,14 +41,13 @@ from ...contract.handles import Held, Labels, Shared
 from ...contract.operations import Federation
 from ...contract.transcript import RoundRecord
 from ...errors import InputError, TooFewClients
-from ...keys import Key
+from ...keys import Key, ranged
 from ...privacy.settings import Releases
 from ...tasks.evaluation import Evaluate
 from ...tasks.training import Train
 from ...types import Array
 from ..fedavg import Weights
 from ..interface import Algorithm, AlgorithmSpec, BeforeRun, Served
-from ..shared.checks import at_least, known
 from ..shared.steps import OrElse, clustering_of, mean_notes, moved
 from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, helps_most, score_notes, scored, stable_scores
 
@@ -106,6 +105,7 @@ class PfedliaSettings:
         return Influence(self.training.train.model, self.training.validation, clients, seed=self.training.seed)
 
 
+@ranged("algorithm")
 def pfedlia(
     train: Train,
     *,
@@ -142,15 +142,6 @@ def pfedlia(
     Raises `InputError` for parameters that cannot be, and, before anything is trained, for clients with too little data to hold some back.
     """
     warm_up = WARM_UP if warm_up is None else warm_up
-    at_least(0, warm_up=warm_up, local_samples=local_samples)
-    at_least(1, local_epochs=local_epochs, exact_rounds=exact_rounds)
-    known("mode", mode, "central", "peer")
-    known("influence", influence, "lazy", "exact")
-    known("scores", scores, "value", "sign")
-    if not 0 < validation < 1:
-        raise InputError(f"algorithm.validation: {validation} is outside (0, 1): without validation data there are no scores")
-    if min_samples is not None and min_samples < 2:
-        raise InputError(f"algorithm.min_samples: {min_samples} is below 2, where every client is a cluster")
     lazily = OnPart(replace(train, epochs=local_epochs), validation, local_samples, remember=False, seed=seed)
     parts, peer, exact = OnPart(train, validation, seed=seed), mode == "peer", influence == "exact"
     settings = PfedliaSettings(parts, lazily, warm_up, peer, exact, scores, min_samples, exact_rounds, weights)

@@ -30,7 +30,7 @@ from ...randomness import stream
 from ...types import Array, Clustering
 
 __all__ = [
-    "ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "Landmarks", "check_landmarks", "check_test", "find_groups",
+    "ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "Landmarks", "check_draws", "find_groups",
     "landmarks_of", "notes_of",
 ]  # fmt: skip
 
@@ -49,19 +49,11 @@ DEVIATIONS = 10.0
 """A squared norm of noise is longer than expected by less than so many standard deviations."""
 
 
-def check_test(alpha: float, draws: int) -> None:
-    """Raises `InputError` for a level that is none, and for fewer draws than can show it."""
-    if not 0 < alpha < 1:
-        raise InputError(f"algorithm.alpha: {alpha} is outside (0, 1)")
+def check_draws(alpha: float, draws: int) -> None:
+    """Raises `InputError` for fewer draws than can show the level."""
     least = max(1, int(np.ceil(1 / alpha - 1e-9)) - 1)
     if draws < least:
         raise InputError(f"algorithm.draws: {draws} draws cannot show a level of {alpha:g}; take at least {least}")
-
-
-def check_landmarks(landmarks: int | None) -> None:
-    """Raises `InputError` for so few landmarks that nothing could be tested."""
-    if landmarks is not None and landmarks < LEAST_TESTED:
-        raise InputError(f"algorithm.landmarks: {landmarks} clients are not tested; take at least {LEAST_TESTED}")
 
 
 def landmarks_of(federation: Federation, clients: Sequence[int], landmarks: int | None = None, compared: int = 0) -> tuple[int, ...]:

@@ -42,13 +42,13 @@ client after the other, and the mean of that chain is the next ω.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from ...contract.handles import GroupMean, Held, Own, Shared
 from ...contract.operations import Federation
 from ...contract.transcript import RoundRecord
 from ...errors import InputError
-from ...keys import Key
+from ...keys import Key, ranged
 from ...privacy.settings import Releases
 from ...tasks.evaluation import Evaluate
 from ...tasks.halves import HALVES
@@ -58,7 +58,6 @@ from ...types import Clustering
 from ..fedavg import Weights
 from ..interface import Algorithm, AlgorithmSpec, ComparedValue, Served
 from ..shared.attempts import mean_with_overall, try_compute
-from ..shared.checks import at_least, finite, known
 from ..shared.grouping import ALPHA, FindGroups, JoinGroups
 from ..shared.steps import moved
 from .meeting import StocflSettings, StocflState, extend, groups_of_met, join_nearest, merge_met, merge_present, reopened, test_all_met
@@ -77,6 +76,7 @@ LONGEST_HALF = 4.0
 Rule = Literal["test", "tau"]
 
 
+@ranged("algorithm")
 def stocfl(
     train: Train,
     *,
@@ -117,16 +117,6 @@ def stocfl(
     τ goes with the number of samples: with few, the cosines of like clients fall towards 0 (see `similarity_histogram` in the notes).
     Raises `InputError` for parameters that cannot be.
     """
-    if tau is not None and not -1 <= tau <= 1:
-        raise InputError(f"algorithm.tau: {tau} is outside [-1, 1], where cosines are")
-    finite(lam=lam)
-    known("variant", variant, "paper", "authors")
-    if cut is not None:
-        known("cut", cut, *get_args(Rule))
-    if representation is not None:
-        known("representation", representation, "gradient", "movement")
-    at_least(1, movement_epochs=movement_epochs)
-    at_least(0, sketch_dim=sketch_dim)
     authors = variant == "authors"
     if cut == "test" and tau is not None:
         raise InputError(f"algorithm.cut: 'test' has no threshold, but algorithm.tau = {tau:g} is given")

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib import metadata
-from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -28,6 +27,7 @@ from ...federation.release_policy import may_leave
 from ...federation.schedule import Schedule, schedule
 from ...federation.values import Origin
 from ...files import toml_text
+from ...keys import check_ranges
 from ...plugins import is_loaded, load_plugin
 from ...privacy.participation import of_participations
 from ...privacy.settings import Noise, Privacy, Releases, check_samples, plan_noise
@@ -38,7 +38,7 @@ from ..newcomers import held_back
 from ..trust import idle_code, may_run, run_sections
 from .callbacks import found
 from .privacy_checks import check_privacy, few_shares
-from .sections import MOST_WORKERS, DataSection, ModelSection, RunSection, TrainingSection
+from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
 __all__ = ["GIVEN", "SECTIONS", "Config", "load_config", "own_weights", "parse_config"]
 
@@ -65,19 +65,7 @@ class Config:
     run: RunSection = field(default_factory=RunSection)
 
     def __post_init__(self) -> None:
-        for key, value, smallest in (
-            ("training.rounds", self.training.rounds, 0),
-            ("data.newcomers", self.data.newcomers, 0),
-            ("data.newcomer_epochs", self.data.newcomer_epochs, 0),
-            ("run.evaluate_every", self.run.evaluate_every, 1),
-            ("run.evaluate_clients", self.run.evaluate_clients, 0),
-            ("run.record_sample", self.run.record_sample, 0),
-            ("run.checkpoint_every", self.run.checkpoint_every, 1),
-            ("run.workers", self.run.workers, 1),
-            ("model.hidden", self.model.hidden, 1),
-        ):
-            if value < smallest:
-                raise InputError(f"{key} = {value}: is below {smallest}")
+        check_ranges(self.spec.make, self.algorithm, "algorithm")
         if self.training.weights == "own" or isinstance(self.training.weights, _Own):
             object.__setattr__(self, "training", replace(self.training, weights=_Own(own_weights(self.algorithm["name"]))))
         if self.training.weights not in ("examples", "equal"):
@@ -96,35 +84,24 @@ class Config:
             raise InputError(
                 f"training.weights = 'examples': under protection.sum = {self.protection.sum!r} every sample count would show; {remedy}"
             )
-        if self.run.workers > MOST_WORKERS:
-            raise InputError(f"run.workers = {self.run.workers}: is above {MOST_WORKERS}")
-        if self.run.evaluate_clients == 1:
-            raise InputError("run.evaluate_clients = 1: one client gives no interval; use 2 or more, or 0 for all")
         if self.run.record_sample and (self.run.record != "attackable" or self.run.record_clients):
             other = f"record_clients = {list(self.run.record_clients)}" if self.run.record_clients else f"record = {self.run.record!r}"
             raise InputError(f"run.record_sample = {self.run.record_sample} with run.{other}: use it with record = 'attackable' alone")
         for key in ("record_rounds", "record_clients"):
             if (chosen := getattr(self.run, key)) and self.run.record != "attackable":
                 raise InputError(f"run.{key} = {list(chosen)} with run.record = {self.run.record!r}: use it with record = 'attackable'")
-        if not 0 <= self.run.target_accuracy <= 1:
-            raise InputError(f"run.target_accuracy = {self.run.target_accuracy}: accuracies are shares, so it is outside [0, 1]")
-        if not 0 <= self.training.dropout < 1:
-            raise InputError(f"training.dropout = {self.training.dropout}: is outside [0, 1)")
         if self.run.precision != "full" and self.model.dtype == "float64":
             raise InputError(f"run.precision = {self.run.precision!r} with model.dtype = 'float64': use 'full'")
-        if not 0 <= self.model.init_scale < inf:
-            raise InputError(f"model.init_scale = {self.model.init_scale}: is outside [0, inf)")
         if self.model.init_scale == 0 and self.model.name != "linear":
             raise InputError(
                 f"model.init_scale = 0 with model.name = {self.model.name!r}: between layers that are zero no gradient "
                 "passes; only 'linear' trains from zero"
             )
         found(self.run.callbacks)
-        self.sampling()
         check_privacy(self.privacy, self.protection, self.training, self.run, self.data, self.spec, self.releases)
 
     def sampling(self) -> Sampling:
-        return Sampling(self.training.sampling, self.training.participation)  # type: ignore[arg-type]
+        return Sampling(self.training.sampling, self.training.participation)
 
     @property
     def spec(self) -> AlgorithmSpec:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from ...algorithms import ALGORITHMS
 from ...errors import InputError, near
+from ...keys import Interval
 from .config_reference import Entry, entries, keys_of, toml_value, type_text
 
 __all__ = ["begin_file", "schema", "starter"]
@@ -121,15 +122,27 @@ def _value(entry: Entry) -> dict[str, Any]:
     hint = entry.hint
     if get_origin(hint) in (Union, UnionType):
         hint = Union[tuple(one for one in get_args(hint) if one is not type(None))]  # noqa: UP007 - made at run time
-    found: dict[str, Any] = TypeAdapter(hint).json_schema()
-    low, low_in, high, high_in = entry.key.bounds
-    inner = found["items"] if found.get("type") == "array" and isinstance(found.get("items"), dict) else found
-    if math.isfinite(low):
-        inner["minimum" if low_in else "exclusiveMinimum"] = low
-    if math.isfinite(high):
-        inner["maximum" if high_in else "exclusiveMaximum"] = high
+    value: dict[str, Any] = TypeAdapter(hint).json_schema()
+    parts = [_limits(interval) for interval in entry.key.intervals]
+    _limit(value, parts[0] if len(parts) == 1 else {"anyOf": parts})
     if entry.key.known is not None:  # suggestions: plugins add names that an editor cannot know
-        inner["examples"] = list(entry.key.known())
+        value.get("items", value)["examples"] = list(entry.key.known())
     if entry.default is not None:
-        found["default"] = entry.default
-    return {"description": entry.key.meaning, **found}
+        value["default"] = entry.default
+    return {"description": entry.key.meaning, **value}
+
+
+def _limits(interval: Interval) -> dict[str, float]:
+    """An interval in the words of a schema."""
+    low, low_in, high, high_in = interval
+    limits = {"minimum" if low_in else "exclusiveMinimum": low, "maximum" if high_in else "exclusiveMaximum": high}
+    return {word: end for word, end in limits.items() if math.isfinite(end)}
+
+
+def _limit(value: dict[str, Any], limits: Mapping[str, Any]) -> None:
+    """Add limits to a number, or to the numbers of a list."""
+    if value.get("type") in ("integer", "number"):
+        value.update(limits)
+    for inner in (value.get("items"), *value.get("prefixItems", ())):
+        if isinstance(inner, dict):
+            _limit(inner, limits)

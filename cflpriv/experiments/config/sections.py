@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from ...contract.operations import Participation, SamplingMode
 from ...contract.transcript import Level
 from ...data import DataSpec
 from ...engine.device import NoisePlace, Precision
-from ...engine.models import MODELS, Dtype, Model
-from ...keys import Key
+from ...engine.models import MODELS, OTHER_NAMES, Dtype, Hidden, InitScale, Model
+from ...engine.run import Processes
+from ...keys import Key, check_ranges
+from ...tasks.training import BatchSize, Epochs, LearningRate, LearningRateDecay, Momentum, OnDivergence, Optimizer, WeightDecay
+from ...transports.memory import Dropout
 
-__all__ = ["MOST_WORKERS", "DataSection", "ModelSection", "RunSection", "TrainingSection"]
-
-
-MOST_WORKERS = 512
-"""Processes at most. A larger number is a mistake that would take all memory."""
+__all__ = ["DataSection", "ModelSection", "RunSection", "TrainingSection"]
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,16 @@ class ModelSection:
     """`[model]`: the architecture and what it makes of its input."""
 
     name: Annotated[str, Key("Architecture; `cflpriv list` describes each.", known=lambda: MODELS)] = "mlp"
-    hidden: Annotated[int, Key("Width of a hidden layer, for models that have one to choose.", "[1, inf)", "units")] = 200
+    hidden: Hidden = 200
     normalise: Annotated[
         bool, Key("Input is (value − mean) / deviation, by the statistics of the data set; false: values as they are.")
     ] = True
     dtype: Annotated[Dtype, Key("Floating-point type of parameters and training.")] = "float32"
-    init_scale: Annotated[
-        float,
-        Key("Initial parameters are the architecture's own times this. 0: a linear model that begins at zero.", "[0, inf)"),
-    ] = 1.0
+    init_scale: InitScale = 1.0
+
+    def __post_init__(self) -> None:
+        check_ranges(type(self), vars(self), "model")
+        object.__setattr__(self, "name", OTHER_NAMES.get(self.name, self.name))
 
     def build(self, shape: tuple[int, ...], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Model:
         """The model for samples of `shape` from a data set of this mean and deviation."""
@@ -54,17 +55,14 @@ class TrainingSection:
     """`[training]`: rounds, local training, and which clients take part."""
 
     rounds: Annotated[int, Key("Rounds of training.", "[0, inf)", "rounds")] = 20
-    epochs: Annotated[int, Key("Passes over a client's data in one local training.", "[1, inf)", "epochs")] = 1
-    batch_size: Annotated[int, Key("Samples of a batch; 0: all. Under sample-level privacy the expected size.", "[0, inf)", "samples")] = 10
-    lr: Annotated[float, Key("Learning rate of a local step.", "(0, inf)")] = 0.01
-    momentum: Annotated[float, Key("Momentum of SGD; it starts at zero in every local training.", "[0, 1)")] = 0.0
-    weight_decay: Annotated[float, Key("L2 weight decay, added to the gradient.", "[0, inf)")] = 0.0
-    lr_decay: Annotated[float, Key("Factor that multiplies the learning rate once a round.", "(0, 1]")] = 1.0
-    on_divergence: Annotated[
-        Literal["stop", "skip"],
-        Key("When a client's parameters are not finite: end the run (`stop`), or leave the client out of the round (`skip`)."),
-    ] = "stop"
-    optimizer: Annotated[Literal["sgd", "adam"], Key("Optimiser of local training; `adam` takes no momentum.")] = "sgd"
+    epochs: Epochs = 1
+    batch_size: BatchSize = 10
+    lr: LearningRate = 0.01
+    momentum: Momentum = 0.0
+    weight_decay: WeightDecay = 0.0
+    lr_decay: LearningRateDecay = 1.0
+    on_divergence: OnDivergence = "stop"
+    optimizer: Optimizer = "sgd"
     weights: Annotated[
         str,
         Key(
@@ -72,20 +70,19 @@ class TrainingSection:
             known=lambda: ("own", "examples", "equal"),
         ),
     ] = "own"
-    sampling: Annotated[
-        str,
-        Key(
-            "How a round's clients are drawn: from all (`global`), from each cluster (`per_cluster`), or fixed disjoint sets in turn "
-            "(`fixed_cohorts`).",
-            known=lambda: ("global", "per_cluster", "fixed_cohorts"),
-        ),
-    ] = "global"
-    participation: Annotated[float, Key("Share of the clients that a round draws.", "(0, 1]")] = 1.0
-    dropout: Annotated[float, Key("Simulations: probability that a drawn client drops out of a round.", "[0, 1)")] = 0.0
+    sampling: SamplingMode = "global"
+    participation: Participation = 1.0
+    dropout: Dropout = 0.0
     dropouts: Annotated[
         tuple[tuple[int, int, str], ...],
-        Key("Simulations: dropouts as [round, client, stage]; rounds count from 0, stages are Advert, Shares, Masked, Consistent, Reveal."),
+        Key(
+            "Simulations: dropouts as [round, client, stage]; rounds count from 0, stages are Advert, Shares, Masked, Consistent, Reveal.",
+            "[0, inf)",
+        ),
     ] = ()
+
+    def __post_init__(self) -> None:
+        check_ranges(type(self), vars(self), "training")
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class RunSection:
     engine: Annotated[
         Literal["auto", "sequential"], Key("Compute many clients at once where that gives the same (`auto`), or one by one.")
     ] = "auto"
-    workers: Annotated[int, Key("Processes that compute clients.", "[1, inf)", "processes")] = 1
+    workers: Processes = 1
     device: Annotated[Literal["auto", "cpu", "cuda"], Key("Where clients' training is computed; `auto` takes CUDA if there is one.")] = (
         "cpu"
     )
@@ -121,9 +118,10 @@ class RunSection:
         Level, Key("What the transcript keeps: no payloads (`headers`), those that attacks read (`attackable`), or all (`full`).")
     ] = "headers"
     record_rounds: Annotated[
-        tuple[int, ...], Key("`attackable`: keep payloads of these rounds only, counted from 0 (what came before is kept); empty: of all.")
+        tuple[int, ...],
+        Key("`attackable`: keep payloads of these rounds only, counted from 0 (what came before is kept); empty: of all.", "[0, inf)"),
     ] = ()
-    record_clients: Annotated[tuple[int, ...], Key("`attackable`: keep payloads of these clients only; empty: of all.")] = ()
+    record_clients: Annotated[tuple[int, ...], Key("`attackable`: keep payloads of these clients only; empty: of all.", "[0, inf)")] = ()
     record_sample: Annotated[
         int, Key("`attackable`: keep payloads of so many clients only, drawn at random once a run (0: of all).", "[0, inf)", "clients")
     ] = 0
@@ -136,7 +134,7 @@ class RunSection:
         int,
         Key(
             "Evaluate so many clients, drawn at random each time (0: all). The mean has an interval; the worst is the worst of these.",
-            "[0, inf)",
+            "0 or [2, inf)",
             "clients",
         ),
     ] = 0
@@ -152,3 +150,6 @@ class RunSection:
     callbacks: Annotated[
         tuple[str, ...], Key("Code that is told of rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
     ] = ()
+
+    def __post_init__(self) -> None:
+        check_ranges(type(self), vars(self), "run")

@@ -30,8 +30,9 @@ from typing import Any
 from ...contract.protection import listed
 from ...errors import InputError, near
 from ...files import toml_text
+from ...keys import check_ranges
 from ..config.config import Config, changed, parse_config, read_tree, tuples
-from ..config.sections import MOST_WORKERS
+from ..config.sections import RunSection
 from ..trust import idle_code, in_run_folder
 from .choose import Choose, check_choose, parse_choose
 
@@ -153,14 +154,11 @@ def _sweep(tree: Mapping[str, Any], source: str, trust: bool) -> Sweep:
             raise InputError(f"{source}: [sweep] {key} = {value!r}: expected {_KEYS[key].__name__}")
         if value in ([], {}):
             raise InputError(f"{source}: [sweep] {key} = {value!r}: is empty; leave it out or give values")
-    if sweep.get("workers", 1) < 1:
-        raise InputError(f"{source}: [sweep] workers = {sweep['workers']}: is below 1")
-    if sweep.get("workers", 1) > MOST_WORKERS:
-        raise InputError(f"{source}: [sweep] workers = {sweep['workers']}: is above {MOST_WORKERS}")
     base = {section: dict(values) for section, values in tree.items() if section != "sweep" and isinstance(values, Mapping)}
     if strange := [section for section in tree if section != "sweep" and section not in base]:
         raise InputError(f"{source}: {strange[0]} = {tree[strange[0]]!r}: write it as a section, [{strange[0]}]")
     try:
+        check_ranges(RunSection, {"workers": sweep.get("workers", 1)})
         choose = parse_choose(sweep["choose"]) if "choose" in sweep else None
         cells = tuple(_cells(base, sweep, trust))
     except InputError as error:

@@ -302,7 +302,7 @@ def test_pairs_share_outputs_by_default_where_that_pays() -> None:
         ({"gram": ("ckks",), "ckks_bound": 1e-200}, "ckks_bound"),
         ({"gram": ("ckks",), "ckks_group": -1}, "ckks_group"),
         ({"gram": ("haar",), "landmarks": 3}, "landmarks"),
-        ({"gram": ("ckks",), "ckks_ring": 1024}, "ckks_ring: 1024"),
+        ({"gram": ("ckks",), "ckks_ring": 1024}, "ckks_ring = 1024: expected an integer, 0 or 4096 or 8192"),
         ({"gram": ("ckks",), "ckks_ring": 4096, "ckks_release": "gram"}, "one prime"),
         ({"gram": ("ckks",), "ckks_ring": 4096, "ckks_release": "distances"}, "one prime"),
     ],

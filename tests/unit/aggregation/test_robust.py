@@ -392,9 +392,9 @@ def test_a_false_nonce_names_its_client_and_costs_itself() -> None:
 @pytest.mark.parametrize(
     ("given_", "words"),
     [
-        ({"robust": "krum"}, "robust: 'krum' is not known; known are none, trimmed_mean"),
-        ({"robust": "trimmed_mean", "buckets": 2}, "buckets: 2"),
-        ({"robust": "trimmed_mean", "buckets": -1}, "buckets: -1"),
+        ({"robust": "krum"}, "robust = 'krum': expected 'none', 'trimmed_mean'"),
+        ({"robust": "trimmed_mean", "buckets": 2}, "buckets = 2: expected an integer, 0 or ≥ 3"),
+        ({"robust": "trimmed_mean", "buckets": -1}, "buckets = -1: expected an integer, 0 or ≥ 3"),
         (
             {"robust": "trimmed_mean", "sum": "secagg-oblivious"},
             "robust: 'trimmed_mean' under sum = 'secagg-oblivious'.* 'none' or 'secagg'",

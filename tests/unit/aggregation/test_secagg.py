@@ -268,9 +268,9 @@ def test_bad_settings_are_refused() -> None:
         ({"sum": "secagg", "min_cohort": 1}, "a sum over one client"),
         ({"secagg_clip": 0.0}, "secagg_clip"),
         ({"max_weight": -1.0}, "max_weight"),
-        ({"min_cohort": float("nan")}, "min_cohort: nan is not a whole number"),
-        ({"landmarks": 2.5}, "landmarks: 2.5 is not a whole number"),
-        ({"sketch_dim": True}, "sketch_dim: True is not a whole number"),
+        ({"min_cohort": float("nan")}, "min_cohort = nan: expected an integer ≥ 0"),
+        ({"landmarks": 2.5}, "landmarks = 2.5: expected an integer ≥ 0"),
+        ({"sketch_dim": True}, "sketch_dim = True: expected an integer ≥ 8"),
     ]:
         with pytest.raises(InputError, match=words):
             Protection(**options)  # type: ignore[arg-type]

@@ -581,7 +581,7 @@ def test_what_is_too_long_for_haar_is_refused_and_told_what_takes_it() -> None:
         ({"gram": ("sketch", "sketch")}, "the sketch comes first, once"),
         ({"gram": ("haar", "permutation")}, "more than one transform"),
         ({"gram": ("sketch", "haar", "hadamard")}, "more than one transform"),
-        ({"gram": ("sketch",), "sketch_dim": 7}, r"protection\.sketch_dim: 7 is below 8"),
+        ({"gram": ("sketch",), "sketch_dim": 7}, r"protection\.sketch_dim = 7: expected an integer ≥ 8"),
         ({"gram": ("shuffle",)}, r"protection\.gram: 'shuffle' is not known; known are none, "),
         ({"sum": "sketch"}, r"protection\.sum: 'sketch' is not known"),
     ],

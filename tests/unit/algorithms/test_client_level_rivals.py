@@ -319,8 +319,8 @@ def test_clients_are_moved_into_a_cluster_that_nobody_chose() -> None:
 @pytest.mark.parametrize("make", [rr_cluster, pina])
 @pytest.mark.parametrize(
     ("key", "value", "message"),
-    [("k", 0, r"algorithm\.k: 0 is below 1"), ("smallest", 0, r"algorithm\.smallest: 0 is below 1"),
-     ("norm", 0.0, r"algorithm\.norm: 0 leaves"), ("norm", math.inf, r"algorithm\.norm: inf is not a finite")],
+    [("k", 0, r"algorithm\.k = 0: expected an integer ≥ 1"), ("smallest", 0, r"algorithm\.smallest = 0: expected an integer ≥ 1"),
+     ("norm", 0.0, r"algorithm\.norm = 0\.0: expected a finite"), ("norm", math.inf, r"algorithm\.norm = inf: expected a finite")],
 )  # fmt: skip
 def test_parameters_that_cannot_be_are_refused(make: Any, key: str, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -329,8 +329,9 @@ def test_parameters_that_cannot_be_are_refused(make: Any, key: str, value: Any, 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
-    [("rank", 0, r"algorithm\.rank: 0 is below 1"), ("sketch", 0, r"algorithm\.sketch: 0 is below 1"),
-     ("normality", "no", r"algorithm\.normality: 'no' is not known"), ("alpha", 1.0, r"algorithm\.alpha: 1\.0 is outside")],
+    [("rank", 0, r"algorithm\.rank = 0: expected an integer ≥ 1"), ("sketch", 0, r"algorithm\.sketch = 0: expected an integer ≥ 1"),
+     ("normality", "no", r"algorithm\.normality = 'no': expected 'weight'"),
+     ("alpha", 1.0, r"algorithm\.alpha = 1\.0: expected a number in \(0, 1\)")],
 )  # fmt: skip
 def test_parameters_of_pina_that_cannot_be_are_refused(key: str, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):

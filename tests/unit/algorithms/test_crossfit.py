@@ -218,12 +218,12 @@ def test_many_clients_are_compared_with_landmarks_only(name: str, monkeypatch: p
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"variant": "other"}, "algorithm.variant: 'other' is not known; known are balanced, plain"),
-        ({"alpha": 0.0}, "algorithm.alpha: 0.0 is outside"),
+        ({"variant": "other"}, "algorithm.variant = 'other': expected 'balanced' or 'plain'"),
+        ({"alpha": 0.0}, "algorithm.alpha = 0.0: expected a number in "),
         ({"draws": 50}, "algorithm.draws: 50 draws cannot show a level of 0.01; take at least 99"),
-        ({"k": 0}, "algorithm.k: 0 is below 1"),
-        ({"sketch": 0}, "algorithm.sketch: 0 is below 1"),
-        ({"landmarks": 3}, "algorithm.landmarks: 3 clients are not tested; take at least 4"),
+        ({"k": 0}, "algorithm.k = 0: expected an integer ≥ 1"),
+        ({"sketch": 0}, "algorithm.sketch = 0: expected an integer ≥ 1"),
+        ({"landmarks": 3}, "algorithm.landmarks = 3: expected an integer ≥ 4"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(given: dict[str, object], message: str) -> None:

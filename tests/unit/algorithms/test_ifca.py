@@ -608,14 +608,14 @@ def test_a_model_whose_loss_is_no_number_is_never_chosen() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"k": 0}, r"algorithm\.k: 0"),
-        ({"restarts": 0}, r"algorithm\.restarts: 0"),
+        ({"k": 0}, r"algorithm\.k = 0: expected"),
+        ({"restarts": 0}, r"algorithm\.restarts = 0: expected"),
         ({"averaging": "median"}, "'median'"),
         ({"divide_by": "all"}, "'all'"),
         ({"variant": "mine"}, "'mine'"),
         ({"weights": "by name"}, "'by name'"),
         ({"averaging": "gradient", "weights": "examples"}, r"training\.weights: 'examples' .* divide_by = 'cluster'"),
-        ({"stable_rounds": -1}, r"algorithm\.stable_rounds: -1"),
+        ({"stable_rounds": -1}, r"algorithm\.stable_rounds = -1: expected"),
         ({"decide_after": 3}, r"algorithm\.decide_after: 3"),
         ({"shared": ("7",)}, "'7' names no parameter"),
         ({"shared": ("",)}, "names no parameter"),

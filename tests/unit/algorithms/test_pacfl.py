@@ -378,13 +378,13 @@ def test_per_label_signatures_stack_and_pad() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"p": 0}, r"algorithm\.p: 0"),
+        ({"p": 0}, r"algorithm\.p = 0: expected"),
         ({"measure": "euclid"}, "'euclid'"),
         ({"variant": "mine"}, "'mine'"),
         ({"beta": 1.0, "k": 2}, "both"),
         ({"beta": -1.0}, "-1"),
         ({"beta": float("nan")}, "nan"),
-        ({"k": 0}, r"algorithm\.k: 0"),
+        ({"k": 0}, r"algorithm\.k = 0: expected"),
         ({"fine_tune_epochs": -1}, "fine_tune_epochs"),
         ({"variant": "authors", "measure": "chordal"}, "chordal"),
     ],

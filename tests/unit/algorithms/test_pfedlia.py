@@ -637,16 +637,16 @@ def test_pathological_fashion_is_found(mode: Any, scores: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"warm_up": -1}, r"algorithm\.warm_up: -1"),
+        ({"warm_up": -1}, r"algorithm\.warm_up = -1: expected"),
         ({"mode": "mesh"}, "'mesh'"),
         ({"influence": "guess"}, "'guess'"),
         ({"scores": "rank"}, "'rank'"),
-        ({"local_epochs": 0}, r"algorithm\.local_epochs: 0"),
-        ({"local_samples": -1}, r"algorithm\.local_samples: -1"),
-        ({"exact_rounds": 0}, r"algorithm\.exact_rounds: 0"),
-        ({"validation": 0.0}, r"algorithm\.validation: 0.0 .* without validation data"),
-        ({"validation": 1.0}, r"algorithm\.validation: 1.0"),
-        ({"min_samples": 1}, r"algorithm\.min_samples: 1"),
+        ({"local_epochs": 0}, r"algorithm\.local_epochs = 0: expected"),
+        ({"local_samples": -1}, r"algorithm\.local_samples = -1: expected"),
+        ({"exact_rounds": 0}, r"algorithm\.exact_rounds = 0: expected"),
+        ({"validation": 0.0}, r"algorithm\.validation = 0\.0: expected a number in \(0, 1\)"),
+        ({"validation": 1.0}, r"algorithm\.validation = 1\.0: expected"),
+        ({"min_samples": 1}, r"algorithm\.min_samples = 1: expected"),
     ],
 )
 def test_bad_parameters_are_named(options: dict[str, Any], words: str) -> None:

@@ -353,11 +353,11 @@ def test_newcomers_choose_by_themselves() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("k", 0, "algorithm.k: 0 is below 1"),
-        ("moments", 0, "algorithm.moments: 0 is below 1"),
-        ("alpha", 2.0, "algorithm.alpha: 2.0 is outside"),
+        ("k", 0, "algorithm.k = 0: expected an integer ≥ 1"),
+        ("moments", 0, "algorithm.moments = 0: expected an integer ≥ 1"),
+        ("alpha", 2.0, "algorithm.alpha = 2.0: expected a number in "),
         ("draws", 5, "algorithm.draws: 5 draws cannot show a level of 0.05"),
-        ("directions", 0, "algorithm.directions: 0 is below 1"),
+        ("directions", 0, "algorithm.directions = 0: expected an integer ≥ 1"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(key: str, value: Any, message: str) -> None:

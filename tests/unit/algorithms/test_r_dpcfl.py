@@ -277,7 +277,7 @@ def test_small_clusters_are_merged_in_each_draw() -> None:
 
 
 def test_parameters_that_cannot_be_are_refused() -> None:
-    for options, words in (({"k": 0}, r"algorithm\.k: 0"), ({"rounds": -1}, r"algorithm\.rounds: -1")):
+    for options, words in (({"k": 0}, r"algorithm\.k = 0: expected"), ({"rounds": -1}, r"algorithm\.rounds = -1: expected")):
         with pytest.raises(InputError, match=words):
             r_dpcfl(training(SCENE), **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"algorithm\.k: 11 clusters of 10 clients"):

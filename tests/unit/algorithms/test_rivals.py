@@ -354,12 +354,12 @@ def test_ocfl_does_not_say_that_there_are_no_groups_before_it_has_looked() -> No
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ({"name": "flexcfl", "pretrain_scale": 0}, r"algorithm\.pretrain_scale: 0"),
-        ({"name": "ocfl", "min_cluster_size": 1}, r"algorithm\.min_cluster_size: 1"),
-        ({"name": "fedsoft", "smoother": 0.0}, r"algorithm\.smoother: 0"),
-        ({"name": "fedsoft", "interval": 0}, r"algorithm\.interval: 0"),
-        ({"name": "fedrc", "k": 0}, r"algorithm\.k: 0"),
-        ({"name": "fedgwc", "eps": 0.0}, r"algorithm\.eps: 0"),
+        ({"name": "flexcfl", "pretrain_scale": 0}, r"algorithm\.pretrain_scale = 0: expected"),
+        ({"name": "ocfl", "min_cluster_size": 1}, r"algorithm\.min_cluster_size = 1: expected"),
+        ({"name": "fedsoft", "smoother": 0.0}, r"algorithm\.smoother = 0\.0: expected"),
+        ({"name": "fedsoft", "interval": 0}, r"algorithm\.interval = 0: expected"),
+        ({"name": "fedrc", "k": 0}, r"algorithm\.k = 0: expected"),
+        ({"name": "fedgwc", "eps": 0.0}, r"algorithm\.eps = 0\.0: expected"),
     ],
 )
 def test_parameters_that_cannot_be_are_one_line(algorithm: dict[str, Any], message: str) -> None:

@@ -261,9 +261,9 @@ Y, Y_TEST = labels_with([10] * 4, 0), labels_with([5] * 4, 1)
         (lambda: iid(Y, Y_TEST, 5, 0, 0, -2), "test_samples_per_client = -2"),
         (lambda: iid(Y, Y_TEST, 5, 0, decks=6), "decks = 6"),
         (lambda: iid(Y.astype(float), Y_TEST, 5, 0), "y_train"),
-        (lambda: label_skew(Y, Y_TEST, 5, 0, 0), "skew_percent = 0"),
-        (lambda: label_skew(Y, Y_TEST, 5, 0, 101), "skew_percent = 101"),
-        (lambda: label_skew(Y, Y_TEST, 5, 0, float("nan")), "skew_percent = nan"),
+        (lambda: label_skew(Y, Y_TEST, 5, 0, 0), "percent = 0: expected a number in (0, 100]"),
+        (lambda: label_skew(Y, Y_TEST, 5, 0, 101), "percent = 101: expected a number in (0, 100]"),
+        (lambda: label_skew(Y, Y_TEST, 5, 0, float("nan")), "percent = nan: expected a number in (0, 100]"),
         (lambda: label_skew(np.array([0, 1, 2, 3] + [0] * 30), Y_TEST, 30, 0, 25), "would get none"),
         (lambda: label_skew(Y, np.array([0]), 10, 0, 25), "no test sample"),
         (lambda: dirichlet(Y, Y_TEST, 5, 0, 0), "alpha = 0"),
@@ -333,9 +333,9 @@ def test_half_of_the_clients_are_noisy_with_probability_one_half() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"noise": 1.1}, "noise = 1.1: expected a probability"),
+        ({"noise": 1.1}, "noise = 1.1: expected a number in [0, 1]"),
         ({"noise": float("nan")}, "noise = nan"),
-        ({"noise": 0.5, "noise_labels": 0}, "noise_labels = 0: expected at least 1"),
+        ({"noise": 0.5, "noise_labels": 0}, "noise_labels = 0: expected an integer ≥ 1"),
         ({"noise": 1.0, "noise_labels": 5}, "noise_labels = 5: outside the group [0, 1] there are 4 labels"),
     ],
 )

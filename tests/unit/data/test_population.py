@@ -195,18 +195,11 @@ MIX = DataSpec(source="mixture", clients=0, sources=(("digits", 2),))
         (DataSpec(source="mnits"), "[data] source = 'mnits': unknown; did you mean 'mnist'?"),
         (DataSpec(source="qqq"), "[data] source = 'qqq': unknown; known are digits"),
         (DataSpec(partition="dirichelt"), "[data] partition = 'dirichelt': unknown; did you mean 'dirichlet'?"),
-        (DataSpec(clients=0), "[data] clients = 0: expected at least 1"),
-        (DataSpec(clients=-3), "[data] clients = -3"),
-        (DataSpec(clients=True), "[data] clients = True"),
-        (DataSpec(seed=1.5), "[data] seed = 1.5"),  # type: ignore[arg-type]
-        (DataSpec(samples_per_client=2.0), "[data] samples_per_client = 2.0"),  # type: ignore[arg-type]
+        (DataSpec(clients=0), "[data] clients = 0: expected an integer ≥ 1"),
         (DataSpec(samples_per_client=100), "[data] clients = 20, samples_per_client = 100: 20 clients need 2000"),
         (DataSpec(clients=2000), "[data] clients = 2000: there are only 1438"),
-        (DataSpec(partition="label_skew", skew_percent=0), "[data] skew_percent = 0"),
-        (DataSpec(partition="dirichlet", alpha=-1), "[data] alpha = -1"),
         (DataSpec(partition="dirichlet", minimum=100), "[data] minimum = 100"),
         (DataSpec(alpha=0.3), "[data] alpha = 0.3: only partition = 'dirichlet' has it, and this one is 'iid'"),
-        (DataSpec(partition="label_skew", alpha=math.nan), "[data] alpha = nan: only partition"),
         (DataSpec(partition="dirichlet", skew_percent=30), "[data] skew_percent = 30: only partition = 'label_skew'"),
         (DataSpec(partition="pathological", clients=7), "[data] clients = 7: not a multiple of the 5 groups"),
         (DataSpec(partition="pathological", groups=((0, 12),)), "[data] groups[0] = [0, 12]: no training sample has label 12"),
@@ -228,11 +221,9 @@ MIX = DataSpec(source="mixture", clients=0, sources=(("digits", 2),))
             "[data] rotations = (0, 90): needs partition 'iid', 'pathological' or 'kinds'",
         ),
         (DataSpec(clients=3, rotations=(0, 90, 180, 270)), "[data] clients = 3: fewer than the 4 groups"),
-        (DataSpec(label_permutations=-1), "[data] label_permutations = -1"),
         (DataSpec(label_permutations=4, label_shifts=(0, 1)), "[data] label_permutations = 4: cannot be combined with label_shifts"),
         (DataSpec(label_permutations=30), "[data] clients = 20: fewer than the 30 groups"),
         (DataSpec(noise=0.5), "[data] noise = 0.5: only partition = 'pathological' or 'kinds'"),
-        (DataSpec(partition="pathological", noise=2.0), "[data] noise = 2.0: expected a probability"),
         (DataSpec(partition="kinds"), "[data] partition = 'kinds': digits has no kinds"),
         (DataSpec(shared_labels=True), "[data] shared_labels = True: only source = 'mixture'"),
         (DataSpec(languages=("da",)), "[data] languages = ('da',): only source = 'nordic_wiki'"),
@@ -240,7 +231,6 @@ MIX = DataSpec(source="mixture", clients=0, sources=(("digits", 2),))
         (DataSpec(sources=(("digits", 2),)), "[data] sources = (('digits', 2),): only source = 'mixture'"),
         (replace(MIX, sources=()), "[data] sources = (): a mixture needs"),
         (replace(MIX, sources=(("digist", 2),)), "[data] sources = 'digist': unknown; did you mean 'digits'?"),
-        (replace(MIX, sources=(("digits", 0),)), "[data] sources = ('digits', 0): expected at least 1 client"),
         (replace(MIX, sources=(("digits", 1), ("digits", 1))), "names a data set twice"),
         (replace(MIX, clients=5), "[data] clients = 5: the sources have 2 clients together"),
         (replace(MIX, partition="dirichlet"), "[data] partition = 'dirichlet': a mixture is iid"),
@@ -253,6 +243,27 @@ def test_mistakes(spec: DataSpec, words: str) -> None:
         build_population(spec)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"clients": -3}, "data.clients = -3: expected an integer ≥ 0"),
+        ({"clients": True}, "data.clients = True: expected an integer ≥ 0"),
+        ({"seed": 1.5}, "data.seed = 1.5: expected an integer"),
+        ({"samples_per_client": 2.0}, "data.samples_per_client = 2.0: expected an integer ≥ 0"),
+        ({"partition": "label_skew", "skew_percent": 0}, "data.skew_percent = 0: expected a number in (0, 100]"),
+        ({"partition": "dirichlet", "alpha": -1}, "data.alpha = -1: expected a number in [1e-6, 1e6]"),
+        ({"partition": "label_skew", "alpha": math.nan}, "data.alpha = nan: expected a number in [1e-6, 1e6]"),
+        ({"label_permutations": -1}, "data.label_permutations = -1: expected an integer ≥ 0"),
+        ({"partition": "pathological", "noise": 2.0}, "data.noise = 2.0: expected a number in [0, 1]"),
+        ({"source": "mixture", "sources": (("digits", 0),)}, "data.sources = [['digits', 0]]: expected integers ≥ 1"),
+    ],
+)
+def test_values_out_of_range(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        DataSpec(**changes)
+    assert str(caught.value) == line
 
 
 def test_the_lists_for_the_command_line_are_what_is_accepted() -> None:

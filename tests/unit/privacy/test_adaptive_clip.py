@@ -279,8 +279,8 @@ def test_a_resumed_run_goes_on_from_the_clip_norm_of_its_checkpoint(tmp_path: Pa
     [
         ({"privacy": {"unit": "sample", "samples": 20}}, r"privacy\.clip_quantile = 0\.5 with privacy\.unit = 'sample'"),
         ({"privacy": {"correlated": True}}, r"privacy\.clip_quantile = 0\.5 with privacy\.correlated = true"),
-        ({"privacy": {"clip_quantile": 1.0}}, r"privacy\.clip_quantile = 1\.0: is outside \[0, 1\)"),
-        ({"privacy": {"clip_rate": 0.0}}, r"privacy\.clip_rate = 0\.0: is not a finite number above 0"),
+        ({"privacy": {"clip_quantile": 1.0}}, r"privacy\.clip_quantile = 1\.0: expected a number in \[0, 1\)"),
+        ({"privacy": {"clip_rate": 0.0}}, r"privacy\.clip_rate = 0\.0: expected a finite number > 0"),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused_by_name(changes: dict[str, Any], message: str) -> None:

@@ -141,7 +141,8 @@ def test_lr_decay() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"epochs": 0}, "epochs: 0"), ({"batch_size": -1}, "batch_size"), ({"lr": 0.0}, "lr"), ({"lr": float("nan")}, "lr"),
+        ({"epochs": 0}, "epochs = 0: expected an integer ≥ 1"),
+        ({"batch_size": -1}, "batch_size"), ({"lr": 0.0}, "lr"), ({"lr": float("nan")}, "lr"),
         ({"momentum": 1.0}, "momentum"), ({"weight_decay": -1.0}, "weight_decay"), ({"lr_decay": 0.0}, "lr_decay"),
     ],
 )  # fmt: skip

@@ -163,7 +163,7 @@ def test_set_changes_keys(tmp_path: Path) -> None:
         ({"protection": {"sum": "haar"}}, r"training\.weights = 'examples'"),
         ({"run": {"record": "all"}}, r"\[run\] record = 'all'"),
         ({"model": {"hidden": 0}}, r"model\.hidden = 0"),
-        ({"model": {"init_scale": -1.0}}, r"model\.init_scale = -1\.0: is outside"),
+        ({"model": {"init_scale": -1.0}}, r"model\.init_scale = -1\.0: expected a finite number ≥ 0"),
         ({"model": {"init_scale": float("nan")}}, r"model\.init_scale = nan"),
         ({"model": {"init_scale": 0.0}}, r"model\.init_scale = 0 with model\.name = 'mlp'"),
     ],

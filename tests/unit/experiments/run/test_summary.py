@@ -273,8 +273,8 @@ def test_a_sample_of_the_clients_is_evaluated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        ({"evaluate_clients": 1}, "run.evaluate_clients = 1: one client gives no interval"),
-        ({"evaluate_clients": -2}, "run.evaluate_clients = -2: is below 0"),
+        ({"evaluate_clients": 1}, "run.evaluate_clients = 1: expected an integer, 0 or ≥ 2"),
+        ({"evaluate_clients": -2}, "run.evaluate_clients = -2: expected an integer, 0 or ≥ 2"),
         ({"record_sample": 3}, "run.record_sample = 3 with run.record = 'headers'"),
         ({"record_sample": 3, "record": "attackable", "record_clients": [1]}, r"with run.record_clients = \[1\]"),
         (

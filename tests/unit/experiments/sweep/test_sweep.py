@@ -75,7 +75,7 @@ def test_the_grid_is_the_product_with_the_same_seeds_everywhere() -> None:
         ({"algoritms": ["pacfl"]}, r"\[sweep\] algoritms = .* did you mean 'algorithms'"),
         ({"seeds": []}, r"seeds = \[\]: is empty"),
         ({"seeds": ["a"]}, r"seeds: 'a' is not a whole number"),
-        ({"workers": 0}, r"workers = 0: is below 1"),
+        ({"workers": 0}, r"workers = 0: expected an integer in \[1, 512\]"),
         ({"workers": True}, r"workers = True: expected int"),
         ({"algorithms": ["pacf"]}, r"did you mean 'pacfl'"),
         ({"algorithms": [3]}, r"algorithms: 3: expected a name"),
