@@ -1,6 +1,6 @@
-"""The federation beside that of commit f6f9762: processor time and peak memory.
+"""The federation beside that of an earlier commit, by default f6f9762: processor time and peak memory.
 
-    python -m benchmarks federation [WORD ...] [--quick] [--check]
+    python -m benchmarks federation [WORD ...] [--quick] [--check] [--old COMMIT]
 
 The old commit is unpacked into a temporary folder. Every measurement is a process of its own, with PYTHONPATH set to one of the two trees
 and one intra-op thread; old and new take turns. Seconds are those of the processor in the measured part alone, after a warm-up; the set-up
@@ -150,7 +150,7 @@ def population(clients: int, side: int, samples: int = 40) -> Any:
 
 
 def old_bytes(config: Any, clients: Any) -> Any:
-    """ADAPTER to f6f9762: a federation over tests/helpers/loopback.py of the tree that `cflpriv` comes from, its clients enrolled."""
+    """ADAPTER to f6f9762: a federation over loopback.py among the tests of the tree that `cflpriv` comes from, its clients enrolled."""
     sys.path += [str(_home() / "tests" / "helpers"), str(_home() / "tests")]
     return importlib.import_module("loopback").remote(clients, config.protection)[1]
 
@@ -193,7 +193,7 @@ def processor_seconds(step: Callable[[], object], times: int = 1) -> float:
 
 def measured(scenario: Scenario) -> dict[str, float]:
     """Seconds of the processor (a round, a beginning or the run), and of the set-up; MiB at the peak, and before the set-up."""
-    from cflpriv.experiments.config.config import parse_config
+    from cflpriv.experiments import parse_config
 
     whole = scenario.part == "run"
     settings = (None, None) if whole else (parse_config(scenario.tree()), population(scenario.clients, scenario.side))
@@ -203,7 +203,7 @@ def measured(scenario: Scenario) -> dict[str, float]:
 
 
 def _rounds(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float]:
-    from cflpriv.experiments.run.run import advance, start
+    from cflpriv.experiments import advance, start
 
     made: list[Any] = []
     setup = processor_seconds(lambda: made.append(start(config, population=clients)))
@@ -216,12 +216,13 @@ def _rounds(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float
 
 
 def _beginnings(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float]:
-    from cflpriv.experiments.run.run import begin, prepare, start
-
-    start(config, population=replace(clients, clients=clients.clients[:10], groups=clients.groups[:10]))
+    run = importlib.import_module("cflpriv.experiments.run")
+    if not hasattr(run, "begin"):  # a folder since 0.3
+        run = importlib.import_module("cflpriv.experiments.run.run")
+    run.start(config, population=replace(clients, clients=clients.clients[:10], groups=clients.groups[:10]))
     made: list[Any] = []
-    setup = processor_seconds(lambda: made.append(prepare(config, population=clients)), scenario.times)
-    return setup, processor_seconds(lambda: begin(made.pop()), scenario.times)
+    setup = processor_seconds(lambda: made.append(run.prepare(config, population=clients)), scenario.times)
+    return setup, processor_seconds(lambda: run.begin(made.pop()), scenario.times)
 
 
 def _over_bytes(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float]:
@@ -258,11 +259,11 @@ def _run(scenario: Scenario, config: None, clients: None) -> tuple[float, float]
 
 
 @contextlib.contextmanager
-def old_tree() -> Iterator[Path]:
+def old_tree(commit: str = OLD) -> Iterator[Path]:
     """The tree of the old commit in a temporary folder. Raises `LookupError` where the clone does not have it."""
-    made = subprocess.run(["git", "-C", str(ROOT), "archive", "--format=tar", OLD], capture_output=True)
+    made = subprocess.run(["git", "-C", str(ROOT), "archive", "--format=tar", commit], capture_output=True)
     if made.returncode:
-        raise LookupError(f"federation: not compared, for this is no clone with commit {OLD} (git fetch --unshallow)")
+        raise LookupError(f"federation: not compared, for this is no clone with commit {commit} (git fetch --unshallow)")
     with tempfile.TemporaryDirectory(prefix="cflpriv-") as folder:
         with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
             archive.extractall(folder, filter="data")
@@ -331,13 +332,13 @@ def chosen(words: Sequence[str], quick: bool) -> list[str]:
     return [name for name in names if not quick or not (SCENARIOS[name].clients > 100 or SCENARIOS[name].needs)]
 
 
-def table(names: Sequence[str], quick: bool = False) -> list[dict[str, Any]]:
+def table(names: Sequence[str], quick: bool = False, commit: str = OLD) -> list[dict[str, Any]]:
     """Measure scenarios, and print each row when it is done. Rows not measured have a `note`. `LookupError` without the old commit."""
     rows: list[dict[str, Any]] = []
     columns = ("new/old", "low", "high", "best", "limit", "memory", "limit", "holds")
     heads = (f"{column:>7}" for column in columns)
-    with old_tree() as old:
-        print(f"{'federation, against ' + OLD:<44}{'':<6}", *heads, "  old, new: seconds; set-up; peak MiB (growth)")
+    with old_tree(commit) as old:
+        print(f"{'federation, against ' + commit:<44}{'':<6}", *heads, "  old, new: seconds; set-up; peak MiB (growth)")
         for name in names:
             print(f"{name:<44}", end="", flush=True)
             rows.append(row := _compared(name, old, QUICK_PAIRS if quick else SCENARIOS[name].pairs))
@@ -359,16 +360,17 @@ def exit_code(rows: Sequence[Mapping[str, Any]]) -> int:
 
 def main(arguments: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     """The rows, and the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks federation", description=f"The federation beside that of {OLD}.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks federation", description="The federation beside that of an earlier commit.")
     parser.add_argument("words", nargs="*", help="rows whose names hold one of these words; default all")
     parser.add_argument("--quick", action="store_true", help="fewer pairs, and 100 clients at most")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a limit is missed")
+    parser.add_argument("--old", default=OLD, metavar="COMMIT", help=f"the earlier commit; default {OLD}")
     options = parser.parse_args(arguments)
     if not (names := chosen(options.words, options.quick)):
         parser.error(f"no name holds {' or '.join(map(repr, options.words))}; available: {'; '.join(SCENARIOS)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the temporary folder and the measuring process go then, too
     try:
-        rows = table(names, options.quick)
+        rows = table(names, options.quick, options.old)
     except LookupError as error:
         print(error)
         return [], 1 if options.check else 0
