@@ -13,12 +13,12 @@ An attack is a module with three functions, and one line below, or `cflpriv.regi
     cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]   runs both on the views of a case and states the figures
 
 A `Case` is one adversary on one run: `view`, `reference` (the same on the weakest form of the same pipeline: same seed and data, no
-protection), `prior`, `truth`, and the `budget`. `cells` makes its figures with `leakage.cell(case, NAME, metric, mine, blank, theirs, ...)`
-from arrays of scores, one a client: of the view, of no view, of the reference. It gives `leakage.nothing(case, NAME, metric, why)` where
-the view holds nothing for it, with a `why` that begins "not attempted" where there may be something that it does not read. Arrays, if any,
-are saved for the report: "clients" (m,) with "truth", "recovered" (m, C, H, W) and "baseline" (C, H, W), and/or "label_truth",
-"label_guess" (m, classes). An audit calls `cells` for every seed of its budget (for the
-recorded one only, if the attack reruns the configuration itself: `plays`) and pools the results.
+protection), `prior`, `truth`, and the `budget`. `cells` makes its figures from arrays of scores, one score a client: of the view, of no
+view, of the reference (`leakage.cell(case, NAME, metric, observed, blank, reference, ...)`). Where the view holds nothing for the attack it
+gives `leakage.nothing(case, NAME, metric, why)`. `why` begins with "not attempted" where the view may hold something that the attack does
+not read. Arrays, if any, are saved for the report: "clients" (m,) with "truth", "recovered" (m, C, H, W) and "baseline" (C, H, W), and/or
+"label_truth", "label_guess" (m, classes). An audit calls `cells` for every seed of its budget and pools the results. An attack that
+reruns the configuration itself (`reruns`) is called for the recorded seed only.
 
 Stand-alone
 -----------
@@ -126,14 +126,14 @@ __all__ = [
 class Attack:
     """An attack of the suite: a line for `cflpriv list`, and what turns a case into cells and arrays for the report.
 
-    `plays`: the attack reruns the configuration itself, once per seed of the budget, and is called for the recorded run only. It does not
+    `reruns`: the attack reruns the configuration itself, once per seed of the budget, and is called for the recorded run only. It does not
     read `Case.reference`, and so goes on where the unprotected twin diverges.
     `learns` and `reduces` go into an audit's verdict where it leaks: what the adversary learns, and what would reduce that.
     """
 
     summary: str
     cells: "Callable[[Case], tuple[list[Cell], dict[str, Array] | None]]"
-    plays: bool = False
+    reruns: bool = False
     learns: str = ""
     reduces: str = ""
 
@@ -268,7 +268,7 @@ for _name, _attack in {
     "dp_audit": Attack(
         "a lower bound on ε for each private release and for the whole run, by reruns with canaries",
         _Cells("dp.dp_run"),
-        plays=True,
+        reruns=True,
         learns="more than the claimed ε allows: the privacy noise is wrong",
         reduces="a report of it to us: the guarantee does not hold",
     ),

@@ -1,9 +1,9 @@
 """Adversaries and their views: a filter of the transcript, and the secrets of the parties that collude.
 
-server            every message that reaches or passes the server, as far as it can read it
-server+N          the same, with the secrets of N clients that collude, and the messages that these received and sent
-active-server     what the server sees; it may deviate from the protocol. A recorded run is one in which it did not, so on a transcript
-                  its view is the server's: attacks that craft messages need a run in which they were sent
+server            every message that reaches or passes the server, as far as the server can read it
+server+N          the server's view, the secrets of N colluding clients, and the messages that these clients received and sent
+active-server     a server that may deviate from the protocol. The server of a recorded run did not, so on a transcript the view is the
+                  server's. Attacks that craft messages need a run in which such messages were sent
 key-holder        what reaches the party that holds the key of a Gram, if the run has one
 client            what one client sends, receives and knows: the first one whose secrets were written
 outsider          parties, times and sizes of messages; no payloads, and no grouping of clients inside one message
@@ -29,7 +29,7 @@ from ..protocols.group import Ratchet
 from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
 
-__all__ = ["ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened", "parts_in", "updates_sent", "view_of"]
+__all__ = ["ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "updates_sent", "view_of"]
 
 ADVERSARIES: dict[str, str] = {
     "server": "honest but curious: every message that reaches or passes it",
@@ -43,7 +43,7 @@ ADVERSARIES: dict[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class AdversaryView:
-    """`messages` in order, payloads only where the adversary can read them; `secrets` by party; `coalition`, the clients that collude.
+    """What an adversary has: `messages` in order, with the payloads it can read; `secrets` by party; the colluding clients (`coalition`).
 
     `protection` is the public setting under which the run was made.
     """
@@ -72,10 +72,10 @@ class AdversaryView:
         clustering epoch. Colluding clients erase nothing."""
         epoch, named = name.partition("@")[2], clustering_name(name)
         key = ("group_secret" if named is None else "epoch_secrets") + (f"@{epoch}" if epoch else "")
-        found = next((bytes.fromhex(party[key]) for party in self.secrets.values() if key in party), None)
-        if named is None or found is None:
-            return found
-        ratchet = codec.decode(found, Ratchet, len(found))
+        secret = next((bytes.fromhex(party[key]) for party in self.secrets.values() if key in party), None)
+        if named is None or secret is None:
+            return secret
+        ratchet = codec.decode(secret, Ratchet, len(secret))
         return ratchet.key(named.number) or ratchet.moved(named.number).key(named.number)
 
 
@@ -96,7 +96,7 @@ def _kind(view: AdversaryView, operation: str) -> str | None:
     return next((stage for stage in stages if stage in TRANSFORMS), None)
 
 
-def opened(view: AdversaryView, rows: Array, name: str, operation: str, dimension: int) -> Array | None:
+def opened_rows(view: AdversaryView, rows: Array, name: str, operation: str, dimension: int) -> Array | None:
     """Rows (..., size) as the clients had them, (..., dimension), where the coalition has the secret of their transform.
 
     Sketched rows stay sketched. Without the secret, rows are returned as they are. With it, the result is None for rows that are not of the
@@ -120,7 +120,7 @@ def parts_in(view: AdversaryView, message: Message) -> dict[str, Array]:
     parts, context = dict(message.payload or {}), message.context
     if "blind" not in parts or view.secret_of(str(context["transform"])) is None:
         return parts
-    rows = opened(view, parts.pop("blind"), str(context["transform"]), "mean", int(context["dimension"]))
+    rows = opened_rows(view, parts.pop("blind"), str(context["transform"]), "mean", int(context["dimension"]))
     return parts if rows is None else parts | {name: rows[:, start:stop] for name, (start, stop) in context["parts"].items()}
 
 
@@ -150,7 +150,7 @@ def _transform(kind: str, secret: bytes, name: str, dimension: int) -> Transform
 def view_of(
     messages: Sequence[Message], adversary: str, secrets: Mapping[str, Mapping[str, str]], protection: Protection | None = None
 ) -> AdversaryView:
-    """The view of `adversary` on recorded `messages`. `secrets` maps parties ("client:3") to theirs; only the coalition's are taken.
+    """The view of `adversary` on recorded `messages`. `secrets` maps parties ("client:3") to secrets; a view has those of the coalition.
 
     Raises `InputError` for an unknown adversary, an adversary whose secrets were not written, or a key holder in a run without one.
     """
@@ -206,27 +206,27 @@ def _of_coalition(message: Message, coalition: tuple[int, ...], *, header: bool)
     if message.each:
         to = [any(client in coalition for client in peers) for peers in message.peers] or [False] * len(message.clients)
         received = {client for client, their in zip(message.clients, to, strict=True) if their}
-        mine = [i for i, client in enumerate(rows) if client in coalition or client in received]
-        if not mine:
+        places = [i for i, client in enumerate(rows) if client in coalition or client in received]
+        if not places:
             return closed
-        payload = None if message.payload is None or len(rows) != _length(message) else _taken(message, rows, mine)
-        clients = message.clients if header else tuple(rows[i] for i in mine)
+        payload = None if message.payload is None or len(rows) != _length(message) else _taken(message, rows, places)
+        clients = message.clients if header else tuple(rows[i] for i in places)
         peers = message.peers if header else ()
         return replace(message, clients=clients, peers=peers, payload=payload, digest="", kept_digest="")
-    mine = [i for i, client in enumerate(message.clients) if client in coalition]
-    if not mine:
+    places = [i for i, client in enumerate(message.clients) if client in coalition]
+    if not places:
         return closed
-    return message if header else replace(message, clients=tuple(message.clients[i] for i in mine), digest="")
+    return message if header else replace(message, clients=tuple(message.clients[i] for i in places), digest="")
 
 
 def _length(message: Message) -> int:
     return min(len(array) for array in (message.payload or {}).values())
 
 
-def _taken(message: Message, rows: tuple[int, ...], mine: Sequence[int]) -> dict[str, Array]:
+def _taken(message: Message, rows: tuple[int, ...], places: Sequence[int]) -> dict[str, Array]:
     assert message.payload is not None  # checked by the caller
-    kept = {name: np.asarray(array)[list(mine)] for name, array in message.payload.items()}
-    return kept | {"clients": np.array([rows[i] for i in mine], dtype=np.int64)}
+    kept = {name: np.asarray(array)[list(places)] for name, array in message.payload.items()}
+    return kept | {"clients": np.array([rows[i] for i in places], dtype=np.int64)}
 
 
 def _traffic(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -251,10 +251,10 @@ def load_view(run_dir: str | Path, adversary: str = "server") -> AdversaryView:
     folder = Path(run_dir)
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
-    return view_of(recorded(folder), adversary, read_secrets(folder), load_config(folder / "config.toml", trust=False).protection)
+    return view_of(recorded_messages(folder), adversary, read_secrets(folder), load_config(folder / "config.toml", trust=False).protection)
 
 
-def recorded(folder: Path) -> list[Message]:
+def recorded_messages(folder: Path) -> list[Message]:
     """The messages of a run folder; none for a run without messages (`local`).
 
     Raises `InputError` for a run of an earlier version, which records neither the training tasks nor the layout of transformed updates.
@@ -263,11 +263,11 @@ def recorded(folder: Path) -> list[Message]:
     if count == 0 and not (folder / "transcript").exists():
         return []
     messages = read_transcript(folder / "transcript", count)
-    if any(one.kind == "blind update" and not {"dimension", "parts"} <= set(one.context) for one in messages):
+    if any(message.kind == "blind update" and not {"dimension", "parts"} <= set(message.context) for message in messages):
         raise InputError(
             f"{folder / 'transcript'}: does not record the layout of transformed updates; an earlier version wrote it: make the run again"
         )
-    if any(one.kind == "parameters" and "settings" not in one.context for one in messages):
+    if any(message.kind == "parameters" and "settings" not in message.context for message in messages):
         raise InputError(
             f"{folder / 'transcript'}: does not record how clients were asked to train; {_writer(folder)} wrote it: make the run again"
         )

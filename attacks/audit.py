@@ -1,12 +1,12 @@
 """Audit a recorded run: every attack that has something to see, for every adversary that the run folder allows.
 
 The recorded transcript is attacked first. Then the same configuration runs again with fresh seeds, of data and of everything else, as often
-as the budget allows, so that figures come with an interval over seeds; those runs stay in memory. The reference of each is the same
-pipeline on the same data and seed without protection, its unprotected twin. Where that diverges, only attacks that rerun the configuration
-themselves go on for this seed; others are `not_attempted`. Truth is rebuilt from configuration and data; no attack sees it.
+as the budget allows, so that figures have an interval over seeds. These runs stay in memory. The reference of a run is its unprotected
+twin: the same pipeline on the same data and seed, without protection. If the twin diverges, only attacks that rerun the configuration
+themselves are made for this seed; the others are `not_attempted`. Truth is rebuilt from configuration and data; no attack sees the truth.
 
-Finished results are kept in audit/units.json: an interrupted audit resumes when it is called again, unless run, budget or attacks have
-changed. The plan and an estimate of its duration are printed first (`plan`).
+Finished results are kept in audit/units.json. A repeated call resumes an interrupted audit, unless run, budget or attacks have changed. The
+plan and an estimate of its duration are printed first (`plan`).
 """
 
 import json
@@ -23,7 +23,7 @@ from ..data import build_population
 from ..engine.device import using
 from ..errors import InputError, TrainingDiverged, near
 from ..experiments.config.config import Config, load_config
-from ..experiments.digests import OF_AUDITS, OF_RUN, changed_files, seal, sealed
+from ..experiments.digests import OF_AUDITS, OF_RUN, changed_files, record_digests, sealed
 from ..experiments.run.loop import device_of
 from ..experiments.run.resume import locked
 from ..experiments.run.run import estimate_record_bytes, population_digest
@@ -31,14 +31,14 @@ from ..files import write_atomically, write_packed
 from ..protocols.bounded_files import read_bytes, read_json
 from ..types import Population
 from . import ATTACKS
-from .adversary import read_secrets, recorded, view_of
-from .evidence.fresh_runs import Scene, case_of, fresh_scene, is_open, recorded_scene, reseeded
+from .adversary import read_secrets, recorded_messages, view_of
+from .evidence.fresh_runs import AuditedRun, case_of, fresh_scene, is_open, recorded_scene, reseeded
 from .evidence.local_training import NotRecorded
 from .figures.family import Family, judged_together
 from .figures.leakage import BUDGETS, Budget, Cell, nothing
-from .figures.plan import Clock, Plan, plan_of
+from .figures.plan import AuditPlan, Clock, plan_of
 from .figures.pooling import pooled
-from .figures.significance import Status
+from .figures.significance import CellStatus
 from .figures.verdicts import audit_text
 
 __all__ = ["audit_run", "check_asked"]
@@ -54,19 +54,19 @@ def audit_run(
     population: Population | None = None,
     device: str | None = None,
     trust: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[Cell]:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
-    Without `adversary`: the server, the server with one client if that client's secrets were written, and the key holder if its key was;
-    not the active server; a line reports that.
-    `population` replaces the data that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that
-    the folder names runs, after its digests were checked (`experiments.trust`).
+    Without `adversary`, three adversaries are audited: the server, the server with one client (if the secrets of a client were written),
+    and the key holder (if its key was written). A line reports that the active server is not among them. `population` replaces the data
+    that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that the folder names runs, after its
+    digests were checked (`experiments.trust`).
 
-    Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, for an unknown attack,
-    adversary or budget.
+    Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, and for an unknown
+    attack, adversary or budget.
     """
-    folder, given = Path(run_dir), population
+    folder, supplied = Path(run_dir), population
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
     config = load_config(folder / "config.toml", trust=trust)
@@ -75,44 +75,46 @@ def audit_run(
     check_asked(budget, attacks)  # now that the run's plugins, which may have attacks, are loaded
     summary, messages, secrets = _read(folder, config)
     adversaries = [adversary] if adversary else _adversaries(messages, secrets)
-    for one in adversaries:
-        view_of(messages, one, secrets, config.protection)  # an unknown one is refused before anything runs
+    for viewer in adversaries:
+        view_of(messages, viewer, secrets, config.protection)  # an unknown one is refused before anything runs
     people = population or build_population(config.data, data_dir)
     if summary["data_digest"] != population_digest(people):
         raise InputError(f"{folder / 'summary.json'}: the run was made with other data than are found now; give the same --data-dir")
     limits = BUDGETS[budget]
     plan = _plan(config, summary, people, limits)
-    wanted = [(one, name) for one in adversaries for name in attacks or ATTACKS]
+    wanted = [(adversary, name) for adversary in adversaries for name in attacks or ATTACKS]
     with locked(folder):  # two audits at once would each write audit.json without the other's cells
         kept = _Kept(folder, _key(folder, budget))  # a folder that cannot be written is refused before anything runs, too
         units = {seed: _units(wanted, seed, config.run.seed) for seed in plan.seeds}
-        plan = replace(plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), plays=_played(config, summary, wanted, limits))
+        plan = replace(
+            plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), rerun_seconds=_rerun_seconds(config, summary, wanted, limits)
+        )
         todo = [seed for seed in plan.seeds if not units[seed].keys() <= kept.cells.keys()]
-        say(plan.words(budget, todo, len(wanted), adversaries))
+        report(plan.line(budget, todo, len(wanted), adversaries))
         if missing := what_was_kept(messages):
-            say(missing)
+            report(missing)
         if adversary is None:
-            say("not run: an active server; audit with --adversary active-server as well")
+            report("not run: an active server; audit with --adversary active-server as well")
         clock = Clock(plan, todo, len(wanted))
         for seed in todo:
-            say(clock.words(seed))
+            report(clock.line(seed))
             is_recorded, diverged = seed == config.run.seed, ""
             try:
                 if is_recorded:
                     scene = recorded_scene(config, people, messages, secrets, plan, limits)
                 else:
-                    mine = reseeded(config, seed)
-                    scene = fresh_scene(mine, given or build_population(mine.data, data_dir), plan.rounds, limits)
+                    fresh_config = reseeded(config, seed)
+                    scene = fresh_scene(fresh_config, supplied or build_population(fresh_config.data, data_dir), plan.rounds, limits)
             except TrainingDiverged as error:
                 diverged = str(error)
-                say(f"  {diverged}; only attacks that need no twin go on")
+                report(f"  {diverged}; only attacks that need no twin go on")
                 scene = replace(recorded_scene(config, people, messages, secrets, replace(plan, here=0), limits), seed=seed)
-            for place, (unit, (one, name)) in enumerate(units[seed].items(), 1):
+            for place, (unit, (viewer, name)) in enumerate(units[seed].items(), 1):
                 if unit not in kept.cells:
-                    say(f"  {place} of {len(units[seed])}: {name}, adversary {one}")
-                    kept.add(unit, _attacked(name, one, scene, limits, folder if is_recorded else None, diverged))
-    asked = {unit.rsplit("|", 1)[0] for several in units.values() for unit in several}
-    return [one for one in kept.table() if f"{one.adversary}|{one.attack}" in asked]
+                    report(f"  {place} of {len(units[seed])}: {name}, adversary {viewer}")
+                    kept.add(unit, _attacked(name, viewer, scene, limits, folder if is_recorded else None, diverged))
+    asked = {unit.rsplit("|", 1)[0] for seed_units in units.values() for unit in seed_units}
+    return [cell for cell in kept.table() if f"{cell.adversary}|{cell.attack}" in asked]
 
 
 def check_asked(budget: str, attacks: Sequence[str] | None, of: str = "--") -> None:
@@ -136,7 +138,7 @@ def _read(folder: Path, config: Config) -> tuple[dict[str, Any], list[Message], 
     path = folder / "summary.json"
     if not path.is_file():
         raise InputError(f"{path}: is missing, so the run is not complete; finish it with `cflpriv run … --resume`")
-    messages = recorded(folder)
+    messages = recorded_messages(folder)
     summary = _summary(path, config)
     secrets = read_secrets(folder)
     for problem in changed_files(folder, OF_RUN):
@@ -180,15 +182,15 @@ def _key(folder: Path, budget: str) -> str:
     return digest.hexdigest()
 
 
-def _played(config: Config, summary: Mapping[str, Any], wanted: Sequence[tuple[str, str]], budget: Budget) -> float:
+def _rerun_seconds(config: Config, summary: Mapping[str, Any], wanted: Sequence[tuple[str, str]], budget: Budget) -> float:
     """Estimated seconds for attacks that rerun the configuration, with and without noise: three runs each."""
-    plays = config.privacy.unit != "none" and any(ATTACKS[attack].plays and adversary == "server" for adversary, attack in wanted)
-    return min(budget.seconds, 6 * budget.seeds * float(summary["seconds"])) if plays else 0.0
+    reruns = config.privacy.unit != "none" and any(ATTACKS[attack].reruns and adversary == "server" for adversary, attack in wanted)
+    return min(budget.seconds, 6 * budget.seeds * float(summary["seconds"])) if reruns else 0.0
 
 
 def _units(wanted: Sequence[tuple[str, str]], seed: int, recorded: int) -> dict[str, tuple[str, str]]:
     """The units of a seed, (adversary, attack) by name: for fresh seeds, all but attacks that rerun the configuration themselves."""
-    return {_unit(*pair, seed): pair for pair in wanted if seed == recorded or not ATTACKS[pair[1]].plays}
+    return {_unit(*pair, seed): pair for pair in wanted if seed == recorded or not ATTACKS[pair[1]].reruns}
 
 
 def _unit(adversary: str, attack: str, seed: int) -> str:
@@ -221,7 +223,7 @@ class _Kept:
                 texts = stored["texts"]
                 self.texts = texts | self.texts  # an attack whose file is not loaded now stays
                 self.cells = {
-                    unit: [_cell(one) for one in several] for unit, several in stored["units"].items()
+                    unit: [_cell(row) for row in rows] for unit, rows in stored["units"].items()
                     if self.texts.get(unit.split("|")[1]) == texts.get(unit.split("|")[1])
                 }  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -229,13 +231,13 @@ class _Kept:
 
     def add(self, unit: str, cells: Sequence[Cell]) -> None:
         self.cells[unit] = list(cells)
-        units = {name: [one.as_json() for one in several] for name, several in self.cells.items()}
+        units = {name: [cell.as_json() for cell in stored] for name, stored in self.cells.items()}
         tree = {"key": self.key, "texts": self.texts, "units": units}
         table, family = self._judged()
         try:
             write_atomically(self.folder / "audit" / "units.json", json.dumps(tree) + "\n")
             write_atomically(self.folder / "audit.json", audit_text(table, family))
-            seal(self.folder, OF_AUDITS)
+            record_digests(self.folder, OF_AUDITS)
         except OSError as error:
             raise InputError(f"{self.folder / 'audit.json'}: cannot be written ({error.strerror})") from None
 
@@ -246,14 +248,14 @@ class _Kept:
     def _judged(self) -> tuple[list[Cell], Family]:
         order = {name: i for i, name in enumerate(ATTACKS)}
         done = sorted(self.cells, key=lambda name: (name.split("|")[0] != "server", name.split("|")[0], order.get(name.split("|")[1], 99)))
-        return judged_together(pooled([one for name in done for one in self.cells[name]]))
+        return judged_together(pooled([cell for name in done for cell in self.cells[name]]))
 
 
 def _cell(fields: Mapping[str, Any]) -> Cell:
     return Cell(**{**fields, "seeds": tuple(fields["seeds"])})
 
 
-def _plan(config: Config, summary: Mapping[str, Any], population: Population, budget: Budget) -> Plan:
+def _plan(config: Config, summary: Mapping[str, Any], population: Population, budget: Budget) -> AuditPlan:
     size = estimate_record_bytes(config.recording_all(), population)
     is_whole = is_open(config) and config.run.record == "full"
     return plan_of(summary, config.run.seed, size=size, is_open=is_open(config), is_whole=is_whole, budget=budget)
@@ -262,13 +264,13 @@ def _plan(config: Config, summary: Mapping[str, Any], population: Population, bu
 # --- attacking ----------------------------------------------------------------------------------------------------------------------
 
 
-def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: Path | None, diverged: str = "") -> list[Cell]:
+def _attacked(name: str, adversary: str, scene: AuditedRun, budget: Budget, folder: Path | None, diverged: str = "") -> list[Cell]:
     """One attack by one adversary on one run. Arrays are saved into `folder`, if there is one.
 
-    `diverged` says why there is no run of this seed, or no unprotected twin; `plays` marks the attacks that need neither.
+    `diverged` says why there is no run of this seed, or no unprotected twin; `reruns` marks the attacks that need neither.
     """
     case = case_of(scene, adversary, budget)
-    if diverged and not ATTACKS[name].plays:
+    if diverged and not ATTACKS[name].reruns:
         return [nothing(case, name, "attempted", f"not attempted: {diverged}")]
     in_part = "; not all payloads were kept ([run] record)" if what_was_kept(scene.messages) else ""
     try:
@@ -278,11 +280,11 @@ def _attacked(name: str, adversary: str, scene: Scene, budget: Budget, folder: P
         own = "the attacker's own clients: " if isinstance(error, TrainingDiverged) else ""
         return [nothing(case, name, "attempted", f"not attempted: {own}{error}{in_part}")]
     if in_part:  # what is not at hand may show something
-        less: dict[Status, Status] = {"nothing_to_see": "not_attempted", "at_baseline": "inconclusive"}
-        cells = [replace(one, note=one.note + in_part, status=less.get(one.status, one.status)) for one in cells]
+        less: dict[CellStatus, CellStatus] = {"nothing_to_see": "not_attempted", "at_baseline": "inconclusive"}
+        cells = [replace(cell, note=cell.note + in_part, status=less.get(cell.status, cell.status)) for cell in cells]
     if scene.rounds is not None:
         words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds
-        cells = [replace(one, note=one.note + words, rounds=min(one.rounds or most, most)) for one in cells]
+        cells = [replace(cell, note=cell.note + words, rounds=min(cell.rounds or most, most)) for cell in cells]
     if arrays is None or folder is None:
         return list(cells)
     file = f"{name}_{adversary}.npz"

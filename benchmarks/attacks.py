@@ -47,7 +47,7 @@ def inversions(size: int) -> dict[str, Any]:
             search.zero_grad()
             loss = torch.nn.functional.cross_entropy(module(image), label)
             made = torch.autograd.grad(loss, weights, create_graph=True)
-            apart = (torch.cat([one.flatten() for one in made]) - target).square().sum() / target.square().sum()
+            apart = (torch.cat([part.flatten() for part in made]) - target).square().sum() / target.square().sum()
             apart.backward(inputs=[image])
             return float(apart.detach())
 
@@ -84,15 +84,15 @@ def shadow_federations() -> dict[str, Any]:
     rosters = [dict(enumerate(data[10 * s : 10 * s + 10])) for s in range(8)]
     chain = [(number, range(10)) for number in range(2)]
     start = train.model.init(0)
-    what = "8 federations of 10 clients × 70 samples, batch 10"
-    return replicas_against_loop(lambda engine: federated_replicas(train.at, start, chain, rosters, 0, engine=engine), what)
+    scale = "8 federations of 10 clients × 70 samples, batch 10"
+    return replicas_against_loop(lambda engine: federated_replicas(train.at, start, chain, rosters, 0, engine=engine), scale)
 
 
-def replicas_against_loop(train: Callable[[Engine], object], what: str) -> dict[str, Any]:
+def replicas_against_loop(train: Callable[[Engine], object], scale: str) -> dict[str, Any]:
     engine, plain = Engine(), Engine("sequential")
     train(engine)
     pairs = [(1 / processor_time(lambda: train(engine))) * processor_time(lambda: train(plain)) for _ in range(PAIRS)]
-    return row(pairs, 2.0, 3.4, "plain loop", f"processor time; {what}, {'+'.join(sorted({path for _, path in engine.paths}))}")
+    return row(pairs, 2.0, 3.4, "plain loop", f"processor time; {scale}, {'+'.join(sorted({path for _, path in engine.paths}))}")
 
 
 COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from cflpriv.protocols import ckks
-from cflpriv.protocols.ckks import PARAMETERS, SYMMETRIC_PARAMETERS, Identity, KeyHolder, Parameters, Roster, Server, Setup, Workers
+from cflpriv.protocols.ckks import PARAMETERS, SYMMETRIC_PARAMETERS, CkksServer, CkksWorkers, Identity, KeyHolder, Parameters, Roster, Setup
 from cflpriv.protocols.ckks.client import packed
 from cflpriv.protocols.ckks.products import Products, grouped, mask, product, rerandomised
 from cflpriv.protocols.ckks.reference import naive_block, naive_context
 from cflpriv.protocols.entropy import system_entropy
-from cflpriv.protocols.shared_gram import LEAD, ShareHolder, Terms, deliveries, deposit, gathered
+from cflpriv.protocols.shared_gram import LEAD, GramTerms, ShareHolder, deliveries, deposit, gathered
 from cflpriv.streams import printable_streams
 
 from .pairs import pairs
@@ -88,25 +88,25 @@ def compared(parameters: Parameters, *, group: int = 1, masks: bool, floor: floa
     context = naive_context()
     left, right = ([tenseal.ckks_vector(context, list(row)) for row in rows] for rows in ours.rows[:2])
     outputs = 24
-    mine, theirs, error = [], [], 0.0
+    own_seconds, theirs, error = [], [], 0.0
     truth = np.concatenate([(ours.rows[0] @ rows.T).ravel() for rows in ours.rows[1:]])
     ours.output(ours.mask())
     for _ in range(REPEATS):
         ready = [] if masks else [ours.mask() for _ in range(outputs)]
         begun = time.process_time()
         for number in range(outputs):
-            found = ours.output(ours.mask() if masks else ready[number])
-        mine.append((time.process_time() - begun) / outputs / ours.group)
-        error = max(error, float(np.abs(found - truth).max()))
+            output = ours.output(ours.mask() if masks else ready[number])
+        own_seconds.append((time.process_time() - begun) / outputs / ours.group)
+        error = max(error, float(np.abs(output - truth).max()))
         begun = time.process_time()
         naive_block(left, right)
         theirs.append(time.process_time() - begun)
     note = (
-        f"ours {statistics.median(mine) * 1e3:.3g} ms a pair, theirs {statistics.median(theirs) * 1e3:.3g} ms; N = "
+        f"ours {statistics.median(own_seconds) * 1e3:.3g} ms a pair, theirs {statistics.median(theirs) * 1e3:.3g} ms; N = "
         f"{parameters.ring} {list(parameters.bits)} {parameters.mode}, {ours.group} pair(s) an output, {ours.packing.chunks} chunk(s); "
         f"largest error {error:.1e}"
     )
-    return pairs(mine, theirs, floor, stretch, f"{P * P} x CKKSVector.dot", note)
+    return pairs(own_seconds, theirs, floor, stretch, f"{P * P} x CKKSVector.dot", note)
 
 
 def served(parameters: Parameters, *, n: int, ahead: bool, floor: float, stretch: float) -> dict[str, Any]:
@@ -117,12 +117,12 @@ def served(parameters: Parameters, *, n: int, ahead: bool, floor: float, stretch
     holder_identity, server_identity = Identity.create(0), Identity.create(0)
     setup = Setup(bytes(16), 0, roster.digest, n, P, D, parameters.ring, parameters.bits, parameters.mode, "labels")
     holder = KeyHolder(setup, holder_identity, server_identity.public(), roster)
-    server = Server(setup, holder.announcement, holder_identity.public(), roster, server_identity)
+    server = CkksServer(setup, holder.announcement, holder_identity.public(), roster, server_identity)
     uploads = [
         ckks.encrypt(setup, holder.announcement, holder_identity.public(), identities[number], rows)
         for number, rows in enumerate(orthonormal(n))
     ]
-    mine, theirs, outputs = [], [], n * (n + 1) // 2
+    own_seconds, theirs, outputs = [], [], n * (n + 1) // 2
     for _ in range(REPEATS):
         server.withdraw(range(n))
         if ahead:
@@ -135,7 +135,7 @@ def served(parameters: Parameters, *, n: int, ahead: bool, floor: float, stretch
         begun = time.process_time()
         for _ in server.requests(jobs):
             pass
-        mine.append((time.process_time() - begun) / outputs)
+        own_seconds.append((time.process_time() - begun) / outputs)
         begun = time.process_time()
         for job in jobs:
             server.products = Products(setup, holder_identity.public(), server.public_key)
@@ -143,10 +143,10 @@ def served(parameters: Parameters, *, n: int, ahead: bool, floor: float, stretch
                 pass
         theirs.append((time.process_time() - begun) / outputs)
     note = (
-        f"ours {statistics.median(mine) * 1e3:.3g} ms an output, theirs {statistics.median(theirs) * 1e3:.3g} ms; N = "
+        f"ours {statistics.median(own_seconds) * 1e3:.3g} ms an output, theirs {statistics.median(theirs) * 1e3:.3g} ms; N = "
         f"{parameters.ring} {list(parameters.bits)} {parameters.mode}, n = {n}, p = {P}, d = {D}, {len(jobs)} jobs, {outputs} outputs"
     )
-    return pairs(mine, theirs, floor, stretch, "the same with nothing kept between jobs", note)
+    return pairs(own_seconds, theirs, floor, stretch, "the same with nothing kept between jobs", note)
 
 
 def all_pairs(n: int = 100, workers: int = 2, ring: int = 8192, group: int = 1) -> str:
@@ -157,11 +157,11 @@ def all_pairs(n: int = 100, workers: int = 2, ring: int = 8192, group: int = 1) 
     parameters = PARAMETERS[ring]
     setup = Setup(bytes(16), 0, roster.digest, n, P, D, ring, parameters.bits, parameters.mode, "labels", 1.0, group)
     rows = orthonormal(n)
-    pool = Workers(workers) if workers > 1 else None
+    pool = CkksWorkers(workers) if workers > 1 else None
     begun = time.perf_counter()
     try:
         holder = KeyHolder(setup, holder_identity, server_identity.public(), roster)
-        server = Server(setup, holder.announcement, holder_identity.public(), roster, server_identity)
+        server = CkksServer(setup, holder.announcement, holder_identity.public(), roster, server_identity)
         for number, client in enumerate(rows):
             upload = ckks.encrypt(setup, holder.announcement, holder_identity.public(), identities[number], client)
             holder.enrol(server.receive(upload))
@@ -170,13 +170,13 @@ def all_pairs(n: int = 100, workers: int = 2, ring: int = 8192, group: int = 1) 
         for request in server.requests(server.jobs(range(n)), pool):
             holder.answer(request)
             count, size = count + 1, size + len(request)
-        found = ckks.gram_matrix(server.clients, holder.blocks)
+        gram = ckks.gram_matrix(server.clients, holder.blocks)
     finally:
         if pool is not None:
             pool.close()
     seconds = time.perf_counter() - begun
     flat = np.concatenate(rows)
-    error = float(np.abs(found - flat @ flat.T).max())
+    error = float(np.abs(gram - flat @ flat.T).max())
     return (
         f"n = {n}, p = {P}, d = {D}, N = {ring}, {setup.group} pair(s) an output, {workers} process(es): {seconds:.1f} s for all pairs, of "
         f"which uploads {uploaded:.1f} s; {count} outputs, {size / 1e6:.0f} MB to the key holder, upload {len(upload) / 1e3:.0f} kB "
@@ -190,13 +190,13 @@ def all_shared(n: int = 100, holders: int = 3, colluding: int = 1) -> str:
     parties = [Identity.create(0) for _ in range(holders)]
     first, *others = [identity.public() for identity in parties]
     roster = Roster(tuple(identity.public() for identity in identities), first, tuple(others))
-    terms = Terms(bytes(16), 0, roster.digest, n, holders, colluding, P, D)
+    terms = GramTerms(bytes(16), 0, roster.digest, n, holders, colluding, P, D)
     machines = [ShareHolder(terms, identity, roster) for identity in parties]
     keys = gathered(terms, tuple(machine.announcement for machine in machines), roster)
     for machine in machines:
         machine.accept(keys)
     rows, marks = orthonormal(n), [time.process_time()]
-    uploads = [deposit(terms, keys, roster, identity, one) for identity, one in zip(identities, rows, strict=True)]
+    uploads = [deposit(terms, keys, roster, identity, row) for identity, row in zip(identities, rows, strict=True)]
     marks.append(time.process_time())
     split = [deliveries(upload, terms, keys, roster)[1] for upload in uploads]
     marks.append(time.process_time())
@@ -207,7 +207,7 @@ def all_shared(n: int = 100, holders: int = 3, colluding: int = 1) -> str:
     contributors = range(terms.contributors)
     parts = [machines[number].contribute(range(n), n, contributors) for number in contributors[1:]]
     marks.append(time.process_time())
-    found = machines[LEAD].opened(range(n), n, contributors, parts)
+    gram = machines[LEAD].opened(range(n), n, contributors, parts)
     marks.append(time.process_time())
     client, server, delivery, contribution, opening = np.diff(marks)
     flat = np.concatenate(rows)
@@ -215,7 +215,7 @@ def all_shared(n: int = 100, holders: int = 3, colluding: int = 1) -> str:
         f"n = {n}, p = {P}, d = {D}, {holders} holders of which {colluding} may collude: a client {client / n * 1e3:.1f} ms and "
         f"{len(uploads[0]) / 1e3:.0f} kB, the server {server:.2f} s, a holder {delivery / holders:.2f} s for deliveries and "
         f"{contribution / len(parts):.2f} s for its part of {len(parts[0]) / 1e6:.1f} MB, the first {opening:.2f} s; "
-        f"{n * len(uploads[0]) / holders / 1e6:.0f} MB to each holder; largest error {np.abs(found - flat @ flat.T).max():.1e}"
+        f"{n * len(uploads[0]) / holders / 1e6:.0f} MB to each holder; largest error {np.abs(gram - flat @ flat.T).max():.1e}"
     )
 
 
@@ -240,7 +240,7 @@ if __name__ == "__main__":
     for name, measure in COMPARISONS.items():
         row = measure()
         print(f"{name:<36} {row['ratio']:8.1f} ({row['low']:.1f} to {row['high']:.1f})  {row['note']}", flush=True)
-    for one, pairs in ((8192, 4), (4096, 1)):
-        print(all_pairs(ring=one, group=pairs), flush=True)
-    for clients, several, together in ((100, 3, 1), (100, 5, 2), (1000, 3, 1)):
-        print(all_shared(clients, several, together), flush=True)
+    for ring, pairs in ((8192, 4), (4096, 1)):
+        print(all_pairs(ring=ring, group=pairs), flush=True)
+    for clients, levels, together in ((100, 3, 1), (100, 5, 2), (1000, 3, 1)):
+        print(all_shared(clients, levels, together), flush=True)

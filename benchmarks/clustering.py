@@ -137,7 +137,7 @@ def run(people: Population, algorithm: Algorithm, share: float, rounds: int, see
     if described["clustering"] is None:  # not found yet
         return [0] * len(people.clients), "no clusters yet", ""
     placed = dict(zip(described["clustering"].clients, described["clustering"].labels, strict=True))
-    labels = [placed.get(one.id, -1 - number) for number, one in enumerate(people.clients)]
+    labels = [placed.get(client.id, -1 - number) for number, client in enumerate(people.clients)]
     answer = described.get("answer", "" if described.get("clear", True) else "no clear structure")
     return labels, str(answer), described.get("p", described.get("p_at_least", ""))
 
@@ -147,7 +147,7 @@ def folds_of(people: Population, seed: int) -> Array:
     """The balanced folds (n, 2, d) that crossfit's clients would send. The first method of a scene pays for all."""
     model = mlp(people)
     task, start = FoldGradients(model, seed=seed), model.init(seed)
-    return np.stack([task.run(TaskInput(one, {"model": start}, {}, Streams(seed, -1, one.id)))["folds"] for one in people.clients])
+    return np.stack([task.run(TaskInput(client, {"model": start}, {}, Streams(seed, -1, client.id)))["folds"] for client in people.clients])
 
 
 def ward_ratio(people: Population, seed: int) -> Found:
@@ -155,7 +155,7 @@ def ward_ratio(people: Population, seed: int) -> Found:
     tree = linkage(folds_of(people, seed).mean(1), "ward")
     heights, n = tree[:, 2], len(tree) + 1
     ratios = {k: heights[n - k] / heights[n - k - 1] for k in range(2, min(MOST, n // 2) + 1)}
-    k = max(ratios, key=lambda one: ratios[one])
+    k = max(ratios, key=lambda count: ratios[count])
     return cut_tree(tree, [k if ratios[k] >= 2 else 1]).ravel().tolist(), "", float(ratios[k])
 
 
@@ -164,7 +164,7 @@ def silhouette(people: Population, seed: int) -> Found:
     points = folds_of(people, seed).mean(1)
     tree = linkage(points, "average")
     cuts = {k: cut_tree(tree, [k]).ravel() for k in range(2, MOST + 1)}
-    k = max(cuts, key=lambda one: silhouette_score(points, cuts[one]))
+    k = max(cuts, key=lambda count: silhouette_score(points, cuts[count]))
     return cuts[k].tolist(), "", ""
 
 
@@ -253,22 +253,22 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     groups left whole and wrong answers of two clusters or more; and exact answers by samples. The best are first.
     """
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    common = set.intersection(*({_scene(row) for row in rows if row["method"] == one} for one in methods)) if methods else set()
-    own = {one: [row for row in rows if row["method"] == one and _scene(row) in common] for one in methods}
-    grouped = {one: [row for row in some if int(row["groups"]) > 1] for one, some in own.items()}
-    order = sorted(methods, key=lambda one: -sum(map(exact, own[one])))
+    common = set.intersection(*({_scene(row) for row in rows if row["method"] == method} for method in methods)) if methods else set()
+    own = {method: [row for row in rows if row["method"] == method and _scene(row) in common] for method in methods}
+    grouped = {method: [row for row in some if int(row["groups"]) > 1] for method, some in own.items()}
+    order = sorted(methods, key=lambda method: -sum(map(exact, own[method])))
     differences = [kind for kind in KINDS if kind not in WITHOUT_GROUPS]
     lines = [f"{len(common)} scenes", "", _line(["", "assumes", *differences, *(f"{kind} kept" for kind in WITHOUT_GROUPS), "wrong"])]
     lines.append("|" + "---|" * (3 + len(KINDS)))
-    for one in order:
-        kinds = [_exact_of([row for row in own[one] if row["kind"] == kind]) for kind in (*differences, *WITHOUT_GROUPS)]
-        several = [row for row in own[one] if int(row["found"]) > 1]
-        wrong = f"{len(several) - sum(map(exact, several))} of {len(several)}"
-        lines.append(_line([LABELS.get(one, one), NUMBERS.get(one, "nothing"), *kinds, wrong]))
+    for method in order:
+        kinds = [_exact_of([row for row in own[method] if row["kind"] == kind]) for kind in (*differences, *WITHOUT_GROUPS)]
+        with_groups = [row for row in own[method] if int(row["found"]) > 1]
+        wrong = f"{len(with_groups) - sum(map(exact, with_groups))} of {len(with_groups)}"
+        lines.append(_line([LABELS.get(method, method), NUMBERS.get(method, "nothing"), *kinds, wrong]))
     lines += ["", _line(["exact, by samples a client", *map(str, SAMPLES)]), "|" + "---|" * (1 + len(SAMPLES))]
-    for one in order:
-        counts = [_exact_of([row for row in grouped[one] if int(row["samples"]) == samples]) for samples in SAMPLES]
-        lines.append(_line([LABELS.get(one, one), *counts]))
+    for method in order:
+        counts = [_exact_of([row for row in grouped[method] if int(row["samples"]) == samples]) for samples in SAMPLES]
+        lines.append(_line([LABELS.get(method, method), *counts]))
     return "\n".join(lines)
 
 
@@ -324,8 +324,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--tables", action="store_true", help="run nothing; print the tables of the rows that are there")
     chosen = parser.parse_args(list(words))
     data = {"development": DEVELOPMENT, "tested": TESTED}.get(chosen.data) or tuple(chosen.data.split(","))
-    methods = chosen.methods.split(";") if chosen.methods else [one for one in METHODS if not (chosen.quick and one in SYSTEMS)]
-    unknown = [one for one in methods if one not in METHODS]
+    methods = chosen.methods.split(";") if chosen.methods else [method for method in METHODS if not (chosen.quick and method in SYSTEMS)]
+    unknown = [method for method in methods if method not in METHODS]
     if unknown:
         parser.error(f"--methods: {unknown[0]!r} is not known; known are {'; '.join(METHODS)}")
     try:
@@ -340,7 +340,7 @@ def main(words: Sequence[str]) -> int:
     wanted = list(scenes(data))
     for number, scene in enumerate(wanted, 1):
         key = (scene.data, scene.kind, str(scene.clients), str(scene.samples), str(scene.seed))
-        missing = [one for one in methods if (*key, one) not in done]
+        missing = [method for method in methods if (*key, method) not in done]
         try:
             people = scene.population(chosen.data_dir) if missing else None
         except InputError as error:  # the data set is too small
@@ -350,7 +350,7 @@ def main(words: Sequence[str]) -> int:
             assert people is not None
             rows.append(cell(scene, method, people))
             add(chosen.out, FIELDS, rows[-1])
-            found = f"ARI {rows[-1]['ari']}, {rows[-1]['found']} of {rows[-1]['groups']}"
-            print(f"{number}/{len(wanted)} {', '.join(key)}, {method}: {found}", flush=True)
+            shown = f"ARI {rows[-1]['ari']}, {rows[-1]['found']} of {rows[-1]['groups']}"
+            print(f"{number}/{len(wanted)} {', '.join(key)}, {method}: {shown}", flush=True)
     print(summary([row for row in rows if row["data"] in data and row["method"] in methods]))
     return 0

@@ -76,17 +76,17 @@ def two_populations(data: DataSpec) -> tuple[Population, Population]:
 def cases(config: Config, adversaries: Sequence[str] = ADVERSARIES) -> list[Case]:
     """The run of `config` as its adversaries have it, but that they see another run."""
     seed = config.run.seed + APART
-    mine, other = two_populations(config.data)
+    population, other = two_populations(config.data)
     names = stream(seed, "clients dealt").permutation(len(other.clients))
     dealt = replace(other, clients=tuple(replace(client, id=int(name)) for client, name in zip(other.clients, names, strict=True)))
     rounds = config.training.rounds
-    scenes = [fresh_scene(config, mine, rounds, BUDGET), fresh_scene(config.with_("run", seed=seed), dealt, rounds, BUDGET)]
-    return [replace(case_of(scenes[0], one, BUDGET), view=case_of(scenes[1], one, BUDGET).view) for one in adversaries]
+    scenes = [fresh_scene(config, population, rounds, BUDGET), fresh_scene(config.with_("run", seed=seed), dealt, rounds, BUDGET)]
+    return [replace(case_of(scenes[0], adversary, BUDGET), view=case_of(scenes[1], adversary, BUDGET).view) for adversary in adversaries]
 
 
 def attacked(case: Case) -> list[Cell]:
     """The figures of all attacks of this study."""
-    names = [name for name, attack in ATTACKS.items() if not attack.plays and name != "disaggregation"]
+    names = [name for name, attack in ATTACKS.items() if not attack.reruns and name != "disaggregation"]
     return [cell for name in names for cell in ATTACKS[name].cells(case)[0]]
 
 
@@ -95,7 +95,7 @@ def row(number: int, seeds: int) -> dict[str, Any]:
     made = [cell for seed in range(seeds) for case in cases(configured(number, 1000 * number + seed)) for cell in attacked(case)]
     alone = pooled(made)
     together, family = judged_together(alone)
-    named = [[f"{one.attack}/{one.metric}/{one.adversary}" for one in several if one.status == "leaks"] for several in (alone, together)]
+    named = [[f"{cell.attack}/{cell.metric}/{cell.adversary}" for cell in cells if cell.status == "leaks"] for cells in (alone, together)]
     return {"audit": number, "seeds": seeds, "tested": family.evidence.tested, "alone": named[0], "together": named[1]}
 
 
@@ -103,7 +103,7 @@ def shares(rows: Sequence[dict[str, Any]]) -> str:
     """The shares of audits with a false leak, in words."""
     words = []
     for key, name in (("alone", "with a figure that leaks by itself"), ("together", "with a leak after all are judged together")):
-        wrong = sum(bool(one[key]) for one in rows)
+        wrong = sum(bool(row[key]) for row in rows)
         limits = stats.binomtest(wrong, len(rows)).proportion_ci(0.95, method="exact")
         words.append(f"{wrong} of {len(rows)} audits {name} [{limits.low:.3f}, {limits.high:.3f}]")
     return "; ".join(words)
@@ -118,7 +118,7 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(words)
     path = Path(asked.out)
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    done = {one["audit"] for one in rows if one["seeds"] == asked.seeds}
+    done = {row["audit"] for row in rows if row["seeds"] == asked.seeds}
     with path.open("a", encoding="utf-8") as file:
         for number in range(asked.audits):
             if number not in done:
@@ -127,5 +127,5 @@ def main(words: Sequence[str]) -> int:
                 file.write(json.dumps(made) + "\n")
                 file.flush()
                 print(f"audit {number}: {made['tested']} figures, false by itself {made['alone']}, together {made['together']}", flush=True)
-    print(shares([one for one in rows if one["seeds"] == asked.seeds and one["audit"] < asked.audits]))
+    print(shares([row for row in rows if row["seeds"] == asked.seeds and row["audit"] < asked.audits]))
     return 0

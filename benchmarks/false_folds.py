@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(words)
     path = Path(asked.out)
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    done = {tuple(one["row"]) for one in lines}
+    done = {tuple(line["row"]) for line in lines}
     for seed in asked.seeds:
         for source in asked.data:
             for kind, keys in KINDS.items():

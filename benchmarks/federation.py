@@ -196,9 +196,9 @@ def measured(scenario: Scenario) -> dict[str, float]:
     from cflpriv.experiments.config.config import parse_config
 
     whole = scenario.part == "run"
-    given = (None, None) if whole else (parse_config(scenario.tree()), population(scenario.clients, scenario.side))
+    settings = (None, None) if whole else (parse_config(scenario.tree()), population(scenario.clients, scenario.side))
     before = memory_used("VmRSS")
-    setup, seconds = {"rounds": _rounds, "begin": _beginnings, "bytes": _over_bytes, "run": _run}[scenario.part](scenario, *given)
+    setup, seconds = {"rounds": _rounds, "begin": _beginnings, "bytes": _over_bytes, "run": _run}[scenario.part](scenario, *settings)
     return {"seconds": seconds, "setup": setup, "before": before, "peak": memory_used("VmHWM")}
 
 
@@ -210,7 +210,7 @@ def _rounds(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float
     made[0].rows.append({"round": 0, "skipped": None})  # round 0 is always evaluated, which would hide what the federation holds
     advance(made[0])
     seconds = processor_seconds(lambda: advance(made[0]), scenario.times)
-    if skipped := [one["skipped"] for one in made[0].rows if one["skipped"]]:
+    if skipped := [row["skipped"] for row in made[0].rows if row["skipped"]]:
         raise RuntimeError(f"a round was skipped: {skipped[0]}")
     return setup, seconds
 
@@ -294,8 +294,8 @@ def row(name: str, pairs: Sequence[tuple[Mapping[str, float], Mapping[str, float
     """What pairs of measurements (old, new) come to. With big models memory is what was added to imports and data, else all of it."""
     scenario = SCENARIOS[name]
 
-    def held(one: Mapping[str, float]) -> float:
-        return one["peak"] - (one["before"] if scenario.side > 8 else 0.0)
+    def held(row: Mapping[str, float]) -> float:
+        return row["peak"] - (row["before"] if scenario.side > 8 else 0.0)
 
     ratios = [new["seconds"] / old["seconds"] for old, new in pairs]
     ratio, memory = statistics.median(ratios), statistics.median(held(new) / held(old) for old, new in pairs)
@@ -335,26 +335,26 @@ def table(names: Sequence[str], quick: bool = False) -> list[dict[str, Any]]:
     """Measure scenarios, and print each row when it is done. Rows not measured have a `note`. `LookupError` without the old commit."""
     rows: list[dict[str, Any]] = []
     columns = ("new/old", "low", "high", "best", "limit", "memory", "limit", "holds")
-    heads = (f"{one:>7}" for one in columns)
+    heads = (f"{column:>7}" for column in columns)
     with old_tree() as old:
         print(f"{'federation, against ' + OLD:<44}{'':<6}", *heads, "  old, new: seconds; set-up; peak MiB (growth)")
         for name in names:
             print(f"{name:<44}", end="", flush=True)
-            rows.append(one := _compared(name, old, QUICK_PAIRS if quick else SCENARIOS[name].pairs))
-            if "note" in one:
-                print(f" {one['note']}", flush=True)
+            rows.append(row := _compared(name, old, QUICK_PAIRS if quick else SCENARIOS[name].pairs))
+            if "note" in row:
+                print(f" {row['note']}", flush=True)
                 continue
-            figures = [f"{one[key]:>7.2f}" for key in ("ratio", "low", "high", "best", "limit", "memory", "memory_limit")]
-            seconds, setup = (f"{one[f'old_{key}']:.4f}, {one[f'new_{key}']:.4f}; " for key in ("seconds", "setup"))
-            peaks = ", ".join(f"{one[f'{v}_peak']:.0f} ({one[f'{v}_peak'] - one[f'{v}_before']:+.0f})" for v in ("old", "new"))
-            dots = " " * (6 - one["pairs"])
-            print(dots, *figures, f"{'yes' if one['holds'] else 'NO':>7}", f"  {seconds}{setup}{peaks}", flush=True)
+            figures = [f"{row[key]:>7.2f}" for key in ("ratio", "low", "high", "best", "limit", "memory", "memory_limit")]
+            seconds, setup = (f"{row[f'old_{key}']:.4f}, {row[f'new_{key}']:.4f}; " for key in ("seconds", "setup"))
+            peaks = ", ".join(f"{row[f'{v}_peak']:.0f} ({row[f'{v}_peak'] - row[f'{v}_before']:+.0f})" for v in ("old", "new"))
+            dots = " " * (6 - row["pairs"])
+            print(dots, *figures, f"{'yes' if row['holds'] else 'NO':>7}", f"  {seconds}{setup}{peaks}", flush=True)
     return rows
 
 
 def exit_code(rows: Sequence[Mapping[str, Any]]) -> int:
     """1 where a limit is missed or a measurement failed. What was skipped is neither."""
-    return int(any(one["holds"] is False for one in rows))
+    return int(any(row["holds"] is False for row in rows))
 
 
 def main(arguments: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
@@ -363,16 +363,16 @@ def main(arguments: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     parser.add_argument("words", nargs="*", help="rows whose names hold one of these words; default all")
     parser.add_argument("--quick", action="store_true", help="fewer pairs, and 100 clients at most")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a limit is missed")
-    given = parser.parse_args(arguments)
-    if not (names := chosen(given.words, given.quick)):
-        parser.error(f"no name holds {' or '.join(map(repr, given.words))}; available: {'; '.join(SCENARIOS)}")
+    options = parser.parse_args(arguments)
+    if not (names := chosen(options.words, options.quick)):
+        parser.error(f"no name holds {' or '.join(map(repr, options.words))}; available: {'; '.join(SCENARIOS)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the temporary folder and the measuring process go then, too
     try:
-        rows = table(names, given.quick)
+        rows = table(names, options.quick)
     except LookupError as error:
         print(error)
-        return [], 1 if given.check else 0
-    return rows, exit_code(rows) if given.check else 0
+        return [], 1 if options.check else 0
+    return rows, exit_code(rows) if options.check else 0
 
 
 if __name__ == "__main__":

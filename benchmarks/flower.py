@@ -160,12 +160,12 @@ def stages(rounds: int = ROUNDS) -> dict[str, Any]:
         nothing = math.nan
         note = "flwr is not installed, so nothing is compared"
         return {"ratio": nothing, "low": nothing, "high": nothing, "floor": 1 / 1.5, "stretch": 1.0, "against": "-", "note": note}
-    found = pairs(rounds)
-    ratios = sorted(empty / ours for _, ours, empty in found)
-    each = {stage: statistics.median(ours / empty for name, ours, empty in found if name == stage) for stage, _, _ in found}
-    ours, theirs = [one for _, one, _ in found], [one for _, _, one in found]
+    measured = pairs(rounds)
+    ratios = sorted(empty / ours for _, ours, empty in measured)
+    each = {stage: statistics.median(ours / empty for name, ours, empty in measured if name == stage) for stage, _, _ in measured}
+    ours, theirs = [seconds for _, seconds, _ in measured], [seconds for _, _, seconds in measured]
     note = (
-        f"{len(found)} pairs, d = {DIMENSION}: ours {statistics.median(ours):.2f} s a stage, "
+        f"{len(measured)} pairs, d = {DIMENSION}: ours {statistics.median(ours):.2f} s a stage, "
         f"empty {statistics.median(theirs):.2f} s, all together {sum(ours) / sum(theirs):.2f} times as long; "
         + ", ".join(f"{stage.removeprefix('secagg ')} {ratio:.2f}" for stage, ratio in each.items())
     )

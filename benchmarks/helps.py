@@ -48,15 +48,15 @@ def people_of(data: str, kind: str, seed: int, directory: str | None) -> Populat
     return build_population(spec, directory)
 
 
-def played(people: Population, algorithm: Algorithm, seed: int) -> tuple[float, float, list[int], str]:
+def trained(people: Population, algorithm: Algorithm, seed: int) -> tuple[float, float, list[int], str]:
     """Accuracy in per cent of the models in use and of the last local ones, clients' clusters, and what the method answers."""
     simulated = simulate(people.clients, seed=seed, transcript=Transcript("headers"))
     federation = simulated.federation
     state = after_rounds(federation, algorithm, ROUNDS)
     served, clients = algorithm.serve(state), federation.clients
     described = algorithm.describe(state)
-    found = described.get("clustering")
-    labels = list(found.labels) if found is not None else chosen(served_results(simulated, served, clients)) or [0] * len(clients)
+    clustering = described.get("clustering")
+    labels = list(clustering.labels) if clustering is not None else chosen(served_results(simulated, served, clients)) or [0] * len(clients)
     used, local = served_accuracy(simulated, served, clients), local_scores(simulated, mlp(people), clients)[0]
     return 100 * float(used.mean()), 100 * float(local.mean()), labels, str(described.get("answer", ""))
 
@@ -66,12 +66,12 @@ def cell(data: str, kind: str, seed: int, method: str, people: Population) -> di
     began = time.process_time()
     train = Train(mlp(people), epochs=2, batch_size=25, lr=0.1)
     with threadpool_limits(1):
-        accuracy, local, labels, answer = played(people, ALGORITHMS[method].make(train, seed=seed), seed)
+        accuracy, local, labels, answer = trained(people, ALGORITHMS[method].make(train, seed=seed), seed)
         shuffled: float | str = ""
         if len(set(labels)) > 1:
             dealt = np.random.default_rng(seed).permutation(labels)
-            groups = dict(zip((one.id for one in people.clients), (int(label) for label in dealt), strict=True))
-            shuffled = round(played(people, ALGORITHMS["oracle"].make(train, groups=groups, seed=seed), seed)[0], 2)
+            groups = dict(zip((client.id for client in people.clients), (int(label) for label in dealt), strict=True))
+            shuffled = round(trained(people, ALGORITHMS["oracle"].make(train, groups=groups, seed=seed), seed)[0], 2)
     truth = [0] * CLIENTS if kind in WITHOUT_GROUPS else people.groups
     return {
         "data": data, "kind": kind, "seed": seed, "method": method, "clusters": len(set(labels)), "ari": round(ari(truth, labels), 4),
@@ -117,7 +117,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
             continue
         over = accuracies - np.array([shared[data, kind, str(row["seed"])] for row in own])
         apart = np.array([float(row["accuracy"]) - float(row["shuffled"]) for row in own if row["shuffled"] != ""])
-        spans = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*interval(one)) if len(one) > 1 else "–" for one in (over, apart)]
+        spans = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*interval(gains)) if len(gains) > 1 else "–" for gains in (over, apart)]
         lines.append(f"{shown} {spans[0]} | {spans[1]} | {verdict(over, apart)} |")
     return "\n".join(lines)
 
@@ -129,22 +129,22 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--data", default="usps")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", default="crossfit;ocfl", help="names of algorithms with ; between them; FedAvg always runs")
-    given = parser.parse_args(list(words))
-    methods = ["fedavg", *given.methods.split(";")]
-    if unknown := [one for one in methods if one not in ALGORITHMS]:
+    options = parser.parse_args(list(words))
+    methods = ["fedavg", *options.methods.split(";")]
+    if unknown := [method for method in methods if method not in ALGORITHMS]:
         parser.error(f"--methods: {unknown[0]!r} is not known; known are {', '.join(ALGORITHMS)}")
     try:
-        rows = read(given.out, FIELDS)
-        given.out.parent.mkdir(parents=True, exist_ok=True)
+        rows = read(options.out, FIELDS)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         done = {tuple(str(row[key]) for key in FIELDS[:4]) for row in rows}
-        for seed in range(given.seeds):
+        for seed in range(options.seeds):
             for kind in CHOSEN:
-                missing = [one for one in methods if (given.data, kind, str(seed), one) not in done]
-                people = people_of(given.data, kind, seed, given.data_dir) if missing else None
+                missing = [method for method in methods if (options.data, kind, str(seed), method) not in done]
+                people = people_of(options.data, kind, seed, options.data_dir) if missing else None
                 for method in missing:
                     assert people is not None
-                    rows.append(cell(given.data, kind, seed, method, people))
-                    add(given.out, FIELDS, rows[-1])
+                    rows.append(cell(options.data, kind, seed, method, people))
+                    add(options.out, FIELDS, rows[-1])
                     print(f"{kind}, seed {seed}, {method}: {rows[-1]['accuracy']} per cent, {rows[-1]['clusters']} clusters", flush=True)
     except InputError as error:
         parser.error(str(error))

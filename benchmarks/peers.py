@@ -61,7 +61,7 @@ def against_pfl() -> dict[str, Any]:
     )
     held = {
         str(data.id): Dataset([torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)], user_id=str(data.id))
-        for data in (given.data for given in inputs)
+        for data in (task_input.data for task_input in inputs)
     }
     turn = iter(range(10**9))
     users = list(held)
@@ -148,7 +148,7 @@ def against_flower_simulation(rounds: int = 4) -> dict[str, Any]:
             ours.append(time.perf_counter() - begun)
     finally:
         engine.close()
-    ratios = [float(theirs / mine) for theirs, mine in zip(steady, ours, strict=True)]
+    ratios = [float(theirs / own) for theirs, own in zip(steady, ours, strict=True)]
     note = f"a steady round, two processes each; one after the other, not interleaved; theirs {steady.round(2).tolist()} s"
     return row(ratios, 1, 4.5, "Flower simulation", note)
 

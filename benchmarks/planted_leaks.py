@@ -48,11 +48,11 @@ def row(number: int, seen: int) -> dict[str, Any]:
     """One audit: the status of each figure, and how much its reference gains in the mean over seeds."""
     shown = set(stream(number, "seeds that are seen").permutation(SEEDS)[:seen].tolist())
     made = [cell for seed in range(SEEDS) for cell in attacked(_case(number, seed, seed in shown))]
-    found, _ = judged_together(pooled(made))
+    cells, _ = judged_together(pooled(made))
     figures = {}
-    for one in found:
-        gain = None if one.reference is None or one.reference_baseline is None else abs(one.reference - one.reference_baseline)
-        figures[f"{one.attack}/{one.metric}/{one.k_known}"] = {"status": one.status, "size": gain and gain * seen / SEEDS, "p": one.p}
+    for cell in cells:
+        gain = None if cell.reference is None or cell.reference_baseline is None else abs(cell.reference - cell.reference_baseline)
+        figures[f"{cell.attack}/{cell.metric}/{cell.k_known}"] = {"status": cell.status, "size": gain and gain * seen / SEEDS, "p": cell.p}
     return {"audit": number, "seen": seen, "figures": figures}
 
 
@@ -68,17 +68,17 @@ def planted(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, bool]]:
     settings: dict[int, list[dict[str, Any]]] = {}
     for made in sorted(rows, key=lambda made: int(made["audit"])):
         settings.setdefault(made["audit"] % len(OPEN), []).append(made)
-    pairs = [pair for several in settings.values() for pair in zip(several[::2], several[1::2], strict=False)]
+    pairs = [pair for runs in settings.values() for pair in zip(runs[::2], runs[1::2], strict=False)]
     return [
-        (mine["figures"][name]["status"], figure["size"], figure["p"] is None or figure["p"] <= CLEAR)  # None: an exact recovery
-        for one, two in pairs for mine, other in ((one, two), (two, one))
-        for name, figure in other["figures"].items() if figure["status"] == "leaks" and name in mine["figures"]
+        (own["figures"][name]["status"], figure["size"], figure["p"] is None or figure["p"] <= CLEAR)  # None: an exact recovery
+        for first, two in pairs for own, other in ((first, two), (two, first))
+        for name, figure in other["figures"].items() if figure["status"] == "leaks" and name in own["figures"]
     ]  # fmt: skip
 
 
 def shares(rows: Sequence[dict[str, Any]]) -> str:
     """The shares of statuses among planted leaks, among clear ones, and among figures whose own reference shows a leak, in words."""
-    own = [one["status"] for made in rows for one in made["figures"].values() if one["status"] not in APART]
+    own = [figure["status"] for made in rows for figure in made["figures"].values() if figure["status"] not in APART]
     every, clear = ([status for status, _, surely in planted(rows) if surely >= least] for least in (False, True))
     return f"{len(rows)} audits; planted leaks: {_counted(every)}; clear ones: {_counted(clear)}; by their own reference: {_counted(own)}"
 
@@ -101,8 +101,8 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(words)
     path = Path(asked.out)
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    rows = [one for one in rows if one["seen"] == asked.seen and asked.first <= one["audit"] < asked.audits]
-    done = {one["audit"] for one in rows}
+    rows = [row for row in rows if row["seen"] == asked.seen and asked.first <= row["audit"] < asked.audits]
+    done = {row["audit"] for row in rows}
     with path.open("a", encoding="utf-8") as file:
         for number in range(asked.first, asked.audits):
             if number not in done:

@@ -29,14 +29,14 @@ def _ours(steps: int) -> tuple[Callable[[], Any], np.ndarray[Any, Any]]:
     inputs = clients(MODEL, 1, SAMPLES)
     engine = Engine()
     task = Train(MODEL, epochs=steps, batch_size=0, lr=1e-6, clip_norm=CLIP, sampling_rate=1.0)
-    one = Train(MODEL, epochs=1, batch_size=0, lr=1.0, clip_norm=CLIP, sampling_rate=1.0)
-    total = -np.asarray(engine.run(one, inputs)[0]["update"]) * SAMPLES
+    step = Train(MODEL, epochs=1, batch_size=0, lr=1.0, clip_norm=CLIP, sampling_rate=1.0)
+    total = -np.asarray(engine.run(step, inputs)[0]["update"]) * SAMPLES
     return lambda: engine.run(task, inputs), total
 
 
 def _given() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
-    given = clients(MODEL, 1, SAMPLES)[0]
-    return MODEL.load(given.array("model"), training=True), MODEL.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
+    client = clients(MODEL, 1, SAMPLES)[0]
+    return MODEL.load(client.array("model"), training=True), MODEL.inputs(client.data.x_train), torch.from_numpy(client.data.y_train)
 
 
 def _clipped(each: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -49,10 +49,10 @@ def against_vmap() -> dict[str, Any]:
     steps = 20
     ours, total = _ours(steps)
     module, x, y = _given()
-    weights = {name: one.detach() for name, one in module.named_parameters()}
+    weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
 
-    def loss(parameters: dict[str, torch.Tensor], one: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, parameters, (one.unsqueeze(0),)), label.unsqueeze(0))
+    def loss(parameters: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(module, parameters, (sample.unsqueeze(0),)), label.unsqueeze(0))
 
     each = vmap(grad(loss), in_dims=(None, 0, 0))
 
@@ -107,7 +107,7 @@ def price_of_noise() -> dict[str, Any]:
 
     torch.set_num_threads(1)
     plain_inputs = clients(MODEL, 10, SAMPLES)
-    inputs = [replace(one, secret=bytes([i]) * 32) for i, one in enumerate(plain_inputs)]
+    inputs = [replace(task_input, secret=bytes([i]) * 32) for i, task_input in enumerate(plain_inputs)]
     engine = Engine()
     clipped = Train(MODEL, epochs=1, batch_size=50, lr=0.01, clip_norm=CLIP, sampling_rate=0.1)
     noisy = Train(MODEL, epochs=1, batch_size=50, lr=0.01).private(Noise("add_remove", 1.0, 1.0, 0.0, CLIP, 0.1, SAMPLES, 0, 4.0, 0))

@@ -21,11 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from cflpriv.attacks.active.bad_clients import between, bridging, copied, corrupt, flipped_labels, poisoned, scaled, triggered
+from cflpriv.attacks.active.bad_clients import (
+    bridging,
+    copied,
+    corrupt,
+    flipped_labels,
+    mean_of_victims,
+    poisoned,
+    scaled_update,
+    triggered,
+)
 from cflpriv.clustering.scores import ari
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.run.measure import served_accuracy
-from cflpriv.experiments.run.run import Run, advance, begin, prepare
+from cflpriv.experiments.run.run import Experiment, advance, begin, prepare
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.types import ClientData, Population
 
@@ -86,7 +95,7 @@ def bad_ones(population: Population, share: float, seed: int) -> tuple[int, ...]
     """The bad clients: the same share of every group, drawn."""
     draws, chosen = np.random.default_rng([seed, round(1000 * share)]), []
     for group in sorted(set(population.groups)):
-        members = [client.id for client, its in zip(population.clients, population.groups, strict=True) if its == group]
+        members = [client.id for client, label in zip(population.clients, population.groups, strict=True) if label == group]
         chosen += draws.choice(members, round(share * len(members)), replace=False).tolist()
     return tuple(sorted(int(client) for client in chosen))
 
@@ -109,11 +118,12 @@ def cell(source: str, attack: str | None, share: float, method: str, seed: int) 
         data |= {client: spoilt.data(data[client], source) for client in bad}
     simulation = prepare(config, population=replace(clean, clients=tuple(data.values())))
     for client in bad:
-        members = [one for one in groups if groups[one] == groups[client]]
+        members = [member for member in groups if groups[member] == groups[client]]
         if spoilt.factor is not None:
-            factor = spoilt.factor(len(members), sum(one in bad for one in members))
-            corrupt(simulation.simulated, client, scaled(factor))
-        victims = [next(data[one] for one in groups if groups[one] == group and one not in bad) for group in sorted(set(groups.values()))]
+            factor = spoilt.factor(len(members), sum(member in bad for member in members))
+            corrupt(simulation.simulated, client, scaled_update(factor))
+        honest_of = {group: next(data[k] for k in groups if groups[k] == group and k not in bad) for group in sorted(set(groups.values()))}
+        victims = list(honest_of.values())
         if spoilt.signature == "copied":
             corrupt(simulation.simulated, client, copied("signature", victims[1 - groups[client]]))
         if spoilt.signature == "between":
@@ -124,24 +134,24 @@ def cell(source: str, attack: str | None, share: float, method: str, seed: int) 
     return scores(simulation, groups, bad, PATCH[source])
 
 
-def scores(simulation: Run, groups: Mapping[int, int], bad: Sequence[int], patch: int) -> dict[str, Any]:
+def scores(simulation: Experiment, groups: Mapping[int, int], bad: Sequence[int], patch: int) -> dict[str, Any]:
     """What honest clients have in the end."""
     honest = [client for client in groups if client not in bad]
     served = simulation.algorithm.serve(simulation.state)
     accuracy = served_accuracy(simulation.simulated, served, honest)
     clustering = simulation.algorithm.describe(simulation.state)["clustering"]
-    found = [clustering[client] for client in honest]
+    clusters = [clustering[client] for client in honest]
     inputs = simulation.simulated.resolve(served.task, served.params, served.which, honest)
     marked = []
-    for one in inputs:
-        others = one.data.y_test != TARGET
-        x = triggered(one.data.x_test[others], patch)
-        marked.append(replace(one, data=replace(one.data, x_test=x, y_test=np.full(len(x), TARGET))))
+    for task_input in inputs:
+        others = task_input.data.y_test != TARGET
+        x = triggered(task_input.data.x_test[others], patch)
+        marked.append(replace(task_input, data=replace(task_input.data, x_test=x, y_test=np.full(len(x), TARGET))))
     task = Evaluate(simulation.config.model_for(simulation.population))
     hit = simulation.simulated.engine.run(task, marked)
-    success = sum(float(one["correct"]) for one in hit) / sum(float(one["count"]) for one in hit)
+    success = sum(float(result["correct"]) for result in hit) / sum(float(result["count"]) for result in hit)
     return {
-        "accuracy": float(np.mean(accuracy)), "ari": ari([groups[client] for client in honest], found), "back_door": success,
+        "accuracy": float(np.mean(accuracy)), "ari": ari([groups[client] for client in honest], clusters), "back_door": success,
         "without_sum": sum(len(row.get("unchanged_clusters", ())) for row in simulation.rows),
     }  # fmt: skip
 
@@ -181,21 +191,21 @@ def steered(name: str, craft: str, share: float, seed: int) -> dict[str, Any]:
     population = simulation.population
     groups = {client.id: group for client, group in zip(population.clients, population.groups, strict=True)}
     bad = bad_ones(population, share, seed)
-    victims = [next(one for one in population.clients if groups[one.id] == group and one.id not in bad) for group in (0, 1)]
+    victims = [next(client for client in population.clients if groups[client.id] == group and client.id not in bad) for group in (0, 1)]
     for client in bad:
         if craft == "between":
-            make = bridging if part == "signature" else between
+            make = bridging if part == "signature" else mean_of_victims
             corrupt(simulation.simulated, client, make(part, victims))
         else:
             corrupt(simulation.simulated, client, copied(part, victims[0]))
         if craft.startswith("scaled"):
-            corrupt(simulation.simulated, client, scaled(-10.0, "step" if name == "ifca" else "update"))
+            corrupt(simulation.simulated, client, scaled_update(-10.0, "step" if name == "ifca" else "update"))
     begin(simulation)
     for _ in range(config.training.rounds):
         advance(simulation)
     clustering = simulation.algorithm.describe(simulation.state)["clustering"]
     honest = [client for client in groups if client not in bad]
-    found = [clustering[client] for client in honest]
+    clusters = [clustering[client] for client in honest]
     most: dict[int, int] = {}
     spoilt = 0
     for group in sorted(set(groups.values())):
@@ -205,7 +215,7 @@ def steered(name: str, craft: str, share: float, seed: int) -> dict[str, Any]:
     merged = sum(most[a] == most[b] for a in most for b in most if a < b)
     accuracy = served_accuracy(simulation.simulated, simulation.algorithm.serve(simulation.state), honest)
     return {
-        "ari": ari([groups[client] for client in honest], found), "merged": merged, "spoilt": spoilt, "clusters": len(set(found)),
+        "ari": ari([groups[client] for client in honest], clusters), "merged": merged, "spoilt": spoilt, "clusters": len(set(clusters)),
         "accuracy": float(np.mean(accuracy)),
     }  # fmt: skip
 
@@ -213,9 +223,9 @@ def steered(name: str, craft: str, share: float, seed: int) -> dict[str, Any]:
 # --- the table ----------------------------------------------------------------------------------------------------------------------
 
 
-def cells(what: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+def cells(wanted: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[Any, ...]]:
     """What is to be measured, the cells that judge first."""
-    for source in (one for one in SETTINGS if one in what):
+    for source in (name for name in SETTINGS if name in wanted):
         for seed in seeds:
             fast = [method for method in METHODS if method not in SLOW]
             yield from ((source, None, 0.0, method, seed) for method in fast)
@@ -225,7 +235,7 @@ def cells(what: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[Any, ...]
                     yield from ((source, attack, share, method, seed) for method in (fast[:3:2] if signature else fast))
         for attack in (None, *RULE_OF_BRIEF):
             yield from ((source, attack, 0.1 if attack else 0.0, method, seeds[0]) for method in SLOW)
-    if "clustering" in what:
+    if "clustering" in wanted:
         for seed in seeds:
             for name in CLUSTERING:
                 yield (name, "none", 0.0, seed)
@@ -240,15 +250,15 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[11, 12])
     parser.add_argument("--out", type=Path, default=Path("robustness.jsonl"))
     parser.add_argument("--table", action="store_true", help="print what was measured, and measure nothing")
-    given = parser.parse_args(words)
-    known = [json.loads(line) for line in given.out.read_text(encoding="utf-8").splitlines()] if given.out.is_file() else []
-    done = {tuple(one["cell"]): one for one in known}
-    for key in () if given.table else cells(given.what or [*SETTINGS, "clustering"], given.seeds):
+    options = parser.parse_args(words)
+    known = [json.loads(line) for line in options.out.read_text(encoding="utf-8").splitlines()] if options.out.is_file() else []
+    done = {tuple(row["cell"]): row for row in known}
+    for key in () if options.table else cells(options.what or [*SETTINGS, "clustering"], options.seeds):
         if key in done:
             continue
         result = steered(*key) if len(key) == 4 else cell(*key)
         done[key] = {"cell": key, **result}
-        with given.out.open("a", encoding="utf-8") as out:
+        with options.out.open("a", encoding="utf-8") as out:
             out.write(json.dumps(done[key]) + "\n")
     print("\n".join(tables(done)))
     return 0
@@ -261,7 +271,7 @@ def tables(done: Mapping[tuple[Any, ...], Mapping[str, Any]]) -> Iterator[str]:
         return float(np.mean([done[key][name] for key in keys]))
 
     for source in SETTINGS:
-        rows = sorted({key[1:3] for key in done if key[0] == source and len(key) == 5}, key=lambda one: (one[0] or "", one[1]))
+        rows = sorted({key[1:3] for key in done if key[0] == source and len(key) == 5}, key=lambda key: (key[0] or "", key[1]))
         methods = [method for method in METHODS if any(key[0] == source and len(key) == 5 and key[3] == method for key in done)]
         if rows:
             yield from (f"\n{source}\n", "| attack | share | " + " | ".join(methods) + " | ARI |", "|" + "---|" * (len(methods) + 3))
@@ -275,7 +285,7 @@ def tables(done: Mapping[tuple[Any, ...], Mapping[str, Any]]) -> Iterator[str]:
             yield f"| {attack or 'none'} | {share:.0%} | " + " | ".join(texts) + f" | {mean(every, 'ari'):.2f} |"
     steerings = [key for key in done if len(key) == 4]
     if steerings:
-        yield from ("\nclustering\n", "| algorithm | crafted | " + " | ".join(f"{one:.0%}" for one in STEERED_SHARES) + " |")
+        yield from ("\nclustering\n", "| algorithm | crafted | " + " | ".join(f"{share:.0%}" for share in STEERED_SHARES) + " |")
         yield "|" + "---|" * (len(STEERED_SHARES) + 2)
     for name, craft in sorted({key[:2] for key in steerings}):
         texts = []

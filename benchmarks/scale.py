@@ -44,8 +44,8 @@ def compared(clients: int, groups: int, noisy: float) -> str:
     vectors = folds(clients, groups, noisy)
     view = SimpleNamespace(gram=Gram.of_vectors(range(clients), vectors), memory={})
     began = time.process_time()
-    found, evidence = FindGroups()(view)  # type: ignore[arg-type]
-    return line(clients, groups, found["k"], found["labels"], len(evidence["tests"]), time.process_time() - began)
+    groups_found, evidence = FindGroups()(view)  # type: ignore[arg-type]
+    return line(clients, groups, groups_found["k"], groups_found["labels"], len(evidence["tests"]), time.process_time() - began)
 
 
 def by_landmarks(clients: int, groups: int, noisy: float) -> str:
@@ -53,20 +53,20 @@ def by_landmarks(clients: int, groups: int, noisy: float) -> str:
     vectors, kept, memory = folds(clients, groups, noisy), Vectors(), {}  # type: ignore[var-annotated]
 
     def gram(held: Any, then: Then, against: Any = None, on: Sequence[int] = ()) -> Released:
-        whole = kept.extend(on, [vectors[one] for one in on])
+        whole = kept.extend(on, [vectors[client] for client in on])
         return Released(*then(GramView(whole, tuple(on), memory)))
 
     server: Any = SimpleNamespace(gram=gram, merge_below=1, stream=lambda purpose: stream(0, purpose))
     held: Any = SimpleNamespace(clients=tuple(range(clients)))
     began = time.process_time()
-    found = find_groups(server, held, FindGroups(), LANDMARKS)
-    seconds, tests = time.process_time() - began, found.evidence["tests"] if found.evidence else ()
-    return line(clients, groups, found.clustering.k, found.clustering.labels, len(tests), seconds)
+    groups_found = find_groups(server, held, FindGroups(), LANDMARKS)
+    seconds, tests = time.process_time() - began, groups_found.evidence["tests"] if groups_found.evidence else ()
+    return line(clients, groups, groups_found.clustering.k, groups_found.clustering.labels, len(tests), seconds)
 
 
 def line(clients: int, groups: int, k: int, labels: Sequence[int], tests: int, seconds: float) -> str:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    index = 1.0 if k == groups == 1 else ari((np.arange(clients) % groups).tolist(), [int(one) for one in labels])
+    index = 1.0 if k == groups == 1 else ari((np.arange(clients) % groups).tolist(), [int(label) for label in labels])
     return f"{clients:>8} {groups:>7} {k:>6} {index:>6.3f} {tests:>6} {seconds:>10.1f} {1e3 * seconds / clients:>12.2f} {peak:>9.2f}"
 
 

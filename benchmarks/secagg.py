@@ -49,7 +49,7 @@ class Ours:
         self.server = Server(self.terms)
 
     def stage(self, lost: frozenset[int] = frozenset()) -> None:
-        """Plays one stage; `lost` do not answer."""
+        """Run one stage; clients in `lost` do not answer."""
         for number, data in self.server.advance().items():
             if number not in lost:
                 self.server.receive(number, self.answer(number, data))
@@ -97,11 +97,11 @@ class Flower:
         """What every other client sends to `number`, with shares of the right length (making real ones takes minutes)."""
         crypto = import_module("flwr.common.secure_aggregation.secaggplus_utils")
         cipher = import_module("flwr.common.secure_aggregation.crypto.symmetric_encryption")
-        mine = self.states[number]
+        state = self.states[number]
         self.share(number)
         sources = [state.nid for state in self.states if state.nid != number]
         plain = [crypto.share_keys_plaintext_concat(source, number, bytes(52), bytes(52)) for source in sources]
-        boxes = [cipher.encrypt(mine.ss2_dict[source], text) for source, text in zip(sources, plain, strict=True)]
+        boxes = [cipher.encrypt(state.ss2_dict[source], text) for source, text in zip(sources, plain, strict=True)]
         return {self.key.CIPHERTEXT_LIST: boxes, self.key.SOURCE_LIST: sources}
 
     def mask(self, number: int, inbox: dict[str, Any]) -> Any:
@@ -137,17 +137,17 @@ def masking(bits: Any = 32, n: int = N, d: int = D, repeats: int = REPEATS) -> d
     ours.stage()
     ours.stage()
     data = ours.server.advance()[0]
-    mine, theirs = [], []
+    own_seconds, theirs = [], []
     other = Flower(n, d) if flower() else None
     if other is not None:
         inbox = other.inbox(0)
     for _ in range(repeats):
         client = ours.copy(0)
-        mine.append(timed(lambda client=client: client.receive(data, Contribution(ours.values))))
+        own_seconds.append(timed(lambda client=client: client.receive(data, Contribution(ours.values))))
         if other is not None:
             theirs.append(timed(lambda: other.mask(0, inbox)))
     note = f"n = {n}, d = {d}, {bits} bits"
-    return compared(mine, theirs, 4, 9, note) if theirs else skipped(mine, 4, 9, note)
+    return compared(own_seconds, theirs, 4, 9, note) if theirs else skipped(own_seconds, 4, 9, note)
 
 
 def sharing(n: int = N, repeats: int = REPEATS) -> dict[str, Any]:
@@ -156,31 +156,31 @@ def sharing(n: int = N, repeats: int = REPEATS) -> dict[str, Any]:
     ours.stage()
     data = ours.server.advance()[0]
     other = Flower(n, 10) if flower() else None
-    mine, theirs = [], []
+    own_seconds, theirs = [], []
     for _ in range(repeats):
         client = ours.copy(0)
-        mine.append(timed(lambda client=client: client.receive(data)))
+        own_seconds.append(timed(lambda client=client: client.receive(data)))
         if other is not None:
             theirs.append(timed(lambda: other.share(0)))
     note = f"n = {n}, complete graph"
-    return compared(mine, theirs, 100, 300, note) if theirs else skipped(mine, 100, 300, note)
+    return compared(own_seconds, theirs, 100, 300, note) if theirs else skipped(own_seconds, 100, 300, note)
 
 
 def unmasking(n: int = N, d: int = D, repeats: int = 2) -> dict[str, Any]:
     """The server's last step with 10 % dropouts before masking; Flower's from unit costs (its step takes minutes)."""
     lost = frozenset(range(0, n, 10))
-    mine, theirs = [], []
+    own_seconds, theirs = [], []
     for _ in range(repeats):
         ours = Ours(n, d)
         ours.stage()
         ours.stage()
         ours.stage(lost)
         ours.stage()
-        mine.append(timed(ours.server.advance))
+        own_seconds.append(timed(ours.server.advance))
         if flower():
             theirs.append(_flower_unmasking(n, d, len(lost)))
     note = f"n = {n}, d = {d}, 10 % dropouts; theirs from unit costs, its masks at d = 100 000 and scaled"
-    return compared(mine, theirs, 50, 150, note) if theirs else skipped(mine, 50, 150, note)
+    return compared(own_seconds, theirs, 50, 150, note) if theirs else skipped(own_seconds, 50, 150, note)
 
 
 def _flower_unmasking(n: int, d: int, lost: int, part: int = 100_000) -> float:
@@ -189,15 +189,15 @@ def _flower_unmasking(n: int, d: int, lost: int, part: int = 100_000) -> float:
     from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
     other = Flower(2, 1)
-    one, two = other.states
+    first, two = other.states
     self_shares = create_shares(bytes(32), n // 2 + 1, n)[: n - lost]
-    key_shares = create_shares(one.sk1, n // 2 + 1, n)[: n - lost]
+    key_shares = create_shares(first.sk1, n // 2 + 1, n)[: n - lost]
     combining_self = statistics.median(timed(lambda: combine_shares(self_shares)) for _ in range(3))
     combining_key = statistics.median(timed(lambda: combine_shares(key_shares)) for _ in range(3))
 
     def agree() -> bytes:
         mod = other.mod
-        return bytes(mod.generate_shared_key(mod.bytes_to_private_key(one.sk1), mod.bytes_to_public_key(two.pk1)))
+        return bytes(mod.generate_shared_key(mod.bytes_to_private_key(first.sk1), mod.bytes_to_public_key(two.pk1)))
 
     agreeing = statistics.median(timed(agree) for _ in range(5))
     vector = [np.zeros(part, np.int64)]

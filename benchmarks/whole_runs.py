@@ -157,10 +157,10 @@ def main(words: Sequence[str]) -> int:
                 if ROWS[name].needs and not Path(os.environ.get("CFLPRIV_DATA", "data"), ROWS[name].needs).is_dir():
                     print(f"{name:<32} skipped: {ROWS[name].needs} is not in CFLPRIV_DATA", flush=True)
                     continue
-                one = measured(name, old)
-                each[ROWS[name].clients] = one["new_seconds"] / max(ROWS[name].clients, 1)
-                figures = f"{one['ratio']:>8.2f} {one['low']:>6.2f} {one['high']:>6.2f} {one['asked']:>6.1f}"
-                seconds = f"{one['old_seconds']:.2f}, {one['new_seconds']:.2f}; {one['old_peak']:.0f}, {one['new_peak']:.0f}"
+                row = measured(name, old)
+                each[ROWS[name].clients] = row["new_seconds"] / max(ROWS[name].clients, 1)
+                figures = f"{row['ratio']:>8.2f} {row['low']:>6.2f} {row['high']:>6.2f} {row['asked']:>6.1f}"
+                seconds = f"{row['old_seconds']:.2f}, {row['new_seconds']:.2f}; {row['old_peak']:.0f}, {row['new_peak']:.0f}"
                 print(f"{name:<32} {figures}  {seconds}", flush=True)
     except LookupError as error:
         print(error)

@@ -54,8 +54,8 @@ def unpacked_limit(packed: int, least: int = LEAST_UNPACKED_BYTES) -> int:
 
 
 @contextmanager
-def reading(path: Path, what: str, part: str = "") -> Iterator[None]:
-    """Turn every way in which reading a damaged file, or a part of it, can fail into one `InputError`."""
+def reading(path: Path, file_format: str, part: str = "") -> Iterator[None]:
+    """Turn every error of reading a damaged file, or a part of a file, into one `InputError`."""
     try:
         yield
     except InputError:
@@ -81,7 +81,7 @@ def reading(path: Path, what: str, part: str = "") -> Iterator[None]:
         zlib.error,
     ) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path}: not a readable {what} file ({part}{reason})") from error
+        raise InputError(f"{path}: not a readable {file_format} file ({part}{reason})") from error
 
 
 def fill(stream: BufferedIOBase, array: NDArray[Any]) -> int:

@@ -28,7 +28,7 @@ _DTYPES = {
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader sees the old or the new one, never half of it, whatever happens. Raises OSError."""
+    """Write a file atomically: a reader sees the old or the new content, never a part. Raises OSError."""
     data = encode_readably(content) if isinstance(content, str) else content
     _replace(path, lambda out: out.write(data), 0o644)
 
@@ -67,7 +67,7 @@ def write_packed(path: Path, arrays: Mapping[str, Any]) -> None:
 def write_arrays(path: Path, arrays: Mapping[str, Any], mode: int = 0o644) -> tuple[str, int]:
     """Write arrays, by name, as safetensors, whole or not at all; the file's BLAKE2b digest and its size in bytes.
 
-    Values that are made on demand are made one at a time, so that they never stand in memory together. Raises OSError.
+    Values made on demand are made one at a time, so memory never holds two of them. Raises OSError.
     """
     digest, size = blake2b(digest_size=16), 0
 
@@ -113,12 +113,12 @@ def _replace(path: Path, write: Any, mode: int) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Add to a file and see it onto the disk. Where that fails the file is cut back to what it was, and OSError raised."""
+    """Add to a file and see it onto the disk. If writing fails, the file is truncated to its earlier size and OSError is raised."""
     data = encode_readably(text)
     try:
         with open(path, "ab", buffering=0, opener=in_place) as out:
-            found = os.fstat(out.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(out.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(path))
             try:
                 while data:
@@ -126,7 +126,7 @@ def append(path: Path, text: str) -> None:
                 os.fsync(out.fileno())
             except OSError:
                 with suppress(OSError):
-                    out.truncate(found.st_size)
+                    out.truncate(status.st_size)
                 raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None

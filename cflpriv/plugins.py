@@ -125,7 +125,7 @@ def load_plugin(path: str | Path, digest: str | None = None) -> Path:
     """Run a Python file that registers things, once in this process; its absolute path.
 
     Its module is called cflpriv_plugin_NAME, which checkpoints and messages name its classes by. The text of the file runs, never compiled
-    code from a `__pycache__` beside it. `digest`: what the text must have where it did not run yet, as `plugin_digests` gives it.
+    code from a `__pycache__` beside it. `digest`: the digest that new text must have, as `plugin_digests` computes it.
 
     Raises `InputError` naming the file if it is missing, fails, has another digest, or has the name of another that is loaded.
     """

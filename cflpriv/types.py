@@ -148,7 +148,7 @@ class Clustering:
 
     def members(self, label: int) -> tuple[int, ...]:
         """The clients of one cluster."""
-        return tuple(client for client, its in zip(self.clients, self.labels, strict=True) if its == label)
+        return tuple(client for client, assigned in zip(self.clients, self.labels, strict=True) if assigned == label)
 
     def extended(self, clients: Sequence[int], labels: Iterable[int]) -> "Clustering":
         """This clustering with newcomers added; k grows to hold their labels."""

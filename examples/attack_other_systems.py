@@ -65,12 +65,12 @@ def gram_attack(known: tuple[int, ...]) -> float:
     """The share of the clients not known whose label sets come out from inner products, the data of `known` ones given."""
     clients = [their_client(labels) for labels in KINDS]
     templates = {pair: their_signature(their_client(sorted(pair))[0]) for pair in PAIRS}
-    signatures = np.stack([their_signature(one) for one, _ in clients])
+    signatures = np.stack([their_signature(data) for data, _ in clients])
     rotation = np.linalg.qr(RNG.normal(size=(64, 64)))[0]  # whatever hides coordinates leaves this
     rotated = (signatures @ rotation).reshape(-1, 64)
     products = (rotated @ rotated.T).reshape(6, 3, 6, 3)
-    found = labels_from_gram(products, {place: signatures[place] for place in known}, templates)
-    return float(np.mean([found[place] == frozenset(KINDS[place]) for place in range(6) if place not in known]))
+    label_sets = labels_from_gram(products, {place: signatures[place] for place in known}, templates)
+    return float(np.mean([label_sets[place] == frozenset(KINDS[place]) for place in range(6) if place not in known]))
 
 
 def main() -> None:
@@ -89,8 +89,8 @@ def main() -> None:
     similarity, blank = cosine(invert_signature(signature, (64,)), mean), cosine(PIXELS.mean(axis=0), mean)
     print(f"signature:  cosine to the mean image {similarity:.3f}; the mean image of all data, without a view, {blank:.3f}")
     templates = {pair: their_signature(their_client(sorted(pair))[0]) for pair in PAIRS}
-    found = sorted(recover_label_set(signature, templates))
-    print(f"            label set {found}, really {KINDS[0]}; a guess is right in 1 of {len(PAIRS)}")
+    recovered = sorted(recover_label_set(signature, templates))
+    print(f"            label set {recovered}, really {KINDS[0]}; a guess is right in 1 of {len(PAIRS)}")
 
     for known in ((1, 2, 5), ()):
         right = np.array([gram_attack(known) for _ in range(DRAWS)])

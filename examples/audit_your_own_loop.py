@@ -58,7 +58,9 @@ def federated_averaging(
             train(model, x, y, **how)
             returned.append(deepcopy(model.state_dict()))
             seen.append((number, sent, returned[-1]))
-        model.load_state_dict({name: torch.stack([one[name].float() for one in returned]).mean(0).to(sent[name].dtype) for name in sent})
+        model.load_state_dict(
+            {name: torch.stack([state[name].float() for state in returned]).mean(0).to(sent[name].dtype) for name in sent}
+        )
     return seen
 
 
@@ -68,8 +70,8 @@ def dealt(counts: list[int], labels: int = 3) -> tuple[list[tuple[torch.Tensor, 
     auxiliary, free = order[:300], order[300:].tolist()
     clients = []
     for number, count in enumerate(counts):
-        mine = [(3 * number + i) % 10 for i in range(labels)]
-        chosen = [place for place in free if int(LABELS[place]) in mine][:count]
+        own = [(3 * number + i) % 10 for i in range(labels)]
+        chosen = [place for place in free if int(LABELS[place]) in own][:count]
         free = [place for place in free if place not in set(chosen)]
         clients.append((PIXELS[chosen], LABELS[chosen]))
     return clients, (PIXELS[auxiliary], LABELS[auxiliary])

@@ -28,9 +28,17 @@ from cflpriv.attacks.adversary import AdversaryView, view_of
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.sums import models_sent
 from cflpriv.attacks.figures.leakage import Prior, Truth, cosine, popular_set, prior_of, truth_of
-from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, Guess, Knowledge, cells, recover_labels, transformed_rounds
-from cflpriv.attacks.key_recovery.cells import Seen, exact_share, guess_of, knowledge, score_l1, score_sets, score_structure
-from cflpriv.attacks.key_recovery.naming import own_proportions, simulate
+from cflpriv.attacks.key_recovery import ABSTAIN_BELOW, KeyRecoveryGuess, Knowledge, cells, recover_labels, transformed_rounds
+from cflpriv.attacks.key_recovery.cells import (
+    TransformedUpdates,
+    exact_share,
+    guess_of,
+    knowledge,
+    score_histograms,
+    score_label_sets,
+    score_structure,
+)
+from cflpriv.attacks.key_recovery.naming import own_proportions, simulate_updates
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript, payload_rows
 from cflpriv.data import build_population
@@ -98,27 +106,27 @@ def record(network: str, partition: str, seed: int, protection: dict[str, Any] |
     return Run(views[0], views[1], prior_of(population, seed, config=config), truth_of(population))
 
 
-def score(one: Guess, run: Run) -> tuple[float, float, float]:
+def score(guessed: KeyRecoveryGuess, run: Run) -> tuple[float, float, float]:
     """Label-set accuracy, L1 of histograms (equal shares where the attacker abstains), L1 of the structure under the best renaming."""
     clients = sorted(run.truth.label_sets)
-    sets = score_sets(one, run.truth, run.prior, clients).mean()
+    sets = score_label_sets(guessed, run.truth, run.prior, clients).mean()
     return (
         float(sets),
-        float(score_l1(one, run.truth, clients, LABELS).mean()),
-        float(score_structure(one, run.truth, clients, LABELS).mean()),
+        float(score_histograms(guessed, run.truth, clients, LABELS).mean()),
+        float(score_structure(guessed, run.truth, clients, LABELS).mean()),
     )
 
 
-def cosines(one: Guess, seen: Seen, clear: Seen) -> tuple[float, float]:
+def cosines(guessed: KeyRecoveryGuess, seen: TransformedUpdates, clear: TransformedUpdates) -> tuple[float, float]:
     """Mean cosine to the true first updates: of those rebuilt at the coordinates placed, and of those predicted from the labels alone."""
-    found = one.recovery
-    if found is None or found.histograms is None or found.response is None:
+    recovery = guessed.recovery
+    if recovery is None or recovery.histograms is None or recovery.response is None:
         return float("nan"), float("nan")
     truth = clear.rounds[0]
     rebuilt = np.zeros_like(truth)
-    for place, coordinate in one.coordinates.items():
+    for place, coordinate in guessed.coordinates.items():
         rebuilt[:, coordinate] = seen.rounds[0][:, place]
-    predicted = found.response.predict(found.histograms)
+    predicted = recovery.response.predict(recovery.histograms)
     return tuple(float(np.mean([cosine(a, b) for a, b in zip(truth, rows, strict=True)])) for rows in (rebuilt, predicted))  # type: ignore[return-value]
 
 
@@ -133,7 +141,7 @@ def claims(networks: Sequence[str], partitions: Sequence[str], seeds: Sequence[i
                 "seed  structure   confidence  label sets (popular | other view | wrong θ0)   L1 of histogram (uniform | other | wrong θ0)"
                 "   structure L1   exact coordinates   cosine rebuilt / predicted from labels   seconds"
             )
-            before: Guess | None = None
+            before: KeyRecoveryGuess | None = None
             rows = []
             for seed in seeds:
                 row, before = _claim(network, partition, seed, before)
@@ -143,7 +151,7 @@ def claims(networks: Sequence[str], partitions: Sequence[str], seeds: Sequence[i
     return every
 
 
-def _claim(network: str, partition: str, seed: int, before: Guess | None) -> tuple[dict[str, float], Guess]:
+def _claim(network: str, partition: str, seed: int, before: KeyRecoveryGuess | None) -> tuple[dict[str, float], KeyRecoveryGuess]:
     """One seed. `before` is the guess about another seed's clients, a baseline."""
     began = time.perf_counter()
     run = record(network, partition, seed)
@@ -152,30 +160,30 @@ def _claim(network: str, partition: str, seed: int, before: Guess | None) -> tup
     assert seen is not None
     assert clear is not None
     known = knowledge(run.prior, seen.theta0, seen.local)
-    found = recover_labels(seen.rounds, known, stream(seed, "key recovery"))
-    mine = guess_of(found, seen)
-    sets, l1, structure = score(mine, run)
+    recovery = recover_labels(seen.rounds, known, stream(seed, "key recovery"))
+    guessed = guess_of(recovery, seen)
+    sets, l1, structure = score(guessed, run)
     wrong = knowledge(run.prior, known.train.model.init(seed + 1))
     misled_recovery = recover_labels(seen.rounds, wrong, stream(seed, "key recovery"))
     # scored as if it did not abstain
     shares = misled_recovery.histograms
-    misled = Guess({} if shares is None else dict(zip(seen.clients, shares, strict=True)))
+    misled = KeyRecoveryGuess({} if shares is None else dict(zip(seen.clients, shares, strict=True)))
     everyone = list(run.truth.label_sets.values())
-    popular = float(np.mean([one == popular_set(everyone) for one in everyone]))
-    _, uniform, _ = score(Guess(), run)
+    popular = float(np.mean([labels == popular_set(everyone) for labels in everyone]))
+    _, uniform, _ = score(KeyRecoveryGuess(), run)
     other = score(before, run) if before is not None else (float("nan"),) * 3
     wrong_sets, wrong_l1, _ = score(misled, run)
-    exact = exact_share(mine, seen, clear, list(seen.clients))
-    rebuilt, predicted = cosines(mine, seen, clear)
+    exact = exact_share(guessed, seen, clear, list(seen.clients))
+    rebuilt, predicted = cosines(guessed, seen, clear)
     print(
-        f"{seed}  {found.structure.by:<11} {found.confidence:5.2f}{' abstains' if found.abstains else '         '}"
+        f"{seed}  {recovery.structure.by:<11} {recovery.confidence:5.2f}{' abstains' if recovery.abstains else '         '}"
         f"  {sets:.2f} ({popular:.2f} | {other[0]:.2f} | {wrong_sets:.2f}, confidence {misled_recovery.confidence:.2f})"
         f"   {l1:.2f} ({uniform:.2f} | {other[1]:.2f} | {wrong_l1:.2f})   {structure:.2f}"
-        f"   {exact:.2f} of {len(mine.coordinates)}   {rebuilt:.2f} / {predicted:.2f}"
+        f"   {exact:.2f} of {len(guessed.coordinates)}   {rebuilt:.2f} / {predicted:.2f}"
         f"   {time.perf_counter() - began:.0f}",
         flush=True,
     )
-    return {"sets": sets, "l1": l1, "uniform": uniform}, mine
+    return {"sets": sets, "l1": l1, "uniform": uniform}, guessed
 
 
 def summary(partition: str, rows: Sequence[dict[str, float]]) -> None:
@@ -207,7 +215,7 @@ Row = tuple[str, Callable[[], None]]
 def variants(network: str, partition: str, seed: int, wanted: Sequence[str]) -> None:
     """The rows whose names have one of the words `wanted` (none: all)."""
     truth = truth_of(build_population(configured(network, partition, seed).data))
-    uniform = score_l1(Guess(), truth, sorted(truth.label_sets), LABELS).mean()
+    uniform = score_histograms(KeyRecoveryGuess(), truth, sorted(truth.label_sets), LABELS).mean()
     columns = f"structure, confidence, label sets, L1 (equal shares {uniform:.2f}), structure L1"
     print(f"\n{network}, {partition}, seed {seed}: {columns}", flush=True)
     rows = [*_of_one_run(network, partition, seed), *_of_other_runs(network, partition, seed)]
@@ -220,12 +228,12 @@ def _of_one_run(network: str, partition: str, seed: int) -> list[Row]:
     """One run in the clear of the key, and the same updates under other transforms."""
 
     @cache
-    def clear() -> tuple[Run, Seen, Knowledge]:
+    def clear() -> tuple[Run, TransformedUpdates, Knowledge]:
         run = record(network, partition, seed)
         d = knowledge(run.prior, None).theta0.size
         seen = transformed_rounds(run.opened, d)
         assert seen is not None
-        return run, replace(seen, rounds=tuple(one[:, :d] for one in seen.rounds)), knowledge(run.prior, seen.theta0, seen.local)
+        return run, replace(seen, rounds=tuple(rows[:, :d] for rows in seen.rounds)), knowledge(run.prior, seen.theta0, seen.local)
 
     @cache
     def keys() -> tuple[Array, Array, Array, Array]:
@@ -235,18 +243,18 @@ def _of_one_run(network: str, partition: str, seed: int) -> list[Row]:
         return order, signs, rng.permutation(size), rng.choice([-1.0, 1.0], size)
 
     def permuted() -> list[Array]:
-        return [one[:, keys()[0]] for one in clear()[1].rounds]
+        return [rows[:, keys()[0]] for rows in clear()[1].rounds]
 
     def mixed() -> list[Array]:
-        return [hadamard(one * keys()[1]) for one in clear()[1].rounds]
+        return [hadamard(rows * keys()[1]) for rows in clear()[1].rounds]
 
     def undone() -> list[Array]:
-        return [hadamard(one)[:, : len(keys()[0])] for one in mixed()]
+        return [hadamard(rows)[:, : len(keys()[0])] for rows in mixed()]
 
     def attacked(name: str, made: Callable[[], list[Array]], signed: bool = False, to: Callable[[], Knowledge] | None = None) -> Row:
         def row() -> None:
             run, seen, known = clear()
-            _variant(name, run, Seen(seen.clients, tuple(made()), None, signed), to() if to else known, seed)
+            _variant(name, run, TransformedUpdates(seen.clients, tuple(made()), None, signed), to() if to else known, seed)
 
         return name, row
 
@@ -257,10 +265,10 @@ def _of_one_run(network: str, partition: str, seed: int) -> list[Row]:
     return [
         attacked("permutation", permuted),
         attacked("a fresh permutation a round (first round only)", lambda: permuted()[:1]),
-        attacked("signed permutation", lambda: [one * keys()[1] for one in permuted()], True),
+        attacked("signed permutation", lambda: [rows * keys()[1] for rows in permuted()], True),
         attacked("signs, then public Hadamard (undone)", undone, True),
-        attacked("signs, Hadamard, then permutation", lambda: [one[:, keys()[2]] for one in mixed()]),
-        attacked("signs, Hadamard, permutation and signs", lambda: [one[:, keys()[2]] * keys()[3] for one in mixed()], True),
+        attacked("signs, Hadamard, then permutation", lambda: [rows[:, keys()[2]] for rows in mixed()]),
+        attacked("signs, Hadamard, permutation and signs", lambda: [rows[:, keys()[2]] * keys()[3] for rows in mixed()], True),
         attacked("secret θ0", permuted, to=lambda: knowledge(clear()[0].prior, None)),
         attacked("shifted auxiliary data (2 pixels right, 80 % contrast)", permuted, to=shifted),
     ]
@@ -295,28 +303,31 @@ def sketch_and_haar(network: str, partition: str, seed: int) -> None:
     name = "a sketch, then haar, for Grams; secure sums"
     hidden = {"gram": ["sketch", "haar"], "sketch_dim": SKETCHED, "sum": "secagg", "transform": "fixed"}
     run = record(network, partition, seed, hidden, rounds=1)
-    (message,) = [one for one in run.view.select("gram") if one.payload is not None and "rows" in one.payload]
+    (message,) = [message for message in run.view.select("gram") if message.payload is not None and "rows" in message.payload]
     assert message.payload is not None
     rows, clients = np.asarray(message.payload["rows"], np.float64)[:, 0], payload_rows(message)
-    (theta0,) = next(models_sent(run.view, one).values() for one in run.view.select("compute", "parameters"))
+    (theta0,) = next(models_sent(run.view, message).values() for message in run.view.select("compute", "parameters"))
     known = knowledge(run.prior, theta0)
-    _variant(name, run, Seen(clients, (rows,), None), known, seed)
+    _variant(name, run, TransformedUpdates(clients, (rows,), None), known, seed)
     size = known.labels_per_client
     if size is None:
         return
     rng, reduce = stream(seed, "gram of updates"), sketched(int(message.context["epoch"]), SKETCHED)
     own = own_proportions(np.eye(LABELS), OWN_PER_SET * comb(LABELS, size), rng, size)
-    held, updates = [frozenset(np.argsort(-row)[:size].tolist()) for row in own], reduce(simulate(known, own, rng))
-    templates = {one: np.mean([row for row, its in zip(updates, held, strict=True) if its == one], axis=0)[None] for one in set(held)}
+    held, updates = [frozenset(np.argsort(-row)[:size].tolist()) for row in own], reduce(simulate_updates(known, own, rng))
+    templates = {
+        own_labels: np.mean([row for row, labels in zip(updates, held, strict=True) if labels == own_labels], axis=0)[None]
+        for own_labels in set(held)
+    }
     truth = [run.truth.label_sets[client] for client in clients]
-    popular = float(np.mean([one == popular_set(truth) for one in truth]))
+    popular = float(np.mean([labels == popular_set(truth) for labels in truth]))
     for k in (0, 3, 10):
         right = []
         for draw in range(4 if k else 1):
             places = stream(seed, f"known clients {k}", draw).permutation(len(clients))[:k].tolist()
             theirs = {place: reduce(trained(known, *run.truth.data[clients[place]])) for place in places}
-            found = labels_from_gram((rows @ rows.T)[:, None, :, None], theirs, templates, seed=seed)
-            right.append(np.mean([found[i] == truth[i] for i in range(len(clients)) if i not in places]))
+            label_sets = labels_from_gram((rows @ rows.T)[:, None, :, None], theirs, templates, seed=seed)
+            right.append(np.mean([label_sets[i] == truth[i] for i in range(len(clients)) if i not in places]))
         print(f"    its Gram, {k:2} known clients: label sets {np.mean(right):.2f} (popular label set {popular:.2f})", flush=True)
 
 
@@ -330,8 +341,8 @@ def swapped(network: str, seed: int) -> None:
     """Clients with all labels, of which each group exchanges two: what an audit says of such a run."""
     config = configured(network, "swap", seed)
     case = case_of(fresh_scene(config, build_population(config.data), config.training.rounds), "server")
-    for one in cells(case)[0]:
-        print(f"    label swap: {one.line()}", flush=True)
+    for cell in cells(case)[0]:
+        print(f"    label swap: {cell.line()}", flush=True)
 
 
 def unbiased(network: str, partition: str, seed: int, run: Run) -> None:
@@ -344,8 +355,11 @@ def unbiased(network: str, partition: str, seed: int, run: Run) -> None:
         layers = list(whole.children())
         head = layers[-1]
         assert isinstance(head, nn.Linear)
-        fresh = [type(one)(one.in_features, one.out_features) if isinstance(one, nn.Linear) else one for one in layers[:-1]]
-        fresh = [nn.Conv2d(one.in_channels, one.out_channels, one.kernel_size) if isinstance(one, nn.Conv2d) else one for one in fresh]  # type: ignore[arg-type]
+        fresh = [type(layer)(layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else layer for layer in layers[:-1]]
+        fresh = [
+            nn.Conv2d(layer.in_channels, layer.out_channels, layer.kernel_size) if isinstance(layer, nn.Conv2d) else layer
+            for layer in fresh
+        ]  # type: ignore[arg-type]
         return nn.Sequential(*fresh, nn.Linear(head.in_features, head.out_features, bias=False))
 
     model = replace(biased.train.model, name=f"{biased.train.model.name} without head biases", factory=build)
@@ -366,11 +380,11 @@ def unbiased(network: str, partition: str, seed: int, run: Run) -> None:
     _variant("no head biases", run, seen, replace(biased, train=train, theta0=theta0), seed)
 
 
-def _variant(name: str, run: Run, seen: Seen, known: Any, seed: int) -> None:
-    found = recover_labels(seen.rounds, known, stream(seed, "key recovery"), signed=seen.signed)
-    sets, l1, structure = score(guess_of(found, seen), run)
+def _variant(name: str, run: Run, seen: TransformedUpdates, known: Any, seed: int) -> None:
+    recovery = recover_labels(seen.rounds, known, stream(seed, "key recovery"), signed=seen.signed)
+    sets, l1, structure = score(guess_of(recovery, seen), run)
     print(
-        f"  {name:<58} {found.structure.by:<11} {found.confidence:5.2f}{' abstains' if found.abstains else '         '}"
+        f"  {name:<58} {recovery.structure.by:<11} {recovery.confidence:5.2f}{' abstains' if recovery.abstains else '         '}"
         f" {sets:.2f}  {l1:.2f}  {structure:.2f}",
         flush=True,
     )
@@ -388,10 +402,10 @@ def main() -> None:
     print(f"the attacker abstains below confidence {ABSTAIN_BELOW}; an abstention counts as a failure")
     if options.variants:
         words = [word.strip() for word in options.rows.split(",") if word.strip()]
-        for one in networks:
+        for name in networks:
             for kind in partitions:
                 for seed in range(VARIANT_SEED, VARIANT_SEED + (options.seeds or 1)):
-                    variants(one, kind, seed, words)
+                    variants(name, kind, seed, words)
     else:
         count = options.seeds or len(SEEDS)
         claims(networks, partitions, [*SEEDS, *range(SEEDS[-1] + 1, SEEDS[0] + count)][:count])

@@ -35,8 +35,9 @@ def main() -> None:
     (OUT / ".demo").touch()
     table = []
     for name, (file, changes) in RUNS.items():
-        summary = run_experiment(load_config(HERE / file, changes), OUT / name, say=print)
-        cells = audit_run(OUT / name, attacks=["signature_inversion"], budget="quick", say=print) if summary["algorithm"] == "pacfl" else []
+        summary = run_experiment(load_config(HERE / file, changes), OUT / name, report=print)
+        is_pacfl = summary["algorithm"] == "pacfl"
+        cells = audit_run(OUT / name, attacks=["signature_inversion"], budget="quick", report=print) if is_pacfl else []
         seen = {cell.adversary: cell for cell in cells if cell.metric == "mean_image_cosine"}
         table.append((name, summary, seen))
     print()
@@ -45,8 +46,8 @@ def main() -> None:
     )
     for name, summary, seen in table:
         ari = "–" if summary["ari"] is None else f"{summary['ari']:.2f}"
-        sent = [(who, cell) for who, cell in seen.items() if cell.status != "nothing_to_see"]
-        leak = ", ".join(f"{who} {'not attempted' if cell.value is None else f'{cell.value:.2f}'}" for who, cell in sent)
+        sent = [(adversary, cell) for adversary, cell in seen.items() if cell.status != "nothing_to_see"]
+        leak = ", ".join(f"{adversary} {'not attempted' if cell.value is None else f'{cell.value:.2f}'}" for adversary, cell in sent)
         accuracy, worst, own = (f"{100 * summary[f'{key}']:.1f} %" for key in ("accuracy_mean", "accuracy_worst", "local_accuracy_mean"))
         print(
             f"{name:<12}{accuracy:>10}{worst:>8}{own:>11}{summary['clusters'] or '–':>10}{ari:>7}   {leak or 'nothing is sent to invert'}"
@@ -57,7 +58,7 @@ def main() -> None:
 
     print("\nPrivacy against utility: two systems under four protections, two seeds each")
     sweep = load_sweep(HERE / "sweeps" / "small_front.toml")
-    failed = run_sweep(sweep, OUT / "front", audit=audit_run, say=print)
+    failed = run_sweep(sweep, OUT / "front", audit=audit_run, report=print)
     for name, error in failed.items():
         print(f"failed: {name}: {error}")
     print(f"its pictures and tables: {write_report(OUT / 'front')}   ({time.perf_counter() - began:.0f} s in all)")

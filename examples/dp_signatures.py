@@ -41,11 +41,11 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 0.5])
     parser.add_argument("--sketches", type=int, nargs="+", default=[32, 0])
     parser.add_argument("--data-dir")
-    given = parser.parse_args()
+    options = parser.parse_args()
     print("sketch  epsilon  ARI, K given: median  worst   automatic: median  worst   best silhouette: median  worst")
-    for sketch in given.sketches:
-        for epsilon in given.epsilons:
-            scores = np.array([quality(seed, epsilon, sketch, given.data_dir) for seed in range(given.seeds)])
+    for sketch in options.sketches:
+        for epsilon in options.epsilons:
+            scores = np.array([quality(seed, epsilon, sketch, options.data_dir) for seed in range(options.seeds)])
             given_k, automatic, silhouette = zip(np.median(scores, axis=0), scores.min(axis=0), strict=True)
             name = str(sketch) if sketch else "none"
             words = f"{given_k[0]:20.3f}  {given_k[1]:5.3f}  {automatic[0]:18.3f}  {automatic[1]:5.3f}"

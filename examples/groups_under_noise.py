@@ -38,9 +38,9 @@ def right(scene: str, method: str, epsilon: float, seed: int, data_dir: str | No
         }
     )  # fmt: skip
     simulation = start(config, data_dir)
-    found = simulation.algorithm.describe(simulation.state)["clustering"]
-    truth = [simulation.population.groups[client] for client in found.clients]
-    return found.k == len(set(truth)) and ari(truth, found.labels) == 1.0
+    clustering = simulation.algorithm.describe(simulation.state)["clustering"]
+    truth = [simulation.population.groups[client] for client in clustering.clients]
+    return clustering.k == len(set(truth)) and ari(truth, clustering.labels) == 1.0
 
 
 def main() -> None:
@@ -48,13 +48,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epsilons", type=float, nargs="+", default=[8.0, 4.0, 2.0, 1.0])
     parser.add_argument("--data-dir")
-    given = parser.parse_args()
-    print(f"exactly right of {given.seeds} seeds at ε =".ljust(44) + "".join(f"{epsilon:>6g}" for epsilon in given.epsilons), flush=True)
+    options = parser.parse_args()
+    print(
+        f"exactly right of {options.seeds} seeds at ε =".ljust(44) + "".join(f"{epsilon:>6g}" for epsilon in options.epsilons), flush=True
+    )
     for scene in SCENES:
         for method in ("pacfl", "crossfit"):
             print(f"{scene}, {method}".ljust(44), end="", flush=True)
-            for epsilon in given.epsilons:
-                seen = sum(right(scene, method, epsilon, seed, given.data_dir) for seed in range(given.seeds))
+            for epsilon in options.epsilons:
+                seen = sum(right(scene, method, epsilon, seed, options.data_dir) for seed in range(options.seeds))
                 print(f"{seen:>6}", end="", flush=True)
             print(flush=True)
 

@@ -56,19 +56,19 @@ def main(path: Path) -> None:
     starts = [model.init(seed) for seed in range(IMAGES)]
     rows = [(epsilon, i) for epsilon in EPSILONS for i in range(IMAGES)]
     sent = np.stack([update(model, starts[i], truth[i], labels[i], epsilon) for epsilon, i in rows])
-    found, _ = invert_updates(
+    recovered, _ = invert_updates(
         model, np.stack([starts[i] for _, i in rows]), sent, np.array([[labels[i]] for _, i in rows]), LocalSteps(),
         np.random.default_rng(0), iterations=ITERATIONS, distance="cosine", total_variation=1e-4,
     )  # fmt: skip
-    images = found[:, 0].reshape(len(EPSILONS), IMAGES, 1, 8, 8)
-    blank = np.array([psnr_db(one, mean) for one in truth])
-    similarity = np.mean([ssim(one, mean) for one in truth])
+    images = recovered[:, 0].reshape(len(EPSILONS), IMAGES, 1, 8, 8)
+    blank = np.array([psnr_db(image, mean) for image in truth])
+    similarity = np.mean([ssim(image, mean) for image in truth])
     print(f"mean image (baseline): PSNR {blank.mean():.1f} dB, SSIM {similarity:.2f}; {IMAGES} images")
     curve = []
-    for epsilon, several in zip(EPSILONS, images, strict=True):
-        scores = np.array([psnr_db(*pair) for pair in zip(truth, several, strict=True)])
+    for epsilon, images_at in zip(EPSILONS, images, strict=True):
+        scores = np.array([psnr_db(*pair) for pair in zip(truth, images_at, strict=True)])
         low, high = confidence_interval(scores)
-        similar = np.mean([ssim(*pair) for pair in zip(truth, several, strict=True)])
+        similar = np.mean([ssim(*pair) for pair in zip(truth, images_at, strict=True)])
         above = "above" if confidence_interval(scores - blank)[0] > 3 else "not above"
         print(f"epsilon {epsilon:g}: PSNR {scores.mean():.1f} dB [{low:.1f}, {high:.1f}], SSIM {similar:.2f}; {above} the baseline by 3 dB")
         curve.append((scores.mean(), scores.std(ddof=1)))

@@ -17,15 +17,15 @@ def rows(clinics: int = 12, patients: int = 80, seed: int = 0) -> list[list[str]
     """One row a patient: clinic, region, measurements, outcome. In the second region high values speak for the other outcome."""
     draws = np.random.default_rng(seed)
     direction = draws.standard_normal(len(FEATURES))
-    found = []
+    rows = []
     for clinic in range(clinics):
         north = clinic % 2 == 0
         for _ in range(patients):
             z = draws.standard_normal(len(FEATURES))
             sick = (z @ direction + 0.5 * draws.standard_normal() > 0) == north
             values = [f"{value:.2f}" for value in MEAN + DEVIATION * z]
-            found.append([f"clinic {clinic + 1:02d}", "north" if north else "south", *values, "relapse" if sick else "none"])
-    return found
+            rows.append([f"clinic {clinic + 1:02d}", "north" if north else "south", *values, "relapse" if sick else "none"])
+    return rows
 
 
 def write(path: Path) -> None:

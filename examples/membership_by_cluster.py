@@ -73,7 +73,7 @@ def attack(people: Population, clustering: Clustering, train: Train, rounds: int
         for client in range(CLIENTS)
     ], axis=1)  # fmt: skip
     coins = inside.reshape(federations, -1)
-    auc, tpr = np.mean([(one.auc, one.tpr) for one in lira_in_turn(seen, coins)], axis=0)
+    auc, tpr = np.mean([(curve.auc, curve.tpr) for curve in lira_in_turn(seen, coins)], axis=0)
     return float(auc), float(tpr), float((seen[~coins] > 0).mean())
 
 
@@ -114,7 +114,10 @@ def draw(intervals: dict[tuple[int, int, int], list[tuple[float, float, float]]]
     purities = sorted({alike / size for size, alike, _ in intervals if size < CLIENTS}, reverse=True)
     for place, (axes, name, chance) in enumerate(zip(panels, ("AUC", "true positives at 1 % false ones"), (0.5, 0.01), strict=True)):
         axes.axhline(chance, color="0.6", linestyle="--", linewidth=1, label="coin")
-        kinds = [(f"purity {one:.2f}", [arm for arm in intervals if arm[0] < CLIENTS and arm[1] / arm[0] == one], "o-") for one in purities]
+        kinds = [
+            (f"purity {purity:.2f}", [arm for arm in intervals if arm[0] < CLIENTS and arm[1] / arm[0] == purity], "o-")
+            for purity in purities
+        ]
         kinds += [(f"all {CLIENTS}, {rounds} rounds", [(CLIENTS, EACH, 1)], "s"), (f"all {CLIENTS}, longer", [(CLIENTS, EACH, 4)], "x")]
         for label, arms, mark in kinds:
             if known := sorted(arm for arm in arms if arm in intervals):
@@ -122,7 +125,7 @@ def draw(intervals: dict[tuple[int, int, int], list[tuple[float, float, float]]]
                 axes.errorbar([arm[0] for arm in known], mean, [mean - low, high - mean], fmt=mark, capsize=3, label=label)
         axes.set_xscale("log")
         ticks = sorted({arm[0] for arm in intervals})
-        axes.set_xticks(ticks, [str(one) for one in ticks])
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
         axes.set_xlabel("clients in a cluster")
         axes.set_ylabel(f"LiRA, {name} [95 %]")
@@ -148,16 +151,18 @@ def main() -> None:
         model = Model("mlp", people.shape, people.classes, hidden=32, mean=people.mean, std=people.std)
         train = Train(model, epochs=2, batch_size=8, lr=0.1)
         inside = coins_of(options.samples, options.pairs, seed)
-        (k, by_itself), (_, given) = (found_by_pacfl(people, train, inside[0], k) for k in (None, GROUPS))
-        print(f"seed {seed}: PACFL finds {k} cluster(s), ARI {by_itself:.2f}; given k = {GROUPS}: ARI {given:.2f}", flush=True)
+        (k, by_itself), (_, by_groups) = (found_by_pacfl(people, train, inside[0], k) for k in (None, GROUPS))
+        print(f"seed {seed}: PACFL finds {k} cluster(s), ARI {by_itself:.2f}; given k = {GROUPS}: ARI {by_groups:.2f}", flush=True)
         for arm in FEW if options.few else ARMS:
             size, alike, times = arm
-            found = attack(people, clusters_of(size, alike), train, times * options.rounds, inside, seed)
-            table.setdefault(arm, []).append(found)
-            shown = f"AUC {found[0]:.3f}, TPR {found[1]:.3f}, right {found[2]:.3f}"
+            figures_of = attack(people, clusters_of(size, alike), train, times * options.rounds, inside, seed)
+            table.setdefault(arm, []).append(figures_of)
+            shown = f"AUC {figures_of[0]:.3f}, TPR {figures_of[1]:.3f}, right {figures_of[2]:.3f}"
             print(f"  {size:3} clients, {alike} alike, {times * options.rounds} rounds: {shown}", flush=True)
     if options.picture:
-        intervals = {arm: [(np.mean(one), *confidence_interval(one)) for one in np.array(figures).T[:2]] for arm, figures in table.items()}
+        intervals = {
+            arm: [(np.mean(values), *confidence_interval(values)) for values in np.array(figures).T[:2]] for arm, figures in table.items()
+        }
         draw(intervals, options.rounds, options.picture)
     print(f"\n{options.source}, {options.samples} samples a client, {options.rounds} rounds, {options.seeds} seeds")
     print("| clients in a cluster | samples | purity | rounds | LiRA AUC | TPR at 1 % FPR | right on unseen |")
@@ -165,7 +170,9 @@ def main() -> None:
     for (size, alike, times), figures in table.items():
         auc, tpr, right = np.array(figures).T
         columns = [str(size), str(size * options.samples), f"{min(alike, size) / size:.2f}", str(times * options.rounds)]
-        columns += [f"{np.mean(one):.3f} [{low:.3f}, {high:.3f}]" for one in (auc, tpr) for low, high in [confidence_interval(one)]]
+        columns += [
+            f"{np.mean(values):.3f} [{low:.3f}, {high:.3f}]" for values in (auc, tpr) for low, high in [confidence_interval(values)]
+        ]
         print(f"| {' | '.join(columns)} | {np.mean(right):.2f} |")
 
 

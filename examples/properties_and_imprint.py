@@ -17,7 +17,7 @@ import numpy as np
 
 from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.figures.leakage import prior_of
-from cflpriv.attacks.inversion.imprint import guess, imprinted, share_recovered, summed, updates_of
+from cflpriv.attacks.inversion.imprint import guess, imprinted, share_of_images, summed, updates_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config, run_experiment
@@ -39,7 +39,7 @@ STEPS = {"one full-batch step": (1, 0), "2 epochs of batches of 10": (2, 10), "5
 def properties(names, seeds):
     """Prints a line a protection: the AUC of `wide` from each view, by seed; a dash where there is nothing to see."""
     for name in names:
-        found = {source: [] for source in SOURCES}
+        figures = {source: [] for source in SOURCES}
         for seed in range(seeds):
             config = parse_config({
                 "data": {"clients": 20, "rotations": [0, 90], "seed": seed}, "model": {"hidden": 8},
@@ -52,8 +52,8 @@ def properties(names, seeds):
             cells = {cell.metric: cell.value for cell in audit}
             for source in SOURCES:
                 value = cells.get(f"{source}_wide_auc")
-                found[source].append("–" if value is None else f"{value:.2f}")
-        print(f"{name:12}", *(f"{source} {', '.join(values)};" for source, values in found.items()), flush=True)
+                figures[source].append("–" if value is None else f"{value:.2f}")
+        print(f"{name:12}", *(f"{source} {', '.join(values)};" for source, values in figures.items()), flush=True)
 
 
 class Images:
@@ -62,21 +62,21 @@ class Images:
     def __init__(self):
         self.population = build_population(DataSpec(source="digits", clients=10))
         self.prior = prior_of(self.population, 0)
-        self.x, self.y = (np.concatenate([getattr(one, part) for one in self.population.clients]) for part in ("x_train", "y_train"))
+        self.x, self.y = (np.concatenate([getattr(client, part) for client in self.population.clients]) for part in ("x_train", "y_train"))
 
     def recovered(self, bins, size, seed, epochs=1, batch=0, clients=1):
         """The share of images that one update shows; with several clients, that the secure sum over them shows."""
         order = np.random.default_rng(seed).permutation(len(self.y))[: clients * size].reshape(clients, size)
-        people = [ClientData(i, self.x[mine], self.y[mine], self.x[:0], self.y[:0]) for i, mine in enumerate(order)]
+        people = [ClientData(i, self.x[places], self.y[places], self.x[:0], self.y[:0]) for i, places in enumerate(order)]
         model = Model("mlp", self.population.shape, self.population.classes, bins, self.population.mean, self.population.std)
         start = imprinted(model, self.prior.x)
         updates = updates_of(people, Train(model, epochs, batch, 0.1), start, seed)
         total = updates[0] if clients == 1 else summed(updates, start, clip=1.0, min_cohort=3)
-        return share_recovered(self.x[order.ravel()], guess(total, self.prior, model))
+        return share_of_images(self.x[order.ravel()], guess(total, self.prior, model))
 
 
 def line(label, values):
-    print(f"{label:36}", *(f"{np.mean(one):6.2f}" for one in values), flush=True)
+    print(f"{label:36}", *(f"{np.mean(row):6.2f}" for row in values), flush=True)
 
 
 def imprint(images, draws):
@@ -104,13 +104,13 @@ def main():
     parser.add_argument("--seeds", type=int, default=3, help="runs for each protection")
     parser.add_argument("--draws", type=int, default=8, help="draws of images for each number of bins")
     parser.add_argument("--protections", default=",".join(PROTECTIONS))
-    given = parser.parse_args()
+    options = parser.parse_args()
     images = Images()
     for name, part in (("imprint", imprint), ("steps", steps), ("sums", sums)):
-        if given.only in (None, name):
-            part(images, given.draws)
-    if given.only in (None, "properties"):
-        properties([name for name in PROTECTIONS if name in given.protections.split(",")], given.seeds)
+        if options.only in (None, name):
+            part(images, options.draws)
+    if options.only in (None, "properties"):
+        properties([name for name in PROTECTIONS if name in options.protections.split(",")], options.seeds)
 
 
 if __name__ == "__main__":

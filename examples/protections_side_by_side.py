@@ -37,7 +37,7 @@ def main() -> None:
     tree["sweep"] = {"protections": PROTECTIONS, "attacks": ["signature_inversion"], "budget": "quick"}
 
     sweep = parse_sweep(tree, str(config))
-    failed = run_sweep(sweep, folder, audit=audit_run, say=print)
+    failed = run_sweep(sweep, folder, audit=audit_run, report=print)
     results, _ = read_results(folder, sweep)
     leaks = {
         point.setting: point.leakage.mean

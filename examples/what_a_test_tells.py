@@ -1,10 +1,10 @@
-"""What crossfit's released counts tell somebody who knows all clients' folds but one client's.
+"""What crossfit's released counts reveal to an adversary that knows the folds of all clients but one.
 
     python examples/what_a_test_tells.py [--repeats 60]
 
 12 clients of the digits with 20 samples. Only one client's random halves are unknown, and which of two data sets it has. The release
 (labels, stage, directions, exceeding) is drawn for both; an adversary that saw half of the draws guesses on the others. Printed: right
-less wrong guesses of the first data set (0: nothing is told, 1: everything).
+less wrong guesses of the first data set (0: the counts reveal nothing, 1: everything).
 """
 
 import argparse
@@ -39,12 +39,12 @@ def released(folds: Array) -> tuple[Any, ...]:
     return tuple(groups.labels.tolist()), stage, first.directions, min(first.exceeding, n)
 
 
-def advantage(one: list[Any], other: list[Any]) -> float:
+def advantage(draws: list[Any], other: list[Any]) -> float:
     """Right less wrong guesses on the second halves, by counts of the first halves."""
-    half = len(one) // 2
-    mine, theirs = Counter(one[:half]), Counter(other[:half])
-    right, wrong = (sum(mine[value] >= theirs[value] for value in values[half:]) for values in (one, other))
-    return (right - wrong) / (len(one) - half)
+    half = len(draws) // 2
+    own, theirs = Counter(draws[:half]), Counter(other[:half])
+    right, wrong = (sum(own[value] >= theirs[value] for value in values[half:]) for values in (draws, other))
+    return (right - wrong) / (len(draws) - half)
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
         people = build_population(DataSpec(clients=12, samples_per_client=20, seed=1, **keys))
         model = Model("mlp", people.shape, people.classes, 16, people.mean, people.std)
         task, anchor, rng = FoldGradients(model), model.init(0), np.random.default_rng(0)
-        data = [(sample_vectors(task, anchor, one.x_train, one.y_train), one.y_train) for one in people.clients]
+        data = [(sample_vectors(task, anchor, client.x_train, client.y_train), client.y_train) for client in people.clients]
         known = np.stack([fold_weights(y, True, rng) @ vectors for vectors, y in data])
 
         def drawn(vectors: Array, y: Array, known: Array = known, rng: np.random.Generator = rng) -> list[Any]:
@@ -64,7 +64,7 @@ def main() -> None:
 
         replaced = (np.concatenate([data[2][0][:1], data[0][0][1:]]), np.concatenate([data[2][1][:1], data[0][1][1:]]))
         first = drawn(*data[0])
-        near, far = (advantage(first, drawn(*one)) for one in (replaced, data[1]))
+        near, far = (advantage(first, drawn(*data_set)) for data_set in (replaced, data[1]))
         print(f"{name}: one sample replaced {near:.2f}, the data of client 1 {far:.2f}", flush=True)
 
 

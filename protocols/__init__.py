@@ -6,13 +6,15 @@ is learnt all the same) and **Source** (the paper, section and equation).
 
 All of it is unaudited research code.
 
-A process has these classes once: importing the folder, or a copy of it, under a second name raises `ImportError`.
+The same files under two names in one process raise `ImportError`: their classes would seem to be the same. A copy of the folder elsewhere
+on the disk is another package with classes of its own and may be imported beside this one; `copies` refuses its objects.
 """
 
 import sys
+from os.path import realpath
 
-_IDENTITY = "the protocols of cflpriv"
+_FILES = realpath(__file__)
 
-_others = (name for name, module in tuple(sys.modules.items()) if getattr(module, "__dict__", {}).get("_IDENTITY") == _IDENTITY)
-if _first := next((name for name in _others if name != __name__), None):
-    raise ImportError(f"{__name__}: imported as {_first} before, and classes of two copies do not mix; use {_first}", name=__name__)
+_modules = ((name, getattr(module, "__dict__", {}).get("_FILES")) for name, module in tuple(sys.modules.items()))
+if _first := next((name for name, files in _modules if files == _FILES and name != __name__), None):
+    raise ImportError(f"{__name__}: the same files were imported as {_first} before; use {_first}", name=__name__)

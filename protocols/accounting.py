@@ -32,7 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bounded_range import Choices, bounded_range_deltas, bounded_range_kinds, bounded_range_reach
-from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
+from .copies import check_own
+from .events import EVENTS, Event, GaussianEvent, Relation, SampledGaussianEvent
 from .mechanisms import gaussian_delta, gaussian_epsilon
 
 __all__ = ["Accountant", "calibrate", "covers", "delta_of", "epsilon_of", "epsilon_of_renyi", "renyi_of"]
@@ -72,6 +73,7 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
     choices: Counter[float] = Counter()
     kinds: set[tuple[Relation, str]] = set()
     for event in events:
+        check_own("privacy event", event, *EVENTS.values())
         if isinstance(event, GaussianEvent):
             precision.append(event.noise_multiplier**-2)
         elif isinstance(event, SampledGaussianEvent):
@@ -79,10 +81,8 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
                 sampled[event.noise_multiplier, event.sampling_rate] += event.steps
             else:  # everybody in every step: no sampling, and plain Gaussians; one record for another moves a sum by twice the bound
                 precision.append((1 if event.relation == "add_remove" else 4) * event.steps * event.noise_multiplier**-2)
-        elif isinstance(event, ChoiceEvent):
-            choices[event.epsilon] += 1
         else:
-            raise TypeError(f"{type(event).__name__} is not a known privacy event; known are {', '.join(EVENTS)}")
+            choices[event.epsilon] += 1
         kinds.add((event.relation, event.unit))
     if not kinds:
         return None
@@ -184,7 +184,7 @@ def _check_accountant(name: str) -> None:
 
 def _split(bill: _Bill) -> tuple[_Bill, float]:
     """The bill without pure releases of an ε above `LARGEST_PURE`, and what these add up to."""
-    choices = tuple(one for one in bill.choices if one[0] <= LARGEST_PURE)
+    choices = tuple(choice for choice in bill.choices if choice[0] <= LARGEST_PURE)
     beyond = [epsilon * count for epsilon, count in bill.choices if epsilon > LARGEST_PURE]
     return replace(bill, choices=choices), math.fsum(beyond)
 

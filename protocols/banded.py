@@ -16,9 +16,9 @@ contributions by what was released before: for lower triangular C Gaussian noise
 Several groups with a stream of noise each (own Z) are one release of a longer x, with the same bound, as a client's contributions of
 different rounds and streams are in different columns.
 
-**Price.** Squared norms of columns add up as 1/z² of Gaussian events does. So a participation costs what it costs with independent noise
-whose standard deviation is `scale` over the norm of its column, and a ledger that charges before each release stays exact. That holds only
-if clients keep the separation. `cflpriv.privacy.correlated` draws the rows of noise, and begins anew where a client comes back earlier.
+**Price.** Squared norms of columns add up as 1/z² of Gaussian events does. So a participation costs as much as under independent noise of
+standard deviation `scale` / (norm of its column), and a ledger that charges before each release stays exact. That holds only if clients
+keep the separation. `cflpriv.privacy.correlated` draws the rows of noise, and begins anew where a client comes back earlier.
 
 Sources: Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization" (banded C, min-separation sensitivity); Kalinin & Lampert
 2024, "Banded square root matrix factorization" (the square root of the prefix sum, cut to bands); McKenna 2024 (Toeplitz C, optimised). All
@@ -49,10 +49,10 @@ def square_root_coefficients(bands: int) -> Coefficients:
     """The square root of the prefix sum, cut to `bands` diagonals: c_k = (2k choose k) / 4^k. Raises `ValueError` for bands below 1."""
     if bands < 1:
         raise ValueError(f"bands: {bands} is below 1")
-    found = [1.0]
+    coefficients = [1.0]
     for k in range(1, bands):
-        found.append(found[-1] * (2 * k - 1) / (2 * k))
-    return tuple(found)
+        coefficients.append(coefficients[-1] * (2 * k - 1) / (2 * k))
+    return tuple(coefficients)
 
 
 @lru_cache(maxsize=64)
@@ -80,17 +80,17 @@ def optimised_coefficients(bands: int, rounds: int) -> Coefficients:
 
     if len(start) == 1:
         return (1.0,)
-    found = minimize(cost, start[1:], jac=True, method="L-BFGS-B")
-    best = found.x if np.isfinite(found.fun) and found.fun <= cost(start[1:])[0] else start[1:]
-    return (1.0, *(float(one) for one in best))
+    optimum = minimize(cost, start[1:], jac=True, method="L-BFGS-B")
+    best = optimum.x if np.isfinite(optimum.fun) and optimum.fun <= cost(start[1:])[0] else start[1:]
+    return (1.0, *(float(coefficient) for coefficient in best))
 
 
 def strategy(coefficients: Coefficients, rounds: int) -> Floats:
     """The matrix C (rounds, rounds): entry (s, t) is coefficient s − t, or 0 outside the bands."""
-    found = np.zeros((rounds, rounds))
-    for k, one in enumerate(coefficients[:rounds]):
-        found += one * np.eye(rounds, k=-k)
-    return found
+    matrix = np.zeros((rounds, rounds))
+    for k, coefficient in enumerate(coefficients[:rounds]):
+        matrix += coefficient * np.eye(rounds, k=-k)
+    return matrix
 
 
 def inverse_coefficients(coefficients: Coefficients, rounds: int) -> Floats:
@@ -98,11 +98,11 @@ def inverse_coefficients(coefficients: Coefficients, rounds: int) -> Floats:
     c = np.array(coefficients)
     if len(c) == 0 or not np.isfinite(c).all() or c[0] == 0:
         raise ValueError("coefficients: expected finite numbers, the first of them not 0")
-    found = np.zeros(rounds)
+    inverse = np.zeros(rounds)
     for t in range(rounds):
         reach = min(t, len(c) - 1)
-        found[t] = ((t == 0) - c[1 : reach + 1] @ found[t - reach : t][::-1]) / c[0]
-    return found
+        inverse[t] = ((t == 0) - c[1 : reach + 1] @ inverse[t - reach : t][::-1]) / c[0]
+    return inverse
 
 
 def column_norms(coefficients: Coefficients, rounds: int) -> Floats:

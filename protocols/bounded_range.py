@@ -62,11 +62,11 @@ def bounded_range_kinds(choices: Choices) -> tuple[Choices, Choices]:
     long, or that would need a much finer grid, are left out. A pure choice has a dominating pair whatever was seen, as a Gaussian release.
     """
     kept: list[tuple[float, int]] = []
-    for epsilon, count in sorted(choices, key=lambda one: -one[1] * one[0] ** 2):
-        several = [*kept, (epsilon, count)]
-        sizes = [each for each, _ in several]
-        if len(kept) == 0 or (math.prod(n + 1 for _, n in several) <= MOST_STATES and max(sizes) <= MOST_RATIO * min(sizes)):
-            kept = several
+    for epsilon, count in sorted(choices, key=lambda choice: -choice[1] * choice[0] ** 2):
+        kinds = [*kept, (epsilon, count)]
+        sizes = [each for each, _ in kinds]
+        if len(kept) == 0 or (math.prod(n + 1 for _, n in kinds) <= MOST_STATES and max(sizes) <= MOST_RATIO * min(sizes)):
+            kept = kinds
     return tuple(sorted(kept)), tuple(sorted(set(choices) - set(kept)))
 
 
@@ -124,7 +124,7 @@ def _state(spacing: float, sizes: tuple[int, ...], counts: tuple[int, ...]) -> F
 
 
 def _extended(values: Floats, reach: int, spacing: float) -> Floats:
-    """V at −reach … reach, from fewer or more points. Left of them it is at most constant, right of them below the line to V(0) = 1."""
+    """V at −reach … reach, from fewer or more points: left of them at most constant, right of them below the line to V(0) = 1."""
     half = len(values) // 2
     if reach <= half:
         return values[half - reach : half + reach + 1]
@@ -138,9 +138,9 @@ def _between(values: Floats, places: Floats, spacing: float) -> Floats:
     inside = np.clip(places, -half, half)
     low = np.minimum(np.floor(inside).astype(np.int64), half - 1)
     share = np.expm1(-spacing * (inside - low)) / np.expm1(-spacing)  # of the way in u to the next point
-    found = (1 - share) * values[low + half] + share * values[low + half + 1]
+    interpolated = (1 - share) * values[low + half] + share * values[low + half + 1]
     beyond = 1.0 - (1.0 - values[-1]) * np.exp(-spacing * np.maximum(0.0, places - half))
-    return np.asarray(np.where(places > half, beyond, found))
+    return np.asarray(np.where(places > half, beyond, interpolated))
 
 
 def _step(values: Floats, size: int, reach: int, spacing: float) -> Floats:

@@ -16,7 +16,7 @@ from hashlib import sha256
 
 from .errors import RemoteError
 
-__all__ = ["NONCE_BYTES", "buckets_of", "check_opened", "commitment", "deal", "seed_of"]
+__all__ = ["NONCE_BYTES", "buckets_of", "check_opened", "commitment", "deal_buckets", "seed_of"]
 
 NONCE_BYTES = 32
 Slot = tuple[int, int, int]
@@ -39,8 +39,8 @@ def check_opened(session: bytes, slot: Slot, listed: Mapping[int, bytes], opened
 
 def seed_of(session: bytes, slot: Slot, opened: Mapping[int, bytes]) -> bytes:
     """The seed (32 bytes) of the dealing of these clients, from the nonces of all."""
-    said = [part for client in sorted(opened) for part in (_number(client), opened[client])]
-    return _hash("seed", session, *map(_number, slot), *said)
+    parts = [part for client in sorted(opened) for part in (_number(client), opened[client])]
+    return _hash("seed", session, *map(_number, slot), *parts)
 
 
 def buckets_of(size: int, smallest: int, most: int = 0) -> int:
@@ -49,7 +49,7 @@ def buckets_of(size: int, smallest: int, most: int = 0) -> int:
     return min(there, most) if most else there
 
 
-def deal(seed: bytes, clients: Iterable[int], count: int) -> tuple[tuple[int, ...], ...]:
+def deal_buckets(seed: bytes, clients: Iterable[int], count: int) -> tuple[tuple[int, ...], ...]:
     """Deal clients into `count` buckets whose sizes differ by one at most; each bucket ascending."""
     order = sorted(clients, key=lambda client: (_hash("place", seed, _number(client)), client))
     return tuple(tuple(sorted(order[place::count])) for place in range(count))

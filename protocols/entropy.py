@@ -1,7 +1,7 @@
 """Entropy for secrets and privacy noise: the operating system's cryptographic source or, in tests only, a keyed stream.
 
 Guarantee: `system_entropy` is `os.urandom`. `public_entropy` is a deterministic AES-256-CTR stream under a public key; it exists so that
-two test runs can be compared byte for byte, it is named for what it is, and nothing in the library chooses it by default.
+two test runs can be compared byte for byte. Nothing in the library chooses it by default.
 """
 
 import os
@@ -45,7 +45,7 @@ def public_entropy(label: str) -> Entropy:
 
 
 class _PublicStream:
-    """A source that continues where it stood when it is sent to another process."""
+    """A source that keeps its position when it is sent to another process."""
 
     def __init__(self, label: str, drawn: int = 0) -> None:
         key = sha256(b"cflpriv test entropy, not secret\x00" + label.encode()).digest()

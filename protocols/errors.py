@@ -93,7 +93,7 @@ class SumFailed(ProtocolError):
         self.absent = absent
         self.repeatable = repeatable
         named = "".join(
-            f"; {what}: {', '.join(map(str, clients))}" for what, clients in (("offenders", offenders), ("no answer", absent)) if clients
+            f"; {noun}: {', '.join(map(str, clients))}" for noun, clients in (("offenders", offenders), ("no answer", absent)) if clients
         )
         after = "it may be taken again without them" if repeatable else "there is no second sum of these values"
         super().__init__(f"the sum failed: {code}{named}; {after}")
@@ -117,10 +117,9 @@ class BudgetExceeded(ProtocolError):
 
 @contextmanager
 def fatal(die: Callable[[], None]) -> Iterator[None]:
-    """A step of a machine: what is refused leaves it as it was, and by any other error it dies.
+    """A step of a machine. A refused message leaves the machine unchanged; any other error ends it.
 
-    Raises `LocalError` "internal" in place of an error that is not one of these: whatever that says might name a secret, so neither it nor
-    its traceback travels on.
+    Raises `LocalError` "internal" in place of any other error: its message or traceback might contain a secret.
     """
     try:
         yield

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from .copies import check_own
+
 __all__ = [
     "EVENTS", "ChoiceEvent", "Event", "GaussianEvent", "Relation", "SampledGaussianEvent", "Unit", "event_from", "event_to",
     "known_shares", "unsampled",
@@ -116,6 +118,7 @@ def known_shares(event: Event, known: int) -> Event | None:
 
     An event without shares stays as it is.
     """
+    check_own("privacy event", event, *EVENTS.values())
     shares = getattr(event, "shares", 0)
     if not shares or not isinstance(event, GaussianEvent | SampledGaussianEvent) or known <= 0:
         return event
@@ -130,6 +133,7 @@ def unsampled(event: Event) -> Event:
     It is a bound for any knowledge of the batches: a mixture of Gaussians that a record moves or not is no easier to tell from its
     neighbour's than the Gaussians themselves.
     """
+    check_own("privacy event", event, *EVENTS.values())
     return replace(event, sampling_rate=1.0) if isinstance(event, SampledGaussianEvent) else event
 
 
@@ -138,8 +142,7 @@ def event_to(event: Event) -> dict[str, Any]:
 
     Raises `TypeError` for what is not an event.
     """
-    if type(event) not in EVENTS.values():
-        raise TypeError(f"{type(event).__name__} is not a known privacy event; known are {', '.join(EVENTS)}")
+    check_own("privacy event", event, *EVENTS.values())
     values = {"event": type(event).__name__, **asdict(event)}
     return {name: value for name, value in values.items() if name != "shares" or value}
 
@@ -152,8 +155,8 @@ def event_from(values: Mapping[str, Any]) -> Event:
     if name not in EVENTS:
         raise ValueError(f"event: {name!r} is not a known privacy event; known are {', '.join(EVENTS)}")
     kind = EVENTS[name]
-    given = {key: value for key, value in values.items() if key != "event"}
+    event_fields = {key: value for key, value in values.items() if key != "event"}
     wanted = {field.name for field in fields(kind)}
-    if not wanted - {"shares"} <= set(given) <= wanted:
-        raise ValueError(f"event {name}: fields {sorted(given)}, expected {sorted(wanted)}")
-    return kind(**given)
+    if not wanted - {"shares"} <= set(event_fields) <= wanted:
+        raise ValueError(f"event {name}: fields {sorted(event_fields)}, expected {sorted(wanted)}")
+    return kind(**event_fields)

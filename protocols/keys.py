@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from .copies import check_own
 from .entropy import Entropy, system_entropy
 from .errors import RemoteError
 from .uncopied import uncopied
@@ -180,7 +181,8 @@ def _roster_digest(keys: tuple[bytes, ...], holder: bytes, others: tuple[bytes, 
 
 
 def sign(identity: Identity, label: str, *parts: bytes) -> bytes:
-    """An Ed25519 signature (64 bytes) over frame(label, *parts)."""
+    """An Ed25519 signature (64 bytes) over frame(label, *parts). Raises `TypeError` for an identity of another copy of this folder."""
+    check_own("identity", identity, Identity)
     return Ed25519PrivateKey.from_private_bytes(identity.signing_seed).sign(frame(label, *parts))
 
 
@@ -189,7 +191,9 @@ def verify(roster: Roster, client: int, signature: bytes, label: str, *parts: by
 
     Raises:
         RemoteError: "bad-signature" if it is not, or if no such client is on the roster.
+        TypeError: for a roster of another copy of this folder.
     """
+    check_own("roster", roster, Roster)
     if not 0 <= client < len(roster.keys):
         raise RemoteError("bad-signature", client)
     verify_key(roster.keys[client], client, signature, label, *parts)

@@ -1,9 +1,8 @@
 """The privacy ledger: every release of a client is charged to it before the value leaves.
 
 Rules
-- **Asked before.** `charge` prices what each client has released so far together with what it is about to release; if that exceeds the
-  budget of any of them, nobody is charged and `BudgetExceeded` reports what the client with the largest excess has spent. Only after
-  `charge` returns may a value leave.
+- **Asked before.** `charge` prices each client's past and coming releases together. If a client would exceed its budget, no client is
+  charged, and `BudgetExceeded` reports the spending of the client with the largest excess. Only after `charge` returns may a value leave.
 - **Durable before.** With a path, the new ledger has reached the disk (written aside, flushed, renamed, folder flushed) when `charge`
   returns: a program that dies between charge and release has charged too much, never too little.
 - **Never taken back.** There is no refund. A round that was interrupted and is run again draws new noise, so it is charged again.
@@ -29,17 +28,18 @@ from typing import get_args
 
 from .accounting import epsilon_of
 from .bounded_files import in_place, read_text
+from .copies import check_own
 from .errors import BudgetExceeded
 from .events import Event, Relation, Unit, event_from, event_to, unsampled
 
-__all__ = ["Budget", "BudgetExceeded", "Charge", "Ledger", "Receipt"]
+__all__ = ["BudgetExceeded", "Charge", "Ledger", "PrivacyBudget", "Receipt"]
 
 SLACK = 1e-9
 """Rounding by which a bill may exceed the budget."""
 
 
 @dataclass(frozen=True)
-class Budget:
+class PrivacyBudget:
     """What each client may spend: ε at δ, for neighbours of `relation` that differ in one `unit`.
 
     Raises `ValueError` for ε ≤ 0, δ outside (0, 1), or a relation or unit that is not known.
@@ -63,7 +63,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Charge:
-    """One line of the ledger: in which round, for what, which clients, which events (each client all of them)."""
+    """One line of the ledger: the round, the purpose, the clients, and the events, each charged to every client."""
 
     round: int
     purpose: str
@@ -75,8 +75,8 @@ class Charge:
 class Receipt:
     """Goes with a value that carries its noise: the `events` it costs each of its owners, and who has paid.
 
-    A value whose noise is made of `shares` gets it anew in each sum, so each sum is paid for. Its Poisson batch was drawn once: what a
-    first sum shows of who is in it amplifies a second one no more, which costs what it would without sampling.
+    A value whose noise is made of `shares` gets it anew in each sum, so each sum is paid for. The Poisson batch was drawn once. A first sum
+    reveals who is in the batch, so a second sum is not amplified: it costs as much as without sampling.
     """
 
     events: tuple[Event, ...]
@@ -98,7 +98,8 @@ class Ledger:
     `Ledger.open(path)` goes on with an existing file. `round` is what charges are filed under where they do not say.
     """
 
-    def __init__(self, budget: Budget, path: Path | None = None) -> None:
+    def __init__(self, budget: PrivacyBudget, path: Path | None = None) -> None:
+        check_own("budget", budget, PrivacyBudget)
         self.budget = budget
         self.path = path
         self.round = -1
@@ -168,11 +169,13 @@ class Ledger:
 
     def settle(self, receipts: Mapping[int, Sequence[Receipt]], purpose: str, round: int | None = None) -> None:
         """Charge each client what is due of its receipts, each once. Raises as `charge`."""
-        due = {client: tuple(dict.fromkeys(several)) for client, several in receipts.items()}
-        self.charge({client: [event for one in several for event in one.due(client)] for client, several in due.items()}, purpose, round)
-        for client, several in due.items():
-            for one in several:
-                one.paid.add(client)
+        due = {client: tuple(dict.fromkeys(owed)) for client, owed in receipts.items()}
+        for receipt in dict.fromkeys(receipt for owed in due.values() for receipt in owed):
+            check_own("receipt", receipt, Receipt)
+        self.charge({client: [event for receipt in owed for event in receipt.due(client)] for client, owed in due.items()}, purpose, round)
+        for client, owed in due.items():
+            for receipt in owed:
+                receipt.paid.add(client)
 
     def _price(self, client: int, events: Sequence[Event]) -> float:
         return epsilon_of([*self._events.get(client, ()), *events], self.budget.delta)
@@ -193,14 +196,14 @@ class Ledger:
     def _text(self, charges: Sequence[Charge]) -> str:
         b = self.budget
         lines = [
-            {"round": one.round, "purpose": one.purpose, "clients": list(one.clients), "events": [event_to(event) for event in one.events]}
-            for one in charges
+            {"round": row.round, "purpose": row.purpose, "clients": list(row.clients), "events": [event_to(event) for event in row.events]}
+            for row in charges
         ]
         tree = {"format": 1, "epsilon": b.epsilon, "delta": b.delta, "relation": b.relation, "unit": b.unit, "charges": lines}
         return json.dumps(tree, indent=1) + "\n"
 
     @classmethod
-    def open(cls, path: Path, budget: Budget | None = None) -> "Ledger":
+    def open(cls, path: Path, budget: PrivacyBudget | None = None) -> "Ledger":
         """The ledger in the file `path`; with `budget`, only if it is for the same relation, unit and δ (its ε may be raised or lowered).
 
         Raises `ValueError` naming the file if it is damaged or for another budget, `OSError` if it cannot be read.
@@ -214,11 +217,11 @@ class Ledger:
         return ledger
 
     @classmethod
-    def read(cls, text: str, budget: Budget | None = None, where: str = "ledger") -> "Ledger":
+    def read(cls, text: str, budget: PrivacyBudget | None = None, where: str = "ledger") -> "Ledger":
         """The ledger of a `text`, kept nowhere. Raises `ValueError` as `open`, with `where` it came from."""
         try:
             tree = json.loads(text)
-            found = Budget(tree["epsilon"], tree["delta"], tree["relation"], tree["unit"])
+            recorded = PrivacyBudget(tree["epsilon"], tree["delta"], tree["relation"], tree["unit"])
             if tree["format"] != 1:
                 raise ValueError(f"format {tree['format']!r} is not known")
             charges = [
@@ -229,13 +232,13 @@ class Ledger:
             ]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{where}: is no ledger ({error})") from None
-        if budget is not None and (budget.delta, budget.relation, budget.unit) != (found.delta, found.relation, found.unit):
-            raise ValueError(f"{where}: is a ledger for delta {found.delta:g}, {found.relation}, {found.unit}; not for {budget}")
-        ledger = cls(budget or found)
+        if budget is not None and (budget.delta, budget.relation, budget.unit) != (recorded.delta, recorded.relation, recorded.unit):
+            raise ValueError(f"{where}: is a ledger for delta {recorded.delta:g}, {recorded.relation}, {recorded.unit}; not for {budget}")
+        ledger = cls(budget or recorded)
         ledger.charges = charges
-        for one in charges:
-            for client in one.clients:
-                ledger._events.setdefault(client, []).extend(one.events)
+        for charge in charges:
+            for client in charge.clients:
+                ledger._events.setdefault(client, []).extend(charge.events)
         return ledger
 
 

@@ -222,8 +222,8 @@ def epsilon_by_profile(runs: NegativeBinomial, delta: float, epsilon_at: Callabl
     """Bound 2: an ε at `delta` of the best of K runs, from `epsilon_at(δ)`, an ε of one run at δ under both orders of two neighbours."""
     gamma = runs.gamma
     wanted = sorted({min(0.5, share * gamma / (1 - gamma)) for share in SHARES})
-    lines = [(epsilon_at(one), one) for one in wanted]
-    rise = (1 + runs.eta) * math.log(_largest_ratio([one for one in lines if one[0] < 600], gamma))
+    lines = [(epsilon_at(order), order) for order in wanted]
+    rise = (1 + runs.eta) * math.log(_largest_ratio([line for line in lines if line[0] < 600], gamma))
     return rise + epsilon_at(delta / runs.mean)
 
 

@@ -230,7 +230,7 @@ def test_the_reads_are_recognised() -> None:
     assert [line for line in good if unbounded_reads(list(ast.walk(ast.parse(line))))] == []
 
 
-# --- one copy of the protocols, one name for the attacks -------------------------------------------------------------------------------
+# --- copies of the protocols, one name for the attacks -------------------------------------------------------------------------------
 
 
 def ran(code: str, *folders: Path, options: tuple[str, ...] = ()) -> tuple[int, str]:
@@ -246,20 +246,68 @@ def ran(code: str, *folders: Path, options: tuple[str, ...] = ()) -> tuple[int, 
     ("first", "second"),
     [
         ("cflpriv.protocols", "protocols"), ("protocols", "cflpriv.protocols"), ("cflpriv.protocols.secagg", "protocols.keys"),
-        ("protocols.keys", "cflpriv.errors"), ("cflpriv.protocols", "other.protocols"), ("other.protocols", "cflpriv.protocols"),
+        ("protocols.keys", "cflpriv.errors"), ("cflpriv.protocols", "other.linked"), ("other.linked", "cflpriv.protocols"),
     ],
 )  # fmt: skip
-def test_a_process_has_one_copy_of_the_protocols(tmp_path: Path, first: str, second: str) -> None:
-    shutil.copytree(ROOT / "protocols", tmp_path / "other" / "protocols")
+def test_the_same_files_have_one_name_in_a_process(tmp_path: Path, first: str, second: str) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "linked").symlink_to(ROOT / "protocols")
     assert ran(f"import {first}; print('fine')", ROOT, tmp_path) == (0, "fine")
     status, line = ran(f"import {first}; import {second}", ROOT, tmp_path)
-    name = first[: first.index("protocols")] + "protocols"
+    name = re.sub(r"(protocols|linked)\..*", r"\1", first)
     assert status == 1
     assert line.startswith("ImportError: ")
-    assert line.endswith(f"imported as {name} before, and classes of two copies do not mix; use {name}")
+    assert line.endswith(f"the same files were imported as {name} before; use {name}")
     # who was refused can go on with the first
     again = f"import {first}\ntry: import {second}\nexcept ImportError: from {name} import keys; print(keys.__name__)"
     assert ran(again, ROOT, tmp_path) == (0, f"{name}.keys")
+
+
+TWO_COPIES = """
+import sys
+for name in sys.argv[1:]: __import__(name)
+import numpy as np
+from cflpriv.attacks import audit_updates
+from cflpriv.protocols import accounting as ours, events, keys, ledger, secagg
+from vendor.inner.protocols import accounting as theirs, events as their_events, keys as their_keys, ledger as their_ledger
+from vendor.inner.protocols import secagg as their_secagg
+for copy, make in ((secagg, keys.Identity), (their_secagg, their_keys.Identity)):
+    terms = copy.make_terms(
+        session=bytes(16), slot=(0, 0), cohort=range(4), models=[bytes(32)], dimension=3, clip=8.0, min_cohort=2
+    )
+    identities = {client: make.create(client) for client in range(4)}
+    summed = copy.simulate(terms, identities, lambda client: copy.Contribution(np.arange(3.0) + client)).sum
+    assert np.allclose(summed.total(), 4 * np.arange(3.0) + 6, atol=1e-3), summed
+event, foreign = (copy.GaussianEvent(2.0, 1.0, "add_remove", "sample") for copy in (events, their_events))
+assert ours.epsilon_of([event], 1e-5) == theirs.epsilon_of([foreign], 1e-5)
+identity = their_keys.Identity.create(0)
+book = ledger.Ledger(ledger.PrivacyBudget(1.0, 1e-5, "add_remove", "sample"))
+refused = (
+    lambda: ours.epsilon_of([foreign], 1e-5), lambda: theirs.epsilon_of([event], 1e-5), lambda: events.event_to(foreign),
+    lambda: events.unsampled(foreign), lambda: events.known_shares(foreign, 1), lambda: keys.sign(identity, "x"),
+    lambda: keys.verify(their_keys.Roster((identity.public(),)), 0, bytes(64), "x"),
+    lambda: book.settle({0: [their_ledger.Receipt((foreign,))]}, "x"), lambda: book.charge({0: [foreign]}, "x"),
+    lambda: ledger.Ledger(their_ledger.PrivacyBudget(1.0, 1e-5, "add_remove", "sample")),
+)
+for number, attempt in enumerate(refused):
+    try:
+        attempt()
+    except TypeError as error:
+        assert "another copy of these protocols; make it with" in str(error), (number, error)
+    else:
+        raise AssertionError(number)
+print("fine", audit_updates.__module__)
+"""
+
+
+@pytest.mark.parametrize(
+    "first", [("cflpriv.protocols.secagg", "vendor.inner.protocols"), ("vendor.inner.protocols.secagg", "cflpriv.attacks")]
+)
+def test_a_copy_of_the_protocols_works_beside_the_package(tmp_path: Path, first: tuple[str, ...]) -> None:
+    """An engineer embeds a copy and audits in the same process. Objects of one copy are refused by the other, where they meet."""
+    shutil.copytree(ROOT / "protocols", tmp_path / "vendor" / "inner" / "protocols")
+    code = f"import sys; sys.argv[1:] = {list(first)!r}\n{TWO_COPIES}"
+    assert ran(code, ROOT, tmp_path) == (0, "fine cflpriv.attacks.foreign.foreign_audit")
 
 
 def test_the_protocols_work_in_another_system(tmp_path: Path) -> None:
@@ -349,6 +397,41 @@ def graph(unit: Callable[[str], str]) -> dict[str, set[str]]:
 
 def package_of(name: str) -> str:
     return name.split(".")[1]
+
+
+FLOORS = (
+    ("claims",),
+    ("audit", "active", "dp", "foreign", "properties"),
+    ("compared",),
+    ("inversion", "key_recovery"),
+    ("labels", "membership"),
+    ("evidence",),
+    ("figures",),
+    ("adversary", "attacks"),
+)
+"""The rooms of `attacks/` from the top floor down; `attacks` is the register of attacks. A room imports lower floors only."""
+MOST_FILES = 20
+
+
+def room_of(name: str) -> str:
+    """The folder or file of `attacks/` that a module is in."""
+    words = name.split(".")
+    return words[2] if len(words) > 2 else "attacks"
+
+
+def test_attacks_import_lower_floors_only() -> None:
+    floor = {room: number for number, rooms in enumerate(reversed(FLOORS)) for room in rooms}
+    own = {name: path for name, path in modules().items() if name.startswith("cflpriv.attacks")}
+    assert {room_of(name) for name in own} == set(floor)
+    arrows = {(room_of(name), room_of(target)) for name, path in own.items() for target in runtime_imports(name, path) & set(own)}
+    assert {(room, target) for room, target in arrows if room != target and floor[target] >= floor[room]} == set()
+    assert ("compared", "key_recovery") in arrows
+
+
+def test_no_folder_of_attacks_is_a_heap() -> None:
+    files = {folder: len(list(folder.glob("*.py"))) for folder in (ROOT / "attacks").rglob("*/")}
+    assert {folder.name: count for folder, count in files.items() if count > MOST_FILES} == {}
+    assert len(files) > len(FLOORS)
 
 
 def chains(edges: dict[str, set[str]]) -> dict[str, tuple[str, ...]]:

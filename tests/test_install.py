@@ -108,8 +108,8 @@ import cflpriv.protocols as protocols
 for module in pkgutil.walk_packages(protocols.__path__, "cflpriv.protocols."):
     importlib.import_module(module.name)
 from cflpriv.protocols.events import GaussianEvent, SampledGaussianEvent
-from cflpriv.protocols.ledger import Budget, Ledger
-ledger = Ledger(Budget(3.0, 1e-5, "add_remove", "sample"))
+from cflpriv.protocols.ledger import Ledger, PrivacyBudget
+ledger = Ledger(PrivacyBudget(3.0, 1e-5, "add_remove", "sample"))
 ledger.charge({0: [GaussianEvent(8.0, 1.0, "add_remove", "sample"), SampledGaussianEvent(1.0, 0.01, 10, 1.0, "add_remove")]}, "test")
 print(ledger.spent(0))
 """

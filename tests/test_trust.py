@@ -20,10 +20,10 @@ from cflpriv.cli import app
 from cflpriv.engine.workers import Workers
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, load_sweep, run_experiment
-from cflpriv.experiments.digests import FILE, seal
+from cflpriv.experiments.digests import FILE, record_digests
 from cflpriv.experiments.run.export import export_model
 from cflpriv.experiments.run.workers import ended
-from cflpriv.experiments.sweep.sweep import Cell, Setting, sweep_of
+from cflpriv.experiments.sweep.sweep import SweepCell, SweepSetting, sweep_of
 from cflpriv.experiments.trust import RECORDED
 from cflpriv.protocols import ledger
 from cflpriv.transports.hosts import Seat
@@ -97,7 +97,7 @@ def stranger(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeyp
             if request.param != "as it was made":
                 file.write_text(text.replace(str(made / "evil.py"), str(tmp_path / name / "evil.py")), encoding="utf-8")
     if request.param == "changed and sealed again":
-        seal(tmp_path / "run")
+        record_digests(tmp_path / "run")
     if request.param == "begun only":
         for name in (FILE, "summary.json", "environment.json"):
             (tmp_path / "run" / name).unlink()
@@ -215,7 +215,7 @@ def test_trust_is_for_the_code_of_the_run(
         path = tmp_path / "run" / "environment.json"
         record = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({key: value for key, value in record.items() if key != "plugins"}), encoding="utf-8")
-        seal(tmp_path / "run")
+        record_digests(tmp_path / "run")
         words = "environment.json: holds no digest of"
     for line in (
         "audit run --budget quick --attacks update_norms", "audit run --active --attacks second_sum", "export run --model 0 --out m.pt",
@@ -360,7 +360,7 @@ def test_processes_run_the_text_that_was_checked(tmp_path: Path) -> None:
     file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('old ')\n", encoding="utf-8")
     plugins.load_plugin(file)
     file.write_text(f"open({str(tmp_path / 'text')!r}, 'a').write('new ')\n", encoding="utf-8")
-    assert list(ended([Cell("one", Setting("a", "b"), 0, None)], attrgetter("name"), 1)) == [("one", "one")]
+    assert list(ended([SweepCell("one", SweepSetting("a", "b"), 0, None)], attrgetter("name"), 1)) == [("one", "one")]
     workers = Workers(1)
     workers._pipes[0].send(None)
     workers._processes[0].join()
@@ -429,7 +429,7 @@ def test_trust_says_where_to_name_a_file_that_is_elsewhere(made: Path, ran: Path
     for name in ("config.toml", "environment.json"):
         path = tmp_path / "run" / name
         path.write_text(path.read_text(encoding="utf-8").replace(str(made), "/another/machine"), encoding="utf-8")
-    seal(tmp_path / "run")
+    record_digests(tmp_path / "run")
     with pytest.raises(InputError, match=r"/another/machine/evil\.py: no such file here; --plugin FILE runs it"):
         load_config(tmp_path / "run" / "config.toml", trust=True)
 

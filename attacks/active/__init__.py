@@ -4,11 +4,13 @@ The attacks of `cflpriv.attacks` read recordings, of servers that follow the pro
 transport (`federation.transport`), and deviate: each reports what honest clients answered and what the server learned, beside the best
 guess without the deviation. `audit` runs all of them; `cflpriv audit --active CONFIG` calls it.
 
-Writing one ----------- A function of a `scene.Play` that returns a `Guess` (of the victim's update or signature) or a `Figure`; an
-`ActiveAttack` that names the sentence which it checks; and one line below. `Play.fed` is an honest server over `Play.liar`: its requests
-can be changed (`liar.say`), so can the answers it receives (`liar.hear`), and any request can be sent directly (`liar.ask`). A guess is
-scored by `outcome.judged`, which alone knows the truth; an attack with a `Figure` of its own takes the truth last, when its guess is made.
-A test plants the hole that the attack is about, by taking the client's check away, and sees the figure.
+Writing an attack
+-----------------
+An attack is a function of a `scene.AttackRun` that returns an `ActiveGuess` (of the victim's update or signature) or an `ActiveFigure`, an
+`ActiveAttack` that names the sentence it checks, and one line below. `AttackRun.fed` is an honest server over `AttackRun.liar`. An attack
+changes the server's requests (`liar.send`) and the answers it receives (`liar.receive`), or sends a request of its own (`liar.ask`).
+`outcome.judged` scores a guess and alone knows the truth; an attack with an `ActiveFigure` reads the truth after it made its guess.
+A test removes the client's check that the attack is about, and sees the figure.
 
     liar         the transport on which the server deviates and accomplices answer
     scene        fresh clients, the server, the truth        outcome      statuses and figures
@@ -25,7 +27,7 @@ from .outcome import ActiveAttack
 
 __all__ = ["ACTIVE_ATTACKS", "ActiveAttack"]
 
-ACTIVE_ATTACKS: Registry[ActiveAttack] = Registry("active attack", lambda attack: attack.play)
+ACTIVE_ATTACKS: Registry[ActiveAttack] = Registry("active attack", lambda attack: attack.deviate)
 """Name -> `ActiveAttack`."""
 
 for _name, _attack in {

@@ -12,7 +12,7 @@ from ...data import build_population
 from ...engine.device import using
 from ...errors import InputError, TrainingDiverged
 from ...experiments.config.config import Config, load_config
-from ...experiments.digests import OF_AUDITS, OF_RUN, seal
+from ...experiments.digests import OF_AUDITS, OF_RUN, record_digests
 from ...experiments.report.audit_words import ACTIVE_STATUS
 from ...experiments.run.folder import environment
 from ...experiments.run.loop import device_of
@@ -20,27 +20,27 @@ from ...files import write_atomically
 from ...protocols.errors import ProtocolError
 from ...types import Population
 from . import ACTIVE_ATTACKS
-from .outcome import ActiveAttack, Figure, Guess, Row, judged
-from .scene import Play, Scene, scene_of
+from .outcome import ActiveAttack, ActiveFigure, ActiveGuess, ActiveResult, judged
+from .scene import AttackRun, Scene, scene_of
 
-__all__ = ["FILE", "active_audit", "play_all", "played", "table", "written"]
+__all__ = ["FILE", "active_audit", "run_all", "run_attack", "table", "written"]
 
 FILE = "active_audit.json"
 
 
 def active_audit(
     config: Config, data_dir: str | Path | None = None, *, attacks: Sequence[str] | None = None, population: Population | None = None,
-    say: Callable[[str], None] = lambda line: None,
-) -> list[Row]:  # fmt: skip
+    report: Callable[[str], None] = lambda line: None,
+) -> list[ActiveResult]:  # fmt: skip
     """Run all active attacks against clients in this process. `population` replaces the data that the configuration names.
 
     Clients are new for each attack: new identities, empty stores, system entropy, the strict release policy, whatever `[run]` says of
     these. Raises `InputError` for an unknown attack.
     """
-    return play_all(scene_of(config, population or build_population(config.data, data_dir)), attacks, say)
+    return run_all(scene_of(config, population or build_population(config.data, data_dir)), attacks, report)
 
 
-def play_all(scene: Scene, attacks: Sequence[str] | None = None, say: Callable[[str], None] = lambda line: None) -> list[Row]:
+def run_all(scene: Scene, attacks: Sequence[str] | None = None, report: Callable[[str], None] = lambda line: None) -> list[ActiveResult]:
     """The same against the clients that a scene starts, over whatever transport. Raises `InputError` for an unknown attack."""
     if attacks is not None and not attacks:
         raise InputError(f"--attacks: names none; known are {', '.join(ACTIVE_ATTACKS)}")
@@ -50,29 +50,31 @@ def play_all(scene: Scene, attacks: Sequence[str] | None = None, say: Callable[[
     rows = []
     for name in attacks or list(ACTIVE_ATTACKS):
         with using(device_of(scene.config)):
-            rows.append(played(name, ACTIVE_ATTACKS[name], scene))
-        say(f"{name}: {rows[-1].result()}")
+            rows.append(run_attack(name, ACTIVE_ATTACKS[name], scene))
+        report(f"{name}: {rows[-1].result()}")
     return rows
 
 
-def played(name: str, attack: ActiveAttack, scene: Scene) -> Row:
+def run_attack(name: str, attack: ActiveAttack, scene: Scene) -> ActiveResult:
     """The result of one attack."""
     config, why = scene.config, attack.applies(scene.config)
-    nothing = Row(name, config.protection.name, "not_applicable", attack.guarantee, attack.claimed(config), clients=len(scene.clients))
+    nothing = ActiveResult(
+        name, config.protection.name, "not_applicable", attack.guarantee, attack.claimed(config), clients=len(scene.clients)
+    )
     if why:
         return replace(nothing, note=why)
-    play = None
+    run = None
     try:
-        play = Play(scene, attack.server(config.protection), accomplices=attack.accomplices, sybils=attack.sybils)
-        reading: Guess | Figure = attack.play(play)
+        run = AttackRun(scene, attack.server(config.protection), accomplices=attack.accomplices, sybils=attack.sybils)
+        reading: ActiveGuess | ActiveFigure = attack.deviate(run)
     except (InputError, ProtocolError, TrainingDiverged) as error:  # the last: every client refused to compute
-        if play is None or not play.liar.refused or isinstance(error, InputError):
+        if run is None or not run.liar.refused or isinstance(error, InputError):
             return replace(nothing, status="failed", note=f"{type(error).__name__}: {error}")
-        reading = Guess(None, "update")  # too many refusals for the server to continue
-    return judged(name, attack, scene, reading, play, play.liar.refused)
+        reading = ActiveGuess(None, "update")  # too many refusals for the server to continue
+    return judged(name, attack, scene, reading, run, run.liar.refused)
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ActiveResult]) -> str:
     """The result as a table in plain text, one line an attack, what was learned first."""
     order = list(ACTIVE_STATUS)
     width = max((len(row.attack) for row in rows), default=0)
@@ -83,25 +85,25 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def written(rows: Sequence[Row], config: Config, folder: Path) -> Path:
+def written(rows: Sequence[ActiveResult], config: Config, folder: Path) -> Path:
     """Write the result into a folder: that of a run of this configuration, or one of its own; the path of its JSON.
 
     Raises `InputError` for a folder that holds something else, or cannot be written.
     """
     try:
-        mine = not folder.exists() or not any(folder.iterdir())
-        if not mine and not (folder / "config.toml").is_file():
+        is_new = not folder.exists() or not any(folder.iterdir())
+        if not is_new and not (folder / "config.toml").is_file():
             raise InputError(f"{folder}: holds something else than a run or an audit; choose another with --out")
-        if not mine and load_config(folder / "config.toml", trust=False) != config:
+        if not is_new and load_config(folder / "config.toml", trust=False) != config:
             raise InputError(f"{folder / 'config.toml'}: is another experiment; choose another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
-        if mine:
+        if is_new:
             write_atomically(folder / "config.toml", config.to_toml())
             write_atomically(folder / "environment.json", json.dumps(environment(config), indent=1) + "\n")
         path = folder / FILE
         write_atomically(path, json.dumps([row.as_json() for row in rows], indent=1, allow_nan=False) + "\n")
         write_atomically(folder / "active_audit.txt", table(rows) + "\n")
-        seal(folder, (*OF_RUN, *OF_AUDITS) if mine else OF_AUDITS)
+        record_digests(folder, (*OF_RUN, *OF_AUDITS) if is_new else OF_AUDITS)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
     return path

@@ -19,7 +19,7 @@ from cflpriv.federation.values import Exchange
 from cflpriv.transports.simulation import Simulated
 from cflpriv.types import Array, ClientData
 
-__all__ = ["Change", "between", "bridging", "corrupt", "copied", "flipped_labels", "poisoned", "scaled", "triggered"]
+__all__ = ["Change", "mean_of_victims", "bridging", "corrupt", "copied", "flipped_labels", "poisoned", "scaled_update", "triggered"]
 
 Change = Callable[[Any, TaskInput, Mapping[str, Array]], Mapping[str, Array]]
 """What a bad client holds in place of a task's results: from the task, what it was given, and the honest results by part."""
@@ -44,36 +44,38 @@ def corrupt(simulated: Simulated, client: int, change: Change) -> None:
     party.handle = handle  # type: ignore[method-assign]
 
 
-def scaled(factor: float, part: str = "update") -> Change:
+def scaled_update(factor: float, part: str = "update") -> Change:
     """Its own update times a factor: −1 flips the sign; with the number of members of its cluster it takes the model's place."""
-    return lambda task, given, results: {part: factor * results[part]} if part in results else {}
+    return lambda task, task_input, results: {part: factor * results[part]} if part in results else {}
 
 
 def copied(part: str, victim: ClientData) -> Change:
     """The part of a task's results that a victim's data give."""
-    return lambda task, given, results: {part: _of(task, given, victim, part)} if part in results else {}
+    return lambda task, task_input, results: {part: _of(task, task_input, victim, part)} if part in results else {}
 
 
-def between(part: str, victims: Sequence[ClientData]) -> Change:
+def mean_of_victims(part: str, victims: Sequence[ClientData]) -> Change:
     """The mean of what the victims' data give."""
-    return lambda task, given, results: {part: np.mean([_of(task, given, one, part) for one in victims], axis=0)} if part in results else {}
+    return lambda task, task_input, results: (
+        {part: np.mean([_of(task, task_input, victim, part) for victim in victims], axis=0)} if part in results else {}
+    )
 
 
 def bridging(part: str, victims: Sequence[ClientData]) -> Change:
     """A signature (p, d) whose rows are the victims' first ones in turn, made orthonormal: its smallest angle to each of them is 0."""
 
-    def change(task: Any, given: TaskInput, results: Mapping[str, Array]) -> Mapping[str, Array]:
+    def change(task: Any, task_input: TaskInput, results: Mapping[str, Array]) -> Mapping[str, Array]:
         if part not in results:
             return {}
-        rows = [_of(task, given, one, part) for one in victims]
+        rows = [_of(task, task_input, victim, part) for victim in victims]
         mixed = [rows[place % len(rows)][place // len(rows)] for place in range(len(results[part]))]
         return {part: np.linalg.qr(np.stack(mixed).T)[0].T}
 
     return change
 
 
-def _of(task: Any, given: TaskInput, data: ClientData, part: str) -> Array:
-    return np.asarray(task.run(replace(given, data=data))[part])
+def _of(task: Any, task_input: TaskInput, data: ClientData, part: str) -> Array:
+    return np.asarray(task.run(replace(task_input, data=data))[part])
 
 
 # --- data ---------------------------------------------------------------------------------------------------------------------------

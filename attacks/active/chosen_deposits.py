@@ -17,8 +17,8 @@ from ...protocols.errors import ProtocolError
 from ...protocols.shared_gram import LEAD, deposit
 from ...types import Array
 from .liar import HOLDER
-from .outcome import ActiveAttack, Guess
-from .scene import Play
+from .outcome import ActiveAttack, ActiveGuess
+from .scene import AttackRun
 from .shared_vectors import own_holder, shared_comparisons
 
 __all__ = ["CHOSEN_DEPOSITS"]
@@ -27,42 +27,42 @@ EPOCHS = 4
 """So many epochs are opened. As many as clients allow (`most_epochs`) would show more."""
 
 
-def chosen_deposits(play: Play) -> Guess:
+def chosen_deposits(run: AttackRun) -> ActiveGuess:
     """The victim's vectors are compared in several epochs, each time with other unit vectors. Raises `InputError` without an accomplice."""
-    if not play.accomplices:
-        raise InputError(f"of {len(play.clients)} clients none can be an accomplice; more are needed")
-    held = play.fed.compute(play.scene.signature)["signature"]
-    p, dimension = play.scene.signature.width, int(np.prod(play.scene.population.shape))
-    length = min(1.0, play.scene.config.protection.share_bound)
-    helper, holder = play.accomplices[0], own_holder(play, LEAD)
-    play.liar.puppets[HOLDER - LEAD] = holder
+    if not run.accomplices:
+        raise InputError(f"of {len(run.clients)} clients none can be an accomplice; more are needed")
+    held = run.fed.compute(run.scene.signature)["signature"]
+    p, dimension = run.scene.signature.width, int(np.prod(run.scene.population.shape))
+    length = min(1.0, run.scene.config.protection.share_bound)
+    helper, holder = run.accomplices[0], own_holder(run, LEAD)
+    run.liar.controlled[HOLDER - LEAD] = holder
     guess, opened = np.zeros((p, dimension)), 0
 
-    def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+    def receive(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
         if client != helper or not isinstance(ask, m.Give) or ask.epoch is None:
             return answer
-        return _deposited(play, ask, helper, length * np.eye(dimension)[opened * p : (opened + 1) * p])
+        return _deposited(run, ask, helper, length * np.eye(dimension)[opened * p : (opened + 1) * p])
 
-    play.liar.hear = hear
+    run.liar.receive = receive
     with suppress(ProtocolError, InputError):
         while opened < min(EPOCHS, dimension // p):
-            play.fed.gram(held, ClusterByAngles())
-            order, gram = holder.seen(play.fed.session, opened)
-            mine, theirs = order.index(helper) * p, order.index(play.victim) * p
-            guess[:, opened * p : (opened + 1) * p] = gram[theirs : theirs + p, mine : mine + p] / length
+            run.fed.gram(held, ClusterByAngles())
+            order, gram = holder.seen(run.fed.session, opened)
+            helper_row, victim_row = order.index(helper) * p, order.index(run.victim) * p
+            guess[:, opened * p : (opened + 1) * p] = gram[victim_row : victim_row + p, helper_row : helper_row + p] / length
             opened += 1
     at = [row * dimension + column for row in range(p) for column in range(opened * p)]
     note = f"{len(at)} of {guess.size} coordinates in {opened} epochs, one accomplice"
-    return Guess(np.ravel(guess) if opened else None, "signature", note=note, at=at)
+    return ActiveGuess(np.ravel(guess) if opened else None, "signature", note=note, at=at)
 
 
-def _deposited(play: Play, ask: m.Give, client: int, rows: Array) -> m.Given:
+def _deposited(run: AttackRun, ask: m.Give, client: int, rows: Array) -> m.Given:
     """An accomplice's deposit of these rows (p, d)."""
-    protection, epoch = play.scene.config.protection, ask.epoch
+    protection, epoch = run.scene.config.protection, ask.epoch
     assert epoch is not None
-    terms = terms_of(protection, ask.session, epoch.number, play.roster, *rows.shape)
+    terms = terms_of(protection, ask.session, epoch.number, run.roster, *rows.shape)
     reduced = np.atleast_2d(sketched(epoch.number, protection.sketched)(rows))
-    upload = deposit(terms, epoch.announcement, play.roster, play.identities[client], reduced)
+    upload = deposit(terms, epoch.announcement, run.roster, run.identities[client], reduced)
     return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 

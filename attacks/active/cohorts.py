@@ -21,52 +21,52 @@ from ...protocols import codec
 from ...protocols.errors import ProtocolError
 from ...protocols.group import Ratchet
 from ...protocols.orthonormal import transform
-from .outcome import ActiveAttack, Guess, secure_sums
-from .scene import Play
+from .outcome import ActiveAttack, ActiveGuess, secure_sums
+from .scene import AttackRun
 
 __all__ = ["ACCOMPLICES", "SMALLER_MINIMUM", "SYBILS", "SYBIL_GROUP"]
 
 
-def accomplices(play: Play) -> Guess:
+def accomplices(run: AttackRun) -> ActiveGuess:
     """The victim, all accomplices, and as few others as make up the minimum cohort size. Baseline: the mean of this cohort."""
-    smallest = play.scene.config.protection.smallest_sum
-    honest = [one for one in play.honest if one != play.victim]
-    cohort = [play.victim, *play.accomplices, *honest[: max(0, smallest - 1 - len(play.accomplices))]]
-    held = play.compute()
-    note = f"{len(play.accomplices)} accomplices in a cohort of {len(cohort)}; baseline: the mean of this cohort"
-    return Guess(play.without_known(play.sum(held, cohort), held), "update", cohort, note)
+    smallest = run.scene.config.protection.smallest_sum
+    honest = [client for client in run.honest if client != run.victim]
+    cohort = [run.victim, *run.accomplices, *honest[: max(0, smallest - 1 - len(run.accomplices))]]
+    held = run.compute()
+    note = f"{len(run.accomplices)} accomplices in a cohort of {len(cohort)}; baseline: the mean of this cohort"
+    return ActiveGuess(run.without_known(run.sum(held, cohort), held), "update", cohort, note)
 
 
-def smaller_minimum(play: Play) -> Guess:
+def smaller_minimum(run: AttackRun) -> ActiveGuess:
     """A cohort of two, of terms whose minimum cohort size is two."""
-    cohort = [play.victim, *(play.accomplices or play.others)[:1]]
-    held = play.compute()
-    return Guess(play.without_known(play.sum(held, cohort), held), "update", play.honest)
+    cohort = [run.victim, *(run.accomplices or run.others)[:1]]
+    held = run.compute()
+    return ActiveGuess(run.without_known(run.sum(held, cohort), held), "update", run.honest)
 
 
-def sybils(play: Play) -> Guess:
+def sybils(run: AttackRun) -> ActiveGuess:
     """The victim among clients that do not exist, with terms that name the true roster."""
-    held = play.compute()
-    return Guess(play.without_known(play.sum(held, play.clients), held), "update", play.scene.clients)
+    held = run.compute()
+    return ActiveGuess(run.without_known(run.sum(held, run.clients), held), "update", run.scene.clients)
 
 
-def sybil_group(play: Play) -> Guess:
+def sybil_group(run: AttackRun) -> ActiveGuess:
     """The victim agrees on the secret of the transforms with clients that do not exist, and then has its signature compared."""
     guess = None
     with suppress(ProtocolError):
-        play.fed.gram(play.fed.compute(play.scene.signature)["signature"], ClusterByAngles())
-    kind, dimension = play.scene.config.protection.comparison.name, math.prod(play.scene.population.shape)
-    for one in play.liar.exchanges:
-        if one.client == play.victim and isinstance(one.ask, m.Give) and isinstance(one.answer, m.Given) and play.puppets:
-            named, secrets = clustering_name(one.ask.transform), next(iter(play.puppets.values())).secrets()
-            rows = np.asarray(one.answer.values[0].value, np.float64)
+        run.fed.gram(run.fed.compute(run.scene.signature)["signature"], ClusterByAngles())
+    kind, dimension = run.scene.config.protection.comparison.name, math.prod(run.scene.population.shape)
+    for exchange in run.liar.exchanges:
+        if exchange.client == run.victim and isinstance(exchange.ask, m.Give) and isinstance(exchange.answer, m.Given) and run.controlled:
+            named, secrets = clustering_name(exchange.ask.transform), next(iter(run.controlled.values())).secrets()
+            rows = np.asarray(exchange.answer.values[0].value, np.float64)
             if named is not None and "epoch_secrets" in secrets:
                 kept = bytes.fromhex(secrets["epoch_secrets"])
                 ratchet = codec.decode(kept, Ratchet, len(kept))
                 key = ratchet.key(named.number) or ratchet.moved(named.number).key(named.number)
                 if key is not None:
                     guess = np.ravel(transform(kind, key, named.purpose, dimension).invert(rows)[:, :dimension])
-    return Guess(guess, "signature")
+    return ActiveGuess(guess, "signature")
 
 
 def _of_two(config: Config) -> str:

@@ -12,8 +12,8 @@ from ...experiments.config.config import Config
 from ...protocols import dealing
 from ...protocols.entropy import system_entropy
 from .dealt_by_hand import Dealing
-from .outcome import ActiveAttack, Guess, secure_sums
-from .scene import Play
+from .outcome import ActiveAttack, ActiveGuess, secure_sums
+from .scene import AttackRun
 
 __all__ = ["LATE_NONCES", "OUTSIDE_BUCKET", "SHORT_LIST"]
 
@@ -23,48 +23,48 @@ BUCKETS = "aggregation/buckets.py: clients refuse a sum whose cohort is not with
 UNIFORM = "protocols/dealing.py: the dealing is uniform to a client that follows the protocol, even if all others collude"
 
 
-def outside_bucket(play: Play) -> Guess:
+def outside_bucket(run: AttackRun) -> ActiveGuess:
     """The victim and clients of other buckets, accomplices first, as many as make up the minimum cohort size."""
-    outside = [one for one in play.fed.clients if one not in play.clients]
-    outside.sort(key=lambda one: one not in play.identities)
-    return _summed(play, [play.victim, *outside], max(2, play.scene.config.protection.smallest_sum))
+    outside = [client for client in run.fed.clients if client not in run.clients]
+    outside.sort(key=lambda client: client not in run.identities)
+    return _summed(run, [run.victim, *outside], max(2, run.scene.config.protection.smallest_sum))
 
 
-def short_list(play: Play) -> Guess:
+def short_list(run: AttackRun) -> ActiveGuess:
     """The victim is dealt among accomplices alone: a list that makes one bucket."""
-    accomplices = list(play.identities)
-    listed = [play.victim, *accomplices][: max(2, play.scene.config.protection.smallest_sum)]
-    dealt = Dealing(play, listed, play.dealings)
+    accomplices = list(run.identities)
+    listed = [run.victim, *accomplices][: max(2, run.scene.config.protection.smallest_sum)]
+    dealt = Dealing(run, listed, run.dealings)
     dealt.commit()
     dealt.open()
     dealt.keep()
-    return _summed(play, listed, len(listed))
+    return _summed(run, listed, len(listed))
 
 
-def late_nonces(play: Play) -> Guess:
+def late_nonces(run: AttackRun) -> ActiveGuess:
     """An accomplice's nonce is chosen when all others are open, so that the victim's bucket has no honest client besides."""
-    if not play.identities:
-        return Guess(None, "update", play.honest, "no accomplices")
-    dealt = Dealing(play, play.fed.clients, play.dealings)
+    if not run.identities:
+        return ActiveGuess(None, "update", run.honest, "no accomplices")
+    dealt = Dealing(run, run.fed.clients, run.dealings)
     dealt.commit()
     dealt.open()
-    one = next(iter(play.identities))
-    others = {play.victim, *play.identities}
+    accomplice = next(iter(run.identities))
+    others = {run.victim, *run.identities}
     bucket: tuple[int, ...] = ()
-    for _ in range(DRAWS if len(dealt.nonces) == len(play.fed.clients) else 0):
-        dealt.choose(one, system_entropy(dealing.NONCE_BYTES))
-        bucket = dealt.bucket(play.victim)
+    for _ in range(DRAWS if len(dealt.nonces) == len(run.fed.clients) else 0):
+        dealt.choose(accomplice, system_entropy(dealing.NONCE_BYTES))
+        bucket = dealt.bucket(run.victim)
         if set(bucket) <= others:
             break
     else:
-        return Guess(None, "update", play.honest)
+        return ActiveGuess(None, "update", run.honest)
     dealt.keep()
-    return _summed(play, bucket, len(bucket))
+    return _summed(run, bucket, len(bucket))
 
 
-def _summed(play: Play, clients: Sequence[int], most: int) -> Guess:
-    cohort, held = list(clients)[:most], play.compute()
-    return Guess(play.without_known(play.sum(held, cohort), held), "update", play.honest)
+def _summed(run: AttackRun, clients: Sequence[int], most: int) -> ActiveGuess:
+    cohort, held = list(clients)[:most], run.compute()
+    return ActiveGuess(run.without_known(run.sum(held, cohort), held), "update", run.honest)
 
 
 def _robust(config: Config) -> str:

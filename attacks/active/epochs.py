@@ -20,8 +20,8 @@ from ...federation.values import trace
 from ...federation.work import request_digest
 from ...tasks.training import Train
 from ...types import Array
-from .outcome import ActiveAttack, Guess
-from .scene import Play
+from .outcome import ActiveAttack, ActiveGuess
+from .scene import AttackRun
 
 __all__ = ["CHOSEN_ROWS", "OPENED_BY_ANOTHER", "REPEATED_EPOCH"]
 
@@ -33,94 +33,93 @@ NUMBER = 1 << 30
 ALIASES = ("gram/0", "gram/00", "gram/0@0", "gram/0@1", "gram/+0")
 
 
-def unit_row(play: Play, client: int, coordinate: int, number: int) -> bool:
+def unit_row(run: AttackRun, client: int, coordinate: int, number: int) -> bool:
     """Have a client hold −SIZE times a unit vector as its update; whether it does."""
-    model = np.zeros_like(play.scene.model)
+    model = np.zeros_like(run.scene.model)
     model[coordinate] = SIZE
     sent = m.Parameter("model", m.One(m.Addends((model,), (), ())))
-    ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, number, (number, FIRST), m.Carried(_to_zero(play)), (sent,), None)
-    answer = play.liar.ask({client: ask}, "compute").get(client)
+    ask = m.Compute(run.fed.session, 0, run.scene.config.run.seed, number, (number, FIRST), m.Carried(_to_zero(run)), (sent,), None)
+    answer = run.liar.ask({client: ask}, "compute").get(client)
     return isinstance(answer, m.Computed) and answer.result
 
 
-def _to_zero(play: Play) -> Train:
+def _to_zero(run: AttackRun) -> Train:
     """The training whose update is the given model with the other sign."""
-    return replace(play.scene.train, epochs=1, batch_size=0, lr=RATE, weight_decay=1 / RATE, momentum=0.0, optimizer="sgd")
+    return replace(run.scene.train, epochs=1, batch_size=0, lr=RATE, weight_decay=1 / RATE, momentum=0.0, optimizer="sgd")
 
 
 FIRST = NUMBER - 1
 """The number of the update that is to be read."""
 
 
-def row_of(play: Play, client: int, number: int, transform: str) -> Array | None:
+def row_answered(run: AttackRun, client: int, number: int, transform: str) -> Array | None:
     """What a client gives of a value for comparison under a transform."""
-    ask = m.Give(play.fed.session, "gram", number, ("update",), transform, False)
-    answer = play.liar.ask({client: ask}, "gram").get(client)
+    ask = m.Give(run.fed.session, "gram", number, ("update",), transform, False)
+    answer = run.liar.ask({client: ask}, "gram").get(client)
     if not isinstance(answer, m.Given) or len(answer.values) != 1:
         return None
     return np.ravel(np.asarray(answer.values[0].value, np.float64))
 
 
-def _first_row(play: Play) -> Array | None:
+def _first_row(run: AttackRun) -> Array | None:
     """The victim's update, trained from the honest model, under the epoch's transform."""
-    sent = m.Parameter("model", m.One(m.Addends((play.scene.model,), (), ())))
-    ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, FIRST, (), m.Carried(play.scene.train), (sent,), None)
-    play.liar.ask({play.victim: ask}, "compute")
-    return row_of(play, play.victim, FIRST, ALIASES[0])
+    sent = m.Parameter("model", m.One(m.Addends((run.scene.model,), (), ())))
+    ask = m.Compute(run.fed.session, 0, run.scene.config.run.seed, FIRST, (), m.Carried(run.scene.train), (sent,), None)
+    run.liar.ask({run.victim: ask}, "compute")
+    return row_answered(run, run.victim, FIRST, ALIASES[0])
 
 
-def repeated_epoch(play: Play) -> Guess:
+def repeated_epoch(run: AttackRun) -> ActiveGuess:
     """The victim is asked for its update and then, under the same transform or another name of it, for unit vectors."""
-    wanted, dimension = _first_row(play), play.scene.train.model.dimension
+    wanted, dimension = _first_row(run), run.scene.train.model.dimension
     guess, names = np.zeros(dimension), list(ALIASES)
-    found = 0
+    read = 0
     for coordinate in range(min(dimension, MOST)) if wanted is not None else ():
-        if not unit_row(play, play.victim, coordinate, NUMBER):
+        if not unit_row(run, run.victim, coordinate, NUMBER):
             break
         row = None
         for name in names:
-            row = row_of(play, play.victim, NUMBER, name)
+            row = row_answered(run, run.victim, NUMBER, name)
             if row is not None and wanted is not None and row.shape == wanted.shape:
                 guess[coordinate] = -float(row @ wanted) / SIZE
-                found, names = found + 1, [name]
+                read, names = read + 1, [name]
                 break
         if row is None:
             break
-    return Guess(guess if found else None, "update", note=f"{found} of {dimension} coordinates", at=range(found))
+    return ActiveGuess(guess if read else None, "update", note=f"{read} of {dimension} coordinates", at=range(read))
 
 
-def chosen_rows(play: Play) -> Guess:
+def chosen_rows(run: AttackRun) -> ActiveGuess:
     """Each other client is made to send one unit vector into the victim's epoch."""
-    wanted, dimension = _first_row(play), play.scene.train.model.dimension
-    guess, found = np.zeros(dimension), 0
-    for client in play.others[:dimension] if wanted is not None else ():
-        if unit_row(play, client, found, NUMBER):
-            row = row_of(play, client, NUMBER, ALIASES[0])
+    wanted, dimension = _first_row(run), run.scene.train.model.dimension
+    guess, read = np.zeros(dimension), 0
+    for client in run.others[:dimension] if wanted is not None else ():
+        if unit_row(run, client, read, NUMBER):
+            row = row_answered(run, client, NUMBER, ALIASES[0])
             if row is not None and wanted is not None and row.shape == wanted.shape:
-                guess[found], found = -float(row @ wanted) / SIZE, found + 1
-    note = f"{found} of {dimension} coordinates, one for each other client"
-    return Guess(guess if found else None, "update", note=note, at=range(found))
+                guess[read], read = -float(row @ wanted) / SIZE, read + 1
+    note = f"{read} of {dimension} coordinates, one for each other client"
+    return ActiveGuess(guess if read else None, "update", note=note, at=range(read))
 
 
-def opened_by_another(play: Play) -> Guess:
+def opened_by_another(run: AttackRun) -> ActiveGuess:
     """What the victim gave for comparison is sent to all others as a model, whose negative they are to hold as an update and add up."""
-    row, dimension = _first_row(play), play.scene.train.model.dimension
+    row, dimension = _first_row(run), run.scene.train.model.dimension
     guess = None
     if row is not None:
-        sent = m.BlindPart(ALIASES[0], row.astype(play.scene.model.dtype), 0, dimension, (dimension,), dimension)
+        sent = m.BlindPart(ALIASES[0], row.astype(run.scene.model.dtype), 0, dimension, (dimension,), dimension)
         model = m.Parameter("model", m.One(m.Addends((), (sent,), ())))
-        ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, NUMBER, (), m.Carried(_to_zero(play)), (model,), None)
-        answers = play.liar.ask(dict.fromkeys(play.others, ask), "compute")
-        clients = tuple(sorted(one for one, answer in answers.items() if isinstance(answer, m.Computed) and answer.result))
+        ask = m.Compute(run.fed.session, 0, run.scene.config.run.seed, NUMBER, (), m.Carried(_to_zero(run)), (model,), None)
+        answers = run.liar.ask(dict.fromkeys(run.others, ask), "compute")
+        clients = tuple(sorted(client for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result))
         if clients:
-            layout = [["update", play.scene.model.dtype.str, [dimension]]]
+            layout = [["update", run.scene.model.dtype.str, [dimension]]]
             held = Held(HeldKey("opened"), clients, ("update",))
-            play.fed.know(
-                held.key, {"number": NUMBER, "layout": layout, "models": [[one, trace([request_digest(ask)]).hex()] for one in clients]}
-            )
-            summed = play.sum(held, clients)
+            models = [[client, trace([request_digest(ask)]).hex()] for client in clients]
+            run.fed.know(held.key, {"number": NUMBER, "layout": layout, "models": models})
+            summed = run.sum(held, clients)
             guess = None if summed is None else -summed.total / len(summed.survivors)
-    return Guess(guess, "update")
+    return ActiveGuess(guess, "update")
 
 
 def _summed_securely(config: Config) -> str:

@@ -34,7 +34,7 @@ from ...protocols.secagg.messages import (
 from ...protocols.secagg.shamir import combine
 from ...types import Array
 from .liar import honest_answer
-from .scene import Play
+from .scene import AttackRun
 
 __all__ = ["Halted", "halted"]
 
@@ -48,7 +48,7 @@ class Halted:
     `self_shares` and `key_shares` hold the shares revealed so far: by client, then by keeper.
     """
 
-    play: Play
+    run: AttackRun
     terms: secagg.Terms
     context: bytes
     members: tuple[int, ...]
@@ -62,25 +62,25 @@ class Halted:
         """Report to a client that these complained about the shares it dealt them; whether it opened the shares."""
         answer = self.ask({dealer: Challenge(self.context, ids(accusers))}).get(dealer)
         opened = None if answer is None else decode_client(answer)
-        for one in opened.shares if isinstance(opened, Opening) else ():
-            self.self_shares.setdefault(dealer, {})[one.peer] = one.self_share
-            self.key_shares.setdefault(dealer, {})[one.peer] = one.key_share
+        for share in opened.shares if isinstance(opened, Opening) else ():
+            self.self_shares.setdefault(dealer, {})[share.peer] = share.self_share
+            self.key_shares.setdefault(dealer, {})[share.peer] = share.key_share
         return isinstance(opened, Opening)
 
     def ask(self, requests: Mapping[int, Survivors | Unmask | Challenge]) -> dict[int, bytes]:
         """Send these messages to clients; their answers. Accomplices forget earlier requests and answer each list as if it were the
         first."""
-        kinds = {type(one).__name__ for one in requests.values()}
-        kept = {one: dict(self.play.stores[one]) for one in requests if one in self.play.stores}
+        kinds = {type(request).__name__ for request in requests.values()}
+        kept = {client: dict(self.run.stores[client]) for client in requests if client in self.run.stores}
         asks: dict[int, m.Ask] = {
-            client: msgspec.structs.replace(self.steps[client], said=encode(one)) for client, one in requests.items()
+            client: msgspec.structs.replace(self.steps[client], said=encode(request)) for client, request in requests.items()
             if client in self.steps
         }  # fmt: skip
-        answers = self.play.liar.ask(asks, f"secagg {'+'.join(sorted(kinds))}") if asks else {}
+        answers = self.run.liar.ask(asks, f"secagg {'+'.join(sorted(kinds))}") if asks else {}
         if "Unmask" in kinds:
-            for one, before in kept.items():
-                self.play.stores[one].clear()
-                self.play.stores[one].update(before)
+            for client, before in kept.items():
+                self.run.stores[client].clear()
+                self.run.stores[client].update(before)
         return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped) and answer.said}
 
     def agree(self, lists: Mapping[int, Collection[int]]) -> dict[int, bytes]:
@@ -88,15 +88,15 @@ class Halted:
         if self.terms.mode != "active":
             return {}
         answers = self.ask({client: Survivors(self.context, ids(survivors)) for client, survivors in lists.items()})
-        signed = {client: decode_client(one) for client, one in answers.items()}
-        return {client: one.signature for client, one in signed.items() if isinstance(one, Consistent)}
+        signed = {client: decode_client(answer) for client, answer in answers.items()}
+        return {client: answer.signature for client, answer in signed.items() if isinstance(answer, Consistent)}
 
     def reveal(self, lists: Mapping[int, Collection[int]], signatures: Mapping[int, bytes]) -> None:
         """Ask each client for the shares that its list of survivors gives, with the signatures of those of `signatures` on that list."""
         requests: dict[int, Unmask] = {}
         for client, survivors in lists.items():
-            alike = [one for one in sorted(signatures) if one in survivors and set(lists.get(one, ())) == set(survivors)]
-            requests[client] = Unmask(self.context, ids(survivors), tuple(Signed(one, signatures[one]) for one in alike))
+            alike = [client for client in sorted(signatures) if client in survivors and set(lists.get(client, ())) == set(survivors)]
+            requests[client] = Unmask(self.context, ids(survivors), tuple(Signed(client, signatures[client]) for client in alike))
         for keeper, answer in self.ask(requests).items():
             revealed = decode_client(answer)
             if isinstance(revealed, Reveal):
@@ -106,25 +106,25 @@ class Halted:
 
     def opened(self, survivors: Sequence[int]) -> Array | None:
         """The mean (d,) over some of the clients that uploaded; None if the revealed shares do not suffice."""
-        bound, left = binding(self.terms), [one for one in self.members if one not in survivors]
+        bound, left = binding(self.terms), [client for client in self.members if client not in survivors]
         masks: list[Mask] = []
-        keys = {one: seed for one in self.members if (seed := self._secret(self.key_shares, one)) is not None}
-        for one in survivors:
-            seed = self._secret(self.self_shares, one)
-            if seed is None or one not in self.uploads:
+        keys = {client: seed for client in self.members if (seed := self._secret(self.key_shares, client)) is not None}
+        for client in survivors:
+            seed = self._secret(self.self_shares, client)
+            if seed is None or client not in self.uploads:
                 return None
-            masks.append((self_key(seed, bound, one), -1))
-            near = neighbours(self.terms.graph_seed, self.terms.cohort, self.terms.degree, one)
+            masks.append((self_key(seed, bound, client), -1))
+            near = neighbours(self.terms.graph_seed, self.terms.cohort, self.terms.degree, client)
             for other in (other for other in left if other in near):
-                if one in keys:
-                    key = pair_key(keys[one], public_key(keys[one]), self.adverts[other].mask_key, bound, one, other)
+                if client in keys:
+                    key = pair_key(keys[client], public_key(keys[client]), self.adverts[other].mask_key, bound, client, other)
                 elif other in keys:
-                    key = pair_key(keys[other], public_key(keys[other]), self.adverts[one].mask_key, bound, other, one)
+                    key = pair_key(keys[other], public_key(keys[other]), self.adverts[client].mask_key, bound, other, client)
                 else:
                     return None
-                masks.append((key, -1 if one < other else 1))
+                masks.append((key, -1 if client < other else 1))
         dtype = "<u2" if self.terms.bits == 16 else "<u4"
-        total = np.sum([np.frombuffer(self.uploads[one], dtype) for one in survivors], axis=0, dtype=dtype)
+        total = np.sum([np.frombuffer(self.uploads[client], dtype) for client in survivors], axis=0, dtype=dtype)
         total += total_mask((masks, total.size, dtype))
         levels = fixedpoint.unwrap(total, self.terms.bits)
         cluster = self.terms.blocks[0][0] if self.terms.blocks else None  # of an oblivious sum over one group
@@ -132,45 +132,45 @@ class Halted:
 
     def _secret(self, shares: Mapping[int, Mapping[int, bytes]], client: int) -> bytes | None:
         """A client's secret, None with too few shares."""
-        given = shares.get(client, {})
-        if len(given) < self.terms.threshold:
+        parts = shares.get(client, {})
+        if len(parts) < self.terms.threshold:
             return None
-        keepers = sorted(given)[: self.terms.threshold]
+        keepers = sorted(parts)[: self.terms.threshold]
         place = {member: number for number, member in enumerate(self.terms.cohort, 1)}
         try:
-            return combine([place[keeper] for keeper in keepers], [given[keeper] for keeper in keepers])
+            return combine([place[keeper] for keeper in keepers], [parts[keeper] for keeper in keepers])
         except ValueError:
             return None
 
 
-def halted(play: Play, held: Held, on: Collection[int]) -> Halted | None:
+def halted(run: AttackRun, held: Held, on: Collection[int]) -> Halted | None:
     """Have clients upload masked values and stop there: the server's honest part receives no upload. None if too few masked."""
 
-    def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+    def receive(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
         if stage == "secagg Deliver" and isinstance(ask, m.Step) and ask.kind != "counts" and isinstance(answer, m.Stepped):
             return m.Stepped(b"")
         return answer
 
-    first = len(play.liar.exchanges)
-    play.liar.hear = hear
-    play.sum(held, on)
-    play.liar.hear = honest_answer
-    asked = [one for one in play.liar.exchanges[first:] if isinstance(one.ask, m.Step) and one.ask.kind != "counts"]
+    first = len(run.liar.exchanges)
+    run.liar.receive = receive
+    run.sum(held, on)
+    run.liar.receive = honest_answer
+    asked = [exchange for exchange in run.liar.exchanges[first:] if isinstance(exchange.ask, m.Step) and exchange.ask.kind != "counts"]
     steps: dict[int, m.Step] = {}
     uploads: dict[int, bytes] = {}
     adverts: dict[int, Advert] = {}
     terms, context, members = None, b"", b""
-    for one in asked:
-        assert isinstance(one.ask, m.Step)
-        request = decode_server(one.ask.said)
+    for exchange in asked:
+        assert isinstance(exchange.ask, m.Step)
+        request = decode_server(exchange.ask.said)
         if isinstance(request, Adverts):
             terms = request.terms
             adverts |= {advert.client: advert for advert in request.adverts}
-        elif isinstance(request, Deliver) and isinstance(one.answer, m.Stepped):
-            masked = decode_client(one.answer.said, LARGEST)
+        elif isinstance(request, Deliver) and isinstance(exchange.answer, m.Stepped):
+            masked = decode_client(exchange.answer.said, LARGEST)
             if isinstance(masked, Masked):
-                steps[one.client], uploads[one.client] = one.ask, masked.vector
+                steps[exchange.client], uploads[exchange.client] = exchange.ask, masked.vector
                 context, members = request.context, request.members
     if terms is None or not uploads:
         return None
-    return Halted(play, terms, context, names(members), steps, adverts, uploads)
+    return Halted(run, terms, context, names(members), steps, adverts, uploads)

@@ -27,47 +27,47 @@ from ...protocols.errors import MalformedMessage, ProtocolError
 from ...protocols.keys import Identity, sign
 from ...types import Array
 from .liar import HOLDER
-from .outcome import ActiveAttack, Figure, Guess
-from .scene import Play
+from .outcome import ActiveAttack, ActiveFigure, ActiveGuess
+from .scene import AttackRun
 
 __all__ = ["OTHER_FUNCTION", "REPEATED_STEP", "SWAPPED_HOLDER", "encrypted_comparisons"]
 
 RIGHT_ANGLE = 90.0
 
 
-def swapped_holder(play: Play) -> Guess:
+def swapped_holder(run: AttackRun) -> ActiveGuess:
     """The server presents a key of its own to the victim as the key holder's."""
-    held = play.fed.compute(play.scene.signature)["signature"]
+    held = run.fed.compute(run.scene.signature)["signature"]
     made: list[tuple[ckks.Setup, Any]] = []
     uploads: list[bytes] = []
 
-    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
-        if client != play.victim or not isinstance(ask, m.Give) or ask.epoch is None:
+    def send(client: int, ask: m.Ask, stage: str) -> m.Ask:
+        if client != run.victim or not isinstance(ask, m.Give) or ask.epoch is None:
             return ask
-        p, dimension = play.scene.signature.width, math.prod(play.scene.population.shape)
-        setup = CkksSettings.of(play.scene.config.protection).setup(ask.session, ask.epoch.number, play.roster, p, dimension)
-        secret, key = fresh_key(setup, play.roster.holder)
+        p, dimension = run.scene.signature.width, math.prod(run.scene.population.shape)
+        setup = CkksSettings.of(run.scene.config.protection).setup(ask.session, ask.epoch.number, run.roster, p, dimension)
+        secret, key = fresh_key(setup, run.roster.holder)
         made.append((setup, secret))
         announcement = encode(Announcement(setup.digest, key, sign(Identity.create(0), LABEL + "key", setup.digest, key)))
         return msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, setup.digest, announcement))
 
-    def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
-        if client == play.victim and stage == "gram" and isinstance(answer, m.Given) and len(answer.values) == 1:
+    def receive(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+        if client == run.victim and stage == "gram" and isinstance(answer, m.Given) and len(answer.values) == 1:
             uploads.append(np.asarray(answer.values[0].value).tobytes())
         return answer
 
-    play.liar.say, play.liar.hear = say, hear
-    _compared(play, held)
+    run.liar.send, run.liar.receive = send, receive
+    _compared(run, held)
     guess = None
     for (setup, secret), upload in zip(made, uploads, strict=False):
         guess = _decrypted(setup, secret, upload)
-    return Guess(guess, "signature")
+    return ActiveGuess(guess, "signature")
 
 
-def _compared(play: Play, held: Held) -> None:
+def _compared(run: AttackRun, held: Held) -> None:
     """Compare what clients hold; the comparison may fail."""
     with suppress(ProtocolError, InputError):
-        play.fed.gram(held, ClusterByAngles())
+        run.fed.gram(held, ClusterByAngles())
 
 
 def _decrypted(setup: ckks.Setup, secret: Any, upload: bytes) -> Array | None:
@@ -87,54 +87,54 @@ def _decrypted(setup: ckks.Setup, secret: Any, upload: bytes) -> Array | None:
     return np.ravel(np.concatenate(chunks, axis=1)[:, : setup.dimension])
 
 
-def other_function(play: Play) -> Figure:
+def other_function(run: AttackRun) -> ActiveFigure:
     """The clustering is run again with thresholds of the server's choice: bisection for the smallest angle between any two clients.
 
     Two clients merge if their angle is below the threshold, so there are as many clusters as clients while it is above all angles' least.
     """
-    held = play.fed.compute(play.scene.signature)["signature"]
+    held = run.fed.compute(run.scene.signature)["signature"]
     low, high, asked = 0.0, RIGHT_ANGLE, 0
     first = True
     while True:
         middle = (low + high) / 2
         try:
             by = ClusterByAngles(linkage="single", beta=middle)
-            released = play.fed.gram(held, by) if first else play.fed.gram(held, by, against=held, on=())
+            released = run.fed.gram(held, by) if first else run.fed.gram(held, by, against=held, on=())
         except (ProtocolError, InputError):
             break
         first, asked = False, asked + 1
-        if int(released.result["k"]) < len(play.clients):
+        if int(released.result["k"]) < len(run.clients):
             high = middle
         else:
             low = middle
-        if asked > 4 * len(play.clients):  # nobody counts
+        if asked > 4 * len(run.clients):  # nobody counts
             break
-    p = play.scene.signature.width
-    rows = np.stack([play.scene.truth("signature", one).reshape(p, -1) for one in play.scene.clients])
-    distances = angles(Gram.of_vectors(list(play.scene.clients), rows), "smallest_angle").values
+    p = run.scene.signature.width
+    rows = np.stack([run.scene.truth("signature", client).reshape(p, -1) for client in run.scene.clients])
+    distances = angles(Gram.of_vectors(list(run.scene.clients), rows), "smallest_angle").values
     least = float(distances[~np.eye(len(distances), dtype=bool)].min())
     value = abs((low + high) / 2 - least) if asked else None
-    return Figure(
+    return ActiveFigure(
         "least_angle_error_degrees", value, abs(RIGHT_ANGLE / 2 - least), margin=1.0, note=f"{asked} thresholds in one epoch"
     )  # fmt: skip
 
 
-def repeated_step(play: Play) -> Figure:
+def repeated_step(run: AttackRun) -> ActiveFigure:
     """Each step of the key holder is asked for a second time, with the victim's enrolment and products in it again.
 
     The figure is how many products the holder decrypted a second time.
     """
-    held = play.fed.compute(play.scene.signature)["signature"]
-    _compared(play, held)
-    asks = [one.ask for one in play.liar.exchanges if one.client == HOLDER and isinstance(one.ask, m.Decrypt)]
+    held = run.fed.compute(run.scene.signature)["signature"]
+    _compared(run, held)
+    asks = [exchange.ask for exchange in run.liar.exchanges if exchange.client == HOLDER and isinstance(exchange.ask, m.Decrypt)]
     again = 0
     for ask in asks:
         for first in (True, False):
             for step in (ask.step, ask.step + 1):
                 repeated = msgspec.structs.replace(ask, first=first, step=step)
-                answer = play.liar.ask({HOLDER: repeated}, "ckks decrypt").get(HOLDER)
+                answer = run.liar.ask({HOLDER: repeated}, "ckks decrypt").get(HOLDER)
                 again += len(ask.requests) if isinstance(answer, m.Done) else 0
-    return Figure("products_decrypted_again", float(again) if again else None, 0.0, lower_is_better=False, margin=0.5)
+    return ActiveFigure("products_decrypted_again", float(again) if again else None, 0.0, lower_is_better=False, margin=0.5)
 
 
 def encrypted_comparisons(config: Config) -> str:

@@ -1,6 +1,6 @@
 """A transport that deviates from the protocol: it changes requests, keeps answers, and runs accomplices itself.
 
-It wraps any transport, so the server on top of it may be an honest one: `say` changes what each client receives.
+It wraps any transport, so the server on top may be honest: `send` changes what each client receives, `receive` what the server receives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +10,15 @@ from typing import Protocol
 from ...federation import messages as m
 from ...federation.transport import Stage, Transport
 
-__all__ = ["Hear", "Liar", "Exchange", "Puppet", "Refusal", "Say", "honest_answer", "honest_ask"]
+__all__ = ["ChangeAnswer", "Liar", "RecordedExchange", "ControlledParty", "Refusal", "ChangeRequest", "honest_answer", "honest_ask"]
 
-Say = Callable[[int, m.Ask, str], m.Ask]
+ChangeRequest = Callable[[int, m.Ask, str], m.Ask]
 """The request that a client (by number) receives at a stage, given the server's."""
-Hear = Callable[[int, m.Ask, m.Answer, str], m.Answer]
+ChangeAnswer = Callable[[int, m.Ask, m.Answer, str], m.Answer]
 """The answer that the server receives at a stage, given the request and the client's answer."""
 
 
-class Puppet(Protocol):
+class ControlledParty(Protocol):
     """A client that the server runs itself: bytes in, bytes out."""
 
     def receive(self, data: bytes) -> bytes: ...
@@ -34,7 +34,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class RecordedExchange:
     """One request and its answer, as the client received and sent them."""
 
     client: int
@@ -54,19 +54,18 @@ def honest_answer(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.An
 
 
 class Liar:
-    """A transport that changes requests by `say` and answers by `hear`.
+    """A transport that changes requests by `send` and answers by `receive`.
 
-    `puppets` answer in place of the clients and holders of their numbers, who only enrol. `holders`: their keys on the
-    roster. `refused` are the refusals of all other clients,
-    `exchanges` all requests and answers in order.
+    `controlled` parties answer in place of the clients and holders with their numbers, which only enrol. `holders`: the keys of the holders
+    on the roster. `refused` are the refusals of all other clients, `exchanges` all requests and answers in order.
     """
 
-    def __init__(self, transport: Transport, puppets: Mapping[int, Puppet], holders: Sequence[bytes] = ()) -> None:
-        self._transport, self.puppets, self._holders = transport, dict(puppets), list(holders)
-        self.say: Say = honest_ask
-        self.hear: Hear = honest_answer
+    def __init__(self, transport: Transport, controlled: Mapping[int, ControlledParty], holders: Sequence[bytes] = ()) -> None:
+        self._transport, self.controlled, self._holders = transport, dict(controlled), list(holders)
+        self.send: ChangeRequest = honest_ask
+        self.receive: ChangeAnswer = honest_answer
         self.refused: list[Refusal] = []
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[RecordedExchange] = []
         self._client_at: dict[int, int] = {}
 
     def places(self) -> Sequence[int]:
@@ -76,7 +75,7 @@ class Liar:
         sent = {place: self._changed(place, ask, stage.name) for place, ask in asks.items()}
         answers = self._exchanged(sent, stage)
         return {
-            place: answer if place not in self._client_at else self.hear(self._client_at[place], sent[place], answer, stage.name)
+            place: answer if place not in self._client_at else self.receive(self._client_at[place], sent[place], answer, stage.name)
             for place, answer in answers.items()
         }  # fmt: skip
 
@@ -88,35 +87,35 @@ class Liar:
 
     def enrolled(self, client: int) -> m.Enrolled:
         """A client's last answer to an enrolment."""
-        for one in reversed(self.exchanges):
-            if one.client == client and isinstance(one.answer, m.Enrolled):
-                return one.answer
+        for exchange in reversed(self.exchanges):
+            if exchange.client == client and isinstance(exchange.answer, m.Enrolled):
+                return exchange.answer
         raise KeyError(client)
 
     def _changed(self, place: int, ask: m.Ask, stage: str) -> m.Ask:
-        return self.say(self._client_at[place], ask, stage) if place in self._client_at and not isinstance(ask, m.Enrol) else ask
+        return self.send(self._client_at[place], ask, stage) if place in self._client_at and not isinstance(ask, m.Enrol) else ask
 
     def _exchanged(self, sent: Mapping[int, m.Ask], stage: Stage) -> dict[int, m.Answer]:
-        remote = {place: ask for place, ask in sent.items() if isinstance(ask, m.Enrol) or not self._is_puppet(place)}
+        remote = {place: ask for place, ask in sent.items() if isinstance(ask, m.Enrol) or not self._is_controlled(place)}
         answers = dict(self._transport.exchange(remote, stage)) if remote else {}
         for place, answer in answers.items():
             if isinstance(answer, m.Enrolled):
                 self._client_at[place] = self._holder_number(answer.signing_key) if answer.role == "key-holder" else answer.client
         for place, ask in sent.items():
-            if self._is_puppet(place):
-                answers[place] = m.decode_answer(self.puppets[self._client_at[place]].receive(m.encode(ask)))
+            if self._is_controlled(place):
+                answers[place] = m.decode_answer(self.controlled[self._client_at[place]].receive(m.encode(ask)))
         for place, answer in sorted(answers.items()):
             client = self._client_at.get(place, -1)
-            self.exchanges.append(Exchange(client, stage.name, sent[place], answer))
-            if isinstance(answer, m.Refused) and client not in self.puppets:
+            self.exchanges.append(RecordedExchange(client, stage.name, sent[place], answer))
+            if isinstance(answer, m.Refused) and client not in self.controlled:
                 self.refused.append(Refusal(client, stage.name, answer.code))
         return answers
 
     def _holder_number(self, key: bytes) -> int:
         return HOLDER - (self._holders.index(key) if key in self._holders else 0)
 
-    def _is_puppet(self, place: int) -> bool:
-        return self._client_at.get(place) in self.puppets
+    def _is_controlled(self, place: int) -> bool:
+        return self._client_at.get(place) in self.controlled
 
 
 HOLDER = -2

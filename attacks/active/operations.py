@@ -19,8 +19,8 @@ from ...federation.task_encoding import UnknownTask, task_to_bytes
 from ...protocols.errors import ProtocolError
 from ...tasks.evaluation import Losses
 from ...types import Array
-from .outcome import ActiveAttack, Figure, Guess
-from .scene import Play
+from .outcome import ActiveAttack, ActiveFigure, ActiveGuess
+from .scene import AttackRun
 
 __all__ = ["CHOICES", "DRESSED_TASK", "OTHER_OPERATION", "OTHER_OPERATION_COMPARED", "RELAY"]
 
@@ -29,69 +29,69 @@ NUMBER = 1 << 30
 """The number of a value that the server's honest part knows nothing of."""
 
 
-def _given(play: Play, held: int, part: str, operations: tuple[str, ...]) -> Array | None:
+def _given(run: AttackRun, held: int, part: str, operations: tuple[str, ...]) -> Array | None:
     """What the victim gives of a held value by one of these operations, in the clear."""
-    found = None
+    released = None
     for operation in operations:
         transforms = ("",) if operation != "gram" else ("", "gram/0")
         for transform in transforms:
-            ask = m.Give(play.fed.session, operation, held, (part,), transform, False)  # type: ignore[arg-type]
-            answer = play.liar.ask({play.victim: ask}, operation).get(play.victim)
-            if isinstance(answer, m.Given) and answer.values and found is None:
-                found = np.ravel(np.asarray(answer.values[0].value, np.float64))
-    return found
+            ask = m.Give(run.fed.session, operation, held, (part,), transform, False)  # type: ignore[arg-type]
+            answer = run.liar.ask({run.victim: ask}, operation).get(run.victim)
+            if isinstance(answer, m.Given) and answer.values and released is None:
+                released = np.ravel(np.asarray(answer.values[0].value, np.float64))
+    return released
 
 
-def other_operation(play: Play) -> Guess:
+def other_operation(run: AttackRun) -> ActiveGuess:
     """An update is gathered, compared, and summed in the clear."""
-    number = play.number(play.compute())
-    return Guess(_given(play, number, "update", ("gather", "gram", "sum")), "update", play.honest)
+    number = run.number(run.compute())
+    return ActiveGuess(_given(run, number, "update", ("gather", "gram", "sum")), "update", run.honest)
 
 
-def other_operation_compared(play: Play) -> Guess:
+def other_operation_compared(run: AttackRun) -> ActiveGuess:
     """A signature is gathered, summed in the clear, and compared in the clear."""
-    number = play.number(play.fed.compute(play.scene.signature))
-    return Guess(_given(play, number, "signature", ("gather", "sum")), "signature")
+    number = run.number(run.fed.compute(run.scene.signature))
+    return ActiveGuess(_given(run, number, "signature", ("gather", "sum")), "signature")
 
 
-def dressed_task(play: Play) -> Guess:
+def dressed_task(run: AttackRun) -> ActiveGuess:
     """A training whose update is declared as a score, and functions that the clients do not have; then what they made is gathered."""
-    known = json.loads(task_to_bytes(play.scene.train))
+    known = json.loads(task_to_bytes(run.scene.train))
     tasks = (
         json.dumps({**known, "parts": {"update": "score"}}), json.dumps({**known, "": "Leak"}),
         json.dumps({"": "Foreign", "name": "leak", "asked": ["update"], "layout": [], "config": []}),
         json.dumps({"": "Foreign", "name": "signature", "asked": ["update"], "layout": [], "config": []}),
     )  # fmt: skip
-    found = None
+    released = None
     for number, task in enumerate(tasks, NUMBER):
-        sent = m.Parameter("model", m.One(m.Addends((play.scene.model,), (), ())))
+        sent = m.Parameter("model", m.One(m.Addends((run.scene.model,), (), ())))
         ask = m.Compute(
-            play.fed.session, 0, play.scene.config.run.seed, number, (), m.Carried(UnknownTask(task.encode())), (sent,), None
+            run.fed.session, 0, run.scene.config.run.seed, number, (), m.Carried(UnknownTask(task.encode())), (sent,), None
         )  # fmt: skip
-        answer = play.liar.ask({play.victim: ask}, "compute").get(play.victim)
-        if isinstance(answer, m.Computed) and answer.result and found is None:
-            found = _given(play, number, "update", ("gather",))
-    return Guess(found, "update", play.honest)
+        answer = run.liar.ask({run.victim: ask}, "compute").get(run.victim)
+        if isinstance(answer, m.Computed) and answer.result and released is None:
+            released = _given(run, number, "update", ("gather",))
+    return ActiveGuess(released, "update", run.honest)
 
 
-def relay(play: Play) -> Guess:
+def relay_to_accomplice(run: AttackRun) -> ActiveGuess:
     """An update is sealed for an accomplice, as where clients send each other models."""
-    if not play.accomplices:
-        return Guess(None, "update", play.honest, "no accomplices")
-    number, friend = play.number(play.compute()), play.accomplices[0]
-    victim, target = (_recipient(play, client) for client in (play.victim, friend))
-    ask = m.Seal(play.fed.session, number, ("update",), NUMBER, (target,))
-    answer = play.liar.ask({play.victim: ask}, "seal").get(play.victim)
+    if not run.accomplices:
+        return ActiveGuess(None, "update", run.honest, "no accomplices")
+    number, friend = run.number(run.compute()), run.accomplices[0]
+    victim, target = (_recipient(run, client) for client in (run.victim, friend))
+    ask = m.Seal(run.fed.session, number, ("update",), NUMBER, (target,))
+    answer = run.liar.ask({run.victim: ask}, "seal").get(run.victim)
     if not isinstance(answer, m.Sealed):
-        return Guess(None, "update", play.honest, "one accomplice on the roster")
-    play.liar.ask({friend: m.Take(play.fed.session, NUMBER, ("update",), (m.Boxed(victim, answer.boxes[0]),))}, "take")
-    value = play.puppets[friend].values.parts(NUMBER, ("update",))["update"][play.victim]
-    return Guess(np.ravel(np.asarray(value, np.float64)), "update", play.honest, "one accomplice on the roster")
+        return ActiveGuess(None, "update", run.honest, "one accomplice on the roster")
+    run.liar.ask({friend: m.Take(run.fed.session, NUMBER, ("update",), (m.Boxed(victim, answer.boxes[0]),))}, "take")
+    value = run.controlled[friend].values.parts(NUMBER, ("update",))["update"][run.victim]
+    return ActiveGuess(np.ravel(np.asarray(value, np.float64)), "update", run.honest, "one accomplice on the roster")
 
 
-def _recipient(play: Play, client: int) -> m.Recipient:
+def _recipient(run: AttackRun, client: int) -> m.Recipient:
     """A client as the server names it to others: its public encryption key and its signature."""
-    known = play.liar.enrolled(client)
+    known = run.liar.enrolled(client)
     return m.Recipient(client, known.encryption_key, known.signature)
 
 
@@ -101,25 +101,27 @@ STEPS = 32
 """So finely a share of labels is read: each client chooses among so many models at once."""
 
 
-def choices(play: Play) -> Figure:
+def choices_as_probes(run: AttackRun) -> ActiveFigure:
     """The share of each label, from which of some models without weights fits best.
 
     With the head's bias β on class y and 0 on the others the mean loss is log(e^β + C − 1) − β p_y, least where p_y = e^β / (e^β + C − 1).
     """
-    model, truth = play.scene.train.model, _shares(play, play.victim)
+    model, truth = run.scene.train.model, _shares(run, run.victim)
     guess: Array | None = np.zeros(model.classes)
     for label in range(model.classes):
-        share = _share(play, model, label)
+        share = _share(run, model, label)
         if share is None or guess is None:
             guess = None
             break
         guess[label] = share
-    blank = np.mean([_shares(play, one) for one in play.honest], axis=0)
+    blank = np.mean([_shares(run, client) for client in run.honest], axis=0)
     value = None if guess is None else float(np.abs(guess - truth).sum())
-    return Figure("label_shares_l1", value, float(np.abs(blank - truth).sum()), note=f"{model.classes} choices, each among {STEPS} models")
+    return ActiveFigure(
+        "label_shares_l1", value, float(np.abs(blank - truth).sum()), note=f"{model.classes} choices, each among {STEPS} models"
+    )
 
 
-def _share(play: Play, model: Model, label: int) -> float | None:
+def _share(run: AttackRun, model: Model, label: int) -> float | None:
     """One label's share at the victim, None where it does not answer."""
     from ..labels.label_readings import bias_span  # loads scipy
 
@@ -132,20 +134,20 @@ def _share(play: Play, model: Model, label: int) -> float | None:
         vector[span.start + label] = np.log(share * (model.classes - 1) / (1 - share))
         made.append(vector)
     held: Held | None = None
-    before = len(play.liar.refused)
+    before = len(run.liar.refused)
     try:
-        held = play.fed.compute(Losses(model), {"model": made}, on=[play.victim])["choice"]
-        chosen = play.fed.gather(held)
+        held = run.fed.compute(Losses(model), {"model": made}, on=[run.victim])["choice"]
+        chosen = run.fed.gather(held)
     except (ProtocolError, InputError):
-        if len(play.liar.refused) == before:
+        if len(run.liar.refused) == before:
             raise
         return None
-    return float(shares[int(chosen[play.victim]["choice"])]) if play.victim in chosen else None
+    return float(shares[int(chosen[run.victim]["choice"])]) if run.victim in chosen else None
 
 
-def _shares(play: Play, client: int) -> Array:
-    classes = play.scene.population.classes
-    return np.bincount(play.scene.data(client).y_train, minlength=classes) / len(play.scene.data(client).y_train)
+def _shares(run: AttackRun, client: int) -> Array:
+    classes = run.scene.population.classes
+    return np.bincount(run.scene.data(client).y_train, minlength=classes) / len(run.scene.data(client).y_train)
 
 
 def _hidden_sums(config: Config) -> str:
@@ -189,10 +191,11 @@ DRESSED_TASK = ActiveAttack(
 )  # fmt: skip
 RELAY = ActiveAttack(
     "an update sealed for an accomplice on the roster",
-    "docs/guarantees.md, secagg: colluding clients subtract their own updates; below the threshold nothing else", relay, _relays,
+    "docs/guarantees.md, secagg: colluding clients subtract their own updates; below the threshold nothing else",
+    relay_to_accomplice, _relays,
 )  # fmt: skip
 CHOICES = ActiveAttack(
     "label shares from which of some crafted models a client chooses",
     "federation/release_policy.py: what the rule does not protect (a choice is a number about the data at models that the server names)",
-    choices, _choices_apply, claimed=lambda config: False,
+    choices_as_probes, _choices_apply, claimed=lambda config: False,
 )  # fmt: skip

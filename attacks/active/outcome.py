@@ -12,11 +12,11 @@ from ...experiments.config.config import Config
 from ...experiments.report.audit_words import ACTIVE_STATUS
 from ...types import Array
 from .liar import Refusal
-from .scene import Play, Scene, Value
+from .scene import AttackRun, Scene, VictimValue
 
-__all__ = ["ActiveAttack", "Figure", "Guess", "Row", "judged", "lies_claimed", "same", "secure_sums"]
+__all__ = ["ActiveAttack", "ActiveFigure", "ActiveGuess", "ActiveResult", "judged", "lies_claimed", "same", "secure_sums"]
 
-Status = Literal["learned", "no_gain", "refused", "not_applicable", "failed"]
+ActiveStatus = Literal["learned", "no_gain", "refused", "not_applicable", "failed"]
 RIGHT = 1e-2
 """A coordinate is right to this share of the largest."""
 MARGIN = 0.1
@@ -24,23 +24,23 @@ MARGIN = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
-    """What the server takes for a value of the victim's, None where it has nothing in hand.
+class ActiveGuess:
+    """The server's guess of a value of the victim; None if the server learned nothing.
 
-    The best guess without the deviation is the mean of what the clients `beside` hold (the victim and honest others), or nothing (zero)
-    where no sum is shown. With `at`, only these coordinates are meant, and the figure is how many of them are right.
+    The best guess without the deviation is the mean of the values of the clients `beside` (the victim and other honest clients), or zero if
+    the protocol shows no sum. With `at`, the guess is of these coordinates only, and the figure is the number of right coordinates.
     """
 
     value: Array | None
-    of: Value
+    of: VictimValue
     beside: Sequence[int] = ()
     note: str = ""
     at: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure of another kind, beside what it would be without the deviation; `value` is None where there is nothing in hand."""
+class ActiveFigure:
+    """A figure of another kind, and its baseline without the deviation; `value` is None if the server learned nothing."""
 
     metric: str
     value: float | None
@@ -51,16 +51,16 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Row:
+class ActiveResult:
     """One attack's line of the result.
 
-    `code` and `stage` are those of the first refusal, `refusals` is how many of the honest parties refused by which code at which stage.
-    `claimed` says whether the guarantee of this protection speaks of such a server at all.
+    `code` and `stage` are of the first refusal. `refusals` counts the honest parties that refused, by error code and stage. `claimed`:
+    whether the guarantee of this protection covers an active server at all.
     """
 
     attack: str
     protection: str
-    status: Status
+    status: ActiveStatus
     guarantee: str
     claimed: bool
     code: str = ""
@@ -110,15 +110,15 @@ def secure_sums(config: Config) -> str:
 class ActiveAttack:
     """A deviation of the server's.
 
-    summary: a line for `cflpriv list`. guarantee: the sentence that it checks, and where that stands. play: the attack.
-    applies: why it does not apply under a configuration, empty if it does. claimed: whether the guarantee covers such a server there.
-    server: the protection that the server goes by, made from clients' own. accomplices: whether it has some. sybils: whether all clients
-    but the victim are inventions of the server.
+    summary: a line for `cflpriv list`. guarantee: the sentence that the attack checks, and where the sentence stands. deviate: the attack.
+    applies: why the attack does not apply under a configuration, empty if it applies. claimed: whether the guarantee covers an active
+    server under a configuration. server: the server's protection, made from the clients' own. accomplices: whether the server has
+    accomplices. sybils: whether all clients but the victim are inventions of the server.
     """
 
     summary: str
     guarantee: str
-    play: Callable[[Play], Guess | Figure]
+    deviate: Callable[[AttackRun], ActiveGuess | ActiveFigure]
     applies: Callable[[Config], str] = secure_sums
     claimed: Callable[[Config], bool] = lies_claimed
     server: Callable[[Protection], Protection] = same
@@ -127,43 +127,43 @@ class ActiveAttack:
 
 
 def judged(
-    name: str, attack: ActiveAttack, scene: Scene, reading: Guess | Figure, play: Play, refused: Sequence[Refusal]
-) -> Row:  # fmt: skip
+    name: str, attack: ActiveAttack, scene: Scene, reading: ActiveGuess | ActiveFigure, run: AttackRun, refused: Sequence[Refusal]
+) -> ActiveResult:  # fmt: skip
     """The result of an attack that ran."""
-    figure = scored(scene, reading, play.victim) if isinstance(reading, Guess) else reading
+    figure = relative_error(scene, reading, run.victim) if isinstance(reading, ActiveGuess) else reading
     gained = False
     if figure.value is not None:
         gain = figure.baseline - figure.value if figure.lower_is_better else figure.value - figure.baseline
         gained = gain > figure.margin
-    status: Status = "learned" if gained else "refused" if refused else "failed" if figure.value is None else "no_gain"
+    status: ActiveStatus = "learned" if gained else "refused" if refused else "failed" if figure.value is None else "no_gain"
     first = refused[0] if refused else None
-    counts = Counter((one.code, one.stage) for one in dict.fromkeys(refused))
-    words = "; ".join(f"{code} at {stage} ({count} of {len(play.honest)})" for (code, stage), count in counts.items())
+    counts = Counter((refusal.code, refusal.stage) for refusal in dict.fromkeys(refused))
+    words = "; ".join(f"{code} at {stage} ({count} of {len(run.honest)})" for (code, stage), count in counts.items())
     shown, note = figure.value is not None, figure.note
     if status == "failed":
         note = "; ".join([*([note] if note else []), "no result, and no refusal"])
-    return Row(
+    return ActiveResult(
         name, scene.config.protection.name, status, attack.guarantee, attack.claimed(scene.config),
         code=first.code if first else "", stage=first.stage if first else "", refusals=words, metric=figure.metric if shown else "",
         value=figure.value, baseline=figure.baseline if shown else None, lower_is_better=figure.lower_is_better,
-        accomplices=0 if attack.sybils else len(play.accomplices), clients=len(scene.clients), note=note,
+        accomplices=0 if attack.sybils else len(run.accomplices), clients=len(scene.clients), note=note,
     )  # fmt: skip
 
 
-def scored(scene: Scene, guess: Guess, victim: int) -> Figure:
+def relative_error(scene: Scene, guess: ActiveGuess, victim: int) -> ActiveFigure:
     """The relative error ‖û − u‖ / ‖u‖ of a guess, and of the best one without the deviation."""
     truth = scene.truth(guess.of, victim)
     if guess.at and guess.value is not None:
         exact = RIGHT * float(np.abs(truth).max())
         right = int((np.abs(guess.value - truth)[list(guess.at)] <= exact).sum())
-        return Figure(f"{guess.of}_coordinates_read", float(right), 0.0, lower_is_better=False, margin=0.5, note=guess.note)
-    blank = np.mean([scene.truth(guess.of, one) for one in guess.beside], axis=0) if guess.beside else np.zeros_like(truth)
+        return ActiveFigure(f"{guess.of}_coordinates_read", float(right), 0.0, lower_is_better=False, margin=0.5, note=guess.note)
+    blank = np.mean([scene.truth(guess.of, client) for client in guess.beside], axis=0) if guess.beside else np.zeros_like(truth)
     value, note = None, guess.note
     if guess.value is not None and guess.value.shape == truth.shape:
         value = _error(guess.value, truth)
         cosine = float(guess.value @ truth) / max(float(np.linalg.norm(guess.value) * np.linalg.norm(truth)), 1e-300)
         note = "; ".join([*([note] if note else []), f"cosine {cosine:.4f}"])
-    return Figure(f"{guess.of}_relative_error", value, _error(blank, truth), note=note)
+    return ActiveFigure(f"{guess.of}_relative_error", value, _error(blank, truth), note=note)
 
 
 def _error(guess: Array, truth: Array) -> float:

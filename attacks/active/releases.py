@@ -8,30 +8,30 @@ accountant, beside the ε that the client's settings allow.
 from ...errors import InputError, TrainingDiverged
 from ...experiments.config.config import Config
 from ...protocols.errors import ProtocolError
-from .outcome import ActiveAttack, Figure
-from .scene import Play
+from .outcome import ActiveAttack, ActiveFigure
+from .scene import AttackRun
 
 __all__ = ["REPEATED_RELEASE"]
 
 MOST = 200
 
 
-def repeated_release(play: Play) -> Figure:
+def repeated_release(run: AttackRun) -> ActiveFigure:
     """The first round's training and its sum, three times as often as the run has rounds."""
-    rounds, ledger, budget = play.scene.config.training.rounds, play.ledger, play.scene.config.privacy.epsilon
+    rounds, ledger, budget = run.scene.config.training.rounds, run.ledger, run.scene.config.privacy.epsilon
     assert ledger is not None  # `_private` says so
     spent = 0.0
     asked = 0
-    while asked < min(MOST, 3 * max(1, rounds)) and not play.liar.refused:
+    while asked < min(MOST, 3 * max(1, rounds)) and not run.liar.refused:
         asked += 1
         try:
-            summed = play.sum(play.compute(), play.clients)
+            summed = run.sum(run.compute(), run.clients)
         except (ProtocolError, InputError, TrainingDiverged):  # the last: no client gives a result
             break
-        if summed is not None and not play.liar.refused:
-            spent = ledger.spent(play.victim)
+        if summed is not None and not run.liar.refused:
+            spent = ledger.spent(run.victim)
     note = f"{asked} releases asked for, of a run of {rounds} rounds"
-    return Figure("epsilon", spent or None, budget, lower_is_better=False, margin=1e-6 * budget, note=note)
+    return ActiveFigure("epsilon", spent or None, budget, lower_is_better=False, margin=1e-6 * budget, note=note)
 
 
 def _private(config: Config) -> str:

@@ -34,7 +34,7 @@ from ...types import Array, ClientData, Population
 from .dealt_by_hand import Dealing
 from .liar import Liar
 
-__all__ = ["WHOLE", "Clients", "Play", "Scene", "Summed", "Value", "in_memory", "scene_of"]
+__all__ = ["WHOLE", "Clients", "AttackRun", "Scene", "Summed", "VictimValue", "in_memory", "scene_of"]
 
 COHORT = 8
 """So many clients are started, or two more than a sum needs: attacks on more of them show the same."""
@@ -45,15 +45,16 @@ BOUNDLESS = 1e9
 """The ε in the ledger of a server that ignores budgets."""
 WHOLE: dict[str, Any] = {"epochs": 1, "batch_size": 0, "momentum": 0.0}
 """What makes a training one step over all of a client's data: the same whatever the round."""
-Value = Literal["update", "whole_batch_update", "signature"]
+VictimValue = Literal["update", "whole_batch_update", "signature"]
 """What may be read of a client: its update from the honest model in round 0, the same of one step over all data, its signature."""
 
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """Clients that were just started, or joined a session that is new to them: a line to them, and their pinned roster.
+    """Clients that were just started, or that joined a new session: the transport that reaches them, and their pinned roster.
 
-    `identities` are those of clients that may be made accomplices: the server has their secrets. `holders`: those of holders, by number.
+    `identities` are of the clients that may become accomplices: the server has their secrets. `holders`: identities of key holders, by
+    number.
     """
 
     transport: Transport
@@ -91,17 +92,17 @@ class Scene:
         return PrincipalVectors(rows if compared.of_samples and not compared.per_label else 1)
 
     @cached_property
-    def _truths(self) -> dict[tuple[Value, int], Array]:
+    def _truths(self) -> dict[tuple[VictimValue, int], Array]:
         return {}
 
-    def truth(self, what: Value, client: int) -> Array:
+    def truth(self, value: VictimValue, client: int) -> Array:
         """A client's value (d,) or (p·d,), without noise. For the scorer alone."""
-        if (what, client) not in self._truths:
-            task: Task = self.signature if what == "signature" else self.train if what == "update" else replace(self.train, **WHOLE)
-            part = "signature" if what == "signature" else "update"
-            one = TaskInput(self.data(client), {"model": self.model}, {}, Streams(self.config.run.seed, 0, client))
-            self._truths[what, client] = np.ravel(np.asarray(Engine().run(task, [one])[0][part], np.float64))
-        return self._truths[what, client]
+        if (value, client) not in self._truths:
+            task: Task = self.signature if value == "signature" else self.train if value == "update" else replace(self.train, **WHOLE)
+            part = "signature" if value == "signature" else "update"
+            task_input = TaskInput(self.data(client), {"model": self.model}, {}, Streams(self.config.run.seed, 0, client))
+            self._truths[value, client] = np.ravel(np.asarray(Engine().run(task, [task_input])[0][part], np.float64))
+        return self._truths[value, client]
 
     def data(self, client: int) -> ClientData:
         """The data of a client."""
@@ -117,9 +118,9 @@ def scene_of(config: Config, population: Population) -> Scene:
     protection = config.protection
     dealt = protection.smallest_group + protection.smallest_sum - 1  # as few buckets as there may be, as large as they get
     most = max(COHORT, protection.smallest_sum + 2) if protection.robust == "none" else dealt
-    chosen = sorted(population.clients, key=lambda one: one.id)[:most]
+    chosen = sorted(population.clients, key=lambda client: client.id)[:most]
     people = replace(
-        population, clients=tuple(replace(one, id=number) for number, one in enumerate(chosen)), groups=(0,) * len(chosen)
+        population, clients=tuple(replace(client, id=number) for number, client in enumerate(chosen)), groups=(0,) * len(chosen)
     )  # fmt: skip
     return Scene(config, people, lambda: in_memory(config, people))
 
@@ -127,13 +128,13 @@ def scene_of(config: Config, population: Population) -> Scene:
 def in_memory(config: Config, population: Population) -> Clients:
     """Clients in this process with new identities and stores, system entropy, the strict release policy, and the settings of `config`."""
     protection, clients = config.protection, population.clients
-    identities = {one.id: Identity.create(one.id) for one in clients}
+    identities = {client.id: Identity.create(client.id) for client in clients}
     holders = {number: Identity.create(0) for number in range(protection.holders)}
-    first, *others = [one.public() for one in holders.values()] or [b""]
-    roster = Roster(tuple(identities[one.id].public() for one in clients), first, tuple(others))
+    first, *others = [holder.public() for holder in holders.values()] or [b""]
+    roster = Roster(tuple(identities[client.id].public() for client in clients), first, tuple(others))
     parties: dict[int, Party] = {
-        one.id: FederationClient(Settings(identities[one.id], protection, roster, config.privacy), _same(one), ObjectStore())
-        for one in clients
+        client.id: FederationClient(Settings(identities[client.id], protection, roster, config.privacy), _same(client), ObjectStore())
+        for client in clients
     }  # fmt: skip
     for number, holder in holders.items():
         settings = Settings(holder, protection, roster, role="key-holder")
@@ -142,13 +143,13 @@ def in_memory(config: Config, population: Population) -> Clients:
     return Clients(memory if config.run.transport == "memory" else BytesTransport(memory), roster, identities, holders)
 
 
-def _same(one: ClientData) -> Callable[[], ClientData]:
-    return lambda: one
+def _same(data: ClientData) -> Callable[[], ClientData]:
+    return lambda: data
 
 
 @dataclass(frozen=True)
 class _Claimed:
-    """A roster that goes by the digest of another: for a server and puppets that nobody can keep from using it."""
+    """A roster that goes by the digest of another: for a server and the clients it controls, which nobody can keep from using it."""
 
     keys: tuple[bytes, ...]
     holders: tuple[bytes, ...]
@@ -157,21 +158,22 @@ class _Claimed:
 
 @dataclass(frozen=True, eq=False)
 class Summed:
-    """What came of a secure sum: the total (d,), and over whom."""
+    """The result of a secure sum: the total (d,), and the clients in it."""
 
     total: Array
     survivors: tuple[int, ...]
 
 
-class Play:
+class AttackRun:
     """One attack's server and its fresh clients.
 
-    `victim` is an honest client, `accomplices` are the clients that the server runs: fewer than a third of all where sums are for a server
-    that lies, fewer than the threshold else. With `sybils` all others are inventions of the server, with keys that are on no roster.
-    `protection` is what the server goes by, whatever clients' own settings say. `fed` is an honest server over a `liar`.
+    `victim` is an honest client. `accomplices` are the clients that the server runs: fewer than a third of all clients if sums are
+    protected against an active server, else fewer than the threshold. With `sybils`, all clients but the victim are inventions of the
+    server, with keys that are on no roster. `protection` is the server's, whatever the clients' own settings are. `fed` is an honest server
+    over a `liar`.
 
-    `clients` are all clients, accomplices included. Where clients have their sums dealt into buckets they are the victim's bucket: then
-    `fed` asks for plain sums, so that each attack is played on the sum of that bucket.
+    `clients` are all clients, accomplices included. If clients deal their sums into buckets, `clients` are the victim's bucket. Then `fed`
+    asks for plain sums, so that each attack is aimed at the sum of this bucket.
     """
 
     def __init__(self, scene: Scene, protection: Protection, *, accomplices: bool = True, sybils: bool = False) -> None:
@@ -189,21 +191,23 @@ class Play:
         lying = scene.config.protection.secagg_mode == "active"
         few = [*everyone[clients - ((clients - 1) // 3 if lying else clients // 2) :]] if accomplices else []
         roster: Any = met.roster
-        identities = {one: met.identities[one] for one in few if one in met.identities}
-        people = {one: scene.data(one) for one in identities}
+        identities = {client: met.identities[client] for client in few if client in met.identities}
+        people = {client: scene.data(client) for client in identities}
         if sybils:
-            identities = {one: Identity.create(one) for one in everyone if one != self.victim}
-            people = {one: _made_up(scene.data(self.victim), one) for one in identities}
-            keys = tuple(identities[one].public() if one in identities else met.roster.keys[one] for one in everyone)
+            identities = {client: Identity.create(client) for client in everyone if client != self.victim}
+            people = {client: _made_up(scene.data(self.victim), client) for client in identities}
+            keys = tuple(identities[client].public() if client in identities else met.roster.keys[client] for client in everyone)
             roster = _Claimed(keys, met.roster.holders, met.roster.digest)
-        self.stores = {one: MemoryStore() for one in identities}
-        puppets = {
-            one: FederationClient(Settings(identity, protection, roster, scene.config.privacy), _same(people[one]), self.stores[one])
-            for one, identity in identities.items()
-        }  # fmt: skip
-        self.identities, self.puppets, self.roster = identities, puppets, met.roster
+        self.stores = {client: MemoryStore() for client in identities}
+        controlled = {
+            client: FederationClient(
+                Settings(identity, protection, roster, scene.config.privacy), _same(people[client]), self.stores[client]
+            )
+            for client, identity in identities.items()
+        }
+        self.identities, self.controlled, self.roster = identities, controlled, met.roster
         self.holders = met.holders
-        self.liar = Liar(met.transport, puppets, met.roster.holders)
+        self.liar = Liar(met.transport, controlled, met.roster.holders)
         self.ledger: Ledger | None = None
         pinned = protection.secure or protection.transformed or protection.encrypted
         self.fed = FederationServer(
@@ -214,7 +218,7 @@ class Play:
         self.fed.begin_round(0)
         self.dealings = 0
         self.clients = self._dealt() if dealt else self.fed.clients
-        self.accomplices = tuple(one for one in identities if one in self.clients)
+        self.accomplices = tuple(client for client in identities if client in self.clients)
 
     def _private(self, protection: Protection) -> dict[str, Any]:
         """What the server does about `[privacy]`, with a ledger of its own that allows anything."""
@@ -252,12 +256,12 @@ class Play:
     @property
     def others(self) -> tuple[int, ...]:
         """All clients but the victim."""
-        return tuple(one for one in self.clients if one != self.victim)
+        return tuple(client for client in self.clients if client != self.victim)
 
     @property
     def honest(self) -> tuple[int, ...]:
         """The clients that follow the protocol."""
-        return tuple(one for one in self.clients if one not in self.identities)
+        return tuple(client for client in self.clients if client not in self.identities)
 
     def compute(self, on: Sequence[int] | None = None, **changes: Any) -> Held:
         """Have clients train from the honest model; with `changes` another training. The handle of "update"."""
@@ -287,14 +291,14 @@ class Play:
 
     def known(self, client: int, held: Held) -> Array:
         """What an accomplice holds."""
-        return np.ravel(np.asarray(self.puppets[client].values.parts(self.number(held), held.parts)[held.part], np.float64))
+        return np.ravel(np.asarray(self.controlled[client].values.parts(self.number(held), held.parts)[held.part], np.float64))
 
     def without_known(self, summed: Summed | None, held: Held) -> Array | None:
         """The mean over the honest clients in a sum that has the victim in it, accomplices' own values taken off."""
         if summed is None or self.victim not in summed.survivors:
             return None
-        honest = [one for one in summed.survivors if one not in self.identities]
-        theirs = [self.known(one, held) for one in summed.survivors if one in self.identities]
+        honest = [client for client in summed.survivors if client not in self.identities]
+        theirs = [self.known(client, held) for client in summed.survivors if client in self.identities]
         return np.asarray((summed.total - np.sum([np.zeros_like(summed.total), *theirs], axis=0)) / len(honest))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from ...contract.handles import Held, HeldKey
 from ...federation import messages as m
 from ...federation.values import UNTRACED
-from .outcome import ActiveAttack, Guess
-from .scene import WHOLE, Play, Value
+from .outcome import ActiveAttack, ActiveGuess
+from .scene import WHOLE, AttackRun, VictimValue
 
 __all__ = ["COMPUTED_AGAIN", "DERIVED", "NEXT_ROUND", "SECOND_SUM", "STALE_SLOT"]
 
@@ -22,71 +22,71 @@ MADE_NUMBER = 1 << 30
 """The number of a value that the server has clients make; far from those that its honest part gives."""
 
 
-def difference(play: Play, first: Held, second: Callable[[], Held], of: Value = "update", note: str = "") -> Guess:
+def difference(run: AttackRun, first: Held, second: Callable[[], Held], of: VictimValue = "update", note: str = "") -> ActiveGuess:
     """A sum of `first` over all, then one of `second` over all but the victim. An honest server refuses two such sums of one turn."""
-    whole = play.sum(first, play.clients)
-    play.fed.begin_round(play.fed.round)
-    rest = None if whole is None else play.sum(second(), play.others)
+    whole = run.sum(first, run.clients)
+    run.fed.begin_round(run.fed.round)
+    rest = None if whole is None else run.sum(second(), run.others)
     guess = None
-    if whole is not None and rest is not None and set(whole.survivors) - set(rest.survivors) == {play.victim}:
+    if whole is not None and rest is not None and set(whole.survivors) - set(rest.survivors) == {run.victim}:
         guess = whole.total - rest.total
-    return Guess(guess, of, play.honest, note)
+    return ActiveGuess(guess, of, run.honest, note)
 
 
-def second_sum(play: Play) -> Guess:
+def second_sum(run: AttackRun) -> ActiveGuess:
     """The same held value is summed again."""
-    held = play.compute()
-    return difference(play, held, lambda: held)
+    held = run.compute()
+    return difference(run, held, lambda: held)
 
 
-def computed_again(play: Play) -> Guess:
+def computed_again(run: AttackRun) -> ActiveGuess:
     """The same training from the same model in the same round, as another held value."""
-    return difference(play, play.compute(), play.compute)
+    return difference(run, run.compute(), run.compute)
 
 
-def derived(play: Play) -> Guess:
+def derived(run: AttackRun) -> ActiveGuess:
     """A copy of the held value, which clients make when they add up their own parts."""
-    held = play.compute()
+    held = run.compute()
 
     def copied() -> Held:
-        ask = m.AddUp(play.fed.session, MADE_NUMBER, (m.OwnPart(play.number(held), held.part, 1.0),))
-        play.liar.ask(dict.fromkeys(play.clients, ask), "add up")
-        key, known = HeldKey("copy"), play.fed.known(held.key)
+        ask = m.AddUp(run.fed.session, MADE_NUMBER, (m.OwnPart(run.number(held), held.part, 1.0),))
+        run.liar.ask(dict.fromkeys(run.clients, ask), "add up")
+        key, known = HeldKey("copy"), run.fed.known(held.key)
         models, layout = known["models"], [["own", *rest] for name, *rest in known["layout"] if name == held.part]
-        if play.fed.protection.secagg_mode == "passive":  # where clients let in what can be traced to nothing
-            models = [[client, UNTRACED.hex()] for client in play.clients]
-        play.fed.know(key, {**known, "number": MADE_NUMBER, "layout": layout, "models": models})
-        copy = Held(key, play.clients, ("own",))
-        if play.fed.accounts is not None:  # the server's own ledger, which binds no client
-            play.fed.accounts.public(copy)
+        if run.fed.protection.secagg_mode == "passive":  # where clients let in what can be traced to nothing
+            models = [[client, UNTRACED.hex()] for client in run.clients]
+        run.fed.know(key, {**known, "number": MADE_NUMBER, "layout": layout, "models": models})
+        copy = Held(key, run.clients, ("own",))
+        if run.fed.accounts is not None:  # the server's own ledger, which binds no client
+            run.fed.accounts.public(copy)
         return copy
 
-    return difference(play, held, copied)
+    return difference(run, held, copied)
 
 
-def next_round(play: Play) -> Guess:
+def next_round(run: AttackRun) -> ActiveGuess:
     """All clients in one round, all but the victim in the next, which begins from the same model; one step over all data in each."""
-    held = play.compute(**WHOLE)
+    held = run.compute(**WHOLE)
 
     def later() -> Held:
-        play.fed.begin_round(1)
-        return play.compute(**WHOLE)
+        run.fed.begin_round(1)
+        return run.compute(**WHOLE)
 
-    return difference(play, held, later, "whole_batch_update", "one step over all data, from the same model in both rounds")
+    return difference(run, held, later, "whole_batch_update", "one step over all data, from the same model in both rounds")
 
 
-def stale_slot(play: Play) -> Guess:
+def stale_slot(run: AttackRun) -> ActiveGuess:
     """The second round's sum at a slot before that of the first's: turns are counted anew."""
-    held, before = play.compute(**WHOLE), play.fed.saved()
+    held, before = run.compute(**WHOLE), run.fed.saved()
     for _ in range(2):
-        play.fed.begin_round(0)
+        run.fed.begin_round(0)
 
     def earlier() -> Held:
-        play.fed.restore(before, 0)
-        play.fed.begin_round(1)
-        return play.compute(**WHOLE)
+        run.fed.restore(before, 0)
+        run.fed.begin_round(1)
+        return run.compute(**WHOLE)
 
-    return difference(play, held, earlier, "whole_batch_update", "one step over all data, from the same model in both rounds")
+    return difference(run, held, earlier, "whole_batch_update", "one step over all data, from the same model in both rounds")
 
 
 SECOND_SUM = ActiveAttack(

@@ -13,37 +13,37 @@ from dataclasses import replace
 from ...contract.protection import Protection
 from ...experiments.config.config import Config
 from .halted import Halted, halted
-from .outcome import ActiveAttack, Guess, secure_sums
-from .scene import Play
+from .outcome import ActiveAttack, ActiveGuess, secure_sums
+from .scene import AttackRun
 
 __all__ = ["FALSE_ACCUSATION", "FALSE_COMPLAINTS", "FEW_SURVIVORS", "MODE_DOWNGRADE", "SECOND_UNMASKING", "SPLIT_SURVIVORS"]
 
 GUARANTEE = "protocols/secagg: what leaves a client shows no more than the sum over at least the minimum cohort size of survivors"
 
 
-def split_survivors(play: Play) -> Guess:
+def split_survivors(run: AttackRun) -> ActiveGuess:
     """The server reports the victim as a survivor to some clients and as dropped to the others; accomplices answer both."""
-    stopped = halted(play, play.compute(), play.clients)
+    stopped = halted(run, run.compute(), run.clients)
     if stopped is not None:
-        everyone = [one for one in play.clients if one in stopped.uploads]
-        honest = [one for one in everyone if one not in (*play.accomplices, play.victim)]
-        few = max(0, stopped.terms.threshold - 1 - len(play.accomplices))
-        lists = {play.victim: everyone, **dict.fromkeys(honest[:few], everyone)}
-        _finish(stopped, {**lists, **dict.fromkeys(play.accomplices, everyone)})
-        without = [one for one in everyone if one != play.victim]
-        _finish(stopped, dict.fromkeys([*honest[few:], *play.accomplices], without))
-    return _read(play, stopped)
+        everyone = [client for client in run.clients if client in stopped.uploads]
+        honest = [client for client in everyone if client not in (*run.accomplices, run.victim)]
+        few = max(0, stopped.terms.threshold - 1 - len(run.accomplices))
+        lists = {run.victim: everyone, **dict.fromkeys(honest[:few], everyone)}
+        _finish(stopped, {**lists, **dict.fromkeys(run.accomplices, everyone)})
+        without = [client for client in everyone if client != run.victim]
+        _finish(stopped, dict.fromkeys([*honest[few:], *run.accomplices], without))
+    return _read(run, stopped)
 
 
-def second_unmasking(play: Play) -> Guess:
+def second_unmasking(run: AttackRun) -> ActiveGuess:
     """All reveal shares for the sum over all, and are asked once more, for the sum without the victim."""
-    stopped = halted(play, play.compute(), play.clients)
+    stopped = halted(run, run.compute(), run.clients)
     if stopped is not None:
-        everyone = [one for one in play.clients if one in stopped.uploads]
-        without = [one for one in everyone if one != play.victim]
+        everyone = [client for client in run.clients if client in stopped.uploads]
+        without = [client for client in everyone if client != run.victim]
         _finish(stopped, dict.fromkeys(everyone, everyone))
         _finish(stopped, dict.fromkeys(without, without))
-    return _read(play, stopped)
+    return _read(run, stopped)
 
 
 def _finish(stopped: Halted, lists: dict[int, list[int]]) -> None:
@@ -51,60 +51,60 @@ def _finish(stopped: Halted, lists: dict[int, list[int]]) -> None:
     stopped.reveal(lists, signatures)
 
 
-def _read(play: Play, stopped: Halted | None) -> Guess:
-    return Guess(None if stopped is None else stopped.opened([play.victim]), "update", play.honest)
+def _read(run: AttackRun, stopped: Halted | None) -> ActiveGuess:
+    return ActiveGuess(None if stopped is None else stopped.opened([run.victim]), "update", run.honest)
 
 
-def few_survivors(play: Play) -> Guess:
+def few_survivors(run: AttackRun) -> ActiveGuess:
     """The server reports all clients as dropped but the victim, accomplices and as few others as hold enough shares."""
-    held = play.compute()
-    stopped = halted(play, held, play.clients)
+    held = run.compute()
+    stopped = halted(run, held, run.clients)
     guess, few = None, []
     if stopped is not None:
-        smallest = play.scene.config.protection.smallest_sum
+        smallest = run.scene.config.protection.smallest_sum
         most = max(1, min(smallest - 1, stopped.terms.threshold))  # below the minimum, or at least as few as can be opened
-        honest = [one for one in play.honest if one != play.victim]
-        few = sorted([play.victim, *play.accomplices, *honest][:most])
+        honest = [client for client in run.honest if client != run.victim]
+        few = sorted([run.victim, *run.accomplices, *honest][:most])
         _finish(stopped, dict.fromkeys(few, few))
         mean = stopped.opened(few)
         if mean is not None:
-            theirs = sum((play.known(one, held) for one in few if one in play.accomplices), start=0 * mean)
-            guess = (mean * len(few) - theirs) / len([one for one in few if one not in play.accomplices])
-    return Guess(guess, "update", play.honest, f"{len(few)} reported as survivors of {len(play.clients)}")
+            theirs = sum((run.known(client, held) for client in few if client in run.accomplices), start=0 * mean)
+            guess = (mean * len(few) - theirs) / len([client for client in few if client not in run.accomplices])
+    return ActiveGuess(guess, "update", run.honest, f"{len(few)} reported as survivors of {len(run.clients)}")
 
 
-def false_accusation(play: Play) -> Guess:
+def false_accusation(run: AttackRun) -> ActiveGuess:
     """A sum is stopped and taken again without the victim, as if it had misbehaved; then the first is finished, too."""
-    held = play.compute()
-    first = halted(play, held, play.clients)
+    held = run.compute()
+    first = halted(run, held, run.clients)
     whole = None
-    rest = None if first is None else play.sum(held, play.others)
+    rest = None if first is None else run.sum(held, run.others)
     if first is not None:
-        everyone = [one for one in play.clients if one in first.uploads]
+        everyone = [client for client in run.clients if client in first.uploads]
         _finish(first, dict.fromkeys(everyone, everyone))
         whole = first.opened(everyone)
     guess = None
-    if first is not None and whole is not None and rest is not None and set(first.uploads) - set(rest.survivors) == {play.victim}:
+    if first is not None and whole is not None and rest is not None and set(first.uploads) - set(rest.survivors) == {run.victim}:
         guess = whole * len(first.uploads) - rest.total
-    return Guess(guess, "update", play.honest, "the first sum was stopped before any share was revealed")
+    return ActiveGuess(guess, "update", run.honest, "the first sum was stopped before any share was revealed")
 
 
-def false_complaints(play: Play) -> Guess:
+def false_complaints(run: AttackRun) -> ActiveGuess:
     """The server reports to the victim that all others complained about its shares, then half of them, then the rest; then it finishes the
     sum.
 
     What it opens are shares of both its secrets. It is in the sum, so that the others reveal theirs of its self mask.
     """
-    stopped = halted(play, play.compute(), play.clients)
+    stopped = halted(run, run.compute(), run.clients)
     if stopped is not None:
-        everyone = [one for one in play.clients if one in stopped.uploads]
-        others = [one for one in everyone if one != play.victim]
+        everyone = [client for client in run.clients if client in stopped.uploads]
+        others = [client for client in everyone if client != run.victim]
         half = len(others) // 2
-        if not stopped.challenge(play.victim, others):
+        if not stopped.challenge(run.victim, others):
             for accusers in (others[:half], others[half:]):
-                stopped.challenge(play.victim, accusers)
+                stopped.challenge(run.victim, accusers)
         _finish(stopped, dict.fromkeys(everyone, everyone))
-    return _read(play, stopped)
+    return _read(run, stopped)
 
 
 def _plain_values(config: Config) -> str:

@@ -20,8 +20,8 @@ from ...experiments.config.config import Config
 from ...federation import messages as m
 from ...types import Array
 from .liar import honest_ask
-from .outcome import ActiveAttack, Guess, secure_sums
-from .scene import Play, Summed
+from .outcome import ActiveAttack, ActiveGuess, secure_sums
+from .scene import AttackRun, Summed
 
 __all__ = ["LISTED_MODEL", "OTHER_MODEL", "OTHER_TASK", "SWITCHED_VALUE", "UNEQUAL_WEIGHTS"]
 
@@ -32,84 +32,84 @@ STUCK = 1e8
 SLOW = 1e-30
 
 
-def useless(play: Play) -> Array:
+def useless(run: AttackRun) -> Array:
     """A model (d,) from which training leads nowhere."""
     try:
         from ..inversion.model_inconsistency import deadened  # loads scipy
 
-        return deadened(play.scene.train.model, play.scene.model)
+        return deadened(run.scene.train.model, run.scene.model)
     except InputError:  # no hidden units to silence
-        return np.full_like(play.scene.model, STUCK)
+        return np.full_like(run.scene.model, STUCK)
 
 
-def isolated(play: Play, change: Callable[[m.Compute], m.Compute]) -> Guess:
+def isolated(run: AttackRun, change: Callable[[m.Compute], m.Compute]) -> ActiveGuess:
     """All but the victim compute something else than the server's part of the sum knows of."""
 
-    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
-        return change(ask) if isinstance(ask, m.Compute) and client != play.victim else ask
+    def send(client: int, ask: m.Ask, stage: str) -> m.Ask:
+        return change(ask) if isinstance(ask, m.Compute) and client != run.victim else ask
 
-    play.liar.say = say
-    held = play.compute()
-    return _among_next_to_nothing(play, held, play.sum(held, play.clients))
+    run.liar.send = send
+    held = run.compute()
+    return _among_next_to_nothing(run, held, run.sum(held, run.clients))
 
 
-def _among_next_to_nothing(play: Play, held: Held, summed: Summed | None) -> Guess:
+def _among_next_to_nothing(run: AttackRun, held: Held, summed: Summed | None) -> ActiveGuess:
     guess = None
-    if summed is not None and play.victim in summed.survivors:
-        theirs = [play.known(one, held) for one in summed.survivors if one in play.accomplices]
+    if summed is not None and run.victim in summed.survivors:
+        theirs = [run.known(client, held) for client in summed.survivors if client in run.accomplices]
         guess = summed.total - np.sum([np.zeros_like(summed.total), *theirs], axis=0)
-    return Guess(guess, "update", play.honest)
+    return ActiveGuess(guess, "update", run.honest)
 
 
-def other_model(play: Play) -> Guess:
+def other_model(run: AttackRun) -> ActiveGuess:
     """All but the victim are sent a model that training does not move; the sum names the victim's."""
-    sent = m.Parameter("model", m.One(m.Addends((useless(play),), (), ())))
-    return isolated(play, lambda ask: msgspec.structs.replace(ask, params=(sent,)))
+    sent = m.Parameter("model", m.One(m.Addends((useless(run),), (), ())))
+    return isolated(run, lambda ask: msgspec.structs.replace(ask, params=(sent,)))
 
 
-def listed_model(play: Play) -> Guess:
+def listed_model(run: AttackRun) -> ActiveGuess:
     """The same, and the sum names both."""
-    models = [play.scene.model, useless(play)]
-    which = {client: int(client != play.victim) for client in play.clients}
-    held = play.fed.compute(play.scene.train, {"model": models}, which=which, on=play.clients)["update"]
-    return _among_next_to_nothing(play, held, play.sum(held, play.clients, models=2))
+    models = [run.scene.model, useless(run)]
+    which = {client: int(client != run.victim) for client in run.clients}
+    held = run.fed.compute(run.scene.train, {"model": models}, which=which, on=run.clients)["update"]
+    return _among_next_to_nothing(run, held, run.sum(held, run.clients, models=2))
 
 
-def other_task(play: Play) -> Guess:
+def other_task(run: AttackRun) -> ActiveGuess:
     """All but the victim train at a rate of next to nothing."""
-    slow = m.Carried(replace(play.scene.train, lr=SLOW))
-    return isolated(play, lambda ask: msgspec.structs.replace(ask, task=slow))
+    slow = m.Carried(replace(run.scene.train, lr=SLOW))
+    return isolated(run, lambda ask: msgspec.structs.replace(ask, task=slow))
 
 
-def switched_value(play: Play) -> Guess:
+def switched_value(run: AttackRun) -> ActiveGuess:
     """All were invited for one value, and all but the victim are asked to upload another, of next to nothing."""
-    held, nothing = play.compute(), play.compute(lr=SLOW)
-    number = play.number(nothing)
+    held, nothing = run.compute(), run.compute(lr=SLOW)
+    number = run.number(nothing)
 
-    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
-        late = isinstance(ask, m.Step) and client != play.victim and kind_of(ask.said) == "Deliver"
+    def send(client: int, ask: m.Ask, stage: str) -> m.Ask:
+        late = isinstance(ask, m.Step) and client != run.victim and kind_of(ask.said) == "Deliver"
         return msgspec.structs.replace(ask, held=number) if late and isinstance(ask, m.Step) else ask
 
-    play.liar.say = say
-    summed = play.sum(held, play.clients)
-    play.liar.say = honest_ask
-    return _among_next_to_nothing(play, nothing, summed)
+    run.liar.send = send
+    summed = run.sum(held, run.clients)
+    run.liar.send = honest_ask
+    return _among_next_to_nothing(run, nothing, summed)
 
 
-def unequal_weights(play: Play) -> Guess:
+def unequal_weights(run: AttackRun) -> ActiveGuess:
     """The server gives the victim all of the weight that the terms allow, and the others next to none."""
 
-    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
-        return msgspec.structs.replace(ask, weight=SLOW) if isinstance(ask, m.Step) and client != play.victim else ask
+    def send(client: int, ask: m.Ask, stage: str) -> m.Ask:
+        return msgspec.structs.replace(ask, weight=SLOW) if isinstance(ask, m.Step) and client != run.victim else ask
 
-    play.liar.say = say
-    weights = {client: 1.0 if client == play.victim else 0.9 for client in play.clients}
-    held = play.compute()
-    summed = play.sum(held, play.clients, weights=weights)
+    run.liar.send = send
+    weights = {client: 1.0 if client == run.victim else 0.9 for client in run.clients}
+    held = run.compute()
+    summed = run.sum(held, run.clients, weights=weights)
     guess = None
-    if summed is not None and play.victim in summed.survivors:
+    if summed is not None and run.victim in summed.survivors:
         guess = summed.total / len(summed.survivors)
-    return Guess(guess, "update", play.honest)
+    return ActiveGuess(guess, "update", run.honest)
 
 
 def _weights(config: Config) -> str:

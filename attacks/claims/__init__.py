@@ -1,7 +1,7 @@
 """Published statements about clustered federated learning and the privacy of its parts, put to the test: one claim a file.
 
-`cflpriv claims NAME` runs the experiment of a claim and ends with its verdict (`judging.judge`). A claim's file has the statement, its
-source, what is assumed, and its arms: the figures and margins that decide, written down before the run. `claim.decide` is the rule.
+`cflpriv claims NAME` runs the experiment of a claim and ends with its verdict (`judging.judge_claim`). A claim's file has the statement,
+its source, what is assumed, and its arms: the figures and margins that decide, written down before the run. `claim.decide` is the rule.
 """
 
 from importlib import import_module
@@ -24,5 +24,5 @@ def claim_named(name: str) -> Claim:
     """The claim of that name. Raises `InputError` for one that is not known."""
     if name not in CLAIMS:
         raise InputError(f"claims {name!r}: is not known{near(name, list(CLAIMS))}")
-    found: Claim = import_module(f".published.{name}", __name__).CLAIM
-    return found
+    claim: Claim = import_module(f".published.{name}", __name__).CLAIM
+    return claim

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..figures.significance import confidence_interval
 
-__all__ = ["Arm", "Claim", "Finding", "Measure", "Row", "Verdict", "decide", "findings_of"]
+__all__ = ["Arm", "Claim", "Finding", "Measurement", "Row", "ClaimVerdict", "decide", "findings_of"]
 
 Word = Literal["upheld", "qualified", "refuted", "undecided"]
 
@@ -29,7 +29,7 @@ class Row:
     note: str = ""
 
 
-Measure = Callable[[int, str | Path | None], Sequence[Row]]
+Measurement = Callable[[int, str | Path | None], Sequence[Row]]
 """(seed, data directory) -> the rows of that seed, one for every arm."""
 
 
@@ -59,7 +59,7 @@ class Claim:
     baseline: str
     assumed: str
     arms: Mapping[str, Arm]
-    measure: Measure
+    measure: Measurement
     seeds: int = 5
     needs: tuple[str, ...] = ()
 
@@ -79,7 +79,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """*upheld*: the statement holds in every arm. *refuted*: it fails in every arm. *qualified*: it holds in some and fails in others.
     *undecided*: otherwise, and with fewer seeds than the claim asks for."""
 
@@ -89,7 +89,7 @@ class Verdict:
 
 def findings_of(arms: Mapping[str, Arm], rows: Sequence[Row]) -> tuple[Finding, ...]:
     """The outcome of each arm that was measured. A point counts as its own interval where the gain does not vary over seeds."""
-    found = []
+    findings = []
     for name, arm in arms.items():
         own = [row for row in rows if row.arm == name and np.isfinite(row.value - row.baseline)]
         if not own:
@@ -99,20 +99,20 @@ def findings_of(arms: Mapping[str, Arm], rows: Sequence[Row]) -> tuple[Finding, 
         above, below = low >= arm.margin, high <= arm.margin
         holds = None if above == below else above == (arm.holds == "above")
         value, baseline = (float(np.mean([getattr(row, part) for row in own])) for part in ("value", "baseline"))
-        found.append(Finding(name, value, baseline, float(gains.mean()), low, high, len({row.seed for row in own}), holds))
-    return tuple(found)
+        findings.append(Finding(name, value, baseline, float(gains.mean()), low, high, len({row.seed for row in own}), holds))
+    return tuple(findings)
 
 
-def decide(arms: Mapping[str, Arm], rows: Sequence[Row], seeds: int) -> Verdict:
+def decide(arms: Mapping[str, Arm], rows: Sequence[Row], seeds: int) -> ClaimVerdict:
     """The verdict on a statement that was tried in `arms`, from its rows alone."""
-    found = findings_of(arms, rows)
-    outcomes = {one.holds for one in found}
+    findings = findings_of(arms, rows)
+    outcomes = {finding.holds for finding in findings}
     word: Word = "undecided"
-    if len(found) == len(arms) and all(one.seeds >= seeds for one in found):
+    if len(findings) == len(arms) and all(finding.seeds >= seeds for finding in findings):
         if outcomes == {True}:
             word = "upheld"
         elif outcomes == {False}:
             word = "refuted"
         elif {True, False} <= outcomes:
             word = "qualified"
-    return Verdict(word, found)
+    return ClaimVerdict(word, findings)

@@ -27,20 +27,20 @@ from ...experiments.run.resume import locked
 from ...files import append, write_atomically
 from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json, read_text
 from . import CLAIMS, claim_named
-from .claim import Claim, Row, Verdict, decide
+from .claim import Claim, ClaimVerdict, Row, decide
 
-__all__ = ["in_words", "judge", "listed", "write_page"]
+__all__ = ["verdict_in_words", "judge_claim", "listed_claims", "write_page"]
 
 
-def listed() -> dict[str, str]:
+def listed_claims() -> dict[str, str]:
     """Name -> the statement of each claim and its source."""
     return {name: f"{claim_named(name).statement} ({claim_named(name).source})" for name in CLAIMS}
 
 
-def judge(
+def judge_claim(
     name: str, folder: str | Path, data_dir: str | Path | None = None, *, scale: float = 1.0, seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,
-) -> Verdict:  # fmt: skip
+    report: Callable[[str], None] = lambda line: None,
+) -> ClaimVerdict:  # fmt: skip
     """Measure what is missing of the claim `name` into `folder`, and write `verdict.json` there.
 
     The seeds are `seed`, `seed` + 1, ...: as many as the claim asks for times `scale`; with fewer it stays undecided. More are refused: the
@@ -55,11 +55,11 @@ def judge(
         raise InputError(f"--seed {seed}: is below 0")
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        rows, seconds, commits = _measured(claim, name, out, data_dir, _seeds(claim, seed, scale), say)
+        rows, seconds, commits = _measured(claim, name, out, data_dir, _seeds(claim, seed, scale), report)
         verdict = decide(claim.arms, rows, claim.seeds)
         result = {
-            "claim": name, "word": verdict.word, "findings": [asdict(one) for one in verdict.findings], "first_seed": seed, "scale": scale,
-            "seconds": round(seconds, 1), "commit": ", ".join(commits), "rule": _rule(name),
+            "claim": name, "word": verdict.word, "findings": [asdict(finding) for finding in verdict.findings], "first_seed": seed,
+            "scale": scale, "seconds": round(seconds, 1), "commit": ", ".join(commits), "rule": _rule(name),
         }  # fmt: skip
         write_atomically(out / "verdict.json", json.dumps(result, indent=1) + "\n")
     return verdict
@@ -70,7 +70,7 @@ def _seeds(claim: Claim, first: int, scale: float) -> range:
 
 
 def _measured(
-    claim: Claim, name: str, out: Path, data_dir: str | Path | None, seeds: range, say: Callable[[str], None]
+    claim: Claim, name: str, out: Path, data_dir: str | Path | None, seeds: range, report: Callable[[str], None]
 ) -> tuple[list[Row], float, list[str]]:
     """The rows of `seeds`, those that are kept and those that are missing; the seconds of processor time that they took; their commits."""
     path, rule = out / "rows.jsonl", _rule(name)
@@ -81,9 +81,9 @@ def _measured(
         if number not in kept:
             began = time.process_time()
             with _stopped_at_once():
-                found = claim.measure(number, data_dir)
+                measured = claim.measure(number, data_dir)
             kept[number] = {
-                "seed": number, "rule": rule, "commit": _commit(), "rows": [asdict(row) for row in found],
+                "seed": number, "rule": rule, "commit": _commit(), "rows": [asdict(row) for row in measured],
                 "seconds": time.process_time() - began,
             }  # fmt: skip
             append(path, json.dumps(kept[number]) + "\n")
@@ -91,7 +91,7 @@ def _measured(
         rows += [Row(**row) for row in line["rows"]]
         seconds += line["seconds"]
         shown = "; ".join(f"{row['arm']}: {row['value']:.3g} (baseline {row['baseline']:.3g})" for row in line["rows"])
-        say(f"seed {number}: {shown}")
+        report(f"seed {number}: {shown}")
     return rows, seconds, list(dict.fromkeys(kept[number]["commit"] for number in seeds))
 
 
@@ -125,7 +125,7 @@ def _kept(path: Path, rule: str) -> dict[int, dict[str, Any]]:
     for number, text in enumerate(data.splitlines()):
         try:
             line = parse_json(text)
-            [float(one.value + one.baseline) for one in (Row(**row) for row in line["rows"])]
+            [float(row.value + row.baseline) for row in (Row(**row) for row in line["rows"])]
             kept[line["seed"]] = {**line, "seconds": float(line["seconds"]), "commit": str(line["commit"])}
             same = line["rule"] == rule
         except (ValueError, TypeError, KeyError):
@@ -163,17 +163,17 @@ def _commit() -> str:
         return str(__version__)
 
 
-def in_words(name: str, verdict: Verdict) -> list[str]:
+def verdict_in_words(name: str, verdict: ClaimVerdict) -> list[str]:
     """A verdict for people: one line an arm, and the word."""
     claim = claim_named(name)
     lines = [f"Claim: {claim.statement} ({claim.source})"]
-    for one in verdict.findings:
-        arm = claim.arms[one.arm]
-        outcome = "open" if one.holds is None else "holds" if one.holds else "fails"
+    for finding in verdict.findings:
+        arm = claim.arms[finding.arm]
+        outcome = "open" if finding.holds is None else "holds" if finding.holds else "fails"
         bound = f"{arm.holds} {arm.margin:g}"
         lines.append(
-            f"  {one.arm}: {arm.figure} {one.value:.3f}, baseline {one.baseline:.3f}, gain {one.gain:+.3f} "
-            f"[{one.low:+.3f}, {one.high:+.3f}] over {one.seeds} seed(s); the claim asks for a gain {bound}: {outcome}"
+            f"  {finding.arm}: {arm.figure} {finding.value:.3f}, baseline {finding.baseline:.3f}, gain {finding.gain:+.3f} "
+            f"[{finding.low:+.3f}, {finding.high:+.3f}] over {finding.seeds} seed(s); the claim asks for a gain {bound}: {outcome}"
         )
     return [*lines, f"  Baseline: {claim.baseline}.", f"  Assumed: {claim.assumed}.", f"verdict: {verdict.word}"]
 
@@ -187,11 +187,11 @@ def write_page(folder: str | Path, page: str | Path) -> tuple[int, int]:
     if not results:
         raise InputError(f"{folder}: has no verdict.json of a claim in any folder")
     by_name: dict[str, list[dict[str, Any]]] = {name: [] for name in CLAIMS}
-    for result in sorted(results, key=lambda one: one["first_seed"]):
+    for result in sorted(results, key=lambda entry: entry["first_seed"]):
         by_name[result["claim"]].append(result)
-    for name, several in by_name.items():
-        for one, other in pairwise(several):
-            if other["first_seed"] in _seeds(claim_named(name), one["first_seed"], one["scale"]):
+    for name, verdicts in by_name.items():
+        for earlier, other in pairwise(verdicts):
+            if other["first_seed"] in _seeds(claim_named(name), earlier["first_seed"], earlier["scale"]):
                 shared = f"share seed {other['first_seed']}, so that neither repeats the other"
                 raise InputError(f"{folder}: two runs of {name} {shared}; remove the folder of one")
     write_atomically(Path(page), _page(by_name))
@@ -200,15 +200,15 @@ def write_page(folder: str | Path, page: str | Path) -> tuple[int, int]:
     writer.writerow(
         ["claim", "verdict", "arm", "value", "baseline", "gain", "low", "high", "seeds", "first_seed", "seconds", "commit", "rule"]
     )
-    for name, several in by_name.items():
-        for one in several:
-            for found in one["findings"]:
-                numbers = [round(found[key], 5) for key in ("value", "baseline", "gain", "low", "high")]
-                tail = [found["seeds"], one["first_seed"], one["seconds"], one["commit"], one["rule"]]
-                writer.writerow([name, one["word"], found["arm"], *numbers, *tail])
+    for name, verdicts in by_name.items():
+        for verdict in verdicts:
+            for finding in verdict["findings"]:
+                numbers = [round(finding[key], 5) for key in ("value", "baseline", "gain", "low", "high")]
+                tail = [finding["seeds"], verdict["first_seed"], verdict["seconds"], verdict["commit"], verdict["rule"]]
+                writer.writerow([name, verdict["word"], finding["arm"], *numbers, *tail])
     write_atomically(Path(page).with_suffix(".csv"), buffer.getvalue())
-    judged = [several for several in by_name.values() if several]
-    return len(judged), sum(len(several) - 1 for several in judged)
+    judged = [verdicts for verdicts in by_name.values() if verdicts]
+    return len(judged), sum(len(verdicts) - 1 for verdicts in judged)
 
 
 def _result(path: Path) -> dict[str, Any]:
@@ -250,15 +250,15 @@ This page is generated; the figures of all runs are in `claims.csv`.
 
 def _page(by_name: dict[str, list[dict[str, Any]]]) -> str:
     lines = [INTRODUCTION, "| | claim | source | verdict | repeated |", "|---|---|---|---|---|"]
-    for name, several in by_name.items():
-        if several:
+    for name, verdicts in by_name.items():
+        if verdicts:
             claim = claim_named(name)
-            again = ", ".join(f"{one['word']} (seeds from {one['first_seed']})" for one in several[1:]) or "–"
-            lines.append(f"| {claim.number} | [{claim.statement}](#{name}) | {claim.source} | **{several[0]['word']}** | {again} |")
-    for name, several in by_name.items():
-        if several:
-            lines += _section(name, several)
-    missing = [name for name, several in by_name.items() if not several]
+            again = ", ".join(f"{verdict['word']} (seeds from {verdict['first_seed']})" for verdict in verdicts[1:]) or "–"
+            lines.append(f"| {claim.number} | [{claim.statement}](#{name}) | {claim.source} | **{verdicts[0]['word']}** | {again} |")
+    for name, verdicts in by_name.items():
+        if verdicts:
+            lines += _section(name, verdicts)
+    missing = [name for name, verdicts in by_name.items() if not verdicts]
     lines += ["", "## Not decided here", "", _ABSENT + (f" Not run: {', '.join(missing)}." if missing else "")]
     return "\n".join(lines) + "\n"
 
@@ -292,22 +292,22 @@ REMARKS = {
 """What was found out of a source, or corrected in a measurement, after its claim had been measured. Arms and margins did not change."""
 
 
-def _section(name: str, several: Sequence[dict[str, Any]]) -> list[str]:
+def _section(name: str, verdicts: Sequence[dict[str, Any]]) -> list[str]:
     claim = claim_named(name)
     lines = [
-        "", f"## {name}", "", f"*{claim.statement}* ({claim.source}). **{several[0]['word'].capitalize()}.**", "",
+        "", f"## {name}", "", f"*{claim.statement}* ({claim.source}). **{verdicts[0]['word'].capitalize()}.**", "",
         *([f"- Note: {REMARKS[name]}."] if name in REMARKS else []), f"- Baseline: {claim.baseline}.", f"- Assumed: {claim.assumed}.", "",
         "| arm | figure | value | baseline | gain [95 %] | the claim asks for | outcome | seeds | commit |",
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for one in several:
-        for found in one["findings"]:
-            arm = claim.arms[found["arm"]]
-            outcome = "open" if found["holds"] is None else "holds" if found["holds"] else "fails"
-            span = f"{found['gain']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
-            seeds = f"{one['first_seed']} to {one['first_seed'] + found['seeds'] - 1}"
+    for verdict in verdicts:
+        for finding in verdict["findings"]:
+            arm = claim.arms[finding["arm"]]
+            outcome = "open" if finding["holds"] is None else "holds" if finding["holds"] else "fails"
+            span = f"{finding['gain']:+.3f} [{finding['low']:+.3f}, {finding['high']:+.3f}]"
+            seeds = f"{verdict['first_seed']} to {verdict['first_seed'] + finding['seeds'] - 1}"
             lines.append(
-                f"| {found['arm']} | {arm.figure} | {found['value']:.3f} | {found['baseline']:.3f} | {span} | {arm.holds} {arm.margin:g} | "
-                f"{outcome} | {seeds} | {one['commit']} |"
+                f"| {finding['arm']} | {arm.figure} | {finding['value']:.3f} | {finding['baseline']:.3f} | {span} | "
+                f"{arm.holds} {arm.margin:g} | {outcome} | {seeds} | {verdict['commit']} |"
             )
     return lines

@@ -43,7 +43,7 @@ def attacked(config: Config, attack: str, data_dir: str | Path | None, adversary
     """Metric -> the figure of an attack on one run of `config`; with several numbers of known clients, that of the largest."""
     scene = fresh_scene(config, build_population(config.data, data_dir), config.training.rounds, BUDGET)
     cells, _ = ATTACKS[attack].cells(case_of(scene, adversary, BUDGET))
-    return {cell.metric: cell for cell in sorted(cells, key=lambda one: one.k_known)}
+    return {cell.metric: cell for cell in sorted(cells, key=lambda cell: cell.k_known)}
 
 
 def row_of(arm: str, seed: int, cell: Cell | None) -> Row:
@@ -72,7 +72,7 @@ def membership_auc(seed: int, sizes: tuple[int, ...], data_dir: str | Path | Non
     train = Train(model, epochs=2, batch_size=8, lr=0.1)
     first = deal_in_pairs(40 * 16, PAIRS, np.random.default_rng(seed)).reshape(-1, 40, 16)
     inside = np.concatenate([first, ~first], axis=2)
-    found = {}
+    aucs = {}
     for size in sizes:
         rosters = [
             {number: (clients[number].x_train[inside[f, number]], clients[number].y_train[inside[f, number]]) for number in cohort}
@@ -84,5 +84,5 @@ def membership_auc(seed: int, sizes: tuple[int, ...], data_dir: str | Path | Non
         seen = np.concatenate(
             [confidences(model, vectors[:, i // size], clients[i].x_train, clients[i].y_train) for i in range(40)], axis=1
         )
-        found[size] = float(np.mean([one.auc for one in lira_in_turn(seen, inside.reshape(2 * PAIRS, -1))]))
-    return found
+        aucs[size] = float(np.mean([curve.auc for curve in lira_in_turn(seen, inside.reshape(2 * PAIRS, -1))]))
+    return aucs

@@ -76,19 +76,19 @@ def assign(
     seen: Array, between: Array, *, single: Array | None = None, variance: Array | None = None, renamings: Array | None = None,
     starts: Sequence[Array] = (), seed: int = 0, chains: int = CHAINS, sweeps: int = SWEEPS,
 ) -> Assignment:  # fmt: skip
-    """The kinds (n,) that explain the symmetric matrix `seen` (n, n) best by `between` (K, K); the diagonal of `seen` does not count.
+    """A kind for each of n clients (n,): the kinds whose matrix `between` (K, K) explains the symmetric matrix `seen` (n, n) best.
 
-    `single` (n, K) are further costs of a client's kind, infinite where it cannot be of that kind. `variance` (K, K) is that of an entry
-    between two kinds. `renamings` (M, K) are permutations of kinds that are tried as a whole, `starts` assignments (n,) from which the
-    search descends as well. The result depends on the arguments alone. Raises `InputError` for shapes that do not fit.
+    The diagonal of `seen` does not count. `single` (n, K) are further costs of a client's kind, infinite for an impossible kind. `variance`
+    (K, K) is the variance of an entry between two kinds. The search also tries `renamings` (M, K), permutations of all kinds, and descends
+    from the assignments `starts` (n,). The result depends on the arguments alone. Raises `InputError` for shapes that do not fit.
     """
     problem = _problem(seen, between, single, variance)
     rng = stream(seed, "quadratic assignment")
-    found = [_beam(problem), _cooled(problem, rng, chains, sweeps), *(np.asarray(start, np.int64)[None] for start in starts)]
-    ends = _descended(problem, np.unique(np.concatenate(found), axis=0))
+    candidates = [_beam(problem), _cooled(problem, rng, chains, sweeps), *(np.asarray(start, np.int64)[None] for start in starts)]
+    ends = _descended(problem, np.unique(np.concatenate(candidates), axis=0))
     costs = _energies(problem, ends)
     best = [_polished(problem, ends[place], renamings) for place in np.argsort(costs, kind="stable")[:POLISHED]]
-    kinds = min(best, key=lambda one: float(_energies(problem, one[None])[0]))
+    kinds = min(best, key=lambda row: float(_energies(problem, row[None])[0]))
     return Assignment(kinds, float(_energies(problem, kinds[None])[0]))
 
 
@@ -101,14 +101,14 @@ def assignment_cost(
 
 def renamings_of(sets: Sequence[frozenset[int]]) -> Array:
     """Permutations (M, K) of K label sets that exchange two labels each; a set without an image among them stays."""
-    place = {one: i for i, one in enumerate(sets)}
-    found = []
+    place = {labels: i for i, labels in enumerate(sets)}
+    renamings = []
     for a, b in combinations(sorted(set().union(*sets)), 2):
         names = {a: b, b: a}
-        images = [place.get(frozenset(names.get(label, label) for label in one), i) for i, one in enumerate(sets)]
+        images = [place.get(frozenset(names.get(label, label) for label in labels), i) for i, labels in enumerate(sets)]
         if len(set(images)) == len(sets):
-            found.append(images)
-    return np.array(found, np.int64).reshape(-1, len(sets))
+            renamings.append(images)
+    return np.array(renamings, np.int64).reshape(-1, len(sets))
 
 
 def _problem(seen: Array, between: Array, single: Array | None, variance: Array | None) -> _Problem:
@@ -119,7 +119,7 @@ def _problem(seen: Array, between: Array, single: Array | None, variance: Array 
         raise InputError(f"assign: shapes {seen.shape}, {between.shape}, {single.shape} and {spread.shape} do not fit together")
     if not n or not kinds or not np.isfinite(single).any(axis=1).all():
         raise InputError("assign: there are no clients, or some client can be of no kind")
-    pairs, means, spread = ((np.asarray(one, np.float64) + one.T) / 2 for one in (seen, between, spread))
+    pairs, means, spread = ((np.asarray(matrix, np.float64) + matrix.T) / 2 for matrix in (seen, between, spread))
     np.fill_diagonal(pairs, 0.0)
     allowed = np.isfinite(single)
     rest = means**2 / spread + np.log(spread)
@@ -128,13 +128,13 @@ def _problem(seen: Array, between: Array, single: Array | None, variance: Array 
 
 def _energies(problem: _Problem, kinds: Array) -> Array:
     """Costs (R,) of assignments (R, n)."""
-    n, found = problem.n, []
+    n, energies = problem.n, []
     off = ~np.eye(n, dtype=bool)
     for part in np.array_split(kinds, max(1, -(-len(kinds) * n * n // ENERGIES_AT_ONCE))):
         at = (part[:, :, None], part[:, None, :])
         pairs = problem.seen**2 * problem.square[at] + problem.seen * problem.line[at] + problem.rest[at]
-        found.append(pairs[:, off].sum(axis=1) + problem.single[np.arange(n), part].sum(axis=1))
-    return np.concatenate(found)
+        energies.append(pairs[:, off].sum(axis=1) + problem.single[np.arange(n), part].sum(axis=1))
+    return np.concatenate(energies)
 
 
 def _fields(problem: _Problem, kinds: Array) -> Array:
@@ -203,9 +203,9 @@ def _beam(problem: _Problem) -> Array:
         kept = np.argpartition(whole, width)[:width] if len(whole) > width else np.arange(len(whole))
         partial = np.concatenate([partial[kept // count], (kept % count)[:, None]], axis=1)
         costs = whole[kept]
-    found = np.empty_like(partial)
-    found[:, order] = partial
-    return np.asarray(found[np.argsort(costs, kind="stable")[:CHAINS]])
+    ordered = np.empty_like(partial)
+    ordered[:, order] = partial
+    return np.asarray(ordered[np.argsort(costs, kind="stable")[:CHAINS]])
 
 
 def _order(seen: Array) -> list[int]:
@@ -244,7 +244,7 @@ def _lowest(problem: _Problem, options: Array) -> Array:
 def _of_groups(problem: _Problem, kinds: Array) -> Array:
     """Assignments in which all clients of one kind take another, or exchange kinds with all those of the other."""
     used, every = np.unique(kinds), np.arange(problem.kinds)
-    moved = [np.where(kinds == one, every[:, None], kinds) for one in used]
+    moved = [np.where(kinds == kind, every[:, None], kinds) for kind in used]
     swapped = [np.where(kinds == a, b, np.where(kinds == b, a, kinds))[None] for a, b in combinations(used.tolist(), 2)]
     return np.concatenate([*moved, *swapped])
 

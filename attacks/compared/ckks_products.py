@@ -7,8 +7,8 @@ by c₂: Pᵢ + Qⱼ with P = m/x, Q = n/y. From the sums of all pairs it knows 
 
 Source: ours. What it proves: bare products give the key holder every product polynomial whole, hence products of single coordinates, which
 no inner product shows; the mask on c₀ does not help. What it does not: that products rerandomised by a fresh encryption leave nothing else.
-A recorded run never sends a bare product, so this attack runs on its own example (`play`), on a toy ring of the same arithmetic, where the
-linear algebra takes a second; it is as good on a large ring. `examples/ckks_product_leak.py` runs it.
+A recorded run never sends a bare product. So this attack runs on its own example (`toy_products`), on a toy ring of the same arithmetic:
+the linear algebra takes a second there. It is as good on a large ring. `examples/ckks_product_leak.py` runs it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ from ...protocols.ckks.seal import Arithmetic, Cipher
 from ...protocols.entropy import Entropy
 from ...types import Array
 
-__all__ = ["Played", "Ring", "play", "products_from_bare", "share_recovered"]
+__all__ = ["ToyProducts", "Ring", "toy_products", "products_from_bare", "share_recovered"]
 
-Pair = tuple[int, int]
+ClientPair = tuple[int, int]
 TOY = Parameters(128, (27, 27), insecure=True)
-PLAYED_ROWS, PLAYED_DIMENSION, PLAYED_CLIENTS = 7, 2, 3
+TOY_ROWS, TOY_DIMENSION, TOY_CLIENTS = 7, 2, 3
 
 
 class Ring:
@@ -65,16 +65,19 @@ class Ring:
             work[others] = (work[others] - work[others, column][:, None] * work[row] % self.q) % self.q
             pivots.append(column)
             row += 1
-        found = np.zeros(columns, dtype=np.int64)
-        found[pivots] = work[: len(pivots), -1]
-        return found
+        solution = np.zeros(columns, dtype=np.int64)
+        solution[pivots] = work[: len(pivots), -1]
+        return solution
 
 
-def products_from_bare(seen: Mapping[Pair, tuple[Array, Array, Array]], secret: Array, q: int, wanted: Sequence[int]) -> dict[Pair, Array]:
+def products_from_bare(
+    seen: Mapping[ClientPair, tuple[Array, Array, Array]], secret: Array, q: int, wanted: Sequence[int]
+) -> dict[ClientPair, Array]:
     """Each pair's whole product polynomial (N,), coefficients modulo q, from the parts (c₀, c₁, c₂) that a key holder received.
 
-    `seen` has all pairs i ≤ j of clients 0, 1, …; parts are coefficients (N,) modulo the prime q. `secret` (N,) is the key holder's key,
-    `wanted` the coefficients that it is meant to see. Right if the products are bare and pairs · |wanted| is at least 2 N.
+    `seen` has all pairs i ≤ j of clients 0, 1, …; parts are coefficients (N,) modulo the prime q. `secret` (N,) is the key holder's key.
+    `wanted` are the coefficients that the key holder may see. The result is right if the products are bare and pairs · |wanted| is at least
+    2 N.
     """
     ring = Ring(len(secret), q)
     values = {pair: [ring.dot(ring.forward, part) for part in parts] for pair, parts in seen.items()}
@@ -99,28 +102,28 @@ def products_from_bare(seen: Mapping[Pair, tuple[Array, Array, Array]], secret: 
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class ToyProducts:
     """Clients' `rows` (clients, p, d), and their pairs as a key holder receives them: `bare` with a masked c₀, and `fresh`, rerandomised.
 
     `truth` are the product polynomials (N,), `secret` the key, `q` the modulus.
     """
 
     rows: Array
-    bare: Mapping[Pair, tuple[Array, Array, Array]]
-    fresh: Mapping[Pair, tuple[Array, Array, Array]]
-    truth: Mapping[Pair, Array]
+    bare: Mapping[ClientPair, tuple[Array, Array, Array]]
+    fresh: Mapping[ClientPair, tuple[Array, Array, Array]]
+    truth: Mapping[ClientPair, Array]
     secret: Array
     q: int
     packing: Packing
 
 
-def play(entropy: Entropy, seed: int = 0) -> Played:
+def toy_products(entropy: Entropy, seed: int = 0) -> ToyProducts:
     """Three clients with random unit vectors, the real machines' packing, products, masks and rerandomising, on a toy ring.
 
     Raises `LocalError` "no-tenseal" without TenSEAL.
     """
     ring = arithmetic(TOY)
-    packing = plan(TOY, PLAYED_ROWS, PLAYED_DIMENSION)
+    packing = plan(TOY, TOY_ROWS, TOY_DIMENSION)
     generator = ring.seal.KeyGenerator(ring.context)
     public = ring.seal.PublicKey()
     generator.create_public_key(public)
@@ -132,21 +135,21 @@ def play(entropy: Entropy, seed: int = 0) -> Played:
         decryptor.decrypt(cipher, plain)
         return np.array(ring.coefficients(plain, list(range(TOY.ring))), dtype=np.int64)
 
-    rows = np.random.default_rng(seed).normal(size=(PLAYED_CLIENTS, PLAYED_ROWS, PLAYED_DIMENSION))
+    rows = np.random.default_rng(seed).normal(size=(TOY_CLIENTS, TOY_ROWS, TOY_DIMENSION))
     rows /= np.linalg.norm(rows, axis=2, keepdims=True)
     sides = [[_encrypted(ring, encryptor, polynomials[0]) for polynomials in packed(packing, client)] for client in rows]
     bare, fresh, truth = {}, {}, {}
-    for i in range(PLAYED_CLIENTS):
-        for j in range(i, PLAYED_CLIENTS):
+    for i in range(TOY_CLIENTS):
+        for j in range(i, TOY_CLIENTS):
             together = grouped(ring, packing, [[sides[j][1]]], [None])
             truth[i, j] = opened(product(ring, [sides[i][0]], together))
-            one = product(ring, [sides[i][0]], together)
-            ring.add_polynomial(one, ring.uniform(entropy, packing.targets(0)))
-            bare[i, j] = parts_of(ring, one)
+            pair_product = product(ring, [sides[i][0]], together)
+            ring.add_polynomial(pair_product, ring.uniform(entropy, packing.targets(0)))
+            bare[i, j] = ciphertext_parts(ring, pair_product)
             two = rerandomised(ring, product(ring, [sides[i][0]], together), mask(ring, masker, packing, [True], entropy))
-            fresh[i, j] = parts_of(ring, two)
+            fresh[i, j] = ciphertext_parts(ring, two)
     secret = opened(ring._ones)  # (0, 1) decrypts to the secret
-    return Played(rows, bare, fresh, truth, secret, ring.moduli[0], packing)
+    return ToyProducts(rows, bare, fresh, truth, secret, ring.moduli[0], packing)
 
 
 def _encrypted(ring: Arithmetic, encryptor: object, polynomial: Array) -> Cipher:
@@ -155,7 +158,7 @@ def _encrypted(ring: Arithmetic, encryptor: object, polynomial: Array) -> Cipher
     return cipher
 
 
-def parts_of(ring: Arithmetic, cipher: Cipher) -> tuple[Array, Array, Array]:
+def ciphertext_parts(ring: Arithmetic, cipher: Cipher) -> tuple[Array, Array, Array]:
     """The three parts of a ciphertext under one prime, by coefficients (N,): anyone who has it can read them."""
     copy = ring.load(ring.save(cipher), 3)
     ring.evaluator.transform_from_ntt_inplace(copy)
@@ -164,7 +167,7 @@ def parts_of(ring: Arithmetic, cipher: Cipher) -> tuple[Array, Array, Array]:
     return flat[:n], flat[n : 2 * n], flat[2 * n :]
 
 
-def share_recovered(found: Mapping[Pair, Array], played: Played) -> float:
+def share_recovered(recovered: Mapping[ClientPair, Array], toy: ToyProducts) -> float:
     """The share of coefficients, not wanted and so not meant to be seen, that came out exactly. By chance: 1/q of them."""
-    hidden = sorted(set(range(len(played.secret))) - set(played.packing.targets(0)))
-    return float(np.mean([(found[pair][hidden] - played.truth[pair][hidden]) % played.q == 0 for pair in played.truth]))
+    hidden = sorted(set(range(len(toy.secret))) - set(toy.packing.targets(0)))
+    return float(np.mean([(recovered[pair][hidden] - toy.truth[pair][hidden]) % toy.q == 0 for pair in toy.truth]))

@@ -1,12 +1,12 @@
-"""Cluster identity: which group a client belongs to, from the model it is sent, the clients it is summed with, or the one it asks for.
+"""Cluster identity: a client's group, from the model it is sent, the clients it is summed with, or the model it asks for.
 
-Source: the traffic of every clustered system names clusters (PACFL sends cluster models, CFL and StoCFL too; IFCA's clients name theirs).
-Oblivious sums name none, but the server learns how many of a round's cohort are in each group. Where clients stay in their groups, these
-are linear equations in who is where, with a row for each round's cohort: differencing, of sizes in place of values.
+Source: the traffic of every clustered system names clusters (PACFL, CFL and StoCFL send cluster models; IFCA's clients name their choice).
+Oblivious sums name no cluster, but the server learns the size of each group in a round's cohort. If clients stay in their groups, the sizes
+are linear equations in the clients' groups, with a row for each round's cohort: differencing, of sizes in place of values.
 
-What it proves: whoever sees this learns the partition of the clients, which is the data's where the clustering works. What it does not:
-what a group is about; names of groups take other knowledge, so clusters count up to renaming. Sizes are attacked as if nobody ever changed
-groups; a better attack would allow for it.
+What it proves: a party that sees this traffic learns the partition of the clients, which is the data's if the clustering works. What it
+does not prove: what a group is about. Clusters count up to renaming, since names of groups take other knowledge. The attack on sizes
+assumes that no client changes its group; a better attack would allow for changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from ...contract.transcript import payload_rows
 from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView
-from ..evidence.sums import sizes_in
+from ..evidence.sums import oblivious_sizes
 from ..evidence.updates import of_several, public_model
 from ..figures.leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
 
@@ -49,10 +49,10 @@ def clusters_in(view: AdversaryView) -> dict[int, int]:
             summed |= dict.fromkeys(message.clients, int(message.context["group"]))
         if message.operation == "mean" and "labels" in message.context and len(message.context["labels"]) == len(message.clients):
             labels = message.context["labels"]
-            if len({tuple(one) for one in labels}) > 1:
-                summed |= {client: int(one[0]) for client, one in zip(message.clients, labels, strict=True) if one}
+            if len({tuple(picks) for picks in labels}) > 1:
+                summed |= {client: int(picks[0]) for client, picks in zip(message.clients, labels, strict=True) if picks}
         if message.operation == "gather" and message.payload is not None and "choice" in message.payload:
-            reported |= {client: int(one) for client, one in zip(payload_rows(message), message.payload["choice"], strict=True)}
+            reported |= {client: int(choice) for client, choice in zip(payload_rows(message), message.payload["choice"], strict=True)}
         if message.operation == "gram" and message.kind == "ckks enrolment":
             enrolled.setdefault(int(message.context.get("epoch", 0)), []).extend(message.clients)
         if message.operation == "gram" and message.kind == "result" and message.payload is not None and "labels" in message.payload:
@@ -60,7 +60,7 @@ def clusters_in(view: AdversaryView) -> dict[int, int]:
             if np.ndim(labels) == 1 and len(labels) == len(everyone):
                 made = dict(zip(everyone, np.asarray(labels).astype(int).tolist(), strict=True))
     sources = (sent, summed, reported, made)
-    return max(sources, key=lambda found: (len(set(found.values())) > 1, len(found)))
+    return max(sources, key=lambda clusters: (len(set(clusters.values())) > 1, len(clusters)))
 
 
 def linked_clusters(view: AdversaryView) -> dict[int, int]:
@@ -83,12 +83,12 @@ def linked_clusters(view: AdversaryView) -> dict[int, int]:
     if len(clients) < 2:
         return dict.fromkeys(clients, 0)
     np.fill_diagonal(apart, 0.0)
-    found = hierarchy.fcluster(hierarchy.linkage(squareform(apart), "average"), 0.499, "distance")
-    return dict(zip(clients, found.tolist(), strict=True))
+    assigned = hierarchy.fcluster(hierarchy.linkage(squareform(apart), "average"), 0.499, "distance")
+    return dict(zip(clients, assigned.tolist(), strict=True))
 
 
 def clusters_from_sizes(cohorts: Array, sizes: Array, seed: int = 0, starts: int = 20) -> Array:
-    """The groups (n,) of clients that never change them, from `sizes` (m, k) of the groups in each of m cohorts; NaN for one not known.
+    """The groups (n,) of clients with fixed groups, from the group `sizes` (m, k) in each of m cohorts (NaN: not known).
 
     `cohorts` (m, n) is 1 where a client took part. Least squares over assignments, by coordinate descent from random starts.
     """
@@ -127,13 +127,13 @@ def _by_least_squares(member: Array, target: Array, known: Array) -> Array:
 
 def clusters_by_sizes(view: AdversaryView, seed: int) -> dict[int, int]:
     """The cluster of each client that took part in an oblivious sum, from the sizes of groups; nothing of a view without such sums."""
-    seen = sizes_in(view)
-    clients = sorted({client for one in seen for client in one.cohort})
-    labels = sorted({label for one in seen for label in one.counts})
+    seen = oblivious_sizes(view)
+    clients = sorted({client for report in seen for client in report.cohort})
+    labels = sorted({label for report in seen for label in report.counts})
     if len(labels) < 2:
         return {}
-    cohorts = np.array([[client in one.cohort for client in clients] for one in seen], dtype=np.float64)
-    sizes = np.array([[one.counts.get(label, 0 if one.whole else np.nan) for label in labels] for one in seen])
+    cohorts = np.array([[client in report.cohort for client in clients] for report in seen], dtype=np.float64)
+    sizes = np.array([[report.counts.get(label, 0 if report.whole else np.nan) for label in labels] for report in seen])
     return dict(zip(clients, clusters_from_sizes(cohorts, sizes, seed).tolist(), strict=True))
 
 
@@ -144,7 +144,7 @@ def guess(view: AdversaryView, clients: Sequence[int], renumbered: bool = False,
     return {client: seen.get(client, UNNAMED) for client in clients}
 
 
-def compares(view: AdversaryView) -> bool:
+def were_compared(view: AdversaryView) -> bool:
     """Whether clients were compared, or chose, so that a single cluster is a finding and not the only possibility."""
     return any(
         message.operation == "gram" or (message.operation == "gather" and "choice" in (message.payload or {})) for message in view.messages
@@ -156,26 +156,29 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     metric, groups = "group_accuracy", case.truth.groups
     clients = sorted(set(groups) - set(case.view.coalition))
     renumbered = case.prior.config is not None and case.prior.config.spec.renumbers
-    mine, theirs = (guess(view, clients, renumbered, case.seed) for view in (case.view, case.reference))
+    observed, reference = (guess(view, clients, renumbered, case.seed) for view in (case.view, case.reference))
     if len({groups[c] for c in clients}) < 2:
         return [nothing(case, NAME, metric, "the clients looked for are of one true group: no identity to find")], None
-    named = len(set(mine.values())) > 1
+    named = len(set(observed.values())) > 1
     if not named and case.prior.config is not None and of_several(case.view, public_model(case.prior).dimension):
         words = "not attempted: no message names a cluster, but what each client sends for every cluster's model tells how it is mixed"
         return [nothing(case, NAME, metric, words)], None
-    if set(mine.values()) == {UNNAMED}:
+    if set(observed.values()) == {UNNAMED}:
         return [nothing(case, NAME, metric, "no message of this view names a client's cluster")], None
-    if not named and not (compares(case.view) or compares(case.reference)):
+    if not named and not (were_compared(case.view) or were_compared(case.reference)):
         return [nothing(case, NAME, metric, "all clients are sent the same model and summed together: no cluster is named")], None
     names = np.array([groups[c] for c in clients])
     largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
-    blank = [np.maximum(dealt_at_random(np.array(list(one.values())), names, case.seed), largest) for one in (mine, theirs)]
+    blank = [
+        np.maximum(dealt_at_random(np.array(list(clusters.values())), names, case.seed), largest) for clusters in (observed, reference)
+    ]
     note = "up to renaming; baseline: the same clusters dealt at random, or everybody in the largest group, whichever is more"
-    if rounds := len(sizes_in(case.view)):
+    if rounds := len(oblivious_sizes(case.view)):
         note = f"no message names a cluster; inferred from the sizes of the groups in the cohorts of {rounds} round(s); {note}"
-    scores = [group_scores(one, case.truth, clients) for one in (mine, theirs)]
-    mine_p, theirs_p = (chance_of_deals(np.array(list(one.values())), names, case.seed) for one in (mine, theirs))
+    scores = [group_scores(clusters, case.truth, clients) for clusters in (observed, reference)]
+    observed_p, reference_p = (chance_of_deals(np.array(list(clusters.values())), names, case.seed) for clusters in (observed, reference))
     made = cell(
-        case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note, chances=(mine_p, theirs_p)
+        case, NAME, metric, scores[0], blank[0], scores[1], reference_blank=blank[1], margin=MARGIN, note=note,
+        chances=(observed_p, reference_p),
     )  # fmt: skip
     return [made], None

@@ -1,8 +1,8 @@
-"""Clients that send false halves to cross-fitted clustering: what they send, as functions of the honest folds of everybody.
+"""Clients that send false halves to cross-fitted clustering, as functions of the honest folds of all clients.
 
-Not one of the registered attacks, which measure leakage: these harm. A liar may send any two vectors in place of its folds. The strongest
-case is played: liars know everybody's folds and true groups, and act together. Norms are what `bounded` (`clustering.unbiased_gram`) lets
-through unscaled, unless a lie is about length.
+Not a registered attack: registered attacks measure leakage, false folds do harm. A lying client may send any two vectors in place of its
+folds. Lying clients know all folds and true groups, and act together: the strongest case. Norms are what `bounded`
+(`clustering.unbiased_gram`) lets through unscaled, unless a lie is about length.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,18 +31,18 @@ def false_folds(folds: Array, groups: Sequence[int], liars: Sequence[int] | Arra
     if not len(liars):
         return sent
     honest = np.setdiff1d(np.arange(len(folds)), liars)
-    told = LIES[lie](sent[list(liars)], sent[honest], np.asarray(groups)[honest], rng)
-    sent[list(liars)] = _plausible(told, sent[honest], within, rng) if within else told
+    lies = LIES[lie](sent[list(liars)], sent[honest], np.asarray(groups)[honest], rng)
+    sent[list(liars)] = _plausible(lies, sent[honest], within, rng) if within else lies
     return sent
 
 
-def _plausible(told: Array, honest: Array, within: float, rng: Stream) -> Array:
+def _plausible(lies: Array, honest: Array, within: float, rng: Stream) -> Array:
     """The nearest thing to a lie that the limits let through."""
     trace = float(np.median(((honest[:, 0] - honest[:, 1]) ** 2).sum(1))) / 4
     square = float(np.median((honest**2).sum(2)))
-    mean, noise = told.mean(1), (told[:, 0] - told[:, 1]) / 2
+    mean, noise = lies.mean(1), (lies[:, 0] - lies[:, 1]) / 2
     lengths = np.linalg.norm(noise, axis=1, keepdims=True)
-    noise = np.where(lengths > 0, noise / np.where(lengths > 0, lengths, 1.0), _unit(len(told), told.shape[2], rng))
+    noise = np.where(lengths > 0, noise / np.where(lengths > 0, lengths, 1.0), _unit(len(lies), lies.shape[2], rng))
     least, most = np.sqrt(trace / within) * SLACK, np.sqrt(trace * within) / SLACK
     noise = noise * np.clip(lengths, least, most)
     room = np.maximum(square * within / SLACK - (noise**2).sum(1, keepdims=True), 0.0)  # what is left for the mean

@@ -1,14 +1,15 @@
-"""What the folds of cross-fitted clustering tell: how many samples a client has, who is among them, and small clients' images.
+"""What the folds of cross-fitted clustering reveal: a client's number of samples, its members, and the images of small clients.
 
 Source: a client gives the means a and b of its samples' gradients, each of norm 1, over two random halves of its data. |a − b|²/4 is the
-noise of a mean of n such vectors, so about (1 − ⟨a, b⟩) / n: whoever sees the Gram of the folds has it. Whether a known sample is in a mean
-is a likelihood ratio of Gaussian errors, whitened by the spread of auxiliary samples of its label (Homer et al. 2008, for means of
-genotypes; Sankararaman et al. 2009, this ratio). A fold of one sample is that sample's gradient: the image whose sketched gradient it is,
-by L-BFGS (Zhu et al. 2019). Label sets are found by `anchor_counts` from folds in the clear, and by `gram_geometry` from their Gram.
+noise of a mean of n such vectors, about (1 − ⟨a, b⟩) / n: a reader of the Gram of the folds has this value. The membership of a known
+sample is tested by a likelihood ratio of Gaussian errors, whitened by the spread of auxiliary samples of its label (Homer et al. 2008, for
+means of genotypes; Sankararaman et al. 2009, this ratio). A fold of one sample is the sample's gradient: L-BFGS finds the image with this
+sketched gradient (Zhu et al. 2019). `anchor_counts` finds label sets from folds in the clear, `gram_geometry` from their Gram.
 
-What it proves: sample counts can be read wherever the Gram is, membership and images where folds are in the clear (or a coalition undoes
-the transform). What it does not: that the Gram hides members. A client that colludes and sends a sample's gradient, whitened, in place of
-its own fold reads the same inner products off the Gram; no recorded run has such a client (`membership_scores` takes inner products).
+What it proves: sample counts can be read wherever the Gram can, membership and images where folds are in the clear (or where a coalition
+undoes the transform). What it does not prove: that the Gram hides members. A colluding client that sends a sample's whitened gradient in
+place of its own fold reads the same inner products off the Gram. No recorded run has such a client (`membership_scores` takes inner
+products).
 """
 
 from collections.abc import Sequence
@@ -28,14 +29,14 @@ from ...randomness import stream
 from ...tasks.fold_gradients import FoldGradients
 from ...tasks.halves import HALVES
 from ...types import Array, ClientData
-from ..adversary import AdversaryView, opened
+from ..adversary import AdversaryView, opened_rows
 from ..evidence.sums import models_sent
 from ..figures.leakage import Case, Cell, Prior, cell, nothing, psnr_db
 from ..figures.significance import FEWEST_SCORES, chance_of_orders, orders
 from ..inversion.image_search import LocalSteps, unroll
 from ..inversion.lbfgs import minimise
 from ..membership.member_scores import placements
-from .gram_geometry import Products, products_of
+from .gram_geometry import ClientProducts, products_of
 
 __all__ = ["cells", "folds_in", "images_from_folds", "membership_scores", "sample_vectors", "samples_from_products", "traces_of"]
 
@@ -115,10 +116,10 @@ def images_from_folds(
         return tensor((left**2).sum(1)), torch.autograd.grad(vectors, point, back)[0]
 
     begin = tensor(rng.random((count * each, int(np.prod(model.shape)))))
-    found, left = minimise(objective, begin, iterations, tolerance=1e-20)
+    points, left = minimise(objective, begin, iterations, tolerance=1e-20)
     distances = np.nan_to_num(left.cpu().numpy().reshape(count, each), nan=np.inf)
     best = np.arange(count) * each + distances.argmin(1)
-    images = np.clip(found.cpu().numpy()[best].reshape(count, *model.shape), 0.0, 1.0)
+    images = np.clip(points.cpu().numpy()[best].reshape(count, *model.shape), 0.0, 1.0)
     return images, labels.cpu().numpy()[best, 0]
 
 
@@ -126,36 +127,36 @@ def images_from_folds(
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class FoldSetting:
     """The public task that clients were asked, and the model at which gradients are taken."""
 
     task: FoldGradients
     anchor: Array
 
 
-def setting_in(view: AdversaryView) -> Setting | None:
+def setting_in(view: AdversaryView) -> FoldSetting | None:
     """What the first request for folds says; None where there is none."""
     for message in view.select("compute", "parameters"):
         if message.context.get("task") == FoldGradients.__name__:
             task, sent = task_of(message.context["settings"]), models_sent(view, message)
             if isinstance(task, FoldGradients) and "model" in sent:
-                return Setting(task, sent["model"])
+                return FoldSetting(task, sent["model"])
     return None
 
 
 def folds_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
     """The folds (2, D) that the adversary reads in the clear: `dimension` is that of the model. None under a transform it cannot undo."""
-    found: dict[int, Array] = {}
+    folds: dict[int, Array] = {}
     for message in view.select("gram", "folds"):
         if message.payload is None or "rows" not in message.payload:
             continue
         name = f"gram/{message.context['epoch']}"
         if any(stage in TRANSFORMS for stage in view.protection.gram) and view.secret_of(name) is None:
             continue
-        rows = opened(view, np.asarray(message.payload["rows"], np.float64), name, "gram", dimension)
+        rows = opened_rows(view, np.asarray(message.payload["rows"], np.float64), name, "gram", dimension)
         for client, row in zip(payload_rows(message), () if rows is None else rows, strict=rows is not None):
-            found.setdefault(client, row)
-    return found
+            folds.setdefault(client, row)
+    return folds
 
 
 def guess_samples(products: Array | None, prior: Prior, count: int) -> Array:
@@ -167,48 +168,48 @@ def guess_samples(products: Array | None, prior: Prior, count: int) -> Array:
 
 def samples_cells(case: Case) -> list[Cell]:
     """|log(n̂ / n)| by client, and how often two clients are put into the right order, from the Gram of the folds."""
-    mine, theirs = products_of(case)
-    fitting = mine is not None and theirs is not None and mine[1].shape[1] == theirs[1].shape[1] == HALVES
-    if mine is None or theirs is None or not fitting or setting_in(case.reference) is None:
+    observed, reference = products_of(case)
+    fitting = observed is not None and reference is not None and observed[1].shape[1] == reference[1].shape[1] == HALVES
+    if observed is None or reference is None or not fitting or setting_in(case.reference) is None:
         return [nothing(case, NAME, SAMPLES, "no folds, and no Gram of folds, can be read in this view")]
-    clients = sorted((set(mine[0]) & set(theirs[0])) - set(case.view.coalition))
+    clients = sorted((set(observed[0]) & set(reference[0])) - set(case.view.coalition))
     true = np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
     if len(set(true.tolist())) < 2:
         return [nothing(case, NAME, SAMPLES, "all clients have equally many samples, which is public: there is nothing to find")]
-    guesses = [guess_samples(products, case.prior, len(clients)) for products in (_of(mine, clients), None, _of(theirs, clients))]
+    guesses = [guess_samples(products, case.prior, len(clients)) for products in (_of(observed, clients), None, _of(reference, clients))]
     note = "(1 − ⟨a, b⟩) / (|a − b|²/4) of the folds; no client's number of samples is used; baseline: the median number for everyone"
-    errors, order = [np.abs(np.log(one / true)) for one in guesses], [orders(one, true) for one in guesses]
+    errors, order = [np.abs(np.log(estimate / true)) for estimate in guesses], [orders(estimate, true) for estimate in guesses]
     words = f"the share of pairs of clients in the right order of size, by {note}"
-    first, second = (chance_of_orders(one, true, stream(case.seed, "numbers of samples dealt again")) for one in guesses[::2])
+    first, second = (chance_of_orders(estimate, true, stream(case.seed, "numbers of samples dealt again")) for estimate in guesses[::2])
     return [
         cell(case, NAME, SAMPLES, *errors, margin=MARGIN[SAMPLES], lower_is_better=True, note=f"|log(n̂/n)|, {note}"),
         cell(case, NAME, ORDER, *order, margin=MARGIN[ORDER], note=words, chances=(first, second)),
     ]
 
 
-def _of(found: Products, clients: Sequence[int]) -> Array:
-    places = [found[0].index(client) for client in clients]
-    return np.asarray(found[1][np.ix_(places, range(HALVES), places, range(HALVES))])
+def _of(products: ClientProducts, clients: Sequence[int]) -> Array:
+    places = [products[0].index(client) for client in clients]
+    return np.asarray(products[1][np.ix_(places, range(HALVES), places, range(HALVES))])
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class LabelSpread:
     """Of auxiliary samples' vectors (·, D): the mean of each label (classes, D), and whitening by the spread within labels (D, D)."""
 
     means: Array
     precision: Array
 
 
-def spread_of(vectors: Array, y: Array, classes: int) -> Spread:
+def label_spread(vectors: Array, y: Array, classes: int) -> LabelSpread:
     """From single samples' vectors (n, D) and labels (n,)."""
     means = np.stack([vectors[y == label].mean(0) if (y == label).any() else np.zeros(vectors.shape[1]) for label in range(classes)])
     apart = vectors - means[y]
     covariance = apart.T @ apart / len(y)
     covariance[np.diag_indices_from(covariance)] += RIDGE * np.trace(covariance) / len(covariance)
-    return Spread(means, np.linalg.inv(covariance))
+    return LabelSpread(means, np.linalg.inv(covariance))
 
 
-def scores_of(folds: Array, spread: Spread, vectors: Array, y: Array, samples: float) -> Array:
+def member_scores_of(folds: Array, spread: LabelSpread, vectors: Array, y: Array, samples: float) -> Array:
     """Scores (c,) of candidates, larger for members of one client's folds (2, D)."""
     beyond = np.stack([fold - spread.means.T @ nnls(spread.means.T, fold)[0] for fold in folds])
     apart = vectors - spread.means[y]
@@ -222,10 +223,10 @@ def asked_of(case: Case, client: int) -> tuple[Array, Array, Array] | None:
     rng = stream(case.seed, f"{NAME}: asked", client)
     inside, outside = [], []
     for label in np.unique(y):
-        mine, theirs = (rng.permutation(np.flatnonzero(of == label)) for of in (y, other_y))
-        both = min(len(mine), len(theirs))
-        inside += mine[:both].tolist()
-        outside += theirs[:both].tolist()
+        own_rows, other_rows = (rng.permutation(np.flatnonzero(of == label)) for of in (y, other_y))
+        both = min(len(own_rows), len(other_rows))
+        inside += own_rows[:both].tolist()
+        outside += other_rows[:both].tolist()
     chosen = rng.permutation(len(inside))[:ASKED]
     if len(chosen) < FEWEST_SCORES:
         return None
@@ -239,34 +240,37 @@ def members_cell(case: Case) -> Cell:
     setting = setting_in(case.view) or setting_in(case.reference)
     if setting is None:
         return nothing(case, NAME, MEMBERS, "no folds are in this view")
-    mine, theirs = (folds_in(one, setting.task.model.dimension) for one in (case.view, case.reference))
-    if not mine and products_of(case)[0] is not None:
+    observed, reference = (folds_in(view, setting.task.model.dimension) for view in (case.view, case.reference))
+    if not observed and products_of(case)[0] is not None:
         why = "not attempted: only inner products of folds are seen; a colluding client that sends a sample's gradient as its fold has more"
         return nothing(case, NAME, MEMBERS, why)
-    clients = [one for one in sorted((set(mine) & set(theirs)) - set(case.view.coalition)) if asked_of(case, one) is not None]
+    readable = sorted((set(observed) & set(reference)) - set(case.view.coalition))
+    clients = [client for client in readable if asked_of(case, client) is not None]
     if len(clients) < FEWEST_SCORES:
         why = f"not attempted: folds of fewer than {FEWEST_SCORES} clients with samples to ask about are in this view"
-        return nothing(case, NAME, MEMBERS, why if set(mine) - set(case.view.coalition) else "no folds of others can be read in this view")
+        return nothing(
+            case, NAME, MEMBERS, why if set(observed) - set(case.view.coalition) else "no folds of others can be read in this view"
+        )
     asked = {client: asked for client in clients if (asked := asked_of(case, client)) is not None}
     known = {sample.tobytes() for x, _, _ in asked.values() for sample in x}
     fresh = np.array([sample.tobytes() not in known for sample in case.prior.x.astype(next(iter(asked.values()))[0].dtype)])
     x, y = case.prior.x[fresh], case.prior.y[fresh]
     if len(y) == 0:
         return nothing(case, NAME, MEMBERS, "not attempted: all auxiliary samples are among those asked about; the data are too few")
-    spread = spread_of(sample_vectors(setting.task, setting.anchor, x, y), y, case.prior.classes)
+    spread = label_spread(sample_vectors(setting.task, setting.anchor, x, y), y, case.prior.classes)
     figures: list[list[float]] = [[], [], []]
     for place, client in enumerate(clients):
         candidates, labels, member = asked[client]
         vectors = sample_vectors(setting.task, setting.anchor, candidates, labels)
         others = clients[(place + 1) % len(clients)]
-        for figure, folds in zip(figures, (mine[client], mine[others], theirs[client]), strict=True):
-            scores = scores_of(folds, spread, vectors, labels, case.prior.samples_per_client[client])
+        for figure, folds in zip(figures, (observed[client], observed[others], reference[client]), strict=True):
+            scores = member_scores_of(folds, spread, vectors, labels, case.prior.samples_per_client[client])
             figure.append(float(placements(scores, member)[0].mean()))
     note = (
         f"{np.mean([m.sum() for _, _, m in asked.values()]):.0f} members and as many others of the same labels a client; likelihood ratio, "
         f"whitened by {len(y)} auxiliary samples; {case.prior.description}; baseline: the same on another client's folds"
     )
-    return cell(case, NAME, MEMBERS, *(np.array(one) for one in figures), margin=MARGIN[MEMBERS], note=note)
+    return cell(case, NAME, MEMBERS, *(np.array(values) for values in figures), margin=MARGIN[MEMBERS], note=note)
 
 
 def images_cell(case: Case) -> tuple[Cell, dict[str, Array] | None]:
@@ -274,15 +278,15 @@ def images_cell(case: Case) -> tuple[Cell, dict[str, Array] | None]:
     setting = setting_in(case.view) or setting_in(case.reference)
     if setting is None:
         return nothing(case, NAME, IMAGES, "no folds are in this view"), None
-    mine, theirs = (folds_in(one, setting.task.model.dimension) for one in (case.view, case.reference))
-    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    observed, reference = (folds_in(view, setting.task.model.dimension) for view in (case.view, case.reference))
+    clients = sorted((set(observed) & set(reference)) - set(case.view.coalition))
     small = [client for client in clients if case.prior.samples_per_client[client] <= MOST_SAMPLES][:CLIENTS_TRIED]
     if not small:
-        why = f"not attempted: no client has at most {MOST_SAMPLES} samples, so that a fold is one; that proves nothing of others"
+        why = f"not attempted: no client has at most {MOST_SAMPLES} samples, so that a fold is one; images may still leak"
         return nothing(case, NAME, IMAGES, why if clients else "no folds can be read in this view"), None
-    same = all(np.array_equal(mine[client], theirs[client]) for client in small)
+    same = all(np.array_equal(observed[client], reference[client]) for client in small)
     made = []
-    for folds in (mine,) if same else (mine, theirs):
+    for folds in (observed,) if same else (observed, reference):
         rng = stream(case.seed, f"{NAME}: images")
         made.append([images_from_folds(setting.task, setting.anchor, folds[client], rng)[0] for client in small])
     mean = case.prior.x.mean(0, dtype=np.float64)
@@ -292,7 +296,7 @@ def images_cell(case: Case) -> tuple[Cell, dict[str, Array] | None]:
         scored.append(np.array([_best_pairing(true, guessed) for true, guessed in zip(truths, images, strict=True)]))
     note = f"{len(small)} clients of at most {MOST_SAMPLES} samples, every label tried; baseline: the mean auxiliary image"
     arrays = {"clients": np.array(small), "truth": np.stack([t[0] for t in truths])}
-    arrays |= {"recovered": np.stack([_nearest(t[0], one) for t, one in zip(truths, made[0], strict=True)]), "baseline": mean}
+    arrays |= {"recovered": np.stack([_nearest(t[0], image) for t, image in zip(truths, made[0], strict=True)]), "baseline": mean}
     return cell(case, NAME, IMAGES, *scored, margin=MARGIN[IMAGES], note=note), arrays
 
 
@@ -303,7 +307,7 @@ def _best_pairing(true: Array, guessed: Array) -> float:
 
 
 def _nearest(true: Array, guessed: Array) -> Array:
-    return np.asarray(max(guessed, key=lambda one: psnr_db(true, one)))
+    return np.asarray(max(guessed, key=lambda image: psnr_db(true, image)))
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:

@@ -26,7 +26,7 @@ from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, l
 from ..figures.significance import FEWEST_SCORES
 from .assignment import assign, renamings_of
 
-__all__ = ["KINDS", "KNOWN", "Compared", "cells", "compared", "guess", "labels_from_gram", "products_in"]
+__all__ = ["KINDS", "KNOWN", "ComparedProducts", "cells", "compared", "guess", "labels_from_gram", "products_in"]
 
 NAME = "gram_geometry"
 KNOWN = (0, 3, 10)
@@ -40,7 +40,7 @@ KINDS = ("signature", "representation", "folds")
 """What this attack reads inner products of."""
 RELEASE_ERROR = 1e-4
 """About the largest noise of a released inner product of unit vectors: what completion takes for rounding."""
-Products = tuple[tuple[int, ...], Array]
+ClientProducts = tuple[tuple[int, ...], Array]
 
 
 # --- the mathematics, for a Gram from anywhere --------------------------------------------------------------------------------------
@@ -49,14 +49,14 @@ Products = tuple[tuple[int, ...], Array]
 def labels_from_gram(
     products: Array, known: Mapping[int, Array], templates: Mapping[frozenset[int], Array], *, seed: int = 0
 ) -> list[frozenset[int]]:
-    """The label set of each of n clients from their inner products (n, p, n, p), given the vectors (p, d) of some of them by place.
+    """The label set of each of n clients from their inner products (n, p, n, p).
 
-    `templates` are the vectors of simulated clients by label set: (p, d), or (t, p, d) of t clients each, the same t for all. With `known`
-    empty, the whole Gram is matched instead.
+    `known` are the vectors (p, d) of known clients, by place. `templates` are the vectors of simulated clients by label set: (p, d), or
+    (t, p, d) of t clients each, the same t for all. If `known` is empty, the whole Gram is matched instead.
     """
     n, p = products.shape[:2]
     sets = list(templates)
-    rows = np.stack([np.asarray(templates[one], np.float64) for one in sets])
+    rows = np.stack([np.asarray(templates[label_set], np.float64) for label_set in sets])
     rows = rows[:, None] if rows.ndim == 3 else rows
     if known:
         places = sorted(known)
@@ -66,8 +66,8 @@ def labels_from_gram(
         seen = _shape_of(products[:, :, places])
         distance = ((seen[:, None] - pretended[None]) ** 2).reshape(n, len(sets), -1).sum(axis=2)
         return [sets[int(best)] for best in distance.argmin(axis=1)]
-    found = assign(_length_of(products), _between(rows), renamings=renamings_of(sets), seed=seed)
-    return [sets[kind] for kind in found.kinds]
+    assignment = assign(_length_of(products), _between(rows), renamings=renamings_of(sets), seed=seed)
+    return [sets[kind] for kind in assignment.kinds]
 
 
 def _between(rows: Array) -> Array:
@@ -97,13 +97,13 @@ def _length_of(blocks: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class GramLabelGuess:
     """A label set for each client."""
 
     label_sets: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
-def products_in(view: AdversaryView, everyone: Sequence[int] = (), shape: tuple[int, int] = (0, 0)) -> Products | None:
+def products_in(view: AdversaryView, everyone: Sequence[int] = (), shape: tuple[int, int] = (0, 0)) -> ClientProducts | None:
     """Clients, and the inner products (n, p, n, p) of the vectors of the first clustering epoch in the view; None without one.
 
     From rows under any orthonormal transform, from a Gram that was released block by block, or, for a key holder, from what it decrypts;
@@ -121,11 +121,11 @@ def _released_blocks(view: AdversaryView) -> Blocks:
     return blocks
 
 
-def _products_of_blocks(blocks: Blocks) -> Products | None:
+def _products_of_blocks(blocks: Blocks) -> ClientProducts | None:
     """The whole of inner products from blocks (p, p) of pairs. Where only landmarks were compared with everybody, the rest is completed
     from these, as who clusters does it; None where nobody was compared with everybody."""
     clients = sorted({client for pair in blocks for client in pair})
-    landmarks = [one for one in clients if all((one, other) in blocks or (other, one) in blocks for other in clients)]
+    landmarks = [client for client in clients if all((client, other) in blocks or (other, client) in blocks for other in clients)]
     if not landmarks:
         return None
     p = len(next(iter(blocks.values())))
@@ -137,7 +137,7 @@ def _products_of_blocks(blocks: Blocks) -> Products | None:
     return tuple(clients), whole
 
 
-def _products_of_rows(view: AdversaryView) -> Products | None:
+def _products_of_rows(view: AdversaryView) -> ClientProducts | None:
     clients: list[int] = []
     rows: list[Array] = []
     epoch = None
@@ -157,43 +157,43 @@ def _products_of_rows(view: AdversaryView) -> Products | None:
 
 
 def guess(
-    found: Products, prior: Prior, known: Mapping[int, Array], templates: Mapping[int, Mapping[frozenset[int], Array]], seed: int
-) -> Guess:
+    gram: ClientProducts, prior: Prior, known: Mapping[int, Array], templates: Mapping[int, Mapping[frozenset[int], Array]], seed: int
+) -> GramLabelGuess:
     """Label sets for all clients that are not known. `templates[size]` are those for clients with `size` labels."""
-    clients, products = found
+    clients, products = gram
     guessed: dict[int, frozenset[int]] = {}
     places = {clients.index(client): rows for client, rows in known.items()}
     for size in sorted(templates):
-        mine = [i for i, client in enumerate(clients) if client not in known and prior.labels_per_client[client] == size]
-        kept = sorted({*mine, *places})
-        if not mine:
+        unknown = [i for i, client in enumerate(clients) if client not in known and prior.labels_per_client[client] == size]
+        kept = sorted({*unknown, *places})
+        if not unknown:
             continue
         inside = {kept.index(place): rows for place, rows in places.items()}
         sets = labels_from_gram(products[kept][:, :, kept], inside, templates[size], seed=seed)
-        guessed |= {clients[place]: one for place, one in zip(kept, sets, strict=True) if place in mine}
-    return Guess(guessed)
+        guessed |= {clients[place]: labels for place, labels in zip(kept, sets, strict=True) if place in unknown}
+    return GramLabelGuess(guessed)
 
 
-def pretended(prior: Prior, size: int, samples: int) -> dict[frozenset[int], Array]:
+def simulated_templates(prior: Prior, size: int, samples: int) -> dict[frozenset[int], Array]:
     """What several clients with each set of `size` labels would send, (t, p, d), made of auxiliary data by the public pipeline; empty where
     it cannot be."""
     sets, data = [], []
     rng = stream(prior.seed, f"simulated clients {size}")
     pools = [np.flatnonzero(prior.y == label) for label in range(prior.classes)]
-    several = max(1, min(PRETENDED, MOST_PRETENDED // comb(prior.classes, size)))
+    repeats = max(1, min(PRETENDED, MOST_PRETENDED // comb(prior.classes, size)))
     for chosen in label_sets_of(range(prior.classes), size):
         each = min(min(len(pools[label]) for label in chosen), max(1, samples // size))
         if each == 0:
             continue
         sets.append(chosen)
-        for _ in range(several):
+        for _ in range(repeats):
             places = np.concatenate([rng.permutation(pools[label])[:each] for label in sorted(chosen)])
             data.append((prior.x[places], prior.y[places]))
     rows = prior.simulate(data) if data else None
     if rows is None:
         return {}
     kept = np.stack([_mean(row, prior) for row in rows])
-    return dict(zip(sets, kept.reshape(len(sets), several, *kept.shape[1:]), strict=True))
+    return dict(zip(sets, kept.reshape(len(sets), repeats, *kept.shape[1:]), strict=True))
 
 
 def _mean(rows: Array, prior: Prior) -> Array:
@@ -201,19 +201,19 @@ def _mean(rows: Array, prior: Prior) -> Array:
     return rows.mean(axis=0, keepdims=True) if prior.halves and not prior.of_samples else rows
 
 
-def _of_means(found: Products | None, prior: Prior) -> Products | None:
+def _of_means(products: ClientProducts | None, prior: Prior) -> ClientProducts | None:
     """The inner products of what `_mean` gives: these have signs, which those of principal vectors have not."""
-    if found is None or not prior.halves or prior.of_samples:
-        return found
-    return found[0], found[1].mean(axis=(1, 3), keepdims=True)
+    if products is None or not prior.halves or prior.of_samples:
+        return products
+    return products[0], products[1].mean(axis=(1, 3), keepdims=True)
 
 
-def score(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+def score(guess: GramLabelGuess, truth: Truth, clients: Sequence[int]) -> Array:
     """1 where a client's label set is right."""
     return np.array([float(guess.label_sets[client] == truth.label_sets[client]) for client in clients])
 
 
-def products_of(case: Case) -> tuple[Products | None, Products | None]:
+def products_of(case: Case) -> tuple[ClientProducts | None, ClientProducts | None]:
     """The inner products in the view of a case, and in its reference."""
     first = next(iter(rows_known(case, list(case.rows)[:1]).values()), np.zeros((0, 0)))
     shape = (int(first.shape[0]), int(first.shape[1]))
@@ -221,38 +221,38 @@ def products_of(case: Case) -> tuple[Products | None, Products | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
-    """What there is to attack: the inner products in the view of a case (`mine`) and in its reference (`theirs`), and by number of labels
+class ComparedProducts:
+    """What there is to attack: the inner products in the view of a case (`observed`) and in its `reference`, and by number of labels
     the templates for each; `judged` are the clients whose label sets are looked for."""
 
-    mine: Products
-    theirs: Products
+    observed: ClientProducts
+    reference: ClientProducts
     templates: Mapping[int, Mapping[frozenset[int], Array]]
     plain: Mapping[int, Mapping[frozenset[int], Array]]
     judged: tuple[int, ...]
 
 
-def compared(case: Case) -> Compared | str:
+def compared(case: Case) -> ComparedProducts | str:
     """What there is to attack, or why there is nothing."""
     prior = case.prior
-    mine, theirs = (_of_means(one, prior) for one in products_of(case))
-    clients = sorted((set(mine[0]) & set(theirs[0]) & set(case.rows)) - set(case.view.coalition)) if mine and theirs else []
-    if mine is None or theirs is None or not clients:
+    observed, reference = (_of_means(products, prior) for products in products_of(case))
+    clients = sorted((set(observed[0]) & set(reference[0]) & set(case.rows)) - set(case.view.coalition)) if observed and reference else []
+    if observed is None or reference is None or not clients:
         return "no Gram of signatures, anchor gradients or folds of others is in this view"
     if len(clients) < FEWEST_CLIENTS:
         return f"not attempted: the Gram in this view is of {len(clients)} clients, fewer than {FEWEST_CLIENTS}"
     sizes = {prior.labels_per_client[client] for client in clients}
     fits = {size for size in sizes if size < prior.classes and comb(prior.classes, size) <= MOST_SETS}
     samples = int(np.median([prior.samples_per_client[client] for client in clients]))
-    templates = {size: made for size in sorted(fits) if (made := pretended(prior, size, samples))}
+    templates = {size: made for size in sorted(fits) if (made := simulated_templates(prior, size, samples))}
     plain = templates
     if prior.private:
-        plain = {size: made for size in templates if (made := pretended(prior.unprotected(), size, samples))}
+        plain = {size: made for size in templates if (made := simulated_templates(prior.unprotected(), size, samples))}
     judged = tuple(
         client for client in clients if prior.labels_per_client[client] in templates and prior.labels_per_client[client] in plain
     )
     if len(judged) >= FEWEST_CLIENTS:
-        return Compared(mine, theirs, templates, plain, judged)
+        return ComparedProducts(observed, reference, templates, plain, judged)
     if min(sizes) == prior.classes:
         return "every client has all labels: there is no label set to find"
     return "not attempted: too many label sets are possible, or auxiliary data are too few"
@@ -268,24 +268,24 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     popular = popular_set([case.truth.label_sets[c] for c in judged])
     blank = np.array([float(case.truth.label_sets[c] == popular) for c in judged])
     figures = []
-    rows = {client: _mean(one, prior) for client, one in rows_known(case, judged).items()}
-    clear_rows = {client: _mean(one, prior) for client, one in case.rows.items()}
+    rows = {client: _mean(row, prior) for client, row in rows_known(case, judged).items()}
+    clear_rows = {client: _mean(row, prior) for client, row in case.rows.items()}
     for k in KNOWN:
         if len(judged) - k < FEWEST_SCORES:
             why = f"not attempted: only {len(judged)} clients, with {k} known too few are left to find"
             figures.append(nothing(case, NAME, metric, why, k))
             continue
         if k:
-            pairs = ((seen.mine, seen.templates, rows), (seen.theirs, seen.plain, clear_rows))
+            pairs = ((seen.observed, seen.templates, rows), (seen.reference, seen.plain, clear_rows))
             right, chances = [_drawn(case, *of, judged, k) for of in pairs], None
         else:
-            of = ((seen.mine, seen.templates), (seen.theirs, seen.plain))
-            (first, p), (second, q) = (_unaided(case, *one, judged, blank) for one in of)
+            of = ((seen.observed, seen.templates), (seen.reference, seen.plain))
+            (first, p), (second, q) = (_unaided(case, *inputs, judged, blank) for inputs in of)
             right, chances = [first, second], (p, q)
         scored = np.isfinite(right[0])
         draws = f"{case.budget.draws if k else 1} draw(s)"
         note = f"{k} client(s) whose data are known, {draws}; {prior.description}; baseline: the most common label set for everyone"
-        parts = (one[scored] for one in (right[0], blank, right[1]))
+        parts = (scores[scored] for scores in (right[0], blank, right[1]))
         figures.append(cell(case, NAME, metric, *parts, margin=MARGIN, k_known=k, note=note, chances=chances))
     return figures, None
 
@@ -299,16 +299,16 @@ def rows_known(case: Case, clients: Sequence[int]) -> Mapping[int, Array]:
 
 
 def _unaided(
-    case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], judged: Sequence[int], blank: Array
+    case: Case, products: ClientProducts, templates: Mapping[int, Mapping[frozenset[int], Array]], judged: Sequence[int], blank: Array
 ) -> tuple[Array, float]:
     """Scores of each client without known ones, and how probable they are beside `blank` (n,) by chance: labels are named all at once."""
-    made = guess(found, case.prior, {}, templates, case.seed)
+    made = guess(products, case.prior, {}, templates, case.seed)
     sets, real = ([of.label_sets[client] for client in judged] for of in (made, case.truth))
     return score(made, case.truth, judged), chance_of_names(sets, real, blank, MARGIN, case.prior.classes, case.seed)
 
 
 def _drawn(
-    case: Case, found: Products, templates: Mapping[int, Mapping[frozenset[int], Array]], rows: Mapping[int, Array],
+    case: Case, products: ClientProducts, templates: Mapping[int, Mapping[frozenset[int], Array]], rows: Mapping[int, Array],
     judged: Sequence[int], k: int,
 ) -> Array:  # fmt: skip
     """Mean score of each client over draws of k ≥ 1 known ones, NaN for one that was known in all."""
@@ -317,6 +317,6 @@ def _drawn(
         chosen = stream(case.seed, f"known clients {k}", draw).permutation(len(judged))[:k]
         known = {judged[i]: rows[judged[i]] for i in chosen}
         rest = [i for i in range(len(judged)) if i not in set(chosen.tolist())]
-        made = guess(found, case.prior, known, templates, case.seed)
+        made = guess(products, case.prior, known, templates, case.seed)
         scores[draw, rest] = score(made, case.truth, [judged[i] for i in rest])
     return np.array([column[np.isfinite(column)].mean() if np.isfinite(column).any() else np.nan for column in scores.T])

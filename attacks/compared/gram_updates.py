@@ -27,13 +27,13 @@ from ..evidence.local_training import LocalTraining, NotRecorded, training_of
 from ..evidence.sums import models_sent
 from ..evidence.updates import hidden_updates, public_model, updates_in
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, label_sets_of, nothing, popular_set
-from ..figures.significance import FEWEST_SCORES, Status
+from ..figures.significance import FEWEST_SCORES, CellStatus
 from ..key_recovery.cells import knowledge
-from ..key_recovery.naming import Knowledge, simulate
+from ..key_recovery.naming import Knowledge, simulate_updates
 from .assignment import assign, renamings_of
 from .gram_geometry import KINDS
 
-__all__ = ["Named", "Seen", "cells", "compared_updates", "guess", "labels_from_update_gram", "own_updates"]
+__all__ = ["FittedLabelSets", "UpdateProducts", "cells", "compared_updates", "guess", "labels_from_update_gram", "own_updates"]
 
 NAME = "gram_updates"
 METRIC = "label_set_accuracy"
@@ -59,7 +59,7 @@ MISFIT = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class FittedLabelSets:
     """The label set of each client, and how much worse they fit than the attacker's own clients with these label sets would.
 
     `misfit` is in units of the `TYPICAL` quantile of what own clients give.
@@ -88,21 +88,23 @@ class _Own:
 
 def labels_from_update_gram(
     products: Array, updates: Mapping[frozenset[int], Array], sizes: Sequence[int] | None = None, *, seed: int = 0
-) -> Named:
+) -> FittedLabelSets:
     """The label sets of n clients from the inner products (n, n) of their updates from one model.
 
-    `updates` are those of simulated clients from the same model by label set, (r, d) with the same r ≥ 2 for each. `sizes` are the clients'
-    numbers of labels, where they are known. Raises `InputError` for a client of which no simulated one has the number of labels.
+    `updates` are updates of simulated clients from the same model, by label set: (r, d), with the same r ≥ 2 for each set. `sizes` are the
+    clients' numbers of labels, if known. Raises `InputError` for a client whose number of labels no simulated client has.
     """
     sets = list(updates)
-    own = _own(np.stack([np.asarray(updates[one]) for one in sets]))
+    own = _own(np.stack([np.asarray(updates[label_set]) for label_set in sets]))
     seen, lengths = _cosines(np.asarray(products, np.float64))
     logs = np.log(lengths)
     single = LENGTHS * len(seen) * (logs[:, None] - own.lengths) ** 2 / own.length_variance
     if sizes is not None:
-        single = np.where(np.array([[len(one) == size for one in sets] for size in sizes]), single, np.inf)
-    found = assign(seen, own.between, single=single, variance=own.variance, renamings=renamings_of(sets), seed=seed)
-    return Named(tuple(sets[kind] for kind in found.kinds), _misfit(seen, logs, own, found.kinds, stream(seed, "own clients drawn")))
+        single = np.where(np.array([[len(label_set) == size for label_set in sets] for size in sizes]), single, np.inf)
+    assignment = assign(seen, own.between, single=single, variance=own.variance, renamings=renamings_of(sets), seed=seed)
+    return FittedLabelSets(
+        tuple(sets[kind] for kind in assignment.kinds), _misfit(seen, logs, own, assignment.kinds, stream(seed, "own clients drawn"))
+    )
 
 
 def _own(updates: Array) -> _Own:
@@ -138,7 +140,7 @@ def _misfit(seen: Array, logs: Array, own: _Own, kinds: Array, rng: Stream) -> f
         angles = ((cosines - own.between[at]) ** 2 / own.variance[at])[pairs].mean()
         return float(angles + ((lengths - own.lengths[kinds]) ** 2).mean() / own.length_variance)
 
-    found = []
+    distances = []
     for _ in range(DRAWS):
         drawn = np.empty(len(kinds), np.int64)
         for kind in np.unique(kinds):
@@ -146,16 +148,16 @@ def _misfit(seen: Array, logs: Array, own: _Own, kinds: Array, rng: Stream) -> f
             drawn[places] = np.resize(rng.permutation(each), len(places))
         twice = (kinds[:, None] == kinds[None]) & (drawn[:, None] == drawn[None])  # an own client with itself
         made = own.cosines[kinds[:, None], drawn[:, None], kinds[None], drawn[None]]
-        found.append(apart(made, own.logs[kinds, drawn], off & ~twice))
+        distances.append(apart(made, own.logs[kinds, drawn], off & ~twice))
     outside = (each + 1) / (each - 1)  # own clients are in their means, and so nearer to them than others
-    return float(apart(seen, logs, off) / max(outside * float(np.quantile(found, TYPICAL)), LEAST_VARIANCE))
+    return float(apart(seen, logs, off) / max(outside * float(np.quantile(distances, TYPICAL)), LEAST_VARIANCE))
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class UpdateProducts:
     """Inner products (n, n) of the updates of `clients` in `round`, all from the model `start` (d,), trained as `local` says.
 
     `epoch` is the clustering epoch whose public sketch the updates went through, None where they went through none.
@@ -169,34 +171,34 @@ class Seen:
     epoch: int | None = None
 
 
-def compared_updates(view: AdversaryView, dimension: int) -> Seen | None:
+def compared_updates(view: AdversaryView, dimension: int) -> UpdateProducts | None:
     """The updates under one transform, of the most clients that started from one known model; the first such in the view.
 
     None where there are none of `FEWEST_CLIENTS`. Raises `NotRecorded` where the transcript does not say how clients trained.
     """
     started: dict[int, tuple[Array, LocalTraining | None]] = {}
-    found: list[Seen] = []
+    candidates: list[UpdateProducts] = []
     taken: dict[str, tuple[list[int], list[Array], Message]] = {}
     for message in view.messages:
         if message.operation == "compute" and message.kind == "parameters" and message.payload is not None:
             models = list(models_sent(view, message).values())
             for client in message.clients:
                 started.pop(client, None)
-            if models and all(one.shape == (dimension,) and np.array_equal(one, models[0]) for one in models):
+            if models and all(model.shape == (dimension,) and np.array_equal(model, models[0]) for model in models):
                 started |= dict.fromkeys(message.clients, (models[0], training_of(message)))
             taken = {}
             continue
         name, rows = _hidden_rows(view, message)
         if rows is None:
             continue
-        clients, several, _ = taken.setdefault(name, ([], [], message))
+        clients, vectors, _ = taken.setdefault(name, ([], [], message))
         for client, row in zip(payload_rows(message), rows, strict=True):
             if client in started and client not in clients and np.array_equal(started[client][0], started[(clients or [client])[0]][0]):
                 clients.append(client)
-                several.append(row)
+                vectors.append(row)
         if len(clients) >= FEWEST_CLIENTS:
-            found.append(_seen(view, clients, np.stack(several), started[clients[0]], message))
-    return max(found, key=lambda one: len(one.clients), default=None)
+            candidates.append(_seen(view, clients, np.stack(vectors), started[clients[0]], message))
+    return max(candidates, key=lambda candidate: len(candidate.clients), default=None)
 
 
 def _hidden_rows(view: AdversaryView, message: Message) -> tuple[str, Array | None]:
@@ -216,35 +218,37 @@ def _hidden_rows(view: AdversaryView, message: Message) -> tuple[str, Array | No
 
 def _seen(
     view: AdversaryView, clients: Sequence[int], rows: Array, started: tuple[Array, LocalTraining | None], message: Message
-) -> Seen:  # fmt: skip
+) -> UpdateProducts:  # fmt: skip
     start, local = started
     if local is None:
         raise NotRecorded("the transcript does not say how clients were asked to train")
     epoch = int(message.context["epoch"]) if message.operation == "gram" else None
-    return Seen(tuple(clients), rows @ rows.T, start, local, message.round, epoch)
+    return UpdateProducts(tuple(clients), rows @ rows.T, start, local, message.round, epoch)
 
 
 def own_updates(known: Knowledge, sets: Sequence[frozenset[int]], each: int, rng: Stream) -> dict[frozenset[int], Array]:
     """Updates (each, d) of the attacker's own clients with each label set, in about equal shares of its labels."""
-    shares = np.repeat([[float(label in one) for label in range(known.classes)] for one in sets], each, axis=0)
+    shares = np.repeat([[float(label in label_set) for label in range(known.classes)] for label_set in sets], each, axis=0)
     shares *= rng.gamma(VARIED, size=shares.shape)
-    made = simulate(known, shares / shares.sum(axis=1, keepdims=True), rng, repeated=True).astype(np.float32)
+    made = simulate_updates(known, shares / shares.sum(axis=1, keepdims=True), rng, repeated=True).astype(np.float32)
     return dict(zip(sets, made.reshape(len(sets), each, -1), strict=True))
 
 
-def guess(seen: Seen, prior: Prior, clients: Sequence[int], templates: Mapping[frozenset[int], Array], sketch_dim: int | None) -> Named:
+def guess(
+    seen: UpdateProducts, prior: Prior, clients: Sequence[int], templates: Mapping[frozenset[int], Array], sketch_dim: int | None
+) -> FittedLabelSets:
     """Label sets of `clients`, some of those seen, by the `templates` of own clients."""
     places = [seen.clients.index(client) for client in clients]
     if seen.epoch is not None:
         reduce = sketched(seen.epoch, sketch_dim)
-        templates = {one: reduce(np.asarray(rows, np.float64)) for one, rows in templates.items()}
+        templates = {labels: reduce(np.asarray(rows, np.float64)) for labels, rows in templates.items()}
     sizes = [prior.labels_per_client[client] for client in clients]
     return labels_from_update_gram(seen.products[np.ix_(places, places)], templates, sizes, seed=prior.seed)
 
 
-def score(found: Named, truth: Truth, clients: Sequence[int]) -> Array:
+def score(fitted: FittedLabelSets, truth: Truth, clients: Sequence[int]) -> Array:
     """1 where a client's label set is right."""
-    return np.array([float(one == truth.label_sets[client]) for client, one in zip(clients, found.label_sets, strict=True)])
+    return np.array([float(labels == truth.label_sets[client]) for client, labels in zip(clients, fitted.label_sets, strict=True)])
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -261,16 +265,16 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     clients = [client for client in seen.clients if rows[client].shape == (dimension,) and client not in case.view.coalition]
     labels = np.unique(prior.y).tolist()
     partial = [client for client in clients if sizes[client] < len(labels) and comb(len(labels), sizes[client]) <= MOST_SETS]
-    sets = [one for size in sorted({sizes[client] for client in partial}) for one in label_sets_of(labels, size)]
+    sets = [label_set for size in sorted({sizes[client] for client in partial}) for label_set in label_sets_of(labels, size)]
     each = min(OWN_PER_SET, MOST_NUMBERS // max(1, len(sets) * dimension))
     why = _too_little(case, clients, partial, each)
     if why:
         return [nothing(case, NAME, METRIC, why, 0)], None
     templates = own_updates(knowledge(prior, seen.start, seen.local), sets, each, stream(prior.seed, NAME))
-    mine = guess(seen, prior, partial, templates, case.view.protection.sketched)
+    observed = guess(seen, prior, partial, templates, case.view.protection.sketched)
     flat = np.stack([rows[client] for client in partial])
-    theirs = guess(replace(seen, clients=tuple(partial), products=flat @ flat.T, epoch=None), prior, partial, templates, None)
-    return [_figure(case, partial, mine, theirs, each)], None
+    reference = guess(replace(seen, clients=tuple(partial), products=flat @ flat.T, epoch=None), prior, partial, templates, None)
+    return [_figure(case, partial, observed, reference, each)], None
 
 
 def _why_not(view: AdversaryView, dimension: int) -> str:
@@ -279,8 +283,9 @@ def _why_not(view: AdversaryView, dimension: int) -> str:
         return "not attempted: updates are in this view, but not those of enough clients under one transform from one known model"
     if updates_in(view, dimension):
         return "updates are in the clear here: label_inference reads them"
-    rows = [one for one in view.select("gram") if "rows" in (one.payload or {}) and set(payload_rows(one)) - set(view.coalition)]
-    if other := sorted({one.kind for one in rows if one.kind not in KINDS}):
+    rows = [message for message in view.select("gram") if "rows" in (message.payload or {})]
+    rows = [message for message in rows if set(payload_rows(message)) - set(view.coalition)]
+    if other := sorted({message.kind for message in rows if message.kind not in KINDS}):
         names = ", ".join(map(repr, other))
         return f"not attempted: what clients compare is in this view, as {names}, but not as one update of enough of them"
     return f"updates of {FEWEST_CLIENTS} clients or more under one transform are not in this view"
@@ -290,7 +295,7 @@ def _too_little(case: Case, clients: Sequence[int], partial: Sequence[int], each
     """Why an attack on the updates of `clients` is not made; empty where it is."""
     prior = case.prior
     if len(clients) < FEWEST_CLIENTS:
-        return "not attempted: updates are in this view, but of a part of the model only; that part may well show labels"
+        return "not attempted: updates are in this view, but of a part of the model only; this part may show labels"
     if len(partial) < FEWEST_CLIENTS:
         whole = all(prior.labels_per_client[client] >= len(np.unique(prior.y)) for client in clients)
         return "every client has all labels: there is no label set to find" if whole else "not attempted: too many label sets are possible"
@@ -301,23 +306,23 @@ def _too_little(case: Case, clients: Sequence[int], partial: Sequence[int], each
     return ""
 
 
-def _figure(case: Case, clients: Sequence[int], mine: Named, theirs: Named, each: int) -> Cell:
+def _figure(case: Case, clients: Sequence[int], observed: FittedLabelSets, reference: FittedLabelSets, each: int) -> Cell:
     """The figure. Without a leak it is never at its baseline: a fit that is bad, or a wrong answer that fits, shows no safety."""
     truth, classes = [case.truth.label_sets[client] for client in clients], case.prior.classes
     popular = popular_set(truth)
-    blank = np.array([float(one == popular) for one in truth])
-    chances = [chance_of_names(one.label_sets, truth, blank, MARGIN, classes, case.seed) for one in (mine, theirs)]
-    fit = f"fit {mine.misfit:.2f} times as bad as own clients' at worst"
+    blank = np.array([float(labels == popular) for labels in truth])
+    chances = [chance_of_names(fitted.label_sets, truth, blank, MARGIN, classes, case.seed) for fitted in (observed, reference)]
+    fit = f"fit {observed.misfit:.2f} times as bad as own clients' at worst"
     note = (
         f"no known client; {each} own clients for each label set from the model that was sent; {fit}; {case.prior.description}; "
         "baseline: the most common label set for everyone"
     )
-    right = [score(one, case.truth, clients) for one in (mine, theirs)]
-    one = cell(
+    right = [score(fitted, case.truth, clients) for fitted in (observed, reference)]
+    figure = cell(
         case, NAME, METRIC, right[0], blank, right[1], margin=MARGIN, share=True, k_known=0, note=note, chances=(chances[0], chances[1]),
     )  # fmt: skip
-    if one.status == "leaks":
-        return one
-    why = "the model of clients does not fit" if not mine.fits else "the power to show a leak is not known"
-    status: Status = "not_validated" if one.status == "not_validated" else "inconclusive"
-    return replace(one, status=status, note=f"{why}; {one.note}")
+    if figure.status == "leaks":
+        return figure
+    why = "the model of clients does not fit" if not observed.fits else "the power to show a leak is not known"
+    status: CellStatus = "not_validated" if figure.status == "not_validated" else "inconclusive"
+    return replace(figure, status=status, note=f"{why}; {figure.note}")

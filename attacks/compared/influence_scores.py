@@ -24,7 +24,7 @@ MARGIN = 0.1
 def groups_from_scores(scores: Array, groups: int) -> Array:
     """Labels (n,) from scores (n, n), one row a scoring client: average linkage on ranks within rows, made symmetric.
 
-    Ranks, because clients' losses differ in scale. A client's score of itself is not looked at.
+    Ranks, because clients' losses differ in scale. A client's score of itself is ignored.
     """
     values = np.asarray(scores, dtype=np.float64).copy()
     n = len(values)
@@ -54,29 +54,30 @@ def scores_in(view: AdversaryView) -> tuple[tuple[int, ...], Array] | None:
 
 def guess(view: AdversaryView, groups: int) -> dict[int, int]:
     """A group for each client."""
-    found = scores_in(view)
-    assert found is not None  # checked by the caller
-    clients, scores = found
+    client_scores = scores_in(view)
+    assert client_scores is not None  # checked by the caller
+    clients, scores = client_scores
     return dict(zip(clients, groups_from_scores(scores, groups).tolist(), strict=True))
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """The share of clients whose group is known up to renaming."""
     metric = "group_accuracy"
-    mine, theirs = scores_in(case.view), scores_in(case.reference)
-    if mine is None or theirs is None or len(mine[0]) < 3:
+    observed, reference = scores_in(case.view), scores_in(case.reference)
+    if observed is None or reference is None or len(observed[0]) < 3:
         return [nothing(case, NAME, metric, "no scores of clients by clients are in this view")], None
-    clients = sorted((set(mine[0]) & set(theirs[0])) - set(case.view.coalition))
+    clients = sorted((set(observed[0]) & set(reference[0])) - set(case.view.coalition))
     names = np.array([case.truth.groups[c] for c in clients])
     if len(np.unique(names)) < 2:
         return [nothing(case, NAME, metric, "the clients looked for are of one true group: no identity to find")], None
     guesses = [guess(view, case.prior.groups) for view in (case.view, case.reference)]
     largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
-    blank = [np.maximum(dealt_at_random(np.array([one[c] for c in clients]), names, case.seed), largest) for one in guesses]
-    scores = [group_scores(one, case.truth, clients) for one in guesses]
+    blank = [np.maximum(dealt_at_random(np.array([clusters[c] for c in clients]), names, case.seed), largest) for clusters in guesses]
+    scores = [group_scores(clusters, case.truth, clients) for clusters in guesses]
     note = "up to renaming, number of groups known; baseline: the same groups dealt at random, or everybody in the largest if that is more"
-    mine_p, theirs_p = (chance_of_deals(np.array([one[c] for c in clients]), names, case.seed) for one in guesses)
+    observed_p, reference_p = (chance_of_deals(np.array([clusters[c] for c in clients]), names, case.seed) for clusters in guesses)
     made = cell(
-        case, NAME, metric, scores[0], blank[0], scores[1], theirs_blank=blank[1], margin=MARGIN, note=note, chances=(mine_p, theirs_p)
+        case, NAME, metric, scores[0], blank[0], scores[1], reference_blank=blank[1], margin=MARGIN, note=note,
+        chances=(observed_p, reference_p),
     )  # fmt: skip
     return [made], None

@@ -20,7 +20,7 @@ import numpy as np
 from ...contract.transcript import payload_rows
 from ...tasks.signatures import principal_vectors
 from ...types import Array
-from ..adversary import AdversaryView, hidden_by, opened
+from ..adversary import AdversaryView, hidden_by, opened_rows
 from ..evidence.updates import public_model
 from ..figures.leakage import Case, Cell, Prior, cell, chance_of_names, label_sets_of, nothing, popular_set
 from ..key_recovery.cells import PERMUTATIONS, transformed_rounds
@@ -38,7 +38,7 @@ MOST_SETS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class SignatureGuess:
     """What the attacker says of each client: an image, and a set of labels."""
 
     images: Mapping[int, Array] = field(default_factory=dict)
@@ -48,18 +48,18 @@ class Guess:
 def invert_signature(signature: Array, shape: tuple[int, ...], norm: float = 1.0, rows_per_part: int = 0) -> Array:
     """The mean image that a signature (p, d) shows: its first row with a positive sum, scaled to `norm`, in `shape`.
 
-    Of a signature made of `rows_per_part` rows for each label, or each half of the data, the first rows of these are averaged.
+    A signature may have `rows_per_part` rows for each label, or for each half of the data. Then the first rows of all parts are averaged.
     """
     return np.asarray(norm * mean_directions(np.asarray(signature)[None], rows_per_part)[0]).reshape(shape)
 
 
 def recover_label_set(signature: Array, templates: Mapping[frozenset[int], Array]) -> frozenset[int]:
-    """The label set whose simulated signature spans nearly what `signature` (p, d) spans: the largest ‖U_S Uᵀ‖_F, first row doubled.
+    """The label set whose simulated signature spans nearly the space of `signature` (p, d): the largest ‖U_S Uᵀ‖_F, first row doubled.
 
     `templates` maps candidate label sets to the signatures (p, d) of simulated clients.
     """
     sets = sorted(templates, key=sorted, reverse=True)
-    fits = agreements(np.asarray(signature)[None], np.stack([templates[one] for one in sets]))
+    fits = agreements(np.asarray(signature)[None], np.stack([templates[label_set] for label_set in sets]))
     return sets[int(fits[0].argmax())]
 
 
@@ -81,8 +81,10 @@ def signatures_in(view: AdversaryView, prior: Prior) -> dict[int, Array]:
     """
     dimension = int(np.prod(prior.shape))
     if not prior.moments:
-        found = rows_in(view, dimension)
-        return {client: rows / np.linalg.norm(rows, axis=1, keepdims=True) for client, rows in found.items()} if prior.halves else found
+        signatures = rows_in(view, dimension)
+        if not prior.halves:
+            return signatures
+        return {client: rows / np.linalg.norm(rows, axis=1, keepdims=True) for client, rows in signatures.items()}
     upper = np.triu_indices(dimension)
     vectors: dict[int, Array] = {}
     for client, rows in rows_in(view, len(upper[0])).items():
@@ -97,15 +99,15 @@ def rows_in(view: AdversaryView, dimension: int) -> dict[int, Array]:
 
     Padded rows are cut to `dimension`: who takes them for signatures has no other use for what is beyond. Sketched ones are left out.
     """
-    found: dict[int, Array] = {}
+    client_rows: dict[int, Array] = {}
     for message in view.select("gram", "signature"):
         if message.payload is None or "rows" not in message.payload:
             continue
         sent = np.asarray(message.payload["rows"], dtype=np.float64)
-        rows = opened(view, sent, f"gram/{message.context['epoch']}", "gram", dimension)
+        rows = opened_rows(view, sent, f"gram/{message.context['epoch']}", "gram", dimension)
         if rows is not None and rows.shape[-1] >= dimension:
-            found |= dict(zip(payload_rows(message), rows[..., :dimension], strict=True))
-    return found
+            client_rows |= dict(zip(payload_rows(message), rows[..., :dimension], strict=True))
+    return client_rows
 
 
 def transforms_in(view: AdversaryView) -> dict[int, str]:
@@ -117,14 +119,14 @@ def transforms_in(view: AdversaryView) -> dict[int, str]:
 
 def unpermuted(view: AdversaryView, prior: Prior, signatures: Mapping[int, Array]) -> dict[int, Array]:
     """Signatures (p, d) by client with coordinates in their places, as the attack finds them; unchanged where no permutation hides them."""
-    found = dict(signatures)
-    last = {client: int(one.context["epoch"]) for one in view.select("gram", "signature") for client in payload_rows(one)}
+    rebuilt = dict(signatures)
+    last = {client: int(message.context["epoch"]) for message in view.select("gram", "signature") for client in payload_rows(message)}
     for epoch, kind in transforms_in(view).items():
-        clients = [client for client in sorted(found) if last[client] == epoch]
+        clients = [client for client in sorted(rebuilt) if last[client] == epoch]
         if clients and kind in PERMUTATIONS:
-            rows = np.stack([found[client] for client in clients])
-            found |= dict(zip(clients, _placed(view, prior, clients, rows, kind).undone(rows), strict=True))
-    return found
+            rows = np.stack([rebuilt[client] for client in clients])
+            rebuilt |= dict(zip(clients, _placed(view, prior, clients, rows, kind).undone(rows), strict=True))
+    return rebuilt
 
 
 def _placed(view: AdversaryView, prior: Prior, clients: Sequence[int], rows: Array, kind: str) -> Placed:
@@ -132,23 +134,23 @@ def _placed(view: AdversaryView, prior: Prior, clients: Sequence[int], rows: Arr
     sizes = [prior.labels_per_client[client] for client in clients]
     p = prior.rows_per_part or rows.shape[1]
     templates = {
-        one: made for size in sorted(set(sizes)) if size == prior.classes or _has_set_to_find(prior, size)
-        for one, made in simulated_signatures(prior, size, p).items()
+        label_set: made for size in sorted(set(sizes)) if size == prior.classes or _has_set_to_find(prior, size)
+        for label_set, made in simulated_signatures(prior, size, p).items()
     }  # fmt: skip
-    known = {len(one) for one in templates}
+    known = {len(label_set) for label_set in templates}
     if not known:  # for clients with too many possible sets, all labels are the nearest
         templates, known = simulated_signatures(prior, prior.classes, p), {prior.classes}
     sizes = [size if size in known else max(known) for size in sizes]
     place = partial(
         place_signatures, rows, templates, sizes, rows_per_part=prior.rows_per_part, signed=kind == "signed_permutation", seed=prior.seed
     )
-    found = place()
-    shares = {} if found.settled else _shares_of_updates(view, prior)
+    placed = place()
+    shares = {} if placed.settled else _shares_of_updates(view, prior)
     if not set(shares) & set(clients):
-        return found
-    known_sets = zip(clients, sizes, found.label_sets, strict=True)
-    again = place(starts=[[top_labels(shares[one], size) if one in shares else own for one, size, own in known_sets]])
-    return again if again.fit > found.fit else found
+        return placed
+    known_sets = zip(clients, sizes, placed.label_sets, strict=True)
+    again = place(starts=[[top_labels(shares[client], size) if client in shares else own for client, size, own in known_sets]])
+    return again if again.fit > placed.fit else placed
 
 
 def _shares_of_updates(view: AdversaryView, prior: Prior) -> Mapping[int, Array]:
@@ -162,11 +164,11 @@ def _shares_of_updates(view: AdversaryView, prior: Prior) -> Mapping[int, Array]
     return recover(view, prior).histograms
 
 
-def guess(view: AdversaryView | None, prior: Prior, clients: tuple[int, ...]) -> Guess:
+def guess(view: AdversaryView | None, prior: Prior, clients: tuple[int, ...]) -> SignatureGuess:
     """The attack. Without a view it says what the prior alone says: the mean auxiliary image for everyone, and no labels."""
     mean = prior.x.mean(axis=0, dtype=np.float64)
     if view is None:
-        return Guess(dict.fromkeys(clients, mean))
+        return SignatureGuess(dict.fromkeys(clients, mean))
     signatures = unpermuted(view, prior, signatures_in(view, prior))
     images, labels = {}, {}
     templates: dict[tuple[int, int], dict[frozenset[int], Array]] = {}
@@ -179,7 +181,7 @@ def guess(view: AdversaryView | None, prior: Prior, clients: tuple[int, ...]) ->
             if key not in templates:
                 templates[key] = simulated_signatures(prior, *key)
             labels[client] = recover_label_set(signature, templates[key])
-    return Guess(images, labels)
+    return SignatureGuess(images, labels)
 
 
 def _has_set_to_find(prior: Prior, size: int) -> bool:
@@ -202,22 +204,22 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return _by_labels(case, why)
     permuted = bool(hidden)
     note = f"{'places and labels from the values of signatures alone; ' if permuted else ''}{prior.description}"
-    mine, theirs = guess(view, prior, clients), guess(case.reference, prior.unprotected(), clients)
+    observed, reference = guess(view, prior, clients), guess(case.reference, prior.unprotected(), clients)
     blank = guess(None, prior, clients)
     figures = []
     for metric, compare in COMPARISONS.items():
-        scored = [np.array([compare(truth.mean_images[c], one.images[c]) for c in clients]) for one in (mine, blank, theirs)]
+        scored = [np.array([compare(truth.mean_images[c], guessed.images[c]) for c in clients]) for guessed in (observed, blank, reference)]
         if not np.isnan(scored[1]).any():  # images, and not too small
             figures.append(cell(case, NAME, metric, *scored, margin=IMAGE_MARGIN[metric], note=note))
-    figures.append(_label_cell(case, clients, mine, theirs, note, renamed=permuted))
+    figures.append(_label_cell(case, clients, observed, reference, note, renamed=permuted))
     arrays = {
         "clients": np.array(clients),
         "truth": np.stack([truth.mean_images[c] for c in clients]),
-        "recovered": np.stack([mine.images[c] for c in clients]),
+        "recovered": np.stack([observed.images[c] for c in clients]),
         "baseline": blank.images[clients[0]],
     }
-    if mine.label_sets:
-        for name, sets in (("label_truth", truth.label_sets), ("label_guess", mine.label_sets)):
+    if observed.label_sets:
+        for name, sets in (("label_truth", truth.label_sets), ("label_guess", observed.label_sets)):
             arrays[name] = np.array([[float(label in sets.get(c, ())) for label in range(prior.classes)] for c in clients])
     return figures, arrays
 
@@ -249,22 +251,24 @@ def _by_labels(case: Case, why: str) -> tuple[list[Cell], dict[str, Array] | Non
     return cells_of_labels(case, NAME, seen, guess(case.reference, case.prior.unprotected(), seen.judged).images)
 
 
-def _label_cell(case: Case, clients: tuple[int, ...], mine: Guess, theirs: Guess, note: str, *, renamed: bool) -> Cell:
+def _label_cell(
+    case: Case, clients: tuple[int, ...], observed: SignatureGuess, reference: SignatureGuess, note: str, *, renamed: bool
+) -> Cell:
     """Label sets; `renamed`: labels were named together, so that chance is that of a renaming of all."""
     metric, truth = "label_set_accuracy", case.truth
-    judged = [client for client in clients if client in mine.label_sets]
+    judged = [client for client in clients if client in observed.label_sets]
     if not judged:
         whole = all(case.prior.labels_per_client[client] == case.prior.classes for client in clients)
         why = "every client has all labels: there is no label set to find" if whole else "not attempted: too many label sets are possible"
         return nothing(case, NAME, metric, why)
     popular = popular_set([truth.label_sets[c] for c in judged])
-    sets = [mine.label_sets, dict.fromkeys(judged, popular), theirs.label_sets]
-    right = [np.array([float(one[c] == truth.label_sets[c]) for c in judged]) for one in sets]
+    sets = [observed.label_sets, dict.fromkeys(judged, popular), reference.label_sets]
+    right = [np.array([float(label_sets[c] == truth.label_sets[c]) for c in judged]) for label_sets in sets]
     words = f"{note}; baseline: the most common label set for everyone"
     chances = None
     if renamed:
         real = [truth.label_sets[c] for c in judged]
-        named = [[one.label_sets[c] for c in judged] for one in (mine, theirs)]
-        first, second = (chance_of_names(one, real, right[1], MARGIN, case.prior.classes, case.seed) for one in named)
+        named = [[guessed.label_sets[c] for c in judged] for guessed in (observed, reference)]
+        first, second = (chance_of_names(label_sets, real, right[1], MARGIN, case.prior.classes, case.seed) for label_sets in named)
         chances = (first, second)
     return cell(case, NAME, metric, *right, margin=MARGIN, share=True, note=words, chances=chances)

@@ -1,12 +1,12 @@
-"""Mean images of signatures whose coordinates are hidden, by way of label sets: inner products, label sets, auxiliary images.
+"""Mean images of signatures with hidden coordinates: from inner products to label sets, from label sets to auxiliary images.
 
-Source: an orthonormal transform keeps all inner products, and `gram_geometry` reads label sets off these with no known client. The mean
-auxiliary image of a client's labels is then the guess of its mean image. Label sets are scored by `gram_geometry`, images here.
+Source: an orthonormal transform keeps all inner products, and `gram_geometry` reads label sets off inner products with no known client. The
+guess of a client's mean image is the mean auxiliary image of its labels. `gram_geometry` scores label sets; this module scores images.
 
-What it proves: under a shared rotation too, a server with auxiliary data has pictures of what clients' data look like on average. What it
-does not: anything that a client's labels do not determine; clients with all labels have no label set to find, so that their images are not
-attempted. All labels are named at once: a wrong naming makes the images of all clients wrong together. Signatures of two halves, which
-carry singular values, are named in most runs; signatures of orthonormal rows (PACFL with `cut = "silhouette"`) were in none of five.
+What it proves: also under a shared rotation, a server with auxiliary data has pictures of clients' average data. What it does not prove:
+anything that a client's labels do not determine. Clients with all labels have no label set to find, so their images are not attempted. All
+labels are named at once, so a wrong naming makes the images of all clients wrong together. Signatures of two halves carry singular values;
+the attack names their labels in most runs. It named the labels of orthonormal rows (PACFL with `cut = "silhouette"`) in none of five runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from ...randomness import Stream, stream
 from ...types import Array
 from ..figures.leakage import DEALS, Case, Cell, Prior, cell, cosine, psnr_db, ssim
 from ..figures.significance import chance, chance_of_matching, power
-from .gram_geometry import Compared, guess
+from .gram_geometry import ComparedProducts, guess
 
 __all__ = ["COMPARISONS", "IMAGE_MARGIN", "cells_of_labels", "images_of_label_sets"]
 
@@ -33,19 +33,19 @@ def images_of_label_sets(x: Array, y: Array, label_sets: Sequence[frozenset[int]
     labels = sorted(set().union(*label_sets))
     sums = np.stack([x[y == label].sum(axis=0, dtype=np.float64) for label in labels])
     counts = np.array([(y == label).sum() for label in labels], np.float64)
-    members = np.array([[float(label in one) for label in labels] for one in label_sets])
+    members = np.array([[float(label in label_set) for label in labels] for label_set in label_sets])
     held = np.maximum(members @ counts, 1.0)
     return np.asarray((members @ sums.reshape(len(labels), -1)) / held[:, None]).reshape(len(members), *x.shape[1:])
 
 
-def chance_of_renamed(found: Sequence[frozenset[int]], images: Array, prior: Prior, rng: Stream) -> float:
+def chance_of_renamed(label_sets: Sequence[frozenset[int]], images: Array, prior: Prior, rng: Stream) -> float:
     """How probable it is that `found` under a random renaming of labels gives images as near to `images` (n, *shape), by their mean cosine.
 
     Labels are named all at once, so one lucky name makes many clients right together.
     """
     labels = np.unique(prior.y)
     sums = np.stack([prior.x[prior.y == label].sum(axis=0, dtype=np.float64).ravel() for label in labels])
-    members = np.array([[float(label in one) for label in labels] for one in found])
+    members = np.array([[float(label in label_set) for label in labels] for label_set in label_sets])
     truth = images.reshape(len(images), -1) / np.linalg.norm(images.reshape(len(images), -1), axis=1, keepdims=True)
 
     def nearness(renamed: Array) -> float:
@@ -56,7 +56,9 @@ def chance_of_renamed(found: Sequence[frozenset[int]], images: Array, prior: Pri
     return (1 + sum(nearness(members[:, rng.permutation(len(labels))]) >= reached for _ in range(DEALS))) / (1 + DEALS)
 
 
-def cells_of_labels(case: Case, name: str, seen: Compared, in_the_clear: Mapping[int, Array]) -> tuple[list[Cell], dict[str, Array]]:
+def cells_of_labels(
+    case: Case, name: str, seen: ComparedProducts, in_the_clear: Mapping[int, Array]
+) -> tuple[list[Cell], dict[str, Array]]:
     """Figures of mean images by way of label sets, and the arrays for a report.
 
     The reference is the same attack on the inner products of clear signatures. Whether a gain is chance is asked three times, and the
@@ -67,9 +69,9 @@ def cells_of_labels(case: Case, name: str, seen: Compared, in_the_clear: Mapping
     truth = np.stack([case.truth.mean_images[client] for client in judged])
     blank = np.broadcast_to(prior.x.mean(axis=0, dtype=np.float64), truth.shape)
     made, renamed = [], []
-    for products, templates in ((seen.mine, seen.templates), (seen.theirs, seen.plain)):
-        found = guess(products, prior, {}, templates, case.seed).label_sets
-        sets = [found[client] for client in judged]
+    for products, templates in ((seen.observed, seen.templates), (seen.reference, seen.plain)):
+        guessed = guess(products, prior, {}, templates, case.seed).label_sets
+        sets = [guessed[client] for client in judged]
         made.append(images_of_label_sets(prior.x, prior.y, sets))
         renamed.append(chance_of_renamed(sets, truth, prior, stream(case.seed, "labels of images renamed")))
     clear = np.stack([in_the_clear[client] for client in judged])
@@ -85,8 +87,8 @@ def cells_of_labels(case: Case, name: str, seen: Compared, in_the_clear: Mapping
             for p, own, images in zip(renamed, (scored[0], scored[2]), made, strict=True)
         ]
         note = f"{source}; signatures in the clear give {direct.mean():.3f}; {prior.description}; baseline: the mean auxiliary image"
-        one = cell(case, name, metric, *scored, margin=margin, note=note, chances=(chances[0], chances[1]))
-        figures.append(replace(one, power=power(scored[0], scored[1], scored[2], scored[1], margin)))
+        figure = cell(case, name, metric, *scored, margin=margin, note=note, chances=(chances[0], chances[1]))
+        figures.append(replace(figure, power=power(scored[0], scored[1], scored[2], scored[1], margin)))
     return figures, {"clients": np.array(judged), "truth": truth, "recovered": made[0], "baseline": blank[0]}
 
 

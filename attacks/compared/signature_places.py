@@ -1,11 +1,11 @@
-"""Places of permuted coordinates: signatures under one secret permutation, which all clients share, with no known client.
+"""Places of permuted coordinates: signatures under one secret permutation that all clients share, with no known client.
 
-Source: a permutation keeps the values of a signature's rows, not their places, so sorted values are features of a client's labels, and so
-are inner products between clients. Both give first label sets (by `assignment`). Given label sets, templates of simulated clients say how
-each pixel varies over clients; pixels and coordinates are matched by it (linear assignment, Kuhn 1955). With the places undone, label sets
-are recovered as from clear signatures. Both steps alternate until nothing changes, from several starts; the best fit counts.
+Source: a permutation keeps the values of a signature's rows, not their places. So sorted values are features of a client's labels, and so
+are inner products between clients. Both give first label sets (by `assignment`). Given label sets, templates of simulated clients show how
+each pixel varies over clients; pixels and coordinates are matched by this variation (linear assignment, Kuhn 1955). With the places undone,
+label sets are recovered as from clear signatures. Both steps alternate until nothing changes, from several starts; the best fit counts.
 
-Signs beside the permutation do not help where samples are not negative: then the first row, which points at the mean image, is not either
+Changed signs add no protection where samples are not negative: then the first row, which points at the mean image, is not negative either
 (Perron-Frobenius), and shows the signs.
 """
 
@@ -71,22 +71,22 @@ def place_signatures(
 ) -> Placed:  # fmt: skip
     """Places and label sets from signatures (n, p, d) under one permutation of coordinates, `signed` or not.
 
-    `templates` are signatures (p', d) of simulated clients by label set, `sizes` how many labels each client has, `rows_per_part` as for
-    `invert_signature`, `starts` label sets from elsewhere. Raises `InputError` where no template has the size of some client's set, or
-    where `signed` and samples are negative, so that nothing shows the signs.
+    `templates` are signatures (p', d) of simulated clients by label set. `sizes` are the clients' numbers of labels. `rows_per_part` is as
+    in `invert_signature`. `starts` are label sets of other attacks, from which the search starts as well. Raises `InputError` if no
+    template has the size of a client's label set, or if `signed` and samples are negative, since then nothing shows the signs.
     """
     sets = list(templates)
-    stacked = np.stack([np.asarray(templates[one], np.float64) for one in sets])
-    allowed = np.array([[len(one) == size for one in sets] for size in sizes])
+    stacked = np.stack([np.asarray(templates[label_set], np.float64) for label_set in sets])
+    allowed = np.array([[len(label_set) == size for label_set in sets] for size in sizes])
     if not allowed.any(axis=1).all():
         raise InputError("place_signatures: some client has a number of labels of which there is no template")
     rows = np.asarray(signatures, np.float64)
     signs = _signs(rows, stacked, rows_per_part) if signed else np.ones(rows.shape[2])
     search = _Search(rows * signs, mean_directions(rows * signs, rows_per_part), stacked, mean_directions(stacked), allowed)
-    index = {one: i for i, one in enumerate(sets)}
-    given = [np.array([index[one] for one in start]) for start in starts if all(one in index for one in start)]
+    index = {label_set: i for i, label_set in enumerate(sets)}
+    start_kinds = [np.array([index[labels] for labels in start]) for start in starts if all(labels in index for labels in start)]
     own = [_alternated(search, kinds) for kinds in np.unique(_first_kinds(search, seed), axis=0)]
-    best = max([*own, *(_alternated(search, kinds) for kinds in given)], key=lambda end: end.fit)
+    best = max([*own, *(_alternated(search, kinds) for kinds in start_kinds)], key=lambda end: end.fit)
     best = _renamed(search, best, renamings_of(sets))
     settled = all(np.array_equal(end.kinds, best.kinds) for end in own)
     whole = (rows**2).sum() + (search.firsts**2).sum()
@@ -124,12 +124,12 @@ def _signs(rows: Array, templates: Array, rows_per_part: int) -> Array:
 
 def _first_kinds(search: _Search, seed: int) -> list[Array]:
     """Kinds (n,) from what no permutation changes: sorted values, and inner products of mean directions."""
-    mine, theirs = np.sort(search.firsts, axis=1), np.sort(search.means, axis=1)
-    apart = (mine**2).sum(axis=1)[:, None] + (theirs**2).sum(axis=1)[None] - 2.0 * mine @ theirs.T
+    profiles, template_profiles = np.sort(search.firsts, axis=1), np.sort(search.means, axis=1)
+    apart = (profiles**2).sum(axis=1)[:, None] + (template_profiles**2).sum(axis=1)[None] - 2.0 * profiles @ template_profiles.T
     profile = np.where(search.allowed, apart, np.inf)
     products, between = search.firsts @ search.firsts.T, search.means @ search.means.T
-    found = [assign(products, between, single=weight * profile, seed=seed).kinds for weight in WEIGHTS]
-    return [profile.argmin(axis=1), *found]
+    kinds = [assign(products, between, single=weight * profile, seed=seed).kinds for weight in WEIGHTS]
+    return [profile.argmin(axis=1), *kinds]
 
 
 def _places(search: _Search, kinds: Array, order: Array | None) -> Array:
@@ -167,17 +167,17 @@ def _renamed(search: _Search, end: _End, renamings: Array) -> _End:
     """The best end that exchanges of two labels' names, and alternating from there, lead to."""
     while len(renamings):
         other = max((renaming[end.kinds] for renaming in renamings), key=lambda kinds: _matched(search, kinds))
-        found = _alternated(search, other)
-        if found.fit <= end.fit * (1 + GAIN):
+        trial = _alternated(search, other)
+        if trial.fit <= end.fit * (1 + GAIN):
             break
-        end = found
+        end = trial
     return end
 
 
 def _matched(search: _Search, kinds: Array) -> float:
     """How well the largest coordinates of mean directions can be matched to pixels, by the templates of `kinds` (n,)."""
     means = search.means[kinds]
-    pixels, coordinates = (np.argsort(-(one**2).sum(axis=0), kind="stable")[:LOOKED_AT] for one in (means, search.firsts))
+    pixels, coordinates = (np.argsort(-(matrix**2).sum(axis=0), kind="stable")[:LOOKED_AT] for matrix in (means, search.firsts))
     profit = means[:, pixels].T @ search.firsts[:, coordinates]
     chosen = linear_sum_assignment(profit, maximize=True)
     return float(2.0 * profit[chosen].sum() - (means[:, pixels] ** 2).sum())

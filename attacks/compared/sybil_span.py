@@ -17,7 +17,7 @@ from ...randomness import stream
 from ...types import Array
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import FEWEST_SCORES
-from .gram_geometry import Products, products_of, rows_known
+from .gram_geometry import ClientProducts, products_of, rows_known
 
 __all__ = ["COLLUDERS", "cells", "rows_from_products"]
 
@@ -28,17 +28,17 @@ RCOND = 1e-8
 
 
 def rows_from_products(products: Array, known: Array) -> Array:
-    """Vectors (p, d) from their inner products (p, m) with `known` vectors (m, d): of least norm, exact once these span the space."""
+    """Vectors (p, d) of least norm with inner products (p, m) with `known` vectors (m, d); exact if the known vectors span the space."""
     return np.asarray(np.asarray(products, np.float64) @ np.linalg.pinv(np.asarray(known, np.float64), rcond=RCOND).T)
 
 
-def guess(found: Products | None, prior: Prior, known: Mapping[int, Array], clients: Sequence[int]) -> dict[int, Array]:
+def guess(client_products: ClientProducts | None, prior: Prior, known: Mapping[int, Array], clients: Sequence[int]) -> dict[int, Array]:
     """Vectors (p, d) of `clients`. Without a view: those of a simulated client with all auxiliary data, for everyone."""
-    if found is None:
+    if client_products is None:
         made = prior.simulate([(prior.x, prior.y)])
         shape = next(iter(known.values())).shape
         return dict.fromkeys(clients, np.zeros(shape) if made is None else made[0])
-    order, products = found
+    order, products = client_products
     places = [order.index(client) for client in known]
     beside = np.concatenate([np.asarray(rows, np.float64) for rows in known.values()])
     p = products.shape[1]
@@ -58,8 +58,8 @@ def score(guessed: Mapping[int, Array], rows: Mapping[int, Array], clients: Sequ
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """The relative error with 5 and 20 colluding clients, of three quarters of all clients at most."""
     metric = "relative_error"
-    mine, theirs = products_of(case)
-    clients = sorted((set(mine[0]) & set(theirs[0]) & set(case.rows)) - set(case.view.coalition)) if mine and theirs else []
+    observed, reference = products_of(case)
+    clients = sorted((set(observed[0]) & set(reference[0]) & set(case.rows)) - set(case.view.coalition)) if observed and reference else []
     if len(clients) < 2 * FEWEST_SCORES:
         why = f"not attempted: inner products of {len(clients)} clients are in this view, fewer than {2 * FEWEST_SCORES}"
         return [nothing(case, NAME, metric, why if clients else "no inner products of others are in this view", 0)], None
@@ -77,16 +77,16 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         drawn = stream(case.seed, f"colluders {k}").permutation(len(clients))
         rest = [clients[i] for i in sorted(drawn[k:])]
         errors = []
-        for found, prior, rows in ((theirs, case.prior.unprotected(), case.rows), (mine, case.prior, sent)):
+        for client_products, prior, rows in ((reference, case.prior.unprotected(), case.rows), (observed, case.prior, sent)):
             known = {clients[i]: rows[clients[i]] for i in drawn[:k]}
-            errors += [score(guess(one, prior, known, rest), rows, rest) for one in (found, None)]
+            errors += [score(guess(seen, prior, known, rest), rows, rest) for seen in (client_products, None)]
         p, d = next(iter(known.values())).shape
         rank = int(np.linalg.matrix_rank(np.concatenate(list(known.values())), tol=RCOND))
         note = f"{k} colluders, p = {p}: their vectors span {rank} of {d} dimensions; baseline: the vectors of the pooled auxiliary data"
         there, there_blank, here, here_blank = errors
         figures.append(
             cell(
-                case, NAME, metric, here, here_blank, there, theirs_blank=there_blank, margin=MARGIN, lower_is_better=True, k_known=k,
+                case, NAME, metric, here, here_blank, there, reference_blank=there_blank, margin=MARGIN, lower_is_better=True, k_known=k,
                 note=note,
             )
         )  # fmt: skip

@@ -13,7 +13,7 @@ Source: Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training 
 of guesses are tried, which share 1 − confidence evenly. The games that are guessed at are in `dp_mechanisms` (one release) and `dp_run`
 (whole runs).
 
-A bound below the claim means little by itself. How much it means is the `power`: how often the same audit would have raised an alarm if
+A bound below the claim means little by itself. How much it means is the power: how often the same audit would have raised an alarm if
 the noise had been `FACTOR` times too small. It is estimated on a reference (`dp_references`) that the auditor computes without the audited
 code, so a bug in that code cannot make the power look larger. `verdict` is the only place where bound, claim and power become a status.
 """
@@ -30,7 +30,8 @@ from scipy import stats
 from ...types import Array
 
 __all__ = [
-    "AuditResult", "Power", "audit", "ceiling", "epsilon_lower_bound", "guess", "numbers_of_guesses", "p_value", "power", "verdict",
+    "AuditResult", "Power", "audit_guesses", "ceiling", "epsilon_lower_bound", "guess", "numbers_of_guesses", "p_value",
+    "audit_power", "verdict",
 ]  # fmt: skip
 
 FACTOR = 3.0
@@ -68,7 +69,7 @@ class AuditResult:
     """`correct` of `guesses` coins of `canaries` were right, and ε is at least `epsilon` at the confidence that was asked for.
 
     `ceiling`: the largest bound that an audit of this size can give. `p`: how probable so many right guesses are at most if the claim is
-    true. `power`: None where no reference of the release is known.
+    true. `audit_power`: None where no reference of the release is known.
     """
 
     canaries: int
@@ -143,7 +144,7 @@ def numbers_of_guesses(canaries: int, claim: float, delta: float, confidence: fl
     return tuple(sorted({min(canaries, max(40, canaries // 40)), many}))
 
 
-def audit(
+def audit_guesses(
     scores: Array, coins: Array, delta: float, *, claim: float = 2.0, guesses: Sequence[int] = (), confidence: float = 0.95
 ) -> AuditResult:
     """The best bound from scores (m,): above 0 where the auditor believes that the coin (m,) bool was "in", further off where it is surer.
@@ -162,11 +163,11 @@ def audit(
     return AuditResult(m, best, right[best], bounds[best], max(ceiling(count, m, delta, each) for count in tried), p)
 
 
-def power(
+def audit_power(
     draw: Callable[[], tuple[Array, Array]], canaries: int, delta: float, *, claim: float, guesses: Sequence[int] = (),
     confidence: float = 0.95, repetitions: int | None = None,
 ) -> Power:  # fmt: skip
-    """The power of `audit` with the same arguments: how often its bound exceeds `claim` on scores and coins (canaries,) from `draw`.
+    """The power of `audit_guesses` with the same arguments: how often its bound exceeds `claim` on scores and coins of `draw`.
 
     Each of the `repetitions` (default: `REPETITIONS`) repeats the game on the reference, by a call of `draw`.
     """

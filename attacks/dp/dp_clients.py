@@ -1,7 +1,7 @@
-"""Whole runs with clients as canaries (unit = "client"): each brings its own long vector to every mean, or by its coin zero.
+"""Whole runs with clients as canaries (unit = "client"): each brings its own long vector to every mean, or zero, by its coin.
 
-Its score is how far the released means go along that vector. Clipping, noise, secure sums and dropouts are the run's. Source: Andrew et al.
-2023 ("One-shot empirical privacy estimation for federated learning").
+A canary's score is the component of the released means along its vector. Clipping, noise, secure sums and dropouts are the run's. Source:
+Andrew et al. 2023 ("One-shot empirical privacy estimation for federated learning").
 """
 
 import math
@@ -20,11 +20,11 @@ from ...protocols.banded import inverse_coefficients
 from ...randomness import stream
 from ...types import Array, Population
 from .dp_audit import REPETITIONS
-from .dp_mechanisms import LONG, Game
+from .dp_mechanisms import LONG, CanaryGame
 from .dp_references import trials_of_means
-from .dp_reruns import Played, recorded, run_rounds, unscored
+from .dp_reruns import WholeRunGame, recorded_config, run_rounds, unscored
 
-__all__ = ["play_clients"]
+__all__ = ["rerun_clients"]
 
 
 @dataclass(eq=False)
@@ -73,20 +73,22 @@ class _Planted(Values):
         self._client, self._canaries = client, canaries
 
     def parts(self, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
-        found = super().parts(number, parts)
-        size = sum(int(np.prod(np.shape(value), dtype=int)) for value in found.values())
+        values = super().parts(number, parts)
+        size = sum(int(np.prod(np.shape(value), dtype=int)) for value in values.values())
         vector = LONG * self._canaries.norm * self._canaries.brought(self._client, size)
         planted, start = {}, 0
-        for name, value in found.items():
+        for name, value in values.items():
             stop = start + int(np.prod(np.shape(value), dtype=int))
             planted[name] = vector[start:stop].reshape(np.shape(value)).astype(value.dtype)
             start = stop
         return planted
 
 
-def play_clients(config: Config, population: Population, rng: np.random.Generator, *, seconds: float = np.inf) -> tuple[Played, Game]:
+def rerun_clients(
+    config: Config, population: Population, rng: np.random.Generator, *, seconds: float = np.inf
+) -> tuple[WholeRunGame, CanaryGame]:
     """The run of `config` (unit "client") whose clients are canaries; and the game that the same sums without noise would be."""
-    simulation = prepare(recorded(config), population=population)
+    simulation = prepare(recorded_config(config), population=population)
     coins = {client.id: bool(rng.random() < 0.5) for client in population.clients}
     low = 0.0 if config.privacy.relation == "add_remove" else -1.0
     canaries = _Canaries(coins, low, config.privacy.clip_norm, config.run.seed)
@@ -95,8 +97,8 @@ def play_clients(config: Config, population: Population, rng: np.random.Generato
         party.values = _Planted(party.values, client, canaries)
     federation, mean = simulation.federation, simulation.federation.mean
 
-    def scored(*given: Any, **more: Any) -> tuple[GroupMean | None, ...]:
-        means = mean(*given, **more)
+    def scored(*args: Any, **more: Any) -> tuple[GroupMean | None, ...]:
+        means = mean(*args, **more)
         canaries.score(means)
         return means
 
@@ -108,12 +110,12 @@ def play_clients(config: Config, population: Population, rng: np.random.Generato
         raise ValueError("no mean was released")
     assert run_ledger is not None
     tossed = np.array([coins[client] for client in seen])
-    games = [Game(np.array([found[client] for client in seen]), tossed) for found in (canaries.scores, canaries.exact)]
+    games = [CanaryGame(np.array([scores[client] for client in seen]), tossed) for scores in (canaries.scores, canaries.exact)]
     spent = max(run_ledger.ledger.spent(client) for client in run_ledger.ledger.clients)
     clipped = run_ledger.options(config.protection)["clipped"]
     spreads = [_claimed_noise(clipped, len(cohort)) / config.privacy.clip_norm for _, cohort in canaries.cohorts]
     trials = trials_of_means(seen, canaries.cohorts, spreads, canaries.axis, low, REPETITIONS, rng.spawn(1)[0])
-    return Played(games[0], spent, len(simulation.rows), unscored(run_ledger.ledger), None, trials), games[1]
+    return WholeRunGame(games[0], spent, len(simulation.rows), unscored(run_ledger.ledger), None, trials), games[1]
 
 
 def _claimed_noise(clipped: ClippedMean, contributors: int) -> float:

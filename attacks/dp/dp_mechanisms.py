@@ -2,9 +2,9 @@
 
 A game tosses a coin for each canary, makes data of those that are in, has the *run's own code* release what it releases of such data, and
 scores each canary from what came out. That code is the private form of the algorithm's task (`moment`, `whole_moment`, `total`, `mean`,
-`scores`, `choice`, `training`), a client that gives rows with noise of its own (`local`), or the mechanism (`shares`): where it leaves its
-noise out, or its bound on one record, canaries are distinguished. `dp_audit.audit` computes a bound from scores and coins, to be compared
-with the accountant's price of the event.
+`scores`, `choice`, `training`), a client that gives rows with noise of its own (`noise_per_client`), or the mechanism (`shared_noise`).
+Canaries are distinguished where the code leaves out its noise, or its bound on one record. `dp_audit.audit_guesses` computes a bound from
+scores and coins, to be compared with the accountant's price of the event.
 
 Canaries do not disturb each other, and are several times as long (or their losses as large) as the bound allows, so that a missing bound
 shows. Under "add_remove" a coin puts a record in or leaves it out; under "replace_one" it chooses between two that are as far apart as they
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...algorithms.pfedlia.influence import Influence, split
+from ...algorithms.pfedlia.influence import Influence, split_validation
 from ...algorithms.stocfl.stocfl import Represent
 from ...engine import Engine, Streams, TaskInput
 from ...engine.models import Model
@@ -45,7 +45,7 @@ from ...tasks.signatures import PrincipalHalves, PrincipalVectors
 from ...tasks.training import Gradient, Train
 from ...types import Array, ClientData
 
-__all__ = ["GAMES", "Game", "Unpriced", "quiet"]
+__all__ = ["GAMES", "CanaryGame", "Unpriced", "quiet"]
 
 CLIENTS, EACH = 20, 500
 """Canaries: clients times records of each. Games whose releases hold fewer canaries use correspondingly more clients."""
@@ -68,7 +68,7 @@ SCORED = 50
 
 
 @dataclass(frozen=True, eq=False)
-class Game:
+class CanaryGame:
     """What the auditor has after the release: a score for each canary, 0 half-way between in and out, and the coins, both (m,)."""
 
     scores: Array
@@ -81,10 +81,10 @@ def _tossed(rng: np.random.Generator, each: int | None = None) -> Array:
     return rng.random((max(1, CLIENTS * EACH // each), each)) < 0.5
 
 
-def _noise(relation: Relation, **given: Any) -> Noise:
+def _noise(relation: Relation, **values: Any) -> Noise:
     """Noise of a run that has but one kind of release."""
     nothing: dict[str, Any] = {"training": 0.0, "signature": 0.0, "choice": 0.0, "clip_norm": 1.0, "loss_cap": 4.0, "sketch_dim": SKETCHED}
-    return Noise(relation, sampling_rate=1.0, samples=1, seed=0, **(nothing | given))
+    return Noise(relation, sampling_rate=1.0, samples=1, seed=0, **(nothing | values))
 
 
 def _given(number: int, x: Array, y: Array, params: Mapping[str, Any], entropy: Entropy) -> TaskInput:
@@ -92,7 +92,7 @@ def _given(number: int, x: Array, y: Array, params: Mapping[str, Any], entropy: 
     return TaskInput(ClientData(number, x, y, x[:0], y[:0]), params, {}, Streams(0, 0, number), secret=entropy(32))
 
 
-def moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+def moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
     """PACFL's private signature, all of its eigenvectors.
 
     The guarantee is that of the second moment below, so of however many are shown. Known records give axes eigenvalues on `LEVELS` levels;
@@ -105,16 +105,16 @@ def moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> 
     lines, swaps = lines_of(event), event.relation == "replace_one"
     known = np.repeat(np.eye(size), lines.counts, axis=0)
     wide = sketch_directions(0, 2 * size, size).T  # from these coordinates to samples of twice as many, which the sketch takes back
-    coins, scores = _tossed(rng, len(lines.one)), []
+    coins, scores = _tossed(rng, len(lines.record)), []
     for number, own in enumerate(coins):
-        canaries = np.where(own[:, None], lines.one, lines.other) if swaps else lines.one[own]
+        canaries = np.where(own[:, None], lines.record, lines.other) if swaps else lines.record[own]
         x = np.concatenate([known, LONG * canaries]) @ wide
         vectors = task.run(_given(number, x, np.zeros(len(x), np.int64), {}, entropy))["signature"]
         scores.append(lines.scores((vectors.T * lines.counts) @ vectors))
-    return Game(np.concatenate(scores), coins.ravel())
+    return CanaryGame(np.concatenate(scores), coins.ravel())
 
 
-def whole_moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+def whole_moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
     """The noisy second moment itself, of PACFL's cut by test: a canary an axis, or under "replace_one" two, along one of which it is."""
     swaps, size = event.relation == "replace_one", SKETCHED
     task = PrincipalHalves(2).private(_noise(event.relation, signature=event.noise_multiplier, sketch_dim=size))
@@ -125,17 +125,17 @@ def whole_moment(event: GaussianEvent, rng: np.random.Generator, entropy: Entrop
         upper = task.run(_given(number, x, np.zeros(len(x), np.int64), {}, entropy))["signature"]
         along = upper[np.equal(*np.triu_indices(size))]
         scores.append((along[::2] - along[1::2]) / 2 if swaps else along - 0.5)
-    return Game(np.concatenate(scores), coins.ravel())
+    return CanaryGame(np.concatenate(scores), coins.ravel())
 
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Canaries in a second moment: `one` (m, d), of norm 1, and the `other` record (m, d), zero under "add_remove".
+    """Canaries in a second moment: the `record` (m, d), of norm 1, and the `other` record (m, d), zero under "add_remove".
 
     `counts` (d,): how often each axis occurs beside them.
     """
 
-    one: Array
+    record: Array
     other: Array
     counts: Array
 
@@ -143,7 +143,7 @@ class Lines:
         """A score (..., m) for each canary from second moments (..., d, d), of which what lies within a level is not read."""
         level = np.arange(len(self.counts)) // WIDE
         seen = moments * (level[:, None] != level)
-        first, second = (((rows @ seen) * rows).sum(axis=-1) for rows in (self.one, self.other))
+        first, second = (((rows @ seen) * rows).sum(axis=-1) for rows in (self.record, self.other))
         return np.asarray(first - second - (0.0 if self.other.any() else (1 - 1 / LEVELS) / 2))
 
 
@@ -154,14 +154,14 @@ def lines_of(event: GaussianEvent) -> Lines:
     # lines of different slopes meet in one point at most, since WIDE is prime
     offset, slope = np.divmod(np.arange(WIDE * WIDE), WIDE)
     axes = np.arange(LEVELS) * WIDE + (offset[:, None] + slope[:, None] * np.arange(LEVELS)) % WIDE
-    one = np.zeros((WIDE * WIDE, size))
-    np.put_along_axis(one, axes, LEVELS**-0.5, axis=1)
-    other = one * np.where(level % 2, -1.0, 1.0) * (event.relation == "replace_one")
+    record = np.zeros((WIDE * WIDE, size))
+    np.put_along_axis(record, axes, LEVELS**-0.5, axis=1)
+    other = record * np.where(level % 2, -1.0, 1.0) * (event.relation == "replace_one")
     counts = int(np.ceil(CLEAR * (1 + event.noise_multiplier * event.sensitivity))) * (LEVELS - 1 - level)
-    return Lines(one, other, counts)
+    return Lines(record, other, counts)
 
 
-def total(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+def total(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
     """StoCFL's private representation, a sketched and clipped sum of gradients of norm 1: all but one coordinate have a canary each.
 
     Samples are so chosen that their sketched gradients lie along axes; the last axis has known samples, for the scale.
@@ -183,10 +183,10 @@ def total(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> G
         labels[: len(images) - count] = own if swaps else 1
         seen = task.run(_given(number, images, labels, start, entropy))["representation"]
         scores.append(seen[:-1] / seen[-1] * count - (0.0 if swaps else 0.5))
-    return Game(np.concatenate(scores), coins.ravel())
+    return CanaryGame(np.concatenate(scores), coins.ravel())
 
 
-def mean(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+def mean(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
     """The one noisy vector of `crossfit` and of tests on gradients: a mean of gradients of norm 1, whose length is seen.
 
     Every coordinate of the sketch has a canary, a sample whose sketched gradient lies along it. There are so many pixels that each
@@ -197,13 +197,13 @@ def mean(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Ga
     task = FoldGradients(model).private(_noise(event.relation, signature=event.noise_multiplier))
     x = _along_axes(public_sketch("crossfit", task.seed, model.dimension, SKETCHED).apply(np.eye(model.dimension)), LONG * np.eye(SKETCHED))
     start = {"model": np.zeros(model.dimension)}
-    coins, found = _tossed(rng, SKETCHED), []
+    coins, scores = _tossed(rng, SKETCHED), []
     for number, own in enumerate(coins):
         images = x if swaps else x[own]
         labels = own.astype(np.int64) if swaps else np.ones(len(images), np.int64)
         seen = task.run(_given(number, images, labels, start, entropy))["folds"]
-        found.append(seen / 2 if swaps else seen - 0.5)
-    return Game(np.concatenate(found), coins.ravel())
+        scores.append(seen / 2 if swaps else seen - 0.5)
+    return CanaryGame(np.concatenate(scores), coins.ravel())
 
 
 def _along_axes(sketch: Array, wanted: Array) -> Array:
@@ -221,7 +221,7 @@ def _along_axes(sketch: Array, wanted: Array) -> Array:
     return np.asarray(images.T)
 
 
-def scores(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+def scores(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
     """pFedLIA's private row of scores, under "replace_one": a held-back sample is good or bad for one other client, by its coin."""
     cap, share = event.sensitivity / 2, 0.5
     model = Model("linear", (SCORED,), 2, dtype="float64")
@@ -234,13 +234,13 @@ def scores(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> 
     start[SCORED : 2 * SCORED] = -margin
     updates[clients, SCORED + np.arange(SCORED)] = 2 * margin
     params = {"model": start, "updates": dict(zip(clients, updates, strict=True))}
-    coins, found = _tossed(rng, SCORED), []
+    coins, scores = _tossed(rng, SCORED), []
     for number, own in enumerate(coins, start=SCORED):  # none of those that are scored
         x, y = np.zeros((2 * SCORED, SCORED)), np.zeros(2 * SCORED, np.int64)
-        held = split(ClientData(number, x, y, x[:0], y[:0]), share, 0)[1]
+        held = split_validation(ClientData(number, x, y, x[:0], y[:0]), share, 0)[1]
         x[held], y[held] = np.eye(SCORED), own
-        found.append(task.run(_given(number, x, y, params, entropy))["scores"])
-    return Game(np.concatenate(found), coins.ravel())
+        scores.append(task.run(_given(number, x, y, params, entropy))["scores"])
+    return CanaryGame(np.concatenate(scores), coins.ravel())
 
 
 class Unpriced(Ledger):
@@ -254,7 +254,7 @@ def _no_data() -> ClientData:
     raise NotImplementedError("nothing is computed in this game")
 
 
-def local(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+def noise_per_client(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
     """Rows that a client gives with noise of its own (`federation.client`), a client a canary."""
     low = 0.0 if event.relation == "add_remove" else -1.0
     along = np.full((2, 4), 8**-0.5)  # of norm 1 in all, as rows are once they are scaled
@@ -265,13 +265,13 @@ def local(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy) -> G
     client, seen = FederationClient(Settings(Identity.create(0, entropy)), _no_data, store, entropy), []
     for number, brought in enumerate(rows):
         client.values.hold(number, {"rows": brought}, Origin())
-        given = driven(client.handle(m.Give(session, "gram", number, ("rows",), "", False, noise), Exchange()))
-        assert isinstance(given, m.Given)
-        seen.append(given.values[0].value)
-    return Game(np.tensordot(np.stack(seen), along, 2) - (1.0 + low) / 2, coins)
+        released = driven(client.handle(m.Give(session, "gram", number, ("rows",), "", False, noise), Exchange()))
+        assert isinstance(released, m.Given)
+        seen.append(released.values[0].value)
+    return CanaryGame(np.tensordot(np.stack(seen), along, 2) - (1.0 + low) / 2, coins)
 
 
-def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0) -> Game:
+def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0) -> CanaryGame:
     """One client's private training (`training.Train`), on softmax regression from zero: a canary is one long pixel with one label.
 
     Its gradient has that pixel's column of the weights to itself, up to the other labels there, and so a batch more of it is a step
@@ -308,7 +308,7 @@ def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Ent
             update = others_of([update], noise, float(np.abs(update).max()), entropy, colluding)
         columns = update[: pixels * LABELS].reshape(LABELS, pixels)
         scores.append((towards[label] * columns[:, spike].T).sum(axis=1) - half)
-    return Game(np.concatenate(scores), coins.ravel())
+    return CanaryGame(np.concatenate(scores), coins.ravel())
 
 
 def others_of(vectors: Sequence[Array], noise: SharedNoise, length: float, entropy: Entropy, colluding: int = 0) -> Array:
@@ -319,12 +319,12 @@ def others_of(vectors: Sequence[Array], noise: SharedNoise, length: float, entro
     """
     members, nothing = noise.survivors + (colluding > 0), np.zeros_like(vectors[0])
     brought = [*vectors, *[nothing] * (members - len(vectors))]
-    rows = [noise.noisy(one, noise.room(length), entropy) for one in brought]
+    rows = [noise.noisy(vector, noise.room(length), entropy) for vector in brought]
     known = rows[members - colluding :]
     return noise.opened(np.sum(rows, axis=0) - sum(known))
 
 
-def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> Game:
+def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
     """IFCA's private choice between two models, a client a canary, whose record has a loss far above the cap with one of them.
 
     Half of the clients have known samples, none above the cap, that make the second model rare; the canary speaks for it or against it, and
@@ -349,7 +349,7 @@ def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> Ga
         x = -np.log(np.expm1(noise.loss_cap * np.array((rare if kind[number] < 2 else even) + there)))  # the margins that have these losses
         inputs.append(_given(number, x, np.ones(len(x), np.int64), {"model": models}, entropy))
     chosen = np.array([int(result["choice"]) for result in Engine().run(Losses(model).private(noise), inputs)])
-    return Game(choice_scores(event, kind, chosen), coins)
+    return CanaryGame(choice_scores(event, kind, chosen), coins)
 
 
 def apart_of(event: ChoiceEvent) -> float:
@@ -363,7 +363,7 @@ def choice_scores(event: ChoiceEvent, kind: Array, chosen: Array) -> Array:
     return np.select([kind == 0, kind == 1], [2.0 * chosen, -2.0 * chosen], sure * (2.0 * chosen - 1.0))
 
 
-def shares(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0) -> Game:
+def shared_noise(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0) -> CanaryGame:
     """Means over clients with noise that they share: a member of a group a canary, and only as many of them as the price counts on.
 
     Of `colluding` members, who are no canaries, the auditor knows the shares (`others_of`).
@@ -379,12 +379,12 @@ def shares(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy, col
         vectors = LONG * norm * np.eye(each) * np.where(own, 1.0, -1.0 if swaps else 0.0)[:, None]
         summed = others_of([clip(vector, norm) for vector in vectors], noise, norm, entropy, colluding)
         scores.append(summed / norm - (0.0 if swaps else 0.5))
-    return Game(np.concatenate(scores), coins.ravel())
+    return CanaryGame(np.concatenate(scores), coins.ravel())
 
 
-GAMES: dict[str, Callable[..., Game]] = {
-    "moment": moment, "whole_moment": whole_moment, "total": total, "mean": mean, "scores": scores, "local": local, "training": training,
-    "choice": choice, "shares": shares,
+GAMES: dict[str, Callable[..., CanaryGame]] = {
+    "moment": moment, "whole_moment": whole_moment, "total": total, "mean": mean, "scores": scores, "local": noise_per_client,
+    "training": training, "choice": choice, "shares": shared_noise,
 }  # fmt: skip
 """Name -> (event, rng, entropy) -> game; where clients share the noise also of how many members collude."""
 

@@ -1,14 +1,14 @@
 """References of DP audits: the scores of each game as a sound mechanism gives them, or one with a stated share of its noise.
 
-The power of an audit is estimated on them (`dp_audit.power`), and must not depend on the code that is audited: noise that is a third there
+The power of an audit is estimated on them (`dp_audit.audit_power`), and must not depend on the audited code: noise a third as large there
 would be a ninth in a rerun with a third of it, and the power would be overstated. So nothing here runs a mechanism, a task or a client.
 Coins, batches and noise are drawn with NumPy from the audit's generator, clipped contributions follow from the canaries, and the rest is
 the auditor's own arithmetic. `share` is the share of the noise that is left: 1 is what the event prices. Scores are those of the game of
 the same name in `dp_mechanisms`, up to a common positive factor, which no guess depends on.
 
-Of whole runs `Trials` has the scores of a linear model of what the auditor reads: canaries by their coins and batches, noise by its size.
-What this leaves out (gradients that change during local steps, the batches of other samples) is taken from the rerun without noise, and
-only where it lowers the power (`held_against`).
+`GameTrials` has the scores of whole runs under a linear model of what the auditor reads: canaries by their coins and batches, noise by its
+size. The model leaves out gradients that change during local steps, and the batches of other samples. They are taken from the rerun
+without noise, and only where they lower the power (`held_against`).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from ...protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussi
 from ...types import Array
 from . import dp_mechanisms as games
 
-__all__ = ["REFERENCES", "Spread", "Trials", "joined_trials", "released", "trials_of_means", "trials_of_steps"]
+__all__ = ["REFERENCES", "UpdateScatter", "GameTrials", "joined_trials", "released_scores", "trials_of_means", "trials_of_steps"]
 
 # --- one release ----------------------------------------------------------------------------------------------------------------------
 
@@ -30,29 +30,29 @@ def _coins(rng: np.random.Generator, canaries: int, each: int) -> Array:
     return rng.random((canaries // each, each)) < 0.5
 
 
-def _apart(event: GaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.Game:
+def _apart(event: GaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.CanaryGame:
     """Two values a sensitivity apart, with the event's noise: sums that are seen as they are, rows with local noise, shares, influences.
 
     The rounding of shares is left out: it is 0.07 % of the noise.
     """
     coins = rng.random(canaries) < 0.5
-    return games.Game(coins - 0.5 + share * event.noise_multiplier * rng.normal(size=canaries), coins)
+    return games.CanaryGame(coins - 0.5 + share * event.noise_multiplier * rng.normal(size=canaries), coins)
 
 
-def _moment(event: GaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.Game:
+def _moment(event: GaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.CanaryGame:
     """A second moment with symmetric noise, isotropic in the Frobenius norm, as its eigenvectors show it to the first order of the noise.
 
     The next order is small because known records hold the levels apart (`CLEAR`): at the full noise scores scatter as those of the game.
     """
     lines = games.lines_of(event)
-    coins, size = _coins(rng, canaries, len(lines.one)), len(lines.counts)
+    coins, size = _coins(rng, canaries, len(lines.record)), len(lines.counts)
     noise = rng.normal(size=(len(coins), size, size)) * (share * event.noise_multiplier * event.sensitivity / 2)
-    brought = np.where(coins[:, :, None], lines.one, lines.other)  # `other` is zero under "add_remove"
+    brought = np.where(coins[:, :, None], lines.record, lines.other)  # `other` is zero under "add_remove"
     moments = brought.transpose(0, 2, 1) @ brought + noise + noise.transpose(0, 2, 1)  # σ/√2 off the diagonal; that is not read
-    return games.Game(lines.scores(moments).ravel(), coins.ravel())
+    return games.CanaryGame(lines.scores(moments).ravel(), coins.ravel())
 
 
-def _total(event: GaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.Game:
+def _total(event: GaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.CanaryGame:
     """A noisy sum, of which one coordinate is known and gives the scale."""
     swaps = event.relation == "replace_one"
     coins = _coins(rng, canaries, games.SKETCHED - 1)
@@ -60,10 +60,10 @@ def _total(event: GaussianEvent, canaries: int, rng: np.random.Generator, share:
     count = int(np.ceil(games.CLEAR * (1 + spread)))
     own = np.where(coins, 1.0, -1.0 if swaps else 0.0) + share * spread * rng.normal(size=coins.shape)
     scale = count + share * spread * rng.normal(size=(len(coins), 1))
-    return games.Game((own / scale * count - (0.0 if swaps else 0.5)).ravel(), coins.ravel())
+    return games.CanaryGame((own / scale * count - (0.0 if swaps else 0.5)).ravel(), coins.ravel())
 
 
-def _training(event: SampledGaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.Game:
+def _training(event: SampledGaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.CanaryGame:
     """All steps of private training at parameters that hardly move: batches drawn, clipped, summed, with noise in each step."""
     pixels, labels, swaps = games.EACH // games.LABELS, games.LABELS, event.relation == "replace_one"
     coins = _coins(rng, canaries, games.EACH).reshape(-1, pixels, labels)
@@ -75,10 +75,10 @@ def _training(event: SampledGaussianEvent, canaries: int, rng: np.random.Generat
     noise = np.sqrt(event.steps) * share * event.noise_multiplier * rng.normal(size=coins.shape)
     columns = times @ towards * (length / np.hypot(length, 1.0)) + noise
     half = 0.0 if swaps else 0.5 * event.steps * event.sampling_rate
-    return games.Game((columns @ towards - half).ravel(), coins.ravel())
+    return games.CanaryGame((columns @ towards - half).ravel(), coins.ravel())
 
 
-def _choice(event: ChoiceEvent, canaries: int, rng: np.random.Generator, share: float) -> games.Game:
+def _choice(event: ChoiceEvent, canaries: int, rng: np.random.Generator, share: float) -> games.CanaryGame:
     """Choices by the law of the exponential mechanism, whose ε is `1 / share` of the event's, from the same sums of losses."""
     swaps = event.relation == "replace_one"
     kind, coins = np.arange(canaries) % 4, rng.random(canaries) < 0.5
@@ -87,17 +87,17 @@ def _choice(event: ChoiceEvent, canaries: int, rng: np.random.Generator, share: 
     gap = known + np.where(coins, record, -record if swaps else 0.0)
     rate = event.epsilon / share / (2.0 if swaps else 1.0)
     chosen = rng.random(canaries) < 1 / (1 + np.exp(np.clip(rate * gap, -700, 700)))
-    return games.Game(games.choice_scores(event, kind, chosen.astype(int)), coins)
+    return games.CanaryGame(games.choice_scores(event, kind, chosen.astype(int)), coins)
 
 
-REFERENCES: dict[str, Callable[..., games.Game]] = {
+REFERENCES: dict[str, Callable[..., games.CanaryGame]] = {
     "moment": _moment, "whole_moment": _apart, "total": _total, "mean": _apart, "scores": _apart, "local": _apart, "training": _training,
     "choice": _choice, "shares": _apart,
 }  # fmt: skip
 """Name of a game -> (event, canaries, rng, share of the noise) -> its reference."""
 
 
-def released(name: str, event: Event, canaries: int, rng: np.random.Generator, share: float) -> tuple[Array, Array]:
+def released_scores(name: str, event: Event, canaries: int, rng: np.random.Generator, share: float) -> tuple[Array, Array]:
     """Scores and coins (canaries,) of one release on its reference."""
     game = REFERENCES[name](event, canaries, rng, share)
     return game.scores, game.coins
@@ -107,7 +107,7 @@ def released(name: str, event: Event, canaries: int, rng: np.random.Generator, s
 
 
 @dataclass(frozen=True, eq=False)
-class Trials:
+class GameTrials:
     """Repetitions of a whole run's game on its reference, (r, m) each: `coins`, the `signal` of canaries in their scores, the full `noise`.
 
     `beyond` (m,) is the standard deviation of what the model leaves out.
@@ -119,25 +119,25 @@ class Trials:
     beyond: Array
 
     @classmethod
-    def blank(cls, canaries: int, repetitions: int, rng: np.random.Generator) -> "Trials":
+    def blank(cls, canaries: int, repetitions: int, rng: np.random.Generator) -> "GameTrials":
         """Coins, and nothing released yet."""
         signal, noise = np.zeros((2, repetitions, canaries))
         return cls(rng.random(signal.shape) < 0.5, signal, noise, np.zeros(canaries))
 
-    def at(self, places: Array) -> "Trials":
+    def at(self, places: Array) -> "GameTrials":
         """The canaries at these places (n,)."""
-        return Trials(self.coins[:, places], self.signal[:, places], self.noise[:, places], self.beyond[places])
+        return GameTrials(self.coins[:, places], self.signal[:, places], self.noise[:, places], self.beyond[places])
 
-    def put(self, places: Array, found: "Trials") -> None:
+    def put(self, places: Array, trials: "GameTrials") -> None:
         """Write what was found at these places (n,)."""
-        self.signal[:, places], self.noise[:, places] = found.signal, found.noise
+        self.signal[:, places], self.noise[:, places] = trials.signal, trials.noise
 
     def scores(self, number: int, share: float, rng: np.random.Generator) -> tuple[Array, Array]:
         """Scores and coins (m,) of one repetition with this share of the noise."""
         rest = self.beyond * rng.normal(size=len(self.beyond))
         return self.signal[number] + share * self.noise[number] + rest, self.coins[number]
 
-    def held_against(self, calm: games.Game) -> "Trials":
+    def held_against(self, calm: games.CanaryGame) -> "GameTrials":
         """The same, made no clearer than the rerun without noise: scores are moved no further by coins, and scatter as much at least.
 
         Whatever is wrong with the code that was rerun can lower the power in this way, and not raise it.
@@ -155,13 +155,14 @@ def _clearness(scores: Array, coins: Array) -> tuple[float, float]:
     return moved, float(np.square(scores - moved * signs).mean())
 
 
-def joined_trials(trials: Sequence[Trials]) -> Trials:
+def joined_trials(trials: Sequence[GameTrials]) -> GameTrials:
     """The canaries of several reruns together."""
-    return Trials(*(np.concatenate([getattr(one, name) for one in trials], axis=-1) for name in ("coins", "signal", "noise", "beyond")))
+    names = ("coins", "signal", "noise", "beyond")
+    return GameTrials(*(np.concatenate([getattr(trial, name) for trial in trials], axis=-1) for name in names))
 
 
 @dataclass(frozen=True)
-class Spread:
+class UpdateScatter:
     """How a client's update scatters, in units of what one sample moves it by.
 
     `noise`: the standard deviation of the noise in each coordinate, as claimed; `expected`: of that part of it which a score is made for.
@@ -179,7 +180,7 @@ class Spread:
         return self.expected**2 / (0.25 + (1 - self.rate) / (self.rate * self.steps)) + 1e-9
 
 
-def trials_of_steps(trials: Trials, gram: Array, spread: Spread, swaps: bool, rng: np.random.Generator) -> Trials:
+def trials_of_steps(trials: GameTrials, gram: Array, spread: UpdateScatter, swaps: bool, rng: np.random.Generator) -> GameTrials:
     """The same with one more update of a client, whose canaries' clipped gradients have the inner products `gram` (m, m).
 
     Each canary that is in goes through batches of its own; noise is Gaussian; both are read by the least squares of the audit.
@@ -198,19 +199,19 @@ def trials_of_steps(trials: Trials, gram: Array, spread: Spread, swaps: bool, rn
 def trials_of_means(
     clients: Sequence[int], cohorts: Sequence[tuple[int, tuple[int, ...]]], spreads: Sequence[float], axis: Callable[[int, int], Array],
     low: float, repetitions: int, rng: np.random.Generator,
-) -> Trials:  # fmt: skip
+) -> GameTrials:  # fmt: skip
     """Trials of runs whose canaries are clients: in units of the clip, each brings its axis, or `low` times that, to every mean.
 
     `cohorts` has the size of each mean and who is in it, `spreads` the standard deviation that the noise of its sum should have.
     """
-    trials, places = Trials.blank(len(clients), repetitions, rng), {client: place for place, client in enumerate(clients)}
+    trials, places = GameTrials.blank(len(clients), repetitions, rng), {client: place for place, client in enumerate(clients)}
     signal, noise, grams = trials.signal.copy(), trials.noise.copy(), dict[int, Array]()
     for (size, cohort), spread in zip(cohorts, spreads, strict=True):
         if size not in grams:
             axes = np.stack([axis(client, size) for client in clients])
             grams[size] = axes @ axes.T
-        mine = [places[client] for client in cohort]
-        brought = np.where(trials.coins[:, mine], 1.0, low)
-        signal[:, mine] += brought @ grams[size][np.ix_(mine, mine)] - (1.0 + low) / 2
-        noise[:, mine] += spread * rng.normal(size=brought.shape)
+        columns = [places[client] for client in cohort]
+        brought = np.where(trials.coins[:, columns], 1.0, low)
+        signal[:, columns] += brought @ grams[size][np.ix_(columns, columns)] - (1.0 + low) / 2
+        noise[:, columns] += spread * rng.normal(size=brought.shape)
     return replace(trials, signal=signal, noise=noise)

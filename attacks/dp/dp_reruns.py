@@ -8,67 +8,67 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...experiments.config.config import Config
-from ...experiments.run.run import Run, advance, begin, prepare
+from ...experiments.run.run import Experiment, advance, begin, prepare
 from ...privacy.client_level import LOCAL
 from ...privacy.settings import Privacy
 from ...protocols.events import ChoiceEvent, GaussianEvent
-from ...protocols.ledger import Budget, Ledger
+from ...protocols.ledger import Ledger, PrivacyBudget
 from ...types import Population
-from .dp_mechanisms import Game, Unpriced
-from .dp_references import Trials
+from .dp_mechanisms import CanaryGame, Unpriced
+from .dp_references import GameTrials
 
-__all__ = ["Played", "recorded", "run_rounds", "started", "unscored"]
+__all__ = ["WholeRunGame", "recorded_config", "run_rounds", "started", "unscored"]
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class WholeRunGame:
     """A whole run's game, what its ledger came to, in how many rounds, and the figures of what was paid for and is not in the game.
 
     `apart` is the same game scored by what a client's updates have that others' of the round have not, where there are others. `trials` are
     repetitions of the game on its reference; None where training is not linear in its noise (Adam), so that none is known.
     """
 
-    game: Game
+    game: CanaryGame
     epsilon: float
     rounds: int
     unscored: tuple[str, ...] = ()
-    apart: Game | None = None
-    trials: Trials | None = None
+    apart: CanaryGame | None = None
+    trials: GameTrials | None = None
 
 
 def unscored(ledger: Ledger) -> tuple[str, ...]:
     """The figures of releases that were charged and that games of whole runs do not score."""
-    found = set()
+    figures = set()
     for charge in ledger.charges:
         for event in charge.events:
             if isinstance(event, ChoiceEvent):
-                found.add("choice_epsilon")
+                figures.add("choice_epsilon")
             elif isinstance(event, GaussianEvent) and (event.unit == "sample" or charge.purpose == LOCAL):
-                found.add("signature_epsilon")
-    return tuple(sorted(found))
+                figures.add("signature_epsilon")
+    return tuple(sorted(figures))
 
 
-def recorded(config: Config) -> Config:
+def recorded_config(config: Config) -> Config:
     """The configuration of a rerun that is looked at from the server's side."""
     # newcomers would need data of their own; nobody looks at accuracies here
     config = config.recording_all(evaluate_every=10**9, audit_parties=("server",))
     return config.with_("data", newcomers=0)
 
 
-def started(config: Config, population: Population, noise: float = 1.0) -> Run:
+def started(config: Config, population: Population, noise: float = 1.0) -> Experiment:
     """A rerun that has begun; `noise` multiplies that of every release of samples, which then costs nothing."""
     demands: dict[str, Any] = {} if noise == 1.0 else {"privacy": Privacy()}  # clients would refuse less noise than they were promised
-    simulation = prepare(recorded(config), population=population, **demands)
+    simulation = prepare(recorded_config(config), population=population, **demands)
     accounts = simulation.federation.accounts
     if noise != 1.0 and accounts is not None:
         calm = accounts.noise
         accounts.noise = replace(calm, training=calm.training * noise, signature=calm.signature * noise, choice=calm.choice / noise)
-        accounts.ledger = Unpriced(Budget(1.0, config.privacy.delta, config.privacy.relation, "sample"))
+        accounts.ledger = Unpriced(PrivacyBudget(1.0, config.privacy.delta, config.privacy.relation, "sample"))
     begin(simulation)
     return simulation
 
 
-def run_rounds(simulation: Run, rounds: int, seconds: float) -> None:
+def run_rounds(simulation: Experiment, rounds: int, seconds: float) -> None:
     """At most so many rounds of a rerun, in about so many seconds; one at least."""
     began = time.perf_counter()
     for _ in range(rounds):

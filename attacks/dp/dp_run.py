@@ -32,14 +32,14 @@ from ...protocols.events import ChoiceEvent, Event, SampledGaussianEvent, known_
 from ...randomness import stream
 from ...types import Array, ClientData, Population
 from ..figures.leakage import Case, Cell, nothing
-from .dp_audit import ENOUGH, FACTOR, AuditResult, Power, audit, power, verdict
-from .dp_clients import play_clients
-from .dp_mechanisms import GAMES, Game, quiet
-from .dp_references import joined_trials, released
-from .dp_reruns import Played, recorded
-from .dp_samples import noise_of, play_samples
+from .dp_audit import ENOUGH, FACTOR, AuditResult, Power, audit_guesses, audit_power, verdict
+from .dp_clients import rerun_clients
+from .dp_mechanisms import GAMES, CanaryGame, quiet
+from .dp_references import joined_trials, released_scores
+from .dp_reruns import WholeRunGame, recorded_config
+from .dp_samples import noise_of_run, rerun_samples
 
-__all__ = ["WholeAudit", "audit_release", "audit_whole", "cells", "claim_of", "play", "releases"]
+__all__ = ["WholeAudit", "audit_release", "audit_whole", "cells", "claim_of", "rerun", "releases"]
 
 NAME = "dp_audit"
 WHOLE = "run_epsilon"
@@ -47,50 +47,51 @@ NO_NOISE = 1e-3
 """The share of the noise that a reference keeps."""
 
 
-def play(
+def rerun(
     config: Config, population: Population, rng: np.random.Generator, *, reruns: int = 1, seconds: float = np.inf
-) -> tuple[Played, Game, int]:
+) -> tuple[WholeRunGame, CanaryGame, int]:
     """The run of `config` with canaries of its unit, the same without noise, and the number of reruns: the canaries of all reruns together.
 
     Reruns share no noise, so each coin is as private as in one rerun, and more canaries show more. At most `reruns`, within `seconds`; the
     first always runs, with fewer rounds if necessary. Later ones that fail (too few clients for a sum) are left out. Raises as
-    `play_samples`, and `ValueError` for less than one rerun.
+    `rerun_samples`, and `ValueError` for less than one rerun.
     """
     if reruns < 1:
-        raise ValueError(f"play: {reruns} reruns; expected at least 1")
-    began, mine, calm = time.perf_counter(), list[Played](), list[Game]()
+        raise ValueError(f"rerun: {reruns} reruns; expected at least 1")
+    began, runs, calm = time.perf_counter(), list[WholeRunGame](), list[CanaryGame]()
     for number in range(reruns):
         used = time.perf_counter() - began
-        if mine and used * (1 + 1 / len(mine)) > seconds:
+        if runs and used * (1 + 1 / len(runs)) > seconds:
             break
         try:
             # another seed: were the noise drawn from it (insecure_test_entropy), it would still be another's
-            played, without = _pair(config.with_("run", seed=config.run.seed + number), population, rng, seconds - used)
+            whole_run, without = _pair(config.with_("run", seed=config.run.seed + number), population, rng, seconds - used)
         except (ValueError, ArithmeticError, ProtocolError):
-            if not mine:
+            if not runs:
                 raise
             continue
-        mine.append(played)
+        runs.append(whole_run)
         calm.append(without)
-    games, unscored = _joined([one.game for one in mine]), {name for one in mine for name in one.unscored}
-    second = [one.apart for one in mine if one.apart is not None]
+    games, unscored = _joined([run.game for run in runs]), {name for run in runs for name in run.unscored}
+    second = [run.apart for run in runs if run.apart is not None]
     apart = _joined(second) if second else None
-    repeated = [one.trials for one in mine if one.trials is not None]
-    trials = joined_trials(repeated) if len(repeated) == len(mine) else None
-    together = Played(games, max(one.epsilon for one in mine), min(one.rounds for one in mine), tuple(sorted(unscored)), apart, trials)
-    return together, _joined(calm), len(mine)
+    repeated = [run.trials for run in runs if run.trials is not None]
+    trials = joined_trials(repeated) if len(repeated) == len(runs) else None
+    spent, rounds = max(run.epsilon for run in runs), min(run.rounds for run in runs)
+    together = WholeRunGame(games, spent, rounds, tuple(sorted(unscored)), apart, trials)
+    return together, _joined(calm), len(runs)
 
 
-def _pair(config: Config, population: Population, rng: np.random.Generator, seconds: float) -> tuple[Played, Game]:
+def _pair(config: Config, population: Population, rng: np.random.Generator, seconds: float) -> tuple[WholeRunGame, CanaryGame]:
     """One rerun, and the same without noise, in about `seconds`."""
     if config.privacy.unit == "client":
-        return play_clients(config, population, rng, seconds=seconds)
-    played = play_samples(config, population, rng, seconds=seconds / 2)
-    return played, play_samples(config, population, rng, noise=NO_NOISE, seconds=seconds / 2).game
+        return rerun_clients(config, population, rng, seconds=seconds)
+    whole_run = rerun_samples(config, population, rng, seconds=seconds / 2)
+    return whole_run, rerun_samples(config, population, rng, noise=NO_NOISE, seconds=seconds / 2).game
 
 
-def _joined(games: Sequence[Game]) -> Game:
-    return Game(np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games]))
+def _joined(games: Sequence[CanaryGame]) -> CanaryGame:
+    return CanaryGame(np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games]))
 
 
 # --- the attack -----------------------------------------------------------------------------------------------------------------------
@@ -99,29 +100,29 @@ def _joined(games: Sequence[Game]) -> Game:
 def releases(config: Config, population: Population) -> dict[str, tuple[str, Event]]:
     """What one client of the run releases: figure -> (name of the game, its event). A trusted server's means are audited in the whole
     run only."""
-    found: dict[str, tuple[str, Event]] = {}
+    priced: dict[str, tuple[str, Event]] = {}
     if config.privacy.unit == "client":
-        run_ledger = prepare(recorded(config), population=population).run_ledger
+        run_ledger = prepare(recorded_config(config), population=population).run_ledger
         assert run_ledger is not None  # there is a unit
         options = run_ledger.options(config.protection)
         if isinstance(options["local"], LocalGram):
-            found["signature_epsilon"] = ("local", options["local"].event)
+            priced["signature_epsilon"] = ("local", options["local"].event)
         if config.protection.sum == "secagg":
-            found["mean_epsilon"] = ("shares", options["clipped"].event)
-        return found
-    noise, relation = noise_of(config, population), config.privacy.relation
+            priced["mean_epsilon"] = ("shares", options["clipped"].event)
+        return priced
+    noise, relation = noise_of_run(config, population), config.privacy.relation
     if noise.signature:
         name = config.releases().mechanism
         bound = {"scores": noise.loss_cap, "mean": 1.0}.get(name, noise.clip_norm)
-        one = moment_event(noise.signature, relation) if name.endswith("moment") else sum_event(noise.signature, bound, relation)
-        found["signature_epsilon"] = (name, one)
+        release = moment_event(noise.signature, relation) if name.endswith("moment") else sum_event(noise.signature, bound, relation)
+        priced["signature_epsilon"] = (name, release)
     if noise.choice:
-        found["choice_epsilon"] = ("choice", ChoiceEvent(noise.choice, relation, "sample"))
+        priced["choice_epsilon"] = ("choice", ChoiceEvent(noise.choice, relation, "sample"))
     if noise.training:
         steps = 1 if noise.shares else max(1, round(config.training.epochs / noise.sampling_rate))
         event = SampledGaussianEvent(noise.training, noise.sampling_rate, steps, noise.clip_norm, relation, shares=noise.shares)
-        found["training_epsilon"] = ("training", event)
-    return found
+        priced["training_epsilon"] = ("training", event)
+    return priced
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -147,9 +148,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
                 nothing(case, NAME, metric, f"nothing is claimed: {colluding} colluding members know all shares that are counted")
             )
             continue
-        mine, calm = audit_release(name, event, delta, rng, system_entropy, colluding)
-        what = f"{name}, less the shares of the noise of {colluding} colluding members" if colluding else name
-        figures.append(_figure(case, metric, mine, claim_of(event, delta, colluding), calm, what))
+        observed, calm = audit_release(name, event, delta, rng, system_entropy, colluding)
+        title = f"{name}, less the shares of the noise of {colluding} colluding members" if colluding else name
+        figures.append(_figure(case, metric, observed, claim_of(event, delta, colluding), calm, title))
     return [*figures, *([] if colluding else [_whole(case, config, population, rng)])], None
 
 
@@ -179,11 +180,11 @@ def audit_release(
     """
     claim, draws = claim_of(event, delta, colluding), rng.spawn(1)[0]
     known = {"colluding": colluding} if colluding else {}
-    mine, calm = (GAMES[name](one, rng, entropy, **known) for one in (event, quiet(event)))
-    results = [audit(game.scores, game.coins, delta, claim=claim) for game in (mine, calm)]
-    count, left = len(mine.coins), known_shares(event, colluding - 1)
-    found = power(lambda: released(name, left or event, count, draws, 1 / FACTOR), count, delta, claim=claim)
-    return replace(results[0], power=found), results[1]
+    observed, calm = (GAMES[name](release, rng, entropy, **known) for release in (event, quiet(event)))
+    results = [audit_guesses(game.scores, game.coins, delta, claim=claim) for game in (observed, calm)]
+    count, left = len(observed.coins), known_shares(event, colluding - 1)
+    shown = audit_power(lambda: released_scores(name, left or event, count, draws, 1 / FACTOR), count, delta, claim=claim)
+    return replace(results[0], power=shown), results[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,36 +194,36 @@ class WholeAudit:
     result: AuditResult
     claim: float
     calm: AuditResult
-    played: Played
+    run: WholeRunGame
     reruns: int
 
 
 def audit_whole(
     config: Config, population: Population, rng: np.random.Generator, *, reruns: int = 1, seconds: float = np.inf
 ) -> WholeAudit:
-    """The audit of the run of `config`, by `play`, which raises what it raises.
+    """The audit of the run of `config`, by `rerun`, which raises what it raises.
 
     Both looks share the 5 % that may go wrong. The power is that of the first look alone: with the second an audit has no less.
     """
     delta, draws = config.privacy.delta, rng.spawn(1)[0]
-    played, calm, times = play(config, population, rng, reruns=reruns, seconds=seconds)
-    claim, looks = played.epsilon, [game for game in (played.game, played.apart) if game is not None]
+    whole_run, calm, times = rerun(config, population, rng, reruns=reruns, seconds=seconds)
+    claim, looks = whole_run.epsilon, [game for game in (whole_run.game, whole_run.apart) if game is not None]
     confidence = 1 - 0.05 / len(looks)
-    found = [audit(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
-    unprotected = audit(calm.scores, calm.coins, delta, claim=claim, confidence=confidence)
-    p = min(1.0, len(found) * min(one.p for one in found))
-    result = replace(max(found, key=lambda one: one.epsilon), p=p, power=_power_of(played, calm, delta, confidence, draws))
-    return WholeAudit(result, claim, unprotected, played, times)
+    results = [audit_guesses(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
+    unprotected = audit_guesses(calm.scores, calm.coins, delta, claim=claim, confidence=confidence)
+    p = min(1.0, len(results) * min(result.p for result in results))
+    result = replace(max(results, key=lambda result: result.epsilon), p=p, power=_power_of(whole_run, calm, delta, confidence, draws))
+    return WholeAudit(result, claim, unprotected, whole_run, times)
 
 
-def _power_of(played: Played, calm: Game, delta: float, confidence: float, rng: np.random.Generator) -> Power:
+def _power_of(whole_run: WholeRunGame, calm: CanaryGame, delta: float, confidence: float, rng: np.random.Generator) -> Power:
     """The power of the first look at a whole run."""
-    if played.trials is None:
+    if whole_run.trials is None:
         return Power(0, 0, "unknown where clients train with Adam")
-    trials = played.trials.held_against(calm)
+    trials = whole_run.trials.held_against(calm)
     numbers = iter(range(len(trials.coins)))
-    return power(
-        lambda: trials.scores(next(numbers), 1 / FACTOR, rng), len(calm.coins), delta, claim=played.epsilon, confidence=confidence,
+    return audit_power(
+        lambda: trials.scores(next(numbers), 1 / FACTOR, rng), len(calm.coins), delta, claim=whole_run.epsilon, confidence=confidence,
         repetitions=len(trials.coins),
     )  # fmt: skip
 
@@ -232,12 +233,12 @@ def _whole(case: Case, config: Config, population: Population, rng: np.random.Ge
         whole = audit_whole(config, population, rng, reruns=case.budget.seeds, seconds=case.budget.seconds)
     except (ValueError, ArithmeticError, ProtocolError) as error:
         return nothing(case, NAME, WHOLE, f"not attempted: {error}")
-    played, times = whole.played, f", {whole.reruns} times" if whole.reruns > 1 else ""
+    whole_run, times = whole.run, f", {whole.reruns} times" if whole.reruns > 1 else ""
     scored = "the means over clients" if config.privacy.unit == "client" else "clients' updates"
-    unscored = f"; charged but not validated by it: what has {' and '.join(played.unscored)}" if played.unscored else ""
-    what = f"{played.rounds} of {config.training.rounds} rounds, rerun with canaries{times}; scored are {scored}{unscored}"
+    unscored = f"; charged but not validated by it: what has {' and '.join(whole_run.unscored)}" if whole_run.unscored else ""
+    scope = f"{whole_run.rounds} of {config.training.rounds} rounds, rerun with canaries{times}; scored are {scored}{unscored}"
     trusted = config.privacy.unit == "client" and config.protection.sum == "none"  # the server adds the noise
-    made = _figure(case, WHOLE, whole.result, whole.claim, whole.calm, what)
+    made = _figure(case, WHOLE, whole.result, whole.claim, whole.calm, scope)
     return replace(made, towards="who sees the means, not single updates (the server is trusted)" if trusted else "")
 
 
@@ -248,24 +249,25 @@ def _population(case: Case) -> Population:
     return Population("audited", clients, groups, case.prior.classes, case.prior.mean, case.prior.std)
 
 
-def _figure(case: Case, metric: str, mine: AuditResult, claim: float, calm: AuditResult, what: str) -> Cell:
+def _figure(case: Case, metric: str, observed: AuditResult, claim: float, calm: AuditResult, scope: str) -> Cell:
+    power = None if observed.power is None or observed.power.note else observed.power
     note = (
-        f"{what}: a lower bound on epsilon at 95 %, {mine.correct} of {mine.guesses} guesses right on {mine.canaries} canaries; ceiling "
-        f"{mine.ceiling:.2f}; baseline: what the accountant claims at delta = {case.prior.config.privacy.delta:g}; "  # type: ignore[union-attr]
-        f"unprotected: the same with the noise left out; {_of_power(mine.power)}"
+        f"{scope}: a lower bound on epsilon at 95 %, {observed.correct} of {observed.guesses} guesses right on {observed.canaries} "
+        f"canaries; ceiling {observed.ceiling:.2f}; baseline: what the accountant claims at delta = {case.prior.config.privacy.delta:g}; "  # type: ignore[union-attr]
+        f"unprotected: the same with the noise left out; {_of_power(observed.power)}"
     )
     return Cell(
-        NAME, case.view.adversary, case.protection, metric, mine.epsilon, None, None, claim, calm.epsilon, verdict(mine, claim),
-        seeds=(case.seed,), note=note, reference_baseline=claim, power=None if mine.power is None or mine.power.note else mine.power.share,
-        power_low=None if mine.power is None or mine.power.note else mine.power.low, p=mine.p,
+        NAME, case.view.adversary, case.protection, metric, observed.epsilon, None, None, claim, calm.epsilon, verdict(observed, claim),
+        seeds=(case.seed,), note=note, reference_baseline=claim, power=None if power is None else power.share,
+        power_low=None if power is None else power.low, p=observed.p,
     )  # fmt: skip
 
 
-def _of_power(found: Power | None) -> str:
+def _of_power(power: Power | None) -> str:
     """The end of a note: how much a bound below the claim means."""
-    if found is None or found.note:
-        return f"power {found.note if found else 'unknown'}, so that a bound below the claim is inconclusive"
+    if power is None or power.note:
+        return f"power {power.note if power else 'unknown'}, so that a bound below the claim is inconclusive"
     return (
-        f"power {found.share:.2f}, at least {found.low:.2f} at 95 %: with noise {FACTOR:g} times too small {found.alarms} of "
-        f"{found.repetitions} repetitions on a reference raised an alarm; at_baseline requires {ENOUGH:g} at least"
+        f"power {power.share:.2f}, at least {power.low:.2f} at 95 %: with noise {FACTOR:g} times too small {power.alarms} of "
+        f"{power.repetitions} repetitions on a reference raised an alarm; at_baseline requires {ENOUGH:g} at least"
     )

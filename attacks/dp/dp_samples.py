@@ -23,15 +23,15 @@ from ...privacy.settings import Noise
 from ...tasks.training import Train
 from ...types import Array, ClientData, Population
 from ..adversary import view_of
-from ..evidence.local_training import only
-from ..evidence.updates import Step, asked_in, steps_in
-from ..membership.membership_gradients import sample_gradients
+from ..evidence.local_training import with_samples
+from ..evidence.updates import ClientStep, asked_in, steps_in
+from ..membership.membership_gradients import clipped_gradients
 from .dp_audit import REPETITIONS
-from .dp_mechanisms import LONG, Game
-from .dp_references import Spread, Trials, trials_of_steps
-from .dp_reruns import Played, run_rounds, started, unscored
+from .dp_mechanisms import LONG, CanaryGame
+from .dp_references import GameTrials, UpdateScatter, trials_of_steps
+from .dp_reruns import WholeRunGame, run_rounds, started, unscored
 
-__all__ = ["noise_of", "play_samples"]
+__all__ = ["noise_of_run", "rerun_samples"]
 
 MOST_CANARIES, MOST_EACH = 2560, 128
 """Spikes in all, and in one client's data."""
@@ -50,9 +50,9 @@ class Planted:
     places: Array
 
 
-def play_samples(
+def rerun_samples(
     config: Config, population: Population, rng: np.random.Generator, *, noise: float = 1.0, seconds: float = np.inf
-) -> Played:
+) -> WholeRunGame:
     """The run of `config` (unit "sample") with spikes in its clients' data; `noise` multiplies that of every release.
 
     `seconds` end it early, with what was spent until then. Raises `InputError` as the run does, `ValueError` if no update can be read.
@@ -72,69 +72,69 @@ def play_samples(
     sent = steps_in(view_of(simulation.federation.transcript.messages, "server", {}), model.dimension)
     sums = _sums(sent, alone=not shared)
     if not sums:
-        what = "sum of updates" if shared else "single client's update"
-        raise ValueError(f"no {what} is in the transcript")
+        missing = "sum of updates" if shared else "single client's update"
+        raise ValueError(f"no {missing} is in the transcript")
     run_ledger = simulation.run_ledger
     assert run_ledger is not None
-    drawn, members = noise_of(config, population), sorted({owner for one in sums for owner in one.members})
+    drawn, members = noise_of_run(config, population), sorted({owner for step in sums for owner in step.members})
     planted = _asked(sent, members, population, clients, spikes, coins)
     tossed = np.concatenate([planted[owner].coins for owner in members])
     scores, apart = np.zeros(len(tossed)), np.zeros(len(tossed))
-    several, draws, linear = False, rng.spawn(1)[0], noise == 1.0
-    again = Trials.blank(len(tossed), REPETITIONS, draws)
+    has_others, draws, linear = False, rng.spawn(1)[0], noise == 1.0
+    again = GameTrials.blank(len(tossed), REPETITIONS, draws)
     for number in sorted({step.round for step in sums}):
         here, beyond = [step for step in sums if step.round == number], []
         for step in here:
-            train, mine = asked_in(step).train.private(drawn), [planted[owner] for owner in step.members]
-            places, towards = np.concatenate([one.places for one in mine]), _towards(model, step, mine, train)
-            rest = step.update * len(mine) - np.sum([_expected(train, one.samples, step) for one in mine], axis=0)
+            train, canaries = asked_in(step).train.private(drawn), [planted[owner] for owner in step.members]
+            places, towards = np.concatenate([canary.places for canary in canaries]), _towards(model, step, canaries, train)
+            rest = step.update * len(canaries) - np.sum([_expected(train, canary.samples, step) for canary in canaries], axis=0)
             beyond.append(rest / _amount(train) - (0.0 if swaps else 0.5) * towards.sum(axis=0))
-            spread = _spread(train, len(mine))
+            spread = _spread(train, len(canaries))
             scores[places] += _estimate(towards, beyond[-1], spread)
             linear = linear and train.optimizer == "sgd"
             if linear:
                 again.put(places, trials_of_steps(again.at(places), towards @ towards.T, spread, swaps, draws))
         if shared or len({step.members for step in here}) < 2:
             continue
-        several, total = True, np.sum(beyond, axis=0)
+        has_others, total = True, np.sum(beyond, axis=0)
         for step, own in zip(here, beyond, strict=True):
-            train, mine = asked_in(step).train.private(drawn), [planted[owner] for owner in step.members]
+            train, canaries = asked_in(step).train.private(drawn), [planted[owner] for owner in step.members]
             others = (total - own) / (len(beyond) - 1)
-            apart[mine[0].places] += _estimate(_towards(model, step, mine, train), own - others, _spread(train, 1, LEFT))
+            apart[canaries[0].places] += _estimate(_towards(model, step, canaries, train), own - others, _spread(train, 1, LEFT))
     spent = max(run_ledger.ledger.spent(client) for client in members) if noise == 1.0 else 0.0
-    second = Game(apart, tossed) if several else None
-    return Played(
-        Game(scores, tossed), spent, len(simulation.rows), unscored(run_ledger.ledger), second, again if linear else None
+    second = CanaryGame(apart, tossed) if has_others else None
+    return WholeRunGame(
+        CanaryGame(scores, tossed), spent, len(simulation.rows), unscored(run_ledger.ledger), second, again if linear else None
     )  # fmt: skip
 
 
-def _sums(sent: Mapping[int, Sequence[Step]], *, alone: bool) -> list[Step]:
+def _sums(sent: Mapping[int, Sequence[ClientStep]], *, alone: bool) -> list[ClientStep]:
     """The updates that were seen, each once: of single clients, or means of several."""
-    found: dict[tuple[int, ...], Step] = {}
+    steps: dict[tuple[int, ...], ClientStep] = {}
     for owner in sorted(sent):
         for place, step in enumerate(sent[owner]):
             if (len(step.members) == 1) == alone:
-                found.setdefault((step.round, *step.members, *([place] if alone else [])), step)
-    return list(found.values())
+                steps.setdefault((step.round, *step.members, *([place] if alone else [])), step)
+    return list(steps.values())
 
 
 def _asked(
-    sent: Mapping[int, Sequence[Step]], members: Sequence[int], population: Population, clients: Sequence[ClientData],
+    sent: Mapping[int, Sequence[ClientStep]], members: Sequence[int], population: Population, clients: Sequence[ClientData],
     spikes: Mapping[int, tuple[Array, Array]], coins: Mapping[int, Array],
 ) -> dict[int, Planted]:  # fmt: skip
     """The canaries and samples that each client was asked to train on: some hold samples back, under "replace_one" only, where all canaries
     are there."""
-    known, joined = {one.id: one for one in population.clients}, {one.id: one for one in clients}
-    found, start = dict[int, Planted](), 0
+    known, joined = {client.id: client for client in population.clients}, {client.id: client for client in clients}
+    asked, start = dict[int, Planted](), 0
     for owner in members:
         own, (x, y) = len(known[owner].y_train), spikes[owner]
         kept = asked_in(sent[owner][0]).places(joined[owner])
         swapped = len(joined[owner].y_train) == own + len(y)
         chosen = kept[kept >= own] - own if swapped else np.arange(len(y))
         places = np.arange(start, start + len(chosen))
-        found[owner] = Planted(x[chosen], y[chosen], coins[owner][chosen], only(known[owner], kept[kept < own]), places)
+        asked[owner] = Planted(x[chosen], y[chosen], coins[owner][chosen], with_samples(known[owner], kept[kept < own]), places)
         start += len(chosen)
-    return found
+    return asked
 
 
 def _spikes(population: Population, model: Model, config: Config, rng: np.random.Generator) -> dict[int, tuple[Array, Array]]:
@@ -146,14 +146,14 @@ def _spikes(population: Population, model: Model, config: Config, rng: np.random
     std = np.broadcast_to(np.reshape(model.std, (-1, *([1] * (len(model.shape) - 1)))), model.shape)
     dealt = rng.permutation(kinds) if config.privacy.noise == "shared" else None
     count = min(count, kinds if dealt is None else max(1, kinds // clients))
-    found = {}
+    spikes = {}
     for number, client in enumerate(population.clients):
         own = rng.choice(kinds, size=count, replace=False) if dealt is None else dealt[number * count : (number + 1) * count]
         places, labels = np.divmod(own, model.classes)
         x = np.repeat(mean.reshape(1, size), len(own), axis=0)
         x[np.arange(len(own)), places] += LONG * config.privacy.clip_norm * std.reshape(size)[places]
-        found[client.id] = x.reshape(len(own), *model.shape).astype(client.x_train.dtype), labels
-    return found
+        spikes[client.id] = x.reshape(len(own), *model.shape).astype(client.x_train.dtype), labels
+    return spikes
 
 
 def _mirrored(x: Array, model: Model, inside: Array) -> Array:
@@ -162,28 +162,28 @@ def _mirrored(x: Array, model: Model, inside: Array) -> Array:
     return np.asarray(np.where(inside.reshape(-1, *([1] * (x.ndim - 1))), x, 2 * mean - x), x.dtype)
 
 
-def noise_of(config: Config, population: Population) -> Noise:
+def noise_of_run(config: Config, population: Population) -> Noise:
     """The calibrated noise of a run whose unit is a sample."""
     noise = config.noise_of(population.group_of)
     assert noise is not None  # checked by the caller
     return noise
 
 
-def _towards(model: Model, step: Step, members: Sequence[Planted], train: Train) -> Array:
+def _towards(model: Model, step: ClientStep, members: Sequence[Planted], train: Train) -> Array:
     """How the canaries (m, d) of a sum's members move its model: minus their clipped gradients."""
-    x, y = (np.concatenate([getattr(one, name) for one in members]) for name in ("x", "y"))
-    return -sample_gradients(model, step.start, x, y, train.clip_norm)
+    x, y = (np.concatenate([getattr(canary, name) for canary in members]) for name in ("x", "y"))
+    return -clipped_gradients(model, step.start, x, y, train.clip_norm)
 
 
-def _expected(train: Train, client: ClientData, step: Step) -> Array:
+def _expected(train: Train, client: ClientData, step: ClientStep) -> Array:
     """The update (d,) that a client's own samples would have made without noise, in full batches: clipped sums over the public number."""
     samples = len(client.y_train)
     calm = replace(
         train, noise_multiplier=0.0, sampling_rate=0.0, shares=0, batch_size=0, epochs=train.steps,
         lr=train.lr * samples / train.public_samples,
     )  # fmt: skip
-    given = {"model": step.start} | {name: vector for name, vector in step.beside.items() if name == "anchor"}
-    (result,) = Engine().run(calm, [TaskInput(client, given, {}, Streams(0, 0, client.id))])
+    vectors = {"model": step.start} | {name: vector for name, vector in step.beside.items() if name == "anchor"}
+    (result,) = Engine().run(calm, [TaskInput(client, vectors, {}, Streams(0, 0, client.id))])
     return np.asarray(result["update"], np.float64)
 
 
@@ -208,17 +208,17 @@ def _amount(train: Train) -> float:
     return float(_carried(train).sum()) / train.public_samples
 
 
-def _spread(train: Train, members: int, left: float = 1.0) -> Spread:
+def _spread(train: Train, members: int, left: float = 1.0) -> UpdateScatter:
     """What a sum of so many updates scatters by, in units of `_amount`; `left` is the share of the noise that is expected in it."""
     carried = _carried(train)
     steps = float(carried.sum() ** 2 / np.square(carried).sum())  # as many as would scatter as much with equal weights
     noise = train.noise_multiplier * train.clip_norm / (train.sampling_rate * np.sqrt(steps))  # in each coordinate
     if train.shares:
         noise *= np.sqrt(members / train.shares)
-    return Spread(noise, left * noise, train.sampling_rate, steps)
+    return UpdateScatter(noise, left * noise, train.sampling_rate, steps)
 
 
-def _estimate(towards: Array, rest: Array, spread: Spread) -> Array:
+def _estimate(towards: Array, rest: Array, spread: UpdateScatter) -> Array:
     """Linear least-squares estimates (m,) of b less its mean from `rest` (d,) = towardsᵀ b + noise, in units of `_amount`.
 
     `towards` (m, d) are the canaries' clipped gradients, which overlap.

@@ -38,7 +38,8 @@ class ClippingEngine:
         make = getattr(task, "private", None)
         if make is None:
             return self.engine.run(task, inputs)
-        return self.engine.run(make(self.noise), [replace(one, secret=one.data.id.to_bytes(32, "big")) for one in inputs])
+        seeded = [replace(task_input, secret=task_input.data.id.to_bytes(32, "big")) for task_input in inputs]
+        return self.engine.run(make(self.noise), seeded)
 
 
 def sampling_rate(config: Config) -> float:
@@ -62,7 +63,7 @@ def compared_rows(config: Config, rows: Array) -> Array:
     """Rows (m, p, d) as clients let them be compared: scaled to norm 1 in all under unit = "client" with local noise, else as they are."""
     if config.privacy.unit != "client" or "gram" not in config.privacy.local:
         return rows
-    return np.stack([clip(one / max(1.0, float(np.sqrt(len(one)))), 1.0) for one in rows])
+    return np.stack([clip(row / max(1.0, float(np.sqrt(len(row)))), 1.0) for row in rows])
 
 
 def clipped_probabilities(model: Model, vector: Array, x: Array, y: Array, clip_norm: float) -> Array:
@@ -73,7 +74,7 @@ def clipped_probabilities(model: Model, vector: Array, x: Array, y: Array, clip_
     places = np.concatenate([np.flatnonzero(y == label)[:CLIPPED_SAMPLES] for label in range(model.classes)])
     module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
     made = gradients_by_sample(module, model.inputs(x[places]), tensor(y[places]))
-    squares = torch.stack([one.flatten(1).square().sum(1) for one in made.values()]).sum(0)
+    squares = torch.stack([gradients.flatten(1).square().sum(1) for gradients in made.values()]).sum(0)
     shrunk = made[model.layout[-1][0]] * (clip_norm / squares.sqrt().clamp_min(clip_norm))[:, None]
     rows = np.zeros((model.classes, model.classes))
     for label in np.unique(y[places]):

@@ -1,21 +1,21 @@
 """Disaggregation and differencing: single clients' values from sums over cohorts.
 
-Source: secure aggregation hides what is in a sum, not what sums say together. A sum over one client is its value. For a value that does not
-change between rounds (a count, a gradient at a fixed model, any signature) the sums are linear equations with a row of zeros and ones for
-each cohort; a client whose unit vector lies in their row space is known exactly (`linear_evidence`; Pasquini et al. 2022 and So et al. 2023
-on participation over rounds). Clustering makes cohorts smaller, so fewer rounds do.
+Source: secure aggregation hides the terms of one sum, not what several sums determine together. A sum over one client is the client's
+value. For a value that does not change between rounds (a count, a gradient at a fixed model, any signature) the sums are linear equations
+with a row of zeros and ones for each cohort. A client whose unit vector lies in the row space is known exactly (`linear_evidence`; Pasquini
+et al. 2022 and So et al. 2023 on participation over rounds). Clustering makes cohorts smaller, so fewer rounds suffice.
 
-What it sees: who was in which sum, and the sums, which follow from the next model sent to a cluster (mean = new model − old model). In an
-oblivious sum who is in which group is hidden, but who takes part is not: there the sums are totals over the round's cohort. Single
-updates, where a protection leaves these open, are not looked at: there the sums are beside the point.
+What it sees: the members of each sum, and the sums, which follow from the next model sent to a cluster (mean = new model − old model). An
+oblivious sum hides the groups of its members, but not the members: there the sums are totals over the round's cohort. Where a protection
+leaves single updates open, the attack ignores them.
 
-A server with N colluding clients takes their own updates off a sum first (`coalition`), so that a sum over one client beside them is one.
-A client does the same with the sums of its cluster, which two models that it was sent in successive rounds tell: in a cluster of two the
-other's update is left.
+A server with N colluding clients first subtracts their updates from a sum (`coalition`): then a sum over one other client is a single
+value. A client subtracts its own update from the sums of its cluster, which follow from two models of successive rounds: in a cluster of
+two, the other client's update is left.
 
-What it proves: a minimum cohort size of m stops sums over one client as long as fewer than m − 1 of its members collude, and does not stop
-differencing; fixed cohorts do, since their equations repeat. What it does not: updates at changing models are not static; two rounds' sums
-give their differences only as far as clients move alike. What is static in them, label histograms, `label_inference` solves for.
+What it proves: a minimum cohort size of m prevents sums over one client if fewer than m − 1 members collude. It does not prevent
+differencing; fixed cohorts do, since their equations repeat. What it does not prove: updates at changing models are not static, so the sums
+of two rounds give differences only as far as clients move alike. `label_inference` solves for the static part of updates, label histograms.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,24 +28,24 @@ from ...types import Array
 from ..figures.leakage import Case, Cell, cell, nothing
 from .coalition import cohorts_assumed, known_sums, trained_again
 from .linear_evidence import equations, solved
-from .sums import CohortSum, sizes_in
+from .sums import CohortSum, oblivious_sizes
 from .updates import public_model, updates_in
 
 __all__ = ["cells", "disaggregate"]
 
 NAME = "disaggregation"
 NOT_TAKEN_OFF = (
-    "not attempted: sums over one client and colluders are in this view, and these know what they sent; it is in no transcript, and only "
-    "plain training without noise can be made again"
+    "not attempted: this view has sums over one client and colluders; the transcript does not hold the colluders' updates, and only plain "
+    "training without noise can be repeated"
 )
 EXACT = 1e-3
 """Relative error up to which a value counts as recovered: models travel in float32, and a mean is the difference of two of them."""
 
 
 def disaggregate(cohorts: Sequence[Sequence[int]], sums: Array, clients: Sequence[int]) -> tuple[Array, Array]:
-    """Values (n, d) of `clients` from the `sums` (m, d) over `cohorts`, if each client has the same value in all of them.
+    """Values (n, d) of `clients` from the `sums` (m, d) over `cohorts`, if a client has the same value in all its sums.
 
-    Also gives which of them are determined, shape (n,) bool; the rest are least-norm guesses.
+    The second result (n,) marks the determined values; the other values are least-norm guesses.
     """
     rows = [dict.fromkeys(cohort, 1.0) for cohort in cohorts]
     system = equations([*rows, dict.fromkeys(clients, 0.0)])  # the last row names clients that are in no sum
@@ -57,24 +57,24 @@ def disaggregate(cohorts: Sequence[Sequence[int]], sums: Array, clients: Sequenc
 
 def guess_single(sums: Sequence[CohortSum]) -> list[CohortSum]:
     """Sums over one client (or over one that does not collude, see `coalition.known_sums`), whose mean is its update."""
-    return [one for one in sums if len(one.members) == 1 and one.mean is not None]
+    return [sum_ for sum_ in sums if len(sum_.members) == 1 and sum_.mean is not None]
 
 
 def score_single(
     guessed: Sequence[CohortSum], truth: Mapping[tuple[int, int], Array], clients: Sequence[int],
-    again: Callable[[CohortSum], Array | None] = lambda one: None,
+    again: Callable[[CohortSum], Array | None] = lambda sum_: None,
 ) -> Array:  # fmt: skip
     """1 for a client of which an update was recovered, to rounding, in any round.
 
     `truth` are the updates of the unprotected run, by (round, client). Where a sum was below the minimum cohort size its models are others;
     `again` gives what the client of a sum sent there, or None.
     """
-    found = set[int]()
-    for one in guessed:
-        client = one.members[0]
-        if client not in found and (_is_same(one.mean, truth.get((one.round, client))) or _is_same(one.mean, again(one))):
-            found.add(client)
-    return np.array([float(client in found) for client in clients])
+    exact = set[int]()
+    for sum_ in guessed:
+        client = sum_.members[0]
+        if client not in exact and (_is_same(sum_.mean, truth.get((sum_.round, client))) or _is_same(sum_.mean, again(sum_))):
+            exact.add(client)
+    return np.array([float(client in exact) for client in clients])
 
 
 def _is_same(value: Array | None, real: Array | None) -> bool:
@@ -83,26 +83,26 @@ def _is_same(value: Array | None, real: Array | None) -> bool:
     return bool(np.linalg.norm(value - real) <= EXACT * np.linalg.norm(real))
 
 
-def _made_again(case: Case, one: CohortSum) -> Array | None:
+def _made_again(case: Case, sum_: CohortSum) -> Array | None:
     """The update of the only member of a sum, by its training from the model that it was sent; None where it holds more than that."""
-    is_plain = case.prior.config is not None and not case.prior.private and one.local is not None and one.local.alone
-    made = trained_again(case, one.members, one) if is_plain else None
-    return None if made is None else made[one.members[0]]
+    is_plain = case.prior.config is not None and not case.prior.private and sum_.local is not None and sum_.local.alone
+    made = trained_again(case, sum_.members, sum_) if is_plain else None
+    return None if made is None else made[sum_.members[0]]
 
 
 def score_static(seen: Sequence[CohortSum], clients: Sequence[int]) -> tuple[Array, str]:
     """1 for a client whose value would be recovered if it were the same in all recorded sums; and what the cohorts look like."""
-    sums = [replace(one, members=tuple(client for client in one.members if client in clients)) for one in seen]
-    sums = [one for one in sums if one.members]  # colluders know their own values and take them off, whatever their values are
+    sums = [replace(sum_, members=tuple(client for client in sum_.members if client in clients)) for sum_ in seen]
+    sums = [sum_ for sum_ in sums if sum_.members]  # colluders know their own values and take them off, whatever their values are
     if not sums:
         return np.zeros(len(clients)), "no sum has members that do not collude"
-    determined = _determined([one.members for one in sums], clients)
-    alone = sum(len(one.members) == 1 for one in sums)
-    rank = equations([dict.fromkeys(one.members, 1.0) for one in sums]).rank
+    determined = _determined([sum_.members for sum_ in sums], clients)
+    alone = sum(len(sum_.members) == 1 for sum_ in sums)
+    rank = equations([dict.fromkeys(sum_.members, 1.0) for sum_ in sums]).rank
     words = f"{len(sums)} sums ({alone / len(sums):.0%} over one client), rank {rank} of {len(clients)}"
     if determined.all():
-        numbers = sorted({one.round for one in sums})
-        needed = next(r for r in numbers if _determined([one.members for one in sums if one.round <= r], clients).all())
+        numbers = sorted({sum_.round for sum_ in sums})
+        needed = next(r for r in numbers if _determined([sum_.members for sum_ in sums if sum_.round <= r], clients).all())
         words += f", all known after round {needed}"
     return determined.astype(np.float64), words
 
@@ -116,32 +116,32 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Shares of clients: with an update recovered from a sum over it alone, and with a static value recovered by differencing."""
     view, reference = case.view, case.reference
     clients = sorted(set(case.truth.label_sets) - set(view.coalition))
-    seen = [known_sums(case, one) for one in (view, reference)]
+    seen = [known_sums(case, recording) for recording in (view, reference)]
     if not seen[1]:
         return [nothing(case, NAME, "singleton_exact", "the algorithm makes no sums over clients")], None
     if not seen[0]:
         why = "no sum over named clients is in this view"
-        if sizes_in(view):
-            why = "who is in which sum is hidden, and in every round somebody was in too small a group, so not even totals are known"
+        if oblivious_sizes(view):
+            why = "the members of sums are hidden, and every round had a group below the minimum size, so totals are not known either"
         return [nothing(case, NAME, metric, why) for metric in ("singleton_exact", "static_value_exact")], None
     blank = np.zeros(len(clients))
     config = case.prior.config
     dimension = 0 if config is None else public_model(case.prior).dimension
     truth = {key: value for key, value in updates_in(reference, dimension).items() if key[1] in clients}
-    single = [score_single(guess_single(one), truth, clients, partial(_made_again, case)) for one in seen]
-    static = [score_static(one, clients) for one in seen]
+    single = [score_single(guess_single(sums), truth, clients, partial(_made_again, case)) for sums in seen]
+    static = [score_static(sums, clients) for sums in seen]
     figures = []
     reference_words = "unprotected: the same cohorts' sums in the open, without a minimum cohort size"
-    if sizes_in(view):
-        reference_words = f"here sums are totals over all who took part, since who is in which group is hidden; {reference_words}"
+    if oblivious_sizes(view):
+        reference_words = f"sums here are totals over all participants, since their groups are hidden; {reference_words}"
     here, there = static[0][1], static[1][1]
-    beside = " and colluders, who take their own updates off" if view.coalition else ""
+    beside = " and colluders, who subtract their own updates" if view.coalition else ""
     if cohorts_assumed(case):
-        reference_words = f"a client is taken to know who trains in its cluster; {reference_words}"
-    for metric, mine, theirs, why, note in (
+        reference_words = f"assumed: a client knows the members of its cluster; {reference_words}"
+    for metric, observed, twin, why, note in (
         (
             "singleton_exact", single[0], single[1], f"no sum was over one client{beside}, even without a minimum cohort size",
-            f"a client's update, from a sum over it alone{beside and f', or over it{beside}'}",
+            f"a client's update, from a sum over the client alone{beside and f', or over the client{beside}'}",
         ),
         (
             "static_value_exact", static[0][0], static[1][0], f"cohorts distinguish no client, even without a minimum cohort size: {there}",
@@ -152,18 +152,18 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             noise = "not attempted: sums carry the noise of [privacy], no value comes out exactly; what differencing leaves is not measured"
             figures.append(nothing(case, NAME, metric, noise))
             continue
-        if metric == "singleton_exact" and not mine.any() and any(_is_left(one, view.coalition) for one in seen[0]):
+        if metric == "singleton_exact" and not observed.any() and any(_is_left(sum_, view.coalition) for sum_ in seen[0]):
             figures.append(nothing(case, NAME, metric, NOT_TAKEN_OFF))
             continue
-        if not mine.any() and not theirs.any():
+        if not observed.any() and not twin.any():
             figures.append(nothing(case, NAME, metric, why))
             continue
-        made = cell(case, NAME, metric, mine, blank, theirs, margin=0.0, share=True, note=f"{note}; {reference_words}; baseline 0")
-        figures.append(replace(made, exact=True, power=None, status="leaks" if mine.any() else "at_baseline"))
+        made = cell(case, NAME, metric, observed, blank, twin, margin=0.0, share=True, note=f"{note}; {reference_words}; baseline 0")
+        figures.append(replace(made, exact=True, power=None, status="leaks" if observed.any() else "at_baseline"))
     return figures, None
 
 
-def _is_left(one: CohortSum, coalition: Sequence[int]) -> bool:
+def _is_left(sum_: CohortSum, coalition: Sequence[int]) -> bool:
     """Whether a sum is over one client and colluders whose own updates were not taken off."""
-    others = set(one.members) - set(coalition)
-    return len(others) == 1 < len(one.members)
+    others = set(sum_.members) - set(coalition)
+    return len(others) == 1 < len(sum_.members)

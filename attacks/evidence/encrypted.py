@@ -30,7 +30,7 @@ def decrypted_blocks(view: AdversaryView, everyone: Sequence[int], shape: tuple[
     `everyone` are all ids in ascending order: the roster's numbers count them.
     """
     secret = next((party[KEY] for party in view.secrets.values() if KEY in party), None)
-    requests = [one for one in view.select("gram", "ckks request") if one.context.get("epoch") == 0]
+    requests = [message for message in view.select("gram", "ckks request") if message.context.get("epoch") == 0]
     if secret is None or not requests or "ckks" not in view.protection.gram:
         return {}
     settings = CkksSettings.of(view.protection)
@@ -38,7 +38,7 @@ def decrypted_blocks(view: AdversaryView, everyone: Sequence[int], shape: tuple[
     ring = ckks.arithmetic(settings.parameters())
     decryptor = ring.seal.Decryptor(ring.context, ring.load_secret_key(bytes.fromhex(secret)))
     blocks: Blocks = {}
-    for data in (one for message in requests for one in _bytes_in(message)):
+    for data in (data for message in requests for data in _bytes_in(message)):
         request = codec.decode(data, Request, MOST_BYTES)
         plain = ring.seal.Plaintext()
         decryptor.decrypt(ring.load(request.ciphertext, 3), plain)

@@ -21,14 +21,14 @@ from ...tasks.halves import HALVES
 from ...types import Array, ClientData, Population
 from ..adversary import AdversaryView, view_of
 from ..figures.leakage import BUDGETS, Budget, Case, Prior, prior_of, truth_of
-from ..figures.plan import Plan
+from ..figures.plan import AuditPlan
 from .clipped import compared_rows, engine_for
 
-__all__ = ["Scene", "case_of", "fresh_scene", "is_open", "protection_name", "recorded_scene", "reseeded", "simulator"]
+__all__ = ["AuditedRun", "case_of", "fresh_scene", "is_open", "protection_name", "recorded_scene", "reseeded", "simulator"]
 
 
 @dataclass(eq=False)
-class Scene:
+class AuditedRun:
     """A run as the auditor has it: all messages and secrets, of which views are taken, and its unprotected twin."""
 
     seed: int
@@ -51,17 +51,17 @@ def reseeded(config: Config, seed: int) -> Config:
 
 
 def recorded_scene(
-    config: Config, population: Population, messages: Sequence[Message], secrets: Mapping[str, Mapping[str, str]], plan: Plan,
+    config: Config, population: Population, messages: Sequence[Message], secrets: Mapping[str, Mapping[str, str]], plan: AuditPlan,
     budget: Budget,
-) -> Scene:  # fmt: skip
+) -> AuditedRun:  # fmt: skip
     """The recorded run, and its unprotected twin: itself where nothing protects it. Raises `TrainingDiverged` that names the twin."""
     reference = _twin(config, population, plan.rounds) if plan.here else messages
     seen, cut = view_of(reference, "server", {}), plan.rounds if plan.cut else None
     seen = seen if cut is None else seen.until(cut)
-    return Scene(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget), cut)
+    return AuditedRun(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget), cut)
 
 
-def fresh_scene(config: Config, population: Population, rounds: int, budget: Budget = BUDGETS["standard"]) -> Scene:
+def fresh_scene(config: Config, population: Population, rounds: int, budget: Budget = BUDGETS["standard"]) -> AuditedRun:
     """A run of `config` on `population` made for the attack, `rounds` long, kept in memory; and its unprotected twin.
 
     Raises `TrainingDiverged` that names the one which diverged.
@@ -69,7 +69,7 @@ def fresh_scene(config: Config, population: Population, rounds: int, budget: Bud
     reference = _twin(config, population, rounds)
     messages, secrets = (reference, _secrets_of(config, population)) if is_open(config) else _again(config, population, rounds)
     seen = view_of(reference, "server", {})
-    return Scene(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget))
+    return AuditedRun(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget))
 
 
 def is_open(config: Config) -> bool:
@@ -98,7 +98,7 @@ def _twin(config: Config, population: Population, rounds: int) -> list[Message]:
     return _again(_opened(config), population, rounds, "the unprotected twin of the run")[0]
 
 
-def _again(config: Config, population: Population, rounds: int, what: str = "the run") -> tuple[list[Message], dict[str, dict[str, str]]]:
+def _again(config: Config, population: Population, rounds: int, name: str = "the run") -> tuple[list[Message], dict[str, dict[str, str]]]:
     """All messages of a run of `config` in memory, and the secrets of the parties that are audited. Errors call the run `what`."""
     simulation = start(_recording(config), population=population)
     try:
@@ -107,7 +107,7 @@ def _again(config: Config, population: Population, rounds: int, what: str = "the
         if rounds >= config.training.rounds:
             admit_newcomers(simulation)
     except TrainingDiverged as error:
-        raise TrainingDiverged(f"{what} with seed {config.run.seed} diverged: {error}") from None
+        raise TrainingDiverged(f"{name} with seed {config.run.seed} diverged: {error}") from None
     finally:
         simulation.simulated.engine.close()
     return simulation.federation.transcript.messages, secrets_of(simulation)
@@ -158,7 +158,7 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
             begin(simulation)
             advance(simulation)
         except _Upload:
-            (message,) = [one for one in simulation.federation.transcript.messages if one.operation == "gram"]
+            (message,) = [message for message in simulation.federation.transcript.messages if message.operation == "gram"]
             return None if message.payload is None else compared_rows(config, np.asarray(message.payload["rows"], np.float64))
         except InputError:
             return None
@@ -173,7 +173,7 @@ def _rows_per_part(config: Config) -> int:
     return compared.rows // HALVES if compared.halves else compared.rows if compared.per_label else 0
 
 
-def case_of(scene: Scene, adversary: str, budget: Budget = BUDGETS["standard"]) -> Case:
+def case_of(scene: AuditedRun, adversary: str, budget: Budget = BUDGETS["standard"]) -> Case:
     """One adversary on one run."""
     rows: dict[int, Array] = {}
     for message in scene.reference.select("gram"):

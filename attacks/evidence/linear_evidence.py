@@ -4,7 +4,7 @@ A sum is a row of coefficients over unknown terms. A term is one client's update
 between rounds, such as its label histogram. What a coalition knows is subtracted. Two questions are answered:
 
 which terms follow      `solved` (least squares): a term is determined if its unit vector lies in the row space of the coefficients.
-                        `parts_of` also takes sums that contain each other off each other.
+                        `partial_sums_of` also takes sums that contain each other off each other.
 what shares are likely  `shares_of_terms`: terms that are shares (q ≥ 0, Σ q = 1), by non-negative least squares over all sums at once.
 
 Source: Pasquini et al. 2022 and So et al. 2023 for sums over rounds as linear equations; Lam et al. 2021 ("Gradient disaggregation") for
@@ -23,7 +23,7 @@ from scipy.optimize import nnls
 from ...errors import InputError
 from ...types import Array
 
-__all__ = ["Equations", "Part", "Solution", "equations", "likeliest_penalty", "parts_of", "shares_of_terms", "solved"]
+__all__ = ["Equations", "PartialSum", "Solution", "equations", "likeliest_penalty", "partial_sums_of", "shares_of_terms", "solved"]
 
 T = TypeVar("T", bound=Hashable)
 SAME = 1e-8
@@ -79,7 +79,7 @@ class Solution:
 
 
 @dataclass(frozen=True, eq=False)
-class Part(Generic[T]):
+class PartialSum(Generic[T]):
     """A sum that follows from others: its `terms`, their weighted mean `value` (d,), and the standard `deviation` of a coordinate of it.
 
     The noise of the sums is independent.
@@ -114,11 +114,11 @@ def solved(system: Equations[T], values: Array) -> Solution:
     inverse = np.linalg.pinv(rows)
     determined = np.abs(np.einsum("it,ti->i", inverse, rows) - 1.0) < SAME
     variances = np.where(determined, (inverse**2).sum(axis=1), np.inf)
-    found = inverse @ (np.asarray(values, np.float64) / system.deviations[:, None])
-    return Solution(np.asarray(found), determined, np.asarray(variances), system.rank)
+    estimates = inverse @ (np.asarray(values, np.float64) / system.deviations[:, None])
+    return Solution(np.asarray(estimates), determined, np.asarray(variances), system.rank)
 
 
-def parts_of(system: Equations[T], values: Array) -> list[Part[T]]:
+def partial_sums_of(system: Equations[T], values: Array) -> list[PartialSum[T]]:
     """The smallest sums that follow from sums `values` (m, d) of the same terms.
 
     Determined terms come first, by themselves. From the other sums these are taken off, and so is every sum that another one contains.
@@ -141,12 +141,12 @@ def parts_of(system: Equations[T], values: Array) -> list[Part[T]]:
                     rows[j] = np.where(inside, 0.0, large)
                     left[j] = left[j] - left[i]
                     changed = True
-    found: list[tuple[tuple[T, ...], Array]] = [((term,), value) for term, value in known.items()]
+    partial_sums: list[tuple[tuple[T, ...], Array]] = [((term,), value) for term, value in known.items()]
     for row, total in zip(rows, left, strict=True):
         inside = np.flatnonzero(np.abs(row) > SAME)
         if len(inside):
-            found.append((tuple(rest.terms[i] for i in inside), total / float(row[inside].sum())))
-    return [Part(terms, one[:length], float(np.linalg.norm(one[length:] * system.deviations))) for terms, one in found]
+            partial_sums.append((tuple(rest.terms[i] for i in inside), total / float(row[inside].sum())))
+    return [PartialSum(terms, row[:length], float(np.linalg.norm(row[length:] * system.deviations))) for terms, row in partial_sums]
 
 
 # --- terms that are shares ----------------------------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ def shares_of_terms(
     heavy = HEAVY * max(root, float(scale[0]) * float(np.linalg.norm(response, 2)))
     rows = np.vstack([np.kron(few, response), root * np.eye(n * classes), heavy * np.kron(np.eye(n), np.ones((1, classes)))])
     wanted = np.concatenate([aims.ravel(), root * np.tile(centre, n), np.full(n, heavy)])
-    found = nnls(rows, wanted, maxiter=30 * rows.shape[1])[0].reshape(n, classes)
-    return np.asarray(found / np.maximum(found.sum(axis=1, keepdims=True), 1e-12))
+    shares = nnls(rows, wanted, maxiter=30 * rows.shape[1])[0].reshape(n, classes)
+    return np.asarray(shares / np.maximum(shares.sum(axis=1, keepdims=True), 1e-12))
 
 
 def likeliest_penalty(system: Equations[T], readings: Array, centre: Array) -> float:

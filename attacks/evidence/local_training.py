@@ -1,13 +1,13 @@
 """How clients trained, read from the public tasks in the transcript.
 
-Clients are sent the task with the model, so whoever sees the parameters sees the settings: rate, momentum, proximal term, epochs, inner
-step, share held back. Nothing here knows an algorithm: a task is rebuilt from its settings as a client would rebuild it, and of tasks that
-wrap others the first `Train` or `Gradient` in the order of fields counts: the one whose update leaves. The task is the one that was asked;
-what `[privacy]` adds to it (clipping, Poisson batches) is in the public configuration, and `LocalTraining.clipped` adds it.
+Clients are sent the task with the model, so a party that sees the parameters sees the settings: rate, momentum, proximal term, epochs,
+inner step, share held back. Nothing here knows an algorithm: a task is rebuilt from its settings, as a client rebuilds it. If a task wraps
+other tasks, the first `Train` or `Gradient` in the order of fields counts: its update is sent. `[privacy]` adds clipping and Poisson
+batches to the task; both are in the public configuration, and `LocalTraining.clipped` adds them.
 
-What a client's update or the mean of several holds beside that training is described (`LocalTraining.beyond`): by what the class of
-the task declares (`beyond`), else by what clients were sent beside the model. What is known of a client's steps only once messages are
-read, the pull to an anchor and the correction of a control, is in `updates.less_known`.
+`LocalTraining.beyond` describes what a client's update, or the mean of several updates, holds beside that training: as the class of the
+task declares (`beyond`), else by what clients were sent beside the model. Two parts of a client's steps are known only after messages are
+read, the pull to an anchor and the correction of a control; they are in `updates.less_known`.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...algorithms.pfedlia.influence import OnPart, split
+from ...algorithms.pfedlia.influence import OnPart, split_validation
 from ...algorithms.shared.around import AroundTraining, steps_of
 from ...contract.transcript import Message
 from ...errors import InputError
@@ -29,7 +29,7 @@ from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from .clipped import sampling_rate
 
-__all__ = ["LocalTraining", "NotRecorded", "Trainings", "carry", "only", "trainings_in"]
+__all__ = ["LocalTraining", "NotRecorded", "Trainings", "carry", "with_samples", "trainings_in"]
 
 BESIDE = {
     "model": "", "summed": "", "shared": "", "prototypes": "",
@@ -85,11 +85,11 @@ class LocalTraining:
 
     def places(self, data: ClientData) -> Array:
         """Which of its training samples a client trains on, as indices (n,). `InputError` for one that can hold none back."""
-        return split(data, self.held_back, self.seed)[0] if self.held_back else np.arange(len(data.y_train))
+        return split_validation(data, self.held_back, self.seed)[0] if self.held_back else np.arange(len(data.y_train))
 
     def part(self, data: ClientData) -> ClientData:
         """The client with no training samples but those that it trains on."""
-        return only(data, self.places(data)) if self.held_back else data
+        return with_samples(data, self.places(data)) if self.held_back else data
 
     def steps(self, count: int) -> int:
         """How many steps a client that has `count` samples takes."""
@@ -123,22 +123,22 @@ class Trainings:
 
     def not_modelled(self) -> str:
         """What lies between clients' updates and the next model and is left out of account, as the end of a note; empty if nothing is."""
-        words = next((one.beyond for one in self.all if one.beyond), "")
+        words = next((training.beyond for training in self.all if training.beyond), "")
         return f"; not modelled, so that a figure at the baseline proves nothing: {words}, in means of updates" if words else ""
 
 
 def trainings_in(view: AdversaryView) -> Trainings:
     """The trainings that a view shows to have been averaged."""
     by_round: dict[int, LocalTraining] = {}
-    found: list[LocalTraining] = []
+    trainings: list[LocalTraining] = []
     asked: LocalTraining | None = None
     for message in view.messages:
         if message.operation == "compute" and message.kind == "parameters":
             asked = training_of(message) or asked
         elif message.operation == "mean" and asked is not None:
             by_round.setdefault(message.round, asked.unanchored())
-            found += [] if asked in found else [asked]
-    return Trainings(by_round, tuple(found))
+            trainings += [] if asked in trainings else [asked]
+    return Trainings(by_round, tuple(trainings))
 
 
 def training_of(message: Message) -> LocalTraining | None:
@@ -151,10 +151,10 @@ def training_of(message: Message) -> LocalTraining | None:
 @lru_cache(maxsize=512)
 def _read(settings: str, sent: frozenset[str]) -> LocalTraining | None:
     tree = json.loads(settings)
-    found = _trainings(tree)
-    if len(found) != 1:
+    trainings = _trainings(tree)
+    if len(trainings) != 1:
         return None
-    (training,), task = found, _task(tree)
+    (training,), task = trainings, _task(tree)
     if task is None:
         beyond, alone = f"what {tree['']} does beside training", False
     else:
@@ -174,11 +174,11 @@ def _task(tree: Any) -> Any:
 def _trainings(tree: Any) -> list[LocalTraining]:
     """The trainings in settings: of a task that is known the first, of an unknown one all, since the order of its fields is not."""
     if not isinstance(tree, dict):
-        return [one for part in tree for one in _trainings(part)] if isinstance(tree, list) else []
+        return [training for part in tree for training in _trainings(part)] if isinstance(tree, list) else []
     task = _task(tree)
     if task is None:
-        return [one for part in tree.values() for one in _trainings(part)]
-    return [] if (found := _first(task)) is None else [found]
+        return [training for part in tree.values() for training in _trainings(part)]
+    return [] if (training := _first(task)) is None else [training]
 
 
 def _first(task: Any) -> LocalTraining | None:
@@ -186,11 +186,11 @@ def _first(task: Any) -> LocalTraining | None:
         return LocalTraining(task)
     if isinstance(task, Gradient):
         return LocalTraining(Train(task.model, 1, 0, 1.0, on_divergence=task.on_divergence), gradient=True)
-    parts = [getattr(task, one.name) for one in fields(task)] if is_dataclass(task) else []
-    found = next((one for part in parts if (one := _first(part)) is not None), None)
-    return replace(found, held_back=task.validation, seed=task.seed) if found is not None and isinstance(task, OnPart) else found
+    parts = [getattr(task, field.name) for field in fields(task)] if is_dataclass(task) else []
+    first = next((training for part in parts if (training := _first(part)) is not None), None)
+    return replace(first, held_back=task.validation, seed=task.seed) if first is not None and isinstance(task, OnPart) else first
 
 
-def only(data: ClientData, places: Array) -> ClientData:
+def with_samples(data: ClientData, places: Array) -> ClientData:
     """The client with those of its training samples that have these indices (n,)."""
     return replace(data, x_train=data.x_train[places], y_train=data.y_train[places])

@@ -52,10 +52,10 @@ class Readings:
 
 def shares_under_noise(readings: Mapping[K, Readings], prior: Array) -> dict[K, Array]:
     """Label shares (classes,) by client, around the `prior` ones (classes,) that are the best guess without a view."""
-    distinct = list({id(one): one for one in readings.values()}.values())  # members of a cluster have the same ones
+    distinct = list({id(reading): reading for reading in readings.values()}.values())  # members of a cluster have the same ones
     level = noise_level(distinct)
     width = width_of(distinct, prior, level)
-    return {client: mode(one, prior, one.deviation(level), width) for client, one in readings.items()}
+    return {client: mode(reading, prior, reading.deviation(level), width) for client, reading in readings.items()}
 
 
 def noise_level(readings: list[Readings]) -> float:
@@ -64,33 +64,33 @@ def noise_level(readings: list[Readings]) -> float:
     These have the noise of drawn batches, too. Where no client has two readings, by what is silent.
     """
     squares, count = 0.0, 0
-    for one in readings:
-        factor = one.members[1:] * one.members[:-1] / (one.members[1:] + one.members[:-1])
-        squares += float((np.diff(one.rows, axis=0) ** 2 * factor[:, None]).sum())
-        count += one.rows[1:].size
+    for reading in readings:
+        factor = reading.members[1:] * reading.members[:-1] / (reading.members[1:] + reading.members[:-1])
+        squares += float((np.diff(reading.rows, axis=0) ** 2 * factor[:, None]).sum())
+        count += reading.rows[1:].size
     if not count:
-        squares = sum(float((one.silent**2 * one.members[:, None]).sum()) for one in readings)
-        count = sum(one.silent.size for one in readings)
+        squares = sum(float((reading.silent**2 * reading.members[:, None]).sum()) for reading in readings)
+        count = sum(reading.silent.size for reading in readings)
     return max(float(np.sqrt(squares / count)), 1e-6)
 
 
 def width_of(readings: list[Readings], prior: Array, level: float) -> float:
     """How far clients' shares lie from the prior ones: the likeliest of `WIDTHS`, the first unless another is clearly likelier."""
-    likely = [sum(_log_likelihood(one, prior, one.deviation(level), width) for one in readings) for width in WIDTHS]
+    likely = [sum(_log_likelihood(reading, prior, reading.deviation(level), width) for reading in readings) for width in WIDTHS]
     best = int(np.argmax(likely))
     return WIDTHS[best] if likely[best] - likely[0] > SURE else WIDTHS[0]
 
 
-def _log_likelihood(one: Readings, prior: Array, deviation: float, width: float) -> float:
+def _log_likelihood(reading: Readings, prior: Array, deviation: float, width: float) -> float:
     classes = len(prior)
-    spread = one.system @ (np.eye(classes) - 1 / classes) @ one.system.T  # shares add up to 1, so what they differ by adds up to 0
-    covariance, left = width**2 * spread + deviation**2 * np.eye(classes), one.mean - one.system @ prior
+    spread = reading.system @ (np.eye(classes) - 1 / classes) @ reading.system.T  # shares add up to 1, so what they differ by adds up to 0
+    covariance, left = width**2 * spread + deviation**2 * np.eye(classes), reading.mean - reading.system @ prior
     return float(-np.linalg.slogdet(covariance)[1] - left @ np.linalg.solve(covariance, left)) / 2
 
 
-def mode(one: Readings, prior: Array, deviation: float, width: float) -> Array:
+def mode(reading: Readings, prior: Array, deviation: float, width: float) -> Array:
     """The likeliest shares: those q ≥ 0, Σ q = 1 of least |mean − M q|² / deviation² + |q − prior|² / width²."""
-    return np.asarray(shares_of_terms(equations([{0: 1.0}]), one.mean[None], prior, (deviation / width) ** 2, one.system)[0])
+    return np.asarray(shares_of_terms(equations([{0: 1.0}]), reading.mean[None], prior, (deviation / width) ** 2, reading.system)[0])
 
 
 # --- sums over changing cohorts -----------------------------------------------------------------------------------------------------

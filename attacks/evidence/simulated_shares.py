@@ -1,12 +1,12 @@
 """Label shares from updates of a non-linear optimiser (Adam): the attacker trains simulated clients and compares.
 
 Source: ours; shadow training as in membership inference, regression instead of a classifier. Adam divides each coordinate's step by that
-coordinate's own size, so that no rate × steps turns a head's bias into label shares. The settings are public: clients that the attacker
-makes of auxiliary samples, with label shares of its own choice, train by `training.Train` from the model that was sent, and a regression
-(linear, ridge) of their shares on their bias updates is what reads a victim's.
+coordinate's own size, so that no rate × steps turns a head's bias into label shares. But the settings are public. The attacker makes
+clients of auxiliary samples, with label shares of its choice, and trains them by `training.Train` from the model that was sent. A linear
+ridge regression of their shares on their bias updates then reads a victim's shares.
 
-What it proves and does not is as for `label_inference`. A mean over several clients is read as if it were one client's update with the mean
-shares, which for Adam it is only nearly; after aggregation of many unlike clients the figure says little.
+What it proves and does not prove: as `label_inference`. A mean over several clients is read like one client's update with the mean shares.
+For Adam this holds only nearly; after aggregation of many different clients the figure means little.
 """
 
 from collections.abc import Callable
@@ -98,8 +98,8 @@ class LinearReading:
         """Label shares (classes,) from the part (size,) of an update."""
         heavy = 10.0 * max(float(np.abs(self.root).max()), 1e-300)
         system = np.vstack([self.root, np.full((1, len(self.root)), heavy)])
-        found, _ = nnls(system, np.append(self.towards @ np.asarray(seen, np.float64), heavy))
-        return np.asarray(found / max(float(found.sum()), 1e-12))
+        weights, _ = nnls(system, np.append(self.towards @ np.asarray(seen, np.float64), heavy))
+        return np.asarray(weights / max(float(weights.sum()), 1e-12))
 
 
 def linear_reading(response: Array, residuals: Array) -> LinearReading:
@@ -132,13 +132,13 @@ def _simulated(
     first = np.cumsum(sizes) - sizes
     key, inputs = int(rng.integers(2**31)), []
     sent = {"model": start} | ({} if anchor is None else {"anchor": anchor})
-    given = {name: vector.astype(train.model.init(0).dtype) for name, vector in sent.items()}
+    vectors = {name: vector.astype(train.model.init(0).dtype) for name, vector in sent.items()}
     for i, row in enumerate(shares):
         labels_drawn = rng.choice(len(row), samples, p=row)
         shares[i] = np.bincount(labels_drawn, minlength=len(row)) / samples
         places = by_label[first[labels_drawn] + rng.integers(0, sizes[labels_drawn])]
         data = ClientData(i, x[places], y[places], x[:1], y[:1])
-        inputs.append(TaskInput(data, given, {}, Streams(key, 0, i)))
+        inputs.append(TaskInput(data, vectors, {}, Streams(key, 0, i)))
     with one_thread():
         results = Engine().run(train, inputs)
     kept = [i for i, result in enumerate(results) if "update" in result]

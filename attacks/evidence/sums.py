@@ -1,16 +1,16 @@
 """The sums in a view: the clients of each, the model they started from, and the result.
 
-A sum is not a message. The server knows whom it asked, and gives the result away itself: the next model of a cluster is the last one plus
-the mean update. So a sum is read off two models of one name, sent one after the other, and the traffic of the sum between them.
+A sum is not a message. The server knows the clients it asked, and publishes the result itself: the next model of a cluster is the last
+model plus the mean update. So a sum is read off two successive models of one name and the traffic between the two models.
 
-A member of a cluster has the same two models, if it takes part twice in succession. A secure sum tells its members who survived it. In a
-sum in the clear, and in an oblivious one, members are not told: there whoever sees only models has the mean but not who is in it. In an
-oblivious sum the terms say how many clients are in each group, so the server knows the total over all who took part, and their names.
+A member of a cluster has the same two models if it takes part twice in succession. A secure sum names its survivors to its members. A sum
+in the clear and an oblivious sum do not: a party that sees only models has the mean, but not the members. In an oblivious sum the terms
+state the size of each group, so the server knows the total over all participants, and their names.
 
-Under a robust rule the next model tells no mean. The server computes those of the buckets itself, and the record has them.
+Under a robust rule the next model shows no mean. The server computes the means of the buckets itself, and the record has them.
 
-Deviations from what could be known: models of one name that are sent several times in a round (IFCA's restarts) are told apart by their
-order; where a client is moved to another number (CFL's splits, StoCFL's merges) what was pending is dropped.
+Deviations from what could be known: models of one name that are sent several times in a round (IFCA's restarts) are distinguished by their
+order. If a client is moved to another number (CFL's splits, StoCFL's merges), its pending sum is dropped.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,10 +22,10 @@ from ...contract.transcript import Message
 from ...protocols.errors import MalformedMessage
 from ...protocols.secagg.messages import Adverts, Terms, Unmask, decode_server, names
 from ...types import Array
-from ..adversary import AdversaryView, opened
+from ..adversary import AdversaryView, opened_rows
 from .local_training import LocalTraining, training_of
 
-__all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "sizes_in", "sums_in"]
+__all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "oblivious_sizes", "sums_in"]
 
 BUCKET = "bucket mean"
 SUMS = ("update", "blind update", "secagg Masked", BUCKET)
@@ -78,16 +78,16 @@ def sums_in(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortS
     `cohorts` are what a client knows beforehand of who is in the sums that it takes part in (`_sums`).
     """
     every = _sums(view, cohorts)
-    found = [one for one in every if one.members]
-    hidden = {(one.round, one.label): one for one in every if not one.members}
-    for sizes in sizes_in(view):
+    sums = [sum_ for sum_ in every if sum_.members]
+    hidden = {(sum_.round, sum_.label): sum_ for sum_ in every if not sum_.members}
+    for sizes in oblivious_sizes(view):
         if not sizes.whole:
             continue
         parts = [(count, hidden.get((sizes.round, label))) for label, count in sizes.counts.items()]
-        means = [count * one.mean for count, one in parts if one is not None and one.mean is not None]
+        means = [count * sum_.mean for count, sum_ in parts if sum_ is not None and sum_.mean is not None]
         total = np.sum(means, axis=0) / len(sizes.cohort) if len(means) == len(parts) else None
-        found.append(CohortSum(sizes.round, sizes.cohort, total))
-    return sorted(found, key=lambda one: one.round)
+        sums.append(CohortSum(sizes.round, sizes.cohort, total))
+    return sorted(sums, key=lambda sum_: sum_.round)
 
 
 def means_in(view: AdversaryView, dimension: int, cohorts: Cohorts | None = None) -> list[CohortSum]:
@@ -95,17 +95,17 @@ def means_in(view: AdversaryView, dimension: int, cohorts: Cohorts | None = None
 
     `cohorts` as in `sums_in`.
     """
-    return [one for one in _sums(view, cohorts) if one.mean is not None and one.mean.shape == (dimension,) and one.mean.any()]
+    return [sum_ for sum_ in _sums(view, cohorts) if sum_.mean is not None and sum_.mean.shape == (dimension,) and sum_.mean.any()]
 
 
-def sizes_in(view: AdversaryView) -> list[Sizes]:
+def oblivious_sizes(view: AdversaryView) -> list[Sizes]:
     """The oblivious sums of a server's view: who took part, and the sizes of the groups that were opened.
 
     A sum from which somebody dropped out is left out: its sizes are those of before.
     """
-    found: list[Sizes] = []
+    sizes: list[Sizes] = []
     if not view.is_server:
-        return found
+        return sizes
     terms: Terms | None = None
     for message in view.messages:
         if message.operation != "mean" or "group" in message.context:
@@ -115,22 +115,22 @@ def sizes_in(view: AdversaryView) -> list[Sizes]:
         if message.kind == "secagg Masked" and terms is not None:
             cohort = sorted(terms.cohort)
             if sorted(message.clients) in (cohort, sorted(2 * cohort)):  # twice: as earlier versions recorded counts and blocks together
-                found.append(Sizes(message.round, tuple(cohort), {int(label): int(count) for label, count in terms.blocks}))
+                sizes.append(Sizes(message.round, tuple(cohort), {int(label): int(count) for label, count in terms.blocks}))
             terms = None
-    return found
+    return sizes
 
 
 def _terms(message: Message) -> Terms | None:
-    """The terms of the blocks, as every member is told them; None if the message holds none."""
-    return next((said.terms for said in _said(message) if isinstance(said, Adverts) and said.terms.blocks), None)
+    """The terms of the blocks, as every member receives them; None if the message holds none."""
+    return next((request.terms for request in _requests_of(message) if isinstance(request, Adverts) and request.terms.blocks), None)
 
 
 def _survivors(message: Message) -> tuple[int, ...]:
-    """Who is in a secure sum, as its members are told; nobody if the message does not say."""
-    return next((names(said.survivors) for said in _said(message) if isinstance(said, Unmask)), ())
+    """Who is in a secure sum, as its members are informed; nobody if the message does not name them."""
+    return next((names(request.survivors) for request in _requests_of(message) if isinstance(request, Unmask)), ())
 
 
-def _said(message: Message) -> Iterator[object]:
+def _requests_of(message: Message) -> Iterator[object]:
     """The server's messages of a secure sum in a message's payload."""
     rows = np.asarray((message.payload or {}).get("bytes", np.zeros((0, 0), np.uint8)))
     lengths = (message.payload or {}).get("bytes.length", np.full(len(rows), rows.shape[1] if rows.ndim == 2 else 0))
@@ -149,20 +149,20 @@ def _sums(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortSum
 
     A client has a sum where it took part and was sent the next model in the next round. Elsewhere a mean may be of several sums.
     """
-    found = _walked(view)
+    sums = _walked(view)
     if view.is_server:
-        return found
-    known = [(one, one.members or (cohorts or {}).get((one.round, one.label), ())) for one in found]
-    single = [one.mean is not None and one.until == one.round + 1 and bool(set(of) & set(view.coalition)) for one, of in known]
-    return [replace(one, members=of if alone else ()) for (one, of), alone in zip(known, single, strict=True)]
+        return sums
+    known = [(sum_, sum_.members or (cohorts or {}).get((sum_.round, sum_.label), ())) for sum_ in sums]
+    single = [sum_.mean is not None and sum_.until == sum_.round + 1 and bool(set(of) & set(view.coalition)) for sum_, of in known]
+    return [replace(sum_, members=of if alone else ()) for (sum_, of), alone in zip(known, single, strict=True)]
 
 
 def _walked(view: AdversaryView) -> list[CohortSum]:
     """All sums in order, as the traffic tells them."""
     whole = view.is_server
     hidden = not whole or any("group" not in message.context for message in view.select("mean", TERMS))
-    found: list[CohortSum] = []
-    pending: dict[tuple[str, int, str], tuple[int, Array]] = {}  # task, which call of it in the round, model -> place in `found`, start
+    sums: list[CohortSum] = []
+    pending: dict[tuple[str, int, str], tuple[int, Array]] = {}  # task, which call of it in the round, model -> place in `sums`, start
     numbers: dict[int, int] = {}  # which model a client was sent last
     calls: dict[tuple[int, str], int] = {}
     last: dict[tuple[str, int, str], Array] = {}
@@ -170,16 +170,16 @@ def _walked(view: AdversaryView) -> list[CohortSum]:
     for sent in _calls(view):
         first = sent[0]
         if first.kind == SURVIVORS:
-            _name(first, found, pending)
+            _name(first, sums, pending)
             continue
         if first.operation == "mean":
             for label, members in _groups(first) if whole else []:
                 name = next((key for key in last if key[2] == f"model/{label}"), next((key for key in last if key[2] == "model"), None))
                 number = label if name is not None and name[2] != "model" else -1
                 if name is not None and name not in pending and first.kind != BUCKET:
-                    pending[name] = (len(found), last[name])
+                    pending[name] = (len(sums), last[name])
                 start = last.get(name) if name else None
-                found.append(CohortSum(first.round, members, _bucket_mean(first), start, number, local=local))
+                sums.append(CohortSum(first.round, members, _bucket_mean(first), start, number, local=local))
             continue
         task = str(first.context.get("task", ""))
         place = calls[first.round, task] = calls.get((first.round, task), -1) + 1
@@ -188,17 +188,17 @@ def _walked(view: AdversaryView) -> list[CohortSum]:
             pending = {key: value for key, value in pending.items() if key[2] == "model"}
         for key in sorted(set(models) & set(pending)):
             at, start = pending[key]
-            if (first.round > found[at].round or first.round < 0) and models[key].shape == start.shape:
-                found[at] = replace(found[at], mean=models[key] - start, until=first.round)
+            if (first.round > sums[at].round or first.round < 0) and models[key].shape == start.shape:
+                sums[at] = replace(sums[at], mean=models[key] - start, until=first.round)
                 del pending[key]
         if models:  # a message without one, such as FeSEM's, stands between a model and its sum
             asked = training_of(first)
             last, local = models, None if asked is None else asked.unanchored()
         for key, model in models.items() if hidden else ():  # no sum will name its members
             if key not in pending:
-                pending[key] = (len(found), model)
-                found.append(CohortSum(first.round, (), start=model, label=int(key[2].partition("/")[2] or -1), local=local))
-    return found
+                pending[key] = (len(sums), model)
+                sums.append(CohortSum(first.round, (), start=model, label=int(key[2].partition("/")[2] or -1), local=local))
+    return sums
 
 
 def _calls(view: AdversaryView) -> Iterator[list[Message]]:
@@ -207,7 +207,7 @@ def _calls(view: AdversaryView) -> Iterator[list[Message]]:
     for message in view.messages:
         if message.operation == "compute" and message.payload is not None:
             same = batch and (batch[0].round, batch[0].context.get("task")) == (message.round, message.context.get("task"))
-            if batch and not (same and {c for one in batch for c in one.clients}.isdisjoint(message.clients)):
+            if batch and not (same and {c for earlier in batch for c in earlier.clients}.isdisjoint(message.clients)):
                 yield batch
                 batch = []
             batch.append(message)
@@ -221,12 +221,12 @@ def _calls(view: AdversaryView) -> Iterator[list[Message]]:
         yield batch
 
 
-def _name(message: Message, found: list[CohortSum], pending: Mapping[tuple[str, int, str], tuple[int, Array]]) -> None:
+def _name(message: Message, sums: list[CohortSum], pending: Mapping[tuple[str, int, str], tuple[int, Array]]) -> None:
     """Name the members of the sum of this round and group, of which the model is pending."""
     label = None if "bucket" in message.context else message.context.get("group")  # a bucket's sum is not the cluster's
     for (_, _, name), (at, _) in pending.items():
-        if found[at].round == message.round and label is not None and name in ("model", f"model/{label}"):
-            found[at] = replace(found[at], members=_survivors(message))
+        if sums[at].round == message.round and label is not None and name in ("model", f"model/{label}"):
+            sums[at] = replace(sums[at], members=_survivors(message))
 
 
 def _bucket_mean(message: Message) -> Array | None:
@@ -236,7 +236,7 @@ def _bucket_mean(message: Message) -> Array | None:
 
 
 def _groups(message: Message) -> list[tuple[int, tuple[int, ...]]]:
-    """The cohorts of one message by label; none where it is not said who is in which, and where its buckets are told by their means."""
+    """The cohorts of one message by label; none if the message does not name their members, or if the means of its buckets are recorded."""
     clients, context = message.clients, message.context
     if ("bucket" in context or "buckets" in context) and message.kind != BUCKET:
         return []
@@ -244,8 +244,8 @@ def _groups(message: Message) -> list[tuple[int, tuple[int, ...]]]:
         return [(int(context["group"]), clients)]
     if "labels" not in context or len(context["labels"]) != len(clients):
         return []
-    labels = sorted({int(label) for several in context["labels"] for label in several})
-    return [(label, tuple(c for c, several in zip(clients, context["labels"], strict=True) if label in several)) for label in labels]
+    labels = sorted({int(label) for listed in context["labels"] for label in listed})
+    return [(label, tuple(c for c, listed in zip(clients, context["labels"], strict=True) if label in listed)) for label in labels]
 
 
 def _renumbered(sent: list[Message], numbers: dict[int, int]) -> bool:
@@ -290,5 +290,5 @@ def _opened_part(view: AdversaryView, message: Message, part: str, purpose: str)
     if view.secret_of(purpose) is None:
         return None
     start, stop, dimension = message.context["blind"][part]
-    vector = opened(view, np.asarray(message.payload[part], np.float64), purpose, "mean", dimension)
+    vector = opened_rows(view, np.asarray(message.payload[part], np.float64), purpose, "mean", dimension)
     return None if vector is None else vector[start:stop]

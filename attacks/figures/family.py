@@ -1,12 +1,12 @@
-"""An audit's figures judged together, so that an audit of a run without a leak seldom calls anything one.
+"""Correct an audit's figures for their number, so that an audit of a run without a leak seldom reports a leak.
 
-A figure alone is called a leak without one at `significance.RATE` at most, and an audit has dozens. They are judged in two parts: bounds on
-ε, which are alarms about a guarantee, and all others, which are evidence of what is seen. The parts share the rate evenly (Bonferroni), so
-that the number of attacks does not dilute an alarm; a part that is alone has all of it. Within a part a leak stays one if its p is small
-enough beside those of all figures there that were tested (Holm 1979); others become `inconclusive`. Exact figures are not counted, since
-chance gives none.
+One figure without a leak is reported as a leak with probability `significance.RATE` at most, and an audit has dozens of figures. They form
+two parts: bounds on ε, which are alarms about a guarantee, and all other figures, which are evidence. The parts share the error rate evenly
+(Bonferroni), so that the number of attacks does not dilute an alarm; a part that is alone has the whole rate. Within a part, a leak is kept
+if its p is significant after Holm's correction for all tested figures of the part (Holm 1979). The other leaks become `inconclusive`. Exact
+figures are not counted, since chance gives none.
 
-Source: Holm 1979, "A simple sequentially rejective multiple test procedure". How often audits without a leak have one all the same was
+Source: Holm 1979, "A simple sequentially rejective multiple test procedure". The rate of false alarms was
 measured by `python -m benchmarks false_alarms`.
 """
 
@@ -17,17 +17,17 @@ from typing import Any
 from .leakage import Cell
 from .significance import RATE
 
-__all__ = ["AIMED", "Family", "Part", "judged_together"]
+__all__ = ["AIMED", "Family", "FamilyPart", "judged_together"]
 
 AIMED = 0.05
-"""How often an audit without a leak may call any figure one."""
+"""The probability, at most, that an audit of a run without a leak reports any leak."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Of a part's figures `tested` have a p, and `withdrawn` leak as figures by themselves, but not among so many.
+class FamilyPart:
+    """A part: `tested` figures have a p; `withdrawn` leaks are significant by themselves, but not after correction.
 
-    `aimed` is how often that part of an audit of a run without a leak may have a false one.
+    `aimed` is the probability, at most, that the part reports a leak in an audit of a run without one.
     """
 
     aimed: float
@@ -37,36 +37,36 @@ class Part:
 
 @dataclass(frozen=True)
 class Family:
-    """The two parts of an audit's figures: `guarantees`, whose metrics are bounds on ε, and `evidence`. `aimed` is what they share."""
+    """The two parts of an audit's figures: `guarantees` (bounds on ε) and `evidence` (all others). `aimed` is their common error rate."""
 
     aimed: float
-    guarantees: Part
-    evidence: Part
+    guarantees: FamilyPart
+    evidence: FamilyPart
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def judged_together(cells: Sequence[Cell]) -> tuple[list[Cell], Family]:
-    """The figures of one audit, pooled over seeds, each leak kept or `inconclusive`.
+    """The figures of one audit, already pooled over seeds: leaks that are not significant together become `inconclusive`.
 
     A leak without a p counts with `RATE`.
     """
-    chances = {i: RATE if one.p is None else one.p for i, one in enumerate(cells) if _is_tested(one)}
+    chances = {i: RATE if cell.p is None else cell.p for i, cell in enumerate(cells) if _is_tested(cell)}
     parts = [{i: p for i, p in chances.items() if cells[i].metric.endswith("_epsilon") == which} for which in (True, False)]
     aimed = AIMED / max(1, sum(bool(part) for part in parts))
-    found, made = list(cells), []
+    adjusted, made = list(cells), []
     for part in parts:
         kept = _kept(part, aimed)
         withdrawn = [i for i in part if i not in kept and cells[i].status == "leaks"]
         for i in withdrawn:
-            found[i] = _withdrawn(cells[i], len(part), aimed)
-        made.append(Part(aimed if part else 0.0, len(part), len(withdrawn)))
-    return found, Family(AIMED, *made)
+            adjusted[i] = _withdrawn(cells[i], len(part), aimed)
+        made.append(FamilyPart(aimed if part else 0.0, len(part), len(withdrawn)))
+    return adjusted, Family(AIMED, *made)
 
 
 def _kept(chances: Mapping[int, float], aimed: float) -> set[int]:
-    """Whose p stand beside each other at a rate (Holm)."""
+    """The figures that stay significant at a common error rate (Holm)."""
     kept: set[int] = set()
     for rank, i in enumerate(sorted(chances, key=lambda i: chances[i])):
         if chances[i] > aimed / (len(chances) - rank):
@@ -75,12 +75,12 @@ def _kept(chances: Mapping[int, float], aimed: float) -> set[int]:
     return kept
 
 
-def _is_tested(one: Cell) -> bool:
-    return one.value is not None and not one.exact and (one.p is not None or one.status == "leaks")
+def _is_tested(cell: Cell) -> bool:
+    return cell.value is not None and not cell.exact and (cell.p is not None or cell.status == "leaks")
 
 
-def _withdrawn(one: Cell, tested: int, aimed: float) -> Cell:
-    chance = "" if one.p is None else f" (p = {one.p:.2g})"
-    of = "bounds on epsilon" if one.metric.endswith("_epsilon") else "figures"
-    words = f"; a leak as one figure{chance}, not among the {tested} {of} tested in this audit, which may err together at {aimed:.1%}"
-    return replace(one, status="inconclusive", note=one.note + words)
+def _withdrawn(cell: Cell, tested: int, aimed: float) -> Cell:
+    chance = "" if cell.p is None else f" (p = {cell.p:.2g})"
+    of = "bounds on epsilon" if cell.metric.endswith("_epsilon") else "figures"
+    words = f"; significant by itself{chance}, but not after correction for the {tested} {of} tested in this audit (error rate {aimed:.1%})"
+    return replace(cell, status="inconclusive", note=cell.note + words)

@@ -1,19 +1,24 @@
 """The statement of a leak: a value with an interval, beside its no-view baseline and its unprotected reference.
 
-Status of a cell: `leaks` if the attack beats the baseline by the margin, `at_baseline` if it does not although its unprotected reference
-does, `not_validated` if the reference does not either, `not_attempted` if the attack was not made on what is there, `nothing_to_see` if the
-view holds nothing to attack or the truth nothing to find, `inconclusive` if seeds show neither a leak nor its absence.
+Status of a cell:
 
-With one seed interval and status are over clients. Over several (`pooling`) value, baseline and reference are means over seeds, and so is
-the interval. A run without a leak is called one at a rate of `RATE` at most, and so are several together, which share it: half for the
-recorded run by itself, a quarter for all runs by themselves (their smallest p, and all p together), the rest for a paired t-test over
-seeds. The figures of an audit are judged together as well (`family`). Where one run is no more than a toss of a coin (`Cell.coin`), a
-leak needs six seeds or more, nearly all of which agree.
+- `leaks`: the attack beats the baseline by the margin.
+- `at_baseline`: the attack does not beat the baseline, although it does on the unprotected reference.
+- `not_validated`: the attack beats the baseline neither here nor on the reference.
+- `not_attempted`: the attack was not made on what the view holds.
+- `nothing_to_see`: the view holds nothing to attack, or the truth nothing to find.
+- `inconclusive`: the seeds show neither a leak nor its absence.
 
-`at_baseline` needs that the far end of the interval of the paired difference is within the margin, and a power of `ENOUGH`: so often a leak
-half as large as that of the unprotected run would have been called one (`significance.power`; over seeds by their t-test alone). An attack
-that plants leaks of its own states its power itself. A figure that is a proof needs none (`exact`). What an attack leaves `inconclusive`
-in a run (it abstains, or its failure shows nothing) stays so over seeds, and so does a figure of which not all rounds were attacked.
+With one seed, interval and status are over clients. Over several seeds (`pooling`), value, baseline and reference are means over seeds, and
+the interval is over seeds. The probability that a figure without a leak is reported as a leak is at most `RATE`. Tests of one figure share
+this rate: half for the recorded run by itself, a quarter for all runs by themselves (the smallest p, and all p together), the rest for a
+paired t-test over seeds. The figures of an audit are corrected for their number (`family`). Where one run is no more than a toss of a coin
+(`Cell.coin`), a leak needs six seeds or more, nearly all of which agree.
+
+`at_baseline` needs an interval of the paired difference whose far end is within the margin, and a power of at least `ENOUGH`. Power: the
+probability that a leak half as large as the unprotected run's would be reported (`significance.power`; over seeds: of the t-test alone). An
+attack that plants leaks of its own states its power itself. A proof (`exact`) needs no power. A figure stays `inconclusive` over seeds if
+its attack leaves a run `inconclusive` (the attack abstains, or its failure shows nothing), or if not all rounds were attacked.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +41,7 @@ from .significance import (
     FEWEST_SCORES,
     RATE,
     SHARES,
-    Status,
+    CellStatus,
     chance,
     chance_of_matching,
     confidence_interval,
@@ -59,17 +64,16 @@ __all__ = [
 class Cell:
     """One figure of the leakage table.
 
-    `low` and `high` are a 95 % interval, over seeds if there are three or more `seeds`, else over clients; None where nothing varies and
-    no counts are known. `reference` is the figure on the
-    unprotected pipeline and `reference_baseline` the baseline there. `margin` is what a leak must beat the baseline by; with
-    `lower_is_better` the figure is an error, and with `exact` a single success is a leak, since chance gives none. `coin` says that one run
-    is a toss of a coin, whatever is averaged in it: over seeds a leak has to be improbable for tosses as well. `k_known` counts clients
-    whose data the attacker knows. `rounds` says that only so many were attacked (0: all). `arrays` names a file in audit/. `p` is how
-    probable so much gain is without a leak, in one run or over all seeds, where the status is that of such a test;
-    `counted` the yes-or-no scores that a share is of (0: it is of other scores). `towards` says whom an audited guarantee is towards, where
-    that is not the adversary. `power` is how often the same attack would have shown a leak half as large as that of the unprotected run, or
-    of a size that the note states; `power_low` is its lower end at 95 %, where it was estimated from planted leaks. `gain_high` is the far
-    end of the 95 % interval of the gain over the scores of one run. None: not known.
+    `low`, `high`: a 95 % interval, over seeds if there are three or more `seeds`, else over clients; None where nothing varies and no
+    counts are known. `baseline`: the same attack without a view. `reference`, `reference_baseline`: the figure and the baseline on the
+    unprotected pipeline. `margin`: by how much a leak must beat the baseline. `lower_is_better`: the figure is an error. `exact`: a single
+    success is a leak, since chance gives none. `coin`: one run is a toss of a coin, whatever is averaged in it, so over seeds a leak has to
+    be improbable for tosses as well. `k_known`: the number of clients whose data the attacker knows. `rounds`: the number of attacked
+    rounds (0: all). `arrays`: the name of a file in audit/. `p`: the probability of so large a gain without a leak, in one run or over all
+    seeds, where a test decides the status. `counted`: the number of yes-or-no scores of a share (0: other scores). `towards`: the party
+    that an audited guarantee protects against, where that party is not the adversary. `power`: the probability that the same attack would
+    show a leak half as large as the unprotected run's, or of the size that the note states. `power_low`: the lower end of `power` at 95 %,
+    where planted leaks gave it. `gain_high`: the far end of the 95 % interval of the gain over the scores of one run. None: not known.
     """
 
     attack: str
@@ -81,7 +85,7 @@ class Cell:
     high: float | None
     baseline: float | None
     reference: float | None
-    status: Status
+    status: CellStatus
     k_known: int = 0
     seeds: tuple[int, ...] = ()
     note: str = ""
@@ -135,11 +139,12 @@ class Cell:
 class Prior:
     """What an attacker knows beforehand: labelled auxiliary samples, the shape of a sample, how many labels and samples each client has.
 
-    `description` states it for people, with size and distribution, and goes into every cell's note. `rows_per_part` is the public number of
-    rows that a signature has for each label, or each half, of a client's data (0: all rows are of all samples). `groups` is the number of
-    true groups. `config` is the public configuration: model, learning rate, steps; `mean` and `std` are the data set's. `simulate` runs the
-    public pipeline, in the clear, on data (x, y) of simulated clients and gives what they would have uploaded for comparison, shape (m, p,
-    d); None where the pipeline compares nothing at its start. `simulate_open` runs it without `[privacy]`.
+    `description` states this knowledge for people, with size and distribution, and goes into every cell's note. `rows_per_part` is the
+    public number of rows of a signature for each label, or each half, of a client's data (0: all rows are of all samples). `groups` is the
+    number of true groups. `config` is the public configuration: model, learning rate, steps. `mean` and `std` are the data set's.
+    `simulate` runs the public pipeline, in the clear, on data (x, y) of simulated clients. It returns what these clients would upload for
+    comparison, shape (m, p, d); None where the pipeline compares nothing at its start. `simulate_open` runs the pipeline without
+    `[privacy]`.
     """
 
     x: Array
@@ -179,7 +184,7 @@ class Prior:
         return self.halves and self.of_samples and self.config is not None and self.config.privacy.unit == "sample"
 
     def unprotected(self) -> "Prior":
-        """The same for the unprotected reference, in whose pipeline nobody clips."""
+        """The prior for the unprotected reference: there nobody clips."""
         if not self.private or self.config is None:
             return self
         return replace(self, config=replace(self.config, privacy=Privacy()), simulate=self.simulate_open)
@@ -189,7 +194,7 @@ class Prior:
 class Truth:
     """What a scorer knows of each client: mean training image, labels, how many samples of each (classes,), true group, samples (x, y).
 
-    `outside` are its test samples (x, y), on which nobody trained.
+    `outside` are the client's test samples (x, y), on which nobody trained.
     """
 
     mean_images: Mapping[int, Array]
@@ -208,8 +213,9 @@ class Truth:
 class Budget:
     """How much an audit may do: runs with fresh seeds (the recorded one included), auxiliary samples, draws of known clients.
 
-    `rounds` are attacked where an attack takes them one by one; membership trains so many `shadows`. Fresh runs together take about
-    `seconds` at most, by the recorded run's own time: beyond it there are fewer seeds, and beyond that the reference has fewer rounds.
+    `rounds` limits attacks that take rounds one by one. `shadows` is the number of shadow models of the membership attack. Fresh runs take
+    about `seconds` at most in all, by the recorded run's own time. If they would take longer, an audit uses fewer seeds. If one run alone
+    would take longer, only its first rounds are made again.
     """
 
     seeds: int
@@ -231,8 +237,8 @@ BUDGETS: dict[str, Budget] = {
 class Case:
     """One adversary on one run. `reference` is the server's view of the same pipeline without protection, on the same data and seed.
 
-    `rows` are the vectors that clients had compared in the run's beginning, by client, (p, d): truth for scorers, and what the attacker
-    knows of the clients that it knows. `record` is the server's view of the attacked run, for scorers that ask who was in a sum.
+    `rows` are the vectors that clients had compared when the run began, by client, (p, d): truth for scorers, and the attacker's knowledge
+    of the clients it knows. `record` is the server's view of the attacked run, for scorers that ask who was in a sum.
     """
 
     view: AdversaryView
@@ -277,95 +283,96 @@ def truth_of(population: Population) -> Truth:
 
 
 def cell(
-    case: Case, attack: str, metric: str, mine: Array, blank: Array, theirs: Array, *, margin: float, theirs_blank: Array | None = None,
-    lower_is_better: bool = False, share: bool = False, k_known: int | None = None, note: str = "",
+    case: Case, attack: str, metric: str, observed: Array, blank: Array, reference: Array, *, margin: float,
+    reference_blank: Array | None = None, lower_is_better: bool = False, share: bool = False, k_known: int | None = None, note: str = "",
     chances: tuple[float, float] | None = None,
 ) -> Cell:  # fmt: skip
-    """One figure from scores, one a client: of the view, of no view, and of the reference (with its own no-view scores, if others).
+    """One figure from scores, one score a client: of the view, of no view, and of the reference.
 
-    `share` says that scores are 0 or 1, so that the interval is exact; so is that of any share whose scores happen to be. Below three
-    clients there is no interval, nor where scores do not vary. `chances` are how probable the scores of view and reference are without a
-    view, where clients' scores hang on each other so that no test over clients tells.
+    `reference_blank`: the no-view scores of the reference, where they differ from `blank`. `share`: scores are 0 or 1, so the interval is
+    exact. The interval of any share with such scores is exact, too. There is no interval below three clients, nor where scores do not vary.
+    `chances`: the probabilities of the scores of view and reference without a view, where clients' scores depend on each other and no test
+    over clients is valid.
     """
-    theirs_blank = blank if theirs_blank is None else theirs_blank
-    counted = len(mine) if (share or metric.endswith(SHARES)) and is_count(mine) else 0
-    if counted and chances is None and len(mine) < FEWEST_COUNTS:
-        note += f"; {len(mine)} client(s) of one run cannot validate a yes-or-no figure, which takes {FEWEST_COUNTS}"
-    low, high = interval(metric, mine, counted) if len(mine) >= FEWEST_SCORES else (None, None)
+    reference_blank = blank if reference_blank is None else reference_blank
+    counted = len(observed) if (share or metric.endswith(SHARES)) and is_count(observed) else 0
+    if counted and chances is None and len(observed) < FEWEST_COUNTS:
+        note += f"; {len(observed)} client(s) of one run cannot validate a yes-or-no figure, which takes {FEWEST_COUNTS}"
+    low, high = interval(metric, observed, counted) if len(observed) >= FEWEST_SCORES else (None, None)
     sign = -1.0 if lower_is_better else 1.0
-    if not all(np.isfinite(one).all() for one in (mine, blank, theirs, theirs_blank)):
+    if not all(np.isfinite(scores).all() for scores in (observed, blank, reference, reference_blank)):
         return nothing(case, attack, metric, f"{NOT_ATTEMPTED}: the attack ended in scores that are no numbers; {note}", k_known)
     shown = None
     if chances is None:
-        scores = (sign * mine, sign * blank, sign * theirs, sign * theirs_blank)
+        scores = (sign * observed, sign * blank, sign * reference, sign * reference_blank)
         status, shown = judge(*scores, margin), power(*scores, margin)
-        p = chance(sign * mine, sign * blank, margin) if len(mine) >= FEWEST_SCORES else None
+        p = chance(sign * observed, sign * blank, margin) if len(observed) >= FEWEST_SCORES else None
     else:
-        gains = (float((sign * (mine - blank)).mean()), float((sign * (theirs - theirs_blank)).mean()))
-        p, reference = (chance if gain > margin else 1.0 for chance, gain in zip(chances, gains, strict=True))
-        status = "not_validated" if reference >= RATE else "leaks" if p < RATE else "at_baseline"
+        gains = (float((sign * (observed - blank)).mean()), float((sign * (reference - reference_blank)).mean()))
+        p, reference_p = (chance if gain > margin else 1.0 for chance, gain in zip(chances, gains, strict=True))
+        status = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
     return Cell(
-        attack, case.view.adversary, case.protection, metric, float(mine.mean()), low, high,
-        baseline=float(blank.mean()), reference=float(theirs.mean()), status=status,
+        attack, case.view.adversary, case.protection, metric, float(observed.mean()), low, high,
+        baseline=float(blank.mean()), reference=float(reference.mean()), status=status,
         k_known=len(case.view.coalition) if k_known is None else k_known, seeds=(case.seed,), note=note, margin=margin,
-        lower_is_better=lower_is_better, reference_baseline=float(theirs_blank.mean()), counted=counted, p=p, power=shown,
-        gain_high=confidence_interval(sign * (mine - blank))[1] if len(mine) >= FEWEST_SCORES else None,
+        lower_is_better=lower_is_better, reference_baseline=float(reference_blank.mean()), counted=counted, p=p, power=shown,
+        gain_high=confidence_interval(sign * (observed - blank))[1] if len(observed) >= FEWEST_SCORES else None,
     )  # fmt: skip
 
 
 def nothing(case: Case, attack: str, metric: str, why: str, k_known: int | None = None) -> Cell:
-    """The cell of an attack that has nothing to see, and why; of one that was not made, if `why` begins with "not attempted"."""
+    """The cell of an attack without a figure: `not_attempted` if `why` begins with "not attempted", else `nothing_to_see`."""
     known = len(case.view.coalition) if k_known is None else k_known
     none = (None,) * 5
-    status: Status = "not_attempted" if why.startswith(NOT_ATTEMPTED) else "nothing_to_see"
+    status: CellStatus = "not_attempted" if why.startswith(NOT_ATTEMPTED) else "nothing_to_see"
     return Cell(attack, case.view.adversary, case.protection, metric, *none, status, known, (case.seed,), why)
 
 
 def popular_set(sets: Sequence[frozenset[int]]) -> frozenset[int]:
-    """The most common label set: the strongest guess without a view, as if the attacker knew which one that is."""
+    """The most common label set: the strongest guess without a view. (A real attacker does not know which set is most common.)"""
     if not sets:
         raise InputError("popular_set: there are no label sets")
     return max(set(sets), key=lambda labels: (sets.count(labels), sorted(labels)))
 
 
-def grouping_accuracy(found: Array, groups: Array) -> Array:
+def grouping_accuracy(clusters: Array, groups: Array) -> Array:
     """Whether each client's found group is the true one, up to the names of groups (best one-to-one matching), shape (n,) of 0 and 1."""
-    names, mine = np.unique(groups, return_inverse=True)
-    labels, theirs = np.unique(found, return_inverse=True)
+    names, observed = np.unique(groups, return_inverse=True)
+    labels, reference = np.unique(clusters, return_inverse=True)
     table = np.zeros((len(labels), len(names)), dtype=np.int64)
-    np.add.at(table, (theirs, mine), 1)
+    np.add.at(table, (reference, observed), 1)
     rows, columns = linear_sum_assignment(-table)
     match = dict(zip(rows.tolist(), columns.tolist(), strict=True))
-    return np.array([float(match.get(label, -1) == group) for label, group in zip(theirs.tolist(), mine.tolist(), strict=True)])
+    return np.array([float(match.get(label, -1) == group) for label, group in zip(reference.tolist(), observed.tolist(), strict=True)])
 
 
-def group_scores(found: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:
+def group_scores(clusters: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:
     """`grouping_accuracy` of what was found by client, shape (m,)."""
-    return grouping_accuracy(np.array([found[client] for client in clients]), np.array([truth.groups[client] for client in clients]))
+    return grouping_accuracy(np.array([clusters[client] for client in clients]), np.array([truth.groups[client] for client in clients]))
 
 
-def dealt_at_random(found: Array, groups: Array, seed: int, times: int = 200) -> Array:
+def dealt_at_random(clusters: Array, groups: Array, seed: int, times: int = 200) -> Array:
     """The same score for the same groups dealt at random, mean over deals, shape (n,): the no-view baseline of `grouping_accuracy`."""
     rng = stream(seed, "groups dealt at random")
-    return np.full(len(groups), float(np.mean([grouping_accuracy(rng.permutation(found), groups).mean() for _ in range(times)])))
+    return np.full(len(groups), float(np.mean([grouping_accuracy(rng.permutation(clusters), groups).mean() for _ in range(times)])))
 
 
-def chance_of_deals(found: Array, groups: Array, seed: int, times: int = DEALS) -> float:
+def chance_of_deals(clusters: Array, groups: Array, seed: int, times: int = DEALS) -> float:
     """How probable it is that the same groups dealt at random score at least as well: one lucky deal makes all clients right at once.
 
     At most so many `times` are dealt, and no more than it takes until `ENOUGH_DEALS` score as well (Besag & Clifford 1991).
     """
-    rng, reached = stream(seed, "groups dealt again"), grouping_accuracy(found, groups).sum()
+    rng, reached = stream(seed, "groups dealt again"), grouping_accuracy(clusters, groups).sum()
     again = 0
     for dealt in range(1, times + 1):
-        again += bool(grouping_accuracy(rng.permutation(found), groups).sum() >= reached)
+        again += bool(grouping_accuracy(rng.permutation(clusters), groups).sum() >= reached)
         if again == ENOUGH_DEALS:
             return again / dealt
     return (1 + again) / (1 + times)
 
 
 def chance_of_names(
-    found: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], beside: Array, margin: float, classes: int, seed: int,
+    guessed: Sequence[frozenset[int]], truth: Sequence[frozenset[int]], beside: Array, margin: float, classes: int, seed: int,
     times: int = DEALS,
 ) -> float:  # fmt: skip
     """How probable it is that label sets (n,), all named together, are right by the margin more often than the guesses right `beside` (n,).
@@ -373,7 +380,7 @@ def chance_of_names(
     The largest p counts: of a test over clients; under a random renaming of all labels, since one lucky name makes all clients of a group
     right together; and of the same sets dealt to the clients at random, since which sets occur says nothing about who has which.
     """
-    sets, real = (np.array([[label in one for label in range(classes)] for one in several]) for several in (found, truth))
+    sets, real = (np.array([[label in labels for label in range(classes)] for labels in label_sets]) for label_sets in (guessed, truth))
     rng, right = stream(seed, "labels renamed"), (sets == real).all(axis=1)
     again = sum(int((sets == real[:, rng.permutation(classes)]).all(axis=1).sum()) >= right.sum() for _ in range(times))
     errors = (sets[:, None] != real[None]).any(axis=2).astype(np.float64)

@@ -7,7 +7,7 @@ from typing import Any
 
 from .leakage import Budget
 
-__all__ = ["Clock", "Plan", "plan_of", "spoken"]
+__all__ = ["Clock", "AuditPlan", "plan_of", "spoken"]
 
 MOST_BYTES = 1 << 30
 """Payloads of a run that is made again for the audit; beyond this it has fewer rounds."""
@@ -17,11 +17,11 @@ ATTACK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Plan:
+class AuditPlan:
     """The `seeds` that are attacked, that of the recorded run first, each for so many `rounds` (`cut`: fewer than were recorded).
 
     For the recorded run `here` runs are made (0 or 1: its unprotected twin), for each fresh seed `each` (itself, and its twin if it is
-    protected); one takes about `seconds`. Attacks that rerun the configuration themselves, once, take about `plays` seconds.
+    protected); one takes about `seconds`. Attacks that rerun the configuration themselves, once, take about `rerun_seconds`.
     """
 
     seeds: tuple[int, ...]
@@ -30,7 +30,7 @@ class Plan:
     here: int
     each: int
     seconds: float
-    plays: float = 0.0
+    rerun_seconds: float = 0.0
 
     def runs(self, todo: Sequence[int]) -> int:
         """How many runs the seeds `todo` need."""
@@ -38,10 +38,10 @@ class Plan:
 
     def estimate(self, todo: Sequence[int], attacks: int) -> float:
         """Seconds, for the seeds `todo` and so many attacks on each."""
-        plays = self.plays if self.seeds[0] in todo else 0.0
-        return self.runs(todo) * self.seconds + attacks * len(todo) * ATTACK_SECONDS + plays
+        rerun_seconds = self.rerun_seconds if self.seeds[0] in todo else 0.0
+        return self.runs(todo) * self.seconds + attacks * len(todo) * ATTACK_SECONDS + rerun_seconds
 
-    def words(self, budget: str, todo: Sequence[int], attacks: int, adversaries: Sequence[str]) -> str:
+    def line(self, budget: str, todo: Sequence[int], attacks: int, adversaries: Sequence[str]) -> str:
         """One line for people."""
         if not todo:
             return f"{budget} audit: all of it was done before"
@@ -53,7 +53,7 @@ class Plan:
         return f"{budget} audit, about {spoken(self.estimate(todo, attacks))}: {seeds}, {made}, {some}{short}"
 
 
-def plan_of(summary: Mapping[str, Any], seed: int, *, size: int, is_open: bool, is_whole: bool, budget: Budget) -> Plan:
+def plan_of(summary: Mapping[str, Any], seed: int, *, size: int, is_open: bool, is_whole: bool, budget: Budget) -> AuditPlan:
     """The plan for a run with this `summary`, whose payloads take about `size` bytes.
 
     `is_open`: nothing protects it; `is_whole`: so that, all payloads being recorded, it is its own unprotected twin.
@@ -63,19 +63,19 @@ def plan_of(summary: Mapping[str, Any], seed: int, *, size: int, is_open: bool, 
     kept = max(1, min(rounds, int(rounds * budget.seconds / seconds), rounds * MOST_BYTES // max(size, 1))) if rounds else 0
     fresh = 0 if kept < rounds else min(budget.seeds - 1, int(budget.seconds / (seconds * each)))
     seeds = tuple(seed + SEED_STEP * number for number in range(1 + fresh))
-    return Plan(seeds, kept, kept < rounds, 0 if is_whole else 1, each, seconds * kept / max(rounds, 1))
+    return AuditPlan(seeds, kept, kept < rounds, 0 if is_whole else 1, each, seconds * kept / max(rounds, 1))
 
 
 @dataclass(eq=False)
 class Clock:
     """How long is left, by what the seeds that this call has finished took beside what was expected of them."""
 
-    plan: Plan
+    plan: AuditPlan
     todo: Sequence[int]
     attacks: int
     began: float = field(default_factory=time.perf_counter)
 
-    def words(self, seed: int) -> str:
+    def line(self, seed: int) -> str:
         """When the work on `seed` starts: which one it is and what is left; before one is finished only what was expected is known."""
         number = self.todo.index(seed)
         where = f"seed {seed}, {number + 1} of {len(self.todo)}"

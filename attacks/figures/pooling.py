@@ -8,7 +8,7 @@ from scipy import stats
 
 from ...types import Array
 from .leakage import Cell
-from .significance import ENOUGH, FEWEST_SCORES, RATE, Status, confidence_interval, interval, proportion_interval, t_chance, t_power
+from .significance import ENOUGH, FEWEST_SCORES, RATE, CellStatus, confidence_interval, interval, proportion_interval, t_chance, t_power
 
 __all__ = ["pooled"]
 
@@ -17,45 +17,45 @@ PARTS = 4
 
 
 def pooled(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of several seeds, those of one figure made one; in the order in which figures first occur.
+    """One cell a figure from the cells of several seeds, in the order in which figures first occur.
 
-    The first seed is that of the recorded run. From three seeds on the figures are means over them and the interval is a t-interval; of
-    fewer they are those of a seed that leaks, else of the first with something to see. A note says in how many of the seeds there was
-    something to see, where that is not all of them.
+    The first seed is the recorded run's. From three seeds on, a pooled cell has means over seeds and a t-interval. With fewer seeds, it has
+    the values of a seed that leaks, else of the first seed with something to see. If some seeds had nothing to see, a note counts the
+    others.
     """
     figures: dict[tuple[str, str, str, str, int], list[Cell]] = {}
-    for one in cells:
-        figures.setdefault((one.attack, one.adversary, one.protection, one.metric, one.k_known), []).append(one)
-    return [_pooled(several) for several in figures.values()]
+    for cell in cells:
+        figures.setdefault((cell.attack, cell.adversary, cell.protection, cell.metric, cell.k_known), []).append(cell)
+    return [_pooled(seeds_of_figure) for seeds_of_figure in figures.values()]
 
 
 def _pooled(cells: Sequence[Cell]) -> Cell:
-    seen = [one for one in cells if one.value is not None]
+    seen = [cell for cell in cells if cell.value is not None]
     if not seen:
-        return next((one for one in cells if one.status == "not_attempted"), cells[0])
+        return next((cell for cell in cells if cell.status == "not_attempted"), cells[0])
     first = seen[0]
     recorded = cells[0].value is not None
-    exact = any(one.exact for one in seen)
+    exact = any(cell.exact for cell in seen)
     p = first.p if len(seen) == 1 else None if exact else _leak_chance(seen, recorded)
     status = first.status if len(seen) == 1 else _verdict(seen, recorded, p)
-    weakest = min(seen, key=lambda one: _shown(one) or 0.0)
-    planted = any(one.power_low is not None for one in seen)
+    weakest = min(seen, key=lambda cell: _shown(cell) or 0.0)
+    planted = any(cell.power_low is not None for cell in seen)
     shown = None if exact else _shown(weakest) if planted or len(seen) < FEWEST_SCORES else _power_over(seen)
     if status == "at_baseline" and not (exact or _is_earned(seen, shown)):
         status = "inconclusive"
-    if status == "at_baseline" and any(one.status == "inconclusive" for one in seen):  # the attack knows that its failure shows nothing
+    if status == "at_baseline" and any(cell.status == "inconclusive" for cell in seen):  # the attack knows that its failure shows nothing
         status, shown = "inconclusive", None
     if len(seen) < FEWEST_SCORES:
-        found = next((one for one in seen if one.status == "leaks"), first) if status == "leaks" else first
-        return replace(found, status=status, p=p, note=found.note + _missing(cells))
+        stated = next((cell for cell in seen if cell.status == "leaks"), first) if status == "leaks" else first
+        return replace(stated, status=status, p=p, note=stated.note + _missing(cells))
     value, baseline, reference, blank = _columns(seen)
     low, high = _interval_over(seen, value)
-    arrays = next((one.arrays for one in cells if one.arrays), None)
-    seeds = tuple(seed for one in seen for seed in one.seeds)
+    arrays = next((cell.arrays for cell in cells if cell.arrays), None)
+    seeds = tuple(seed for cell in seen for seed in cell.seeds)
     return replace(
         first, value=float(value.mean()), low=low, high=high, baseline=float(baseline.mean()), reference=float(reference.mean()),
         reference_baseline=float(blank.mean()), status=status, seeds=seeds, arrays=arrays, p=p,
-        counted=sum(one.counted for one in seen), power=weakest.power if planted else shown, power_low=weakest.power_low, gain_high=None,
+        counted=sum(cell.counted for cell in seen), power=weakest.power if planted else shown, power_low=weakest.power_low, gain_high=None,
         note=first.note + _missing(cells) + (_alone(cells) if status == "leaks" else ""),
     )  # fmt: skip
 
@@ -63,13 +63,13 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
 def _is_earned(seen: Sequence[Cell], shown: float | None) -> bool:
     """Whether a figure may be at its baseline with the power `shown`: all rounds were attacked, and of fewer than three seeds the gain of
     each run is surely within the margin."""
-    within = len(seen) >= FEWEST_SCORES or all(one.gain_high is None or one.gain_high <= one.margin for one in seen)
-    return shown is not None and shown >= ENOUGH and within and not any(one.rounds for one in seen)
+    within = len(seen) >= FEWEST_SCORES or all(cell.gain_high is None or cell.gain_high <= cell.margin for cell in seen)
+    return shown is not None and shown >= ENOUGH and within and not any(cell.rounds for cell in seen)
 
 
-def _shown(one: Cell) -> float | None:
+def _shown(cell: Cell) -> float | None:
     """The power of one run, by its lower end where it was estimated from planted leaks."""
-    return one.power if one.power_low is None else one.power_low
+    return cell.power if cell.power_low is None else cell.power_low
 
 
 def _power_over(seen: Sequence[Cell]) -> float:
@@ -77,34 +77,34 @@ def _power_over(seen: Sequence[Cell]) -> float:
     value, baseline, reference, blank = _columns(seen)
     sign = -1.0 if seen[0].lower_is_better else 1.0
     planted = sign * (value - baseline + reference - blank) / 2
-    found = t_power(float(planted.mean()), float(planted.std(ddof=1)), len(seen), seen[0].margin, RATE / PARTS)
-    return min(found, _agreement_power(len(seen))) if any(one.coin for one in seen) else found
+    power = t_power(float(planted.mean()), float(planted.std(ddof=1)), len(seen), seen[0].margin, RATE / PARTS)
+    return min(power, _agreement_power(len(seen))) if any(cell.coin for cell in seen) else power
 
 
 def _columns(seen: Sequence[Cell]) -> tuple[Array, Array, Array, Array]:
     """Value, baseline, reference and its baseline, by seed."""
 
     def column(name: str) -> Array:
-        return np.array([np.nan if (number := getattr(one, name)) is None else number for one in seen])
+        return np.array([np.nan if (number := getattr(cell, name)) is None else number for cell in seen])
 
     return column("value"), column("baseline"), column("reference"), column("reference_baseline")
 
 
-def _verdict(seen: Sequence[Cell], recorded: bool, p: float | None) -> Status:
+def _verdict(seen: Sequence[Cell], recorded: bool, p: float | None) -> CellStatus:
     """The status of one figure from two seeds or more with its p, the first of them that of the recorded run if `recorded`."""
     first, sign = seen[0], -1.0 if seen[0].lower_is_better else 1.0
     if p is None:  # of exact figures
-        return "leaks" if any(one.exact and (one.value or 0.0) > one.margin for one in seen) else "at_baseline"
+        return "leaks" if any(cell.exact and (cell.value or 0.0) > cell.margin for cell in seen) else "at_baseline"
     value, baseline, reference, blank = _columns(seen)
-    gain, several = sign * (value - baseline), len(seen) >= FEWEST_SCORES
-    alone = all(one.status != "not_validated" for one in seen)
-    valid = several and (alone or t_chance(sign * (reference - blank), first.margin) < RATE)
+    gain, tested = sign * (value - baseline), len(seen) >= FEWEST_SCORES
+    alone = all(cell.status != "not_validated" for cell in seen)
+    valid = tested and (alone or t_chance(sign * (reference - blank), first.margin) < RATE)
     if p < RATE:
         return "leaks"
-    if valid and any(one.coin for one in seen) and t_chance(gain, first.margin) < RATE:
+    if valid and any(cell.coin for cell in seen) and t_chance(gain, first.margin) < RATE:
         return "not_validated"  # tosses that agree by luck more often than that
-    if not several:  # no test over two seeds: the recorded one decides, unless a seed leaks
-        return "inconclusive" if any(one.status == "leaks" for one in seen) else first.status
+    if not tested:  # no test over two seeds: the recorded one decides, unless a seed leaks
+        return "inconclusive" if any(cell.status == "leaks" for cell in seen) else first.status
     if not valid:
         return "not_validated"
     doubt = recorded and first.status == "leaks" and not first.coin  # at the rate of one run, not at that of all
@@ -120,19 +120,19 @@ def _leak_chance(seen: Sequence[Cell], recorded: bool) -> float:
     """
     first, sign = seen[0], -1.0 if seen[0].lower_is_better else 1.0
     value, baseline, reference, blank = _columns(seen)
-    gain, coin = sign * (value - baseline), any(one.coin for one in seen)
-    alone, counted = not coin and any(one.status != "not_validated" for one in seen), any(one.p is None for one in seen)
-    found = [1.0]
+    gain, coin = sign * (value - baseline), any(cell.coin for cell in seen)
+    alone, counted = not coin and any(cell.status != "not_validated" for cell in seen), any(cell.p is None for cell in seen)
+    ps = [1.0]
     if len(seen) >= FEWEST_SCORES and t_chance(sign * (reference - blank), first.margin) < RATE:
         together = max(t_chance(gain, first.margin), _agreement(gain) if coin else 0.0)
-        found.append(together * ((4 / 3 if counted else PARTS) if alone else 1))
+        ps.append(together * ((4 / 3 if counted else PARTS) if alone else 1))
     if alone and counted:
-        leaks = sum(one.status == "leaks" for one in seen)
-        found.append(4 * float(stats.binomtest(leaks, len(seen), RATE, alternative="greater").pvalue))
+        leaks = sum(cell.status == "leaks" for cell in seen)
+        ps.append(4 * float(stats.binomtest(leaks, len(seen), RATE, alternative="greater").pvalue))
     elif alone:
-        chances = [1.0 if one.p is None or one.status == "not_validated" else one.p for one in seen]
-        found += [8 * len(chances) * min(chances), 8 * _fisher(chances), *([2 * chances[0]] if recorded else [])]
-    return min(found)
+        chances = [1.0 if cell.p is None or cell.status == "not_validated" else cell.p for cell in seen]
+        ps += [8 * len(chances) * min(chances), 8 * _fisher(chances), *([2 * chances[0]] if recorded else [])]
+    return min(ps)
 
 
 def _fisher(chances: Sequence[float]) -> float:
@@ -152,17 +152,17 @@ def _agreement_power(n: int) -> float:
 
 
 def _missing(cells: Sequence[Cell]) -> str:
-    """The end of the note of a figure that not all seeds have: in how many there was something to see, and why not in the first other."""
-    why = [one.note for one in cells if one.value is None]
+    """The end of the note of a figure that some seeds lack: how many seeds have the figure, and why the first of the others does not."""
+    why = [cell.note for cell in cells if cell.value is None]
     if len(why) in (0, len(cells)):
         return ""
     return f"; something to see in {len(cells) - len(why)} of {len(cells)} seeds, the figure is of these only; else: {why[0]}"
 
 
 def _alone(cells: Sequence[Cell]) -> str:
-    """The end of the note of a figure that leaks, where not all seeds do by themselves: the mean over seeds hides those that do."""
-    seen = [one for one in cells if one.value is not None]
-    leaking = [one for one in seen if one.status == "leaks"]
+    """The end of the note of a leak that only some seeds show by themselves: the mean over seeds does not tell which seeds leak."""
+    seen = [cell for cell in cells if cell.value is not None]
+    leaking = [cell for cell in seen if cell.status == "leaks"]
     if len(leaking) in (0, len(seen)):
         return ""
     recorded = cells[0] in leaking
@@ -171,7 +171,7 @@ def _alone(cells: Sequence[Cell]) -> str:
 
 
 def _interval_over(seen: Sequence[Cell], values: Array) -> tuple[float | None, float | None]:
-    """The interval over seeds. Where all had the same share, seeds do not tell how sure it is: then by the counts of all of them."""
-    if float(np.ptp(values)) == 0.0 and values[0] in (0.0, 1.0) and all(one.counted for one in seen):
-        return proportion_interval(np.full(sum(one.counted for one in seen), values[0]))
+    """The interval over seeds. If all seeds have the same share, the interval is by the counts of all seeds."""
+    if float(np.ptp(values)) == 0.0 and values[0] in (0.0, 1.0) and all(cell.counted for cell in seen):
+        return proportion_interval(np.full(sum(cell.counted for cell in seen), values[0]))
     return interval(seen[0].metric, values, 0)

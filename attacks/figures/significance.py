@@ -9,7 +9,7 @@ from scipy import stats
 from ...types import Array
 
 __all__ = [
-    "ENOUGH", "Status", "chance", "chance_of_matching", "chance_of_orders", "chance_of_renaming", "confidence_interval", "interval",
+    "ENOUGH", "CellStatus", "chance", "chance_of_matching", "chance_of_orders", "chance_of_renaming", "confidence_interval", "interval",
     "is_count", "judge", "orders", "power", "proportion_interval", "t_chance", "t_power", "vary",
 ]  # fmt: skip
 
@@ -32,7 +32,7 @@ RANGES = {
     "_psnr_db": (-float("inf"), 100.0),
 }  # fmt: skip
 """How a metric's name ends -> what its values can be."""
-Status = Literal["leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
+CellStatus = Literal["leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
 
 
 def vary(values: Array) -> bool:
@@ -50,8 +50,8 @@ def confidence_interval(values: Array) -> tuple[float, float]:
 
 def proportion_interval(values: Array) -> tuple[float, float]:
     """The exact (Clopper–Pearson) 95 % interval of a share, from scores of 0 and 1."""
-    found = stats.binomtest(int(values.sum()), len(values)).proportion_ci(0.95, method="exact")
-    return float(found.low), float(found.high)
+    interval = stats.binomtest(int(values.sum()), len(values)).proportion_ci(0.95, method="exact")
+    return float(interval.low), float(interval.high)
 
 
 def is_count(values: Array) -> bool:
@@ -116,10 +116,10 @@ def power(score: Array, beside: Array, reference: Array, reference_beside: Array
     if n < FEWEST_SCORES or not len(reference):
         return 0.0
     if not (is_count(score) and is_count(beside)):
-        means = [float(one.mean()) for one in both]
-        spread = np.sqrt(np.mean([one.var() for one in both]) + (means[0] - means[1]) ** 2 / 4)
+        means = [float(scores.mean()) for scores in both]
+        spread = np.sqrt(np.mean([scores.var() for scores in both]) + (means[0] - means[1]) ** 2 / 4)
         return t_power(float(np.mean(means)), float(spread), n, margin, RATE)
-    won, lost = (float(np.mean([(sign * one > 0).mean() for one in both])) for sign in (1, -1))
+    won, lost = (float(np.mean([(sign * scores > 0).mean() for scores in both])) for sign in (1, -1))
     if won == 0.0:
         return 0.0
     differing = np.arange(1, n + 1)  # clients that only one of view and baseline has right
@@ -179,7 +179,7 @@ def chance_of_orders(guessed: Array, true: Array, rng: np.random.Generator) -> f
     return (1 + reached) / (1 + MATCHINGS)
 
 
-def judge(values: Array, baseline: Array, reference: Array, reference_baseline: Array, margin: float) -> Status:
+def judge(values: Array, baseline: Array, reference: Array, reference_baseline: Array, margin: float) -> CellStatus:
     """The status of scores paired by client, at least 3 of them: a leak beats the baseline by more than `margin`.
 
     By a t-test of the difference, one-sided at `RATE`; scores of 0 and 1 by their mean difference and an exact sign test.

@@ -36,27 +36,29 @@ class Verdict:
 
 def audit_text(cells: Sequence[Cell], family: Family, **more: Mapping[str, str]) -> str:
     """audit.json: the `cells` of an audit, judged together, with their family and verdicts, and `more` tables of texts."""
-    verdicts = [one.as_json() for one in verdicts_of(cells)]
-    tree = {"verdicts": verdicts, **more, "family": family.as_json(), "cells": [one.as_json() for one in cells]}
+    verdicts = [verdict.as_json() for verdict in verdicts_of(cells)]
+    tree = {"verdicts": verdicts, **more, "family": family.as_json(), "cells": [cell.as_json() for cell in cells]}
     return json.dumps(tree, indent=1) + "\n"
 
 
 def verdicts_of(cells: Sequence[Cell]) -> list[Verdict]:
     """A verdict for each adversary of an audit's figures, in the order in which adversaries first occur."""
-    return [_verdict(name, [one for one in cells if one.adversary == name]) for name in dict.fromkeys(one.adversary for one in cells)]
+    return [_verdict(name, [cell for cell in cells if cell.adversary == name]) for name in dict.fromkeys(cell.adversary for cell in cells)]
 
 
 def _verdict(adversary: str, cells: Sequence[Cell]) -> Verdict:
-    leaks = sorted((one for one in cells if one.status == "leaks"), key=_share_of_all, reverse=True)
+    leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_share_of_all, reverse=True)
     if not leaks:
         return Verdict(adversary, f"{_spoken(adversary)} was not seen to learn anything: {_counted(cells)}")
     worst = leaks[0]
     entry = ATTACKS.find(worst.attack)
-    what = (entry.learns if entry is not None else "") or worst.attack.replace("_", " ")
+    learned = (entry.learns if entry is not None else "") or worst.attack.replace("_", " ")
     figure = f"{metric_words(worst.as_json())} {worst.value:.2f}, {_beside(worst)}"
-    others = [name.replace("_", " ") for name in dict.fromkeys(one.attack for one in leaks[1:]) if name != worst.attack]
+    others = [name.replace("_", " ") for name in dict.fromkeys(cell.attack for cell in leaks[1:]) if name != worst.attack]
     more = f"; leaks also by {', '.join(others)}" if others else ""
-    return Verdict(adversary, f"{_spoken(adversary)} learns {what} ({figure}){more}", "" if entry is None else entry.reduces, worst.attack)
+    return Verdict(
+        adversary, f"{_spoken(adversary)} learns {learned} ({figure}){more}", "" if entry is None else entry.reduces, worst.attack
+    )
 
 
 def _spoken(adversary: str) -> str:
@@ -65,27 +67,27 @@ def _spoken(adversary: str) -> str:
     return f"the {name.replace('-', ' ')}" + (f" with {colluders} colluding client{'' if colluders == '1' else 's'}" if colluders else "")
 
 
-def _beside(one: Cell) -> str:
-    if one.metric.endswith("_epsilon"):
-        return f"where {one.baseline:.2f} is claimed"
-    return f"{one.baseline:.2f} without a view"
+def _beside(cell: Cell) -> str:
+    if cell.metric.endswith("_epsilon"):
+        return f"where {cell.baseline:.2f} is claimed"
+    return f"{cell.baseline:.2f} without a view"
 
 
-def _share_of_all(one: Cell) -> float:
+def _share_of_all(cell: Cell) -> float:
     """How much of what there is between knowing nothing and knowing everything was learned. A broken guarantee comes first."""
-    if one.metric.endswith("_epsilon"):
+    if cell.metric.endswith("_epsilon"):
         return 2.0
-    if one.exact:
+    if cell.exact:
         return 1.0
-    assert one.value is not None  # a leak has a figure
-    assert one.baseline is not None
-    best = 0.0 if one.lower_is_better else BEST_PSNR_DB if one.metric.endswith("_psnr_db") else 1.0
-    return 0.0 if best == one.baseline else (one.value - one.baseline) / (best - one.baseline)
+    assert cell.value is not None  # a leak has a figure
+    assert cell.baseline is not None
+    best = 0.0 if cell.lower_is_better else BEST_PSNR_DB if cell.metric.endswith("_psnr_db") else 1.0
+    return 0.0 if best == cell.baseline else (cell.value - cell.baseline) / (best - cell.baseline)
 
 
 def _counted(cells: Sequence[Cell]) -> str:
     """How many figures have which status, and which attacks leave a question open."""
-    counts = Counter(one.status for one in cells)
+    counts = Counter(cell.status for cell in cells)
     words = ", ".join(f"{counts[status]} {word}" for status, word in STATUS.items() if counts[status])  # type: ignore[index]
-    open_ = [name.replace("_", " ") for name in dict.fromkeys(one.attack for one in cells if one.status in OPEN)]
+    open_ = [name.replace("_", " ") for name in dict.fromkeys(cell.attack for cell in cells if cell.status in OPEN)]
     return f"{words} of {len(cells)} figures" + (f"; open: {', '.join(open_)}" if open_ else "")

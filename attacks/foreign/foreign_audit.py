@@ -15,8 +15,8 @@ regression of updates on single samples' gradients, as in `membership_gradients`
 client's steps must have added.
 
 There is no unprotected twin of another system, hence no reference that would show an attack's power. A figure is `leaks` if it beats the
-same attack without the view by the margin, `inconclusive` if it does not, and `not_validated` with fewer than three scores. None is
-`at_baseline`: no figure here shows that nothing leaks. Not modelled: dropout.
+same attack without the view by the margin, else `inconclusive`; with fewer than three scores it is `not_validated`. No figure is
+`at_baseline`: an audit of another system never shows that nothing leaks. Not modelled: dropout.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,16 +34,16 @@ from ..figures.leakage import Cell, Truth, cell, nothing
 from ..figures.significance import RATE
 from ..labels.label_readings import ONE_STEP, PATH
 from ..membership.member_scores import confidences, loss_threshold, rmia, roc
-from ..membership.membership_audit import FALSE_POSITIVES, FEWEST_ASKED, Outcome, auc_gain, member_p
+from ..membership.membership_audit import FALSE_POSITIVES, FEWEST_ASKED, MembershipOutcome, auc_gain, member_p
 from ..membership.membership_audit import MARGIN as MEMBER_MARGIN
-from ..membership.membership_gradients import MOST_NUMBERS, sample_gradients, shortened
+from ..membership.membership_gradients import MOST_NUMBERS, clipped_gradients, shortened
 from ..membership.membership_shadows import pairs_of
 from .foreign_images import images
-from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, ROUNDS, alone, as_sent, is_sgd, labels, settled
+from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, ROUNDS, alone, as_sent, is_sgd, labels, settled_vector
 from .foreign_states import ForeignModel, batch_statistics, vector_of
-from .foreign_system import LoopSettings, Made, Record, System, Update, system_of
+from .foreign_system import AttackOutput, LoopSettings, System, Update, UpdateRecord, system_of
 
-__all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "attacked", "audit_updates"]
+__all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "outputs_of", "audit_updates"]
 
 SOURCES = {"gradients": "update", "rmia": "own_model", "loss": "own_model"}
 """What an attack on membership reads."""
@@ -58,16 +58,16 @@ def audit_updates(
 ) -> list[Cell]:  # fmt: skip
     """The figures of every attack on the updates of another system, judged together.
 
-    `model` gives the scores (n, classes) of samples; its own values are not used. `auxiliary` are labelled samples (x, y) that no client
-    trained on, as the model takes them: half of them are held out as non-members where an update has no `outside`. `head` names the last
-    layer, by default the last one with as many biases as there are classes. `iterations` are those of gradient inversion. Random numbers
-    are drawn by `seed`. Raises `InputError` naming client and array, attack or layer.
+    `model` maps samples to scores (n, classes); the values of its parameters are not used. `auxiliary` are labelled samples (x, y) that no
+    client trained on, as the model takes them. Half of the auxiliary samples are held out as non-members where an update has no `outside`.
+    `head` names the last layer (default: the last layer with as many biases as there are classes). `iterations` is the number of iterations
+    of gradient inversion. Random numbers are drawn by `seed`. Raises `InputError` naming client and array, attack or layer.
     """
     system = system_of(model, updates, auxiliary, settings or LoopSettings(), head=head, seed=seed, iterations=iterations)
-    return judged_together([one for cells, _ in attacked(system, attacks).values() for one in cells])[0]
+    return judged_together([cell for cells, _ in outputs_of(system, attacks).values() for cell in cells])[0]
 
 
-def attacked(system: System, attacks: Sequence[str] | None = None) -> dict[str, Made]:
+def outputs_of(system: System, attacks: Sequence[str] | None = None) -> dict[str, AttackOutput]:
     """Cells and arrays by attack. Raises `InputError` for an attack that is not known."""
     for name in attacks or ():
         if name not in FOREIGN_ATTACKS:
@@ -78,7 +78,7 @@ def attacked(system: System, attacks: Sequence[str] | None = None) -> dict[str, 
 # --- membership ---------------------------------------------------------------------------------------------------------------------
 
 
-def _membership(system: System) -> Made:
+def _membership(system: System) -> AttackOutput:
     """Whether samples were among those that a client trained on: by its first updates, and by the model that it returned last."""
     name, metric, case, prior, model = "membership", "own_model_rmia_auc", system.case, system.case.prior, system.model
     clients, outside = system.scored, system.case.truth.outside
@@ -92,20 +92,21 @@ def _membership(system: System) -> Made:
     if (count := int(asked.member.sum())) < FEWEST_ASKED:
         why = f"not attempted: {count} samples have a non-member of their label beside them, fewer than {FEWEST_ASKED}"
         return [nothing(case, name, metric, why)], None
-    linear = all(is_sgd(one) for client in clients for one in system.records[client][:ROUNDS])
+    linear = all(is_sgd(record) for client in clients for record in system.records[client][:ROUNDS])
     scores = {attack: np.zeros(len(asked.y)) for attack in ("gradients", "rmia", "loss", "blank")}
     for client in np.unique(asked.owners).tolist():
-        mine = asked.owners == client
+        own = asked.owners == client
         first, last = system.records[client][0], system.records[client][-1]
         models = np.stack([
-            settled(system, model, last, last.after), settled(system, model, first, first.before), as_sent(system, model, first.before)
+            settled_vector(system, model, last, last.after), settled_vector(system, model, first, first.before),
+            as_sent(system, model, first.before)
         ])  # fmt: skip
-        target, beside, sent = confidences(model.evaluated, models, asked.x[mine], asked.y[mine])
+        target, beside, sent = confidences(model.evaluated, models, asked.x[own], asked.y[own])
         others = confidences(model.evaluated, models[:2], prior.x[rest], prior.y[rest])
-        scores["rmia"][mine] = rmia(target, beside[None], others[0], others[1:])
-        scores["loss"][mine], scores["blank"][mine] = loss_threshold(target), loss_threshold(sent)
+        scores["rmia"][own] = rmia(target, beside[None], others[0], others[1:])
+        scores["loss"][own], scores["blank"][own] = loss_threshold(target), loss_threshold(sent)
         if linear:
-            scores["gradients"][mine] = _explained(system, model, system.records[client][:ROUNDS], asked.x[mine], asked.y[mine])
+            scores["gradients"][own] = _explained(system, model, system.records[client][:ROUNDS], asked.x[own], asked.y[own])
     source = "held-out auxiliary samples" if held else "those given"
     note = (
         f"{len(clients)} client(s): the first {ROUNDS} updates of each at most, or the model that it returned last; non-members, {source}, "
@@ -115,12 +116,12 @@ def _membership(system: System) -> Made:
     figures = [] if linear else [nothing(case, name, "update_gradients_auc", NOT_SGD)]
     of_updates = (("gradients", "auc"), ("gradients", "tpr")) if linear else ()
     for attack, kind in (*of_updates, ("rmia", "auc"), ("loss", "auc")):
-        found = Outcome(scores[attack], scores["blank"][None], asked.member)
-        figures.append(_member_cell(system, f"{SOURCES[attack]}_{attack}_{kind}", kind, found, note))
+        outcome = MembershipOutcome(scores[attack], scores["blank"][None], asked.member)
+        figures.append(_member_cell(system, f"{SOURCES[attack]}_{attack}_{kind}", kind, outcome, note))
     return figures, None
 
 
-def _explained(system: System, model: ForeignModel, records: Sequence[Record], x: Array, y: Array) -> Array:
+def _explained(system: System, model: ForeignModel, records: Sequence[UpdateRecord], x: Array, y: Array) -> Array:
     """How much of a client's updates each sample's gradient explains, (n,), on a scale of its own: ridge regression on all together.
 
     Gradients are taken at the state that the client was sent, where those of members are as long as others'.
@@ -129,22 +130,22 @@ def _explained(system: System, model: ForeignModel, records: Sequence[Record], x
     trained = np.concatenate([np.full(int(np.prod(shape)), name in model.shapes) for name, shape, _ in form.layout])
     short, chunk = shortened(int(trained.sum())), max(1, MOST_NUMBERS // form.dimension)
     for record in records:
-        start, end = (settled(system, model, record, state) for state in (record.before, record.after))
-        blocks = [sample_gradients(form, start, x[at : at + chunk], y[at : at + chunk]) for at in range(0, len(y), chunk)]
+        start, end = (settled_vector(system, model, record, state) for state in (record.before, record.after))
+        blocks = [clipped_gradients(form, start, x[at : at + chunk], y[at : at + chunk]) for at in range(0, len(y), chunk)]
         columns = np.concatenate([short(block[:, trained]) for block in blocks])
         scale = RIDGE * max(float(np.square(columns).sum(axis=1).mean()), 1e-300)
         gram += columns @ columns.T / scale
         towards += columns @ short((start - end)[trained][None])[0] / scale
-    found = np.linalg.solve(gram, towards)
-    return np.asarray(found / max(float(np.abs(found).mean()), 1e-300))
+    coefficients = np.linalg.solve(gram, towards)
+    return np.asarray(coefficients / max(float(np.abs(coefficients).mean()), 1e-300))
 
 
-def _member_cell(system: System, metric: str, kind: str, found: Outcome, note: str) -> Cell:
-    case, at = system.case, roc(found.scores, found.member, FALSE_POSITIVES)
-    value, interval, blank = at.auc, at.auc_interval, at.auc - auc_gain(found)[0]
+def _member_cell(system: System, metric: str, kind: str, outcome: MembershipOutcome, note: str) -> Cell:
+    case, at = system.case, roc(outcome.scores, outcome.member, FALSE_POSITIVES)
+    value, interval, blank = at.auc, at.auc_interval, at.auc - auc_gain(outcome)[0]
     if kind == "tpr":
-        value, interval, blank = at.tpr, at.tpr_interval, float(found.tprs().mean())
-    p = member_p(found, kind, case.seed)
+        value, interval, blank = at.tpr, at.tpr_interval, float(outcome.tprs().mean())
+    p = member_p(outcome, kind, case.seed)
     words = f"{at.members} members, {at.non_members} others, realised FPR {at.fpr:.4f}; {note}"
     made = Cell(
         "membership", case.view.adversary, case.protection, metric, value, *interval, baseline=blank, reference=None,
@@ -156,7 +157,7 @@ def _member_cell(system: System, metric: str, kind: str, found: Outcome, note: s
 # --- running statistics ---------------------------------------------------------------------------------------------------------------
 
 
-def _statistics(system: System) -> Made:
+def _statistics(system: System) -> AttackOutput:
     """The mean activation of a client's samples at the first layer that normalises, from running statistics. None such: no figure."""
     name, metric, case, prior, model = "batch_statistics", "activation_mean_error", system.case, system.case.prior, system.model
     if model is None or not system.scored:
@@ -167,11 +168,11 @@ def _statistics(system: System) -> Made:
     errors: list[tuple[float, float]] = []
     for client in system.scored:
         record = system.records[client][0]
-        found = batch_statistics(model, record.before, record.after, record.steps).get(f"{layer}.running_mean")
-        if found is None or record.settings.batch_norm == "eval":
+        means = batch_statistics(model, record.before, record.after, record.steps).get(f"{layer}.running_mean")
+        if means is None or record.settings.batch_norm == "eval":
             continue
         real, blank = (_activation(model, layer, record, x) for x in (case.truth.data[client][0], prior.x))
-        errors.append((float(np.linalg.norm(found - real)), float(np.linalg.norm(blank - real))))
+        errors.append((float(np.linalg.norm(means - real)), float(np.linalg.norm(blank - real))))
     if not errors:
         why = "running statistics are not in the states, or clients trained in evaluation mode"
         return [nothing(case, name, metric, why)], None
@@ -180,18 +181,18 @@ def _statistics(system: System) -> Made:
         "activation of the client's samples on the way of its training: their distance; baseline: that of the auxiliary samples' mean "
         f"activation, on the scale on which its mean is 1; {prior.description}"
     )
-    mine, blank = np.array(errors).T / max(float(np.mean([far for _, far in errors])), 1e-300)
-    made = cell(case, name, metric, mine, blank, mine, margin=STATISTICS_MARGIN, lower_is_better=True, note=note)
+    errors_seen, blank = np.array(errors).T / max(float(np.mean([far for _, far in errors])), 1e-300)
+    made = cell(case, name, metric, errors_seen, blank, errors_seen, margin=STATISTICS_MARGIN, lower_is_better=True, note=note)
     return [alone(made, len(errors))], None
 
 
-def _activation(model: ForeignModel, layer: str, record: Record, x: Array) -> Array:
+def _activation(model: ForeignModel, layer: str, record: UpdateRecord, x: Array) -> Array:
     """The mean input (channels,) of a layer over samples x, normalised by the batch, on the way of a client's training."""
-    form, found = model.in_training, list[Array]()
+    form, means = model.in_training, list[Array]()
     start, end = vector_of(form, record.before), vector_of(form, record.after)
 
     def keep(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        found.append(args[0].double().mean(dim=(0, *range(2, args[0].dim()))).numpy())
+        means.append(args[0].double().mean(dim=(0, *range(2, args[0].dim()))).numpy())
 
     path = ONE_STEP if record.steps == 1 else PATH
     for share in path:
@@ -201,10 +202,10 @@ def _activation(model: ForeignModel, layer: str, record: Record, x: Array) -> Ar
             module(form.inputs(x))
         handle.remove()
     kept = (1 - (model.norms[layer] or 0.0)) ** (record.steps or 1)  # late steps count more in running means
-    return np.asarray(np.average(found, axis=0, weights=[kept ** (1 - share) for share in path]))
+    return np.asarray(np.average(means, axis=0, weights=[kept ** (1 - share) for share in path]))
 
 
-FOREIGN_ATTACKS: Mapping[str, Callable[[System], Made]] = {
+FOREIGN_ATTACKS: Mapping[str, Callable[[System], AttackOutput]] = {
     "label_inference": labels, "membership": _membership, "gradient_inversion": images, "batch_statistics": _statistics,
 }  # fmt: skip
 """What reads updates of other systems, by name."""

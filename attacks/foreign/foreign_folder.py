@@ -23,14 +23,14 @@ from ...types import Array
 from ..figures.family import judged_together
 from ..figures.leakage import Cell
 from ..figures.verdicts import audit_text
-from .foreign_audit import attacked
+from .foreign_audit import outputs_of
 from .foreign_states import ForeignModel, named_arrays, read_samples
 from .foreign_system import LoopSettings, Update, system_of, whole
 
 __all__ = ["audit_folder", "save_updates"]
 
 FORMAT = 1
-TRAINING = tuple(one.name for one in fields(LoopSettings))
+TRAINING = tuple(field.name for field in fields(LoopSettings))
 KEYS = ("format", "classes", "shape", "model", "hidden", "head", "mean", "std", "seed", "iterations", *TRAINING, "clients")
 CLIENT_KEYS = ("samples", "labels", *TRAINING)
 STATE = re.compile(r"client-(\d+)\.(before|after)\.safetensors")
@@ -45,44 +45,45 @@ def save_updates(
     folder: str | Path, updates: Sequence[Update], classes: int, shape: Sequence[int], *, auxiliary: tuple[Any, Any] | None = None,
     settings: LoopSettings | None = None, module: nn.Module | None = None, model: str | None = None, head: str | None = None,
 ) -> Path:  # fmt: skip
-    """Write a folder that `cflpriv audit --foreign` reads; its path. Updates of one client are its rounds, in order.
+    """Write a folder that `cflpriv audit --foreign` reads, and return its path. The updates of one client are in the order of rounds.
 
-    `module` gives the names of states that are lists; `model` is the name under which a plugin registers it. A state that all clients of a
-    round were sent is written once. Raises `InputError` for states and samples that cannot be read and for a folder that has updates, and
-    OSError.
+    `module` gives the names of arrays where states are lists. `model` is the name under which a plugin registers the module. A state that
+    all clients of a round were sent is written once. Raises `InputError` for states and samples that cannot be read and for a folder that
+    has updates, and OSError.
     """
     folder, usual = Path(folder), settings or LoopSettings()
     if left := next((path for name in (TOML, "round-*", "truth") for path in folder.glob(name)), None):
         raise InputError(f"{folder}: has updates already ({left.name}), which would be audited with these; name another folder")
-    tree: dict[str, Any] = {"format": FORMAT, "classes": int(classes), "shape": [int(one) for one in shape]}
+    tree: dict[str, Any] = {"format": FORMAT, "classes": int(classes), "shape": [int(length) for length in shape]}
     tree |= {name: value for name, value in (("model", model), ("head", head)) if value is not None} | _plain(usual)
     names = None if module is None else ForeignModel(module, tuple(shape), classes)
     rounds: dict[int, dict[int, tuple[dict[str, Array], dict[str, Array]]]] = {}
     numbers: dict[int, int] = {}
     clients: dict[str, dict[str, Any]] = {}
-    for place, one in enumerate(updates):
-        client = place if one.client is None else whole(one.client, 0, "client")
+    for place, update in enumerate(updates):
+        client = place if update.client is None else whole(update.client, 0, "client")
         numbers[client] = numbers.get(client, 0) + 1
-        states = [named_arrays(state, names, f"client {client}, {when}") for state, when in ((one.before, "before"), (one.after, "after"))]
+        both = ((update.before, "before"), (update.after, "after"))
+        states = [named_arrays(state, names, f"client {client}, {when}") for state, when in both]
         rounds.setdefault(numbers[client], {})[client] = (states[0], states[1])
-        counts = (("samples", one.samples), ("labels", one.labels))
+        counts = (("samples", update.samples), ("labels", update.labels))
         known = {name: whole(count, 1, f"client {client}: {name}") for name, count in counts if count is not None}
-        clients.setdefault(str(client), {}).update(known | (_plain(one.settings) if one.settings else {}))
-        if one.x is not None and numbers[client] == 1:
-            pairs = {"": (one.x, one.y)} | ({} if one.outside is None else {"_outside": one.outside})
+        clients.setdefault(str(client), {}).update(known | (_plain(update.settings) if update.settings else {}))
+        if update.x is not None and numbers[client] == 1:
+            pairs = {"": (update.x, update.y)} | ({} if update.outside is None else {"_outside": update.outside})
             truth: dict[str, Array] = {}
             for ending, pair in pairs.items():
                 x, y = read_samples(pair, f"client {client}{ending.replace('_', ', ')}", tuple(tree["shape"]), classes)
                 truth |= {f"x{ending}": x, f"y{ending}": y}
             _save(folder / "truth" / f"client-{client}.npz", truth)
-    for number, several in rounds.items():
+    for number, states_of_round in rounds.items():
         inside = folder / f"round-{number:04d}"
         inside.mkdir(parents=True, exist_ok=True)
-        before = [state for state, _ in several.values()]
-        together = len(several) > 1 and all(_same(before[0], state) for state in before)
+        before = [state for state, _ in states_of_round.values()]
+        together = len(states_of_round) > 1 and all(_same(before[0], state) for state in before)
         if together:
             write_arrays(inside / GLOBAL, before[0])
-        for client, (first, last) in several.items():
+        for client, (first, last) in states_of_round.items():
             if not together:
                 write_arrays(inside / f"client-{client}.before.safetensors", first)
             write_arrays(inside / f"client-{client}.after.safetensors", last)
@@ -98,8 +99,8 @@ def _plain(settings: LoopSettings) -> dict[str, Any]:
     return {name: value for name in TRAINING if (value := getattr(settings, name)) is not None}
 
 
-def _same(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+def _same(states: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    return states.keys() == other.keys() and all(np.array_equal(states[name], other[name]) for name in states)
 
 
 def _save(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -111,7 +112,7 @@ def _save(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def audit_folder(
-    folder: str | Path, *, attacks: Sequence[str] | None = None, say: Callable[[str], None] = lambda line: None
+    folder: str | Path, *, attacks: Sequence[str] | None = None, report: Callable[[str], None] = lambda line: None
 ) -> list[Cell]:  # fmt: skip
     """Run the attacks on a folder of updates; writes audit.json, and audit/ with what was recovered, into it.
 
@@ -133,14 +134,14 @@ def audit_folder(
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
     which = tree.get("model", "none, so that only labels are attempted")
-    say(f"{len(updates)} update(s) of {len(system.records)} client(s); model: {which}")
-    cells, found = list[Cell](), attacked(system, attacks)
+    report(f"{len(updates)} update(s) of {len(system.records)} client(s); model: {which}")
+    cells, outputs = list[Cell](), outputs_of(system, attacks)
     (folder / "audit").mkdir(exist_ok=True)
-    for name, (made, arrays) in found.items():
+    for name, (made, arrays) in outputs.items():
         file = None if arrays is None else f"{name}_server.npz"
         if arrays is not None and file is not None:
             write_packed(folder / "audit" / file, arrays)
-        cells += [replace(one, arrays=file) for one in made]
+        cells += [replace(cell, arrays=file) for cell in made]
     table, family = judged_together(cells)
     write_atomically(folder / "audit.json", audit_text(table, family, assumed=system.assumed(which)))
     return table
@@ -163,13 +164,13 @@ def _settings(path: Path) -> dict[str, Any]:
     _require(tree["format"] == FORMAT, path, "format", tree["format"], f"expected {FORMAT}")
     for key, least in (("classes", 2), ("hidden", 1), ("seed", 0), ("iterations", 1)):
         _require(_whole(tree.get(key, least), least), path, key, tree.get(key), f"expected an integer of {least} or more")
-    is_shape = isinstance(tree["shape"], list) and tree["shape"] and all(_whole(one, 1) for one in tree["shape"])
+    is_shape = isinstance(tree["shape"], list) and tree["shape"] and all(_whole(length, 1) for length in tree["shape"])
     _require(bool(is_shape), path, "shape", tree["shape"], "expected a list of sizes")
     for key in ("model", "head"):
         _require(isinstance(tree.get(key, ""), str), path, key, tree.get(key), "expected a name")
     for key in ("mean", "std"):
         values = tree.get(key, [1.0])
-        is_list = isinstance(values, list) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
+        is_list = isinstance(values, list) and all(isinstance(number, int | float) and not isinstance(number, bool) for number in values)
         fits = is_list and len(values) in (1, tree["shape"][0]) and (key == "mean" or min(values) > 0)
         _require(fits, path, key, values, "expected a list of one number, or of one a channel, std above 0")
     people = tree.setdefault("clients", {})
@@ -205,12 +206,12 @@ def _module(tree: Mapping[str, Any], path: Path) -> nn.Module | None:
     name = tree.get("model")
     if name is None:
         return None
-    found = MODELS.find(name)
-    if found is None:
+    model = MODELS.find(name)
+    if model is None:
         known = ", ".join(MODELS.names())
         raise InputError(f"{path}: model = {name!r}: is not known; known are {known}; --plugin FILE registers one of your own")
     try:
-        return found[0](Model(name, tuple(tree["shape"]), tree["classes"], tree.get("hidden", 200)))
+        return model[0](Model(name, tuple(tree["shape"]), tree["classes"], tree.get("hidden", 200)))
     except Exception as error:
         raise InputError(f"{path}: model = {name!r}: cannot be built ({type(error).__name__}: {error})") from None
 
@@ -248,20 +249,20 @@ def _updates(folder: Path, tree: Mapping[str, Any], settings: LoopSettings) -> l
 
 def _rounds(folder: Path) -> list[Path]:
     """The folders of rounds in the order of their numbers."""
-    found: dict[int, Path] = {}
+    folders: dict[int, Path] = {}
     for path in sorted(path for path in folder.glob("round-*") if path.is_dir()):
         match = ROUND.fullmatch(path.name)
         if match is None:
             raise InputError(f"{path}: is not called round-NUMBER")
-        if (same := found.setdefault(int(match[1]), path)) != path:
+        if (same := folders.setdefault(int(match[1]), path)) != path:
             raise InputError(f"{path}: is the same round as {same.name}")
-    return [found[number] for number in sorted(found)]
+    return [folders[number] for number in sorted(folders)]
 
 
 def _truth(path: Path, tree: Mapping[str, Any]) -> dict[str, Any]:
     """A client's samples, and samples like them that nobody trained on, as far as there are any."""
-    mine, outside = _samples(path, tree), _samples(path, tree, "_outside")
-    return ({} if mine is None else {"x": mine[0], "y": mine[1]}) | ({} if outside is None else {"outside": outside})
+    samples, outside = _samples(path, tree), _samples(path, tree, "_outside")
+    return ({} if samples is None else {"x": samples[0], "y": samples[1]}) | ({} if outside is None else {"outside": outside})
 
 
 def _samples(path: Path, tree: Mapping[str, Any], ending: str = "") -> tuple[Array, Array] | None:
@@ -269,13 +270,13 @@ def _samples(path: Path, tree: Mapping[str, Any], ending: str = "") -> tuple[Arr
     if not path.is_file():
         return None
     names = f"x{ending}", f"y{ending}"
-    found = read_npz(path, optional=names)
-    if ending and not found:
+    arrays = read_npz(path, optional=names)
+    if ending and not arrays:
         return None
     for name in names:
-        if name not in found:
-            raise InputError(f"{path}: has no array {name!r}; it has {', '.join(found) or 'none'}")
-    x, y = (found[name] for name in names)
+        if name not in arrays:
+            raise InputError(f"{path}: has no array {name!r}; it has {', '.join(arrays) or 'none'}")
+    x, y = (arrays[name] for name in names)
     if x.shape[1:] != tuple(tree["shape"]):
         raise InputError(f"{path}: {names[0]} has samples of shape {x.shape[1:]}, but foreign.toml has shape = {tree['shape']}")
     if x.dtype.kind == "f" and ("mean" in tree or "std" in tree):

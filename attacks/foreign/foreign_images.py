@@ -14,12 +14,12 @@ import torch
 from ...randomness import stream
 from ...types import Array
 from ..figures.leakage import Cell, cell, nothing, ssim
-from ..inversion.gradient_inversion import MARGIN, MOST_IMAGES, MOST_STEPS, Guess, labels_from_shares, methods_of, score
+from ..inversion.gradient_inversion import MARGIN, MOST_IMAGES, MOST_STEPS, ImageGuess, labels_from_shares, methods_of, score
 from ..inversion.image_search import LocalSteps, invert_updates
 from ..inversion.inversion_ladder import fitting_layer, images_by_layer, most_samples
 from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, alone, is_sgd, shares_of_update
 from .foreign_states import ForeignModel, batch_statistics, statistics_of, vector_of
-from .foreign_system import Made, Record, System
+from .foreign_system import AttackOutput, System, UpdateRecord
 
 __all__ = ["images"]
 
@@ -27,7 +27,7 @@ MOST_INVERTED = 8
 """Clients whose updates are inverted."""
 
 
-def images(system: System) -> Made:
+def images(system: System) -> AttackOutput:
     """The images of clients with few samples in one batch, from the first update of each."""
     name, case, prior, model = "gradient_inversion", system.case, system.case.prior, system.model
     most = MOST_IMAGES if model is None else max(MOST_IMAGES, _most_by_layer(model))
@@ -35,11 +35,11 @@ def images(system: System) -> Made:
     if (why := _unread(system, few, most)) or model is None:
         return [nothing(case, name, "image_psnr_db", why)], None
     shares = {client: shares_of_update(system.records[client][0], system) for client in few}
-    drawn = {c: labels_from_shares(one, system.records[c][0].samples or 1) for c, one in shares.items() if one is not None}
+    drawn = {c: labels_from_shares(share, system.records[c][0].samples or 1) for c, share in shares.items() if share is not None}
     guess = _found(system, model, drawn)
     mean, commonest = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
-    sizes = {client: len(one) for client, one in drawn.items()}
-    blank = Guess(
+    sizes = {client: len(labels) for client, labels in drawn.items()}
+    blank = ImageGuess(
         {client: np.repeat(mean[None], n, axis=0) for client, n in sizes.items()},
         {client: np.full(n, commonest) for client, n in sizes.items()},
     )
@@ -55,8 +55,8 @@ def images(system: System) -> Made:
     for metric in ("image_psnr_db", "image_ssim", "labels_exact"):
         if metric == "image_ssim" and np.isnan(ssim(a_sample, a_sample)):
             continue
-        mine, theirs = (score(one, case.truth, list(drawn), metric) for one in (guess, blank))
-        made = cell(case, name, metric, mine, theirs, mine, margin=MARGIN[metric], share=metric == "labels_exact", note=note)
+        observed, reference = (score(guessed, case.truth, list(drawn), metric) for guessed in (guess, blank))
+        made = cell(case, name, metric, observed, reference, observed, margin=MARGIN[metric], share=metric == "labels_exact", note=note)
         figures.append(alone(made, len(drawn)))
     shape = (1, *prior.shape) if len(prior.shape) == 2 else prior.shape
     if len(shape) != 3:  # the report has nothing to show
@@ -68,13 +68,13 @@ def images(system: System) -> Made:
     return figures, arrays
 
 
-def _found(system: System, model: ForeignModel, drawn: Mapping[int, Array]) -> Guess:
+def _found(system: System, model: ForeignModel, drawn: Mapping[int, Array]) -> ImageGuess:
     """The images of clients whose labels were `drawn`: by the ladder, else by optimisation; of larger batches the mean sample is left."""
     groups: dict[object, list[int]] = {}
     for client in drawn:
         record = system.records[client][0]
         fixed = record.before.statistics.values() if record.settings.batch_norm == "eval" else ()
-        groups.setdefault((record.samples, record.settings, tuple(one.tobytes() for one in fixed)), []).append(client)
+        groups.setdefault((record.samples, record.settings, tuple(labels.tobytes() for labels in fixed)), []).append(client)
     prior, images, methods = system.case.prior, dict[int, Array](), dict[int, str]()
     for number, clients in enumerate(groups.values()):
         rng = stream(system.case.seed, "another system: gradient inversion", number)
@@ -87,21 +87,21 @@ def _found(system: System, model: ForeignModel, drawn: Mapping[int, Array]) -> G
         mean = np.repeat(prior.x.mean(axis=0, dtype=np.float64)[None], len(drawn[clients[0]]), axis=0)
         for client in clients:
             images[client], methods[client] = made.get(client, (mean, "mean sample"))
-    return Guess(images, drawn, methods)
+    return ImageGuess(images, drawn, methods)
 
 
-def _by_layer(model: ForeignModel, records: Mapping[int, Record], x: Array, rng: np.random.Generator) -> dict[int, tuple[Array, str]]:
+def _by_layer(model: ForeignModel, records: Mapping[int, UpdateRecord], x: Array, rng: np.random.Generator) -> dict[int, tuple[Array, str]]:
     """Images (n, *shape) and the rung, of those clients on whom the ladder succeeds; they trained alike."""
     first = next(iter(records.values()))
     how, form, count = first.settings, model.in_training, first.samples or 1
     layer = fitting_layer(form) if count <= _most_by_layer(model) else None
     if layer is None or (how.lr is None and how.weight_decay):
         return {}
-    starts, ends = (np.stack([vector_of(form, getattr(one, when)) for one in records.values()]) for when in ("before", "after"))
-    found = images_by_layer(
+    starts, ends = (np.stack([vector_of(form, getattr(record, when)) for record in records.values()]) for when in ("before", "after"))
+    images = images_by_layer(
         form, layer, starts, ends - starts, count, x, rng, steps=how.epochs, lr=how.lr or 1.0, weight_decay=how.weight_decay
     )
-    return {client: one for client, one in zip(records, found, strict=True) if one is not None}
+    return {client: image for client, image in zip(records, images, strict=True) if image is not None}
 
 
 def _most_by_layer(model: ForeignModel) -> int:
@@ -109,10 +109,10 @@ def _most_by_layer(model: ForeignModel) -> int:
     return 0 if model.norms or model.words else most_samples(fitting_layer(model.in_training))
 
 
-def _is_one_batch(record: Record, most: int) -> bool:
+def _is_one_batch(record: UpdateRecord, most: int) -> bool:
     """Whether a client trained on few samples, all in each step."""
-    one = record.settings
-    return record.samples is not None and record.samples <= min(most, one.batch_size or most) and one.epochs <= MOST_STEPS
+    settings = record.settings
+    return record.samples is not None and record.samples <= min(most, settings.batch_size or most) and settings.epochs <= MOST_STEPS
 
 
 def _unread(system: System, few: Sequence[int], most: int) -> str:
@@ -121,27 +121,29 @@ def _unread(system: System, few: Sequence[int], most: int) -> str:
     if model is None or not system.scored:
         return NO_MODEL if model is None else NO_TRUTH
     if not few:
-        return f"not attempted: no client has at most {most} samples in one batch and {MOST_STEPS} steps; this proves nothing"
+        return f"not attempted: no client has at most {most} samples in one batch and {MOST_STEPS} steps; images may still leak"
     if model.words:
         return "not attempted: inputs are words, not numbers"
     if system.head is None:
         return f"not attempted: labels come from the head's bias; {system.headless}"
     if model.has_dropout:
-        return "not attempted: the model has dropout, whose draws are not known; that proves nothing"
+        return "not attempted: the model has dropout, whose draws are not known; images may still leak"
     if not all(map(is_sgd, records)):
         return NOT_SGD
-    if any(one.settings.lr is None and (one.settings.epochs > 1 or one.labels is None) for one in records):
-        return "not attempted: several local steps of unknown learning rate; that proves nothing"
-    if any(one.settings.batch_norm == "eval" and one.before.statistics.keys() != model.statistics.keys() for one in records):
-        return "not attempted: layers trained in evaluation mode, and the states have no running statistics; that proves nothing"
+    if any(record.settings.lr is None and (record.settings.epochs > 1 or record.labels is None) for record in records):
+        return "not attempted: several local steps of unknown learning rate; images may still leak"
+    if any(record.settings.batch_norm == "eval" and record.before.statistics.keys() != model.statistics.keys() for record in records):
+        return "not attempted: layers trained in evaluation mode, and the states have no running statistics; images may still leak"
     return ""
 
 
-def _inverted(model: ForeignModel, records: Sequence[Record], labels: Sequence[Array], rng: np.random.Generator, iterations: int) -> Array:
+def _inverted(
+    model: ForeignModel, records: Sequence[UpdateRecord], labels: Sequence[Array], rng: np.random.Generator, iterations: int
+) -> Array:
     """Images (m, n, *shape) in [0, 1] of m clients that trained alike; from the update's direction where its rate is not known."""
     how = records[0].settings
     form = model.frozen(records[0].before.statistics) if how.batch_norm == "eval" else model.in_training
-    starts, ends = (np.stack([vector_of(form, getattr(one, when)) for one in records]) for when in ("before", "after"))
+    starts, ends = (np.stack([vector_of(form, getattr(record, when)) for record in records]) for when in ("before", "after"))
     steps = LocalSteps(how.epochs, how.lr or 1.0, how.momentum, how.weight_decay)
     distance: Any = "cosine" if how.lr is None else "squared"
     return invert_updates(
@@ -150,16 +152,18 @@ def _inverted(model: ForeignModel, records: Sequence[Record], labels: Sequence[A
     )[0]  # fmt: skip
 
 
-def _beside(model: ForeignModel, records: Sequence[Record]) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None:
+def _beside(
+    model: ForeignModel, records: Sequence[UpdateRecord]
+) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None:
     """What running statistics show of the images beside the update, each layer's on the scale 1; None where they show nothing exact.
 
     They are needed: behind a layer that normalises by the batch, gradients do not depend on the length of the images.
     """
-    found = [batch_statistics(model, one.before, one.after, one.steps) for one in records]
-    if not model.norms or not all(found) or records[0].steps != 1 or records[0].settings.batch_norm == "eval":
+    statistics = [batch_statistics(model, record.before, record.after, record.steps) for record in records]
+    if not model.norms or not all(statistics) or records[0].steps != 1 or records[0].settings.batch_norm == "eval":
         return None
-    scales = {name: 1 / max(float(np.sqrt(np.mean([one[name] ** 2 for one in found]))), 1e-12) for name in model.statistics}
+    scales = {name: 1 / max(float(np.sqrt(np.mean([batch[name] ** 2 for batch in statistics]))), 1e-12) for name in model.statistics}
     scale = np.concatenate([np.full(shape, scales[name]) for name, shape in model.statistics.items()])
-    seen = np.stack([np.concatenate([one[name] for name in model.statistics]) for one in found]) * scale
+    seen = np.stack([np.concatenate([batch[name] for name in model.statistics]) for batch in statistics]) * scale
     made = statistics_of(model)
     return lambda theta, images: made(theta, images) * torch.tensor(scale), seen

@@ -13,12 +13,12 @@ import torch
 from ...types import Array
 from ..figures.leakage import Cell, nothing
 from ..figures.significance import FEWEST_SCORES, RATE
-from ..labels.label_inference import Guess, label_cells
+from ..labels.label_inference import LabelGuess, label_cells
 from ..labels.label_readings import ONE_STEP, PATH, auxiliary_shares, class_probabilities, counts_from_bias, labels_from_bias
 from .foreign_states import ForeignModel, ReadState, batch_statistics, statistics_of, vector_of
-from .foreign_system import Made, Record, System
+from .foreign_system import AttackOutput, System, UpdateRecord
 
-__all__ = ["NOT_SGD", "NO_MODEL", "NO_TRUTH", "ROUNDS", "alone", "as_sent", "is_sgd", "labels", "settled", "shares_of_update"]
+__all__ = ["NOT_SGD", "NO_MODEL", "NO_TRUTH", "ROUNDS", "alone", "as_sent", "is_sgd", "labels", "settled_vector", "shares_of_update"]
 
 ROUNDS = 3
 """Label shares are means over so many first updates of a client."""
@@ -29,23 +29,23 @@ NO_TRUTH = "not attempted: no client's samples are given, so that no guess can b
 NOT_SGD = "not attempted: updates by an optimiser other than SGD are not linear in gradients"
 
 
-def labels(system: System) -> Made:
+def labels(system: System) -> AttackOutput:
     """Label sets and histograms from the updates of the head's bias."""
     name, metric, case, prior = "label_inference", "histogram_l1", system.case, system.case.prior
     clients = [client for client in system.scored if is_sgd(system.records[client][0])]
     why = NO_TRUTH if not system.scored else "" if clients else NOT_SGD
     if system.head is None or why:
         return [nothing(case, name, metric, why or f"not attempted: {system.headless}")], None
-    read = {client: [one for one in system.records[client][:ROUNDS] if is_sgd(one)] for client in clients}
-    shares = {client: found for client, records in read.items() if (found := mean_shares(records, system)) is not None}
+    read = {client: [record for record in system.records[client][:ROUNDS] if is_sgd(record)] for client in clients}
+    shares = {client: mean for client, records in read.items() if (mean := mean_shares(records, system)) is not None}
     if not shares:
         why = "not attempted: neither the learning rate with the number of steps nor the number of labels is known"
         return [nothing(case, name, metric, why)], None
     blank = auxiliary_shares(prior) if len(prior.y) else np.full(prior.classes, 1 / prior.classes)
     note = f"bias {system.head!r}, of the first {ROUNDS} update(s) at most; {predicted(system)}; {prior.description}"
-    guess = Guess(shares)
-    figures, arrays = label_cells(case, name, sorted(shares), [guess, Guess(dict.fromkeys(shares, blank)), guess], note)
-    return [alone(one, one.counted or len(shares)) for one in figures], arrays
+    guess = LabelGuess(shares)
+    figures, arrays = label_cells(case, name, sorted(shares), [guess, LabelGuess(dict.fromkeys(shares, blank)), guess], note)
+    return [alone(figure, figure.counted or len(shares)) for figure in figures], arrays
 
 
 def predicted(system: System) -> str:
@@ -54,37 +54,37 @@ def predicted(system: System) -> str:
         return "no model: predictions taken to be uniform, as an untrained model's are"
     if not system.model.norms:
         return "predictions on auxiliary samples"
-    has_statistics = all(one.before.statistics and one.after.statistics for several in system.records.values() for one in several)
+    has_statistics = all(record.before.statistics and record.after.statistics for records in system.records.values() for record in records)
     return f"predictions on auxiliary samples, normalised by the statistics of {'the client' if has_statistics else 'these samples'}"
 
 
-def alone(one: Cell, scores: int) -> Cell:
+def alone(figure: Cell, scores: int) -> Cell:
     """A figure that was judged as its own reference, without that; it is the mean of so many `scores`."""
-    if one.value is None:
-        return one
-    rule = f"another system has no unprotected twin, so there is no reference and no shown power; margin {one.margin:g}"
-    rule += "" if one.p is None else f", p = {one.p:.2g}; a leak needs p < {RATE:g}"
+    if figure.value is None:
+        return figure
+    rule = f"another system has no unprotected twin, so there is no reference and no shown power; margin {figure.margin:g}"
+    rule += "" if figure.p is None else f", p = {figure.p:.2g}; a leak needs p < {RATE:g}"
     if scores < FEWEST_SCORES:
         rule += f"; {scores} score(s) decide nothing, {FEWEST_SCORES} are needed"
-    elif one.counted and 0.5**one.counted >= RATE:
-        rule += f"; {one.counted} clients are too few to decide about a yes-or-no figure"
-    status = one.status if one.status == "leaks" else "not_validated" if scores < FEWEST_SCORES else "inconclusive"
-    return replace(one, reference=None, reference_baseline=None, power=None, status=status, note=f"{one.note}; {rule}")
+    elif figure.counted and 0.5**figure.counted >= RATE:
+        rule += f"; {figure.counted} clients are too few to decide about a yes-or-no figure"
+    status = figure.status if figure.status == "leaks" else "not_validated" if scores < FEWEST_SCORES else "inconclusive"
+    return replace(figure, reference=None, reference_baseline=None, power=None, status=status, note=f"{figure.note}; {rule}")
 
 
 # --- states and label shares --------------------------------------------------------------------------------------------------------
 
 
-def is_sgd(record: Record) -> bool:
+def is_sgd(record: UpdateRecord) -> bool:
     return record.settings.optimizer == "sgd"
 
 
-def mean_shares(records: Sequence[Record], system: System) -> Array | None:
-    found = [one for record in records if (one := shares_of_update(record, system)) is not None]
-    return np.asarray(np.mean(found, axis=0)) if found else None
+def mean_shares(records: Sequence[UpdateRecord], system: System) -> Array | None:
+    shares = [of_update for record in records if (of_update := shares_of_update(record, system)) is not None]
+    return np.asarray(np.mean(shares, axis=0)) if shares else None
 
 
-def shares_of_update(record: Record, system: System) -> Array | None:
+def shares_of_update(record: UpdateRecord, system: System) -> Array | None:
     """Label shares (classes,) from one update of the head's bias; None where neither its scale nor the number of labels is known.
 
     Where some labels are known to be absent the scale comes from these: clients with few samples learn them by heart, so that their updates
@@ -98,7 +98,7 @@ def shares_of_update(record: Record, system: System) -> Array | None:
     if model is None:
         probabilities = np.full((prior.classes, prior.classes), 1 / prior.classes)
     else:
-        start, end = (settled(system, model, record, state) for state in (record.before, record.after))
+        start, end = (settled_vector(system, model, record, state) for state in (record.before, record.after))
         path = [start + share * (end - start) for share in (ONE_STEP if is_short or record.steps == 1 else PATH)]
         probabilities = np.mean([class_probabilities(model.evaluated, at, prior.x, prior.y) for at in path], axis=0)
     if record.scale is not None and not is_short:
@@ -106,10 +106,10 @@ def shares_of_update(record: Record, system: System) -> Array | None:
     return None if record.labels is None else counts_from_bias(-moved, probabilities, record.labels)
 
 
-def settled(system: System, model: ForeignModel, record: Record, state: ReadState) -> Array:
+def settled_vector(system: System, model: ForeignModel, record: UpdateRecord, state: ReadState) -> Array:
     """A state's vector (d,) for `model.evaluated`, with the statistics of the client's batches, else with those of auxiliary samples."""
-    found = batch_statistics(model, record.before, record.after, record.steps) or _of_auxiliary(system, model, record.before)
-    return vector_of(model.evaluated, state, found)
+    statistics = batch_statistics(model, record.before, record.after, record.steps) or _of_auxiliary(system, model, record.before)
+    return vector_of(model.evaluated, state, statistics)
 
 
 def as_sent(system: System, model: ForeignModel, state: ReadState) -> Array:

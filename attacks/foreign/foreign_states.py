@@ -30,7 +30,7 @@ from ...types import Array, check_array
 __all__ = [
     "ForeignModel",
     "ReadState",
-    "State",
+    "ModelState",
     "batch_statistics",
     "head_bias",
     "named_arrays",
@@ -40,7 +40,7 @@ __all__ = [
     "vector_of",
 ]
 
-State = Any
+ModelState = Any
 """A `state_dict`, a mapping of name to array, a sequence of arrays, or an object with `tensors` (Flower `Parameters`)."""
 STATISTICS = ("running_mean", "running_var")
 COUNTER = "num_batches_tracked"
@@ -75,7 +75,7 @@ class _Normalised(nn.Module):
         self.is_given = entries or fixed is not None
         self.seen: list[torch.Tensor] | None = None
         if entries:
-            self.running_mean, self.running_var = (nn.Parameter(torch.tensor(one, dtype=torch.float32)) for one in (mean, variance))
+            self.running_mean, self.running_var = (nn.Parameter(torch.tensor(x, dtype=torch.float32)) for x in (mean, variance))
         elif fixed is not None:
             self.register_buffer("running_mean", torch.tensor(mean))
             self.register_buffer("running_var", torch.tensor(variance))
@@ -116,7 +116,7 @@ class ForeignModel:
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The parameters' shapes by name, in the order of the state_dict."""
-        return {name: tuple(one.shape) for name, one in self.module.named_parameters()}
+        return {name: tuple(parameter.shape) for name, parameter in self.module.named_parameters()}
 
     @cached_property
     def statistics(self) -> dict[str, tuple[int, ...]]:
@@ -128,7 +128,7 @@ class ForeignModel:
     @property
     def has_dropout(self) -> bool:
         """Whether local training draws random numbers that nobody else knows."""
-        return any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in self.module.modules())
+        return any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in self.module.modules())
 
     @cached_property
     def in_training(self) -> Model:
@@ -180,15 +180,15 @@ def batch_statistics(model: ForeignModel, before: ReadState, after: ReadState, s
     Running statistics after k steps are (1 − m)^k times those before and the batches' for the rest, m the layer's momentum. Where k or m is
     not known, or a variance would come out negative, the layer's statistics are those after training. Empty where states have none.
     """
-    found: dict[str, Array] = {}
+    statistics: dict[str, Array] = {}
     for layer, momentum in model.norms.items():
         names = [f"{layer}.{end}" for end in STATISTICS]
         if not all(name in state.statistics for name in names for state in (before, after)):
             return {}
         kept = 0.0 if momentum is None or steps is None else (1 - momentum) ** steps
         made = [(after.statistics[name] - kept * before.statistics[name]) / (1 - kept) for name in names]
-        found |= dict(zip(names, made if made[1].min() > 0 else [after.statistics[name] for name in names], strict=True))
-    return found
+        statistics |= dict(zip(names, made if made[1].min() > 0 else [after.statistics[name] for name in names], strict=True))
+    return statistics
 
 
 def statistics_of(model: ForeignModel) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -205,7 +205,7 @@ def statistics_of(model: ForeignModel) -> Callable[[torch.Tensor, torch.Tensor],
     def of_one(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         parameters = {name: vector[at : at + int(np.prod(shape))].reshape(shape) for name, shape, at in form.layout}
         functional_call(module, parameters, (model.low + (model.high - model.low) * x,))
-        return torch.cat([one for layer in layers for one in layer.seen or ()])
+        return torch.cat([seen for layer in layers for seen in layer.seen or ()])
 
     return vmap(of_one)
 
@@ -213,7 +213,7 @@ def statistics_of(model: ForeignModel) -> Callable[[torch.Tensor, torch.Tensor],
 # --- reading ------------------------------------------------------------------------------------------------------------------------
 
 
-def read_state(state: State, model: ForeignModel | None, where: str) -> ReadState:
+def read_state(state: ModelState, model: ForeignModel | None, where: str) -> ReadState:
     """A state's parameters and running statistics. `where` begins the message of an error: the client and whether before or after.
 
     Without a `model` only mappings are taken, and statistics are known by their names. Raises `InputError` naming the array that is
@@ -221,8 +221,8 @@ def read_state(state: State, model: ForeignModel | None, where: str) -> ReadStat
     """
     arrays = named_arrays(state, model, where)
     if model is None:
-        kept = {name: one for name, one in arrays.items() if name.rpartition(".")[2] != COUNTER}
-        shapes = {name: tuple(np.shape(one)) for name, one in kept.items()}
+        kept = {name: array for name, array in arrays.items() if name.rpartition(".")[2] != COUNTER}
+        shapes = {name: tuple(np.shape(array)) for name, array in kept.items()}
         statistics = {name: shape for name, shape in shapes.items() if name.rpartition(".")[2] in STATISTICS}
         parameters = {name: shape for name, shape in shapes.items() if name not in statistics}
     else:
@@ -241,13 +241,13 @@ def read_state(state: State, model: ForeignModel | None, where: str) -> ReadStat
     )  # fmt: skip
 
 
-def named_arrays(state: State, model: ForeignModel | None, where: str) -> dict[str, Array]:
+def named_arrays(state: ModelState, model: ForeignModel | None, where: str) -> dict[str, Array]:
     """A state's arrays by name, as they are. Raises `InputError` for what is no state, or a list that no model names."""
     if isinstance(state, Mapping):
-        return {str(name): _as_array(one, f"{where}: {name!r}") for name, one in state.items()}
+        return {str(name): _as_array(value, f"{where}: {name!r}") for name, value in state.items()}
     if hasattr(state, "tensors"):  # Flower's Parameters: each array as numpy's own file format
         try:
-            state = [read_npy(BytesIO(one), len(one)) for one in state.tensors]
+            state = [read_npy(BytesIO(packed), len(packed)) for packed in state.tensors]
         except (ValueError, TypeError, MemoryError) as error:
             raise InputError(f"{where}: cannot be read as Flower Parameters of numpy arrays ({error})") from None
     if not isinstance(state, Sequence) or isinstance(state, str | bytes):
@@ -260,7 +260,7 @@ def named_arrays(state: State, model: ForeignModel | None, where: str) -> dict[s
         raise InputError(
             f"{where}: has {len(state)} arrays, but the model's state_dict() has {len(entries)} ({len(parameters)} of them parameters)"
         )
-    return {name: _as_array(one, f"{where}: {name!r}") for name, one in zip(names, state, strict=True)}
+    return {name: _as_array(value, f"{where}: {name!r}") for name, value in zip(names, state, strict=True)}
 
 
 def _as_array(value: Any, where: str) -> Array:
@@ -268,12 +268,12 @@ def _as_array(value: Any, where: str) -> Array:
         value = value.detach().cpu()
         return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
     try:
-        found = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     except ValueError as error:  # a list of rows of unequal lengths
         raise InputError(f"{where}: expected an array, got {type(value).__name__} ({error})") from None
-    if found.dtype == object:
+    if array.dtype == object:
         raise InputError(f"{where}: expected an array, got {type(value).__name__}")
-    return found
+    return array
 
 
 def _checked(value: Array, shape: tuple[int, ...], where: str) -> Array:

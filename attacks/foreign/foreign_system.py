@@ -17,12 +17,12 @@ from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.local_training import carry
 from ..figures.leakage import Case, Cell, Prior, Truth
-from .foreign_states import ForeignModel, ReadState, State, head_bias, read_samples, read_state
+from .foreign_states import ForeignModel, ModelState, ReadState, head_bias, read_samples, read_state
 
-__all__ = ["LoopSettings", "Made", "Record", "System", "Update", "system_of", "whole"]
+__all__ = ["LoopSettings", "AttackOutput", "UpdateRecord", "System", "Update", "system_of", "whole"]
 
-Mode = Literal["train", "eval"]
-Made = tuple[list[Cell], dict[str, Array] | None]
+ModuleMode = Literal["train", "eval"]
+AttackOutput = tuple[list[Cell], dict[str, Array] | None]
 """What an attack gives: figures, and arrays for the report."""
 
 
@@ -30,7 +30,7 @@ Made = tuple[list[Cell], dict[str, Array] | None]
 class LoopSettings:
     """How clients trained: SGD on the mean cross-entropy of batches of `batch_size` samples (0: all at once) for `epochs`.
 
-    `lr` is None where it is not known; then the update's length is not used. `optimizer` other than "sgd" rules out labels and images.
+    `lr` None: the rate is not known, and the length of updates is not used. An `optimizer` other than "sgd" rules out labels and images.
     `batch_norm` is the mode in which normalisation layers trained: "train" by the batch, "eval" by running statistics. Raises `InputError`
     naming the setting.
     """
@@ -41,7 +41,7 @@ class LoopSettings:
     momentum: float = 0.0
     weight_decay: float = 0.0
     optimizer: str = "sgd"
-    batch_norm: Mode = "train"
+    batch_norm: ModuleMode = "train"
 
     def __post_init__(self) -> None:
         for name, whole, least in (
@@ -60,7 +60,7 @@ class LoopSettings:
             raise InputError(f"batch_norm = {self.batch_norm!r}: expected 'train' or 'eval'")
 
     def steps(self, samples: int | None) -> int | None:
-        """The steps of a client that has so many samples; None where that takes a number that is not known."""
+        """The steps of a client with so many samples; None if the number of samples is needed and not known."""
         if not self.batch_size:
             return self.epochs
         return None if samples is None else self.epochs * ceil(samples / self.batch_size)
@@ -85,12 +85,12 @@ def _spoken(how: LoopSettings) -> str:
 def whole(value: Any, least: int, name: str) -> int:
     """An integer of any kind, numpy's included. Raises `InputError` naming it."""
     try:
-        found = index(value)
+        number = index(value)
     except TypeError:
-        found = least - 1
-    if found < least:
+        number = least - 1
+    if number < least:
         raise InputError(f"{name} = {value!r}: expected an integer of {least} or more")
-    return found
+    return number
 
 
 def _is_number(value: object, whole: bool) -> bool:
@@ -99,16 +99,16 @@ def _is_number(value: object, whole: bool) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """One client's training in one round: the state it was sent and the state it returned.
+    """One client's training in one round: the state that the client was sent, and the state that it returned.
 
     A state is a `state_dict`, a mapping or list of arrays, or Flower `Parameters` (`foreign_states`). `x` (n, *shape) and `y` (n,) are the
-    client's samples as the model takes them, for scoring alone; `outside` are samples (x, y) like them that nobody trained on. `samples`
-    and `labels`, how many it has, are known to the attacker, and by default counted from `y`. `client` is by default the place in the list;
-    the updates of one client are in the order of rounds. `settings`, where given, take the place of those of the audit.
+    client's samples as the model takes them, for scoring alone. `outside` are similar samples (x, y) that nobody trained on. `samples` and
+    `labels` are the client's numbers of samples and labels. The attacker knows both; by default they are counted from `y`. `client` is by
+    default the place in the list. The updates of one client are in the order of rounds. `settings` replace the audit's settings.
     """
 
-    before: State
-    after: State
+    before: ModelState
+    after: ModelState
     x: Any = None
     y: Any = None
     client: int | None = None
@@ -122,8 +122,8 @@ class Update:
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
-    """An update that was read: checked states, settings, and how many samples and labels the client has, where that is known."""
+class UpdateRecord:
+    """A checked update: states, settings, and the client's numbers of samples and labels (None: not known)."""
 
     client: int
     before: ReadState
@@ -139,20 +139,20 @@ class Record:
     @property
     def scale(self) -> float | None:
         """How far a constant unit gradient carried the parameters; None where rate or steps are not known."""
-        one = self.settings
-        return None if one.lr is None or self.steps is None else carry(one.lr, self.steps, one.momentum)
+        settings = self.settings
+        return None if settings.lr is None or self.steps is None else carry(settings.lr, self.steps, settings.momentum)
 
 
 @dataclass(frozen=True, eq=False)
 class System:
     """Another system as its auditor has it: updates by client, the model, and what scorers and attacks know.
 
-    `case` has the prior and the truth of a suite's audit, and views without messages. `model` is None where there is no module to run,
-    `head` where the head's bias was not found: then `headless` says why.
+    `case` has the prior and the truth of a suite's audit, and views without messages. `model` is None where there is no module to run.
+    `head` is None where the head's bias was not found; `headless` is the reason.
     """
 
     case: Case
-    records: Mapping[int, Sequence[Record]]
+    records: Mapping[int, Sequence[UpdateRecord]]
     model: ForeignModel | None
     head: str | None
     headless: str = ""
@@ -164,11 +164,11 @@ class System:
         return sorted(set(self.records) & set(self.case.truth.data))
 
     def assumed(self, model: str) -> dict[str, str]:
-        """What an audit of this takes for granted, for people, by name. `model` names the model."""
-        records = [one for several in self.records.values() for one in several]
-        prior, several = self.case.prior, Counter(_spoken(one.settings) for one in records)
-        rounds = max(len(one) for one in self.records.values())
-        trained = "; ".join(f"{words} ({count} updates)" if len(several) > 1 else words for words, count in several.items())
+        """The assumptions of an audit of this system, for people, by name. `model` names the model."""
+        records = [of_client for record in self.records.values() for of_client in record]
+        prior, kinds = self.case.prior, Counter(_spoken(record.settings) for record in records)
+        rounds = max(len(of_client) for of_client in self.records.values())
+        trained = "; ".join(f"{words} ({count} updates)" if len(kinds) > 1 else words for words, count in kinds.items())
         return {
             "Adversary": "reads single updates, and knows the model, how clients trained, and the auxiliary samples",
             "Updates": f"{len(records)}, of {len(self.records)} client(s) in {rounds} round(s)",
@@ -198,26 +198,26 @@ def system_of(
         raise InputError("classes, shape: are needed where there is no model")
     records, data, outside = _records_of(updates, model, settings, shape, classes)
     first = next(iter(records.values()))[0].before.parameters
-    shapes = {name: one.shape for name, one in first.items()} if model is None else model.shapes
-    found, headless = None, ""
+    shapes = {name: array.shape for name, array in first.items()} if model is None else model.shapes
+    bias, headless = None, ""
     try:
-        found = head_bias(shapes, classes, head, model is not None)
+        bias = head_bias(shapes, classes, head, model is not None)
     except InputError as error:
         if head is not None or model is None:
             raise
         headless = str(error)
     x, y = auxiliary or (np.zeros((0, *shape)), np.zeros(0, np.int64))
     words = "no auxiliary data" if auxiliary is None else f"auxiliary data: {len(y)} labelled samples"
-    labels = {client: several[0].labels or classes for client, several in records.items()}
+    labels = {client: records_of[0].labels or classes for client, records_of in records.items()}
     prior = Prior(x, y, classes, shape, labels, f"{words}; numbers of samples and of labels a client known", seed=seed)
     truth = Truth(
-        {client: np.asarray(mine.mean(axis=0, dtype=np.float64)) for client, (mine, _) in data.items()},
+        {client: np.asarray(inputs.mean(axis=0, dtype=np.float64)) for client, (inputs, _) in data.items()},
         {client: frozenset(np.unique(labels).tolist()) for client, (_, labels) in data.items()},
         {client: np.bincount(labels, minlength=classes) for client, (_, labels) in data.items()},
         data=data, outside=outside,
     )  # fmt: skip
     view = AdversaryView("server", (), {})
-    return System(Case(view, view, prior, truth, "of another system", seed), records, model, found, headless, iterations)
+    return System(Case(view, view, prior, truth, "of another system", seed), records, model, bias, headless, iterations)
 
 
 def _model_of(module: nn.Module, x: Array, classes: int | None = None) -> ForeignModel:
@@ -245,17 +245,18 @@ def _unit(model: ForeignModel, x: Array) -> Array:
 
 def _records_of(
     updates: Sequence[Update], model: ForeignModel | None, settings: LoopSettings, shape: tuple[int, ...], classes: int
-) -> tuple[dict[int, list[Record]], dict[int, tuple[Array, Array]], dict[int, tuple[Array, Array]]]:
+) -> tuple[dict[int, list[UpdateRecord]], dict[int, tuple[Array, Array]], dict[int, tuple[Array, Array]]]:
     """Records by client in order, the clients' samples as far as they are given, and samples like them that nobody trained on."""
     if not updates:
         raise InputError("updates: there are none")
-    records: dict[int, list[Record]] = {}
+    records: dict[int, list[UpdateRecord]] = {}
     data: dict[int, tuple[Array, Array]] = {}
     outside: dict[int, tuple[Array, Array]] = {}
-    for place, one in enumerate(updates):
-        client = place if one.client is None else whole(one.client, 0, "client")
+    for place, update in enumerate(updates):
+        client = place if update.client is None else whole(update.client, 0, "client")
         where = f"client {client}"
-        before, after = (read_state(state, model, f"{where}, {when}") for state, when in ((one.before, "before"), (one.after, "after")))
+        both = ((update.before, "before"), (update.after, "after"))
+        before, after = (read_state(state, model, f"{where}, {when}") for state, when in both)
         if before.parameters.keys() != after.parameters.keys():
             name = sorted(before.parameters.keys() ^ after.parameters.keys())[0]
             raise InputError(f"{where}: {name!r} is in only one of the states before and after")
@@ -264,17 +265,20 @@ def _records_of(
         for name, value in after.parameters.items():
             if value.shape != before.parameters[name].shape:
                 raise InputError(f"{where}, after: {name!r}: has shape {value.shape}, before it was {before.parameters[name].shape}")
-        if (one.x is None) != (one.y is None):
-            raise InputError(f"{where}: x and y go together; {'x' if one.x is None else 'y'} is missing")
-        for kept, pair, name in ((data, None if one.x is None else (one.x, one.y), where), (outside, one.outside, f"{where}, outside")):
+        if (update.x is None) != (update.y is None):
+            raise InputError(f"{where}: x and y go together; {'x' if update.x is None else 'y'} is missing")
+        for kept, pair, name in (
+            (data, None if update.x is None else (update.x, update.y), where),
+            (outside, update.outside, f"{where}, outside"),
+        ):
             if pair is not None and client not in kept:
                 x, y = read_samples(pair, name, shape, classes)
                 kept[client] = (x if model is None else _unit(model, x), y)
-        mine = data.get(client)
-        counted = (None, None) if mine is None else (len(mine[1]), len(np.unique(mine[1])))
+        samples_of = data.get(client)
+        counted = (None, None) if samples_of is None else (len(samples_of[1]), len(np.unique(samples_of[1])))
         samples, labels = (
-            usual if given is None else whole(given, 1, f"{where}: {name}")
-            for name, given, usual in zip(("samples", "labels"), (one.samples, one.labels), counted, strict=True)
+            usual if declared is None else whole(declared, 1, f"{where}: {name}")
+            for name, declared, usual in zip(("samples", "labels"), (update.samples, update.labels), counted, strict=True)
         )
-        records.setdefault(client, []).append(Record(client, before, after, one.settings or settings, samples, labels))
+        records.setdefault(client, []).append(UpdateRecord(client, before, after, update.settings or settings, samples, labels))
     return records, data, outside

@@ -45,8 +45,8 @@ class LinearLayer:
 def input_from_gradients(weight_gradient: Array, bias_gradient: Array) -> tuple[Array, float]:
     """The input (n,) behind the gradients (m, n), (m,) of a linear layer, and the relative residual, 0 for a single sample.
 
-    Any multiple of the gradients serves, such as an update. The residual is that of weight_gradient = bias_gradient ⊗ input, in the
-    Frobenius norm. Raises `InputError` for other shapes, values that are not finite and a bias gradient of zeros, which says nothing.
+    Any multiple of the gradients serves, such as an update. The residual is of weight_gradient = bias_gradient ⊗ input, in the Frobenius
+    norm. Raises `InputError` for other shapes, values that are not finite and a bias gradient of zeros.
     """
     weight = check_array("weight_gradient", np.asarray(weight_gradient, np.float64), ndim=2)
     bias = check_array("bias_gradient", np.asarray(bias_gradient, np.float64), ndim=1)
@@ -56,9 +56,9 @@ def input_from_gradients(weight_gradient: Array, bias_gradient: Array) -> tuple[
     if largest == 0.0:
         raise InputError("bias_gradient: is zero in all units, so that the gradients hold no input")
     share = bias / largest  # squares of tiny gradients would underflow
-    found = share @ weight / float(share @ share) / largest
-    left = float(np.linalg.norm(weight - np.outer(bias, found)))
-    return found, left / max(float(np.linalg.norm(weight)), 1e-300)
+    image = share @ weight / float(share @ share) / largest
+    left = float(np.linalg.norm(weight - np.outer(bias, image)))
+    return image, left / max(float(np.linalg.norm(weight)), 1e-300)
 
 
 def first_linear(model: Model) -> LinearLayer | None:
@@ -76,7 +76,7 @@ def first_linear(model: Model) -> LinearLayer | None:
         return None
     names = {id(parameter): name for name, parameter in build_module(model).named_parameters()}
     offsets = {name: offset for name, _, offset in model.layout}
-    before = all(isinstance(one, nn.Flatten | nn.Identity) for one in layers[:place])
+    before = all(isinstance(layer, nn.Flatten | nn.Identity) for layer in layers[:place])
     return LinearLayer(
         offsets[names[id(layer.weight)]], offsets[names[id(layer.bias)]], layer.out_features, layer.in_features, place, before,
         place + 1 < len(layers) and isinstance(layers[place + 1], nn.ReLU),
@@ -101,5 +101,5 @@ def gradients_of(layer: LinearLayer, vector: Array) -> tuple[Array, Array]:
 def images_from_inputs(model: Model, inputs: Array) -> Array:
     """Samples (k, *shape) in [0, 1] from the standardised inputs (k, n) of a model."""
     channel = (-1, *([1] * (len(model.shape) - 1)))
-    mean, std = (np.asarray(one).reshape(channel if len(one) > 1 else ()) for one in (model.mean, model.std))
+    mean, std = (np.asarray(statistic).reshape(channel if len(statistic) > 1 else ()) for statistic in (model.mean, model.std))
     return np.asarray(np.clip(inputs.reshape(len(inputs), *model.shape) * std + mean, 0.0, 1.0))

@@ -24,7 +24,7 @@ from ...types import Array
 from .closed_form import LinearLayer, layers_of
 from .lbfgs import minimise
 
-__all__ = ["Decoder", "decode", "decode_features", "features_of", "fit_decoder"]
+__all__ = ["Decoder", "decode_linearly", "decode_features", "features_of", "fit_decoder"]
 
 PENALTIES = np.logspace(-8, 2, 41)
 """Ridge penalties tried, as multiples of the mean squared singular value of the features."""
@@ -78,7 +78,7 @@ def fit_decoder(features: Array, images: Array) -> Decoder:
     return Decoder(feature, image, (directions / (squares + penalty)) @ along)
 
 
-def decode(decoder: Decoder, features: Array) -> Array:
+def decode_linearly(decoder: Decoder, features: Array) -> Array:
     """Images (n, p), not clipped, from features (n, f)."""
     return np.asarray(decoder.image + (features - decoder.feature) @ decoder.matrix)
 
@@ -96,7 +96,7 @@ def decode_features(model: Model, vector: Array, layer: LinearLayer, features: A
     `iterations` of the refinement, 0 for the regression alone.
     """
     known = features_of(model, vector, layer, x)
-    first = decode(fit_decoder(known, x), features)
+    first = decode_linearly(fit_decoder(known, x), features)
     if iterations:
         first = _refined(_before(model, vector, layer), known.var(axis=0), features, _double(x), first, iterations)
     return np.asarray(np.clip(first, 0.0, 1.0).reshape(len(features), *model.shape))
@@ -105,7 +105,7 @@ def decode_features(model: Model, vector: Array, layer: LinearLayer, features: A
 def _refined(before: nn.Module, spread: Array, features: Array, x: Array, first: Array, iterations: int) -> Array:
     """The most probable images (n, p) with nearly these features, sought from `first` (n, p) on."""
     mean, directions, deviations = _normal(x.reshape(len(x), -1))
-    root, middle, aim = (tensor(one) for one in (directions * deviations, mean, features))
+    root, middle, aim = (tensor(values) for values in (directions * deviations, mean, features))
     begin = tensor((first - mean) @ (directions / deviations))  # image = mean + root z, z standard normal
     weight = WEIGHT * len(mean) / max(float(spread.sum()), 1e-300)
 
@@ -117,8 +117,8 @@ def _refined(before: nn.Module, spread: Array, features: Array, x: Array, first:
         whole = weight * apart + point.square().sum(1) + BOX * outside
         return whole.detach(), torch.autograd.grad(whole.sum(), point)[0]
 
-    found, _ = minimise(objective, begin, iterations)
-    return np.asarray(mean + (found @ root.T).cpu().numpy())
+    points, _ = minimise(objective, begin, iterations)
+    return np.asarray(mean + (points @ root.T).cpu().numpy())
 
 
 def _normal(flat: Array) -> tuple[Array, Array, Array]:

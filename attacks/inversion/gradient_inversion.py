@@ -28,7 +28,7 @@ from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.local_training import LocalTraining, trainings_in
-from ..evidence.updates import Step, blind, local_of, public_model, single_steps, steps_in, unread
+from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 from ..labels.label_readings import bias_span, shares_of
 from .image_search import LocalSteps, invert_updates
@@ -57,7 +57,7 @@ def labels_from_shares(shares: Array, count: int) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class ImageGuess:
     """Images (n, *shape), labels (n,), and by which method images were found, by client."""
 
     images: Mapping[int, Array] = field(default_factory=dict)
@@ -65,20 +65,21 @@ class Guess:
     methods: Mapping[int, str] = field(default_factory=dict)
 
 
-def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int) -> Guess:
+def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int) -> ImageGuess:
     """The images behind each client's first update. Without a view: the mean auxiliary image, and the commonest auxiliary label."""
     clipped = prior.config is not None and prior.config.privacy.unit != "none"
     return _guess(None if view is None else steps_in(view, model.dimension), prior, clients, model, restarts, clipped)
 
 
 def _guess(
-    steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int, clipped: bool = False
-) -> Guess:
+    steps: Mapping[int, Sequence[ClientStep]] | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int,
+    clipped: bool = False,
+) -> ImageGuess:  # fmt: skip
     """As `guess`. Of updates that were `clipped` (and noised) the length says little, so their direction is what images are to meet."""
     sizes = {client: prior.samples_per_client[client] for client in clients}
     if steps is None:
         mean, label = prior.x.mean(axis=0, dtype=np.float64), int(np.bincount(prior.y).argmax())
-        return Guess({c: np.repeat(mean[None], n, axis=0) for c, n in sizes.items()}, {c: np.full(n, label) for c, n in sizes.items()})
+        return ImageGuess({c: np.repeat(mean[None], n, axis=0) for c, n in sizes.items()}, {c: np.full(n, label) for c, n in sizes.items()})
     assert prior.config is not None  # checked by the caller
     images: dict[int, Array] = {}
     labels: dict[int, Array] = {}
@@ -87,37 +88,39 @@ def _guess(
         first = {client: steps[client][0] for client in clients if (sizes[client], steps[client][0].round) == (size, number)}
         for client, step in first.items():
             labels[client] = labels_from_shares(shares_of(step, prior, model, prior.labels_per_client[client]), size)
-        found = {} if clipped else _by_layer(first, prior, model, size)
-        left = {client: step for client, step in first.items() if client not in found}
+        recovered = {} if clipped else _by_layer(first, prior, model, size)
+        left = {client: step for client, step in first.items() if client not in recovered}
         if size > MOST_IMAGES:  # too many for the optimisation, which ends below the mean image
-            found |= dict.fromkeys(left, (np.repeat(prior.x.mean(axis=0, dtype=np.float64)[None], size, axis=0), "mean image"))
+            recovered |= dict.fromkeys(left, (np.repeat(prior.x.mean(axis=0, dtype=np.float64)[None], size, axis=0), "mean image"))
         elif left:
-            found |= _by_optimisation(left, labels, prior, model, restarts, clipped)
-        for client, (made, method) in found.items():
+            recovered |= _by_optimisation(left, labels, prior, model, restarts, clipped)
+        for client, (made, method) in recovered.items():
             images[client], methods[client] = made, method
-    return Guess(images, labels, methods)
+    return ImageGuess(images, labels, methods)
 
 
-def _plan(first: Mapping[int, Step], prior: Prior) -> tuple[LocalSteps, int]:
+def _plan(first: Mapping[int, ClientStep], prior: Prior) -> tuple[LocalSteps, int]:
     """How clients asked in the same round trained, and the number of that round."""
     step = next(iter(first.values()))
     train = local_of(step, prior).train
     return LocalSteps(train.epochs, train.lr, train.momentum, train.weight_decay), step.round
 
 
-def _by_layer(first: Mapping[int, Step], prior: Prior, model: Model, size: int) -> dict[int, tuple[Array, str]]:
+def _by_layer(first: Mapping[int, ClientStep], prior: Prior, model: Model, size: int) -> dict[int, tuple[Array, str]]:
     """Images (size, *shape) and the method, of those clients on whom a rung above the optimisation succeeds."""
     layer, (how, number) = fitting_layer(model), _plan(first, prior)
     if layer is None:
         return {}
     starts, updates = (np.stack([getattr(step, part) for step in first.values()]) for part in ("start", "update"))
     rng = stream(prior.seed, f"inversion ladder, {size} images", number)
-    found = images_by_layer(model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay)
-    return {client: one for client, one in zip(first, found, strict=True) if one is not None}
+    recovered = images_by_layer(
+        model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay
+    )
+    return {client: image for client, image in zip(first, recovered, strict=True) if image is not None}
 
 
 def _by_optimisation(
-    first: Mapping[int, Step], labels: Mapping[int, Array], prior: Prior, model: Model, restarts: int, clipped: bool
+    first: Mapping[int, ClientStep], labels: Mapping[int, Array], prior: Prior, model: Model, restarts: int, clipped: bool
 ) -> dict[int, tuple[Array, str]]:
     """The same by the last rung, for all clients."""
     (how, number), size = _plan(first, prior), len(labels[next(iter(first))])
@@ -126,17 +129,17 @@ def _by_optimisation(
         np.stack([labels[client] for client in first]), how, stream(prior.seed, f"gradient inversion, {size} images", number),
         restarts=restarts, distance="cosine" if clipped else "squared", total_variation=SMOOTH if clipped else 0.0,
     )  # fmt: skip
-    return {client: (one, f"optimisation of {restarts} start(s)") for client, one in zip(first, made, strict=True)}
+    return {client: (image, f"optimisation of {restarts} start(s)") for client, image in zip(first, made, strict=True)}
 
 
 def matched(truth: Array, images: Array) -> list[tuple[Array, Array]]:
     """Pairs of true and recovered images (n, *shape each), by the one-to-one matching of largest total PSNR."""
-    table = np.array([[psnr_db(one, other) for other in images] for one in truth])
+    table = np.array([[psnr_db(image, other) for other in images] for image in truth])
     rows, columns = linear_sum_assignment(-table)
     return [(truth[i], images[j]) for i, j in zip(rows, columns, strict=True)]
 
 
-def score(guess: Guess, truth: Truth, clients: Sequence[int], metric: str) -> Array:
+def score(guess: ImageGuess, truth: Truth, clients: Sequence[int], metric: str) -> Array:
     """The mean over a client's images of PSNR or SSIM, or whether all its labels are right, by client."""
     if metric == "labels_exact":
         labels = {c: np.bincount(guess.labels[c], minlength=len(truth.label_counts[c])) for c in clients}
@@ -153,25 +156,25 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if why:
         return [nothing(case, NAME, "image_psnr_db", why)], None
     model = public_model(prior)
-    mine, theirs = (single_steps(steps_in(view, model.dimension, case)) for view in (case.view, case.reference))
-    apart = (set(mine) & set(theirs)) - set(case.view.coalition)
+    observed, reference = (single_steps(steps_in(view, model.dimension, case)) for view in (case.view, case.reference))
+    apart = (set(observed) & set(reference)) - set(case.view.coalition)
     if not apart:
         why = unread(case.view, model.dimension) or "no single client's update can be read in this view"
         return [nothing(case, NAME, "image_psnr_db", why)], None
     assert prior.config is not None  # as `_refusal` found
     private = prior.config.privacy.unit != "none"
     most = MOST_IMAGES if private else max(MOST_IMAGES, most_samples(fitting_layer(model)))
-    most = min(most, *(local_of(mine[client][0], prior).train.batch_size or most for client in apart))
+    most = min(most, *(local_of(observed[client][0], prior).train.batch_size or most for client in apart))
     few = sorted(client for client in apart if prior.samples_per_client[client] <= most)
     if not few:
-        words = f"not attempted: no client has at most {most} samples in one batch; that proves nothing of others"
+        words = f"not attempted: no client has at most {most} samples in one batch; images may still leak"
         return [nothing(case, NAME, "image_psnr_db", words)], None
     clients, restarts = few[: CLIENTS_PER_DRAW * case.budget.draws], case.budget.rounds
-    guesses = [_guess(steps, prior, clients, model, restarts, private) for steps in (mine, None)]
-    same = not private and all(np.array_equal(mine[c][0].update, theirs[c][0].update) for c in clients)
-    guesses.append(guesses[0] if same else _guess(theirs, prior.unprotected(), clients, model, restarts))
+    guesses = [_guess(steps, prior, clients, model, restarts, private) for steps in (observed, None)]
+    same = not private and all(np.array_equal(observed[c][0].update, reference[c][0].update) for c in clients)
+    guesses.append(guesses[0] if same else _guess(reference, prior.unprotected(), clients, model, restarts))
     count = sum(prior.samples_per_client[client] for client in clients)
-    steps = {local_of(mine[client][0], prior).train.epochs for client in clients}
+    steps = {local_of(observed[client][0], prior).train.epochs for client in clients}
     note = (
         f"{count} image(s) of {len(clients)} client(s), {' or '.join(map(str, sorted(steps)))} local step(s), "
         f"by {methods_of(guesses[0])}, first update; {prior.description}; baseline: the mean auxiliary image"
@@ -181,7 +184,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         metrics.remove("image_ssim")
     figures = []
     for metric in metrics:
-        scores = [score(one, case.truth, clients, metric) for one in guesses]
+        scores = [score(guessed, case.truth, clients, metric) for guessed in guesses]
         figures.append(cell(case, NAME, metric, *scores, margin=MARGIN[metric], share=metric == "labels_exact", note=note))
     arrays = {
         "clients": np.array(clients),
@@ -192,7 +195,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     return figures, arrays
 
 
-def methods_of(guess: Guess) -> str:
+def methods_of(guess: ImageGuess) -> str:
     """By which methods images were found, in words; with the number of clients where there are several."""
     counts = Counter(guess.methods.values())
     return " and ".join(name + (f" ({count} clients)" if len(counts) > 1 else "") for name, count in counts.most_common())
@@ -209,16 +212,16 @@ def _refusal(case: Case) -> str:
     model, trainings = public_model(case.prior), trainings_in(case.reference)
     if bias_span(model) is None:
         return "not attempted: the model's head has no bias to read labels from"
-    if case.prior.config.training.optimizer == "adam" or any(one.train.optimizer == "adam" for one in trainings.all):
-        return "not attempted: Adam's steps keep little more than a gradient's signs, too little for this attack; that proves nothing"
+    if case.prior.config.training.optimizer == "adam" or any(training.train.optimizer == "adam" for training in trainings.all):
+        return "not attempted: Adam's steps keep little more than a gradient's signs, too little for this attack; images may still leak"
     if trainings.first is None:
         passed = any(message.operation == "relay" for message in case.reference.messages)
-        return "not attempted: clients send models to each other, none to be averaged; that proves nothing of them" if passed else ""
+        return "not attempted: clients send models to each other, none to be averaged; images may still leak" if passed else ""
     if not all(map(_is_plain, trainings.all)):
-        return "not attempted: clients do not take plain steps on all of their samples; that proves nothing of them"
+        return "not attempted: clients do not take plain steps on all of their samples; images may still leak"
     epochs = trainings.first.train.epochs
     if epochs > MOST_STEPS:
-        return f"not attempted: {epochs} local steps are more than {MOST_STEPS}; that proves nothing of them"
+        return f"not attempted: {epochs} local steps are more than {MOST_STEPS}; images may still leak"
     return ""
 
 

@@ -43,10 +43,10 @@ def invert_updates(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Images (m, n, *shape) in [0, 1] whose `steps` on `starts` (m, d) give nearly `updates` (m, d), and the distances left (m,).
 
-    `labels` (m, n) are those of the n images of each of m updates. Each of `restarts` begins at uniform noise; the one that ends nearest is
-    returned. `beside` are further values of images, (θ (r, d), images (r, n, *shape)) -> (r, k), and what was seen of them (m, k), whose
-    mean squared distance is added. It is computed on the device in use.
-    Raises nothing: an update that no images make leaves a large distance.
+    `labels` (m, n) are the labels of the n images of each of m updates. Each of the `restarts` begins at uniform noise; the nearest result
+    is returned. `beside` is a function of images, (θ (r, d), images (r, n, *shape)) -> (r, k), and its observed values (m, k); their mean
+    squared distance is added to the objective. The search runs on the device in use. Raises nothing: an update that no images make leaves a
+    large distance.
     """
     m, n = labels.shape
     theta = tensor(np.repeat(np.asarray(starts, np.float64), restarts, axis=0))
@@ -63,11 +63,11 @@ def invert_updates(
         for piece, which in zip(torch.split(x, size), torch.split(rows, size), strict=True):
             point = piece.detach().requires_grad_(True)
             images = point.view(len(point), n, *model.shape)
-            mine, aim = made(theta[which], images, y[which]), target[which]
+            update, aim = made(theta[which], images, y[which]), target[which]
             if distance == "squared":
-                apart = (mine - aim).square().sum(1) / length[which]
+                apart = (update - aim).square().sum(1) / length[which]
             else:
-                apart = 1 - functional.cosine_similarity(mine, aim, dim=1)
+                apart = 1 - functional.cosine_similarity(update, aim, dim=1)
             whole = apart + total_variation * _variation(images) if total_variation else apart
             if beside is not None and seen is not None:
                 whole = whole + (beside[0](theta[which], images) - seen[which]).square().mean(1)
@@ -75,10 +75,10 @@ def invert_updates(
             slopes.append(torch.autograd.grad(whole.sum(), point)[0])
         return torch.cat(values), torch.cat(slopes)
 
-    found, left = minimise(objective, begin, iterations, tolerance=1e-24 if distance == "squared" else 1e-14)
+    points, left = minimise(objective, begin, iterations, tolerance=1e-24 if distance == "squared" else 1e-14)
     distances = left.cpu().numpy().reshape(m, restarts)
     best = np.where(np.isnan(distances), np.inf, distances).argmin(axis=1)
-    images = found.cpu().numpy().reshape(m, restarts, n, *model.shape)[np.arange(m), best]
+    images = points.cpu().numpy().reshape(m, restarts, n, *model.shape)[np.arange(m), best]
     return np.clip(images, 0.0, 1.0), distances[np.arange(m), best]
 
 

@@ -36,10 +36,10 @@ from ..evidence.local_training import trainings_in
 from ..evidence.sums import sums_in
 from ..evidence.updates import public_model, steps_in
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
-from ..figures.significance import Status
+from ..figures.significance import CellStatus
 from .model_inconsistency import clients_of, isolate
 
-__all__ = ["cells", "images_from_imprint", "imprinted", "share_recovered"]
+__all__ = ["cells", "images_from_imprint", "imprinted", "share_of_images"]
 
 NAME = "imprint"
 GOOD_DB = 30.0
@@ -77,8 +77,8 @@ def imprinted(model: Model, x: Array, balance: float = 10.0) -> Array:
 def images_from_imprint(weight_gradient: Array, bias_gradient: Array) -> Array:
     """The inputs (m, d), m ≤ bins, behind the gradients (bins, d), (bins,) of an imprinted first layer, in the order of thresholds.
 
-    They are as the layer was given them, so normalised. A bin of several samples gives their mean weighted by gradients, an empty one none.
-    Any multiple serves, such as an update. Raises `InputError` for other shapes and values that are not finite.
+    The inputs are normalised, as the layer received them. A bin of several samples gives a mean weighted by gradients; an empty bin gives
+    nothing. Any multiple of the gradients serves, such as an update. Raises `InputError` for other shapes and values that are not finite.
     """
     weight = check_array("weight_gradient", np.asarray(weight_gradient, np.float64), ndim=2)
     bias = check_array("bias_gradient", np.asarray(bias_gradient, np.float64), ndim=1)
@@ -90,7 +90,7 @@ def images_from_imprint(weight_gradient: Array, bias_gradient: Array) -> Array:
     return np.asarray(each[held] / scale[held, None])
 
 
-def share_recovered(truth: Array, images: Array) -> float:
+def share_of_images(truth: Array, images: Array) -> float:
     """The share of true images (n, *shape) in [0, 1] that one of `images` (m, *shape) shows with a PSNR of at least 30 dB."""
     if not len(images):
         return 0.0
@@ -107,24 +107,28 @@ def guess(update: Array | None, prior: Prior, model: Model) -> Array:
     if update is None:
         return np.asarray(prior.x.mean(axis=0, dtype=np.float64)[None])
     size, bins = int(np.prod(model.shape)), model.hidden
-    found = images_from_imprint(update[: bins * size].reshape(bins, size), update[bins * size : bins * (size + 1)])
+    images = images_from_imprint(update[: bins * size].reshape(bins, size), update[bins * size : bins * (size + 1)])
     channel = (-1, *([1] * (len(model.shape) - 1)))
-    mean, std = (np.asarray(one).reshape(channel if len(one) > 1 else ()) for one in (model.mean, model.std))
-    return np.asarray(np.clip(found.reshape(len(found), *model.shape) * std + mean, 0.0, 1.0))
+    mean, std = (np.asarray(statistic).reshape(channel if len(statistic) > 1 else ()) for statistic in (model.mean, model.std))
+    return np.asarray(np.clip(images.reshape(len(images), *model.shape) * std + mean, 0.0, 1.0))
 
 
 def score(images: Mapping[int, Array], people: Sequence[ClientData]) -> Array:
     """The share of each client's images that the guess about it shows, (m,)."""
-    return np.array([share_recovered(client.x_train, images[client.id]) for client in people])
+    return np.array([share_of_images(client.x_train, images[client.id]) for client in people])
 
 
 def updates_of(people: Sequence[ClientData], train: Train, start: Array, seed: int) -> dict[int, Array]:
     """What clients answer that believe `start` to be the model."""
+    secrets = [
+        blake2b(f"{seed}|{client.id}".encode(), digest_size=32).digest() for client in people
+    ]  # [privacy]'s noise hides nothing here
     inputs = [
-        TaskInput(one, {"model": start}, {}, Streams(seed, 0, one.id), secret=blake2b(f"{seed}|{one.id}".encode(), digest_size=32).digest())
-        for one in people
-    ]  # the noise of [privacy], if any, protects nothing here
-    return {one.id: np.asarray(made["update"], np.float64) for one, made in zip(people, Engine().run(train, inputs), strict=True) if made}
+        TaskInput(client, {"model": start}, {}, Streams(seed, 0, client.id), secret=secret)
+        for client, secret in zip(people, secrets, strict=True)
+    ]
+    results = Engine().run(train, inputs)
+    return {client.id: np.asarray(made["update"], np.float64) for client, made in zip(people, results, strict=True) if made}
 
 
 def summed(updates: Mapping[int, Array], start: Array, *, clip: float, min_cohort: int) -> Array | None:
@@ -141,7 +145,7 @@ def _refusal(case: Case) -> str:
     if config is None:
         return "not attempted: the training settings are not known"
     if config.model.name != "mlp":
-        return f"not attempted: the first layer of {config.model.name!r} is no linear map with ReLU behind it; that proves nothing of it"
+        return f"not attempted: the first layer of {config.model.name!r} is no linear map with ReLU behind it; images may still leak"
     if config.privacy.unit == "client":
         return "not attempted: updates are clipped as a whole and have noise of their own"
     if config.protection.sum not in ("none", "secagg"):
@@ -154,7 +158,7 @@ def _refusal(case: Case) -> str:
 def _cohort(case: Case, view: AdversaryView, config: Config) -> list[ClientData]:
     """Whose updates the server gets: the members of the run's first sum, at most so many."""
     min_cohort = config.protection.smallest_sum
-    members = next((one.members for one in sums_in(view) if len(one.members) >= min_cohort), tuple(case.truth.data))
+    members = next((sum_.members for sum_ in sums_in(view) if len(sum_.members) >= min_cohort), tuple(case.truth.data))
     return [client for client in clients_of(case.truth) if client.id in members][:COHORT]
 
 
@@ -174,19 +178,19 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     figures, arrays = [], None
     for kind, train in (("gradient", Train(model, 1, 0, t.lr, optimizer=t.optimizer)), ("update", own)):
         clear = updates_of(people, train, start, case.seed)
-        theirs = {client: guess(update, case.prior, model) for client, update in clear.items()}
+        reference = {client: guess(update, case.prior, model) for client, update in clear.items()}
         sent = clear if noise is None else updates_of(people, train.private(noise), start, case.seed)
         if secure:
             total = summed(sent, start, clip=config.protection.secagg_clip, min_cohort=config.protection.smallest_sum)
-            mine = dict.fromkeys(sent, guess(total, case.prior, model))
+            observed = dict.fromkeys(sent, guess(total, case.prior, model))
         else:
-            mine = theirs if noise is None else {client: guess(update, case.prior, model) for client, update in sent.items()}
-        answered = [one for one in people if one.id in theirs and one.id in mine]
+            observed = reference if noise is None else {client: guess(update, case.prior, model) for client, update in sent.items()}
+        answered = [client for client in people if client.id in reference and client.id in observed]
         if not answered:
             figures.append(nothing(case, NAME, f"images_recovered_{kind}", "nobody's training on the crafted model ended"))
             continue
-        scores = [score(one, answered) for one in (mine, dict.fromkeys(theirs, mean), theirs)]
-        count = sum(one.samples for one in answered)
+        scores = [score(images, answered) for images in (observed, dict.fromkeys(reference, mean), reference)]
+        count = sum(client.samples for client in answered)
         note = (
             f"{model.hidden} bins; {count} images of {len(answered)} client(s), "
             f"{'one secure sum of all, bound to the model sent' if secure else 'one update each'}; "
@@ -195,19 +199,20 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         )
         made = cell(case, NAME, f"images_recovered_{kind}", *scores, margin=0.0, note=note)
         # without an image: more bins, or bins nearer to each other, may show one
-        status: Status = "leaks" if scores[0].any() else "inconclusive" if scores[2].any() else "not_validated"
+        status: CellStatus = "leaks" if scores[0].any() else "inconclusive" if scores[2].any() else "not_validated"
         figures.append(replace(made, exact=bool(scores[2].any()), power=None, status=status))
-        arrays = arrays or _shown(answered, mine, mean[0])
+        arrays = arrays or _shown(answered, observed, mean[0])
     return figures, arrays
 
 
 def _shown(people: Sequence[ClientData], images: Mapping[int, Array], mean: Array) -> dict[str, Array]:
     """For the report: of each client the image that comes out best."""
-    truth, found = [], []
-    for one in people:
-        flat = images[one.id].reshape(len(images[one.id]), -1) if len(images[one.id]) else mean.reshape(1, -1)
-        squares = cdist(one.x_train.reshape(one.samples, -1), flat, "sqeuclidean")
+    truth, recovered = [], []
+    for client in people:
+        flat = images[client.id].reshape(len(images[client.id]), -1) if len(images[client.id]) else mean.reshape(1, -1)
+        squares = cdist(client.x_train.reshape(client.samples, -1), flat, "sqeuclidean")
         i, j = np.unravel_index(int(squares.argmin()), squares.shape)
-        truth.append(one.x_train[i])
-        found.append(flat[j].reshape(mean.shape))
-    return {"clients": np.array([one.id for one in people]), "truth": np.stack(truth), "recovered": np.stack(found), "baseline": mean}
+        truth.append(client.x_train[i])
+        recovered.append(flat[j].reshape(mean.shape))
+    ids = np.array([client.id for client in people])
+    return {"clients": ids, "truth": np.stack(truth), "recovered": np.stack(recovered), "baseline": mean}

@@ -41,7 +41,8 @@ def fitting_layer(model: Model) -> LinearLayer | None:
     layer = first_linear(model)
     if layer is None or layer.weight > MOST_BEFORE:
         return None
-    kinked = any(isinstance(inner, nn.ReLU | nn.MaxPool2d) for one in layers_of(model)[: layer.place] for inner in one.modules())
+    inner = [module for before in layers_of(model)[: layer.place] for module in before.modules()]
+    kinked = any(isinstance(module, nn.ReLU | nn.MaxPool2d) for module in inner)
     return layer if layer.is_first or kinked else None
 
 
@@ -65,14 +66,14 @@ def images_by_layer(
     inputs = [_inputs(layer, start, update, count, rng, steps) for start, update in zip(starts, moved, strict=True)]
     mean = x.mean(axis=0, dtype=np.float64)
     name = DECODER if not layer.is_first else CLOSED_FORM if count == 1 else SPEAR
-    found: list[tuple[Array, str] | None] = [None] * len(updates)
+    results: list[tuple[Array, str] | None] = [None] * len(updates)
     passed = starts + PASSED * updates if steps > 1 else starts
-    for places in _alike(passed, [i for i, one in enumerate(inputs) if len(one)]):
+    for places in _alike(passed, [i for i, rows in enumerate(inputs) if len(rows)]):
         rows = np.concatenate([inputs[i] for i in places])
         images = images_from_inputs(model, rows) if layer.is_first else decode_features(model, passed[places[0]], layer, rows, x)
         for i, part in zip(places, np.split(images, np.cumsum([len(inputs[i]) for i in places])[:-1]), strict=True):
-            found[i] = np.concatenate([part, np.repeat(mean[None], count - len(part), axis=0)]), name
-    return found
+            results[i] = np.concatenate([part, np.repeat(mean[None], count - len(part), axis=0)]), name
+    return results
 
 
 def _inputs(layer: LinearLayer, start: Array, update: Array, count: int, rng: np.random.Generator, steps: int) -> Array:
@@ -82,10 +83,10 @@ def _inputs(layer: LinearLayer, start: Array, update: Array, count: int, rng: np
     if not bias.any():
         return none
     if count == 1:
-        found, residual = input_from_gradients(weight, bias)
-        return found[None] if residual <= MOST_RESIDUAL else none
+        image, residual = input_from_gradients(weight, bias)
+        return image[None] if residual <= MOST_RESIDUAL else none
     ends = [start] if steps == 1 else [start, start + update]
-    result = inputs_of_batch(weight, bias, [gradients_of(layer, one) for one in ends], count, rng)
+    result = inputs_of_batch(weight, bias, [gradients_of(layer, state) for state in ends], count, rng)
     return result.inputs[result.agreement >= CONSISTENT]
 
 

@@ -112,7 +112,9 @@ def isolate(
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
 
 
-def play(clients: Sequence[ClientData], train: Train, start: Array, victim: int, *, clip: float, min_cohort: int, binding: bool) -> Attempt:
+def attack_victim(
+    clients: Sequence[ClientData], train: Train, start: Array, victim: int, *, clip: float, min_cohort: int, binding: bool
+) -> Attempt:
     """The whole attack: send crafted models, train updates on them, take their secure sum."""
     dead = deadened(train.model, start)
     sent = {client.id: start if client.id == victim else dead for client in clients}
@@ -174,23 +176,25 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     exact = {client.id: trained(client, train, start) for client in people if client.id in victims}
     tries = {
         binding: [
-            play(people, train, start, victim, clip=protection.secagg_clip, min_cohort=min_cohort, binding=binding) for victim in victims
+            attack_victim(people, train, start, victim, clip=protection.secagg_clip, min_cohort=min_cohort, binding=binding)
+            for victim in victims
         ]
         for binding in (True, False)
     }
-    words = sorted({word for attempt in tries[True] for word in attempt.refused})
+    codes = sorted({code for attempt in tries[True] for code in attempt.refused})
     note = (
         f"{len(victims)} victims in turn, {len(people)} clients, first round, {inside} of {model.dimension} coordinates (all but the "
         "head's bias); run against the real machines; error codes with the binding: "
-        f"{'; '.join(words) or 'nothing'}; reference: the binding off; baseline: no sum (û = 0)"
+        f"{'; '.join(codes) or 'nothing'}; reference: the binding off; baseline: no sum (û = 0)"
     )
     figures = []
     for metric in MARGIN:
-        mine, theirs = (
-            np.array([score(one, exact[v], metric, inside) for one, v in zip(tries[b], victims, strict=True)]) for b in (True, False)
+        observed, reference = (
+            np.array([score(attempt, exact[v], metric, inside) for attempt, v in zip(tries[b], victims, strict=True)])
+            for b in (True, False)
         )
         blank = np.array([score(Attempt(None), exact[v], metric, inside) for v in victims])
         figures.append(
-            cell(case, NAME, metric, mine, blank, theirs, margin=MARGIN[metric], lower_is_better=metric.endswith("error"), note=note)
+            cell(case, NAME, metric, observed, blank, reference, margin=MARGIN[metric], lower_is_better=metric.endswith("error"), note=note)
         )
     return figures, None

@@ -83,11 +83,11 @@ def inputs_of_batch(
 ) -> Disaggregated:  # fmt: skip
     """The `count` inputs behind the gradients (m, n), (m,) of a linear layer.
 
-    `models` are the layer's parameters, weights (m, n) and biases (m,), where gradients were taken: one for a gradient or one step; of
-    several steps the first and the last that are known, and only units that are on in both, or in neither, are checked. Any multiple of the
-    gradients serves, such as an update. `draws` bounds the search. Refuses (`refusal`) where the gradient's rank is below `count`, where
-    noise hides the zeros, and where the draws find too few columns. Raises `InputError` for other shapes, values that are not finite, and
-    a `count` that is not in 1..8.
+    `models` are the layer's parameters, weights (m, n) and biases (m,), where gradients were taken. For a gradient or one step: one pair.
+    For several steps: the first and the last known pair; then only units that are on in both, or off in both, are checked. Any multiple of
+    the gradients serves, such as an update. `draws` bounds the search. Refuses (`refusal`) if the gradient's rank is below `count`, if
+    noise hides the zeros, or if the draws find too few columns. Raises `InputError` for other shapes, values that are not finite, and a
+    `count` that is not in 1..8.
     """
     gradient = np.column_stack([
         check_array("weight_gradient", np.asarray(weight_gradient, np.float64), ndim=2),
@@ -108,8 +108,8 @@ def inputs_of_batch(
         rows = _rows_near(factors, pool, rng) if number % 2 and len(pool) else _rows_drawn(factors, rng)
         pool, chosen = _chosen(factors, np.vstack([pool, _kernels(rows)]))
         if len(chosen) == count:
-            found = _swapped(factors, pool, chosen, held)
-            best = found if found.agreement.sum() > best.agreement.sum() else best
+            swapped = _swapped(factors, pool, chosen, held)
+            best = swapped if swapped.agreement.sum() > best.agreement.sum() else best
         if best.consistency >= (1.0 if number < LAST_LOOK else CONSISTENT):
             break
     return best
@@ -151,7 +151,7 @@ def _rows_near(factors: _Factors, pool: Array, rng: np.random.Generator) -> Arra
     rows, count = factors.left[factors.live], factors.left.shape[1]
     zeros = (np.abs(pool @ rows.T) <= factors.threshold)[rng.integers(len(pool), size=DRAWS_AT_ONCE)]
     order = rng.random(zeros.shape)
-    inside, outside = (np.argsort(order + ~one, axis=1)[:, : count - 1] for one in (zeros, ~zeros))
+    inside, outside = (np.argsort(order + ~mask, axis=1)[:, : count - 1] for mask in (zeros, ~zeros))
     others = rng.integers(1, count, size=(DRAWS_AT_ONCE, 1))
     return np.asarray(rows[np.where(np.arange(count - 1) < others, outside, inside)])
 
@@ -162,11 +162,11 @@ def _kernels(rows: Array) -> Array:
         return np.ones((1, 1))
     try:
         solved = np.linalg.solve(rows[:, :, :-1], -rows[:, :, -1:])[:, :, 0]
-        found = np.column_stack([solved, np.ones(len(rows))])
+        kernels = np.column_stack([solved, np.ones(len(rows))])
     except np.linalg.LinAlgError:  # rows that are exact multiples of each other have no kernel of one dimension
-        found = np.linalg.svd(rows)[2][:, -1]
+        kernels = np.linalg.svd(rows)[2][:, -1]
     with np.errstate(over="ignore", invalid="ignore"):  # rows that are nearly multiples: no zeros, so dropped
-        return np.asarray(found / np.linalg.norm(found, axis=1, keepdims=True))
+        return np.asarray(kernels / np.linalg.norm(kernels, axis=1, keepdims=True))
 
 
 def _chosen(factors: _Factors, candidates: Array) -> tuple[Array, list[int]]:
@@ -192,7 +192,7 @@ def _chosen(factors: _Factors, candidates: Array) -> tuple[Array, list[int]]:
         along = rest[free[0]] / np.linalg.norm(rest[free[0]])
         rest = rest - np.outer(rest @ along, along)
     places = np.cumsum(kept) - 1
-    return sorted_[kept], [int(places[one]) for one in taken]
+    return sorted_[kept], [int(places[place]) for place in taken]
 
 
 def _swapped(factors: _Factors, pool: Array, chosen: list[int], held: Array) -> Disaggregated:
@@ -204,9 +204,9 @@ def _swapped(factors: _Factors, pool: Array, chosen: list[int], held: Array) -> 
             break
         tried = [*chosen]
         tried[int(best.agreement.argmin())] = other
-        found = _inputs(factors, pool[tried], held)
-        if found.agreement.sum() > best.agreement.sum():
-            best, chosen = found, tried
+        trial = _inputs(factors, pool[tried], held)
+        if trial.agreement.sum() > best.agreement.sum():
+            best, chosen = trial, tried
     if best.refusal or best.consistency == 1.0:
         return best
     freed = _inputs(factors, _freed(factors, pool[chosen], np.flatnonzero(best.agreement < 1.0)), held)

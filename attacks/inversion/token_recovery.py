@@ -26,7 +26,7 @@ from ...errors import InputError
 from ...randomness import stream
 from ...types import Array, check_array
 from ..evidence.local_training import trainings_in
-from ..evidence.updates import Step, blind, local_of, public_model, single_steps, steps_in, unread
+from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..labels.label_readings import bias_span
 
@@ -61,7 +61,7 @@ def tokens_from_rows(rows: Array) -> Array:
 
 
 def window_from_rows(model: Model, vector: Array, rows: Array, label: int, length: int) -> tuple[Array, float]:
-    """The window (length,) of words behind the embedding gradient `rows` (words, units) at `vector` (d,), and 1 − cosine of what it gives.
+    """The window (length,) of words behind the embedding gradient `rows` (words, units) at `vector` (d,), and 1 − cosine of its gradient.
 
     `label` is the word that follows. Any positive multiple of the gradient serves. Raises `InputError` for a model without an embedding, a
     gradient of no words, or of more words than the window is long.
@@ -71,17 +71,17 @@ def window_from_rows(model: Model, vector: Array, rows: Array, label: int, lengt
     words = tokens_from_rows(rows)
     if not 0 < len(words) <= length:
         raise InputError(f"rows: hold {len(words)} words, for a window of {length}")
-    given = _Rows(model, vector, words, np.asarray(rows, np.float64)[words], label)
+    batch = _Rows(model, vector, words, np.asarray(rows, np.float64)[words], label)
     # the later a word, the more it moves: recurrent networks forget
     order = words[np.argsort(np.linalg.norm(rows[words], axis=1), kind="stable")]
     window = np.concatenate([np.repeat(order[:1], length - len(words)), order])
-    left = float(given.at(window[None])[1][0])
+    left = float(batch.at(window[None])[1][0])
     for _ in range(SWEEPS):
-        window, left = _settled(given, window, left)
+        window, left = _settled(batch, window, left)
         if left < CLOSE:
             break
         tried = _neighbours(window, words)
-        distances = given.at(tried)[1]
+        distances = batch.at(tried)[1]
         best = int(distances.argmin())
         if not distances[best] < left:
             break
@@ -89,14 +89,14 @@ def window_from_rows(model: Model, vector: Array, rows: Array, label: int, lengt
     return window, left
 
 
-def _settled(given: "_Rows", window: Array, left: float) -> tuple[Array, float]:
+def _settled(batch: "_Rows", window: Array, left: float) -> tuple[Array, float]:
     """The nearest window, with its distance, of those met by placing all words anew until they stay; `window` at `left` at first."""
-    now, words = window, given.words.cpu().numpy()
+    now, words = window, batch.words.cpu().numpy()
     for _ in range(PLACINGS):
-        slopes, (distance,) = given.at(now[None])
+        slopes, (distance,) = batch.at(now[None])
         if distance < left:
             window, left = now, float(distance)
-        again = words[_placed(slopes[0], given.seen)]
+        again = words[_placed(slopes[0], batch.seen)]
         if left < CLOSE or np.array_equal(again, now):
             break
         now = again
@@ -110,14 +110,14 @@ def _placed(slopes: Array, seen: Array) -> Array:
     """
     total = slopes.sum(axis=0)
     rest = seen * float(total @ total) / max(float(total @ seen.sum(axis=0)), 1e-300)  # in the units of the slopes: sums are alike
-    found = np.full(len(slopes), -1)
+    window = np.full(len(slopes), -1)
     words, places = linear_sum_assignment(cdist(rest, slopes, "sqeuclidean"))
-    found[places] = words
+    window[places] = words
     rest[words] -= slopes[places]
-    for place in sorted(np.flatnonzero(found < 0), key=lambda one: -float(slopes[one] @ slopes[one])):
-        found[place] = int((rest @ slopes[place]).argmax())
-        rest[found[place]] -= slopes[place]
-    return found
+    for place in sorted(np.flatnonzero(window < 0), key=lambda place: -float(slopes[place] @ slopes[place])):
+        window[place] = int((rest @ slopes[place]).argmax())
+        rest[window[place]] -= slopes[place]
+    return window
 
 
 class _Rows:
@@ -146,58 +146,58 @@ class _Rows:
         loss = functional.cross_entropy(scores, torch.full((len(x),), self.label, device=x.device), reduction="sum")
         (slopes,) = torch.autograd.grad(loss, made)
         places = (x[:, :, None] == self.words).to(slopes.dtype)
-        mine = torch.einsum("rlk,rle->rke", places, slopes).flatten(1).double()
+        produced = torch.einsum("rlk,rle->rke", places, slopes).flatten(1).double()
         seen = tensor(self.seen).flatten()[None]
-        return slopes.cpu().numpy().astype(np.float64), 1 - functional.cosine_similarity(mine, seen, dim=1).cpu().numpy()
+        return slopes.cpu().numpy().astype(np.float64), 1 - functional.cosine_similarity(produced, seen, dim=1).cpu().numpy()
 
 
 def _neighbours(window: Array, words: Array) -> Array:
     """Windows that differ by one swap or, where words repeat, by one word: (r, length)."""
-    length, found = len(window), []
+    length, windows = len(window), []
     for i in range(length):
         for j in range(i + 1, length):
             if window[i] != window[j]:
-                found.append(window.copy())
-                found[-1][[i, j]] = window[[j, i]]
+                windows.append(window.copy())
+                windows[-1][[i, j]] = window[[j, i]]
     if len(words) < length:
         for i in range(length):
             for word in words[words != window[i]]:
-                found.append(window.copy())
-                found[-1][i] = word
-    return np.stack(found) if found else window[None]
+                windows.append(window.copy())
+                windows[-1][i] = word
+    return np.stack(windows) if windows else window[None]
 
 
 def embedding_of(model: Model) -> tuple[int, tuple[int, int]] | None:
     """Where the weights of a model's embedding begin in the parameter vector, and their shape (words, units); None if it has none."""
-    found = next(((name, module) for name, module in build_module(model).named_modules() if isinstance(module, nn.Embedding)), None)
-    if found is None:
+    embedding = next(((name, module) for name, module in build_module(model).named_modules() if isinstance(module, nn.Embedding)), None)
+    if embedding is None:
         return None
-    name = f"{found[0]}.weight".lstrip(".")
-    return next(offset for own, _, offset in model.layout if own == name), (found[1].num_embeddings, found[1].embedding_dim)
+    name = f"{embedding[0]}.weight".lstrip(".")
+    return next(offset for own, _, offset in model.layout if own == name), (embedding[1].num_embeddings, embedding[1].embedding_dim)
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
 
 
-def guess(steps: Mapping[int, Step] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
+def guess(steps: Mapping[int, ClientStep] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
     """The words (k,) of each client. Without a view: the commonest auxiliary words, as many as so many auxiliary windows have."""
     if steps is None:
         return {client: _common(prior, prior.samples_per_client[client]) for client in clients}
-    found = embedding_of(model)
-    assert found is not None  # checked by the caller
-    offset, shape = found
+    embedding = embedding_of(model)
+    assert embedding is not None  # checked by the caller
+    offset, shape = embedding
     return {client: tokens_from_rows(steps[client].update[offset : offset + shape[0] * shape[1]].reshape(shape)) for client in clients}
 
 
-def guess_windows(steps: Mapping[int, Step] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
+def guess_windows(steps: Mapping[int, ClientStep] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
     """The one window (length,) of each client. Without a view: the commonest auxiliary word of each place."""
     length = model.shape[0]
     if steps is None:
         common = np.array([np.bincount(column).argmax() for column in prior.x.reshape(len(prior.x), -1).astype(np.int64).T])
         return dict.fromkeys(clients, common)
-    found, span = embedding_of(model), bias_span(model)
-    assert found is not None  # checked by the caller
-    offset, shape = found
+    embedding, span = embedding_of(model), bias_span(model)
+    assert embedding is not None  # checked by the caller
+    offset, shape = embedding
     windows = {}
     for client in clients:
         step = steps[client]
@@ -224,11 +224,11 @@ def token_cells(case: Case, name: str) -> list[Cell]:
     if why := _refusal(case) or blind(case.view):
         return [nothing(case, name, metrics[0], why)]
     prior, model = case.prior, public_model(case.prior)
-    mine, theirs = (
-        {client: several[0] for client, several in single_steps(steps_in(view, model.dimension, case)).items()}
+    observed, reference = (
+        {client: client_steps[0] for client, client_steps in single_steps(steps_in(view, model.dimension, case)).items()}
         for view in (case.view, case.reference)
     )
-    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))[: CLIENTS_PER_DRAW * case.budget.draws]
+    clients = sorted((set(observed) & set(reference)) - set(case.view.coalition))[: CLIENTS_PER_DRAW * case.budget.draws]
     if not clients:
         why = unread(case.view, model.dimension) or "no single client's update can be read in this view"
         return [nothing(case, name, metrics[0], why)]
@@ -237,17 +237,17 @@ def token_cells(case: Case, name: str) -> list[Cell]:
         f"words of {len(clients)} client(s), padding and the unknown word included, by the embedding's rows that move, first update; "
         f"{prior.description}; baseline: the commonest auxiliary words, as many as auxiliary windows have"
     )
-    same = all(np.array_equal(mine[client].update, theirs[client].update) for client in clients)
-    guesses = [guess(steps, prior, clients, model) for steps in (mine, None, theirs)]
+    same = all(np.array_equal(observed[client].update, reference[client].update) for client in clients)
+    guesses = [guess(steps, prior, clients, model) for steps in (observed, None, reference)]
     figures = []
     for metric, score in zip(metrics, (_found, _right), strict=False):
-        scores = [np.array([score(one[client], truth[client]) for client in clients]) for one in guesses]
+        scores = [np.array([score(guessed[client], truth[client]) for client in clients]) for guessed in guesses]
         figures.append(cell(case, name, metric, *scores, margin=MARGIN, note=note))
-    single = [client for client in clients if len(truth[client]) == 1 and _is_one_step(mine[client], prior)]
+    single = [client for client in clients if len(truth[client]) == 1 and _is_one_step(observed[client], prior)]
     if single and bias_span(model) is not None:
-        windows = [guess_windows(steps, prior, single, model) for steps in (mine, None)]
-        windows.append(windows[0] if same else guess_windows(theirs, prior, single, model))
-        scores = [np.array([float((one[client] == truth[client][0]).mean()) for client in single]) for one in windows]
+        windows = [guess_windows(steps, prior, single, model) for steps in (observed, None)]
+        windows.append(windows[0] if same else guess_windows(reference, prior, single, model))
+        scores = [np.array([float((guessed[client] == truth[client][0]).mean()) for client in single]) for guessed in windows]
         note = (
             f"words of {len(single)} client(s) with one window of {model.shape[0]}, in order, by matching gradients; {prior.description}; "
             "baseline: the commonest auxiliary word of each place"
@@ -266,7 +266,7 @@ def _right(words: Array, truth: Array) -> float:
     return float(np.isin(words, truth).mean()) if len(words) else 0.0
 
 
-def _is_one_step(step: Step, prior: Prior) -> bool:
+def _is_one_step(step: ClientStep, prior: Prior) -> bool:
     return local_of(step, prior).steps(1) == 1
 
 
@@ -274,10 +274,10 @@ def _refusal(case: Case) -> str:
     """Why this run is not attempted; empty if it is."""
     assert case.prior.config is not None  # checked by the caller
     if case.prior.private:
-        return "not attempted: the noise of [privacy] moves every row of the embedding; that proves nothing"
+        return "not attempted: the noise of [privacy] moves every row of the embedding; words may still leak"
     for local in trainings_in(case.reference).all:
         if local.beyond or local.held_back:
-            return "not attempted: updates hold more than training on all samples; that proves nothing of them"
+            return "not attempted: updates hold more than training on all samples; words may still leak"
         if local.train.weight_decay:
-            return "not attempted: weight decay moves every row of the embedding; that proves nothing"
+            return "not attempted: weight decay moves every row of the embedding; words may still leak"
     return ""

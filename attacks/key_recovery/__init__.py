@@ -16,11 +16,11 @@ that leaves only the Gram matrix (Haar, or a permutation *after* a Hadamard tran
 """
 
 from .attack import ABSTAIN_BELOW, Recovery, match_coordinates, recover_in_clear, recover_labels
-from .cells import Guess, cells, guess, transformed_rounds
+from .cells import KeyRecoveryGuess, cells, guess, transformed_rounds
 from .naming import Knowledge
-from .structure import Block, Structure, find_structure, zero_sum_blocks
+from .structure import Structure, ZeroSumBlock, find_structure, zero_sum_blocks
 
 __all__ = [
-    "ABSTAIN_BELOW", "Block", "Guess", "Knowledge", "Recovery", "Structure", "transformed_rounds", "cells", "find_structure", "guess",
-    "match_coordinates", "recover_in_clear", "recover_labels", "zero_sum_blocks",
+    "ABSTAIN_BELOW", "ZeroSumBlock", "KeyRecoveryGuess", "Knowledge", "Recovery", "Structure", "transformed_rounds", "cells",
+    "find_structure", "guess", "match_coordinates", "recover_in_clear", "recover_labels", "zero_sum_blocks",
 ]  # fmt: skip

@@ -18,10 +18,10 @@ from .naming import (
     place_block,
     regress,
     respond,
-    simulate,
+    simulate_updates,
     unnamed_shares,
 )
-from .structure import Structure, find_structure, shares
+from .structure import Structure, find_structure, rough_proportions
 
 __all__ = ["ABSTAIN_BELOW", "Recovery", "match_coordinates", "recover_in_clear", "recover_labels"]
 
@@ -58,10 +58,10 @@ class Recovery:
 def recover_labels(
     rounds: Sequence[Array], known: Knowledge, rng: Stream, *, own_clients: int = OWN_CLIENTS, restarts: int = 32, signed: bool = False
 ) -> Recovery:
-    """Label histograms of clients from updates under a secret permutation of coordinates that they share, without the key.
+    """Label histograms of clients from updates under a shared secret permutation of coordinates, without the key.
 
-    `rounds` are arrays (n_t, d) of updates, one a round and group, all under one transform; the first is of the round that started from
-    `known.theta0`, and its clients are those that are attacked. With `signed` the transform may change signs even if no block shows it.
+    `rounds` are arrays (n_t, d) of updates, one a round and group, all under one transform. The first array is of the round that started
+    from `known.theta0`; its clients are attacked. With `signed`, the transform may change signs even if no block shows a change of sign.
     """
     structure = find_structure(rounds, known.classes, known.labels_per_client)
     if structure.by == "nothing":
@@ -69,7 +69,7 @@ def recover_labels(
     signed = signed or structure.signed
     first = np.asarray(rounds[0], dtype=np.float64)
     own = own_proportions(structure.proportions, own_clients, rng, known.labels_per_client)
-    updates = simulate(known, own, rng)
+    updates = simulate_updates(known, own, rng)
     response, blocks = respond(own, updates), head_blocks(known)
     if not known.labels_per_client:
         structure = replace(structure, proportions=unnamed_shares(structure.traces, updates[:, leading_block(blocks, known, updates)], own))
@@ -93,9 +93,9 @@ def recover_in_clear(first: Array, known: Knowledge, rng: Stream, own_clients: i
     blocks = head_blocks(known)
     block = leading_block(blocks, known, first)
     traces = np.asarray(first[:, block], dtype=np.float64)
-    proportions = shares(traces, known.labels_per_client)
+    proportions = rough_proportions(traces, known.labels_per_client)
     own = own_proportions(proportions, own_clients, rng, known.labels_per_client)
-    updates = simulate(known, own, rng)
+    updates = simulate_updates(known, own, rng)
     histograms = proportions if known.labels_per_client else regress(updates[:, block], own, traces)
     structure = Structure(traces, histograms, "zero sums")
     return Recovery(structure, None, histograms, 1.0, respond(own, updates), 0)

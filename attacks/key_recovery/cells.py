@@ -15,16 +15,15 @@ from ..evidence.local_training import LocalTraining, NotRecorded, training_of
 from ..evidence.sums import models_sent
 from ..evidence.updates import hidden_updates, public_model
 from ..figures.leakage import DEALS, Case, Cell, Prior, Truth, cell, nothing
-from ..figures.significance import Status, chance, power
-from ..labels.label_inference import Guess as Shares
-from ..labels.label_inference import histogram_cell, label_set_cell, top_labels
+from ..figures.significance import CellStatus, chance, power
+from ..labels.label_inference import LabelGuess, histogram_cell, label_set_cell, top_labels
 from .attack import Recovery, match_coordinates, recover_in_clear, recover_labels
 from .mixed import of_update
 from .naming import Knowledge
 
 __all__ = [
-    "PERMUTATIONS", "Guess", "Seen", "cells", "guess", "guess_of", "knowledge", "score_l1", "score_sets", "score_structure",
-    "structure_at_random", "structure_chance", "transformed_rounds",
+    "PERMUTATIONS", "KeyRecoveryGuess", "TransformedUpdates", "cells", "guess", "guess_of", "knowledge", "score_histograms",
+    "score_label_sets", "score_structure", "structure_at_random", "structure_chance", "transformed_rounds",
 ]  # fmt: skip
 
 NAME = "key_recovery"
@@ -35,7 +34,7 @@ PERMUTATIONS = ("permutation", "signed_permutation")
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class TransformedUpdates:
     """Updates of one secret transform in a view: `rounds` (n_t, d), the first those of `clients`, in `round`; the model it started from.
 
     `signed` is public: the kind of the transform. `clear` says that no transform hides the places of coordinates. `parts` are the names of
@@ -53,7 +52,7 @@ class Seen:
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class KeyRecoveryGuess:
     """Label `histograms` (classes,) by client, uniform where the attacker abstains, and the `structure` it found, shares without names.
 
     `coordinates` maps seen to true coordinates.
@@ -65,7 +64,7 @@ class Guess:
     recovery: Recovery | None = None
 
 
-def transformed_rounds(view: AdversaryView, dimension: int) -> Seen | None:
+def transformed_rounds(view: AdversaryView, dimension: int) -> TransformedUpdates | None:
     """The updates of the first round and all later ones under the same transform; None where there are none, one by one.
 
     The clients of the first sum over enough of them are attacked. Where a colluding client's secret opens the updates, they are clear.
@@ -91,18 +90,18 @@ def transformed_rounds(view: AdversaryView, dimension: int) -> Seen | None:
         kinds.setdefault(name, "" if view.secret_of(name) is not None else str(message.context.get("kind", "")))
         parts.setdefault(name, frozenset(message.context.get("parts", ())))
         rounds.setdefault(name, []).append((message.round, payload_rows(message), rows, local))
-    sums = [(name, *one) for name, several in rounds.items() for one in several]
-    enough = [one for one in sums if one[1] == sums[0][1] and len(one[3]) >= FEWEST_CLIENTS]
+    sums = [(name, *entries) for name, entry in rounds.items() for entries in entry]
+    enough = [sum_ for sum_ in sums if sum_[1] == sums[0][1] and len(sum_[3]) >= FEWEST_CLIENTS]
     if not enough:
         return None
     name, number, clients, first, asked = enough[0]
     alike = (rows for other, _, _, rows, _ in sums if other == name and rows is not first and rows.shape[1] == first.shape[1])
     later = [rows for rows in alike if len(rows) >= 2]  # a single client has nothing to be compared with
     kind = kinds.get(name, "")
-    return Seen(clients, (first, *later), theta0, kind == "signed_permutation", kind == "", number, parts[name], asked)
+    return TransformedUpdates(clients, (first, *later), theta0, kind == "signed_permutation", kind == "", number, parts[name], asked)
 
 
-def unmixed(seen: Seen, prior: Prior) -> Seen:
+def unmixed(seen: TransformedUpdates, prior: Prior) -> TransformedUpdates:
     """The updates alone, where other parts travel in the same vectors under a permutation and can be separated from them."""
     if seen.clear or prior.config is None or seen.local is None or len(seen.parts) < 2:
         return seen
@@ -128,66 +127,67 @@ def knowledge(prior: Prior, theta0: Array | None, local: LocalTraining | None = 
     return Knowledge(train, start.astype(model.init(0).dtype), prior.x, prior.y, samples, known if known < prior.classes else None)
 
 
-def guess(view: AdversaryView | None, prior: Prior) -> Guess:
+def guess(view: AdversaryView | None, prior: Prior) -> KeyRecoveryGuess:
     """The attack. Without a view it knows no clients, and `score` takes equal shares for everyone."""
     if view is None:
-        return Guess()
+        return KeyRecoveryGuess()
     seen = transformed_rounds(view, public_model(prior).dimension)
     if seen is None:
-        return Guess()
+        return KeyRecoveryGuess()
     if seen.local is None:
         raise NotRecorded("the transcript does not say how clients were asked to train")
     seen = unmixed(seen, prior)
     known, rng = knowledge(prior, seen.theta0, seen.local), stream(prior.seed, "key recovery")
     if seen.clear:
-        found = recover_in_clear(seen.rounds[0][:, : known.theta0.size], known, rng)
+        recovery = recover_in_clear(seen.rounds[0][:, : known.theta0.size], known, rng)
     else:
-        found = recover_labels(seen.rounds, known, rng, signed=seen.signed)
-    return guess_of(found, seen)
+        recovery = recover_labels(seen.rounds, known, rng, signed=seen.signed)
+    return guess_of(recovery, seen)
 
 
-def guess_of(found: Recovery, seen: Seen) -> Guess:
+def guess_of(recovery: Recovery, seen: TransformedUpdates) -> KeyRecoveryGuess:
     """The attack's guesses by client; none where it abstains."""
-    shares = dict(zip(seen.clients, found.structure.proportions, strict=True))
-    if found.histograms is None or found.response is None or found.abstains:
-        return Guess({}, shares, {}, found)
-    pairs = match_coordinates(seen.rounds[0], found.response.predict(found.histograms), signed=seen.signed)
-    return Guess(dict(zip(seen.clients, found.histograms, strict=True)), shares, pairs, found)
+    shares = dict(zip(seen.clients, recovery.structure.proportions, strict=True))
+    if recovery.histograms is None or recovery.response is None or recovery.abstains:
+        return KeyRecoveryGuess({}, shares, {}, recovery)
+    pairs = match_coordinates(seen.rounds[0], recovery.response.predict(recovery.histograms), signed=seen.signed)
+    return KeyRecoveryGuess(dict(zip(seen.clients, recovery.histograms, strict=True)), shares, pairs, recovery)
 
 
-def _histogram(one: Guess, client: int, classes: int) -> Array:
-    return one.histograms.get(client, np.full(classes, 1.0 / classes))
+def _histogram(guessed: KeyRecoveryGuess, client: int, classes: int) -> Array:
+    return guessed.histograms.get(client, np.full(classes, 1.0 / classes))
 
 
-def sets_of(one: Guess, prior: Prior, clients: list[int]) -> list[frozenset[int]]:
+def sets_of(guessed: KeyRecoveryGuess, prior: Prior, clients: list[int]) -> list[frozenset[int]]:
     """The labels of largest share of each client; none for one without a guess."""
-    sizes, found = prior.labels_per_client, one.histograms
-    return [top_labels(found[client], sizes[client]) if client in found else frozenset() for client in clients]
+    sizes, histograms = prior.labels_per_client, guessed.histograms
+    return [top_labels(histograms[client], sizes[client]) if client in histograms else frozenset() for client in clients]
 
 
-def score_sets(one: Guess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
+def score_label_sets(guessed: KeyRecoveryGuess, truth: Truth, prior: Prior, clients: list[int]) -> Array:
     """1 where the labels of largest share are a client's label set; 0 for one without a guess."""
-    return np.array([float(found == truth.label_sets[client]) for found, client in zip(sets_of(one, prior, clients), clients, strict=True)])
+    sets = sets_of(guessed, prior, clients)
+    return np.array([float(labels == truth.label_sets[client]) for labels, client in zip(sets, clients, strict=True)])
 
 
-def score_l1(one: Guess, truth: Truth, clients: list[int], classes: int) -> Array:
+def score_histograms(guessed: KeyRecoveryGuess, truth: Truth, clients: list[int], classes: int) -> Array:
     """Σ |q̂ − q| by client, at most 2."""
-    return np.array([float(np.abs(_histogram(one, client, classes) - truth.histogram(client)).sum()) for client in clients])
+    return np.array([float(np.abs(_histogram(guessed, client, classes) - truth.histogram(client)).sum()) for client in clients])
 
 
-def score_structure(one: Guess, truth: Truth, clients: list[int], classes: int) -> Array:
+def score_structure(guessed: KeyRecoveryGuess, truth: Truth, clients: list[int], classes: int) -> Array:
     """The same under the best renaming of all columns, which the scorer chooses: what is known before anything has a name."""
     flat = np.full(classes, 1.0 / classes)
-    found = np.stack([one.structure.get(client, flat) for client in clients])
+    shares = np.stack([guessed.structure.get(client, flat) for client in clients])
     real = np.stack([truth.histogram(client) for client in clients])
-    cost = np.abs(found[:, :, None] - real[:, None, :]).sum(axis=0)
+    cost = np.abs(shares[:, :, None] - real[:, None, :]).sum(axis=0)
     columns, labels = linear_sum_assignment(cost)
-    named = np.empty_like(found)
-    named[:, labels] = found[:, columns]
+    named = np.empty_like(shares)
+    named[:, labels] = shares[:, columns]
     return np.asarray(np.abs(named - real).sum(axis=1))
 
 
-def structure_at_random(one: Guess, truth: Truth, clients: list[int], classes: int, seed: int, times: int = DEALS) -> Array:
+def structure_at_random(guessed: KeyRecoveryGuess, truth: Truth, clients: list[int], classes: int, seed: int, times: int = DEALS) -> Array:
     """`score_structure` of the same structure with its clients permuted, each time under its own best renaming, (times, n).
 
     Their mean is the no-view baseline: some renaming fits any structure in part, so equal shares, which none helps, would be less than
@@ -195,9 +195,9 @@ def structure_at_random(one: Guess, truth: Truth, clients: list[int], classes: i
     """
     rng = stream(seed, "structure dealt at random")
     flat = np.full(classes, 1.0 / classes)
-    found = [one.structure.get(client, flat) for client in clients]
-    dealt = [dict(zip(clients, [found[i] for i in rng.permutation(len(found))], strict=True)) for _ in range(times)]
-    return np.array([score_structure(Guess({}, structure), truth, clients, classes) for structure in dealt])
+    shares = [guessed.structure.get(client, flat) for client in clients]
+    dealt = [dict(zip(clients, [shares[i] for i in rng.permutation(len(shares))], strict=True)) for _ in range(times)]
+    return np.array([score_structure(KeyRecoveryGuess({}, structure), truth, clients, classes) for structure in dealt])
 
 
 def structure_chance(real: Array, dealt: Array) -> float:
@@ -206,34 +206,34 @@ def structure_chance(real: Array, dealt: Array) -> float:
     return max((1 + as_good) / (1 + len(dealt)), chance(-real, -dealt.mean(axis=0), MARGIN["structure_l1"]))
 
 
-def exact_share(one: Guess, seen: Seen, clear: Seen, clients: list[int]) -> float:
+def exact_share(guessed: KeyRecoveryGuess, seen: TransformedUpdates, clear: TransformedUpdates, clients: list[int]) -> float:
     """Of the coordinates the attacker places, the share that is right for `clients`, by the same run in the clear; 0 if it places none."""
-    if not one.coordinates:
+    if not guessed.coordinates:
         return 0.0
-    pairs = np.array(list(one.coordinates.items()))
+    pairs = np.array(list(guessed.coordinates.items()))
     rows, clear_rows = ([of.clients.index(client) for client in clients] for of in (seen, clear))
-    mine, theirs = seen.rounds[0][rows][:, pairs[:, 0]], clear.rounds[0][clear_rows][:, pairs[:, 1]]
-    return float(np.mean(np.abs(np.abs(mine) - np.abs(theirs)).max(axis=0) <= 1e-4 * np.abs(theirs).max(axis=0)))
+    observed, reference = seen.rounds[0][rows][:, pairs[:, 0]], clear.rounds[0][clear_rows][:, pairs[:, 1]]
+    return float(np.mean(np.abs(np.abs(observed) - np.abs(reference)).max(axis=0) <= 1e-4 * np.abs(reference).max(axis=0)))
 
 
-def _structure_cell(case: Case, mine: Guess, theirs: Guess, clients: list[int], note: str) -> Cell:
+def _structure_cell(case: Case, observed: KeyRecoveryGuess, reference: KeyRecoveryGuess, clients: list[int], note: str) -> Cell:
     """Structure alone, beside the same structure of permuted clients; the reference beside its own."""
-    truth, classes, guesses = case.truth, case.prior.classes, (mine, theirs)
-    real = [score_structure(one, truth, clients, classes) for one in guesses]
-    dealt = [structure_at_random(one, truth, clients, classes, case.seed) for one in guesses]
-    blank, margin = [one.mean(axis=0) for one in dealt], MARGIN["structure_l1"]
+    truth, classes, guesses = case.truth, case.prior.classes, (observed, reference)
+    real = [score_structure(guessed, truth, clients, classes) for guessed in guesses]
+    dealt = [structure_at_random(guessed, truth, clients, classes, case.seed) for guessed in guesses]
+    blank, margin = [scores.mean(axis=0) for scores in dealt], MARGIN["structure_l1"]
     first, second = (structure_chance(*pair) for pair in zip(real, dealt, strict=True))
     words = f"under the best renaming of all labels; {note}; baseline: the same structure, its clients permuted, each time so renamed"
     made = cell(
-        case, NAME, "structure_l1", real[0], blank[0], real[1], theirs_blank=blank[1], margin=margin, lower_is_better=True, note=words,
+        case, NAME, "structure_l1", real[0], blank[0], real[1], reference_blank=blank[1], margin=margin, lower_is_better=True, note=words,
         chances=(first, second),
     )  # fmt: skip
     return replace(made, power=power(-real[0], -blank[0], -real[1], -blank[1], margin))
 
 
-def _open(one: Cell) -> Cell:
+def _open(figure: Cell) -> Cell:
     """A figure of an attack that abstains, or was not made for this transform: never at its baseline, since that would show nothing."""
-    return replace(one, status="inconclusive", power=None) if one.status == "at_baseline" else one
+    return replace(figure, status="inconclusive", power=None) if figure.status == "at_baseline" else figure
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -249,7 +249,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "label_set_accuracy", why)], None
     if clear.rounds[0].shape[1] != dimension:
         part = ", in the clear" if seen.clear else ""
-        why = f"not attempted: updates are in this view{part}, but of a part of the model only; that part may well show labels"
+        why = f"not attempted: updates are in this view{part}, but of a part of the model only; this part may show labels"
         return [nothing(case, NAME, "label_set_accuracy", why)], None
     if seen.clear:
         why = "updates are in the clear here: there is no key to recover, and label_inference reads them"
@@ -261,26 +261,27 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if not clients:
         return [nothing(case, NAME, "label_set_accuracy", "the updates of clients that do not collude are not in this view")], None
     seen = unmixed(seen, prior)
-    mine, theirs = guess(case.view, prior), guess(case.reference, prior.unprotected())
-    found = mine.recovery
-    assert found is not None  # there were updates
-    sure = f"the attacker's own confidence {found.confidence:.2f}" + (", so it abstains" if found.abstains else "")
-    note = f"structure by {found.structure.by}; {sure}; {len(seen.rounds)} round(s) under one transform; {prior.description}"
-    both = (mine, theirs)
-    named = [Shares({client: _histogram(one, client, prior.classes) for client in clients}) for one in (mine, Guess(), theirs)]
+    observed, reference = guess(case.view, prior), guess(case.reference, prior.unprotected())
+    recovery = observed.recovery
+    assert recovery is not None  # there were updates
+    sure = f"the attacker's own confidence {recovery.confidence:.2f}" + (", so it abstains" if recovery.abstains else "")
+    note = f"structure by {recovery.structure.by}; {sure}; {len(seen.rounds)} round(s) under one transform; {prior.description}"
+    both = (observed, reference)
+    guesses = (observed, KeyRecoveryGuess(), reference)
+    named = [LabelGuess({client: _histogram(guessed, client, prior.classes) for client in clients}) for guessed in guesses]
     figures = [
         histogram_cell(case, NAME, clients, named, f"{note}; baseline: equal shares", together=True),
-        _structure_cell(case, mine, theirs, clients, note),
+        _structure_cell(case, observed, reference, clients, note),
         label_set_cell(
-            case, NAME, clients, lambda some: [score_sets(one, truth, prior, some) for one in both], note,
-            lambda some: [sets_of(one, prior, some) for one in both],
+            case, NAME, clients, lambda some: [score_label_sets(guessed, truth, prior, some) for guessed in both], note,
+            lambda some: [sets_of(guessed, prior, some) for guessed in both],
         ),
     ]  # fmt: skip
-    if found.abstains or case.view.protection.sum not in PERMUTATIONS:
-        figures = [_open(one) for one in figures]
-    exact = exact_share(mine, seen, clear, clients)
-    placed = f"of {len(mine.coordinates)} coordinates placed" if mine.coordinates else "no coordinate placed"
-    status: Status = "leaks" if exact > MARGIN["coordinates_exact"] else "inconclusive"
+    if recovery.abstains or case.view.protection.sum not in PERMUTATIONS:
+        figures = [_open(figure) for figure in figures]
+    exact = exact_share(observed, seen, clear, clients)
+    placed = f"of {len(observed.coordinates)} coordinates placed" if observed.coordinates else "no coordinate placed"
+    status: CellStatus = "leaks" if exact > MARGIN["coordinates_exact"] else "inconclusive"
     figures.append(
         Cell(
             NAME, case.view.adversary, case.protection, "coordinates_exact", exact, None, None, 0.0, 1.0, status, seeds=(case.seed,),
@@ -288,11 +289,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             exact=True,
         )
     )  # fmt: skip
-    shown = [client for client in clients if client in mine.histograms]
+    shown = [client for client in clients if client in observed.histograms]
     if not shown:
         return figures, None
     return figures, {
         "clients": np.array(shown),
         "label_truth": np.stack([truth.histogram(client) for client in shown]),
-        "label_guess": np.stack([mine.histograms[client] for client in shown]),
+        "label_guess": np.stack([observed.histograms[client] for client in shown]),
     }

@@ -51,8 +51,8 @@ def multiples_in(rows: Array, factors: Array) -> tuple[Array, bool]:
         other = order[np.clip(near + offset, 0, len(order) - 1)]
         there = rows[:, other]
         apart = np.minimum(np.linalg.norm(there - images, axis=0), np.linalg.norm(there + images, axis=0))
-        found = (apart <= ALIKE * sizes) & (sizes > 0) & (other != np.arange(len(order))) & (partner < 0)
-        partner[found] = other[found]
+        is_multiple = (apart <= ALIKE * sizes) & (sizes > 0) & (other != np.arange(len(order))) & (partner < 0)
+        partner[is_multiple] = other[is_multiple]
     has = np.flatnonzero(partner >= 0)
     mutual = partner[partner[has]] == has
     made = np.zeros(rows.shape[1], bool)

@@ -23,7 +23,7 @@ from ...types import Array, ClientData
 
 __all__ = [
     "Knowledge", "Naming", "Response", "head_blocks", "leading_block", "name_columns", "own_proportions", "place_block", "regress",
-    "respond", "simulate", "unnamed_shares",
+    "respond", "simulate_updates", "unnamed_shares",
 ]  # fmt: skip
 
 
@@ -52,7 +52,7 @@ class Knowledge:
             raise InputError(f"samples: {self.samples} is below 1")
 
 
-def simulate(known: Knowledge, proportions: Array, rng: Stream, *, repeated: bool = False) -> Array:
+def simulate_updates(known: Knowledge, proportions: Array, rng: Stream, *, repeated: bool = False) -> Array:
     """First updates (m, d) of the attacker's own clients with the given label proportions (m, C).
 
     A client's samples differ as far as there are enough, unless they are drawn with repetition (`repeated`). Raises `InputError` where the
@@ -113,7 +113,7 @@ def _terms(h: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Naming:
-    """Column `order[c]` of the structure is label c. `distance` of the clouds, and the attacker's `confidence` in [0, 1].
+    """Column `order[c]` of the structure is label c. `cloud_distance` of the clouds, and the attacker's `confidence` in [0, 1].
 
     The confidence is the gap between the distance found and the lowest of a naming with another answer, in units of the latter.
     """
@@ -130,7 +130,7 @@ def cloud(rows: Array, points: int) -> Array:
     return np.ascontiguousarray(rows[:, top].T)
 
 
-def distance(a: Array, b: Array, signed: bool = False) -> float:
+def cloud_distance(a: Array, b: Array, signed: bool = False) -> float:
     """How far clouds (m, r) and (k, r) lie apart: the mean distance to the nearest point of the other, in units of a's mean norm.
 
     `signed`: a point counts like its negative.
@@ -180,7 +180,7 @@ def name_columns(proportions: Array, first: Array, response: Response, rng: Stre
     def apart(order: Array) -> float:
         key = tuple(order.tolist())
         if key not in tried:
-            tried[key] = distance(seen, cloud((weights @ _terms(proportions[:, order])) @ rough, POINTS), signed)
+            tried[key] = cloud_distance(seen, cloud((weights @ _terms(proportions[:, order])) @ rough, POINTS), signed)
         return tried[key]
 
     def other_answer(a: Array, b: Array) -> bool:
@@ -190,10 +190,10 @@ def name_columns(proportions: Array, first: Array, response: Response, rng: Stre
     for _ in range(restarts):
         optima.append(_descend(rng.permutation(classes), apart))
         winner = min(optima, key=apart)
-        if len(optima) >= 8 and sum(not other_answer(winner, one) for one in optima) >= 3:
+        if len(optima) >= 8 and sum(not other_answer(winner, optimum) for optimum in optima) >= 3:
             break
     best = apart(winner)
-    rivals = [apart(one) for one in optima if other_answer(winner, one)]
+    rivals = [apart(optimum) for optimum in optima if other_answer(winner, optimum)]
     runner_up = min(rivals or [value for key, value in tried.items() if other_answer(winner, np.array(key))], default=best)
     return Naming(winner, best, max(0.0, 1.0 - best / runner_up))
 
@@ -249,7 +249,7 @@ def unnamed_shares(traces: Array, own_traces: Array, own: Array) -> Array:
     def terms(z: Array) -> Array:
         z = z / np.sqrt((z**2).mean())
         largest, size = np.broadcast_arrays(z.max(axis=1, keepdims=True), np.sqrt((z**2).mean(axis=1, keepdims=True)))
-        base = [np.ravel(one * np.ones_like(z)) for one in (z, largest, size)]
+        base = [np.ravel(values * np.ones_like(z)) for values in (z, largest, size)]
         powers = [(i, j, k) for i in range(4) for j in range(4) for k in range(4) if i + j + k <= 3]
         return np.stack([base[0] ** i * base[1] ** j * base[2] ** k for i, j, k in powers], axis=1)
 

@@ -24,7 +24,7 @@ from scipy.spatial.distance import squareform
 from ...errors import InputError
 from ...types import Array
 
-__all__ = ["Block", "Structure", "find_structure", "shares", "zero_sum_blocks"]
+__all__ = ["ZeroSumBlock", "Structure", "find_structure", "rough_proportions", "zero_sum_blocks"]
 
 LARGEST = 150
 """Coordinates of the largest updates that are clustered by their traces over clients and rounds."""
@@ -41,7 +41,7 @@ APART = 0.3
 
 
 @dataclass(frozen=True)
-class Block:
+class ZeroSumBlock:
     """C coordinates whose updates, with these signs, add up to zero: one for each class, in an order that means nothing."""
 
     coordinates: tuple[int, ...]
@@ -60,7 +60,7 @@ class Structure:
     traces: Array
     proportions: Array
     by: Literal["zero sums", "clusters", "groups", "nothing"]
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[ZeroSumBlock, ...] = ()
     signed: bool = False
 
 
@@ -81,12 +81,12 @@ def find_structure(rounds: Sequence[Array], classes: int, labels_per_client: int
         if (traces**3).sum() < 0:  # the sign of a block is arbitrary; present labels grow more than absent ones shrink
             traces = -traces
         signed = any(len(set(block.signs)) > 1 for block in blocks)
-        return Structure(traces, shares(traces, labels_per_client), "zero sums", tuple(blocks), signed)
+        return Structure(traces, rough_proportions(traces, labels_per_client), "zero sums", tuple(blocks), signed)
     stacked = _stacked(rounds)
-    lists = next((found for cut in CUTS if len(found := _classes(stacked, cut)) == classes), None)
+    lists = next((classes_found for cut in CUTS if len(classes_found := _classes(stacked, cut)) == classes), None)
     if lists is not None:
         traces = np.stack([_centre(first - first.mean(axis=0), members) for members in lists], axis=1)
-        return Structure(traces, shares(traces, labels_per_client), "clusters")
+        return Structure(traces, rough_proportions(traces, labels_per_client), "clusters")
     if labels_per_client and (groups := _groups(first, classes // labels_per_client)) is not None:
         share = np.zeros((len(first), classes))
         for client, group in enumerate(groups):
@@ -96,7 +96,7 @@ def find_structure(rounds: Sequence[Array], classes: int, labels_per_client: int
     return Structure(np.zeros_like(flat), flat, "nothing")
 
 
-def shares(traces: Array, labels_per_client: int | None) -> Array:
+def rough_proportions(traces: Array, labels_per_client: int | None) -> Array:
     """Rough label proportions (n, C) from traces: what grew, in parts of 1; equal parts of the
     `labels_per_client` largest if that is known."""
     if labels_per_client:
@@ -109,7 +109,7 @@ def shares(traces: Array, labels_per_client: int | None) -> Array:
 CUTS = (0.5, 0.4, 0.6, 0.3, 0.2)
 
 
-def zero_sum_blocks(rounds: Sequence[Array], classes: int) -> list[Block]:
+def zero_sum_blocks(rounds: Sequence[Array], classes: int) -> list[ZeroSumBlock]:
     """Blocks of `classes` coordinates whose updates add up to zero in every round and for every client, up to signs.
 
     A window of fewer columns than there are independent rows has only such vectors in its null space. Windows are cut from the coordinates
@@ -121,20 +121,20 @@ def zero_sum_blocks(rounds: Sequence[Array], classes: int) -> list[Block]:
     size = np.sqrt((stacked**2).mean(axis=0))
     order = np.argsort(-size)[:LOOKED_AT]
     threshold = NULL * float(size[order[:LARGEST]].mean())
-    found: dict[tuple[int, ...], Block] = {}
+    blocks: dict[tuple[int, ...], ZeroSumBlock] = {}
     for columns in _windows(stacked, order, width, classes):
         for block in null_blocks(stacked, columns, classes, threshold):
-            found.setdefault(tuple(sorted(block.coordinates)), block)
-        if found:
+            blocks.setdefault(tuple(sorted(block.coordinates)), block)
+        if blocks:
             break
-    if not found:
+    if not blocks:
         return []
     # with one block the classes are known: slices of the coordinates that move like each of its members hold further blocks
-    one = next(iter(found.values()))
-    for columns in _slices(_alike(stacked, order, stacked[:, list(one.coordinates)] * np.array(one.signs)), width, classes):
+    seed_block = next(iter(blocks.values()))
+    for columns in _slices(_alike(stacked, order, stacked[:, list(seed_block.coordinates)] * np.array(seed_block.signs)), width, classes):
         for block in null_blocks(stacked, columns, classes, threshold):
-            found.setdefault(tuple(sorted(block.coordinates)), _aligned(stacked, one, block))
-    return list(found.values())
+            blocks.setdefault(tuple(sorted(block.coordinates)), _aligned(stacked, seed_block, block))
+    return list(blocks.values())
 
 
 def _stacked(rounds: Sequence[Array]) -> Array:
@@ -155,9 +155,9 @@ def _windows(stacked: Array, order: Array, width: int, classes: int) -> Iterator
 def _slices(lists: Sequence[Array], width: int, classes: int) -> Iterator[Array]:
     """Windows of an equal slice of each list, at growing offsets."""
     each = max(1, width // len(lists))
-    longest = max(len(one) for one in lists)
+    longest = max(len(members) for members in lists)
     for at in range(0, min(longest, FURTHEST * each), max(1, each // 4)):
-        columns = np.concatenate([one[at : at + each] for one in lists])
+        columns = np.concatenate([members[at : at + each] for members in lists])
         if len(columns) < classes:
             return
         yield columns
@@ -172,7 +172,7 @@ def _classes(stacked: Array, cut: float) -> list[Array]:
     np.fill_diagonal(apart, 0.0)
     labels = hierarchy.fcluster(hierarchy.linkage(squareform(apart, checks=False), "average"), cut, "distance")
     lists = [top[labels == label] for label in np.unique(labels)]
-    return [one for one in lists if len(one) >= FEWEST_IN_CLASS]
+    return [members for members in lists if len(members) >= FEWEST_IN_CLASS]
 
 
 def _centre(rows: Array, members: Array) -> Array:
@@ -208,10 +208,10 @@ def _alike(stacked: Array, order: Array, centres: Array, least: float = 0.6) -> 
     cosines = np.abs(unit.T @ (centres / np.linalg.norm(centres, axis=0)))
     best = cosines.argmax(axis=1)
     lists = [order[(best == k) & (cosines[:, k] > least)] for k in range(centres.shape[1])]
-    return [one for one in lists if len(one)]
+    return [members for members in lists if len(members)]
 
 
-def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) -> list[Block]:
+def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) -> list[ZeroSumBlock]:
     """The blocks among a window's columns."""
     window = stacked[:, columns]
     squares, vectors = np.linalg.eigh(window.T @ window)
@@ -226,17 +226,17 @@ def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) 
         inside = projector[np.ix_(members, members)]
         if np.abs(np.abs(inside) - 1.0 / classes).max() < 0.2 / classes:
             signs = tuple(1 if value > 0 else -1 for value in inside[0])
-            blocks.append(Block(tuple(int(column) for column in columns[members]), signs))
+            blocks.append(ZeroSumBlock(tuple(int(column) for column in columns[members]), signs))
     return blocks
 
 
-def _aligned(stacked: Array, to: Block, block: Block) -> Block:
+def _aligned(stacked: Array, to: ZeroSumBlock, block: ZeroSumBlock) -> ZeroSumBlock:
     """The same block with its classes in the order of another's, and its overall sign that of the other."""
-    mine, theirs = stacked[:, list(block.coordinates)] * np.array(block.signs), stacked[:, list(to.coordinates)] * np.array(to.signs)
-    cosines = mine.T @ theirs / np.outer(np.linalg.norm(mine, axis=0), np.linalg.norm(theirs, axis=0))
+    columns, others = (stacked[:, list(of.coordinates)] * np.array(of.signs) for of in (block, to))
+    cosines = columns.T @ others / np.outer(np.linalg.norm(columns, axis=0), np.linalg.norm(others, axis=0))
     options = []
     for sign in (1, -1):
         rows, columns = linear_sum_assignment(-sign * cosines)
         options.append((float((sign * cosines)[rows, columns].sum()), sign, rows[np.argsort(columns)]))
     _, sign, place = max(options, key=lambda option: option[0])
-    return Block(tuple(block.coordinates[i] for i in place), tuple(sign * block.signs[i] for i in place))
+    return ZeroSumBlock(tuple(block.coordinates[i] for i in place), tuple(sign * block.signs[i] for i in place))

@@ -37,16 +37,16 @@ def owned_in(view: AdversaryView) -> Mapping[int, frozenset[int]]:
 
 def cells(case: Case, attack: str) -> list[Cell]:
     """The share of clients whose label set is declared, under the name of the `attack` that asks."""
-    mine, theirs = owned_in(case.view), owned_in(case.reference)
-    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    observed, reference = owned_in(case.view), owned_in(case.reference)
+    clients = sorted((set(observed) & set(reference)) - set(case.view.coalition))
     if not clients:
         return [nothing(case, attack, "label_set_accuracy", "not attempted: prototypes; this view does not show who owns which class")]
     sets = case.truth.label_sets
     if all(len(sets[client]) == case.prior.classes for client in clients):
         return [nothing(case, attack, "label_set_accuracy", "every client has all labels: there is no label set to find")]
     popular = popular_set([sets[client] for client in clients])
-    scores = [np.array([float(found == sets[c]) for c, found in zip(clients, of, strict=True)]) for of in (
-        [mine[c] for c in clients], [popular] * len(clients), [theirs[c] for c in clients],
+    scores = [np.array([float(labels == sets[c]) for c, labels in zip(clients, of, strict=True)]) for of in (
+        [observed[c] for c in clients], [popular] * len(clients), [reference[c] for c in clients],
     )]  # fmt: skip
     note = (
         "read, not inferred: clients declare their classes, and each class is a sum over those; how many samples, and the prototypes "

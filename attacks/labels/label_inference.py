@@ -2,14 +2,14 @@
 
 Source: how an update of the head's bias is read as label shares is in `label_readings`; it takes the loss to be softmax cross-entropy.
 
-What it proves: an update in the clear shows a client's labels, and the mean update of a cluster, which two models of it tell, shows those
-of the cluster as a whole (`aggregate_histogram_l1`: one figure a cluster, nothing about a member; also where it is hidden who is in it),
-hence of its members where these are alike. Sums over cohorts that change are one system of equations for single clients' shares
-(`label_sums`): many rounds of secure sums show labels of clients that no single sum shows. Where each round has noise of its own
-(unit = "sample") all rounds of the view are one system of equations, solved once around the auxiliary shares (`noisy_shares`).
+What it proves: an update in the clear shows a client's labels. The mean update of a cluster follows from two of its models and shows the
+labels of the cluster as a whole, also where the members are hidden (`aggregate_histogram_l1`: one figure a cluster, nothing about a
+member), and so those of the members where the members are alike. Sums over changing cohorts are one system of equations for single clients'
+shares (`label_sums`): many rounds of secure sums show labels of clients that no single sum shows. If each round has noise of its own
+(unit = "sample"), all rounds of the view are one system of equations, solved once around the auxiliary shares (`noisy_shares`).
 
-What it does not: nothing about single samples; with unknown numbers of samples or another loss the shares are off, the label sets less so.
-Updates under a transform whose secret the adversary lacks are not attempted: their coordinates have no names.
+What it does not prove: anything about single samples. With unknown numbers of samples or another loss, the shares are wrong, the label sets
+less so. Updates under a transform whose secret the adversary lacks are not attempted: their coordinates have no names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +26,10 @@ from ..adversary import AdversaryView
 from ..evidence.coalition import cohorts_assumed
 from ..evidence.local_training import trainings_in
 from ..evidence.noisy_shares import Readings, shares_under_noise
-from ..evidence.sums import CohortSum, means_in, sizes_in, sums_in
-from ..evidence.updates import Step, hidden_updates, less_known, public_model, steps_in, unread
+from ..evidence.sums import CohortSum, means_in, oblivious_sizes, sums_in
+from ..evidence.updates import ClientStep, hidden_updates, less_known, public_model, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
-from ..figures.significance import RATE, Status, chance, chance_of_matching, chance_of_renaming, power
+from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_renaming, power
 from .class_owners import cells as owner_cells
 from .class_owners import owned_in
 from .label_readings import (
@@ -62,13 +62,13 @@ PLANTS, POWER = 30, 0.9
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class LabelGuess:
     """Label shares (classes,) by client."""
 
     shares: Mapping[int, Array] = field(default_factory=dict)
 
 
-def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
+def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> LabelGuess:
     """Label shares from the first `rounds` steps of each client, or from all of them where they have noise (`is_summed`).
 
     Without a view: the shares of the auxiliary data, for everyone.
@@ -76,10 +76,10 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
     return _guess(None if view is None else steps_in(view, model.dimension), prior, clients, model, rounds)
 
 
-def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> Guess:
+def _guess(steps: Mapping[int, Sequence[ClientStep]] | None, prior: Prior, clients: Sequence[int], model: Model, rounds: int) -> LabelGuess:
     blank = auxiliary_shares(prior)
     if steps is None:
-        return Guess(dict.fromkeys(clients, blank))
+        return LabelGuess(dict.fromkeys(clients, blank))
     if not are_single(steps):
         sums = distinct_sums(steps, prior)
         return _of_members(sums, sums_read(sums, prior, model), {}, clients, prior, model)
@@ -90,45 +90,45 @@ def _guess(steps: Mapping[int, Sequence[Step]] | None, prior: Prior, clients: Se
         first = less_known(steps[client], prior, model)[:rounds]
         estimates = [shares_of(step, prior, model, prior.labels_per_client[client]) for step in first]
         shares[client] = np.mean(estimates, axis=0) if estimates else blank
-    return Guess(shares)
+    return LabelGuess(shares)
 
 
 def _of_members(
-    sums: Sequence[Step], read: Sequence[SumRead], own: Mapping[int, Array], clients: Sequence[int], prior: Prior, model: Model
-) -> Guess:
+    sums: Sequence[ClientStep], read: Sequence[SumRead], own: Mapping[int, Array], clients: Sequence[int], prior: Prior, model: Model
+) -> LabelGuess:
     """From all sums, as they are `read`, as one system; `own` are the label shares (classes,) of colluders."""
     blank = auxiliary_shares(prior)
-    found = noisy_shares_in(read, readings_of(sums, prior, model), own, blank) if is_summed(prior) else shares_in(read, own, blank)
-    return Guess({client: found.get(client, blank) for client in clients})
+    shares = noisy_shares_in(read, readings_of(sums, prior, model), own, blank) if is_summed(prior) else shares_in(read, own, blank)
+    return LabelGuess({client: shares.get(client, blank) for client in clients})
 
 
-def are_single(steps: Mapping[int, Sequence[Step]]) -> bool:
+def are_single(steps: Mapping[int, Sequence[ClientStep]]) -> bool:
     """Whether each step is one client's own."""
-    return all(len(step.members) == 1 for several in steps.values() for step in several)
+    return all(len(step.members) == 1 for client_steps in steps.values() for step in client_steps)
 
 
-def _summed(steps: Mapping[int, Sequence[Step]], prior: Prior, model: Model) -> Guess:
+def _summed(steps: Mapping[int, Sequence[ClientStep]], prior: Prior, model: Model) -> LabelGuess:
     """From all rounds at once, where updates have noise."""
     made: dict[tuple[int, ...], Readings] = {}  # what mean updates say is the same for all who were in the same ones
     predicted: dict[int, Array] = {}
     readings = {}
-    for client, several in steps.items():
-        if several:
-            same = tuple(id(step.update) for step in several)
+    for client, client_steps in steps.items():
+        if client_steps:
+            same = tuple(id(step.update) for step in client_steps)
             if same not in made:
-                made[same] = readings_of(several, prior, model, made=predicted)
+                made[same] = readings_of(client_steps, prior, model, made=predicted)
             readings[client] = made[same]
-    found = shares_under_noise(readings, auxiliary_shares(prior)) if readings else {}
-    return Guess({client: found.get(client, auxiliary_shares(prior)) for client in steps})
+    shares = shares_under_noise(readings, auxiliary_shares(prior)) if readings else {}
+    return LabelGuess({client: shares.get(client, auxiliary_shares(prior)) for client in steps})
 
 
-def score_sets(guess: Guess, truth: Truth, prior: Prior, clients: Sequence[int]) -> Array:
+def score_sets(guess: LabelGuess, truth: Truth, prior: Prior, clients: Sequence[int]) -> Array:
     """1 where the labels of largest share are a client's label set."""
     sizes = prior.labels_per_client
     return np.array([float(top_labels(guess.shares[c], sizes[c]) == truth.label_sets[c]) for c in clients])
 
 
-def score_l1(guess: Guess, truth: Truth, clients: Sequence[int]) -> Array:
+def score_l1(guess: LabelGuess, truth: Truth, clients: Sequence[int]) -> Array:
     """Σ |q̂ − q| by client, at most 2."""
     return np.array([float(np.abs(guess.shares[c] - truth.histogram(c)).sum()) for c in clients])
 
@@ -141,11 +141,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     model = None if prior.config is None else public_model(prior)
     if model is None or bias_span(model) is None:
         return [nothing(case, NAME, "histogram_l1", "not attempted: the model's head has no bias to read")], None
-    mine = steps_in(case.view, model.dimension, case)
-    theirs = mine if _same(case.view, case.reference) else steps_in(case.reference, model.dimension, case)
+    observed = steps_in(case.view, model.dimension, case)
+    reference = observed if _same(case.view, case.reference) else steps_in(case.reference, model.dimension, case)
     whole = aggregate_cell(case, model)
-    known = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
-    clients = [client for client in known if less_known(mine[client], prior, model)]
+    known = sorted((set(observed) & set(reference)) - set(case.view.coalition))
+    clients = [client for client in known if less_known(observed[client], prior, model)]
     hidden = hidden_updates(case.view)
     if hidden or not clients:
         why = "no single update, and no mean update of a cluster whose members are known, can be read in this view"
@@ -160,8 +160,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "histogram_l1", why), whole], None
     rounds, trainings = case.budget.rounds, trainings_in(case.view)
     own = {client: case.truth.histogram(client) for client in case.view.coalition}
-    apart = are_single({client: mine[client] for client in clients})
-    others = {client: steps for client, steps in mine.items() if client not in own}
+    apart = are_single({client: observed[client] for client in clients})
+    others = {client: steps for client, steps in observed.items() if client not in own}
     sums = [] if apart else distinct_sums(others, prior)
     read = sums_read(sums, prior, model)
     source = f"from single updates, {_which_rounds(prior, rounds)}"
@@ -169,45 +169,47 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         which = f"{words_of(read, own)}{', with its noise' if is_summed(prior) else ''}"
         source = f"from mean updates: members that no sum tells apart get one guess{trainings.not_modelled()}; {which}"
     source += "; who was in a sum is assumed to be known to its members" if cohorts_assumed(case) else ""
-    if any(one.train.optimizer == "adam" for one in trainings.all):
+    if any(training.train.optimizer == "adam" for training in trainings.all):
         source += ", by regression on the attacker's own clients, since Adam is not linear in gradients"
-    first = _of_members(sums, read, own, clients, prior, model) if read else _guess(mine, prior, clients, model, rounds)
+    first = _of_members(sums, read, own, clients, prior, model) if read else _guess(observed, prior, clients, model, rounds)
     guesses = [first, _guess(None, prior, clients, model, rounds)]
-    guesses.append(first if theirs is mine else _guess(theirs, prior.unprotected(), clients, model, rounds))
+    guesses.append(first if reference is observed else _guess(reference, prior.unprotected(), clients, model, rounds))
     figures, arrays = label_cells(case, NAME, clients, guesses, f"{source}; {prior.description}", together=not apart)
-    if not apart and any(one.status == "at_baseline" for one in figures):
-        updates = theirs if are_single(theirs) else {}
-        single = {(step.round, client): step.update for client, several in updates.items() for step in several}
+    if not apart and any(figure.status == "at_baseline" for figure in figures):
+        updates = reference if are_single(reference) else {}
+        single = {(step.round, client): step.update for client, client_steps in updates.items() for step in client_steps}
         made = [] if prior.private else planted(read, single, bias_span(model), own, auxiliary_shares(prior), case.seed, PLANTS)
-        found = [Guess({client: one.get(client, guesses[1].shares[client]) for client in clients}) for one in made]
-        figures = [_with_power(case, one, clients, guesses[1], found) if one.status == "at_baseline" else one for one in figures]
+        weaker = [LabelGuess({client: shares.get(client, guesses[1].shares[client]) for client in clients}) for shares in made]
+        figures = [
+            _with_power(case, figure, clients, guesses[1], weaker) if figure.status == "at_baseline" else figure for figure in figures
+        ]
     return [*figures, whole], arrays
 
 
-def _with_power(case: Case, one: Cell, clients: list[int], blank: Guess, found: Sequence[Guess]) -> Cell:
+def _with_power(case: Case, figure: Cell, clients: list[int], blank: LabelGuess, weaker: Sequence[LabelGuess]) -> Cell:
     """A figure at its baseline with its power, from what was `found` where leaks were planted; below `POWER` it is inconclusive."""
     prior, truth = case.prior, case.truth
-    if not found:
-        words = f"{one.note}; its power is not known, since no leak of such sums could be planted"
-        return replace(one, status="inconclusive", note=words)
-    if one.metric == "histogram_l1":
-        beside, scores = score_l1(blank, truth, clients), [score_l1(shares, truth, clients) for shares in found]
-        chances = [share_chance(shares, beside, blank.shares[clients[0]], case, clients) for shares in found]
+    if not weaker:
+        words = f"{figure.note}; its power is not known, since no leak of such sums could be planted"
+        return replace(figure, status="inconclusive", note=words)
+    if figure.metric == "histogram_l1":
+        beside, scores = score_l1(blank, truth, clients), [score_l1(shares, truth, clients) for shares in weaker]
+        chances = [share_chance(shares, beside, blank.shares[clients[0]], case, clients) for shares in weaker]
     else:
         clients = partial_sets(case, clients)
         popular = popular_set([truth.label_sets[client] for client in clients])
         beside = np.array([float(truth.label_sets[client] == popular) for client in clients])
-        scores = [score_sets(shares, truth, prior, clients) for shares in found]
-        sets = [[top_labels(shares.shares[client], prior.labels_per_client[client]) for client in clients] for shares in found]
+        scores = [score_sets(shares, truth, prior, clients) for shares in weaker]
+        sets = [[top_labels(shares.shares[client], prior.labels_per_client[client]) for client in clients] for shares in weaker]
         chances = [set_chance(named, beside, case, clients) for named in sets]
-    shown = sum(one < RATE for one in chances)
-    low = float(stats.binomtest(shown, len(found), alternative="greater").proportion_ci(0.95, method="exact").low)
+    shown = sum(p < RATE for p in chances)
+    low = float(stats.binomtest(shown, len(weaker), alternative="greater").proportion_ci(0.95, method="exact").low)
     words = (
-        f"{one.note}; planted leak: each sum without one member drawn at random, shown in {shown} of {len(found)} "
+        f"{figure.note}; planted leak: each sum without one member drawn at random, shown in {shown} of {len(weaker)} "
         f"(figure there {float(np.mean(scores)):.2f}), conservative power {low:.2f}"
     )
-    status: Status = "at_baseline" if low >= POWER else "inconclusive"
-    return replace(one, status=status, power=shown / len(found), power_low=low, note=words)
+    status: CellStatus = "at_baseline" if low >= POWER else "inconclusive"
+    return replace(figure, status=status, power=shown / len(weaker), power_low=low, note=words)
 
 
 def _which_rounds(prior: Prior, rounds: int) -> str:
@@ -222,11 +224,11 @@ def aggregate_cell(case: Case, model: Model) -> Cell:
     """The label histogram of each cluster as a whole, from the successive models it was sent."""
     prior = case.prior
     scored = [_aggregated(case, view, model) for view in (case.view, case.reference)]
-    tables = [np.array([[float(np.abs(shares - truth).sum()) for _, truth in found] for shares, _ in found]) for found in scored]
+    tables = [np.array([[float(np.abs(shares - truth).sum()) for _, truth in pairs] for shares, _ in pairs]) for pairs in scored]
     errors = [np.diag(table) if len(table) else np.zeros(0) for table in tables]
     if not len(errors[0]) or not len(errors[1]):
         return nothing(case, NAME, AGGREGATE, "no two models of one cluster can be read in this view, or it is unknown who trained them")
-    blanks = [np.array([float(np.abs(auxiliary_shares(prior) - truth).sum()) for _, truth in found]) for found in scored]
+    blanks = [np.array([float(np.abs(auxiliary_shares(prior) - truth).sum()) for _, truth in estimates]) for estimates in scored]
     note = (
         f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; {_which_rounds(prior, case.budget.rounds)}; "
         f"{prior.description}; baseline: the label shares of the auxiliary data"
@@ -234,7 +236,7 @@ def aggregate_cell(case: Case, model: Model) -> Cell:
     first, second = (chance_of_clusters(table, blank, case.seed) for table, blank in zip(tables, blanks, strict=True))
     note += trainings_in(case.view).not_modelled()
     return cell(
-        case, NAME, AGGREGATE, errors[0], blanks[0], errors[1], theirs_blank=blanks[1], margin=MARGIN[AGGREGATE], lower_is_better=True,
+        case, NAME, AGGREGATE, errors[0], blanks[0], errors[1], reference_blank=blanks[1], margin=MARGIN[AGGREGATE], lower_is_better=True,
         note=note, chances=(first, second),
     )  # fmt: skip
 
@@ -254,37 +256,38 @@ def _aggregated(case: Case, view: AdversaryView, model: Model) -> list[tuple[Arr
     members = _trained_by(case, view)
     prior = case.prior.unprotected() if view is case.reference else case.prior
     by_label: dict[int, list[tuple[CohortSum, list[int]]]] = {}
-    for one in means_in(view, model.dimension):
-        people = [client for number in range(one.round, max(one.until, one.round + 1)) for client in members.get((number, one.label), ())]
+    for mean in means_in(view, model.dimension):
+        numbers = range(mean.round, max(mean.until, mean.round + 1))
+        people = [client for number in numbers for client in members.get((number, mean.label), ())]
         if view.adversary != "client":
-            people = list(members.get((one.round, one.label), ()))
+            people = list(members.get((mean.round, mean.label), ()))
         if set(people) - set(case.view.coalition):
-            by_label.setdefault(one.label, []).append((one, people))
-    kept = {label: several if is_summed(prior) else several[: case.budget.rounds] for label, several in by_label.items()}
-    guesses = _of_clusters({label: [one for one, _ in several] for label, several in kept.items()}, view, prior, model)
-    found = []
-    for label, several in kept.items():
-        counts = np.sum([case.truth.label_counts[client] for _, people in several for client in people], axis=0)
-        found.append((guesses[label], counts / counts.sum()))
-    return found
+            by_label.setdefault(mean.label, []).append((mean, people))
+    kept = {label: means if is_summed(prior) else means[: case.budget.rounds] for label, means in by_label.items()}
+    guesses = _of_clusters({label: [mean for mean, _ in means] for label, means in kept.items()}, view, prior, model)
+    pairs = []
+    for label, means in kept.items():
+        counts = np.sum([case.truth.label_counts[client] for _, people in means for client in people], axis=0)
+        pairs.append((guesses[label], counts / counts.sum()))
+    return pairs
 
 
 def _of_clusters(sums: Mapping[int, Sequence[CohortSum]], view: AdversaryView, prior: Prior, model: Model) -> dict[int, Array]:
     """Label shares of each cluster by its mean updates."""
-    steps: dict[int, list[Step]] = {}
+    steps: dict[int, list[ClientStep]] = {}
     gaps: dict[int, list[int]] = {}
-    for label, several in sums.items():
-        for one in several:
-            assert one.start is not None  # there is a mean
-            assert one.mean is not None
-            steps.setdefault(label, []).append(Step(one.start, one.mean, one.members, one.round, local=one.local))
-            gaps.setdefault(label, []).append(max(1, one.until - one.round) if view.adversary == "client" else 1)
+    for label, means in sums.items():
+        for mean in means:
+            assert mean.start is not None  # there is a mean
+            assert mean.mean is not None
+            steps.setdefault(label, []).append(ClientStep(mean.start, mean.mean, mean.members, mean.round, local=mean.local))
+            gaps.setdefault(label, []).append(max(1, mean.until - mean.round) if view.adversary == "client" else 1)
     if is_summed(prior):
-        readings = {label: readings_of(several, prior, model, gaps[label]) for label, several in steps.items()}
+        readings = {label: readings_of(cluster_steps, prior, model, gaps[label]) for label, cluster_steps in steps.items()}
         return shares_under_noise(readings, auxiliary_shares(prior)) if readings else {}
     return {
-        label: np.mean([shares_of(step, prior, model, prior.classes, gap) for step, gap in zip(several, gaps[label], strict=True)], axis=0)
-        for label, several in steps.items()
+        label: np.mean([shares_of(step, prior, model, prior.classes, gap) for step, gap in zip(line, gaps[label], strict=True)], axis=0)
+        for label, line in steps.items()
     }
 
 
@@ -296,12 +299,12 @@ def _trained_by(case: Case, view: AdversaryView) -> dict[tuple[int, int], tuple[
     """
     record = case.reference if view is case.reference else case.record or case.view
     known: dict[tuple[int, int], tuple[int, ...]] = {}
-    hidden = bool(sizes_in(record)) or record.protection.sum == "secagg-oblivious"
+    hidden = bool(oblivious_sizes(record)) or record.protection.sum == "secagg-oblivious"
     if hidden and case.prior.private:
         return {}
-    for one in sums_in(case.reference if hidden else record):
-        if not hidden or one.round == 0:
-            known.setdefault((one.round, one.label), one.members)
+    for sum_ in sums_in(case.reference if hidden else record):
+        if not hidden or sum_.round == 0:
+            known.setdefault((sum_.round, sum_.label), sum_.members)
     return known
 
 
@@ -321,13 +324,13 @@ def set_chance(sets: Sequence[frozenset[int]], beside: Array, case: Case, client
     return chance_of_names(sets, real, beside, MARGIN["label_set_accuracy"], case.prior.classes, case.seed)
 
 
-def share_chance(one: Guess, beside: Array, centre: Array, case: Case, clients: Sequence[int]) -> float:
+def share_chance(inferred: LabelGuess, beside: Array, centre: Array, case: Case, clients: Sequence[int]) -> float:
     """How probable it is that label shares which were named together err so much less than the errors `beside` (n,).
 
     By a test over clients, and under a random renaming of all labels around the `centre` (classes,), the best guess without a view: the
     larger p.
     """
-    guessed, real = (np.stack([of(client) for client in clients]) for of in (one.shares.__getitem__, case.truth.histogram))
+    guessed, real = (np.stack([of(client) for client in clients]) for of in (inferred.shares.__getitem__, case.truth.histogram))
     renamed = chance_of_renaming(guessed, real, centre, stream(case.seed, "shares renamed"))
     return max(chance(-np.abs(guessed - real).sum(axis=1), -beside, MARGIN["histogram_l1"]), renamed)
 
@@ -345,47 +348,47 @@ def label_set_cell(
     if not partial:
         return nothing(case, name, metric, "every client has all labels: there is no label set to find")
     popular = popular_set([truth.label_sets[client] for client in partial])
-    mine, theirs = score(partial)
+    observed, reference = score(partial)
     blank = np.array([float(truth.label_sets[client] == popular) for client in partial])
     words = f"{note}; baseline: the most common label set for everyone"
     if together is None:
-        return cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words)
+        return cell(case, name, metric, observed, blank, reference, margin=MARGIN[metric], share=True, note=words)
     first, second = (set_chance(sets, blank, case, partial) for sets in together(partial))
-    made = cell(case, name, metric, mine, blank, theirs, margin=MARGIN[metric], share=True, note=words, chances=(first, second))
-    return replace(made, power=power(mine, blank, theirs, blank, MARGIN[metric]))
+    made = cell(case, name, metric, observed, blank, reference, margin=MARGIN[metric], share=True, note=words, chances=(first, second))
+    return replace(made, power=power(observed, blank, reference, blank, MARGIN[metric]))
 
 
-def histogram_cell(case: Case, name: str, clients: list[int], guesses: Sequence[Guess], note: str, *, together: bool) -> Cell:
+def histogram_cell(case: Case, name: str, clients: list[int], guesses: Sequence[LabelGuess], note: str, *, together: bool) -> Cell:
     """Histograms of clients by `guesses` with the view, without it and on the unprotected view.
 
     `together`: all were guessed at once, so a gain is chance if another naming of the labels gives as much.
     """
-    l1, margin = [score_l1(one, case.truth, clients) for one in guesses], MARGIN["histogram_l1"]
+    l1, margin = [score_l1(guessed, case.truth, clients) for guessed in guesses], MARGIN["histogram_l1"]
     if not together:
         return cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=note)
-    mine, blank, theirs = guesses
-    first, second = (share_chance(one, l1[1], blank.shares[clients[0]], case, clients) for one in (mine, theirs))
+    observed, blank, reference = guesses
+    first, second = (share_chance(guessed, l1[1], blank.shares[clients[0]], case, clients) for guessed in (observed, reference))
     made = cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=note, chances=(first, second))
     return replace(made, power=power(-l1[0], -l1[1], -l1[2], -l1[1], margin))
 
 
 def label_cells(
-    case: Case, name: str, clients: list[int], guesses: list[Guess], note: str, *, together: bool = False
+    case: Case, name: str, clients: list[int], guesses: list[LabelGuess], note: str, *, together: bool = False
 ) -> tuple[list[Cell], dict[str, Array]]:  # fmt: skip
     """Histograms and label sets of clients, guessed with, without and on the unprotected view; the cells and what a picture needs.
 
     `together`: guesses of several clients are of one reading, so that they are right or wrong together.
     """
     prior, truth = case.prior, case.truth
-    mine, _, theirs = guesses
+    both = (guesses[0], guesses[2])
     words = f"{note}; baseline: the label shares of the auxiliary data"
     made = histogram_cell(case, name, clients, guesses, words, together=together)
 
     def sets(some: list[int]) -> list[list[frozenset[int]]]:
-        return [[top_labels(one.shares[client], prior.labels_per_client[client]) for client in some] for one in (mine, theirs)]
+        return [[top_labels(guessed.shares[client], prior.labels_per_client[client]) for client in some] for guessed in both]
 
     scored = label_set_cell(
-        case, name, clients, lambda some: [score_sets(one, truth, prior, some) for one in (mine, theirs)], note, sets if together else None
+        case, name, clients, lambda some: [score_sets(guessed, truth, prior, some) for guessed in both], note, sets if together else None
     )
     arrays = {
         "clients": np.array(clients),

@@ -26,7 +26,7 @@ from ..evidence.coalition import weights_of
 from ..evidence.local_training import LocalTraining
 from ..evidence.noisy_shares import Readings
 from ..evidence.simulated_shares import LinearReading, linear_reading, response_by_simulation, shares_by_simulation
-from ..evidence.updates import Step, local_of
+from ..evidence.updates import ClientStep, local_of
 from ..figures.leakage import Prior
 
 __all__ = [
@@ -115,13 +115,13 @@ class Reader:
     span: slice | None = None
 
 
-def shares_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1) -> Array:
+def shares_of(step: ClientStep, prior: Prior, model: Model, labels: int, sums: int = 1) -> Array:
     """Label shares (classes,) of those who made one update, in `sums` rounds. `labels` they have matters where its scale is unknown."""
     reader = reader_of(step, prior, model, labels, sums)
     return reader.read(step.update[bias_span(model)] / (_scale(step, prior, sums) if reader.is_scaled else 1.0))
 
 
-def reader_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1) -> Reader:
+def reader_of(step: ClientStep, prior: Prior, model: Model, labels: int, sums: int = 1) -> Reader:
     """What reads an update like that of a step, the update of so many `sums`; `labels` as in `shares_of`."""
     assert prior.config is not None  # checked by the caller
     bias, privacy, local = bias_span(model), prior.config.privacy, local_of(step, prior)
@@ -142,7 +142,7 @@ def reader_of(step: Step, prior: Prior, model: Model, labels: int, sums: int = 1
     return Reader(lambda moved: labels_from_bias(moved - drift, probabilities, 1.0), deviation, True)
 
 
-def trained_reader(step: Step, prior: Prior, model: Model, count: int) -> Reader | None:
+def trained_reader(step: ClientStep, prior: Prior, model: Model, count: int) -> Reader | None:
     """What reads a mean over unlike clients: by how `count` clients of the attacker's own would have moved, one by one.
 
     Each client trains away from the others, towards its own labels. So the mean of updates is not what the mean model's predictions say
@@ -151,8 +151,8 @@ def trained_reader(step: Step, prior: Prior, model: Model, count: int) -> Reader
     None for updates of one client or of one step, for those of unknown length, and where simulated clients diverge.
     """
     local, span = local_of(step, prior), head_span(model)
-    samples = round(float(np.median([prior.samples_per_client[one] for one in step.members])))
-    labels = round(float(np.median([prior.labels_per_client[one] for one in step.members])))
+    samples = round(float(np.median([prior.samples_per_client[member] for member in step.members])))
+    labels = round(float(np.median([prior.labels_per_client[member] for member in step.members])))
     if len(step.members) == 1 or local.gradient or prior.private or local.steps(samples) == 1 or span is None:
         return None
     reading = _trained(prior, np.asarray(step.start, np.float64).tobytes(), step.round, local, local.samples(samples), labels, count)
@@ -162,32 +162,32 @@ def trained_reader(step: Step, prior: Prior, model: Model, count: int) -> Reader
     return Reader(lambda moved: reading.shares(unit * moved), reading.deviation, True, span)
 
 
-def _members(step: Step, prior: Prior) -> tuple[int, ...]:
+def _members(step: ClientStep, prior: Prior) -> tuple[int, ...]:
     """Who made a step's update; all clients where that is not known."""
     return step.members or tuple(prior.samples_per_client)
 
 
-def _moved(step: Step, model: Model) -> Array:
+def _moved(step: ClientStep, model: Model) -> Array:
     """The update of the head's bias (classes,) less what of it does not depend on data."""
     return (step.update if step.known is None else step.update - step.known)[bias_span(model)]
 
 
-def _predictions(step: Step, prior: Prior, model: Model, sums: int = 1) -> Array:
+def _predictions(step: ClientStep, prior: Prior, model: Model, sums: int = 1) -> Array:
     """What the model predicts for samples of each label (classes, classes), on the way of one step's training; clipped as clients clip."""
     assert prior.config is not None  # checked by the caller
     sampled, clip_norm = prior.config.privacy.unit == "sample", prior.config.privacy.clip_norm
     local = local_of(step, prior)
-    once = sums == 1 and max(local.steps(prior.samples_per_client[one]) for one in _members(step, prior)) == 1
+    once = sums == 1 and max(local.steps(prior.samples_per_client[member]) for member in _members(step, prior)) == 1
     path = [step.start + share * step.update for share in (ONE_STEP if once else CLIPPED_PATH if sampled else PATH)]
     if sampled:
         return np.asarray(np.mean([clipped_probabilities(model, at, prior.x, prior.y, clip_norm) for at in path], axis=0))
     return np.asarray(np.mean([class_probabilities(model, at, prior.x, prior.y) for at in path], axis=0))
 
 
-def _scale(step: Step, prior: Prior, sums: int = 1) -> float:
+def _scale(step: ClientStep, prior: Prior, sums: int = 1) -> float:
     """How far a constant unit gradient would have carried the weighted mean of those who made the update."""
     weights, local = weights_of(prior, _members(step, prior)), local_of(step, prior)
-    return sums * float(np.average([steps_scale(prior, one, local) for one in weights], weights=list(weights.values())))
+    return sums * float(np.average([steps_scale(prior, member, local) for member in weights], weights=list(weights.values())))
 
 
 def is_summed(prior: Prior) -> bool:
@@ -197,7 +197,7 @@ def is_summed(prior: Prior) -> bool:
 
 
 def readings_of(
-    steps: Sequence[Step], prior: Prior, model: Model, sums: Sequence[int] = (), made: dict[int, Array] | None = None
+    steps: Sequence[ClientStep], prior: Prior, model: Model, sums: Sequence[int] = (), made: dict[int, Array] | None = None
 ) -> Readings:
     """What all `steps` of a client, or cluster, say of its label shares; each is the update of so many `sums` (one, if none are given).
 
@@ -215,7 +215,7 @@ def readings_of(
     return Readings(rows, np.array([max(1, len(step.members)) for step in steps]), np.eye(model.classes) - probabilities.T, silent)
 
 
-def _silent(step: Step, model: Model) -> Array:
+def _silent(step: ClientStep, model: Model) -> Array:
     """The head's update summed over classes, (1 + inputs,), over √classes: gradients add up to 0 there, so that all there is is noise."""
     update, (_, shape, offset) = step.update if step.known is None else step.update - step.known, model.layout[-2]
     sums = [update[bias_span(model)].sum(keepdims=True)]

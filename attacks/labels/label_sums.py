@@ -4,11 +4,11 @@ Source: Lam et al. 2021 ("Gradient disaggregation") for the participation matrix
 label shares of its cohort (`label_readings`), by what clients of the attacker's own do from the same model. These shares are a weighted
 mean of the members' shares, which do not change between rounds. So clients' shares solve P q = readings with q ≥ 0 and Σ q = 1
 (`linear_evidence.shares_of_terms`). Each reading is weighted by how far an error of the update moves it. Clients that the sums do not
-separate get what their sums say in common.
+separate get their common shares.
 
-What it proves: a minimum cohort size hides a client's labels in one sum, not in many sums over cohorts that differ. What it does not: that
-cohorts which do not differ hide them. For that the figure has a power: the same sums, each without one member drawn at random, are attacked
-in the same way (`planted`). The power is how often that shows a leak.
+What it proves: a minimum cohort size hides a client's labels in one sum, not in many sums over different cohorts. What it does not prove:
+that equal cohorts hide labels. For this the figure has a power: the same sums, each without one member drawn at random, are attacked in the
+same way (`planted`). The power is the share of these attacks that show a leak.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from ...types import Array
 from ..evidence.coalition import weights_of
 from ..evidence.linear_evidence import Equations, equations, shares_of_terms, solved
 from ..evidence.noisy_shares import Readings, shares_of_members
-from ..evidence.updates import Step, local_of
+from ..evidence.updates import ClientStep, local_of
 from ..figures.leakage import Prior
 from .label_readings import Reader, bias_span, is_summed, reader_of, steps_scale, trained_reader
 
@@ -66,16 +66,17 @@ class SumRead:
         return self.reader.read(self.moved / self.scale)
 
 
-def distinct_sums(steps: Mapping[int, Sequence[Step]], prior: Prior) -> list[Step]:
+def distinct_sums(steps: Mapping[int, Sequence[ClientStep]], prior: Prior) -> list[ClientStep]:
     """The sums among the steps of clients, each once, in order of rounds: the first `MOST_SUMS`, fewer where Adam is imitated."""
-    distinct = sorted({id(step.update): step for several in steps.values() for step in several}.values(), key=lambda step: step.round)
+    by_update = {id(step.update): step for client_steps in steps.values() for step in client_steps}
+    distinct = sorted(by_update.values(), key=lambda step: step.round)
     adam = any(local_of(step, prior).train.optimizer == "adam" for step in distinct)
     return distinct[: MOST_SUMS_OF_ADAM if adam else MOST_SUMS]
 
 
-def sums_read(sums: Sequence[Step], prior: Prior, model: Model) -> list[SumRead]:
+def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[SumRead]:
     """How each sum is read. Where sums have noise of their own (`is_summed`) movements are kept as they are, for `noisy_shares_in`."""
-    found, noisy, count = [], is_summed(prior), affordable(sums, prior, model)
+    read, noisy, count = [], is_summed(prior), affordable_clients(sums, prior, model)
     for step in sums:
         reader = Reader(np.asarray, is_scaled=True) if noisy else None
         if count:
@@ -85,11 +86,11 @@ def sums_read(sums: Sequence[Step], prior: Prior, model: Model) -> list[SumRead]
         if reader.is_scaled:
             scales = {client: steps_scale(prior, client, local) for client in step.members}
         moved = step.update[reader.span or bias_span(model)]
-        found.append(SumRead(step.round, weights_of(prior, step.members), scales, moved, reader))
-    return found
+        read.append(SumRead(step.round, weights_of(prior, step.members), scales, moved, reader))
+    return read
 
 
-def affordable(sums: Sequence[Step], prior: Prior, model: Model) -> int:
+def affordable_clients(sums: Sequence[ClientStep], prior: Prior, model: Model) -> int:
     """How many clients of the attacker's own train from the model of each sum; none where they would be too few, or where Adam is used."""
     if is_summed(prior) or not sums or any(local_of(step, prior).train.optimizer == "adam" for step in sums):
         return 0
@@ -102,20 +103,20 @@ def affordable(sums: Sequence[Step], prior: Prior, model: Model) -> int:
 
 def shares_in(sums: Sequence[SumRead], known: Mapping[int, Array], centre: Array) -> dict[int, Array]:
     """Label shares (classes,) of every member but those `known`, around `centre` (classes,), the best guess without a view."""
-    system, readings = _system(sums).less(known, np.stack([one.reading for one in sums]))
+    system, readings = _system(sums).less(known, np.stack([sum_.reading for sum_ in sums]))
     return dict(zip(system.terms, shares_of_terms(system, readings, centre), strict=True))
 
 
 def noisy_shares_in(sums: Sequence[SumRead], readings: Readings, known: Mapping[int, Array], centre: Array) -> dict[int, Array]:
     """As `shares_in`, from sums with noise and their `readings`, solved around the `centre` as far as the noise lets."""
-    deviations = [float(np.sqrt(sum(portion**2 for portion in one.portions.values()))) for one in sums]
-    system = equations([one.portions for one in sums], deviations)
+    deviations = [float(np.sqrt(sum(portion**2 for portion in sum_.portions.values()))) for sum_ in sums]
+    system = equations([sum_.portions for sum_ in sums], deviations)
     rest, rows = system.less({client: readings.system @ shares for client, shares in known.items()}, readings.rows)
     return dict(zip(rest.terms, shares_of_members(rest, replace(readings, rows=rows), centre), strict=True))
 
 
 def _system(sums: Sequence[SumRead]) -> Equations[int]:
-    return equations([one.portions for one in sums], [one.reader.deviation for one in sums])
+    return equations([sum_.portions for sum_ in sums], [sum_.reader.deviation for sum_ in sums])
 
 
 def words_of(sums: Sequence[SumRead], known: Mapping[int, Array]) -> str:
@@ -136,17 +137,17 @@ def planted(
     `single` are single members' updates (d,) by (round, client), as the unprotected run has them, and `span` is where the head's bias lies.
     Nothing is found where an update is missing.
     """
-    if any((one.round, client) not in single for one in sums for client in one.weights):
+    if any((sum_.round, client) not in single for sum_ in sums for client in sum_.weights):
         return
     rng = stream(seed, "label sums without one member")
     for _ in range(times):
-        yield shares_in([_without_one(one, single, span, rng) for one in sums], known, centre)
+        yield shares_in([_without_one(sum_, single, span, rng) for sum_ in sums], known, centre)
 
 
-def _without_one(one: SumRead, single: Mapping[tuple[int, int], Array], span: slice | None, rng: np.random.Generator) -> SumRead:
-    members = list(one.weights)
+def _without_one(sum_: SumRead, single: Mapping[tuple[int, int], Array], span: slice | None, rng: np.random.Generator) -> SumRead:
+    members = list(sum_.weights)
     if len(members) > 1:
         members.pop(int(rng.integers(len(members))))
-    weights = {client: one.weights[client] for client in members}
-    read = [single[one.round, client][one.reader.span or span] for client in members]
-    return SumRead(one.round, weights, one.scales, np.average(read, axis=0, weights=list(weights.values())), one.reader)
+    weights = {client: sum_.weights[client] for client in members}
+    read = [single[sum_.round, client][sum_.reader.span or span] for client in members]
+    return SumRead(sum_.round, weights, sum_.scales, np.average(read, axis=0, weights=list(weights.values())), sum_.reader)

@@ -6,8 +6,8 @@ of lengths.
 
 Source: ours; that orthonormal transforms keep lengths is stated by every scheme that uses them (Sattler et al. 2019 among others).
 
-What it proves: a transform hides directions, not lengths. What it does not: nothing where all clients take equally many steps and lengths
-depend on labels more than on numbers. Updates that are clipped say little by their length and are not attempted.
+What it proves: a transform hides directions, not lengths. What it does not prove: anything where all clients take equally many steps, and
+lengths depend on labels more than on numbers. The length of a clipped update means little, so clipped updates are not attempted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,14 +39,14 @@ PRETENDED, FEWEST, MOST = 96, 4, 512
 
 
 def counts_from_lengths(lengths: Array, made_lengths: Array, made_counts: Array) -> Array:
-    """How many samples clients have (n,), from the `lengths` (n,) of their updates and those (m,) of clients with known counts (m,).
+    """Numbers of samples (n,) from the `lengths` (n,) of updates, given the lengths (m,) and counts (m,) of known clients.
 
-    A parabola of log count over log length is fitted, and followed no further than the known counts reach.
+    Fits a parabola of log count over log length. Results are clipped to the range of the known counts.
     """
     x = np.log(np.maximum(made_lengths, 1e-300))
     curve = np.polynomial.Polynomial.fit(x, np.log(made_counts), 2)
-    found = curve(np.clip(np.log(np.maximum(lengths, 1e-300)), x.min(), x.max()))
-    return np.asarray(np.exp(np.clip(found, np.log(made_counts.min()), np.log(made_counts.max()))))
+    logs = curve(np.clip(np.log(np.maximum(lengths, 1e-300)), x.min(), x.max()))
+    return np.asarray(np.exp(np.clip(logs, np.log(made_counts.min()), np.log(made_counts.max()))))
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def lengths_in(view: AdversaryView) -> dict[int, float]:
 
     Transformed vectors that hold other parts as well, and are not opened, are left out.
     """
-    found: dict[int, float] = {}
+    lengths: dict[int, float] = {}
     first: int | None = None
     for message in view.messages:
         if message.payload is None or message.operation != "mean" or message.kind not in ("update", "blind update"):
@@ -71,17 +71,17 @@ def lengths_in(view: AdversaryView) -> dict[int, float]:
         if rows is not None:
             first = message.round
             clients = message.payload["clients"].tolist() if "clients" in message.payload else message.clients
-            found |= dict(zip(map(int, clients), np.linalg.norm(rows, axis=1).tolist(), strict=True))
-    return found
+            lengths |= dict(zip(map(int, clients), np.linalg.norm(rows, axis=1).tolist(), strict=True))
+    return lengths
 
 
 def lengths_of(case: Case, view: AdversaryView) -> dict[int, float]:
     """As `lengths_in`; where a view has no updates of others, of those that follow from its sums of the first round."""
-    found = lengths_in(view)
-    if set(found) - set(view.coalition) or hidden_updates(view):
-        return found
+    lengths = lengths_in(view)
+    if set(lengths) - set(view.coalition) or hidden_updates(view):
+        return lengths
     steps = single_steps(steps_in(view, public_model(case.prior).dimension, case))
-    first = min((step.round for several in steps.values() for step in several), default=0)
+    first = min((step.round for client_steps in steps.values() for step in client_steps), default=0)
     return {client: float(np.linalg.norm(step.update)) for client, (step, *_) in steps.items() if step.round == first}
 
 
@@ -109,8 +109,8 @@ def guess(seen: Mapping[int, float] | None, prior: Prior, clients: Sequence[int]
     if seen is None:
         return dict.fromkeys(clients, float(np.median(list(prior.samples_per_client.values()))))
     made, counts = pretended_lengths(train, prior, stream(prior.seed, "clients of known numbers of samples"))
-    found = counts_from_lengths(np.array([seen[client] for client in clients]), made, counts)
-    return dict(zip(clients, found.tolist(), strict=True))
+    estimates = counts_from_lengths(np.array([seen[client] for client in clients]), made, counts)
+    return dict(zip(clients, estimates.tolist(), strict=True))
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -118,8 +118,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     prior = case.prior
     if prior.config is None or (why := _refusal(case)):
         return [nothing(case, NAME, ORDER, "not attempted: the training settings are not known" if prior.config is None else why)], None
-    mine, theirs = (lengths_of(case, view) for view in (case.view, case.reference))
-    clients = sorted((set(mine) & set(theirs)) - set(case.view.coalition))
+    observed, reference = (lengths_of(case, view) for view in (case.view, case.reference))
+    clients = sorted((set(observed) & set(reference)) - set(case.view.coalition))
     if len(clients) < FEWEST_SCORES:
         why = "no single updates of others, in any form, are in this view"
         if clients:
@@ -132,11 +132,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     train = trainings_in(case.reference).first
     if train is None:
         raise NotRecorded("the transcript does not say how clients were asked to train")
-    found = (guess(seen, prior, clients, train.train) for seen in (mine, None, theirs))
-    made = [np.array([one[client] for client in clients]) for one in found]
+    guesses = (guess(seen, prior, clients, train.train) for seen in (observed, None, reference))
+    made = [np.array([guessed[client] for client in clients]) for guessed in guesses]
     note = f"{len(clients)} clients, first round; {prior.description.partition(';')[0]}; baseline: the median number for everyone"
-    first, second = (chance_of_orders(one, true, stream(case.seed, "numbers of samples dealt again")) for one in made[::2])
-    order, errors = [orders(one, true) for one in made], [errors_of(one, true) for one in made]
+    first, second = (chance_of_orders(estimates, true, stream(case.seed, "numbers of samples dealt again")) for estimates in made[::2])
+    order, errors = [orders(estimates, true) for estimates in made], [errors_of(estimates, true) for estimates in made]
     return [
         cell(case, NAME, ORDER, *order, margin=MARGIN[ORDER], note=note, chances=(first, second)),
         cell(case, NAME, ERROR, *errors, margin=MARGIN[ERROR], lower_is_better=True, note=f"|log(n̂/n)|; {note}"),
@@ -153,7 +153,7 @@ def _refusal(case: Case) -> str:
     assert case.prior.config is not None  # checked by the caller
     if case.prior.config.privacy.unit != "none":
         return "not attempted: clients clip, so that the length of an update says little of its client"
-    if any(one.gradient or one.held_back for one in trainings_in(case.reference).all):
+    if any(training.gradient or training.held_back for training in trainings_in(case.reference).all):
         return "not attempted: clients send gradients, or hold samples back"
     public_model(case.prior)  # a model that cannot be built is named here
     return ""

@@ -26,8 +26,8 @@ from ...types import Array, ClientData
 from ..figures.significance import proportion_interval
 
 __all__ = [
-    "Roc", "auc_interval", "confidences", "deal", "deal_in_pairs", "lira", "lira_in_turn", "loss_threshold", "placements", "rmia", "roc",
-    "shadow_models", "threshold",
+    "Roc", "auc_interval", "confidences", "samples_of_shadows", "deal_in_pairs", "lira", "lira_in_turn", "loss_threshold", "placements",
+    "rmia", "roc", "shadow_models", "threshold",
 ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def placements(scores: Array, member: Array) -> tuple[Array, Array]:
     return (below[0] + below[1]) / (2 * len(outside)), 1 - (above[0] + above[1]) / (2 * len(inside))
 
 
-def deal(samples: int, shadows: int, rng: np.random.Generator) -> Array:
+def samples_of_shadows(samples: int, shadows: int, rng: np.random.Generator) -> Array:
     """Which shadow model has which sample, (shadows, samples) bool: each sample in half of them. `shadows` is even."""
     if shadows < 2 or shadows % 2:
         raise InputError(f"shadows: {shadows} is not an even number of 2 or more")
@@ -126,9 +126,9 @@ def confidences(model: Model, vectors: Array, x: Array, y: Array) -> Array:
         with torch.no_grad():
             logits = module(model.inputs(x)).double()
         labels = tensor(y)[:, None]
-        mine = labels == torch.arange(model.classes, device=labels.device)
-        rest = logits.masked_fill(mine, -torch.inf).logsumexp(dim=1)
-        rows.append((logits[mine] - rest).cpu().numpy())
+        own = labels == torch.arange(model.classes, device=labels.device)
+        rest = logits.masked_fill(own, -torch.inf).logsumexp(dim=1)
+        rows.append((logits[own] - rest).cpu().numpy())
     return np.stack(rows)
 
 
@@ -167,8 +167,8 @@ def rmia(target: Array, shadow: Array, others: Array, shadow_others: Array, gamm
 
     Confidences of the target (n,) and the shadow models (s, n) on the samples, and (z,), (s, z) on samples that nobody trained on.
     """
-    mine, theirs = (loss_threshold(at) - _log_mean(loss_threshold(by)) for at, by in ((target, shadow), (others, shadow_others)))
-    return np.asarray((mine[:, None] - theirs[None, :] >= np.log(gamma)).mean(axis=1))
+    ratios, other_ratios = (loss_threshold(at) - _log_mean(loss_threshold(by)) for at, by in ((target, shadow), (others, shadow_others)))
+    return np.asarray((ratios[:, None] - other_ratios[None, :] >= np.log(gamma)).mean(axis=1))
 
 
 def _log_mean(values: Array) -> Array:

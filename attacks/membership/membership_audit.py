@@ -1,23 +1,24 @@
 """Membership inference on recorded runs, against the models in a view.
 
-The attacks are those of `membership`: the loss threshold, LiRA and RMIA. Two kinds of models are attacked: the last shared or cluster model
-that the adversary was shown, and, where single updates can be read, a client's own model after its last one. These attacks ask models how
-sure they are. A third kind of figure asks the updates themselves, single ones or means, by regression on single samples' gradients
+The scores are those of `member_scores`: the loss threshold, LiRA and RMIA. Two kinds of models are attacked by their confidence: the last
+shared or cluster model that the adversary was shown, and a client's own model after its last update, where single updates can be read. A
+third kind of figure reads the updates themselves, single updates or means, by regression on single samples' gradients
 (`membership_gradients`).
 
-The game. For every client some of its training samples (members) are paired with samples of its test distribution that nobody trained on
-(others), label by label. The attacker is asked about all of them. LiRA, RMIA and the regression are given everything else: the remaining
-training samples, who trained when, the initial model, the public settings (what the adversary of differential privacy knows; no figure is
-an upper end of what that one can do); the loss threshold has the model and the sample alone.
+The game. Some training samples of every client (members) are paired with samples of its test distribution that nobody trained on (others),
+label by label. The attacker is asked about all samples of the pairs. LiRA, RMIA and the regression know everything else: the remaining
+training samples, the clients that trained in each round, the initial model, the public settings. The adversary of differential privacy
+knows as much; no figure is an upper bound for this adversary. The loss threshold has the model and the sample alone.
 
 Shadow models are federated replicas: FedAvg of the run's own local training from the run's own initial model, over the clients that trained
-the attacked model, round by round, each with as many samples as it has, of each pair one by a coin. All shadow federations train as rows of
-one stacked program. Samples that clients hold back are not asked about. Approximations: whatever an algorithm does beside averaging what
-clients train (`local_training`) is left out (control variates, pulls to another model, choices of clusters), and a note names what; who
-trained comes from the traffic; under client-level privacy shadows clip as the run does, but add no noise.
+the attacked model, round by round. Each client has as many samples as in the run, one of each pair by a coin. All shadow federations train
+as rows of one stacked program. Samples that clients hold back are not asked about. Approximations: the replicas leave out what an algorithm
+does beside averaging local training (control variates, pulls to another model, choices of clusters; a note names it). The clients of each
+training come from the traffic. Under client-level privacy shadows clip as the run does, but add no noise.
 
-No view: the same attack on the shadow models, which say nothing of who is a member. What it proves: what a model shows of single samples,
-on average (AUC) and at few false alarms (TPR). What it does not: that an attacker who knows less gets as far; or that no sample stands out.
+No view: the same attack on the shadow models, which hold no information on membership. What it proves: what a model shows of single
+samples, on average (AUC) and at few false alarms (TPR). What it does not prove: that an attacker who knows less gets as far, or that no
+sample stands out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,14 +36,14 @@ from ...tasks.training import Train
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..evidence.local_training import trainings_in
-from ..evidence.updates import Step, public_model, single_steps, steps_in, unread
+from ..evidence.updates import ClientStep, public_model, single_steps, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, Truth, nothing
-from ..figures.significance import RATE, Status
+from ..figures.significance import RATE, CellStatus
 from .member_scores import lira, loss_threshold, placements, rmia, roc, threshold
-from .membership_gradients import affordable, evidence, passes_of, read_steps
-from .membership_shadows import Game, Target, games_of, models_in, pairs_of
+from .membership_gradients import affordable_steps, evidence, passes_of, read_steps
+from .membership_shadows import MembershipGame, Target, games_of, pairs_of, targets_in
 
-__all__ = ["Outcome", "auc_gain", "cells", "chance_of_swaps", "curve_of", "member_chance", "member_p", "outcome"]
+__all__ = ["MembershipOutcome", "auc_gain", "cells", "chance_of_swaps", "curve_of", "member_chance", "member_p", "outcome"]
 
 NAME = "membership"
 MARGIN = {"auc": 0.02, "tpr": 0.01}
@@ -61,7 +62,7 @@ PASSES, DOUBLES = 1.0e5, 2.0e4
 # --- figures ------------------------------------------------------------------------------------------------------------------------
 
 
-def scores_of(game: Game, attack: str) -> Array:
+def attack_scores(game: MembershipGame, attack: str) -> Array:
     """Scores (n,) of the samples asked about, larger for members: "loss", "lira" or "rmia"."""
     if attack == "lira":
         return lira(game.target, game.shadow, game.inside)
@@ -71,7 +72,7 @@ def scores_of(game: Game, attack: str) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class MembershipOutcome:
     """Scores (n,) of one attack over all models of a view, who is a `member` (n,), and the scores when the shadows are attacked, (s, n)."""
 
     scores: Array
@@ -83,63 +84,63 @@ class Outcome:
         return np.array([(row[self.member] > threshold(row, self.member, FALSE_POSITIVES)).mean() for row in self.blank])
 
 
-def outcome(games: Sequence[Game], attack: str) -> Outcome:
+def outcome(games: Sequence[MembershipGame], attack: str) -> MembershipOutcome:
     """One attack on several models, each with its own samples, scored together."""
     shadows = range(len(games[0].shadow))
-    blank = np.stack([np.concatenate([scores_of(game.without(s), attack) for game in games]) for s in shadows])
-    scores, member = ([scores_of(game, attack) for game in games], [game.member for game in games])
-    return Outcome(np.concatenate(scores), blank, np.concatenate(member))
+    blank = np.stack([np.concatenate([attack_scores(game.without(s), attack) for game in games]) for s in shadows])
+    scores, member = ([attack_scores(game, attack) for game in games], [game.member for game in games])
+    return MembershipOutcome(np.concatenate(scores), blank, np.concatenate(member))
 
 
-def auc_gain(found: Outcome) -> tuple[float, float]:
+def auc_gain(outcome: MembershipOutcome) -> tuple[float, float]:
     """How much larger the AUC is than that without a view, and its standard error (DeLong et al. 1988, paired).
 
     The members' and the others' placement values vary independently; those of no view are means over shadow models.
     """
-    mine = placements(found.scores, found.member)
-    blank = [placements(row, found.member) for row in found.blank]
-    apart = [one - np.mean([two[side] for two in blank], axis=0) for side, one in enumerate(mine)]
-    spread = sum(float(one.var(ddof=1)) / len(one) for one in apart)
+    own = placements(outcome.scores, outcome.member)
+    blank = [placements(row, outcome.member) for row in outcome.blank]
+    apart = [values - np.mean([two[side] for two in blank], axis=0) for side, values in enumerate(own)]
+    spread = sum(float(values.var(ddof=1)) / len(values) for values in apart)
     return float(apart[0].mean()), float(np.sqrt(spread))
 
 
-def member_chance(found: Outcome, kind: str) -> float:
+def member_chance(outcome: MembershipOutcome, kind: str) -> float:
     """How probable such a gain over no view is in one run where it is no more than the margin, one-sided.
 
     An AUC's by its standard error. A TPR's by the law of a count, over what the threshold may be: it is one of few non-members' scores, and
     the share of all scores above the r-th largest of n is Beta(r, n − r + 1).
     """
     if kind == "auc":
-        gain, error = auc_gain(found)
+        gain, error = auc_gain(outcome)
         if error == 0:
             return float(gain <= MARGIN[kind])
         return float(stats.norm.sf((gain - MARGIN[kind]) / error))
-    curve = roc(found.scores, found.member, FALSE_POSITIVES)
+    curve = roc(outcome.scores, outcome.member, FALSE_POSITIVES)
     rank = int(FALSE_POSITIVES * curve.non_members) + 1
     above = stats.beta.ppf((np.arange(GRID) + 0.5) / GRID, rank, curve.non_members - rank + 1)
-    rate = np.clip(above + float(found.tprs().mean()) + MARGIN[kind] - FALSE_POSITIVES, 0.0, 1.0)
+    rate = np.clip(above + float(outcome.tprs().mean()) + MARGIN[kind] - FALSE_POSITIVES, 0.0, 1.0)
     return float(np.mean(stats.binom.sf(round(curve.tpr * curve.members) - 1, curve.members, rate)))
 
 
-def member_p(found: Outcome, kind: str, seed: int) -> float:
+def member_p(outcome: MembershipOutcome, kind: str, seed: int) -> float:
     """The p of a figure of membership: of `member_chance`, for which samples vary independently, and `chance_of_swaps` the larger one."""
-    return max(member_chance(found, kind), chance_of_swaps(found, kind, stream(seed, "membership: members swapped")))
+    return max(member_chance(outcome, kind), chance_of_swaps(outcome, kind, stream(seed, "membership: members swapped")))
 
 
-def chance_of_swaps(found: Outcome, kind: str, rng: np.random.Generator, times: int = SWAPS) -> float:
+def chance_of_swaps(outcome: MembershipOutcome, kind: str, rng: np.random.Generator, times: int = SWAPS) -> float:
     """How probable so much gain is if a coin says which of a pair is the member, one-sided.
 
     The i-th member and the i-th other are a pair: of one owner and label, and but for chance alike. So the p holds however scores of
     several samples hang together, as coefficients of one regression and confidences of one model do. An AUC is a sum of ranks, which swaps
     do not change, so its gain over no view is a sum over pairs.
     """
-    coins = rng.integers(0, 2, (times, len(found.scores) // 2), dtype=np.bool_)
+    coins = rng.integers(0, 2, (times, len(outcome.scores) // 2), dtype=np.bool_)
     if kind == "auc":
-        ranks = stats.rankdata(np.vstack([found.scores, found.blank]), axis=1)
-        apart = ranks[:, found.member] - ranks[:, ~found.member]
+        ranks = stats.rankdata(np.vstack([outcome.scores, outcome.blank]), axis=1)
+        apart = ranks[:, outcome.member] - ranks[:, ~outcome.member]
         gains = apart[0] - apart[1:].mean(axis=0)
         return _share_reached((2.0 * coins - 1) @ gains, float(gains.sum()))
-    scores = np.concatenate([found.scores[found.member], found.scores[~found.member]])
+    scores = np.concatenate([outcome.scores[outcome.member], outcome.scores[~outcome.member]])
     swapped = np.concatenate([coins, ~coins], axis=1)
     whole = np.arange(len(scores)) < len(scores) // 2
     return _share_reached(hits(scores, swapped), float(hits(scores, whole[None])[0]))
@@ -161,17 +162,17 @@ def hits(scores: Array, member: Array) -> Array:
     return np.asarray(counted[np.arange(len(inside)), above])
 
 
-def _cell(case: Case, metric: str, kind: str, mine: Outcome, theirs: Outcome, note: str, rounds: int) -> Cell:
-    found, beside = (roc(one.scores, one.member, FALSE_POSITIVES) for one in (mine, theirs))
-    p, reference_p = (member_p(one, kind, case.seed) for one in (mine, theirs))
-    status: Status = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
+def _cell(case: Case, metric: str, kind: str, observed: MembershipOutcome, twin: MembershipOutcome, note: str, rounds: int) -> Cell:
+    curve, beside = (roc(outcome.scores, outcome.member, FALSE_POSITIVES) for outcome in (observed, twin))
+    p, reference_p = (member_p(outcome, kind, case.seed) for outcome in (observed, twin))
+    status: CellStatus = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
     if kind == "auc":
-        blanks = [found.auc - auc_gain(mine)[0], beside.auc - auc_gain(theirs)[0]]
-        value, interval, reference = found.auc, found.auc_interval, beside.auc
+        blanks = [curve.auc - auc_gain(observed)[0], beside.auc - auc_gain(twin)[0]]
+        value, interval, reference = curve.auc, curve.auc_interval, beside.auc
     else:
-        blanks = [float(one.tprs().mean()) for one in (mine, theirs)]
-        value, interval, reference = found.tpr, found.tpr_interval, beside.tpr
-    note = f"{found.members} members, {found.non_members} others, realised FPR {found.fpr:.4f} (the recorded run's); {note}"
+        blanks = [float(outcome.tprs().mean()) for outcome in (observed, twin)]
+        value, interval, reference = curve.tpr, curve.tpr_interval, beside.tpr
+    note = f"{curve.members} members, {curve.non_members} others, realised FPR {curve.fpr:.4f} (the recorded run's); {note}"
     return Cell(
         NAME, case.view.adversary, case.protection, metric, value, *interval, baseline=blanks[0], reference=reference, status=status,
         k_known=len(case.view.coalition), seeds=(case.seed,), note=note, margin=MARGIN[kind], reference_baseline=blanks[1],
@@ -220,38 +221,38 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
         return plain(number) if noise is None else plain(number).private(noise)
 
     bound = config.privacy.clip_norm if config.privacy.unit == "client" else 0.0
-    (mine, until), (theirs, _) = (_targets(case, config, view, model) for view in (case.view, case.reference))
-    if not mine or not theirs:
+    (observed, until), (reference, _) = (_targets(case, config, view, model) for view in (case.view, case.reference))
+    if not observed or not reference:
         why = unread(case.view, model.dimension) or "no model that clients trained can be read in this view"
         return [nothing(case, NAME, "model_lira_auc", why)], {}
-    played = []
-    for targets, how, norm in ((mine, private, bound), (theirs, plain, 0.0)):
+    all_games = []
+    for targets, how, norm in ((observed, private, bound), (reference, plain, 0.0)):
         games = []
         for target in targets:
             pairs = pairs_of(truth, target.owners, stream(case.seed, "membership: pairs", client=target.owners[0]))
             games.append(games_of(target, pairs, truth, prior, how, norm, case.budget.shadows, case.view.coalition))
-        played.append(games)
+        all_games.append(games)
     figures: list[Cell] = []
     curves: dict[str, Array] = {}
-    for place, what in enumerate(FIGURES):
-        seen, beside = ([game for pair in games if (game := pair[place]) is not None] for games in played)
-        if min(sum(int(game.member.sum()) for game in several) for several in (seen, beside)) < FEWEST_ASKED:
-            hidden = what == "own_model" and not any(target.own for target in mine)
+    for place, source in enumerate(FIGURES):
+        seen, beside = ([game for pair in games if (game := pair[place]) is not None] for games in all_games)
+        if min(sum(int(game.member.sum()) for game in games) for games in (seen, beside)) < FEWEST_ASKED:
+            hidden = source == "own_model" and not any(target.own for target in observed)
             earlier = set(single_steps(steps_in(case.view, model.dimension, case))) - set(case.view.coalition)
             unseen = unread(case.view, model.dimension) or (EARLIER if earlier else "no single client's update can be read in this view")
-            why = unseen if hidden else UNSEEN[what]
-            figures.append(nothing(case, NAME, f"{what}_lira_auc", why))
+            why = unseen if hidden else UNSEEN[source]
+            figures.append(nothing(case, NAME, f"{source}_lira_auc", why))
             continue
-        rounds = max(len(target.chain) for target in mine)
-        words = {"model": f"{len(seen)} model(s)", "own_model": f"own models of {sum(len(target.own) for target in mine)} client(s)"}
+        rounds = max(len(target.chain) for target in observed)
+        words = {"model": f"{len(seen)} model(s)", "own_model": f"own models of {sum(len(target.own) for target in observed)} client(s)"}
         note = (
-            f"{words[what]} after {rounds} round(s) of training; {case.budget.shadows} shadow federations; LiRA and RMIA know everything "
+            f"{words[source]} after {rounds} round(s) of training; {case.budget.shadows} shadow federations; LiRA and RMIA know everything "
             "but who of a pair is the member, the loss threshold only the model; baseline: the shadow models attacked in the same way"
             f"{trainings.not_modelled()}"
         )
-        outcomes = {attack: (outcome(seen, attack), outcome(beside, attack)) for attack, _ in FIGURES[what]}
-        figures += [_cell(case, f"{what}_{attack}_{kind}", kind, *outcomes[attack], note, until) for attack, kind in FIGURES[what]]
-        curves |= _drawn(what, {attack: pair[0] for attack, pair in outcomes.items()}, outcomes["lira"][1])
+        outcomes = {attack: (outcome(seen, attack), outcome(beside, attack)) for attack, _ in FIGURES[source]}
+        figures += [_cell(case, f"{source}_{attack}_{kind}", kind, *outcomes[attack], note, until) for attack, kind in FIGURES[source]]
+        curves |= _drawn(source, {attack: pair[0] for attack, pair in outcomes.items()}, outcomes["lira"][1])
     return figures, curves
 
 
@@ -260,30 +261,30 @@ def _update_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell
     prior, metric = case.prior, "update_gradients_auc"
     if why := _unread(case, config):
         return [nothing(case, NAME, metric, why)], {}
-    (mine, read), (theirs, _) = _steps(case, case.view, prior), _steps(case, case.reference, prior.unprotected())
+    (observed, read), (reference, _) = _steps(case, case.view, prior), _steps(case, case.reference, prior.unprotected())
     if not read:
         return [nothing(case, NAME, metric, _unreadable(case))], {}
-    if not mine or not theirs:
+    if not observed or not reference:
         return [nothing(case, NAME, metric, "not attempted: to regress one update would take longer than this budget allows")], {}
-    outcomes = [_regressed(case, steps, truth, how) for steps, how in ((mine, prior), (theirs, prior.unprotected()))]
-    found, beside = outcomes
-    if found is None or beside is None:
+    outcomes = [_regressed(case, steps, truth, how) for steps, how in ((observed, prior), (reference, prior.unprotected()))]
+    shown, beside = outcomes
+    if shown is None or beside is None:
         return [nothing(case, NAME, metric, UNSEEN["own_model"])], {}
-    rounds, all_rounds = len({step.round for step in mine}), len({step.round for step in read})
-    single = all(len(step.members) == 1 for step in mine)
+    rounds, all_rounds = len({step.round for step in observed}), len({step.round for step in read})
+    single = all(len(step.members) == 1 for step in observed)
     note = (
-        f"{len(mine)} of {len(read)} {'single' if single else 'mean'} updates that can be read, of {rounds} of {all_rounds} round(s), "
+        f"{len(observed)} of {len(read)} {'single' if single else 'mean'} updates that can be read, of {rounds} of {all_rounds} round(s), "
         f"regressed on candidates' gradients; {case.budget.shadows} shadows of each client; everything is known but who of a pair is the "
         f"member; baseline: the shadows' updates regressed in the same way{'' if single else trainings_in(case.reference).not_modelled()}"
     )
-    until = 0 if len(mine) == len(read) else rounds
-    figures = [_cell(case, f"update_gradients_{kind}", kind, found, beside, note, until) for kind in ("auc", "tpr")]
-    return figures, _drawn("update", {"gradients": found}, beside)
+    until = 0 if len(observed) == len(read) else rounds
+    figures = [_cell(case, f"update_gradients_{kind}", kind, shown, beside, note, until) for kind in ("auc", "tpr")]
+    return figures, _drawn("update", {"gradients": shown}, beside)
 
 
 def _unread(case: Case, config: Config) -> str:
     """Why the updates of this run are not regressed; empty if they are."""
-    if config.training.optimizer == "adam" or any(one.train.optimizer == "adam" for one in trainings_in(case.reference).all):
+    if config.training.optimizer == "adam" or any(training.train.optimizer == "adam" for training in trainings_in(case.reference).all):
         return "not attempted: updates by Adam are not linear in gradients"
     if case.view.protection.sum in TRANSFORMS and not case.view.secrets:
         return "not attempted: updates are under a transform that this view does not undo"
@@ -296,34 +297,34 @@ def _unreadable(case: Case) -> str:
     return why or "no update, and no mean update of a cluster, can be read in this view"
 
 
-def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[Step], list[Step]]:
+def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[ClientStep], list[ClientStep]]:
     """The updates in a view that the budget allows to be regressed, and all that can be read."""
     assert prior.config is not None  # checked by the caller
     model, budget, known = public_model(prior), case.budget, case.truth.data.keys()
-    found = read_steps(case, view, prior, model)
+    steps = read_steps(case, view, prior, model)
     # not newcomers, nor colluders, in the reference as in the view
-    read = [step for step in found if known >= set(step.members) and not set(step.members) <= set(case.view.coalition)]
+    read = [step for step in steps if known >= set(step.members) and not set(step.members) <= set(case.view.coalition)]
     passes = GRADIENTS_SHARE * budget.seconds / budget.seeds * PASSES / (1 + model.dimension / DOUBLES)
-    return affordable(read, ROUNDS * budget.rounds, [passes_of(step, prior, budget.shadows) for step in read], passes), read
+    return affordable_steps(read, ROUNDS * budget.rounds, [passes_of(step, prior, budget.shadows) for step in read], passes), read
 
 
-def _regressed(case: Case, steps: Sequence[Step], truth: Truth, prior: Prior) -> Outcome | None:
+def _regressed(case: Case, steps: Sequence[ClientStep], truth: Truth, prior: Prior) -> MembershipOutcome | None:
     """The regression of updates; None if there are too few samples to ask about."""
     owners = sorted({client for step in steps for client in step.members})
     pairs = pairs_of(truth, owners, stream(case.seed, "membership: pairs of updates"))
     asked = ~np.isin(pairs.owners, case.view.coalition)
     if int((asked & pairs.member).sum()) < FEWEST_ASKED:
         return None
-    found = evidence(steps, pairs, truth, prior, case.budget.shadows, case.view.coalition)
-    return Outcome(found.scores[asked], found.blank[:, asked], pairs.member[asked])
+    scored = evidence(steps, pairs, truth, prior, case.budget.shadows, case.view.coalition)
+    return MembershipOutcome(scored.scores[asked], scored.blank[:, asked], pairs.member[asked])
 
 
-def _drawn(what: str, found: Mapping[str, Outcome], beside: Outcome) -> dict[str, Array]:
+def _drawn(source: str, outcomes: Mapping[str, MembershipOutcome], beside: MembershipOutcome) -> dict[str, Array]:
     """The curves of one kind of figure, by attack, for the report; `beside` is the first attack on the unprotected run."""
-    curves = {f"roc_{what}_{attack}": curve_of(one) for attack, one in found.items()}
-    first = next(iter(found))
-    curves[f"roc_{what}_{first}_unprotected"] = curve_of(beside)
-    curves[f"roc_{what}_others"] = np.array(int((~found[first].member).sum()))
+    curves = {f"roc_{source}_{attack}": curve_of(outcome) for attack, outcome in outcomes.items()}
+    first = next(iter(outcomes))
+    curves[f"roc_{source}_{first}_unprotected"] = curve_of(beside)
+    curves[f"roc_{source}_others"] = np.array(int((~outcomes[first].member).sum()))
     return curves
 
 
@@ -331,7 +332,7 @@ def _refusal(case: Case, config: Config) -> str:
     """Why this adversary on this run is not attempted; empty if it is."""
     if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(public_model(case.prior)).modules()):
         return "not attempted: inputs are words, which training and test texts share"
-    if any(one.gradient for one in trainings_in(case.reference).all):
+    if any(training.gradient for training in trainings_in(case.reference).all):
         return "not attempted: clients send gradients, which replicas by local training do not imitate"
     if config.privacy.unit != "none" and not case.view.is_server:
         return "not attempted: this view does not say who trained a model, and the unprotected run's clusters need not be the same"
@@ -346,10 +347,10 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
     trainings = trainings_in(case.reference)
     rounds = every = 1 + max((message.round for message in view.messages), default=0)
     while True:
-        targets = models_in(view, case.reference, model.dimension, config.spec.renumbers, case)
+        targets = targets_in(view, case.reference, model.dimension, config.spec.renumbers, case)
         passes = sum(
             case.prior.samples_per_client.get(client, 0) * trainings.at(number).train.epochs
-            for one in targets for number, clients in one.chain for client in clients
+            for target in targets for number, clients in target.chain for client in clients
         )  # fmt: skip
         seconds = passes * case.budget.shadows / PASSES * (1 + model.dimension / DOUBLES)
         if seconds <= SHARE * case.budget.seconds / case.budget.seeds or rounds <= 2:
@@ -358,9 +359,9 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
         view = view.until(rounds)
 
 
-def curve_of(found: Outcome) -> Array:
+def curve_of(outcome: MembershipOutcome) -> Array:
     """The ROC curve, (2, t): false and true positive rates at every threshold, from (0, 0) to (1, 1)."""
-    bars = np.unique(found.scores)[::-1]
-    sides = found.scores[~found.member], found.scores[found.member]
+    bars = np.unique(outcome.scores)[::-1]
+    sides = outcome.scores[~outcome.member], outcome.scores[outcome.member]
     rates = [1 - np.searchsorted(np.sort(side), bars, side="left") / len(side) for side in sides]
     return np.concatenate([np.zeros((2, 1)), np.array(rates)], axis=1)

@@ -5,19 +5,20 @@ Source: Nasr, Shokri & Houmansadr 2019, whose white-box attacks on federated lea
 by cosine. Deviation: all candidates' gradients explain the update together, by ridge regression, so that samples which resemble each other
 are distinguished. An update by SGD is a sum of gradients of the client's samples, and adding a sample adds its gradient to the sum.
 
-An observed training (`read_steps`) is one client's update from a model that it was sent, or the mean of a cluster's, which two models tell;
-sums of which the coalition takes its own part off leave means of fewer clients, or one client's update.
-Of it is taken off what shadow clients, half of the candidates in each, did from the same model by the same local training on average. What
-is left is regressed on the candidates' gradients, each the mean over points of the way that the shadows went on average, and as long as
-their steps carry it. A candidate's score is its coefficient: the posterior mean of whether it was in, up to a constant. The penalty is the
-noise over the variance of a fair coin; the noise is the larger of two estimates: of maximum marginal likelihood for this update, and of
-what shadows' updates, whose candidates are known, leave unexplained. Several rounds are regressed together. Where clients clip single
-samples' gradients so does the attacker. Models of more than `MOST_PARAMETERS` are cut to so many numbers by a public count sketch.
+An observed training (`read_steps`) is one client's update from a model that it was sent, or the mean update of a cluster, read off two
+models. Where the coalition subtracts its own part from a sum, a mean of fewer clients is left, or one client's update.
 
-No view: the same regression of each shadow's update. What it proves: what an update shows of single samples, to someone who lacks nothing
-but who of a pair was in. What it does not: that an attacker who knows less gets as far; nor, of means that shadows do not model
-(`LocalTraining.beyond`) in late rounds, that it is the update that shows it: where an update is far from the shadows' along their common
-way, candidates are scored by the lengths of their gradients, and the samples that the *model* remembers have short ones. Left out: Adam,
+Shadow clients train from the same model by the same local training, each with half of the candidates. Their mean update is subtracted from
+the observed one. The rest is regressed on the candidates' gradients: each is a mean over points of the shadows' average path, scaled to the
+length of their steps. A candidate's score is its coefficient: the posterior mean of its membership, up to a constant. The penalty is the
+noise over the variance of a fair coin. The noise is the larger of two estimates: maximum marginal likelihood for this update, and the part
+of the shadows' updates that their known candidates leave unexplained. Several rounds are regressed together. If clients clip single
+samples' gradients, the attacker clips alike. Models of more than `MOST_PARAMETERS` are cut to so many numbers by a public count sketch.
+
+No view: the same regression of each shadow's update. What it proves: what an update shows of single samples, to an attacker who knows all
+but the member of each pair. What it does not prove: that an attacker who knows less gets as far. Nor, for means that shadows do not model
+(`LocalTraining.beyond`) in late rounds, that the update is the source: where an update is far from the shadows' along their common path,
+candidates are scored by the lengths of their gradients, and the samples that the *model* remembers have short gradients. Left out: Adam,
 whose steps are not linear in gradients, and what means of updates hold beside local training.
 """
 
@@ -42,12 +43,12 @@ from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.clipped import NEXT_TO_NOTHING
 from ..evidence.local_training import LocalTraining, trainings_in
-from ..evidence.updates import Step, less_known, local_of, public_model, single_steps, steps_in
+from ..evidence.updates import ClientStep, less_known, local_of, public_model, single_steps, steps_in
 from ..figures.leakage import Case, Prior, Truth
-from .member_scores import deal
+from .member_scores import samples_of_shadows
 from .membership_shadows import Pairs, federated_replicas, lines_in, once
 
-__all__ = ["Evidence", "affordable", "evidence", "passes_of", "read_steps", "sample_gradients", "shortened"]
+__all__ = ["GradientEvidence", "affordable_steps", "evidence", "passes_of", "read_steps", "clipped_gradients", "shortened"]
 
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Where on the way of the shadows gradients are taken."""
@@ -68,7 +69,7 @@ GRADIENT, CALLED = 3.0, 2000.0
 # --- what the view holds ------------------------------------------------------------------------------------------------------------
 
 
-def read_steps(case: Case, view: AdversaryView, prior: Prior, model: Model) -> list[Step]:
+def read_steps(case: Case, view: AdversaryView, prior: Prior, model: Model) -> list[ClientStep]:
     """What can be read of training, each once, in the order of rounds: single updates, and means over clients of whom there are none.
 
     Single updates are those sent and those that sums leave; means are without what the coalition takes off. Where a view does not say who
@@ -76,39 +77,39 @@ def read_steps(case: Case, view: AdversaryView, prior: Prior, model: Model) -> l
     """
     read = steps_in(view, model.dimension, case)
     single = single_steps(read)
-    found = [step for client, steps in single.items() if client not in view.coalition for step in less_known(steps, prior, model)]
+    steps_read = [step for client, steps in single.items() if client not in view.coalition for step in less_known(steps, prior, model)]
     means = {(step.round, step.start.tobytes()): step for steps in read.values() for step in steps if len(step.members) > 1}
-    if means or not found:
-        several = [_of_fewer(step, means.get((step.round, step.start.tobytes()))) for step in _mean_steps(case, view, model.dimension)]
-        found += [step for step in several if not set(step.members) & (single.keys() - set(view.coalition))]
-    return sorted(found, key=lambda step: step.round)
+    if means or not steps_read:
+        means_read = [_of_fewer(step, means.get((step.round, step.start.tobytes()))) for step in _mean_steps(case, view, model.dimension)]
+        steps_read += [step for step in means_read if not set(step.members) & (single.keys() - set(view.coalition))]
+    return sorted(steps_read, key=lambda step: step.round)
 
 
-def _of_fewer(step: Step, other: Step | None) -> Step:
+def _of_fewer(step: ClientStep, other: ClientStep | None) -> ClientStep:
     """The mean of fewer clients, where there is one."""
     return other if other is not None and set(other.members) < set(step.members) else step
 
 
-def _mean_steps(case: Case, view: AdversaryView, dimension: int) -> list[Step]:
+def _mean_steps(case: Case, view: AdversaryView, dimension: int) -> list[ClientStep]:
     """The mean updates between models that follow each other, where both can be read and no two models follow one."""
     renumbered = case.prior.config is not None and case.prior.config.spec.renumbers
     seen, lines = lines_in(view, case.reference, dimension, renumbered)
     trainings = trainings_in(case.reference)
     often = Counter((turn.name, turn.round) for turn in seen)
     vectors = {(turn.name, turn.round): turn.vector for turn in seen if often[turn.name, turn.round] == 1}
-    found: dict[tuple[str, int], Step] = {}
+    steps: dict[tuple[str, int], ClientStep] = {}
     after: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for line in lines:
-        for one, other in pairwise(line):
-            here, there = (one.name, one.round), (other.name, other.round)
-            if one.clients and here in vectors and there in vectors:
+        for turn, other in pairwise(line):
+            here, there = (turn.name, turn.round), (other.name, other.round)
+            if turn.clients and here in vectors and there in vectors:
                 after.setdefault(here, set()).add(there)
                 moved = vectors[there] - vectors[here]
-                found[here] = Step(vectors[here], moved, one.clients, one.round, local=trainings.at(one.round))
-    return [step for here, step in found.items() if len(after[here]) == 1 and step.update.any()]
+                steps[here] = ClientStep(vectors[here], moved, turn.clients, turn.round, local=trainings.at(turn.round))
+    return [step for here, step in steps.items() if len(after[here]) == 1 and step.update.any()]
 
 
-def passes_of(step: Step, prior: Prior, shadows: int) -> float:
+def passes_of(step: ClientStep, prior: Prior, shadows: int) -> float:
     """About how many samples' passes through the model a step takes: its shadows' training, and candidates' gradients."""
     assert prior.config is not None  # checked by the caller
     local, counts = local_of(step, prior), [prior.samples_per_client.get(c, 0) for c in step.members]
@@ -116,7 +117,7 @@ def passes_of(step: Step, prior: Prior, shadows: int) -> float:
     return sum(n * (local.train.epochs * shadows + 2 * GRADIENT * m) + CALLED for n, m in zip(counts, points, strict=True))
 
 
-def affordable(steps: Sequence[Step], rounds: int, costs: Sequence[float], most: float) -> list[Step]:
+def affordable_steps(steps: Sequence[ClientStep], rounds: int, costs: Sequence[float], most: float) -> list[ClientStep]:
     """The first `rounds` steps of everybody, all first ones before any second, as far as their `costs` come to `most` together."""
     counts: dict[int, int] = {}
     order = []
@@ -134,7 +135,7 @@ def affordable(steps: Sequence[Step], rounds: int, costs: Sequence[float], most:
 # --- gradients ----------------------------------------------------------------------------------------------------------------------
 
 
-def sample_gradients(model: Model, at: Array, x: Array, y: Array, norm: float = 0.0) -> Array:
+def clipped_gradients(model: Model, at: Array, x: Array, y: Array, norm: float = 0.0) -> Array:
     """Each sample's gradient of the loss at parameters `at` (d,), in float64, (n, d); with `norm` above 0 clipped to it."""
     module = model.load(np.asarray(at).astype(np.float64 if model.dtype == "float64" else np.float32)).train(False)
     made = gradients_by_sample(module, model.inputs(x), tensor(y))
@@ -155,7 +156,7 @@ def _path(local: LocalTraining, config: Config, count: int) -> tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class GradientEvidence:
     """Scores (n,) of the samples asked about, larger for members, and (s, n) where each shadow's updates take the place of those read.
 
     NaN for samples of clients of whom nothing was read.
@@ -192,10 +193,10 @@ class _Attack:
         """What a client has in a shadow federation: all but its candidates, and those that are in."""
         if client in self.known or client not in self.pairs.rest:
             return self.truth.data[client]
-        (x, y), mine = self.pairs.rest[client], shadow & (self.pairs.owners == client)
-        return np.concatenate([x, self.pairs.x[mine]]), np.concatenate([y, self.pairs.y[mine]])
+        (x, y), own = self.pairs.rest[client], shadow & (self.pairs.owners == client)
+        return np.concatenate([x, self.pairs.x[own]]), np.concatenate([y, self.pairs.y[own]])
 
-    def local(self, step: Step) -> LocalTraining:
+    def local(self, step: ClientStep) -> LocalTraining:
         """The local training of a step, clipped as clients clip and without noise; a shadow that diverges stays where it is."""
         local, noise = local_of(step, self.prior), self.config.noise()
         local = replace(local, train=replace(local.train, on_divergence="skip"))
@@ -203,37 +204,39 @@ class _Attack:
             return local
         return replace(local, train=local.train.private(replace(noise, training=NEXT_TO_NOTHING)))
 
-    def shares(self, step: Step) -> dict[int, float]:
+    def shares(self, step: ClientStep) -> dict[int, float]:
         """What part of a step each member is."""
         by_count = self.config.training.weights == "examples"
         sizes = {client: float(len(self.truth.data[client][1])) if by_count else 1.0 for client in step.members}
         return {client: size / sum(sizes.values()) for client, size in sizes.items()}
 
 
-def evidence(steps: Sequence[Step], pairs: Pairs, truth: Truth, prior: Prior, shadows: int, known: Sequence[int] = ()) -> Evidence:
+def evidence(
+    steps: Sequence[ClientStep], pairs: Pairs, truth: Truth, prior: Prior, shadows: int, known: Sequence[int] = ()
+) -> GradientEvidence:
     """Regress `steps` on the gradients of `pairs`, with so many `shadows` (even) of every client.
 
     `known` are clients whose data the attacker knows: nothing is asked about them. Raises `InputError` for an odd number of shadows.
     """
-    coins = deal(len(pairs.y) // 2, shadows, stream(prior.seed, "membership: shadows of updates"))
+    coins = samples_of_shadows(len(pairs.y) // 2, shadows, stream(prior.seed, "membership: shadows of updates"))
     attack = _Attack(pairs, np.concatenate([coins, ~coins], axis=1), truth, prior, tuple(known))
-    found = np.full((1 + shadows, len(pairs.y)), np.nan)
-    for several in _together(steps):
-        asked = attack.asked(sorted({client for step in several for client in step.members}))
+    scores = np.full((1 + shadows, len(pairs.y)), np.nan)
+    for group in _together(steps):
+        asked = attack.asked(sorted({client for step in group for client in step.members}))
         if len(asked):
-            found[:, asked] = once(_KEPT, MOST_KEPT, _key(attack, several), partial(_coefficients, attack, several, asked))
-    return Evidence(found[0], found[1:])
+            scores[:, asked] = once(_KEPT, MOST_KEPT, _key(attack, group), partial(_coefficients, attack, group, asked))
+    return GradientEvidence(scores[0], scores[1:])
 
 
-def _together(steps: Sequence[Step]) -> list[list[Step]]:
+def _together(steps: Sequence[ClientStep]) -> list[list[ClientStep]]:
     """Steps that say something of the same samples: each client's single ones, or all means."""
-    groups: dict[tuple[int, ...], list[Step]] = {}
+    groups: dict[tuple[int, ...], list[ClientStep]] = {}
     for step in steps:
         groups.setdefault(step.members if len(step.members) == 1 else (), []).append(step)
     return list(groups.values())
 
 
-def _coefficients(attack: _Attack, steps: Sequence[Step], asked: Array) -> Array:
+def _coefficients(attack: _Attack, steps: Sequence[ClientStep], asked: Array) -> Array:
     """Coefficients (1 + s, m) of the candidates `asked` (m,), of the steps as they were read and of the shadows'."""
     gram, towards = np.zeros((len(asked), len(asked))), np.zeros((1 + len(attack.inside), len(asked)))
     for step in steps:
@@ -247,7 +250,7 @@ def _coefficients(attack: _Attack, steps: Sequence[Step], asked: Array) -> Array
     return np.asarray(np.linalg.solve(gram + np.eye(len(asked)) / VARIANCE, towards.T).T)
 
 
-def _system(attack: _Attack, step: Step, asked: Array) -> tuple[Array, Array]:
+def _system(attack: _Attack, step: ClientStep, asked: Array) -> tuple[Array, Array]:
     """What each candidate adds to an update if it is in (m, k), and what is left (1 + s, k) of the update read and of the shadows'."""
     model, shares, shadows = attack.model, attack.shares(step), len(attack.inside)
     short, size = shortened(model.dimension), min(model.dimension, MOST_PARAMETERS)
@@ -266,11 +269,11 @@ def _system(attack: _Attack, step: Step, asked: Array) -> tuple[Array, Array]:
     return columns, np.vstack([short((step.update - known)[None]) - middle, others])
 
 
-def _part(attack: _Attack, step: Step, client: int, places: Array) -> tuple[Array, Array]:
+def _part(attack: _Attack, step: ClientStep, client: int, places: Array) -> tuple[Array, Array]:
     """What a client sends in the shadow federations (s, k), and how far each of its candidates carries that if it is in (m, k)."""
     updates = _shadow_updates(attack, step, client)
     bound = attack.config.privacy.clip_norm if attack.config.privacy.unit == "client" else 0.0
-    sent = np.stack([clip(one, bound) for one in updates]) if bound else updates
+    sent = np.stack([clip(update, bound) for update in updates]) if bound else updates
     lengths = np.linalg.norm(updates, axis=1)
     kept = float(np.mean(np.linalg.norm(sent, axis=1) / np.maximum(lengths, 1e-300))) if bound else 1.0
     short = shortened(attack.model.dimension)
@@ -280,14 +283,14 @@ def _part(attack: _Attack, step: Step, client: int, places: Array) -> tuple[Arra
     return short(sent), amount * _way_gradients(attack, step, client, updates.mean(axis=0), places)
 
 
-def _amount(attack: _Attack, step: Step, client: int) -> float:
+def _amount(attack: _Attack, step: ClientStep, client: int) -> float:
     """How far the steps of a client carry a unit gradient of one of its samples."""
     privacy, samples = attack.config.privacy, len(attack.truth.data[client][1])
     carried = attack.local(step).carried(attack.prior.samples_per_client[client])
     return carried / (privacy.samples if privacy.unit == "sample" else samples)
 
 
-def _shadow_updates(attack: _Attack, step: Step, client: int) -> Array:
+def _shadow_updates(attack: _Attack, step: ClientStep, client: int) -> Array:
     """A client's updates (s, d) in the shadow federations, from the model of a step."""
     train, start = attack.local(step).train, step.start.astype(attack.model.init(0).dtype)
     rosters = [{client: attack.data(client, shadow)} for shadow in attack.inside]
@@ -295,7 +298,7 @@ def _shadow_updates(attack: _Attack, step: Step, client: int) -> Array:
     return np.asarray(ended.astype(np.float64) - start)
 
 
-def _way_gradients(attack: _Attack, step: Step, client: int, moved: Array, places: Array) -> Array:
+def _way_gradients(attack: _Attack, step: ClientStep, client: int, moved: Array, places: Array) -> Array:
     """A client's candidates' mean gradients (m, k) on the way from the model of a step along `moved` (d,)."""
     privacy, model, short = attack.config.privacy, attack.model, shortened(attack.model.dimension)
     norm = privacy.clip_norm if privacy.unit == "sample" else 0.0
@@ -304,7 +307,7 @@ def _way_gradients(attack: _Attack, step: Step, client: int, moved: Array, place
     rows = []
     for begin in range(0, len(places), chunk):
         x, y = (part[places[begin : begin + chunk]] for part in (attack.pairs.x, attack.pairs.y))
-        points = [sample_gradients(model, step.start + share * moved, x, y, norm) for share in path]
+        points = [clipped_gradients(model, step.start + share * moved, x, y, norm) for share in path]
         rows.append(short(np.mean(points, axis=0)))
     return np.concatenate(rows)
 
@@ -347,7 +350,7 @@ MOST_PARTS = 256
 """What single members of means are; of at most `MOST_PARAMETERS` numbers a row."""
 
 
-def _key(attack: _Attack, steps: Sequence[Step]) -> str:
+def _key(attack: _Attack, steps: Sequence[ClientStep]) -> str:
     members = sorted({client for step in steps for client in step.members})
     trained = [(attack.local(step), step.members, step.round) for step in steps]
     words = f"{trained}|{attack.config.privacy}|{attack.config.training.weights}|{attack.prior.seed}|{set(members) & set(attack.known)}"

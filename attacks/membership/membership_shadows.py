@@ -1,6 +1,6 @@
 """The membership game on a federated run: the models to attack, the samples to ask about, and shadow federations.
 
-A model in a view is followed back through the traffic to the initial model: who trained it, round by round (`models_in`). Its owners'
+A model in a view is followed back through the traffic to the initial model: who trained it, round by round (`targets_in`). Its owners'
 training samples are paired with samples of their test distribution, label by label (`pairs_of`). Shadow federations train by the same
 rounds on one of each pair, by a coin, and on everything else (`federated_replicas`): all federations' clients of a round are rows of one
 stacked program. `games_of` puts these together.
@@ -22,13 +22,13 @@ from ..adversary import AdversaryView
 from ..evidence.sums import models_sent
 from ..evidence.updates import single_steps, steps_in
 from ..figures.leakage import Case, Prior, Truth
-from .member_scores import confidences, deal
+from .member_scores import confidences, samples_of_shadows
 
 __all__ = [
-    "Game", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "models_in", "once", "pairs_of", "turns_in",
+    "MembershipGame", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "targets_in", "once", "pairs_of", "turns_in",
 ]  # fmt: skip
 
-Result = TypeVar("Result")
+Cached = TypeVar("Cached")
 Training = Callable[[int], Train]
 """The local training of each round, by its number."""
 MOST_ASKED = 400
@@ -76,12 +76,12 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
 
     def close() -> None:
         for name, vector in offered.items():
-            who: tuple[int, ...] | None = ()  # nobody
+            trainers: tuple[int, ...] | None = ()  # nobody
             if trained:
-                who = trained.get(int(name.partition("/")[2] or 0), ())
+                trainers = trained.get(int(name.partition("/")[2] or 0), ())
             elif averaged:
-                who = everybody if len(offered) == 1 else None
-            turns.append(Turn(step, at, name, vector, who))
+                trainers = everybody if len(offered) == 1 else None
+            turns.append(Turn(step, at, name, vector, trainers))
 
     for message in view.messages:
         if message.operation == "compute" and message.kind == "parameters":
@@ -95,8 +95,8 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
             if "group" in message.context:
                 trained[int(message.context["group"])] = message.clients
             elif labels is not None and len(labels) == len(message.clients):
-                for label in sorted({int(one[0]) for one in labels if one}):
-                    trained[label] = tuple(c for c, one in zip(message.clients, labels, strict=True) if one and int(one[0]) == label)
+                for label in sorted({int(own[0]) for own in labels if own}):
+                    trained[label] = tuple(c for c, own in zip(message.clients, labels, strict=True) if own and int(own[0]) == label)
             else:
                 everybody = tuple(sorted({*everybody, *message.clients}))
     if offered:
@@ -104,7 +104,7 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
     return turns
 
 
-def models_in(
+def targets_in(
     view: AdversaryView, reference: AdversaryView, dimension: int, renumbered: bool = False, case: Case | None = None
 ) -> list[Target]:  # fmt: skip
     """The last shared or cluster models that can be read in a view. Where it does not say who trained them, the reference does.
@@ -125,12 +125,12 @@ def models_in(
         if at is None:
             continue
         line = _line(at, attributed, renumbered)
-        chain = tuple((one.round, one.clients) for one in line if one.clients)
+        chain = tuple((link.round, link.clients) for link in line if link.clients)
         owners = sorted({client for _, clients in chain for client in clients if served.get(client) == name})
         if owners:
             cohort = tuple(client for client in at.clients or () if client in owners)
-            mine = [(client, step) for client in cohort for step in single.get(client, ()) if step.round == turn.round]
-            after = {client: step.start + step.update for client, step in mine if np.array_equal(step.start, turn.vector)}
+            trained_from = [(client, step) for client in cohort for step in single.get(client, ()) if step.round == turn.round]
+            after = {client: step.start + step.update for client, step in trained_from if np.array_equal(step.start, turn.vector)}
             targets.append(Target(turn.vector, line[0].vector, chain, tuple(owners), turn.round, cohort, after))
     return targets
 
@@ -140,7 +140,7 @@ def lines_in(
 ) -> tuple[list[Turn], list[tuple[Turn, ...]]]:
     """Every model in a view, and the lines that lead to the last ones of each name, the oldest first and that one at the end.
 
-    Where the view does not say who trained a model, lines are the reference's. `renumbered` as in `models_in`.
+    Where the view does not say who trained a model, lines are the reference's. `renumbered` as in `targets_in`.
     """
     seen = turns_in(view, dimension)
     attributed = _attributed(view, reference, seen, dimension)
@@ -157,19 +157,19 @@ def _attributed(view: AdversaryView, reference: AdversaryView, seen: list[Turn],
 
 def _same_in(attributed: Sequence[Turn], turn: Turn) -> Turn | None:
     """The turn of the same name, or the last one of it before."""
-    return next((one for one in reversed(attributed) if one.name == turn.name and one.step <= turn.step), None)
+    return next((earlier for earlier in reversed(attributed) if earlier.name == turn.name and earlier.step <= turn.step), None)
 
 
 def _line(turn: Turn, turns: Sequence[Turn], renumbered: bool) -> list[Turn]:
     """The turns that led to a model as it was sent, the oldest first; empty for one that nobody had trained."""
     line: list[Turn] = []
     while True:
-        before = [one for one in turns if one.step < turn.step and ("/" in one.name) == ("/" in turn.name)]
+        before = [earlier for earlier in turns if earlier.step < turn.step and ("/" in earlier.name) == ("/" in turn.name)]
         if renumbered and before:
-            distances = [float(np.linalg.norm(one.vector - turn.vector)) for one in before]
+            distances = [float(np.linalg.norm(earlier.vector - turn.vector)) for earlier in before]
             nearest = min(distances)
-            before = [one for one, far in zip(before, distances, strict=True) if far <= nearest]
-        same = [one for one in before if one.name == turn.name]
+            before = [earlier for earlier, far in zip(before, distances, strict=True) if far <= nearest]
+        same = [earlier for earlier in before if earlier.name == turn.name]
         before = same if same or not renumbered else before
         if not before:
             return line
@@ -208,7 +208,7 @@ def pairs_of(
     for client in owners:
         pools.setdefault(id(truth.outside[client][0]), []).append(client)
     seen: set[bytes] = set()
-    found: list[tuple[int, int, Array, int]] = []
+    pairs: list[tuple[int, int, Array, int]] = []
     for clients in pools.values():
         x, y = truth.outside[clients[0]]
         places = [(client, i) for client in clients for i in range(len(truth.data[client][1]))]
@@ -220,8 +220,8 @@ def pairs_of(
             waiting = by_label.get(int(y[j]))
             if waiting and x[j].tobytes() not in seen:
                 seen.add(x[j].tobytes())
-                found.append((*waiting.pop(), x[j], int(y[j])))
-    chosen = [found[int(i)] for i in rng.permutation(len(found))[:most]]
+                pairs.append((*waiting.pop(), x[j], int(y[j])))
+    chosen = [pairs[int(i)] for i in rng.permutation(len(pairs))[:most]]
     taken: dict[int, list[int]] = {}
     for client, i, _, _ in chosen:
         taken.setdefault(client, []).append(i)
@@ -231,7 +231,7 @@ def pairs_of(
         rest[client] = truth.data[client][0][keep], truth.data[client][1][keep]
     shape = truth.data[owners[0]][0].shape[1:]
     inside = [truth.data[client][0][i] for client, i, _, _ in chosen]
-    x = np.array([*inside, *(one for _, _, one, _ in chosen)]).reshape(2 * len(chosen), *shape)
+    x = np.array([*inside, *(sample for _, _, sample, _ in chosen)]).reshape(2 * len(chosen), *shape)
     labels = np.array([label for *_, label in chosen] * 2, dtype=np.int64)
     return Pairs(x, labels, np.array([client for client, *_ in chosen] * 2, dtype=np.int64), rest)
 
@@ -254,17 +254,17 @@ def federated_replicas(
     ]
     models = np.array(np.broadcast_to(start, (len(rosters), np.shape(start)[-1])))
     for number, clients in chain:
-        who = [(s, client) for s, roster in enumerate(people) for client in clients if client in roster]
-        inputs = [_given(people[s][client], models[s], seed, number) for s, client in who]
+        trained = [(s, client) for s, roster in enumerate(people) for client in clients if client in roster]
+        inputs = [_given(people[s][client], models[s], seed, number) for s, client in trained]
         moved: dict[int, list[tuple[float, Array]]] = {}
-        for (s, client), result in zip(who, engine.run(train(number), inputs), strict=True):
+        for (s, client), result in zip(trained, engine.run(train(number), inputs), strict=True):
             if result:
                 update = np.asarray(result["update"])
                 weight = float(people[s][client].samples) if weights == "examples" else 1.0
                 moved.setdefault(s, []).append((weight, clip(update, bound) if bound else update))
-        for s, several in moved.items():
-            total = sum(weight for weight, _ in several)
-            models[s] = models[s] + sum(weight / total * update for weight, update in several)
+        for s, updates in moved.items():
+            total = sum(weight for weight, _ in updates)
+            models[s] = models[s] + sum(weight / total * update for weight, update in updates)
     return models
 
 
@@ -275,7 +275,7 @@ def _given(data: ClientData, model: Array, seed: int, number: int) -> TaskInput:
 
 
 @dataclass(frozen=True, eq=False)
-class Game:
+class MembershipGame:
     """What the attacker knows of models: their confidences (n,) and those of shadow models (s, n) on the samples asked about.
 
     `inside` (s, n) says which shadow trained on which, `member` (n,) is the truth; `others`, `shadow_others` are confidences on auxiliary
@@ -289,14 +289,16 @@ class Game:
     others: Array
     shadow_others: Array
 
-    def without(self, s: int) -> "Game":
+    def without(self, s: int) -> "MembershipGame":
         """The same game about shadow model s, with the other shadows: it holds nothing about who is a member."""
         rest = np.arange(len(self.shadow)) != s
-        return Game(self.shadow[s], self.shadow[rest], self.inside[rest], self.member, self.shadow_others[s], self.shadow_others[rest])
+        return MembershipGame(
+            self.shadow[s], self.shadow[rest], self.inside[rest], self.member, self.shadow_others[s], self.shadow_others[rest]
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class ShadowConfidences:
     """Confidences (s, n) of shadow models and of their owners' own models, (s, z) on auxiliary samples; NaN where an owner has none."""
 
     shadow: Array
@@ -304,11 +306,11 @@ class Played:
     others: Array
 
 
-_KEPT: dict[str, Played] = {}
+_KEPT: dict[str, ShadowConfidences] = {}
 MOST_KEPT = 256
 
 
-def once(kept: dict[str, Result], most: int, key: str, make: Callable[[], Result]) -> Result:
+def once(kept: dict[str, Cached], most: int, key: str, make: Callable[[], Cached]) -> Cached:
     """What `make` gives, computed once for all adversaries, and for a run and its reference where both have the same `key`.
 
     `kept` holds the `most` newest results by key.
@@ -322,7 +324,7 @@ def once(kept: dict[str, Result], most: int, key: str, make: Callable[[], Result
 
 def games_of(
     target: Target, pairs: Pairs, truth: Truth, prior: Prior, train: Training, bound: float, count: int, left_out: Sequence[int] = ()
-) -> tuple[Game, Game | None]:
+) -> tuple[MembershipGame, MembershipGame | None]:
     """Train `count` shadow federations for a target: the game about it, and the one about clients' own models where there are any.
 
     Nothing is asked about the clients `left_out`.
@@ -331,7 +333,7 @@ def games_of(
     model, weights = train(target.round).model, prior.config.training.weights
     known = {sample.tobytes() for sample in pairs.x}
     free = np.array([i for i, sample in enumerate(prior.x) if sample.tobytes() not in known], dtype=np.int64)
-    coins = deal(len(pairs.y) // 2, count, stream(prior.seed, "membership: shadows"))
+    coins = samples_of_shadows(len(pairs.y) // 2, count, stream(prior.seed, "membership: shadows"))
     inside = np.concatenate([coins, ~coins], axis=1)
     start = target.start.astype(model.init(0).dtype)
 
@@ -339,24 +341,24 @@ def games_of(
         others = {client for _, clients in target.chain for client in clients} - set(pairs.rest)
         made = {client: truth.data[client] for client in others if client in truth.data}
         for client, (x, y) in pairs.rest.items():
-            mine = row & (pairs.owners == client)
-            made[client] = np.concatenate([x, pairs.x[mine]]), np.concatenate([y, pairs.y[mine]])
+            own = row & (pairs.owners == client)
+            made[client] = np.concatenate([x, pairs.x[own]]), np.concatenate([y, pairs.y[own]])
         return {client: data for client, data in made.items() if len(data[1])}
 
-    def make() -> Played:
+    def make() -> ShadowConfidences:
         rosters = [roster(row) for row in inside]
         sums = federated_replicas(train, start, target.chain, rosters, prior.seed, weights=weights, bound=bound)
         cohort = [client for client in target.cohort if client in pairs.owners]
-        alone = [{client: one[client]} for one in rosters for client in cohort if client in one]
-        starts = np.array([vector for one, vector in zip(rosters, sums, strict=True) for client in cohort if client in one])
+        alone = [{client: held[client]} for held in rosters for client in cohort if client in held]
+        starts = np.array([vector for held, vector in zip(rosters, sums, strict=True) for client in cohort if client in held])
         after = iter(federated_replicas(train, starts, [(target.round, cohort)], alone, prior.seed) if alone else ())
         own = np.full(inside.shape, np.nan)
-        for s, one in enumerate(rosters):
+        for s, held in enumerate(rosters):
             for client in cohort:
-                mine = pairs.owners == client
-                if client in one:
-                    own[s, mine] = confidences(model, next(after)[None], pairs.x[mine], pairs.y[mine])[0]
-        return Played(confidences(model, sums, pairs.x, pairs.y), own, confidences(model, sums, prior.x[free], prior.y[free]))
+                own_pairs = pairs.owners == client
+                if client in held:
+                    own[s, own_pairs] = confidences(model, next(after)[None], pairs.x[own_pairs], pairs.y[own_pairs])[0]
+        return ShadowConfidences(confidences(model, sums, pairs.x, pairs.y), own, confidences(model, sums, prior.x[free], prior.y[free]))
 
     trained = [train(number) for number in (*(number for number, _ in target.chain), target.round)]
     rounds = f"{target.chain}|{target.cohort}|{target.round}"
@@ -364,21 +366,21 @@ def games_of(
     owned = [part for client in sorted(truth.data) for part in truth.data[client]]
     for part in (start, pairs.x, pairs.y, pairs.owners, prior.x[free], prior.y[free], *owned):
         digest.update(np.ascontiguousarray(part).tobytes())
-    played = once(_KEPT, MOST_KEPT, digest.hexdigest(), make)
+    computed = once(_KEPT, MOST_KEPT, digest.hexdigest(), make)
 
     def seen(vector: Array, x: Array, y: Array) -> Array:
         return np.asarray(confidences(model, vector[None].astype(start.dtype), x, y)[0])
 
     asked = ~np.isin(pairs.owners, left_out)
     others = seen(target.vector, prior.x[free], prior.y[free])
-    mine = seen(target.vector, pairs.x, pairs.y)
-    first = Game(mine[asked], played.shadow[:, asked], inside[:, asked], pairs.member[asked], others, played.others)
+    confidence = seen(target.vector, pairs.x, pairs.y)
+    first = MembershipGame(confidence[asked], computed.shadow[:, asked], inside[:, asked], pairs.member[asked], others, computed.others)
     asked &= np.isin(pairs.owners, list(target.own))
     if not asked.any():
         return first, None
-    mine = np.full(len(pairs.y), np.nan)
+    confidence = np.full(len(pairs.y), np.nan)
     for client, vector in target.own.items():
         at = pairs.owners == client
-        mine[at] = seen(vector, pairs.x[at], pairs.y[at])
+        confidence[at] = seen(vector, pairs.x[at], pairs.y[at])
     empty = np.zeros((count, 0))
-    return first, Game(mine[asked], played.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty)
+    return first, MembershipGame(confidence[asked], computed.own[:, asked], inside[:, asked], pairs.member[asked], empty[0], empty)

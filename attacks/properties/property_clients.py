@@ -11,12 +11,12 @@ from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..evidence.clipped import engine_for
 from ..evidence.local_training import trainings_in
-from ..evidence.updates import Step, local_of, public_model
+from ..evidence.updates import ClientStep, local_of, public_model
 from ..figures.leakage import Case, Prior
 from .property_signatures import Frame, frame_of, sent_by
 from .property_statements import Statement
 
-__all__ = ["Made", "pretended", "pretended_count", "pretended_signatures", "pretended_updates", "seconds_each", "update_features"]
+__all__ = ["Imitation", "pretended_count", "pretended_signatures", "pretended_updates", "seconds_each", "simulated_data", "update_features"]
 
 NAME = "property_inference"
 PRETENDED, FEWEST_PRETENDED = 40, 30
@@ -26,7 +26,7 @@ PASSES, DOUBLES = 1.0e5, 2.0e4
 """A second trains about so many samples; a model of so many parameters takes twice as long as one of none."""
 
 
-def pretended(statement: Statement, prior: Prior, count: int) -> tuple[list[tuple[Array, Array]], Array]:
+def simulated_data(statement: Statement, prior: Prior, count: int) -> tuple[list[tuple[Array, Array]], Array]:
     """Data (x, y) of `count` simulated clients from auxiliary samples, and the share of samples with the property of each, (count,).
 
     Sizes and numbers of labels are the real clients', who they are of is not. Samples repeat where the auxiliary data have too few.
@@ -56,7 +56,7 @@ def _drawn(pool: Array, count: int, rng: np.random.Generator) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class Imitation:
     """Features (k, f) of simulated clients, how much of the property each has (k,), and the frame of features that are of signatures."""
 
     features: Array
@@ -64,32 +64,32 @@ class Made:
     frame: Frame | None = None
 
 
-def pretended_signatures(view: AdversaryView, statement: Statement, prior: Prior, count: int, shape: tuple[int, ...]) -> Made | None:
+def pretended_signatures(view: AdversaryView, statement: Statement, prior: Prior, count: int, shape: tuple[int, ...]) -> Imitation | None:
     """What simulated clients would have let be compared; None where the public pipeline cannot be imitated as `shape` (p, d)."""
-    data, share = pretended(statement, prior, count)
+    data, share = simulated_data(statement, prior, count)
     rows, frame = sent_by(view, prior, data), frame_of(view, prior)
-    return None if rows is None or frame is None or rows.shape[1:] != shape else Made(frame.features(rows), share, frame)
+    return None if rows is None or frame is None or rows.shape[1:] != shape else Imitation(frame.features(rows), share, frame)
 
 
-def pretended_updates(statement: Statement, prior: Prior, count: int, step: Step) -> Made:
+def pretended_updates(statement: Statement, prior: Prior, count: int, step: ClientStep) -> Imitation:
     """What simulated clients would have sent from the model and in the round of `step`."""
     config = prior.config
     assert config is not None  # checked by the caller
-    data, share = pretended(statement, prior, count)
+    data, share = simulated_data(statement, prior, count)
     model = public_model(prior)
     local = local_of(step, prior)
     # what every client was sent; in a client's first turn SCAFFOLD's c_i is zero
     names = {"anchor": "anchor", "control": "correction"}
     sent = {"model": step.start} | {names[name]: vector for name, vector in step.beside.items() if name in names}
-    given = {name: vector.astype(model.init(0).dtype) for name, vector in sent.items()}
+    vectors = {name: vector.astype(model.init(0).dtype) for name, vector in sent.items()}
     first = 1 + max(prior.samples_per_client, default=0)  # batches of their own: in those no client's id is used again
     inputs = [
-        TaskInput(local.part(ClientData(i, x, y, x[:0], y[:0])), given, {}, Streams(prior.seed, step.round, first + i), secret=_secret(i))
+        TaskInput(local.part(ClientData(i, x, y, x[:0], y[:0])), vectors, {}, Streams(prior.seed, step.round, first + i), secret=_secret(i))
         for i, (x, y) in enumerate(data)
     ]
     done = engine_for(config, Engine()).run(local.train, inputs)
-    kept = [i for i, one in enumerate(done) if one]
-    return Made(update_features(np.stack([np.asarray(done[i]["update"], np.float64) for i in kept]), prior), share[kept])
+    kept = [i for i, result in enumerate(done) if result]
+    return Imitation(update_features(np.stack([np.asarray(done[i]["update"], np.float64) for i in kept]), prior), share[kept])
 
 
 def update_features(updates: Array, prior: Prior) -> Array:

@@ -50,9 +50,9 @@ def loss_gap(losses: Array, y: Array, holds: Array) -> float:
 
 def last_models(view: AdversaryView, dimension: int) -> dict[int, Array]:
     """The last model that each client was sent, where it was sent one alone."""
-    found: dict[int, Array] = {}
+    by_client: dict[int, Array] = {}
     for message in view.select("compute", "parameters"):
-        models = [one for one in models_sent(view, message).values() if one.shape == (dimension,)]
+        models = [model for model in models_sent(view, message).values() if model.shape == (dimension,)]
         if len(models) == 1:
-            found |= dict.fromkeys(message.clients, models[0])
-    return found
+            by_client |= dict.fromkeys(message.clients, models[0])
+    return by_client

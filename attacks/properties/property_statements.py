@@ -75,7 +75,7 @@ class Statement:
 
 def statements(prior: Prior) -> list[Statement]:
     """What can be asked about samples of this shape, from auxiliary data alone."""
-    found = []
+    stated = []
     for name, (measure, bar) in PROPERTIES.items():
         if name != "label_0" and len(prior.shape) != 3:
             continue
@@ -83,18 +83,18 @@ def statements(prior: Prior) -> list[Statement]:
         bar = float(np.median(values)) if bar is None else bar
         share = float((values > bar).mean())
         if 0.02 < share < 0.98:
-            found.append(Statement(name, bar, share))
-    return found
+            stated.append(Statement(name, bar, share))
+    return stated
 
 
 def who_has(statement: Statement, truth: Truth) -> dict[int, bool] | None:
     """The truth by client; None where it does not vary: shares that random draws from one pool would have (χ² test), or too few."""
     held = {client: statement.holds(x, y) for client, (x, y) in truth.data.items()}
-    has = {client: bool(one.mean() > statement.share) for client, one in held.items()}
+    has = {client: bool(shares.mean() > statement.share) for client, shares in held.items()}
     if not FEWEST <= sum(has.values()) <= len(has) - FEWEST:
         return None
     pooled = float(np.concatenate(list(held.values())).mean())
-    excess = sum(len(one) * (float(one.mean()) - pooled) ** 2 for one in held.values()) / (pooled * (1 - pooled))
+    excess = sum(len(shares) * (float(shares.mean()) - pooled) ** 2 for shares in held.values()) / (pooled * (1 - pooled))
     return has if stats.chi2.sf(excess, len(held) - 1) < VARIES else None
 
 

@@ -26,5 +26,5 @@ def of_run(setting: Setting, kind: str, name: str) -> Figures:
 def rows(setting: Setting) -> list[Row]:
     """Algorithms, then forms."""
     exact = Floor("float64", MOST, at_least=False)
-    found = [Row("agreement", f"algorithm {name}", partial(of_run, kind="algorithm", name=name), exact) for name in ALGORITHMS]
-    return [*found, *(Row("agreement", f"private form {form!r}", partial(of_run, kind="form", name=form), exact) for form in FORMS)]
+    rows = [Row("agreement", f"algorithm {name}", partial(of_run, kind="algorithm", name=name), exact) for name in ALGORITHMS]
+    return [*rows, *(Row("agreement", f"private form {form!r}", partial(of_run, kind="form", name=form), exact) for form in FORMS)]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from cflpriv.attacks.inversion.image_search import LocalSteps, invert_updates, unroll
-from cflpriv.attacks.membership.member_scores import confidences, deal, lira, roc, shadow_models
+from cflpriv.attacks.membership.member_scores import confidences, lira, roc, samples_of_shadows, shadow_models
 from cflpriv.engine import Engine
 from cflpriv.engine.device import CPU, Device, using
 from cflpriv.engine.models import Model
@@ -42,10 +42,10 @@ def inversion(setting: Setting, count: int) -> Figures:
     with fresh(setting.device):
         invert(Device(setting.device), 2)
         there = seconds(partial(invert, Device(setting.device)), setting.device)
-        found: Figures = {"s": there, "images/s": at_once / there, "distance left": left[setting.device]}
+        figures: Figures = {"s": there, "images/s": at_once / there, "distance left": left[setting.device]}
         if count == COMPARED:
-            found["x CPU"] = seconds(partial(invert, CPU), "cpu") / there
-    return {**found, "note": f"{at_once} at once, {side}×{side}, {iterations} iterations"}
+            figures["x CPU"] = seconds(partial(invert, CPU), "cpu") / there
+    return {**figures, "note": f"{at_once} at once, {side}×{side}, {iterations} iterations"}
 
 
 def shadows(setting: Setting) -> Figures:
@@ -53,7 +53,7 @@ def shadows(setting: Setting) -> Figures:
     model, count, samples = Model("lenet5", (1, 28, 28), 10), setting.size(64, 2), setting.size(400, 20)
     rng, task = np.random.default_rng(0), Train(model, epochs=2, lr=0.05)
     x, y = rng.random((samples, *model.shape), dtype=np.float32), rng.integers(10, size=samples)
-    inside, start, device = deal(samples, count, rng), model.init(0), Device(setting.device)
+    inside, start, device = samples_of_shadows(samples, count, rng), model.init(0), Device(setting.device)
 
     def train(where: Device) -> Any:
         return shadow_models(task, x, y, inside, start, 0, Engine(device=where.kind))
@@ -95,9 +95,9 @@ def whole_audit(setting: Setting) -> Figures:
 
 def rows(setting: Setting) -> list[Row]:
     """Inversions, shadow models with membership, and an audit of a run."""
-    found = []
+    rows = []
     for count in AT_ONCE:
         floor = Floor("x CPU", 20.0) if count == COMPARED else None
-        found.append(Row("audit", f"inversion, {count} images at once", partial(inversion, count=count), floor, limit=120.0))
-    found.append(Row("audit", "shadow models and membership", shadows))
-    return [*found, Row("audit", "audit of pacfl_digits", whole_audit, limit=120.0)]
+        rows.append(Row("audit", f"inversion, {count} images at once", partial(inversion, count=count), floor, limit=120.0))
+    rows.append(Row("audit", "shadow models and membership", shadows))
+    return [*rows, Row("audit", "audit of pacfl_digits", whole_audit, limit=120.0)]

@@ -45,5 +45,5 @@ def tests(setting: Setting) -> Figures:
 def rows(setting: Setting) -> list[Row]:
     """Networks, then the other tests."""
     floor = Floor("float32", TOLERANCES["float32"], at_least=False)
-    found = [Row("device_tests", f"network {name}", partial(of_network, name=name), floor, limit=120.0) for name in MODELS]
-    return [*found, Row("device_tests", "tests marked gpu", tests, limit=180.0)]
+    rows = [Row("device_tests", f"network {name}", partial(of_network, name=name), floor, limit=120.0) for name in MODELS]
+    return [*rows, Row("device_tests", "tests marked gpu", tests, limit=180.0)]

@@ -47,7 +47,7 @@ def needed(python: str = PYTHON) -> dict[str, str]:
     from packaging.requirements import Requirement
 
     around = {"python_version": python, "python_full_version": f"{python}.0"}
-    there, found = listed(), dict[str, str]()
+    there, versions = listed(), dict[str, str]()
     todo: list[tuple[str, tuple[str, ...]]] = [("cflpriv", EXTRAS)]
     while todo:
         name, extras = todo.pop()
@@ -58,10 +58,10 @@ def needed(python: str = PYTHON) -> dict[str, str]:
                 continue
             if own == "cflpriv":
                 todo.append((own, tuple(requirement.extras)))
-            elif own not in there and own not in found:
-                found[own] = metadata.version(own).partition("+")[0]
+            elif own not in there and own not in versions:
+                versions[own] = metadata.version(own).partition("+")[0]
                 todo.append((own, tuple(requirement.extras)))
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
 def collect(folder: Path, python: str, data: Path) -> int:
@@ -114,7 +114,7 @@ def main(words: Sequence[str]) -> int:
 def environment(scratch: Path, kit: Path) -> Mapping[str, str]:
     """The environment of a worker. The kit's wheels are unpacked into `scratch`, where bytecode goes, too; its data serve where
     CFLPRIV_DATA is not set. A kit for another Python is not used."""
-    found = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(scratch / "bytecode")}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(scratch / "bytecode")}
     packages = scratch / "packages"
     folders = [str(packages), str(ROOT / "tests" / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
     declare(packages)
@@ -125,8 +125,8 @@ def environment(scratch: Path, kit: Path) -> Mapping[str, str]:
         else:
             print(f"{kit}: is for Python {python}, this is {ours}; its packages are not used", file=sys.stderr)
         if (kit / "data").is_dir():
-            found.setdefault("CFLPRIV_DATA", str(kit / "data"))
-    return found | {"PYTHONPATH": os.pathsep.join(folders)}
+            variables.setdefault("CFLPRIV_DATA", str(kit / "data"))
+    return variables | {"PYTHONPATH": os.pathsep.join(folders)}
 
 
 def declare(folder: Path) -> None:

@@ -70,15 +70,15 @@ def noise_of_a_step(setting: Setting, count: int) -> Figures:
 
 def rows(setting: Setting) -> list[Row]:
     """Plain rounds first, then every place where noise is drawn."""
-    found, lenet = [], CASES[0]
-    found.append(Row("private", "LeNet-5, 1000 clients: host share", partial(waiting, case=lenet, count=1000, options={}), MOST_WAITING))
+    rows, lenet = [], CASES[0]
+    rows.append(Row("private", "LeNet-5, 1000 clients: host share", partial(waiting, case=lenet, count=1000, options={}), MOST_WAITING))
     for number, count in SIZES:
         for place in NOISES:
             name, most = f"{CASES[number].name}, {count} clients, noise of the {place}", Floor("x clipped", 1.5, at_least=False)
             measure = partial(against_clipped, case=CASES[number], count=count, noise=place)
-            found.append(Row("private", name, measure, most, limit=120.0))
+            rows.append(Row("private", name, measure, most, limit=120.0))
     for place in NOISES:
         measure = partial(waiting, case=lenet, count=100, options=PRIVATE, noise=place)
-        found.append(Row("private", f"LeNet-5, 100 clients, noise of the {place}: host share", measure, MOST_WAITING))
-    found.append(Row("private", "noise of a step, 100 clients", partial(noise_of_a_step, count=100)))
-    return found
+        rows.append(Row("private", f"LeNet-5, 100 clients, noise of the {place}: host share", measure, MOST_WAITING))
+    rows.append(Row("private", "noise of a step, 100 clients", partial(noise_of_a_step, count=100)))
+    return rows

@@ -66,8 +66,8 @@ def read(folder: Path) -> Report:
     if not path.is_file():
         return Report(folder)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return Report(folder, found["machine"], {key(row["part"], row["row"]): row for row in found["rows"]})
+        report = json.loads(path.read_text(encoding="utf-8"))
+        return Report(folder, report["machine"], {key(row["part"], row["row"]): row for row in report["rows"]})
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path}: is no report of `make gpu`; remove it, or name another folder") from None
 
@@ -107,7 +107,7 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     for row in report["rows"]:
         if row["part"] != part:
             part = row["part"]
-            names = list(dict.fromkeys(name for one in report["rows"] if one["part"] == part for name in one["figures"]))
+            names = list(dict.fromkeys(name for row in report["rows"] if row["part"] == part for name in row["figures"]))
             yield ""
             yield f"| {' | '.join([part, *names, 'floor', 'note'])} |"
             yield f"|{'---|' * (len(names) + 3)}"
@@ -124,16 +124,16 @@ def write(path: Path, page: Path = ROOT / "docs" / "measurements.md") -> str:
     """Put a report's tables between the marks on the page; a line that says so. Raises `ValueError` for a rehearsal, or without one."""
     if not path.is_file():
         raise ValueError(f"{path}: is missing; `make gpu` writes it")
-    found = read(path.parent) if path.name == NAME else None
-    if found is None:
+    report = read(path.parent) if path.name == NAME else None
+    if report is None:
         raise ValueError(f"{path}: is not called {NAME}")
-    if found.machine["rehearsal"]:
+    if report.machine["rehearsal"]:
         raise ValueError(f"{path}: is a rehearsal, which measures no GPU; nothing is written")
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(MARKS[0])
     _, mark, after = rest.partition(MARKS[1])
     if not mark:
         raise ValueError(f"{page}: has no lines {MARKS[0]} and {MARKS[1]}")
-    tables = table({"machine": found.machine, "rows": list(found.rows.values())})
+    tables = table({"machine": report.machine, "rows": list(report.rows.values())})
     page.write_text(f"{before}{MARKS[0]}\n{tables}\n{MARKS[1]}{after}", encoding="utf-8")
-    return f"{page}: has {len(found.rows)} rows of {path}"
+    return f"{page}: has {len(report.rows)} rows of {path}"

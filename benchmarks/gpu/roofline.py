@@ -34,10 +34,10 @@ class Work:
 @cache
 def ceilings(setting: Setting) -> Mapping[str, float]:
     """ "bandwidth" in bytes a second, and operations a second by precision."""
-    device, found = setting.device, {}
+    device, ceilings = setting.device, {}
     source = torch.rand(setting.size(2**28, 2**18), device=device)
     target = torch.empty_like(source)
-    found["bandwidth"] = 2 * source.nbytes / medians([partial(target.copy_, source)], device, 5)[0]
+    ceilings["bandwidth"] = 2 * source.nbytes / medians([partial(target.copy_, source)], device, 5)[0]
     del source, target
     side = setting.size(8192, 128)
     precisions: tuple[Precision, ...] = ("full", "tf32", "bf16")
@@ -45,8 +45,8 @@ def ceilings(setting: Setting) -> Mapping[str, float]:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         a, b = (torch.rand(side, side, device=device).to(dtype) for _ in range(2))  # on zeros the rate would be higher
         with arithmetic(Device(device, precision)):
-            found[precision] = 2 * side**3 / medians([partial(torch.mm, a, b)], device, 5)[0]
-    return found
+            ceilings[precision] = 2 * side**3 / medians([partial(torch.mm, a, b)], device, 5)[0]
+    return ceilings
 
 
 def floor_of(work: Work, setting: Setting, precision: Precision = "full") -> float:

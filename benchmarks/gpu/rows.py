@@ -76,14 +76,14 @@ def key(part: str, name: str) -> str:
 
 def rows_of(setting: Setting, modules: Sequence[str] = PARTS) -> list[Row]:
     """All rows, in order. A part that cannot be imported is one row, which says why."""
-    found: list[Row] = []
+    rows: list[Row] = []
     for name in modules:
         try:
             module = import_module(f"{__package__}.{name}" if name in PARTS else name)
-            found += module.rows(setting)
+            rows += module.rows(setting)
         except ModuleNotFoundError as error:
-            found.append(Row(name, "all rows", partial(_refuse, str(error))))
-    return found
+            rows.append(Row(name, "all rows", partial(_refuse, str(error))))
+    return rows
 
 
 def _refuse(why: str, setting: Setting) -> Figures:
@@ -105,10 +105,12 @@ def outcome(row: Row, setting: Setting) -> dict[str, Any]:
         except Exception as error:
             traceback.print_exc()
             made = {"status": "failed", "note": f"{type(error).__name__}: {error}", "figures": {}}
-    told = dict.fromkeys(str(one.message) for one in seen)
-    for line in told:
+    messages = dict.fromkeys(str(warning.message) for warning in seen)
+    for line in messages:
         print(f"{row.part}: {row.name}: {line}", file=sys.stderr, flush=True)  # the log
-    made["note"] = " ".join("; ".join([*filter(None, [made["note"]]), *(line for line in told if UNCAPTURED in line)]).split())[:MOST_NOTED]
+    made["note"] = " ".join("; ".join([*filter(None, [made["note"]]), *(line for line in messages if UNCAPTURED in line)]).split())[
+        :MOST_NOTED
+    ]
     return {**row.head, **made, "took": round(time.perf_counter() - begun, 1)}
 
 

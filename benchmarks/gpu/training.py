@@ -92,8 +92,8 @@ def clients_of(case: Case, setting: Setting, count: int, samples: int = 0) -> li
     y = rng.integers(case.model.classes, size=total)
     made = []
     for client in range(count):
-        mine = slice(client, client + samples)
-        data = ClientData(client, pool[mine], y[mine], pool[:1], y[:1])
+        own = slice(client, client + samples)
+        data = ClientData(client, pool[own], y[own], pool[:1], y[:1])
         made.append(TaskInput(data, {"model": start}, {}, Streams(0, 0, client), secret=client.to_bytes(32, "big")))
     return made
 
@@ -103,8 +103,8 @@ def fresh(device: str) -> Iterator[None]:
     """Without captured steps, samples or cached memory of an earlier row, before and after."""
 
     def release() -> None:
-        graphs.release()
-        memory.release()
+        graphs.release_graphs()
+        memory.release_samples()
         if device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -120,12 +120,12 @@ def eager(task: Train, inputs: list[TaskInput], device: Device) -> list[Array]:
     """The plain loop as one writes it for a device: data and model there, a client and a batch at a time. The updates."""
     updates = []
     with arithmetic(device):
-        for given in inputs:
-            start = given.array("model")
+        for task_input in inputs:
+            start = task_input.array("model")
             module = copy.deepcopy(task.model.load(start, training=True)).to(device.kind)
-            x, y = task.model.inputs(given.data.x_train).to(device.kind), torch.from_numpy(given.data.y_train).to(device.kind)
+            x, y = task.model.inputs(task_input.data.x_train).to(device.kind), torch.from_numpy(task_input.data.y_train).to(device.kind)
             optimiser = torch.optim.SGD(module.parameters(), task.lr, task.momentum)
-            for batch in task.batches(given):
+            for batch in task.batches(task_input):
                 optimiser.zero_grad()
                 rows = torch.from_numpy(batch).to(device.kind)
                 torch.autograd.backward([functional.cross_entropy(module(x[rows]), y[rows])])
@@ -167,17 +167,17 @@ def against_eager(setting: Setting, case: Case, count: int) -> Figures:
 
 def measured_ceilings(setting: Setting) -> Figures:
     """What the rooflines are made of."""
-    found = ceilings(setting)
+    ceiling = ceilings(setting)
     settle(setting.device)
-    rates = {f"{name} TFLOP/s": rate / 1e12 for name, rate in found.items() if name != "bandwidth"}
-    return {"GB/s": found["bandwidth"] / 1e9, **rates, "note": "a large copy, bytes read and written; large matrix products"}
+    rates = {f"{name} TFLOP/s": rate / 1e12 for name, rate in ceiling.items() if name != "bandwidth"}
+    return {"GB/s": ceiling["bandwidth"] / 1e9, **rates, "note": "a large copy, bytes read and written; large matrix products"}
 
 
 def rows(setting: Setting) -> list[Row]:
     """The ceilings, then every network with 1000, 100 and 10 clients."""
-    found = [Row("training", "ceilings of the device", measured_ceilings)]
+    rows = [Row("training", "ceilings of the device", measured_ceilings)]
     for case in CASES:
         for count in COUNTS:
             floor = Floor("x eager", 100.0) if (case.name, count) == ("LeNet-5", 1000) else None
-            found.append(Row("training", f"{case.name}, {count} clients", partial(against_eager, case=case, count=count), floor))
-    return found
+            rows.append(Row("training", f"{case.name}, {count} clients", partial(against_eager, case=case, count=count), floor))
+    return rows

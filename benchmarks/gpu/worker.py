@@ -65,9 +65,9 @@ def usable(device: str) -> bool:
 
 def machine(setting: Setting) -> dict[str, Any]:
     """What the rows ran on. `rehearsal`: not on a CUDA device, or the smallest cases."""
-    found = {"device": "CPU", "rehearsal": True, "torch": metadata.version("torch"), "cuda": None, "python": platform.python_version()}
+    machine = {"device": "CPU", "rehearsal": True, "torch": metadata.version("torch"), "cuda": None, "python": platform.python_version()}
     if setting.device == "cpu":
-        return found
+        return machine
     import torch
 
-    return found | {"device": torch.cuda.get_device_name(), "rehearsal": setting.tiny, "cuda": torch.version.cuda}
+    return machine | {"device": torch.cuda.get_device_name(), "rehearsal": setting.tiny, "cuda": torch.version.cuda}

@@ -95,7 +95,7 @@ class Dealings:
         opened = {one.client: nonce for one, nonce in zip(ask.listed, ask.nonces, strict=True)}
         dealing.check_opened(ask.session, ask.slot, listed, opened)
         count = dealing.buckets_of(len(listed), self._protection.smallest_sum, self._protection.buckets)
-        dealt = dealing.deal(dealing.seed_of(ask.session, ask.slot, opened), listed, count)
+        dealt = dealing.deal_buckets(dealing.seed_of(ask.session, ask.slot, opened), listed, count)
         bucket = next(bucket for bucket in dealt if self._parts.client in bucket)
         self._put(last, bucket=bucket)
         return m.Stepped(b"")
@@ -176,7 +176,7 @@ class InBuckets:
     def _openly(self, call: SumCall, lists: Mapping[int, Sequence[int]]) -> dict[int, Buckets]:
         """A public dealing of each group."""
         seeds = {label: sha256(f"cflpriv public dealing {call.round} {call.number} {label}".encode()).digest() for label in lists}
-        return {label: dealing.deal(seeds[label], clients, self._count(len(clients))) for label, clients in lists.items()}
+        return {label: dealing.deal_buckets(seeds[label], clients, self._count(len(clients))) for label, clients in lists.items()}
 
     def _secretly(self, call: SumCall, lists: Mapping[int, Sequence[int]], record: Recorder) -> dict[int, Buckets]:
         """A dealing of each group by the nonces of its clients. Repeated without clients that do not open theirs, if enough are left."""
@@ -203,7 +203,7 @@ class InBuckets:
                     again[label] = list(nonces)
                     continue
                 last |= dict.fromkeys(members, m.Deal(ask.session, slot, ask.listed, tuple(nonces[one.client] for one in ask.listed)))
-                dealt[label] = dealing.deal(dealing.seed_of(ask.session, slot, nonces), members, self._count(len(members)))
+                dealt[label] = dealing.deal_buckets(dealing.seed_of(ask.session, slot, nonces), members, self._count(len(members)))
             self._replies(last, "deal", left, record)
             left = {label: clients for label, clients in again.items() if len(clients) >= call.min_cohort}
             if not left:

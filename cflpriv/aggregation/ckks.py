@@ -186,7 +186,7 @@ class ServerComparison:
         try:
             if not isinstance(answer, m.Stepped):
                 raise MalformedMessage
-            session.server = ckks.Server(
+            session.server = ckks.CkksServer(
                 setup, answer.said, self._roster.holder, self._roster, self._identity, landmarks=self._settings.landmarks,
                 entropy=self._entropy,
             )  # fmt: skip
@@ -300,7 +300,7 @@ class ServerComparison:
             f"{total * setup.parameters.ciphertext_bytes * 1.5 / 1e6:.0f} MB from the server to the key holder; std of an inner product's "
             f"error {session.error:.0e} at most"
         )
-        workers = ckks.Workers(count) if count > 1 else None
+        workers = ckks.CkksWorkers(count) if count > 1 else None
         batch: list[bytes] = []
         try:
             for done, request in enumerate(machine.requests(jobs, workers), 1):

@@ -71,14 +71,14 @@ class EncryptedEpoch:
     """What the server has of one clustering epoch: the machine with the ciphertexts, the number of steps, and released blocks."""
 
     def __init__(self) -> None:
-        self.server: ckks.Server | None = None
+        self.server: ckks.CkksServer | None = None
         self.announcement = b""
         self.steps = 0
         self.blocks: dict[tuple[int, int], Array] = {}
         self.unanswered: Unanswered | None = None
 
     @property
-    def machine(self) -> ckks.Server:
+    def machine(self) -> ckks.CkksServer:
         assert self.server is not None
         return self.server
 

@@ -15,7 +15,7 @@ from ..federation import messages as m
 from ..protocols import codec
 from ..protocols.errors import LocalError, RemoteError
 from ..protocols.keys import Roster
-from ..protocols.shared_gram import ShareHolder, Terms
+from ..protocols.shared_gram import GramTerms, ShareHolder
 from ..types import Array
 from .ckks_settings import sketched_shape
 from .holder_party import HolderParty, HolderStep, named, replayed, then_of
@@ -23,7 +23,7 @@ from .holder_party import HolderParty, HolderStep, named, replayed, then_of
 __all__ = ["ShareHolderParty", "terms_of"]
 
 
-def terms_of(protection: Protection, session: bytes, epoch: int, roster: Roster, p: int, dimension: int) -> Terms:
+def terms_of(protection: Protection, session: bytes, epoch: int, roster: Roster, p: int, dimension: int) -> GramTerms:
     """The public terms of an epoch over clients' rows (p, dimension), which every party computes of its own settings.
 
     Raises `RemoteError` "forbidden" for settings without shares and for a roster of another number of holders.
@@ -32,7 +32,7 @@ def terms_of(protection: Protection, session: bytes, epoch: int, roster: Roster,
         raise RemoteError("forbidden")
     length, bound = sketched_shape(protection.sketched, dimension, protection.share_bound)
     try:
-        return Terms(
+        return GramTerms(
             session, epoch, roster.digest, len(roster.keys), protection.share_holders, protection.share_colluding, p, length, bound
         )  # fmt: skip
     except LocalError:
@@ -103,7 +103,7 @@ class ShareHolderParty(HolderParty):
             case _:  # it has no data
                 raise RemoteError("forbidden")
 
-    def _terms(self, session: bytes, epoch: int, p: int, dimension: int) -> Terms:
+    def _terms(self, session: bytes, epoch: int, p: int, dimension: int) -> GramTerms:
         return terms_of(self._settings.protection, session, epoch, self._roster(), p, dimension)
 
     def _key(self, ask: m.ShareKey) -> m.Stepped:
@@ -174,7 +174,7 @@ class ShareHolderParty(HolderParty):
         self._keep(ask.epoch, _Shared(structs.replace(stored, answer=m.encode(released)), kept.machine))
         return released
 
-    def _released(self, stored: _StoredShares, terms: Terms) -> m.Released:
+    def _released(self, stored: _StoredShares, terms: GramTerms) -> m.Released:
         whole = np.frombuffer(stored.gram, "<f8")
         size = int(np.sqrt(whole.size))
         matrix = whole.reshape(size, size)

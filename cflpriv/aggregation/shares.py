@@ -30,7 +30,7 @@ from ..federation.protections import ClientParts, ServerParts
 from ..federation.registry import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost
 from ..federation.transforms import sketched
 from ..protocols.errors import LocalError, MalformedMessage, RemoteError
-from ..protocols.shared_gram import LEAD, Terms, check_contribution, deliveries, deposit, digest_of, gathered
+from ..protocols.shared_gram import LEAD, GramTerms, check_contribution, deliveries, delivery_digest, deposit, gathered
 from .encrypted_epochs import EncryptedStep, concluded, epoch_for, payloads, released, upload_of
 from .share_holders import terms_of
 
@@ -82,7 +82,7 @@ class ClientComparison:
         return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 
-def check_size(terms: Terms, clients: int, everybody: int) -> None:
+def check_size(terms: GramTerms, clients: int, everybody: int) -> None:
     """Raises `InputError` where the shares of new clients, or the products with `everybody`'s, do not fit into one message to a holder."""
     shares = 8 * terms.p * terms.dimension * clients
     products = 8 * terms.p**2 * clients * everybody * (terms.contributors - 1)
@@ -108,7 +108,7 @@ class SharesEpoch:
     """
 
     def __init__(self) -> None:
-        self.terms: Terms | None = None
+        self.terms: GramTerms | None = None
         self.keys = b""
         self.holders: tuple[int, ...] = ()
         self.steps = 0
@@ -342,7 +342,7 @@ class ServerComparison:
                 sender, each = deliveries(upload, session.terms, session.keys, self._roster)
                 if sender != client:
                     raise RemoteError("wrong-sender", client)
-                session.deposits[client], session.digests[client] = (value, upload), digest_of(each[0], session.terms)
+                session.deposits[client], session.digests[client] = (value, upload), delivery_digest(each[0], session.terms)
             except RemoteError as error:
                 self._registry.refusals.append((client, "gram", error.code))
         lost = [client for client in step.clients if not session.has(client, value)]

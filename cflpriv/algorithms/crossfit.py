@@ -31,14 +31,14 @@ from ..tasks.halves import HALVES
 from ..tasks.training import Train
 from ..types import Clustering
 from .fedavg import Weights, average_within
-from .interface import Algorithm, AlgorithmSpec, Compared, Served
+from .interface import Algorithm, AlgorithmSpec, ComparedValue, Served
 from .shared.grouping import ALPHA, DRAWS, FindGroups, JoinGroups, Landmarks, check_draws, find_groups
 
 __all__ = ["crossfit"]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class CrossfitState:
     """Group models, who is in which, and the folds, still with their owners."""
 
     models: tuple[Shared, ...]
@@ -94,26 +94,28 @@ def crossfit(
     )  # fmt: skip
 
 
-def _init(settings: CrossfitSettings, federation: Federation) -> State:
+def _init(settings: CrossfitSettings, federation: Federation) -> CrossfitState:
     find = settings.find
     if find.k is not None and 0 < len(federation.clients) < find.k:
         raise InputError(f"algorithm.k: {find.k} groups of {len(federation.clients)} clients")
     initial = Shared(settings.train.model.init(settings.seed))
     held = federation.compute(settings.folds, {"model": initial})["folds"]
-    found = find_groups(federation, held, find, settings.landmarks)
-    return State((initial,) * found.clustering.k, found.clustering, held, found.notes, found.evidence)
+    grouping = find_groups(federation, held, find, settings.landmarks)
+    return CrossfitState((initial,) * grouping.clustering.k, grouping.clustering, held, grouping.notes, grouping.evidence)
 
 
-def _round(settings: CrossfitSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: CrossfitSettings, federation: Federation, state: CrossfitState) -> tuple[CrossfitState, RoundRecord]:
     models, record = average_within(federation, state.models, state.clustering, settings.train, settings.weights)
     return replace(state, models=models), record
 
 
-def _serve(settings: CrossfitSettings, state: State) -> Served:
+def _serve(settings: CrossfitSettings, state: CrossfitState) -> Served:
     return Served(Evaluate(settings.train.model), {"model": list(state.models)}, state.clustering)
 
 
-def _admit(settings: CrossfitSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: CrossfitSettings, federation: Federation, state: CrossfitState, newcomers: Sequence[int]
+) -> tuple[CrossfitState, Mapping[str, Any]]:
     """A newcomer's folds are those at the initial model, as everybody's were."""
     initial = Shared(settings.train.model.init(settings.seed))
     held = federation.compute(settings.folds, {"model": initial}, on=newcomers)["folds"]
@@ -122,25 +124,26 @@ def _admit(settings: CrossfitSettings, federation: Federation, state: State, new
     return replace(state, clustering=state.clustering.extended(held.clients, labels)), {"joined": labels}
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(state: CrossfitState) -> Mapping[str, Any]:
     return {"clustering": state.clustering, "evidence": state.evidence, **state.notes}
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """One noisy mean gradient, and a training in each round."""
-    if given.get("variant") == "balanced":
+    if settings.get("variant") == "balanced":
         raise InputError("algorithm.variant = 'balanced' under privacy.unit = 'sample': has no private form; use 'plain'")
     return Releases(signatures=1, trainings=rounds, mechanism="mean")
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    k = given.get("k")
-    return f"none: a test at level {given.get('alpha', ALPHA):g}" if k is None else f"the number of groups, k = {k}"
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    k = settings.get("k")
+    return f"none: a test at level {settings.get('alpha', ALPHA):g}" if k is None else f"the number of groups, k = {k}"
 
 
 CROSSFIT = AlgorithmSpec(
     "crossfit", crossfit, "one-shot clustering by a test on cross-fitted gradients, which finds the number of groups; then FedAvg in each",
-    states=(State,), tasks=(FoldGradients,), functions=(FindGroups, JoinGroups),
-    sample_releases=_sample_releases, cohorts="labelled", compared=lambda given: Compared(HALVES, halves=True), knowledge=_knowledge,
+    states=(CrossfitState,), tasks=(FoldGradients,), functions=(FindGroups, JoinGroups),
+    sample_releases=_sample_releases, cohorts="labelled",
+    compared=lambda settings: ComparedValue(HALVES, halves=True), knowledge=_knowledge,
     serves_released=True,
 )  # fmt: skip

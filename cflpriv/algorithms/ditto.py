@@ -26,7 +26,7 @@ from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train
 from ..types import Parts
-from .fedavg import State, Weights, average_all, fedavg
+from .fedavg import FedAvgState, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 
 __all__ = ["TrainBoth", "ditto"]
@@ -54,25 +54,25 @@ class TrainBoth:
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
-    def run(self, given: TaskInput) -> Result:
-        own = self._own(given)
-        return self._together(self.shared.run(given), self.personal.run(own), own)
+    def run(self, task_input: TaskInput) -> Result:
+        own = self._own(task_input)
+        return self._together(self.shared.run(task_input), self.personal.run(own), own)
 
-    def cost(self, given: TaskInput) -> int:
-        return self.shared.cost(given) + self.personal.cost(given)
+    def cost(self, task_input: TaskInput) -> int:
+        return self.shared.cost(task_input) + self.personal.cost(task_input)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return self.shared.chunk_size(given, device)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return self.shared.chunk_size(task_input, device)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        own = [self._own(given) for given in inputs]
+        own = [self._own(task_input) for task_input in inputs]
         shared, path = self.shared.run_many(inputs, device)
         personal, _ = self.personal.run_many(own, device)
         return [self._together(*three) for three in zip(shared, personal, own, strict=True)], path
 
-    def _own(self, given: TaskInput) -> TaskInput:
-        own = given.memory[MEMORY] if MEMORY in given.memory else self.personal.model.init(self.seed)
-        return replace(given, params={"model": own, "anchor": given.array("model")})
+    def _own(self, task_input: TaskInput) -> TaskInput:
+        own = task_input.memory[MEMORY] if MEMORY in task_input.memory else self.personal.model.init(self.seed)
+        return replace(task_input, params={"model": own, "anchor": task_input.array("model")})
 
     def _together(self, shared: Result, personal: Result, own: TaskInput) -> Result:
         if not shared or not personal:
@@ -96,12 +96,12 @@ def ditto(
     Raises `InputError` for parameters that cannot be.
     """
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FedAvgState) -> tuple[FedAvgState, RoundRecord]:
         task = train.at(federation.round)
         both = TrainBoth(task, replace(task, prox=lam, epochs=personal_epochs or task.epochs), seed)
         return average_all(federation, state, both, weights)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedAvgState) -> Served:
         return Served(EvaluateOwn(train.model, MEMORY), {"model": state.model})
 
     return replace(fedavg(train, weights=weights, seed=seed), name="ditto", round=round, serve=serve)
@@ -109,6 +109,7 @@ def ditto(
 
 DITTO = AlgorithmSpec(
     "ditto", ditto, "FedAvg, and personal models drawn towards the shared one (Li et al. 2021)",
-    states=(State,), tasks=(TrainBoth,), sample_refused="its personal models keep training without noise, in addition to the shared one",
+    states=(FedAvgState,), tasks=(TrainBoth,),
+    sample_refused="its personal models keep training without noise, in addition to the shared one",
     cohorts="one", knowledge=no_groups,
 )  # fmt: skip

@@ -25,7 +25,7 @@ Weights = Literal["equal", "examples"]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FedAvgState:
     """One model for all."""
 
     model: Shared
@@ -34,18 +34,18 @@ class State:
 def fedavg(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Algorithm:
     """One shared model. `weights`: by sample counts (the paper's), or equal, which releases no counts."""
 
-    def init(federation: Federation) -> State:
-        return State(Shared(train.model.init(seed)))
+    def init(federation: Federation) -> FedAvgState:
+        return FedAvgState(Shared(train.model.init(seed)))
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FedAvgState) -> tuple[FedAvgState, RoundRecord]:
         everyone = Clustering(federation.clients, (0,) * len(federation.clients), 1)
         (model,), record = average_within(federation, (state.model,), everyone, train, weights)
         return replace(state, model=model), replace(record, labels=None)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedAvgState) -> Served:
         return Served(Evaluate(train.model), {"model": state.model})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
+    def admit(federation: Federation, state: FedAvgState, newcomers: Sequence[int]) -> tuple[FedAvgState, Mapping[str, object]]:
         return state, {}
 
     return Algorithm("fedavg", ("mean",), init, round, serve, admit)
@@ -70,17 +70,17 @@ def average_within(
     return updated, RoundRecord(federation.round, cohort, labels, mean_notes(means))
 
 
-def average_all(federation: Federation, state: State, task: Task, weights: Weights) -> tuple[State, RoundRecord]:
+def average_all(federation: Federation, state: FedAvgState, task: Task, weights: Weights) -> tuple[FedAvgState, RoundRecord]:
     """One round of one model for all, by the mean of the cohort's "update" in the results of `task`."""
     cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
     held = federation.compute(task, {"model": state.model}, on=cohort)
     means = federation.mean(held["update"], weights=weights)
     (model,) = moved(federation, (state.model,), means, "update", None, held.clients)
-    return State(model), RoundRecord(federation.round, cohort, None, mean_notes(means))
+    return FedAvgState(model), RoundRecord(federation.round, cohort, None, mean_notes(means))
 
 
 FEDAVG = AlgorithmSpec(
     "fedavg", fedavg, "one shared model (McMahan et al. 2017)",
-    states=(State,), sample_releases=updates_only,
+    states=(FedAvgState,), sample_releases=updates_only,
     cohorts="one", serves_released=True, knowledge=no_groups,
 )  # fmt: skip

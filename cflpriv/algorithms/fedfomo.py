@@ -35,7 +35,7 @@ from ..tasks.evaluation import Evaluate
 from ..tasks.training import Start, Train
 from ..types import Array, Parts
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
-from .pfedlia.influence import HasValidation, OnPart, split
+from .pfedlia.influence import HasValidation, OnPart, split_validation
 
 __all__ = ["Ask", "Combine", "fedfomo", "first_order_weights"]
 
@@ -58,11 +58,11 @@ class Ask:
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
-    def run(self, given: TaskInput) -> Result:
-        others = [client for client in self.candidates if client != given.data.id]
-        draws = given.streams("fedfomo asks")
+    def run(self, task_input: TaskInput) -> Result:
+        others = [client for client in self.candidates if client != task_input.data.id]
+        draws = task_input.streams("fedfomo asks")
         shuffled = [others[i] for i in draws.permutation(len(others))]
-        affinity = _affinity(given)
+        affinity = _affinity(task_input)
         best = sorted(shuffled, key=lambda client: -affinity.get(client, 0.0))  # stable: equals in random order
         wanted: list[int] = []
         for explore in draws.random(min(self.m, len(others))) < self.epsilon:
@@ -89,20 +89,20 @@ class Combine:
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
-    def run(self, given: TaskInput) -> Result:
-        own, others = given.array("model"), given.params["others"]
+    def run(self, task_input: TaskInput) -> Result:
+        own, others = task_input.array("model"), task_input.params["others"]
         if not isinstance(others, dict):
             raise TypeError("parameter 'others': Combine takes models by sender")
         senders = sorted(others)
-        kept = split(given.data, self.validation, self.seed)[1]
-        x, y = self.model.inputs(given.data.x_train[kept]), tensor(given.data.y_train[kept])
+        kept = split_validation(task_input.data, self.validation, self.seed)[1]
+        x, y = self.model.inputs(task_input.data.x_train[kept]), tensor(task_input.data.y_train[kept])
         movements = [np.asarray(others[sender]) - own for sender in senders]
         losses = np.array([self._loss(np.asarray(others[sender]), x, y) for sender in senders])
-        raw, weights = first_order_weights(self._loss(own, x, y), losses, [float(np.linalg.norm(one)) for one in movements])
+        raw, weights = first_order_weights(self._loss(own, x, y), losses, [float(np.linalg.norm(vector)) for vector in movements])
         moved = np.zeros(own.shape)
         for weight, movement in zip(weights, movements, strict=True):
             moved += weight * movement
-        affinity = _affinity(given)
+        affinity = _affinity(task_input)
         for sender, weight in zip(senders, raw, strict=True):
             affinity[sender] = affinity.get(sender, 0.0) + float(weight)
         known = sorted(affinity)
@@ -128,15 +128,15 @@ def first_order_weights(own: float, losses: Array, distances: Sequence[float]) -
     return raw, positive / positive.sum() if positive.sum() > 0 else positive
 
 
-def _affinity(given: TaskInput) -> dict[int, float]:
-    if MEMORY not in given.memory:
+def _affinity(task_input: TaskInput) -> dict[int, float]:
+    if MEMORY not in task_input.memory:
         return {}
-    clients, values = given.memory[MEMORY]
+    clients, values = task_input.memory[MEMORY]
     return {int(client): float(value) for client, value in zip(clients, values, strict=True)}
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FedFomoState:
     """Everybody's own model, which the server cannot open, and who has trained so far."""
 
     model: Shared
@@ -160,19 +160,19 @@ def fedfomo(
     start = Start(train.model, seed)
     train_part = OnPart(train, validation, seed=seed)
 
-    def init(federation: Federation) -> State:
+    def init(federation: Federation) -> FedFomoState:
         federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back fails here
-        return State(Shared(own=(Own(federation.compute(start)["model"]),)))
+        return FedFomoState(Shared(own=(Own(federation.compute(start)["model"]),)))
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FedFomoState) -> tuple[FedFomoState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         state, asked = combined(federation, state, cohort, max(0.0, epsilon - epsilon_decay * federation.round))
         held = federation.compute(train_part.at(federation.round), {"model": state.model}, on=cohort)
         model = federation.fold(state.model + Shared(own=(Own(held["update"]),)))
         trained = tuple(sorted({*state.trained, *held.clients}))
-        return State(model, trained), RoundRecord(federation.round, cohort, None, {"relayed_models": asked})
+        return FedFomoState(model, trained), RoundRecord(federation.round, cohort, None, {"relayed_models": asked})
 
-    def combined(federation: Federation, state: State, clients: Sequence[int], explore: float) -> tuple[State, int]:
+    def combined(federation: Federation, state: FedFomoState, clients: Sequence[int], explore: float) -> tuple[FedFomoState, int]:
         """Clients ask for models, get them, and combine; the new state and how many models travelled at most."""
         here = set(federation.clients)
         candidates = tuple(client for client in state.trained if client in here)
@@ -181,15 +181,15 @@ def fedfomo(
             return state, 0
         wanted = federation.compute(Ask(candidates, models, explore), on=askers)["wanted"]
         received = federation.relay(_held(state.model), to=wanted)
-        given: dict[str, Parameter] = {"model": state.model, "others": received}
-        mixed = federation.compute(Combine(train.model, validation, seed), given, on=received.of(askers).clients)
+        params: dict[str, Parameter] = {"model": state.model, "others": received}
+        mixed = federation.compute(Combine(train.model, validation, seed), params, on=received.of(askers).clients)
         model = federation.fold(state.model + Shared(own=(Own(mixed["movement"]),)))
         return replace(state, model=model), models * len(askers)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedFomoState) -> Served:
         return Served(Evaluate(train.model), {"model": state.model})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
+    def admit(federation: Federation, state: FedFomoState, newcomers: Sequence[int]) -> tuple[FedFomoState, Mapping[str, object]]:
         """Newcomers start from the initial model and combine random members' models once."""
         federation.compute(HasValidation(validation), on=newcomers)
         fresh = federation.compute(start, on=newcomers)
@@ -208,7 +208,7 @@ def _held(model: Shared) -> Held:
 
 FEDFOMO = AlgorithmSpec(
     "fedfomo", fedfomo, "own models, mixed from those of a few others that help (Zhang et al. 2021)",
-    states=(State,), tasks=(Ask, Combine, HasValidation, OnPart),
+    states=(FedFomoState,), tasks=(Ask, Combine, HasValidation, OnPart),
     sample_refused="clients send whole models to each other and choose by un-noised losses",
     knowledge=no_groups,
 )  # fmt: skip

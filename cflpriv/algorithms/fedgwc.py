@@ -51,7 +51,7 @@ from .shared.attempts import choices
 from .shared.choosing import PickAndTrain, WithoutWork
 from .shared.steps import mean_notes, moved
 
-__all__ = ["Cluster", "TrainAndTell", "affinities", "best_parts", "fedgwc", "gaussian_weights", "interacted"]
+__all__ = ["GwcCluster", "TrainAndTell", "affinities", "best_parts", "fedgwc", "gaussian_weights", "interacted"]
 
 GAMMA, EPS = 0.1, 1e-5
 MOST_PARTS = 4
@@ -70,10 +70,10 @@ def gaussian_weights(losses: Array) -> Array:
 
 def interacted(matrix: Array, here: Sequence[int], weights: Array) -> tuple[Array, float]:
     """P (n, n) after a round in which the clients `here` (positions) had `weights`, and the mean squared change of their entries."""
-    alpha, found = len(here) / len(matrix), matrix.copy()
+    alpha, updated = len(here) / len(matrix), matrix.copy()
     places = np.ix_(list(here), list(here))
-    found[places] = (1 - alpha) * matrix[places] + alpha * weights[:, None]
-    return found, float(np.square(found[places] - matrix[places]).mean())
+    updated[places] = (1 - alpha) * matrix[places] + alpha * weights[:, None]
+    return updated, float(np.square(updated[places] - matrix[places]).mean())
 
 
 def affinities(matrix: Array, gamma: float) -> Array:
@@ -85,9 +85,9 @@ def affinities(matrix: Array, gamma: float) -> Array:
     squares = norms[:, None] + norms[None, :] - 2 * columns @ columns.T
     # left out are the entry of the first of the two and that of the second
     left_out = np.square(own[:, None] - columns.T) + np.square(columns - own[None, :])
-    found: Array = np.exp(-gamma * np.maximum(squares - left_out, 0.0))
-    np.fill_diagonal(found, 0.0)
-    return found
+    kernel: Array = np.exp(-gamma * np.maximum(squares - left_out, 0.0))
+    np.fill_diagonal(kernel, 0.0)
+    return kernel
 
 
 def best_parts(affinity: Array, most: int, seed: int) -> Array | None:
@@ -121,18 +121,20 @@ class TrainAndTell(AroundTraining):
     gives: ClassVar[Parts] = {"update": "summed", "losses": "score"}
     beyond = ""
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
-        start = given.array("model")
-        both = replace(given, params={"model": [start, start + np.asarray(result["update"])]})
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
+        start = task_input.array("model")
+        both = replace(task_input, params={"model": [start, start + np.asarray(result["update"])]})
         return {"update": result["update"], "trained": result["trained"], "losses": Losses(self.train.model).run(both)["losses"]}
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         results, path = self.train.run_many(inputs, device)
-        return [self.after(given, given, result) if result else {} for given, result in zip(inputs, results, strict=True)], path
+        return [
+            self.after(task_input, task_input, result) if result else {} for task_input, result in zip(inputs, results, strict=True)
+        ], path
 
 
 @dataclass(frozen=True, eq=False)
-class Cluster:
+class GwcCluster:
     """One cluster: its clients in the order of `matrix` (n, n), and the average `change` of it, for `calm` rounds small.
 
     A cluster that is not `open` is never split.
@@ -146,11 +148,11 @@ class Cluster:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FedGwcState:
     """Models of the clusters, and the clusters."""
 
     models: tuple[Shared, ...]
-    clusters: tuple[Cluster, ...]
+    clusters: tuple[GwcCluster, ...]
 
     @property
     def clustering(self) -> Clustering:
@@ -189,13 +191,13 @@ def fedgwc(
     )  # fmt: skip
 
 
-def _init(settings: FedGwcSettings, federation: Federation) -> State:
+def _init(settings: FedGwcSettings, federation: Federation) -> FedGwcState:
     n = len(federation.clients)
-    everyone = Cluster(tuple(federation.clients), np.full((n, n), 1 / n**2 if n else 0.0))
-    return State((Shared(settings.train.model.init(settings.seed)),), (everyone,))
+    everyone = GwcCluster(tuple(federation.clients), np.full((n, n), 1 / n**2 if n else 0.0))
+    return FedGwcState((Shared(settings.train.model.init(settings.seed)),), (everyone,))
 
 
-def _round(settings: FedGwcSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: FedGwcSettings, federation: Federation, state: FedGwcState) -> tuple[FedGwcState, RoundRecord]:
     """FedAvg inside each cluster, then the losses, and the splits of clusters whose matrix has settled."""
     clustering = state.clustering
     placed, k = set(clustering.clients), clustering.k
@@ -205,20 +207,20 @@ def _round(settings: FedGwcSettings, federation: Federation, state: State) -> tu
     held = federation.compute(task, {"model": list(state.models)}, which=clustering, on=cohort)
     means = federation.mean(held["update"], weights=settings.weights, groups=clustering, k=k)
     models = moved(federation, state.models, means, "update", clustering, held.clients)
-    gathered = {client: one["losses"] for client, one in federation.gather(held["losses"]).items() if np.isfinite(one["losses"]).all()}
-    kept, opened, parents = list[Cluster](), list[Cluster](), list[int]()
+    gathered = {client: row["losses"] for client, row in federation.gather(held["losses"]).items() if np.isfinite(row["losses"]).all()}
+    kept, opened, parents = list[GwcCluster](), list[GwcCluster](), list[int]()
     for label, cluster in enumerate(state.clusters):
         losses = {client: gathered[client] for client in cluster.clients if client in gathered}
-        first, *others = _parts(settings, _told(settings, cluster, losses), len(losses), federation.merge_below)
+        first, *others = _parts(settings, _with_losses(settings, cluster, losses), len(losses), federation.merge_below)
         kept.append(first)
         opened += others
         parents += [label] * len(others)
     notes = {**mean_notes(means), "split": parents}
     record = RoundRecord(federation.round, held.clients, tuple(clustering[client] for client in held.clients), notes)
-    return State((*models, *(models[label] for label in parents)), (*kept, *opened)), record
+    return FedGwcState((*models, *(models[label] for label in parents)), (*kept, *opened)), record
 
 
-def _told(settings: FedGwcSettings, cluster: Cluster, losses: Mapping[int, Array]) -> Cluster:
+def _with_losses(settings: FedGwcSettings, cluster: GwcCluster, losses: Mapping[int, Array]) -> GwcCluster:
     """The cluster after its clients' losses (2,) of a round."""
     if not cluster.open or len(losses) < 2:
         return cluster
@@ -230,27 +232,29 @@ def _told(settings: FedGwcSettings, cluster: Cluster, losses: Mapping[int, Array
     return replace(cluster, matrix=matrix, change=average, calm=cluster.calm + 1 if average < settings.eps else 0)
 
 
-def _parts(settings: FedGwcSettings, cluster: Cluster, here: int, at_least: int) -> list[Cluster]:
-    """The cluster itself, or the parts that it splits into after a round with so many of its clients."""
+def _parts(settings: FedGwcSettings, cluster: GwcCluster, here: int, at_least: int) -> list[GwcCluster]:
+    """The cluster itself, or its parts if it splits after a round with `here` of its clients."""
     n = len(cluster.clients)
     if not cluster.open or here < 2 or cluster.calm < max(1, round(n / here)):
         return [cluster]
     labels = best_parts(affinities(cluster.matrix, settings.gamma), min(MOST_PARTS, n // here), settings.seed)
     if labels is None or int(np.bincount(labels).min()) < at_least:
         return [replace(cluster, change=1.0, calm=0)]
-    found = []
+    parts = []
     for label in range(int(labels.max()) + 1):
-        mine = np.flatnonzero(labels == label)
-        clients = tuple(cluster.clients[at] for at in mine)
-        found.append(Cluster(clients, cluster.matrix[np.ix_(mine, mine)], open=len(mine) > here))
-    return found
+        positions = np.flatnonzero(labels == label)
+        clients = tuple(cluster.clients[at] for at in positions)
+        parts.append(GwcCluster(clients, cluster.matrix[np.ix_(positions, positions)], open=len(positions) > here))
+    return parts
 
 
-def _serve(settings: FedGwcSettings, state: State) -> Served:
+def _serve(settings: FedGwcSettings, state: FedGwcState) -> Served:
     return Served(Evaluate(settings.train.model), {"model": list(state.models)}, state.clustering)
 
 
-def _admit(settings: FedGwcSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: FedGwcSettings, federation: Federation, state: FedGwcState, newcomers: Sequence[int]
+) -> tuple[FedGwcState, Mapping[str, Any]]:
     """Newcomers choose the cluster of lowest training loss, without training; one whose choice did not come joins the first."""
     task = PickAndTrain(Losses(settings.train.model), WithoutWork(), "nothing")
     held = federation.compute(task, {"model": list(state.models)}, on=newcomers)
@@ -262,22 +266,23 @@ def _admit(settings: FedGwcSettings, federation: Federation, state: State, newco
     return replace(state, clusters=tuple(clusters)), {"joined": [chosen.get(client, 0) for client in newcomers]}
 
 
-def _with_newcomer(cluster: Cluster, client: int) -> Cluster:
+def _with_newcomer(cluster: GwcCluster, client: int) -> GwcCluster:
     matrix = np.pad(cluster.matrix, (0, 1), constant_values=float(cluster.matrix.mean()) if cluster.matrix.size else 0.0)
     return replace(cluster, clients=(*cluster.clients, client), matrix=matrix)
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(state: FedGwcState) -> Mapping[str, Any]:
     return {"clustering": state.clustering, "rule": "spectral clustering with the lowest Davies-Bouldin index"}
 
 
-def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
+def _never_clusters(settings: Mapping[str, Any], before: BeforeRun) -> str:
     return "all clients meet in every round (training.participation = 1), so nothing tells them apart" if before.participation == 1 else ""
 
 
 FEDGWC = AlgorithmSpec(
     "fedgwc", fedgwc, "recursive spectral clustering of who has usual losses with whom (Licciardi et al. 2025)",
-    states=(Cluster, State), tasks=(PickAndTrain, TrainAndTell, WithoutWork), cohorts="labelled", renumbers=True, serves_released=True,
+    states=(GwcCluster, FedGwcState), tasks=(PickAndTrain, TrainAndTell, WithoutWork), cohorts="labelled",
+    renumbers=True, serves_released=True,
     sample_refused="no private form of its losses is written", never_clusters=_never_clusters, begins={"training.participation": 0.5},
-    knowledge=lambda given: f"a settled matrix of rewards, eps = {given.get('eps', EPS):g}, and the lowest Davies-Bouldin index",
+    knowledge=lambda settings: f"a settled matrix of rewards, eps = {settings.get('eps', EPS):g}, and the lowest Davies-Bouldin index",
 )  # fmt: skip

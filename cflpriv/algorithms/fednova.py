@@ -24,7 +24,7 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..tasks.training import Train
 from ..types import Parts
-from .fedavg import State, Weights, fedavg
+from .fedavg import FedAvgState, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, no_groups
 from .shared.around import AroundTraining, needs_sgd, steps_of, weight_of_steps
 from .shared.steps import mean_notes
@@ -42,8 +42,8 @@ class TrainNormalised(AroundTraining):
     gives: ClassVar[Parts] = {"direction": "summed", "steps": "summed"}
     beyond = "weights by numbers of steps"
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
-        weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
+        weight = weight_of_steps(steps_of(self.train, len(task_input.data.y_train)), self.train.momentum)
         update = np.asarray(result["update"])
         direction = (update / weight).astype(update.dtype, copy=False)
         # both in the model's precision: under a transform they travel as one vector, and the mean direction is opened in its
@@ -55,7 +55,7 @@ def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Al
     than SGD, for which there is no ‖a‖₁."""
     needs_sgd(train, "fednova")
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FedAvgState) -> tuple[FedAvgState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         held = federation.compute(TrainNormalised(train.at(federation.round)), {"model": state.model}, on=cohort)
         (mean,) = federation.mean(held, weights=weights)
@@ -63,14 +63,14 @@ def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Al
         if mean is not None and not mean.parts["steps"].own:  # a cohort below the minimum cohort size, which would train alone, waits
             moved = federation.product(mean.parts["direction"], mean.parts["steps"] * STEPS_UNIT, on=held.clients[0])
             model = federation.fold(model + moved, on=held.clients[0])  # x + τ_eff Σ p_i d_i
-        return State(model), RoundRecord(federation.round, cohort, None, mean_notes((mean,)))
+        return FedAvgState(model), RoundRecord(federation.round, cohort, None, mean_notes((mean,)))
 
     return replace(fedavg(train, weights=weights, seed=seed), name="fednova", round=round)
 
 
 FEDNOVA = AlgorithmSpec(
     "fednova", fednova, "FedAvg of updates normalised by their numbers of steps (Wang et al. 2020)",
-    states=(State,), tasks=(TrainNormalised,), sample_refused="its normalisation counts steps, which reveal the number of samples",
+    states=(FedAvgState,), tasks=(TrainNormalised,), sample_refused="its normalisation counts steps, which reveal the number of samples",
     client_refused="its mean number of steps is summed in units of 4096 with the update and gets the same noise, which would exceed it",
     knowledge=no_groups,
 )  # fmt: skip

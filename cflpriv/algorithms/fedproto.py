@@ -61,21 +61,21 @@ class TrainToPrototypes(AroundTraining):
     def reads(self) -> tuple[str, ...]:
         return ("trained",)
 
-    def before(self, given: TaskInput) -> TaskInput:
+    def before(self, task_input: TaskInput) -> TaskInput:
         model = self.train.model
-        own = given.memory["trained"] if "trained" in given.memory else model.init(self.seed)
+        own = task_input.memory["trained"] if "trained" in task_input.memory else model.init(self.seed)
         if not self.train.pull:
-            return replace(given, params={"model": own})
-        sent = given.params["prototypes"]
+            return replace(task_input, params={"model": own})
+        sent = task_input.params["prototypes"]
         if not isinstance(sent, list):
             raise TypeError("parameter 'prototypes': expected a list")
         prototypes = np.full((model.classes, len(sent[0])), np.nan, dtype=own.dtype)
         prototypes[list(self.known)] = sent
-        return replace(given, params={"model": own, "prototypes": prototypes})
+        return replace(task_input, params={"model": own, "prototypes": prototypes})
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
         trained = inner.array("model") + np.asarray(result["update"])
-        means, owned = class_means(self.train.model, trained, given.data.x_train, given.data.y_train)
+        means, owned = class_means(self.train.model, trained, task_input.data.x_train, task_input.data.y_train)
         sent: Result = {"trained": trained}
         for j in range(self.train.model.classes):
             sent |= {f"prototype {j}": means[j].copy(), f"owns {j}": np.array(int(owned[j]))}
@@ -97,7 +97,7 @@ def class_means(model: Model, vector: Array, x: Array, y: Array) -> tuple[Array,
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FedProtoState:
     """The prototypes of the classes that have one."""
 
     prototypes: Mapping[int, Shared]
@@ -116,32 +116,32 @@ def fedproto(
     """
     initial = train.model.init(seed)
 
-    def init(federation: Federation) -> State:
-        return State({})
+    def init(federation: Federation) -> FedProtoState:
+        return FedProtoState({})
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FedProtoState) -> tuple[FedProtoState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         known = tuple(sorted(state.prototypes))
         task = TrainToPrototypes(replace(train.at(federation.round), pull=lam if known else 0.0), seed, known)
         params = {"prototypes": [state.prototypes[j] for j in known]} if known and lam else {}
         held = federation.compute(task, params, on=cohort)
         means = {j: _class_mean(federation, held, j) for j in range(train.model.classes)}
-        found = {j: mean.parts[f"prototype {j}"] for j, mean in means.items() if mean is not None}
+        prototypes = {j: mean.parts[f"prototype {j}"] for j, mean in means.items() if mean is not None}
         notes = {
             "owners": [0 if mean is None else mean.count for mean in means.values()],
             "clipped_clients": sum(mean.clipped for mean in means.values() if mean is not None),
         }
-        return State({**state.prototypes, **found}), RoundRecord(federation.round, held.clients, None, notes)
+        return FedProtoState({**state.prototypes, **prototypes}), RoundRecord(federation.round, held.clients, None, notes)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedProtoState) -> Served:
         return Served(EvaluateOwn(train.model, "trained"), {"model": initial})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    def admit(federation: Federation, state: FedProtoState, newcomers: Sequence[int]) -> tuple[FedProtoState, Mapping[str, Any]]:
         """Newcomers start from the initial model; what they gain from the others comes with their first training."""
         return state, {}
 
-    several = "each class over those who own it; use 'secagg-oblivious', whose sums are over everyone"
-    return Algorithm("fedproto", ("gather", "mean"), init, round, serve, admit, regroups=several)
+    reason = "each class over those who own it; use 'secagg-oblivious', whose sums are over everyone"
+    return Algorithm("fedproto", ("gather", "mean"), init, round, serve, admit, regroups=reason)
 
 
 def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
@@ -166,6 +166,6 @@ def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
 
 FEDPROTO = AlgorithmSpec(
     "fedproto", fedproto, "own models, drawn together by the mean features of each class (Tan et al. 2022)",
-    states=(State,), tasks=(TrainToPrototypes,), sample_refused="class means reveal which labels a client has",
+    states=(FedProtoState,), tasks=(TrainToPrototypes,), sample_refused="class means reveal which labels a client has",
     knowledge=no_groups,
 )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Annotated
 from ..keys import Key, ranged
 from ..privacy.settings import updates_only
 from ..tasks.training import Train
-from .fedavg import State, Weights, fedavg
+from .fedavg import FedAvgState, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, no_groups
 
 __all__ = ["fedprox"]
@@ -38,6 +38,6 @@ def fedprox(
 
 FEDPROX = AlgorithmSpec(
     "fedprox", fedprox, "FedAvg with local training held back to the received model (Li et al. 2020)",
-    states=(State,), sample_releases=updates_only,
+    states=(FedAvgState,), sample_releases=updates_only,
     cohorts="one", serves_released=True, knowledge=no_groups,
 )  # fmt: skip

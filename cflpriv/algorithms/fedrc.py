@@ -46,7 +46,7 @@ from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array, Parts
-from .fedavg import State, Weights, average_all
+from .fedavg import FedAvgState, Weights, average_all
 from .fedsoft import losses_of_models
 from .interface import Algorithm, AlgorithmSpec, Served
 from .shared.counted_sums import admit_by_choice
@@ -93,37 +93,37 @@ class RobustStep:
     def reads(self) -> tuple[str, ...]:
         return (MIXTURE,)
 
-    def run(self, given: TaskInput) -> Result:
-        model, labels = self.train.model, given.data.y_train
-        models, sums = _unpacked(given.array("model"), self.k, model)
-        mixture = given.memory[MIXTURE] if MIXTURE in given.memory else np.full(self.k, 1 / self.k)
-        gamma = posteriors(losses_of_models(model, list(models), given.data), mixture, label_shares(sums)[:, labels])
+    def run(self, task_input: TaskInput) -> Result:
+        model, labels = self.train.model, task_input.data.y_train
+        models, sums = _unpacked(task_input.array("model"), self.k, model)
+        mixture = task_input.memory[MIXTURE] if MIXTURE in task_input.memory else np.full(self.k, 1 / self.k)
+        gamma = posteriors(losses_of_models(model, list(models), task_input.data), mixture, label_shares(sums)[:, labels])
         mixture = gamma.mean(axis=1)
         with using(CPU):  # as `Train.run`
-            moved = np.stack([self._moved(given, one, weights) for one, weights in zip(models, gamma, strict=True)])
+            moved = np.stack([self._moved(task_input, vector, weights) for vector, weights in zip(models, gamma, strict=True)])
         seen = np.stack([np.bincount(labels, weights, minlength=model.classes) for weights in gamma]) / len(labels)
         update = np.concatenate([moved.ravel(), (seen - sums).astype(moved.dtype).ravel()])
         if not np.isfinite(update).all():
             if self.train.on_divergence == "skip":
                 return {}
             raise TrainingDiverged(
-                f"client {given.data.id}: training in round {given.streams.round} ended with parameters that are not finite; "
+                f"client {task_input.data.id}: training in round {task_input.streams.round} ended with parameters that are not finite; "
                 f"lower training.lr (now {self.train.lr}), or set training.on_divergence = 'skip'"
             )
         own = int(mixture.argmax())
         return {"update": update, "trained": models[own] + moved[own], MIXTURE: mixture}
 
-    def _moved(self, given: TaskInput, start: Array, weights: Array) -> Array:
+    def _moved(self, task_input: TaskInput, start: Array, weights: Array) -> Array:
         """By how much a model (d,) moves in local steps on losses weighted by `weights` (n,), over the size of the batch."""
         train, model = self.train, self.train.model
         module = model.load(start, training=True)
         parameters = list(module.parameters())
-        x, y = model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
+        x, y = model.inputs(task_input.data.x_train), torch.from_numpy(task_input.data.y_train)
         factors = torch.from_numpy(weights).to(x.dtype)
         velocities = [torch.zeros_like(parameter) for parameter in parameters]
         with torch.random.fork_rng(devices=[]):  # for modules that draw
-            torch.default_generator.manual_seed(int(given.streams("torch").integers(2**63)))
-            for batch in train.batches(given):
+            torch.default_generator.manual_seed(int(task_input.streams("torch").integers(2**63)))
+            for batch in train.batches(task_input):
                 losses = functional.cross_entropy(module(x[batch]), y[batch], reduction="none")
                 gradients = torch.autograd.grad((losses * factors[batch]).sum() / len(batch), parameters)
                 with torch.no_grad():
@@ -148,26 +148,26 @@ class EvaluateRobust(EvaluateUsed):
     def reads(self) -> tuple[str, ...]:
         return (MIXTURE,)
 
-    def used(self, given: TaskInput) -> Array:
-        return self.offered(given)[self._choice(given)]
+    def used(self, task_input: TaskInput) -> Array:
+        return self.offered(task_input)[self._choice(task_input)]
 
-    def offered(self, given: TaskInput) -> list[Array]:
+    def offered(self, task_input: TaskInput) -> list[Array]:
         """The models (d,) that the client picks from."""
-        return list(_unpacked(given.array("model"), self.k, self.model)[0])
+        return list(_unpacked(task_input.array("model"), self.k, self.model)[0])
 
-    def run(self, given: TaskInput) -> Result:
-        return {**super().run(given), "choice": np.array(self._choice(given))}
+    def run(self, task_input: TaskInput) -> Result:
+        return {**super().run(task_input), "choice": np.array(self._choice(task_input))}
 
     def run_many(self, inputs: Sequence[TaskInput], device: Any) -> tuple[list[Result], str]:
         results, path = super().run_many(inputs, device)
-        return [{**one, "choice": np.array(self._choice(given))} for given, one in zip(inputs, results, strict=True)], path
+        return [{**result, "choice": np.array(self._choice(task_input))} for task_input, result in zip(inputs, results, strict=True)], path
 
-    def _choice(self, given: TaskInput) -> int:
-        if MIXTURE in given.memory:
-            return int(given.memory[MIXTURE].argmax())
-        models, sums = _unpacked(given.array("model"), self.k, self.model)
-        losses = losses_of_models(self.model, list(models), given.data)
-        return int(posteriors(losses, np.full(self.k, 1 / self.k), label_shares(sums)[:, given.data.y_train]).mean(axis=1).argmax())
+    def _choice(self, task_input: TaskInput) -> int:
+        if MIXTURE in task_input.memory:
+            return int(task_input.memory[MIXTURE].argmax())
+        models, sums = _unpacked(task_input.array("model"), self.k, self.model)
+        losses = losses_of_models(self.model, list(models), task_input.data)
+        return int(posteriors(losses, np.full(self.k, 1 / self.k), label_shares(sums)[:, task_input.data.y_train]).mean(axis=1).argmax())
 
 
 def _unpacked(vector: Array, k: int, model: Model) -> tuple[Array, Array]:
@@ -207,27 +207,27 @@ def fedrc(
     )  # fmt: skip
 
 
-def _init(settings: FedRcSettings, federation: Federation) -> State:
+def _init(settings: FedRcSettings, federation: Federation) -> FedAvgState:
     """k models from different starts, and uniform label shares."""
     model, k = settings.train.model, settings.k
     starts = [model.init(settings.seed, j) for j in range(k)]
-    return State(Shared(np.concatenate([*starts, np.full(k * model.classes, 1 / (k * model.classes), starts[0].dtype)])))
+    return FedAvgState(Shared(np.concatenate([*starts, np.full(k * model.classes, 1 / (k * model.classes), starts[0].dtype)])))
 
 
-def _round(settings: FedRcSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: FedRcSettings, federation: Federation, state: FedAvgState) -> tuple[FedAvgState, RoundRecord]:
     return average_all(federation, state, RobustStep(settings.train.at(federation.round), settings.k), settings.weights)
 
 
-def _serve(settings: FedRcSettings, state: State) -> Served:
+def _serve(settings: FedRcSettings, state: FedAvgState) -> Served:
     return Served(EvaluateRobust(settings.train.model, settings.k), {"model": state.model})
 
 
-def _describe(settings: FedRcSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: FedRcSettings, state: FedAvgState) -> Mapping[str, Any]:
     return {"k": settings.k, "rule": f"k = {settings.k}"}
 
 
 FEDRC = AlgorithmSpec(
     "fedrc", fedrc, "a mixture of k models that gain nothing by specialising in labels (Guo et al. 2024)",
-    states=(State,), tasks=(EvaluateRobust, RobustStep), sample_refused="no private form of its weighted steps is written",
-    cohorts="one", knowledge=lambda given: f"the number of groups, k = {given.get('k', 3)}",
+    states=(FedAvgState,), tasks=(EvaluateRobust, RobustStep), sample_refused="no private form of its weighted steps is written",
+    cohorts="one", knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 3)}",
 )  # fmt: skip

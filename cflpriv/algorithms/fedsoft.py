@@ -16,7 +16,7 @@ Deviations, each for a reason:
 - λ Σ_s u_is is taken as λ. The sum exceeds 1 by σ for each centre that no sample prefers.
 - Clients use SGD as `[training]` sets it. A client trains from its own model, at first the initial one, as in the authors' code.
 - A client that has not trained yet uses the centre of lowest training loss.
-- Where not all clients train in a round, one estimates its importance weights in the first round of each span of τ in which it trains. In
+- With partial participation, a client estimates its importance weights in the first round of each span of τ rounds in which it trains. In
   the paper all do in the span's first round.
 - λ = 0.1, σ = 1e-4 (the authors' code for MNIST) and τ = 2. k = 2 as in the paper's experiments.
 
@@ -63,7 +63,7 @@ OWN, SHARES, SPAN = "fedsoft model", "fedsoft shares", "fedsoft span"
 def losses_of_models(model: Model, models: Sequence[Array], data: ClientData) -> Array:
     """The loss (k, n) float64 of each training sample under each of k models; infinite where it is no number."""
     x, y = model.inputs(data.x_train), tensor(data.y_train)
-    rows = torch.stack([sample_losses(model, np.asarray(one), x, y) for one in models]).double().cpu().numpy()
+    rows = torch.stack([sample_losses(model, np.asarray(vector), x, y) for vector in models]).double().cpu().numpy()
     return np.asarray(np.nan_to_num(rows, nan=np.inf, posinf=np.inf))
 
 
@@ -89,17 +89,17 @@ class SoftStep(AroundTraining):
     span: int
     seed: int
 
-    def before(self, given: TaskInput) -> TaskInput:
-        model, centres = self.train.model, centres_of(given)
-        known = SPAN in given.memory and int(given.memory[SPAN]) == self.span
-        shares = given.memory[SHARES] if known else importance(losses_of_models(model, centres, given.data), self.smoother)
-        own = given.memory[OWN] if OWN in given.memory else model.init(self.seed)
+    def before(self, task_input: TaskInput) -> TaskInput:
+        model, centres = self.train.model, centres_of(task_input)
+        known = SPAN in task_input.memory and int(task_input.memory[SPAN]) == self.span
+        shares = task_input.memory[SHARES] if known else importance(losses_of_models(model, centres, task_input.data), self.smoother)
+        own = task_input.memory[OWN] if OWN in task_input.memory else model.init(self.seed)
         target = sum(share * centre for share, centre in zip(shares / shares.sum(), centres, strict=True))
-        return replace(given, params={"model": own, "anchor": np.asarray(target, own.dtype), "shares": shares})
+        return replace(task_input, params={"model": own, "anchor": np.asarray(target, own.dtype), "shares": shares})
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
         shares, trained = inner.array("shares"), inner.array("model") + np.asarray(result["update"])
-        rows = [np.append(share * (trained - centre), share) for share, centre in zip(shares, centres_of(given), strict=True)]
+        rows = [np.append(share * (trained - centre), share) for share, centre in zip(shares, centres_of(task_input), strict=True)]
         return {
             "blocks": np.stack(rows).astype(trained.dtype),
             "trained": result["trained"],
@@ -122,25 +122,25 @@ class EvaluateSoft(EvaluateUsed):
     def reads(self) -> tuple[str, ...]:
         return (OWN, SHARES)
 
-    def used(self, given: TaskInput) -> Array:
-        return given.memory[OWN] if OWN in given.memory else centres_of(given)[self._lowest(given)]
+    def used(self, task_input: TaskInput) -> Array:
+        return task_input.memory[OWN] if OWN in task_input.memory else centres_of(task_input)[self._lowest(task_input)]
 
-    def run(self, given: TaskInput) -> Result:
-        return {**super().run(given), "choice": self._choice(given)}
+    def run(self, task_input: TaskInput) -> Result:
+        return {**super().run(task_input), "choice": self._choice(task_input)}
 
     def run_many(self, inputs: Sequence[TaskInput], device: Any) -> tuple[list[Result], str]:
         results, path = super().run_many(inputs, device)
-        return [{**result, "choice": self._choice(given)} for given, result in zip(inputs, results, strict=True)], path
+        return [{**result, "choice": self._choice(task_input)} for task_input, result in zip(inputs, results, strict=True)], path
 
-    def _choice(self, given: TaskInput) -> Array:
-        return np.array(int(given.memory[SHARES].argmax()) if SHARES in given.memory else self._lowest(given))
+    def _choice(self, task_input: TaskInput) -> Array:
+        return np.array(int(task_input.memory[SHARES].argmax()) if SHARES in task_input.memory else self._lowest(task_input))
 
-    def _lowest(self, given: TaskInput) -> int:
-        return int(losses_of_models(self.model, centres_of(given), given.data).mean(axis=1).argmin())
+    def _lowest(self, task_input: TaskInput) -> int:
+        return int(losses_of_models(self.model, centres_of(task_input), task_input.data).mean(axis=1).argmin())
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FedSoftState:
     """The centres."""
 
     models: tuple[Shared, ...]
@@ -177,12 +177,12 @@ def fedsoft(
     )  # fmt: skip
 
 
-def _init(settings: FedSoftSettings, federation: Federation) -> State:
+def _init(settings: FedSoftSettings, federation: Federation) -> FedSoftState:
     enough_clients(settings.k, len(federation.clients))
-    return State(tuple(Shared(settings.train.model.init(settings.seed, j)) for j in range(settings.k)))
+    return FedSoftState(tuple(Shared(settings.train.model.init(settings.seed, j)) for j in range(settings.k)))
 
 
-def _round(settings: FedSoftSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: FedSoftSettings, federation: Federation, state: FedSoftState) -> tuple[FedSoftState, RoundRecord]:
     cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
     span = federation.round // settings.interval
     task = SoftStep(settings.train.at(federation.round), settings.smoother, span, settings.seed)
@@ -195,20 +195,20 @@ def _round(settings: FedSoftSettings, federation: Federation, state: State) -> t
     blocks = mean.parts["blocks"].value()
     shares = np.maximum(blocks[:, -1].astype(np.float64), settings.smoother)  # no less but by the rounding of a secure sum
     models = moved_by(state.models, blocks[:, :-1], shares)
-    return State(models), RoundRecord(federation.round, held.clients, None, {**notes, "shares": [float(one) for one in shares]})
+    return FedSoftState(models), RoundRecord(federation.round, held.clients, None, {**notes, "shares": [float(share) for share in shares]})
 
 
-def _serve(settings: FedSoftSettings, state: State) -> Served:
+def _serve(settings: FedSoftSettings, state: FedSoftState) -> Served:
     return Served(EvaluateSoft(settings.train.model), {"model": list(state.models)})
 
 
-def _describe(settings: FedSoftSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: FedSoftSettings, state: FedSoftState) -> Mapping[str, Any]:
     return {"k": settings.k, "rule": f"k = {settings.k}"}
 
 
 FEDSOFT = AlgorithmSpec(
     "fedsoft", fedsoft, "own models drawn to k shared centres by each client's mixture (Ruan & Joe-Wong 2022)",
-    states=(State,), tasks=(EvaluateSoft, SoftStep), sample_refused="its own models keep training without noise",
+    states=(FedSoftState,), tasks=(EvaluateSoft, SoftStep), sample_refused="its own models keep training without noise",
     client_refused="a centre is the quotient of two sums, and noise in a small divisor drowns it",
-    cohorts="one", knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    cohorts="one", knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

@@ -75,14 +75,14 @@ class TrainAndAssign(AroundTraining):
     def keeps(self) -> tuple[str, ...]:
         return self.train.keeps if self.first else (*self.train.keeps, *self.remembers)
 
-    def before(self, given: TaskInput) -> TaskInput:
-        start = centres_of(given)[int(given.memory[MEMORY])] if MEMORY in given.memory else self.train.model.init(self.seed)
-        return replace(given, params={"model": start})
+    def before(self, task_input: TaskInput) -> TaskInput:
+        start = centres_of(task_input)[int(task_input.memory[MEMORY])] if MEMORY in task_input.memory else self.train.model.init(self.seed)
+        return replace(task_input, params={"model": start})
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
         trained = inner.array("model") + np.asarray(result["update"])
-        centres = centres_of(given)
-        choice = int(given.streams("fesem start").integers(len(centres))) if self.first else nearest_centre(trained, centres)
+        centres = centres_of(task_input)
+        choice = int(task_input.streams("fesem start").integers(len(centres))) if self.first else nearest_centre(trained, centres)
         return {"choice": np.array(choice), "step": trained - centres[choice], "trained": trained, MEMORY: np.array(choice)}
 
 
@@ -93,8 +93,8 @@ class Remember:
     parts: ClassVar[Parts] = {}
     keeps: ClassVar[tuple[str, ...]] = (MEMORY,)
 
-    def run(self, given: TaskInput) -> Result:
-        return {MEMORY: given.array("label").copy()}
+    def run(self, task_input: TaskInput) -> Result:
+        return {MEMORY: task_input.array("label").copy()}
 
 
 @dataclass(frozen=True)
@@ -105,23 +105,23 @@ class EvaluateAssigned(EvaluateUsed):
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
-    def used(self, given: TaskInput) -> Array:
-        centres = centres_of(given)
-        if MEMORY in given.memory:
-            return centres[int(given.memory[MEMORY])]
-        return centres[int(Losses(self.model).run(given)["choice"])]
+    def used(self, task_input: TaskInput) -> Array:
+        centres = centres_of(task_input)
+        if MEMORY in task_input.memory:
+            return centres[int(task_input.memory[MEMORY])]
+        return centres[int(Losses(self.model).run(task_input)["choice"])]
 
 
-def centres_of(given: TaskInput) -> list[Array]:
+def centres_of(task_input: TaskInput) -> list[Array]:
     """The list "model" that a client is sent, as arrays. Raises `TypeError` if it is no list."""
-    centres = given.params["model"]
+    centres = task_input.params["model"]
     if not isinstance(centres, list):
         raise TypeError("parameter 'model': expected the list of centres")
     return [np.asarray(centre) for centre in centres]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FesemState:
     """The centres, the choices as far as the server learns them, and whether anybody has chosen yet."""
 
     models: tuple[Shared, ...]
@@ -143,11 +143,11 @@ def fesem(
     Raises `InputError` for parameters that cannot be.
     """
 
-    def init(federation: Federation) -> State:
+    def init(federation: Federation) -> FesemState:
         enough_clients(k, len(federation.clients))
-        return State((Shared(train.model.init(seed)),) * k, {})
+        return FesemState((Shared(train.model.init(seed)),) * k, {})
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FesemState) -> tuple[FesemState, RoundRecord]:
         strata = {client: state.labels.get(client, k) for client in federation.clients}
         cohort = federation.cohort(strata)
         task = TrainAndAssign(train.at(federation.round), seed, first=not state.begun)
@@ -162,7 +162,7 @@ def fesem(
         models = moved(federation, state.models, means, "step", labels, held.clients)
         notes = {"chosen": [0 if mean is None else mean.count for mean in means], **mean_notes(means)}
         assigned = None if labels is None else tuple(labels[client] for client in held.clients)
-        return State(models, {**state.labels, **(labels or {})}, True), RoundRecord(federation.round, held.clients, assigned, notes)
+        return FesemState(models, {**state.labels, **(labels or {})}, True), RoundRecord(federation.round, held.clients, assigned, notes)
 
     def by_means(federation: Federation, steps: Held) -> Mapping[int, int]:
         """The groups of the first centres."""
@@ -177,16 +177,16 @@ def fesem(
         else:
             federation.compute(Remember(), {"label": [np.array(j) for j in range(k)]}, which=labels, on=choice.clients)
 
-    def serve(state: State) -> Served:
+    def serve(state: FesemState) -> Served:
         return Served(EvaluateAssigned(train.model), {"model": list(state.models)})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    def admit(federation: Federation, state: FesemState, newcomers: Sequence[int]) -> tuple[FesemState, Mapping[str, Any]]:
         """Newcomers train from θ⁰ and choose the nearest centre; their models stay with them, centres do not move."""
         held = federation.compute(TrainAndAssign(train.at(federation.round), seed), {"model": list(state.models)}, on=newcomers)
         labels = choices(federation, held["choice"], k) or {}
         return replace(state, labels={**state.labels, **labels}), {"joined": [labels[client] for client in sorted(labels)]}
 
-    def describe(state: State) -> Mapping[str, Any]:
+    def describe(state: FesemState) -> Mapping[str, Any]:
         if not state.labels:
             return {"clustering": None}
         return {"clustering": clustering_of(state.labels, k), "rule": f"k = {k}"}
@@ -197,6 +197,6 @@ def fesem(
 
 FESEM = AlgorithmSpec(
     "fesem", fesem, "k centres, each the mean of the local models nearest to it (Xie et al. 2020)",
-    states=(State,), tasks=(EvaluateAssigned, Remember, TrainAndAssign), functions=(ClusterByMeans,),
-    knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    states=(FesemState,), tasks=(EvaluateAssigned, Remember, TrainAndAssign), functions=(ClusterByMeans,),
+    knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

@@ -26,7 +26,7 @@ __all__ = ["oracle", "shuffled"]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FixedState:
     models: tuple[Shared, ...]
     clustering: Clustering
 
@@ -44,23 +44,23 @@ def shuffled(train: Train, *, groups: Mapping[int, int], weights: Weights = "exa
 
 
 def _fixed(name: str, train: Train, groups: Mapping[int, int], weights: Weights, seed: int) -> Algorithm:
-    def init(federation: Federation) -> State:
+    def init(federation: Federation) -> FixedState:
         missing = [client for client in federation.clients if client not in groups]
         if missing:
             raise InputError(f"algorithm {name!r}: no group given for clients {missing}")
         _, labels = np.unique([groups[client] for client in federation.clients], return_inverse=True)
         k = int(labels.max()) + 1
         clustering = Clustering(federation.clients, tuple(int(label) for label in labels), k)
-        return State((Shared(train.model.init(seed)),) * k, clustering)
+        return FixedState((Shared(train.model.init(seed)),) * k, clustering)
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FixedState) -> tuple[FixedState, RoundRecord]:
         models, record = average_within(federation, state.models, state.clustering, train, weights)
         return replace(state, models=models), record
 
-    def serve(state: State) -> Served:
+    def serve(state: FixedState) -> Served:
         return Served(Evaluate(train.model), {"model": state.models}, state.clustering)
 
-    def describe(state: State) -> Mapping[str, Any]:
+    def describe(state: FixedState) -> Mapping[str, Any]:
         return {"clustering": state.clustering}
 
     return Algorithm(name, ("mean",), init, round, serve, None, describe, public_groups=len(set(groups.values())) > 1)
@@ -68,11 +68,11 @@ def _fixed(name: str, train: Train, groups: Mapping[int, int], weights: Weights,
 
 ORACLE = AlgorithmSpec(
     "oracle", oracle, "FedAvg inside the true groups: the best a clustering can do",
-    states=(State,), sample_releases=updates_only, cohorts="labelled", serves_released=True,
-    knowledge=lambda given: "the true groups",
+    states=(FixedState,), sample_releases=updates_only, cohorts="labelled", serves_released=True,
+    knowledge=lambda settings: "the true groups",
 )  # fmt: skip
 SHUFFLED = AlgorithmSpec(
     "shuffled", shuffled, "FedAvg inside random groups of the true sizes: the control for every clustering claim",
-    states=(State,), sample_releases=updates_only, cohorts="labelled", serves_released=True,
-    knowledge=lambda given: "the sizes of the true groups",
+    states=(FixedState,), sample_releases=updates_only, cohorts="labelled", serves_released=True,
+    knowledge=lambda settings: "the sizes of the true groups",
 )  # fmt: skip

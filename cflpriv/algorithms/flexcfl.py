@@ -86,12 +86,12 @@ class ClusterByDirections:
         from sklearn.cluster import KMeans  # slow to import
 
         points = decomposed_cosines(last_products(view), self.k)
-        found = KMeans(self.k, n_init=self.starts, random_state=self.seed % 2**32).fit(points)
-        _, first, raw = np.unique(found.labels_, return_index=True, return_inverse=True)
+        fit = KMeans(self.k, n_init=self.starts, random_state=self.seed % 2**32).fit(points)
+        _, first, raw = np.unique(fit.labels_, return_index=True, return_inverse=True)
         labels = np.argsort(np.argsort(first))[raw]
         view.memory["labels"] = labels
         distances = np.linalg.norm(points[:, None] - points[None, :], axis=2) / np.sqrt(self.k)
-        return {"labels": labels}, {"distance": distances, "clients": view.gram.clients, "inertia": float(found.inertia_)}
+        return {"labels": labels}, {"distance": distances, "clients": view.gram.clients, "inertia": float(fit.inertia_)}
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class PlaceByCosine:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class FlexCflState:
     """Group models, who is in which, and the first updates, still with their owners."""
 
     models: tuple[Shared, ...]
@@ -161,7 +161,7 @@ def _start(settings: FlexCflSettings) -> Shared:
     return Shared(settings.train.model.init(settings.seed))
 
 
-def _init(settings: FlexCflSettings, federation: Federation) -> State:
+def _init(settings: FlexCflSettings, federation: Federation) -> FlexCflState:
     """Group cold start, and the client cold start of all who were not drawn for it."""
     k, start = settings.k, _start(settings)
     enough_clients(k, len(federation.clients))
@@ -177,19 +177,21 @@ def _init(settings: FlexCflSettings, federation: Federation) -> State:
     clustering = with_late(clustering, federation.clients)
     means = try_mean(federation, held, settings.weights, clustering, k)
     models = moved(federation, (start,) * k, means, "update", clustering, held.clients)
-    return State(models, clustering, held, released.evidence)
+    return FlexCflState(models, clustering, held, released.evidence)
 
 
-def _round(settings: FlexCflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: FlexCflSettings, federation: Federation, state: FlexCflState) -> tuple[FlexCflState, RoundRecord]:
     models, record = average_within(federation, state.models, state.clustering, settings.train, settings.weights)
     return replace(state, models=models), record
 
 
-def _serve(settings: FlexCflSettings, state: State) -> Served:
+def _serve(settings: FlexCflSettings, state: FlexCflState) -> Served:
     return Served(Evaluate(settings.train.model), {"model": list(state.models)}, state.clustering)
 
 
-def _admit(settings: FlexCflSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: FlexCflSettings, federation: Federation, state: FlexCflState, newcomers: Sequence[int]
+) -> tuple[FlexCflState, Mapping[str, Any]]:
     """Newcomer cold start."""
     held = federation.compute(settings.train.at(0), {"model": _start(settings)}, on=newcomers)["update"]
     released = federation.gram(held, then=PlaceByCosine(), against=state.updates)
@@ -197,12 +199,12 @@ def _admit(settings: FlexCflSettings, federation: Federation, state: State, newc
     return replace(state, clustering=with_late(state.clustering.extended(held.clients, labels), newcomers)), {"joined": labels}
 
 
-def _describe(settings: FlexCflSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: FlexCflSettings, state: FlexCflState) -> Mapping[str, Any]:
     return {"clustering": state.clustering, "evidence": state.evidence, "rule": f"k = {settings.k}"}
 
 
 FLEXCFL = AlgorithmSpec(
     "flexcfl", flexcfl, "k-means on decomposed cosines of first updates, then FedAvg in each cluster (Duan et al. 2021)",
-    states=(State,), functions=(ClusterByDirections, PlaceByCosine),
-    knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    states=(FlexCflState,), functions=(ClusterByDirections, PlaceByCosine),
+    knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

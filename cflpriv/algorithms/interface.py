@@ -20,8 +20,8 @@ from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Gradient, Start, Train
 
 __all__ = [
-    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "BeforeRun", "Compared", "Served",
-    "function_name", "no_groups", "register_algorithm", "state_name",
+    "ALGORITHMS", "FUNCTIONS", "STATES", "TASKS", "Algorithm", "AlgorithmSpec", "BeforeRun", "ComparedValue", "Served", "function_name",
+    "no_groups", "register_algorithm", "state_name",
 ]  # fmt: skip
 
 
@@ -59,7 +59,7 @@ class Algorithm:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedValue:
     """What one client's compared value is: `rows` vectors, with `per_label` so many for each of its labels.
 
     A vector has as many numbers as a sample and is computed at no model with `of_samples`; else it has as many as the model that it is
@@ -103,8 +103,8 @@ class AlgorithmSpec:
     reason `sample_refused`. replace_only: clients split their samples by number, which only the relation "replace_one" makes public.
     client_refused: why it does not run under `privacy.unit = "client"`, although it releases means alone.
 
-    cohorts: whom a round makes train. "one": only those that `Federation.cohort` draws from all clients as one group; "labelled": only
-    those that it draws by groups; "": not declared, so noise is calibrated for clients that train in every round.
+    cohorts: which clients train in a round. "one": clients that `Federation.cohort` draws from all clients as one group. "labelled":
+    clients drawn by groups. "": not declared; noise is calibrated for clients that train in every round.
 
     serves_released: the models that clients use, and which client uses which, follow from what was released: a score of them on test data
     tells no more of training data than the releases do. Not so where clients train a personal model or choose a model in private.
@@ -129,15 +129,15 @@ class AlgorithmSpec:
     client_refused: str = ""
     cohorts: Literal["", "one", "labelled"] = ""
     serves_released: bool = False
-    compared: Callable[[Mapping[str, Any]], Compared] = lambda given: Compared()
+    compared: Callable[[Mapping[str, Any]], ComparedValue] = lambda settings: ComparedValue()
     renumbers: bool = False
-    defaults: Callable[[Mapping[str, Any], BeforeRun], Mapping[str, Any]] = lambda given, before: {}
-    never_clusters: Callable[[Mapping[str, Any], BeforeRun], str] = lambda given, before: ""
+    defaults: Callable[[Mapping[str, Any], BeforeRun], Mapping[str, Any]] = lambda settings, before: {}
+    never_clusters: Callable[[Mapping[str, Any], BeforeRun], str] = lambda settings, before: ""
     begins: Mapping[str, Any] = field(default_factory=dict)
-    knowledge: Callable[[Mapping[str, Any]], str] = lambda given: "not declared"
+    knowledge: Callable[[Mapping[str, Any]], str] = lambda settings: "not declared"
 
 
-def no_groups(given: Mapping[str, Any]) -> str:
+def no_groups(settings: Mapping[str, Any]) -> str:
     """The `AlgorithmSpec.knowledge` of an algorithm that forms no groups of clients."""
     return "none: no groups are formed"
 
@@ -154,7 +154,7 @@ def function_name(kind: type) -> str:
 
 
 def state_name(kind: type) -> str:
-    """The name of a dataclass in a checkpoint, such as "pacfl.State": of its file, wherever the file stands."""
+    """The name of a dataclass in a checkpoint, such as "pacfl.PacflState": of its file, wherever the file stands."""
     return f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"
 
 
@@ -166,10 +166,13 @@ def register_algorithm(spec: AlgorithmSpec) -> None:
     for kind in (*spec.states, *spec.tasks, *spec.functions):
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             raise InputError(f"algorithm {spec.name!r}: {kind!r} is declared as a state, task or function and is no dataclass")
-    for kind, needs in (*((one, ("run", "parts", "keeps")) for one in spec.tasks), *((one, ("results",)) for one in spec.functions)):
-        for what in needs:
-            if not hasattr(kind, what):
-                raise InputError(f"algorithm {spec.name!r}: {kind.__name__} declares no `{what}`")
+    for kind, needs in (
+        *((task, ("run", "parts", "keeps")) for task in spec.tasks),
+        *((function, ("results",)) for function in spec.functions),
+    ):
+        for attribute in needs:
+            if not hasattr(kind, attribute):
+                raise InputError(f"algorithm {spec.name!r}: {kind.__name__} declares no `{attribute}`")
     entries: list[tuple[Registry[Any], str, Any]] = [(ALGORITHMS, spec.name, spec)]
     entries += [(TASKS, kind.__name__, kind) for kind in spec.tasks]
     entries += [(FUNCTIONS, function_name(kind), kind) for kind in spec.functions]

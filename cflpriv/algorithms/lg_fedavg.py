@@ -28,7 +28,7 @@ from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array
-from .fedavg import State, Weights, average_all, fedavg
+from .fedavg import FedAvgState, Weights, average_all, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .shared.around import AroundTraining
 
@@ -48,10 +48,10 @@ def global_part(model: Model, global_layers: int) -> int:
     return list(layers.values())[len(layers) - global_layers]
 
 
-def _whole(model: Model, cut: int, seed: int, given: TaskInput) -> Array:
+def _whole(model: Model, cut: int, seed: int, task_input: TaskInput) -> Array:
     """A client's model: its own layers (at first those of the initial model) before the given "model", which is the global part."""
-    own = given.memory[MEMORY] if MEMORY in given.memory else model.init(seed)[:cut]
-    return np.concatenate([own, given.array("model")])
+    own = task_input.memory[MEMORY] if MEMORY in task_input.memory else model.init(seed)[:cut]
+    return np.concatenate([own, task_input.array("model")])
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class TrainParted(AroundTraining):
     cut: int
     seed: int
 
-    def before(self, given: TaskInput) -> TaskInput:
-        return replace(given, params={"model": _whole(self.train.model, self.cut, self.seed, given)})
+    def before(self, task_input: TaskInput) -> TaskInput:
+        return replace(task_input, params={"model": _whole(self.train.model, self.cut, self.seed, task_input)})
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
         update = np.asarray(result["update"])
         trained = inner.array("model") + update
         return {"update": update[self.cut :].copy(), "trained": trained, MEMORY: trained[: self.cut].copy()}
@@ -87,8 +87,8 @@ class EvaluateParted(EvaluateUsed):
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
 
-    def used(self, given: TaskInput) -> Array:
-        return _whole(self.model, self.cut, self.seed, given)
+    def used(self, task_input: TaskInput) -> Array:
+        return _whole(self.model, self.cut, self.seed, task_input)
 
 
 @ranged("algorithm")
@@ -106,13 +106,13 @@ def lg_fedavg(
     layers = len({name.rpartition(".")[0] for name, _, _ in train.model.layout})
     cut = global_part(train.model, global_layers or min(2, max(1, layers - 1)))
 
-    def init(federation: Federation) -> State:
-        return State(Shared(train.model.init(seed)[cut:].copy()))
+    def init(federation: Federation) -> FedAvgState:
+        return FedAvgState(Shared(train.model.init(seed)[cut:].copy()))
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: FedAvgState) -> tuple[FedAvgState, RoundRecord]:
         return average_all(federation, state, TrainParted(train.at(federation.round), cut, seed), weights)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedAvgState) -> Served:
         return Served(EvaluateParted(train.model, cut, seed), {"model": state.model})
 
     return replace(fedavg(train, weights=weights, seed=seed), name="lg_fedavg", init=init, round=round, serve=serve)
@@ -120,6 +120,6 @@ def lg_fedavg(
 
 LG_FEDAVG = AlgorithmSpec(
     "lg_fedavg", lg_fedavg, "first layers stay with the client, the last are averaged (Liang et al. 2020)",
-    states=(State,), tasks=(TrainParted, EvaluateParted),
+    states=(FedAvgState,), tasks=(TrainParted, EvaluateParted),
     cohorts="one", knowledge=no_groups,
 )  # fmt: skip

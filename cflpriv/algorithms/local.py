@@ -14,7 +14,7 @@ __all__ = ["local"]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class LocalState:
     """Each client's own model, a sum that has nothing but clients' own parts."""
 
     model: Shared
@@ -24,28 +24,28 @@ def local(train: Train, *, seed: int = 0) -> Algorithm:
     """Sampled clients go on training their own models; the sampling, batches and optimiser resets are those of FedAvg."""
     start = Start(train.model, seed)
 
-    def init(federation: Federation) -> State:
-        return State(Shared(own=(Own(federation.compute(start)["model"]),)))
+    def init(federation: Federation) -> LocalState:
+        return LocalState(Shared(own=(Own(federation.compute(start)["model"]),)))
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: LocalState) -> tuple[LocalState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         held = federation.compute(train.at(federation.round), {"model": state.model}, on=cohort)
         model = federation.fold(state.model + Shared(own=(Own(held["update"]),)))
-        return State(model), RoundRecord(federation.round, cohort)
+        return LocalState(model), RoundRecord(federation.round, cohort)
 
-    def serve(state: State) -> Served:
+    def serve(state: LocalState) -> Served:
         return Served(Evaluate(train.model), {"model": state.model})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
+    def admit(federation: Federation, state: LocalState, newcomers: Sequence[int]) -> tuple[LocalState, Mapping[str, object]]:
         fresh = federation.compute(start, on=newcomers)
-        return State(federation.fold(state.model + Shared(own=(Own(fresh["model"]),)))), {}
+        return LocalState(federation.fold(state.model + Shared(own=(Own(fresh["model"]),)))), {}
 
     return Algorithm("local", (), init, round, serve, admit)
 
 
 LOCAL = AlgorithmSpec(
     "local", local, "every client alone",
-    states=(State,),
+    states=(LocalState,),
     sample_refused="its clients train without noise, and a failure would be reported; nothing else leaves them, so run it without privacy",
     knowledge=no_groups,
 )  # fmt: skip

@@ -41,7 +41,7 @@ from ..tasks.training import Train
 from ..types import Array, Clustering, Parts
 from .fedavg import Weights, average_within
 from .flexcfl import PlaceByCosine
-from .interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
+from .interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue, Served
 from .one_shot import with_late
 from .shared.attempts import try_mean
 from .shared.steps import mean_notes, moved
@@ -77,8 +77,8 @@ class Beside:
     parts: ClassVar[Parts] = {"rows": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        return {"rows": np.stack([given.array("before"), given.array("now")])}
+    def run(self, task_input: TaskInput) -> Result:
+        return {"rows": np.stack([task_input.array("before"), task_input.array("now")])}
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class ClusterByTemperature:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class OcflState:
     """One model, or after the clustering one a cluster, and who is in which.
 
     `last`: what clients hold of the last round's updates, before the clustering. `fired_at` and `compared`: the model that the deciding
@@ -156,11 +156,11 @@ def ocfl(
     )  # fmt: skip
 
 
-def _init(settings: OcflSettings, federation: Federation) -> State:
-    return State((Shared(settings.train.model.init(settings.seed)),))
+def _init(settings: OcflSettings, federation: Federation) -> OcflState:
+    return OcflState((Shared(settings.train.model.init(settings.seed)),))
 
 
-def _round(settings: OcflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: OcflSettings, federation: Federation, state: OcflState) -> tuple[OcflState, RoundRecord]:
     """A round of FedAvg, before the clustering with everybody and a look at the temperature, after it inside clusters."""
     if state.clustering is not None:
         models, record = average_within(federation, state.models, state.clustering, settings.train, settings.weights)
@@ -177,29 +177,31 @@ def _round(settings: OcflSettings, federation: Federation, state: State) -> tupl
     return replace(state, models=models, last=None if state.clustering else held), record
 
 
-def _looked(settings: OcflSettings, federation: Federation, state: State, held: Held) -> tuple[State, dict[str, Any]]:
-    """Whether the temperature of these updates is above that of the last ones, and if so the clusters."""
+def _looked(settings: OcflSettings, federation: Federation, state: OcflState, held: Held) -> tuple[OcflState, dict[str, Any]]:
+    """Whether the temperature of these updates exceeds the previous temperature, and the clusters in that case."""
     both = () if state.last is None else tuple(client for client in held.clients if client in state.last.clients)
     if len(both) < 2 or state.last is None:
         return state, {"clustered": False}
     rows = federation.compute(Beside(), {"before": state.last, "now": held}, on=both)["rows"]
     released = federation.gram(rows, then=ClusterByTemperature(settings.min_cluster_size, federation.merge_below))
-    found = released.evidence
-    notes = {"clustered": bool(released.result["risen"])} | ({} if found is None else {"temperature": found["temperature"]})
+    evidence = released.evidence
+    notes = {"clustered": bool(released.result["risen"])} | ({} if evidence is None else {"temperature": evidence["temperature"]})
     if not int(released.result["risen"]):
         federation.close(rows)
         return state, notes
     labels = tuple(int(label) for label in released.result["labels"])
     clustering = with_late(Clustering(rows.clients, labels, int(released.result["k"])), sorted({*federation.clients, *held.clients}))
-    return replace(state, clustering=clustering, fired_at=state.models[0], compared=rows, evidence=found), notes
+    return replace(state, clustering=clustering, fired_at=state.models[0], compared=rows, evidence=evidence), notes
 
 
-def _serve(settings: OcflSettings, state: State) -> Served:
+def _serve(settings: OcflSettings, state: OcflState) -> Served:
     model = state.models[0] if state.clustering is None else list(state.models)
     return Served(Evaluate(settings.train.model), {"model": model}, state.clustering)
 
 
-def _admit(settings: OcflSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: OcflSettings, federation: Federation, state: OcflState, newcomers: Sequence[int]
+) -> tuple[OcflState, Mapping[str, Any]]:
     if state.clustering is None or state.fired_at is None or state.compared is None:
         return state, {}
     held = federation.compute(settings.train.at(federation.round), {"model": state.fired_at}, on=newcomers)["update"]
@@ -209,19 +211,19 @@ def _admit(settings: OcflSettings, federation: Federation, state: State, newcome
     return replace(state, clustering=with_late(state.clustering.extended(rows.clients, labels), newcomers)), {"joined": labels}
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(state: OcflState) -> Mapping[str, Any]:
     """Whether there are clear clusters is not known before the first round."""
     described = {"clustering": state.clustering, "evidence": state.evidence, "rule": "HDBSCAN in the first round whose temperature rises"}
     return described if state.clustering is None and state.last is None else {**described, "clear": state.clustering is not None}
 
 
-def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
+def _never_clusters(settings: Mapping[str, Any], before: BeforeRun) -> str:
     return f"it compares the temperatures of two rounds, and the run has {before.rounds} rounds" if 0 < before.rounds < ROWS else ""
 
 
 OCFL = AlgorithmSpec(
     "ocfl", ocfl, "FedAvg until updates point apart, then one clustering by density of cosines (Zuziak et al. 2025)",
-    states=(State,), tasks=(Beside,), functions=(ClusterByTemperature, PlaceByCosine),
-    compared=lambda given: Compared(ROWS), never_clusters=_never_clusters,
-    knowledge=lambda given: f"a density, min_cluster_size = {given.get('min_cluster_size', 3)}",
+    states=(OcflState,), tasks=(Beside,), functions=(ClusterByTemperature, PlaceByCosine),
+    compared=lambda settings: ComparedValue(ROWS), never_clusters=_never_clusters,
+    knowledge=lambda settings: f"a density, min_cluster_size = {settings.get('min_cluster_size', 3)}",
 )  # fmt: skip

@@ -74,12 +74,12 @@ class ClusterByMeans:
         products = _products(view)
         values, vectors = np.linalg.eigh(products)
         points = vectors * np.sqrt(np.maximum(values, 0.0))  # rows with these inner products
-        found = KMeans(self.k, n_init=self.starts, random_state=self.seed % 2**32).fit(points)
-        _, first, raw = np.unique(found.labels_, return_index=True, return_inverse=True)
+        fit = KMeans(self.k, n_init=self.starts, random_state=self.seed % 2**32).fit(points)
+        _, first, raw = np.unique(fit.labels_, return_index=True, return_inverse=True)
         labels = np.argsort(np.argsort(first))[raw]
         view.memory["labels"] = labels
         squares = np.maximum(np.diag(products)[:, None] + np.diag(products)[None, :] - 2 * products, 0.0)
-        evidence = {"distance": np.sqrt(squares), "clients": view.gram.clients, "inertia": float(found.inertia_)}
+        evidence = {"distance": np.sqrt(squares), "clients": view.gram.clients, "inertia": float(fit.inertia_)}
         return {"labels": labels}, evidence
 
 
@@ -97,13 +97,13 @@ class PlaceByMeans:
 
 
 def with_late(clustering: Clustering, clients: Sequence[int]) -> Clustering:
-    """The clustering with those of `clients` that it lacks, in the largest cluster."""
+    """The clustering, with missing `clients` added to the largest cluster."""
     late = [client for client in clients if client not in clustering.clients]
     return clustering.extended(late, [int(np.bincount(clustering.labels).argmax())] * len(late)) if late else clustering
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class OneShotState:
     """Cluster models, who is in which, and the updates of the one shot, still with their owners."""
 
     models: tuple[Shared, ...]
@@ -126,7 +126,7 @@ def one_shot(
     erm = replace(train, epochs=local_epochs)
     initial = Shared(train.model.init(seed))
 
-    def init(federation: Federation) -> State:
+    def init(federation: Federation) -> OneShotState:
         enough_clients(k, len(federation.clients))
         held = federation.compute(erm, {"model": initial})["update"]
         released = federation.gram(held, then=ClusterByMeans(min(k, len(held.clients)), starts, seed))
@@ -134,22 +134,22 @@ def one_shot(
         clustering = with_late(clustering, federation.clients)
         means = try_mean(federation, held, weights, clustering, k)  # over those who have an update
         models = moved(federation, (initial,) * k, means, "update", clustering, clustering.clients)
-        return State(models, clustering, held, released.evidence)
+        return OneShotState(models, clustering, held, released.evidence)
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: OneShotState) -> tuple[OneShotState, RoundRecord]:
         models, record = average_within(federation, state.models, state.clustering, train, weights)
         return replace(state, models=models), record
 
-    def serve(state: State) -> Served:
+    def serve(state: OneShotState) -> Served:
         return Served(Evaluate(train.model), {"model": list(state.models)}, state.clustering)
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+    def admit(federation: Federation, state: OneShotState, newcomers: Sequence[int]) -> tuple[OneShotState, Mapping[str, Any]]:
         held = federation.compute(erm, {"model": initial}, on=newcomers)["update"]
         released = federation.gram(held, then=PlaceByMeans(), against=state.updates)
         labels = [int(label) for label in released.result["labels"]]
         return replace(state, clustering=with_late(state.clustering.extended(held.clients, labels), newcomers)), {"joined": labels}
 
-    def describe(state: State) -> Mapping[str, Any]:
+    def describe(state: OneShotState) -> Mapping[str, Any]:
         return {"clustering": state.clustering, "evidence": state.evidence, "rule": f"k = {k}"}
 
     return Algorithm("one_shot", ("gram", "mean"), init, round, serve, admit, describe, public_groups=k > 1)
@@ -157,6 +157,6 @@ def one_shot(
 
 ONE_SHOT = AlgorithmSpec(
     "one_shot", one_shot, "k-means on local models once, then FedAvg in each cluster (Ghosh et al. 2019)",
-    states=(State,), functions=(ClusterByMeans, PlaceByMeans),
-    knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    states=(OneShotState,), functions=(ClusterByMeans, PlaceByMeans),
+    knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

@@ -47,7 +47,7 @@ from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Train
 from ..types import Array, Clustering
 from .fedavg import Weights, average_within
-from .interface import Algorithm, AlgorithmSpec, Compared, Served
+from .interface import Algorithm, AlgorithmSpec, ComparedValue, Served
 from .shared.grouping import ALPHA, FindGroups, JoinGroups, Landmarks, find_groups
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
@@ -133,7 +133,7 @@ def _changed(kept: Array, recut: Array) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class PacflState:
     """Cluster models, who is in which, the signatures (still with their owners), and newcomers' fine-tuned addends."""
 
     models: tuple[Shared, ...]
@@ -254,32 +254,34 @@ def _check_test(authors: bool, per_label: bool, measure: Measure, linkage: Linka
         raise InputError(f"algorithm.cut: 'test' {why}; 'silhouette', 'gap', beta or k cut the tree of angles")
 
 
-def _init(settings: PacflSettings, federation: Federation) -> State:
+def _init(settings: PacflSettings, federation: Federation) -> PacflState:
     """Algorithm 1, lines 7-12: signatures, clusters, and one θ⁰ for all."""
     held = federation.compute(settings.signature)["signature"]
     initial = Shared(settings.train.model.init(settings.seed))
     by = settings.by
     if isinstance(by, FindGroups):
-        found = find_groups(federation, held, by, settings.landmarks)
-        return State((initial,) * found.clustering.k, found.clustering, held, initial, found.notes, found.evidence)
+        grouping = find_groups(federation, held, by, settings.landmarks)
+        return PacflState((initial,) * grouping.clustering.k, grouping.clustering, held, initial, grouping.notes, grouping.evidence)
     released = federation.gram(held, then=replace(by, at_least=federation.merge_below))
     clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), int(released.result["k"]))
     rule = f"threshold {by.beta:g}" if by.beta is not None else f"k = {by.k}" if by.k is not None else f"automatic ({by.auto})"
     notes = {"rule": rule, "clear": bool(released.result["clear"])}
-    return State((initial,) * clustering.k, clustering, held, initial, notes, released.evidence)
+    return PacflState((initial,) * clustering.k, clustering, held, initial, notes, released.evidence)
 
 
-def _round(settings: PacflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: PacflSettings, federation: Federation, state: PacflState) -> tuple[PacflState, RoundRecord]:
     models, record = average_within(federation, state.models, state.clustering, settings.train, settings.weights)
     return replace(state, models=models, tuned=()), record
 
 
-def _serve(settings: PacflSettings, state: State) -> Served:
+def _serve(settings: PacflSettings, state: PacflState) -> Served:
     models = [model + Shared(own=state.tuned) for model in state.models]
     return Served(Evaluate(settings.train.model), {"model": models}, state.clustering)
 
 
-def _admit(settings: PacflSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: PacflSettings, federation: Federation, state: PacflState, newcomers: Sequence[int]
+) -> tuple[PacflState, Mapping[str, Any]]:
     """Algorithm 2: newcomers extend the proximity matrix, take their cluster's model, and fine-tune it."""
     held = federation.compute(settings.signature, on=newcomers)
     by = settings.by
@@ -298,12 +300,12 @@ def _admit(settings: PacflSettings, federation: Federation, state: State, newcom
     return replace(state, models=models, clustering=clustering, tuned=tuned), notes
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(state: PacflState) -> Mapping[str, Any]:
     return {"clustering": state.clustering, "evidence": state.evidence, **state.notes}
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
-    compared = _compared(given)
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
+    compared = _compared(settings)
     if compared.per_label:
         raise InputError(
             "algorithm.per_label under privacy.unit = 'sample': a signature per label would show which labels there are; set it to false"
@@ -311,26 +313,26 @@ def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
     return Releases(signatures=1, trainings=rounds, mechanism="whole_moment" if compared.halves else "moment")
 
 
-def _compared(given: Mapping[str, Any]) -> Compared:
-    authors, per_label, p = given.get("variant") == "authors", given.get("per_label"), int(given.get("p", 3))
+def _compared(settings: Mapping[str, Any]) -> ComparedValue:
+    authors, per_label, p = settings.get("variant") == "authors", settings.get("per_label"), int(settings.get("p", 3))
     by_label = authors if per_label is None else bool(per_label)
-    if _rule(given.get("beta"), given.get("k"), given.get("cut"), authors or by_label) == "test":
-        return Compared(HALVES * p, True, halves=True)
-    return Compared(p, True, by_label)
+    if _rule(settings.get("beta"), settings.get("k"), settings.get("cut"), authors or by_label) == "test":
+        return ComparedValue(HALVES * p, True, halves=True)
+    return ComparedValue(p, True, by_label)
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    if given.get("k") is not None:
-        return f"the number of groups, k = {given['k']}"
-    if given.get("beta") is not None:
-        return f"a threshold, beta = {given['beta']:g} degrees"
-    authors, per_label = given.get("variant") == "authors", given.get("per_label")
-    cut = _rule(None, None, given.get("cut"), authors if per_label is None else bool(per_label))
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    if settings.get("k") is not None:
+        return f"the number of groups, k = {settings['k']}"
+    if settings.get("beta") is not None:
+        return f"a threshold, beta = {settings['beta']:g} degrees"
+    authors, per_label = settings.get("variant") == "authors", settings.get("per_label")
+    cut = _rule(None, None, settings.get("cut"), authors if per_label is None else bool(per_label))
     return f"none: a test at level {ALPHA:g}" if cut == "test" else f"none: a cut by the {cut} of the tree"
 
 
 PACFL = AlgorithmSpec(
     "pacfl", pacfl, "one-shot clustering by principal angles, then FedAvg in each cluster (Vahidian et al. 2023)",
-    states=(State, Cut), functions=(ClusterByAngles, PlaceNewcomers, FindGroups, JoinGroups), sample_releases=_sample_releases,
+    states=(PacflState, Cut), functions=(ClusterByAngles, PlaceNewcomers, FindGroups, JoinGroups), sample_releases=_sample_releases,
     cohorts="labelled", compared=_compared, knowledge=_knowledge, serves_released=True,
 )  # fmt: skip

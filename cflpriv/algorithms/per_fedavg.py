@@ -26,7 +26,7 @@ from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate, EvaluateUsed
 from ..tasks.training import Gradient, Train
 from ..types import Array
-from .fedavg import State, Weights, fedavg
+from .fedavg import FedAvgState, Weights, fedavg
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 
 __all__ = ["EvaluateAdapted", "per_fedavg"]
@@ -42,30 +42,30 @@ class EvaluateAdapted(EvaluateUsed):
     alpha: float
     on_divergence: Literal["stop", "skip"] = "stop"
 
-    def used(self, given: TaskInput) -> Array:
-        return self._used([given], in_use())[0]
+    def used(self, task_input: TaskInput) -> Array:
+        return self._used([task_input], in_use())[0]
 
-    def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], in_use())[0][0]
+    def run(self, task_input: TaskInput) -> Result:
+        return self.run_many([task_input], in_use())[0][0]
 
-    def cost(self, given: TaskInput) -> int:
-        return len(given.data.y_train)
+    def cost(self, task_input: TaskInput) -> int:
+        return len(task_input.data.y_train)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return Gradient(self.model).chunk_size(given, device)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return Gradient(self.model).chunk_size(task_input, device)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         used = self._used(inputs, device)
-        return Evaluate(self.model).run_many([replace(one, params={"model": v}) for one, v in zip(inputs, used, strict=True)], device)
+        return Evaluate(self.model).run_many([replace(entry, params={"model": v}) for entry, v in zip(inputs, used, strict=True)], device)
 
     def _used(self, inputs: Sequence[TaskInput], device: Device) -> list[Array]:
-        models = [given.array("model") for given in inputs]
+        models = [task_input.array("model") for task_input in inputs]
         if not self.alpha:
             return models
-        found, _ = Gradient(self.model, self.on_divergence).run_many(inputs, device)
+        gradients, _ = Gradient(self.model, self.on_divergence).run_many(inputs, device)
         return [
             (model - self.alpha * np.asarray(result["gradient"])).astype(model.dtype, copy=False) if result else model
-            for model, result in zip(models, found, strict=True)
+            for model, result in zip(models, gradients, strict=True)
         ]
 
 
@@ -86,7 +86,7 @@ def per_fedavg(
         raise InputError("training.epochs: 1 full batch makes no pair for algorithm.alpha; 2 epochs at least, or smaller batches")
     shared = fedavg(replace(train, maml_lr=alpha, lr=beta or train.lr), weights=weights, seed=seed)
 
-    def serve(state: State) -> Served:
+    def serve(state: FedAvgState) -> Served:
         return Served(EvaluateAdapted(train.model, alpha, train.on_divergence), {"model": state.model})
 
     return replace(shared, name="per_fedavg", serve=serve)
@@ -94,6 +94,6 @@ def per_fedavg(
 
 PER_FEDAVG = AlgorithmSpec(
     "per_fedavg", per_fedavg, "one model made to be a good start for a step on one's own data, first-order MAML (Fallah et al. 2020)",
-    states=(State,), tasks=(EvaluateAdapted,), sample_releases=updates_only,
+    states=(FedAvgState,), tasks=(EvaluateAdapted,), sample_releases=updates_only,
     cohorts="one", knowledge=no_groups,
 )  # fmt: skip

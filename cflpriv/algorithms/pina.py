@@ -60,7 +60,7 @@ Normality = Literal["weight", "drop", "off"]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class PinaState:
     """Models of the clusters, the first clustering, and whether a round has been trained by it."""
 
     models: tuple[Shared, ...]
@@ -100,7 +100,7 @@ def pina(
     """PINA with `k` models. Of each weight matrix `rank` public directions are seen, sketched to `sketch` numbers in all.
 
     A cluster's sum is divided by `smallest` clients at least, and weighted by `normality` at level `alpha`. `norm`: the length of a
-    client's contribution to a sum, under client-level privacy that to which it is clipped; one above that makes counts wrong.
+    client's contribution to a sum. Under client-level privacy: the clip norm; a larger `norm` makes counts wrong.
 
     Raises `InputError` for parameters that cannot be.
     """
@@ -122,8 +122,8 @@ def normality_weight(block: Array, rule: Normality, alpha: float, draws: Stream)
     sample = block if len(block) <= COORDINATES else block[draws.choice(len(block), COORDINATES, replace=False)]
     if len(sample) < 3 or float(np.ptp(sample)) == 0:
         return 1.0, 1.0
-    found = shapiro(sample.astype(np.float64) / float(np.abs(sample).max()))
-    statistic, p = float(found.statistic), float(found.pvalue)
+    test = shapiro(sample.astype(np.float64) / float(np.abs(sample).max()))
+    statistic, p = float(test.statistic), float(test.pvalue)
     if rule == "off":
         return statistic, 1.0
     return statistic, 0.0 if rule == "drop" and p < alpha else statistic
@@ -132,20 +132,20 @@ def normality_weight(block: Array, rule: Normality, alpha: float, draws: Stream)
 # --- the first stage: clusters from sketches
 
 
-def _init(settings: PinaSettings, federation: Federation) -> State:
+def _init(settings: PinaSettings, federation: Federation) -> PinaState:
     k = settings.k
     enough_clients(k, len(federation.clients))
     start = Shared(settings.train.model.init(settings.seed))
     held = federation.compute(settings.signature, {"model": start})["signature"]
     released = federation.gram(held, then=ClusterByMeans(min(k, len(held.clients)), STARTS, settings.seed))
     federation.close(held)
-    return State((start,) * k, Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), k))
+    return PinaState((start,) * k, Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), k))
 
 
 # --- training
 
 
-def _round(settings: PinaSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: PinaSettings, federation: Federation, state: PinaState) -> tuple[PinaState, RoundRecord]:
     k, train = settings.k, settings.train.at(federation.round)
     cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
     models = list(state.models)
@@ -159,14 +159,14 @@ def _round(settings: PinaSettings, federation: Federation, state: State) -> tupl
         return state, RoundRecord(federation.round, tuple(cohort), None, {"unchanged_clusters": list(range(k))})
     sizes = np.maximum(total.count * total.shares, smallest_of(settings.smallest, k, len(cohort)))
     draws = federation.stream("normality")
-    found = [normality_weight(block, settings.normality, settings.alpha, draws) for block in total.sums]
-    weights = np.array([weight for _, weight in found])
+    tests = [normality_weight(block, settings.normality, settings.alpha, draws) for block in total.sums]
+    weights = np.array([weight for _, weight in tests])
     notes = {
-        "sizes": [float(size) for size in sizes], "normality": [statistic for statistic, _ in found],
+        "sizes": [float(size) for size in sizes], "normality": [statistic for statistic, _ in tests],
         "unchanged_clusters": [j for j in range(k) if weights[j] == 0], "clipped_clients": total.clipped,
     }  # fmt: skip
     moved = moved_by(state.models, total.sums * weights[:, None].astype(total.sums.dtype), sizes)
-    return State(moved, state.clustering, begun=True), RoundRecord(federation.round, tuple(cohort), None, notes)
+    return PinaState(moved, state.clustering, begun=True), RoundRecord(federation.round, tuple(cohort), None, notes)
 
 
 def _first(federation: Federation, clustering: Clustering, cohort: Sequence[int]) -> Held:
@@ -175,11 +175,11 @@ def _first(federation: Federation, clustering: Clustering, cohort: Sequence[int]
     return federation.compute(ChooseListed(), listed, on=cohort)["choice"]
 
 
-def _serve(settings: PinaSettings, state: State) -> Served:
+def _serve(settings: PinaSettings, state: PinaState) -> Served:
     return serve_lowest(settings.train.model, state.models)
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(state: PinaState) -> Mapping[str, Any]:
     """The clustering is that of the first stage. Later choices are not known to the server."""
     return {"clustering": state.clustering, "rule": f"k = {state.clustering.k}"}
 
@@ -187,7 +187,7 @@ def _describe(state: State) -> Mapping[str, Any]:
 PINA = AlgorithmSpec(
     "pina", pina,
     "first clusters from noisy sketches, then IFCA by one noisy sum a round, for client-level privacy (our reading of Xu et al. 2026)",
-    states=(State,), tasks=(ChooseListed, EvaluateLowest, LowRankSketch, TrainInBlock), functions=(ClusterByMeans,),
+    states=(PinaState,), tasks=(ChooseListed, EvaluateLowest, LowRankSketch, TrainInBlock), functions=(ClusterByMeans,),
     sample_refused="its sums have a private form for whole clients only (privacy.unit = 'client')",
-    cohorts="one", defaults=norm_of_clip, knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    cohorts="one", defaults=norm_of_clip, knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

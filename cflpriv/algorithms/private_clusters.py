@@ -13,9 +13,9 @@ under a trusted server or inside a secure sum. The first rounds find the cluster
 4. `centre_steps` sums of counts and whole vectors by cluster, each client choosing its own, which make the centres sharper than the
    directions alone.
 
-Each of these sums carries an update beside it (`train_early`): of one model for all, and in step 4 of each cluster's. Both are parts of
-one contribution, whose length is divided between them (`UPDATE_PART`), so a round costs what it costs without. What finds clusters has
-1 / √(1 − part) times the noise for that, and clusters begin with a model that is trained already.
+Each of these sums carries an update beside it (`train_early`): of one model for all, and in step 4 of each cluster's. Both are parts of one
+contribution of the same total length, divided by `UPDATE_PART`. So a round costs the same ε as without updates. What finds clusters has 1 /
+√(1 − part) times the noise for that, and clusters begin with a model that is trained already.
 
 In all later rounds clients train the model of their cluster and put the update into its block of a vector with k blocks, so one sum holds
 the sum of every cluster. That takes k times the upload. Sums of blocks are divided by the noisy sizes of step 4. Clients use the mean of
@@ -89,7 +89,7 @@ Stage = Literal["centre", "moments", "cells", "centres", "train"]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class PrivateClustersState:
     """Models of the clusters, those `before` the last round of training (k or none), and what sums have shown so far, all public.
 
     `stage` is what the next sum is for, `done` the number of sums of that stage taken, `total` their sum. `noise` is the sum of squares
@@ -138,7 +138,7 @@ class PrivateClustersSettings:
     draws: int
     seed: int
 
-    def deviation(self, state: State) -> float:
+    def deviation(self, state: PrivateClustersState) -> float:
         """The deviation of the noise in a sum of the state's stage, in lengths of what finds clusters in a contribution."""
         return state.deviation / float(np.sqrt(1 - self.update_part[state.stage]))
 
@@ -192,12 +192,14 @@ def private_clusters(
     )  # fmt: skip
 
 
-def _init(settings: PrivateClustersSettings, federation: Federation) -> State:
-    state = State((Shared(settings.train.model.init(settings.seed)),))
+def _init(settings: PrivateClustersSettings, federation: Federation) -> PrivateClustersState:
+    state = PrivateClustersState((Shared(settings.train.model.init(settings.seed)),))
     return _alike(state, {"rule": "k = 1", "clear": True}) if settings.k == 1 else state
 
 
-def _round(settings: PrivateClustersSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(
+    settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState
+) -> tuple[PrivateClustersState, RoundRecord]:
     cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
     step = _trained if state.stage == "train" else _found
     return step(settings, federation, state, cohort)
@@ -206,7 +208,9 @@ def _round(settings: PrivateClustersSettings, federation: Federation, state: Sta
 # --- finding the clusters: one sum a round
 
 
-def _found(settings: PrivateClustersSettings, federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, RoundRecord]:
+def _found(
+    settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState, cohort: Sequence[int]
+) -> tuple[PrivateClustersState, RoundRecord]:
     """One sum, and what follows from it."""
     stage, k, model = state.stage, len(state.models), settings.train.model
     start = {"start": Shared(model.init(settings.seed))}
@@ -223,8 +227,8 @@ def _found(settings: PrivateClustersSettings, federation: Federation, state: Sta
     (mean,) = federation.mean(held["contribution"], weights="equal")
     if mean is None:
         return state, RoundRecord(federation.round, tuple(cohort), None, {"finding": stage, "unchanged_clusters": [0]})
-    found, updates = update_in(mean.parts["contribution"].value(), k, model.dimension, part)
-    sum_ = found * (mean.count / settings.vectors.norm)
+    vector_sum, updates = update_in(mean.parts["contribution"].value(), k, model.dimension, part)
+    sum_ = vector_sum * (mean.count / settings.vectors.norm)
     squares, count = noise_in(sum_ * np.sqrt(1 - part))
     total = sum_ if state.total is None or stage == "cells" else state.total + sum_
     noise = (state.noise[0] + squares, state.noise[1] + count)
@@ -241,7 +245,7 @@ def _found(settings: PrivateClustersSettings, federation: Federation, state: Sta
     return state, RoundRecord(federation.round, tuple(cohort), None, notes)
 
 
-def _share(settings: PrivateClustersSettings, state: State) -> tuple[Any, Mapping[str, Parameter]]:
+def _share(settings: PrivateClustersSettings, state: PrivateClustersState) -> tuple[Any, Mapping[str, Parameter]]:
     """What clients contribute next, and what they are sent for it."""
     if state.stage == "centre":
         return settings.task(CentreShare), {}
@@ -254,14 +258,14 @@ def _share(settings: PrivateClustersSettings, state: State) -> tuple[Any, Mappin
     return settings.task(ClusterShare, k=len(state.models)), {"centre": _there(state.centre), "radius": np.array(_radius(state))}
 
 
-def _choosing(state: State) -> dict[str, Parameter]:
+def _choosing(state: PrivateClustersState) -> dict[str, Parameter]:
     """What clients choose their cluster by: rows of short vectors before the first sum of clusters, then of whole ones."""
     short = state.stage == "centres" and state.done == 0
     centre = state.short_centre if short else state.centre
     return {"centre": _there(centre), "rows": _there(state.rows), "offsets": _there(state.offsets)}
 
 
-def _radius(state: State) -> float:
+def _radius(state: PrivateClustersState) -> float:
     """What a whole vector is from its centre, about: a product of two halves is √½ of the product of their lengths, and they are longer."""
     return min(1.0, float(np.sqrt(np.sqrt(2) * state.length)))
 
@@ -272,13 +276,13 @@ def _there(array: Array | None) -> Array:
     return array
 
 
-def _centred(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+def _centred(settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState) -> PrivateClustersState:
     size, r = settings.vectors.size, settings.vectors.moment_size
     both = _there(state.total) / state.seen / np.sqrt(0.5)
     return replace(state, stage="moments", done=0, total=None, centre=both[:size], short_centre=both[size : size + r])
 
 
-def _directed(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+def _directed(settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState) -> PrivateClustersState:
     """After the last sum of moments: directions in which clients differ, and cells to choose from."""
     if state.done < settings.sums["moments"]:
         return state
@@ -289,18 +293,19 @@ def _directed(settings: PrivateClustersSettings, federation: Federation, state: 
     deviation = settings.deviation(state)
     noise = deviation * np.sqrt(state.done) / contributions / np.sqrt(1 - LENGTH_PART**2) * length
     offset = r * (deviation / state.seen) ** 2 / 0.5
-    found = directions_of(products / contributions * length, noise, offset, 0 if settings.k is None else settings.k - 1)
-    s = len(found.variances)
+    directions = directions_of(products / contributions * length, noise, offset, 0 if settings.k is None else settings.k - 1)
+    s = len(directions.variances)
     notes = {"directions": s} | ({"rule": f"k = {settings.k}"} if settings.k is not None else {"rule": f"test at level {settings.alpha:g}"})
     if s == 0:
         return _alike(state, {**notes, "clear": False, "answer": "all alike"})
     return replace(
-        state, stage="cells", done=0, total=None, basis=found.basis, variances=found.variances, spreads=np.zeros(s), length=length,
-        spread=float(np.sqrt(found.variances.sum())), cells=first_cells(found.variances, federation.stream("cells")), notes=notes,
+        state, stage="cells", done=0, total=None, basis=directions.basis, variances=directions.variances, spreads=np.zeros(s),
+        length=length, spread=float(np.sqrt(directions.variances.sum())),
+        cells=first_cells(directions.variances, federation.stream("cells")), notes=notes,
     )  # fmt: skip
 
 
-def _partitioned(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+def _partitioned(settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState) -> PrivateClustersState:
     """After each sum of cells: the cells moved; after the last, the clusters."""
     before, variances, deviation = _there(state.cells), _there(state.variances), settings.deviation(state)
     counts, residuals, squares = cells_of(_there(state.total), *before.shape)
@@ -312,20 +317,20 @@ def _partitioned(settings: PrivateClustersSettings, federation: Federation, stat
     alike = Alike(round(state.seen), clients, state.spread, state.done, deviation / CELL_COUNT, deviation / CELL_RESIDUAL)
     starts = partial(first_cells, variances)
     rng = federation.stream("crowds")  # the name seeds the stream: another one would change the results of recorded runs
-    found = partition_of(cells, counts, alike, starts, settings.alpha, settings.draws, rng, settings.k)
-    notes = {**state.notes, "clear": found.p is None or found.k > 1}
-    if found.p is not None:
-        notes |= {"p": float(found.p), "answer": "groups" if found.k > 1 else "no clear groups"}
-    if found.k == 1:
+    partition = partition_of(cells, counts, alike, starts, settings.alpha, settings.draws, rng, settings.k)
+    notes = {**state.notes, "clear": partition.p is None or partition.k > 1}
+    if partition.p is not None:
+        notes |= {"p": float(partition.p), "answer": "groups" if partition.k > 1 else "no clear groups"}
+    if partition.k == 1:
         return _alike(state, notes)
-    rows = found.centres @ _there(state.basis).T
+    rows = partition.centres @ _there(state.basis).T
     return replace(
         state, stage="centres", done=0, total=None, cells=None, basis=None, variances=None, spreads=None, rows=rows,
-        offsets=np.square(found.centres).sum(1) / 2, models=state.models * found.k, notes=notes,
+        offsets=np.square(partition.centres).sum(1) / 2, models=state.models * partition.k, notes=notes,
     )  # fmt: skip
 
 
-def _sharpened(settings: PrivateClustersSettings, federation: Federation, state: State) -> State:
+def _sharpened(settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState) -> PrivateClustersState:
     """After each sum of clusters: their centres from all such sums, and scores without what noise adds to the centres' lengths."""
     counts, sums = clusters_of(_there(state.total), len(state.models))
     counts = np.maximum(counts, SMALLEST_SIZE * state.done * state.seen)
@@ -336,7 +341,7 @@ def _sharpened(settings: PrivateClustersSettings, federation: Federation, state:
     return replace(state, stage="train", done=0, total=None) if state.done == settings.sums["centres"] else state
 
 
-def _alike(state: State, notes: Mapping[str, Any]) -> State:
+def _alike(state: PrivateClustersState, notes: Mapping[str, Any]) -> PrivateClustersState:
     """One model for all from now on."""
     return replace(state, stage="train", done=0, total=None, cells=None, basis=None, variances=None, models=state.models[:1], notes=notes)
 
@@ -344,7 +349,9 @@ def _alike(state: State, notes: Mapping[str, Any]) -> State:
 # --- training
 
 
-def _trained(settings: PrivateClustersSettings, federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, RoundRecord]:
+def _trained(
+    settings: PrivateClustersSettings, federation: Federation, state: PrivateClustersState, cohort: Sequence[int]
+) -> tuple[PrivateClustersState, RoundRecord]:
     """One round of FedAvg in all clusters, by one sum of blocks."""
     k, train = len(state.models), settings.train.at(federation.round)
     if k == 1:
@@ -366,7 +373,7 @@ def _trained(settings: PrivateClustersSettings, federation: Federation, state: S
     return replace(state, models=models, before=state.models), record
 
 
-def _serve(settings: PrivateClustersSettings, state: State) -> Served:
+def _serve(settings: PrivateClustersSettings, state: PrivateClustersState) -> Served:
     models = [(old + new) * 0.5 for old, new in zip(state.before, state.models, strict=True)] if state.before else list(state.models)
     if len(models) == 1 or state.sizes is None:
         return Served(Evaluate(settings.train.model), {"model": models[0]})
@@ -374,7 +381,7 @@ def _serve(settings: PrivateClustersSettings, state: State) -> Served:
     return Served(EvaluateChosen(settings.task(ChooseCluster)), {"model": models, "start": start, **_choosing(state)})
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(state: PrivateClustersState) -> Mapping[str, Any]:
     return {"k": len(state.models), **state.notes}
 
 
@@ -400,7 +407,7 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 PRIVATE_CLUSTERS = AlgorithmSpec(
     "private_clusters", private_clusters,
     "clusters from noisy sums over all clients and choices that stay with them, for client-level privacy; then FedAvg in each",
-    states=(State,),
+    states=(PrivateClustersState,),
     tasks=(CellShare, CentreShare, ChooseCluster, ClusterShare, EvaluateChosen, MomentShare, TrainInBlock, WithUpdate),
     sample_refused="its sums have a private form for whole clients only (privacy.unit = 'client')",
     defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,

@@ -137,7 +137,7 @@ def fitted(points: Array, k: int | None, seed: int, starts: int = STARTS) -> Mix
 
     if k is None:
         numbers = range(2, min(MOST_COMPONENTS, len(points) // 2) + 1)
-        tried = [fitted(points, one, seed, starts) for one in numbers]
+        tried = [fitted(points, number, seed, starts) for number in numbers]
         return max(tried, key=lambda mixture: mixture.separation) if tried else fitted(points, 1, seed, starts)
     if k == 1 or len(np.unique(points, axis=0)) < k:
         return Mixture(np.zeros((k, points.shape[1])), np.ones(k))
@@ -145,11 +145,11 @@ def fitted(points: Array, k: int | None, seed: int, starts: int = STARTS) -> Mix
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(points)
-    found = Mixture(np.asarray(model.means_), np.sqrt(model.covariances_))
-    nearest = found.log_posteriors(points).argmax(axis=1)
+    estimate = Mixture(np.asarray(model.means_), np.sqrt(model.covariances_))
+    nearest = estimate.log_posteriors(points).argmax(axis=1)
     met = list(dict.fromkeys(int(label) for label in nearest))
     order = met + [label for label in range(k) if label not in met]
-    return Mixture(found.means[order], found.deviations[order])
+    return Mixture(estimate.means[order], estimate.deviations[order])
 
 
 def drawn(log_posteriors: Array, rng: Stream, smallest: int = 1) -> Array:
@@ -213,7 +213,7 @@ class DrawByMixture:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class RDpcflState:
     """Cluster models, and the cluster of each client that has one: drawn for the next round, or chosen.
 
     `signatures` are what clients that were compared hold. `chosen_from`: the first round of stage 2, None before it.
@@ -270,21 +270,21 @@ def choice_rounds(rounds: int) -> int:
     return min(-(-rounds // 10), max(0, rounds - 1))
 
 
-def _init(settings: RDpcflSettings, federation: Federation) -> State:
+def _init(settings: RDpcflSettings, federation: Federation) -> RDpcflState:
     """The first step of all clients, and the clusters that are drawn for the first round."""
     enough_clients(settings.k, len(federation.clients))
     start = Shared(settings.start)
     held = federation.compute(settings.represent, {"model": start})["representation"]
     released = federation.gram(held, then=_draw(settings, federation, 0))
     labels = {client: int(label) for client, label in zip(held.clients, released.result["labels"], strict=True)}
-    return State((start,) * int(released.result["k"]), labels, held, released.evidence)
+    return RDpcflState((start,) * int(released.result["k"]), labels, held, released.evidence)
 
 
 def _draw(settings: RDpcflSettings, federation: Federation, round: int) -> DrawByMixture:
     return DrawByMixture(settings.k, settings.rounds, round, settings.seed, federation.merge_below)
 
 
-def _round(settings: RDpcflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: RDpcflSettings, federation: Federation, state: RDpcflState) -> tuple[RDpcflState, RoundRecord]:
     """The clusters are drawn, chosen, or stay; then clients train the model of theirs."""
     if state.chosen_from is None and federation.round > 0:
         state = _redrawn(settings, federation, state)
@@ -296,7 +296,7 @@ def _round(settings: RDpcflSettings, federation: Federation, state: State) -> tu
     return replace(state, models=models), replace(record, notes={**record.notes, "stage": stage})
 
 
-def _redrawn(settings: RDpcflSettings, federation: Federation, state: State) -> State:
+def _redrawn(settings: RDpcflSettings, federation: Federation, state: RDpcflState) -> RDpcflState:
     """The clusters of this round; those of the last one where stage 2 begins."""
     held = state.signatures
     result = federation.gram(held, then=_draw(settings, federation, federation.round), against=held, on=()).result
@@ -306,7 +306,7 @@ def _redrawn(settings: RDpcflSettings, federation: Federation, state: State) -> 
     return replace(state, labels={**state.labels, **labels})
 
 
-def _chosen(settings: RDpcflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _chosen(settings: RDpcflSettings, federation: Federation, state: RDpcflState) -> tuple[RDpcflState, RoundRecord]:
     """A round of stage 2: clients choose a model and train it."""
     k = len(state.models)
     cohort = federation.cohort({client: state.labels.get(client, k) for client in federation.clients})
@@ -322,7 +322,7 @@ def _chosen(settings: RDpcflSettings, federation: Federation, state: State) -> t
     return replace(state, models=models, labels=labels), record
 
 
-def _serve(settings: RDpcflSettings, state: State) -> Served:
+def _serve(settings: RDpcflSettings, state: RDpcflState) -> Served:
     """The model of a client's cluster, or that of lowest training loss for a client without one."""
     k, model = len(state.models), settings.train.model
     which = _Among({client: (label,) for client, label in state.labels.items()}, tuple(range(k)))
@@ -340,7 +340,9 @@ class _Among:
         return self.labels.get(client, self.otherwise)
 
 
-def _admit(settings: RDpcflSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: RDpcflSettings, federation: Federation, state: RDpcflState, newcomers: Sequence[int]
+) -> tuple[RDpcflState, Mapping[str, Any]]:
     """Newcomers choose the model of lowest training loss, without training."""
     task = PickAndTrain(Losses(settings.train.model), WithoutWork(), "nothing")
     held = federation.compute(task, {"model": list(state.models)}, on=newcomers)
@@ -348,29 +350,29 @@ def _admit(settings: RDpcflSettings, federation: Federation, state: State, newco
     return replace(state, labels={**state.labels, **labels}), {"joined": [labels[client] for client in sorted(labels)]}
 
 
-def _describe(settings: RDpcflSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: RDpcflSettings, state: RDpcflState) -> Mapping[str, Any]:
     rule = "largest separation" if settings.k is None else f"k = {settings.k}"
     return {"clustering": clustering_of(state.labels, len(state.models)), "evidence": state.evidence, "rule": rule}
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """The first step, then an update in each round and a choice in those of stage 2."""
     return Releases(signatures=1, trainings=rounds, choices=choice_rounds(rounds), mechanism="total")
 
 
-def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
-    if given.get("rounds", before.rounds) != before.rounds:
-        raise InputError(f"algorithm.rounds: {given['rounds']}, but training.rounds = {before.rounds}; leave it out")
+def _defaults(settings: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+    if settings.get("rounds", before.rounds) != before.rounds:
+        raise InputError(f"algorithm.rounds: {settings['rounds']}, but training.rounds = {before.rounds}; leave it out")
     return {"rounds": before.rounds}
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    k = given.get("k")
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    k = settings.get("k")
     return f"none: the best separated mixture of 2 to {MOST_COMPONENTS}" if k is None else f"the number of groups, k = {k}"
 
 
 R_DPCFL = AlgorithmSpec(
     "r_dpcfl", r_dpcfl, "clusters drawn from a mixture of noisy gradients, then chosen (Malekmohammadi et al. 2025)",
-    states=(State,), tasks=(EvaluateLowest, PickAndTrain, Represent, WithoutWork), functions=(DrawByMixture,),
+    states=(RDpcflState,), tasks=(EvaluateLowest, PickAndTrain, Represent, WithoutWork), functions=(DrawByMixture,),
     sample_releases=_sample_releases, cohorts="labelled", defaults=_defaults, knowledge=_knowledge,
 )  # fmt: skip

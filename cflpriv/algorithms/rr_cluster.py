@@ -6,8 +6,8 @@ clients receive clients taken at random from larger ones until each has B, so th
 a bias by clients that train a model which is not theirs. The server is trusted there.
 
 A round: every client takes the model of lowest training loss, as in IFCA, trains it, or with a public probability another, and puts the
-update into a block of a vector with k blocks and a count (`tasks.cluster_shares.TrainInBlock`). One `mean` over all clients is all that
-leaves them, so a round is one Gaussian mechanism under client-level privacy.
+update into a block of a vector with k blocks and a count (`tasks.cluster_shares.TrainInBlock`). Clients release one `mean` over all
+clients, so a round is one Gaussian mechanism under client-level privacy.
 
 Deviations and assumptions, each for a reason:
 - The server does not learn who chose what, so that it need not be trusted. It knows noisy sizes from the counts, and moves clients by
@@ -47,7 +47,7 @@ __all__ = ["rebalancing", "rr_cluster"]
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class RrClusterState:
     """Models of the clusters, and the noisy shares (k,) of the clients that chose each in the last round; None before the first."""
 
     models: tuple[Shared, ...]
@@ -68,16 +68,16 @@ class RRClusterSettings:
 def rebalancing(sizes: Array, smallest: float) -> Array:
     """Probabilities (k, k) by which a client that chose cluster i trains the model of j, so that clusters have `smallest` clients at least.
 
-    `sizes` (k,): numbers of clients that choose each, not negative. Every cluster above `smallest` gives in proportion to what it has more,
-    every cluster below it receives in proportion to what it lacks. Expected sizes, sizes @ result, are `smallest` at least if there are
-    k · smallest clients; with fewer all give what they have more. Nobody moves where no cluster is too small.
+    `sizes` (k,): numbers of clients that choose each, not negative. Every cluster above `smallest` gives clients in proportion to its
+    excess; every cluster below `smallest` receives clients in proportion to its deficit. Expected sizes, sizes @ result, are `smallest` at
+    least if there are k · smallest clients; with fewer all give what they have more. Nobody moves where no cluster is too small.
     """
     lacking, more = np.maximum(smallest - sizes, 0.0), np.maximum(sizes - smallest, 0.0)
     stay = np.eye(len(sizes))
-    given = min(float(lacking.sum()), float(more.sum()))
-    if given <= 0:
+    moving = min(float(lacking.sum()), float(more.sum()))
+    if moving <= 0:
         return stay
-    leaving = np.minimum(given * more / more.sum() / np.maximum(sizes, np.finfo(float).tiny), 1.0)
+    leaving = np.minimum(moving * more / more.sum() / np.maximum(sizes, np.finfo(float).tiny), 1.0)
     moves: Array = stay * (1 - leaving)[:, None] + leaving[:, None] * (lacking / lacking.sum())
     return moves
 
@@ -107,13 +107,13 @@ def rr_cluster(
     )  # fmt: skip
 
 
-def _init(settings: RRClusterSettings, federation: Federation) -> State:
+def _init(settings: RRClusterSettings, federation: Federation) -> RrClusterState:
     k = settings.k
     enough_clients(k, len(federation.clients))
-    return State(tuple(Shared(settings.train.model.init(settings.seed, j)) for j in range(k)))
+    return RrClusterState(tuple(Shared(settings.train.model.init(settings.seed, j)) for j in range(k)))
 
 
-def _round(settings: RRClusterSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: RRClusterSettings, federation: Federation, state: RrClusterState) -> tuple[RrClusterState, RoundRecord]:
     k, train = settings.k, settings.train.at(federation.round)
     cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
     smallest, moves = smallest_of(settings.smallest, k, len(cohort)), np.eye(k)
@@ -121,8 +121,8 @@ def _round(settings: RRClusterSettings, federation: Federation, state: State) ->
         moves = rebalancing(state.shares * len(cohort), smallest)
     models = list(state.models)
     chosen = federation.compute(ChooseAndMove(Losses(train.model)), {"model": models, "moves": moves}, on=cohort)
-    given: dict[str, Parameter] = {"model": models, "counted": chosen["choice"]}
-    held = federation.compute(TrainInBlock(train, k, settings.norm), given, which=chosen["moved"], on=cohort)
+    params: dict[str, Parameter] = {"model": models, "counted": chosen["choice"]}
+    held = federation.compute(TrainInBlock(train, k, settings.norm), params, which=chosen["moved"], on=cohort)
     total = sum_of_blocks(federation, held["blocks"], settings.norm)
     if total is None:
         return state, RoundRecord(federation.round, tuple(cohort), None, {"unchanged_clusters": list(range(k))})
@@ -131,7 +131,7 @@ def _round(settings: RRClusterSettings, federation: Federation, state: State) ->
         "sizes": [float(size) for size in sizes], "moved": float(1 - _staying(total.shares, moves)), "unchanged_clusters": [],
         "clipped_clients": total.clipped,
     }  # fmt: skip
-    after = State(moved_by(state.models, total.sums, sizes), total.shares)
+    after = RrClusterState(moved_by(state.models, total.sums, sizes), total.shares)
     return after, RoundRecord(federation.round, tuple(cohort), None, notes)
 
 
@@ -140,18 +140,18 @@ def _staying(shares: Array, moves: Array) -> float:
     return float(shares @ np.diag(moves))
 
 
-def _serve(settings: RRClusterSettings, state: State) -> Served:
+def _serve(settings: RRClusterSettings, state: RrClusterState) -> Served:
     return serve_lowest(settings.train.model, state.models)
 
 
-def _describe(settings: RRClusterSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: RRClusterSettings, state: RrClusterState) -> Mapping[str, Any]:
     return {"k": settings.k, "rule": f"k = {settings.k}"}
 
 
 RR_CLUSTER = AlgorithmSpec(
     "rr_cluster", rr_cluster,
     "IFCA by one noisy sum a round, with random moves into small clusters, for client-level privacy (our reading of Yang et al. 2025)",
-    states=(State,), tasks=(ChooseAndMove, EvaluateLowest, TrainInBlock),
+    states=(RrClusterState,), tasks=(ChooseAndMove, EvaluateLowest, TrainInBlock),
     sample_refused="its sums have a private form for whole clients only (privacy.unit = 'client')",
-    cohorts="one", defaults=norm_of_clip, knowledge=lambda given: f"the number of groups, k = {given.get('k', 2)}",
+    cohorts="one", defaults=norm_of_clip, knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

@@ -73,30 +73,30 @@ class TrainControlled(AroundTraining):
         """η ‖a‖₁ of a client with a single sample: no movement is of fewer steps. It is the same for all, or changes would not add up."""
         return weight_of_steps(steps_of(self.train, 1), self.train.momentum) * self.train.lr
 
-    def before(self, given: TaskInput) -> TaskInput:
-        control, own = given.array("control"), _own(given)
-        return replace(given, params={"model": given.array("model"), "correction": control if own is None else control - own})
+    def before(self, task_input: TaskInput) -> TaskInput:
+        control, own = task_input.array("control"), _own(task_input)
+        return replace(task_input, params={"model": task_input.array("model"), "correction": control if own is None else control - own})
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
         update = np.asarray(result["update"])
-        weight = weight_of_steps(steps_of(self.train, len(given.data.y_train)), self.train.momentum)
+        weight = weight_of_steps(steps_of(self.train, len(task_input.data.y_train)), self.train.momentum)
         # c_i⁺ − c_i = −c + (θ − y)/(K η)  (Alg. 1, l. 12, option II)
-        change = (-given.array("control") - update / (weight * self.train.lr)).astype(update.dtype, copy=False)
-        own = _own(given)
+        change = (-task_input.array("control") - update / (weight * self.train.lr)).astype(update.dtype, copy=False)
+        own = _own(task_input)
         kept = {MEMORY: np.zeros_like(update) if own is None else own, WAITING: change if own is None else own + change}
         sent = (change * self.unit).astype(update.dtype, copy=False)
-        return {"update": update, "control": sent, "trained": result["trained"], **kept, ROUND: np.array(given.streams.round)}
+        return {"update": update, "control": sent, "trained": result["trained"], **kept, ROUND: np.array(task_input.streams.round)}
 
 
-def _own(given: TaskInput) -> Array | None:
+def _own(task_input: TaskInput) -> Array | None:
     """c_i: the one that waits, if the server has it in c, else the one before. None before the first."""
-    summed = given.array("summed")  # rows (client, round)
-    taken = ROUND in given.memory and bool((summed == (given.data.id, int(given.memory[ROUND]))).all(1).any())
-    return given.memory.get(WAITING if taken else MEMORY)
+    summed = task_input.array("summed")  # rows (client, round)
+    taken = ROUND in task_input.memory and bool((summed == (task_input.data.id, int(task_input.memory[ROUND]))).all(1).any())
+    return task_input.memory.get(WAITING if taken else MEMORY)
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class ScaffoldState:
     """The model θ and the control c; the round of each client's last change in c; of how many clients c is the mean; what each weighs."""
 
     model: Shared
@@ -121,11 +121,11 @@ def scaffold(
     """
     needs_sgd(train, "scaffold")
 
-    def init(federation: Federation) -> State:
+    def init(federation: Federation) -> ScaffoldState:
         start = train.model.init(seed)
-        return State(Shared(start), Shared(np.zeros_like(start)))
+        return ScaffoldState(Shared(start), Shared(np.zeros_like(start)))
 
-    def round(federation: Federation, state: State) -> tuple[State, RoundRecord]:
+    def round(federation: Federation, state: ScaffoldState) -> tuple[ScaffoldState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         counted = len({*federation.clients, *state.summed})
         if state.counted != counted:
@@ -151,10 +151,10 @@ def scaffold(
                 state = replace(state, control=federation.fold(control, on=held.clients[0]), summed=last, each=each)
         return state, RoundRecord(federation.round, cohort, None, {**mean_notes((mean,)), "control_moved": moved})
 
-    def serve(state: State) -> Served:
+    def serve(state: ScaffoldState) -> Served:
         return Served(Evaluate(train.model), {"model": state.model})
 
-    def admit(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, object]]:
+    def admit(federation: Federation, state: ScaffoldState, newcomers: Sequence[int]) -> tuple[ScaffoldState, Mapping[str, object]]:
         return state, {}
 
     return Algorithm("scaffold", ("mean",), init, round, serve, admit)
@@ -162,7 +162,7 @@ def scaffold(
 
 SCAFFOLD = AlgorithmSpec(
     "scaffold", scaffold, "FedAvg with control variates against client drift (Karimireddy et al. 2020)",
-    states=(State,), tasks=(TrainControlled,), sample_refused="its control variates are made of un-noised gradients",
+    states=(ScaffoldState,), tasks=(TrainControlled,), sample_refused="its control variates are made of un-noised gradients",
     client_refused="what is clipped off a client's control, and the noise, would stay in the common control for good",
     knowledge=no_groups,
 )  # fmt: skip

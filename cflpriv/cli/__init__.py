@@ -23,7 +23,7 @@ from .auditing import audit, verify
 from .claiming import claims
 from .describing import explain, list_
 from .running import reproduce, run, sweep
-from .shared import ERR, say
+from .shared import ERR, print_line
 from .writing import examples, export, init, report
 
 __all__ = ["app", "main"]
@@ -45,7 +45,7 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        say(f"cflpriv {metadata.version('cflpriv')}")
+        print_line(f"cflpriv {metadata.version('cflpriv')}")
         raise typer.Exit
 
 
@@ -103,7 +103,7 @@ def main() -> None:
         if (
             not isinstance(error, MemoryError)
             and type(error).__name__ != "OutOfMemoryError"
-            and not any(one in str(error) for one in _TOO_LARGE)
+            and not any(pattern in str(error) for pattern in _TOO_LARGE)
         ):
             raise
         _end("out of memory; everything completed is saved: make room, or take fewer clients, samples or workers, then --resume", 1)

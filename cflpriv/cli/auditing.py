@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
-from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, load_plugins, note_idle_code, say
+from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, load_plugins, note_idle_code, print_line
 
 __all__ = ["audit", "verify"]
 
@@ -69,7 +69,7 @@ def audit(
     if active and foreign:
         raise InputError("--foreign, --active: give one of them")
     kind = "with --foreign" if foreign else "with --active" if active else "to a recorded run"
-    given = {
+    chosen = {
         "--adversary": adversary,
         "--budget": budget,
         "--out": out,
@@ -78,7 +78,7 @@ def audit(
         "--data-dir": data_dir,
         "--trust": trust or None,
     }
-    for option, value in given.items():
+    for option, value in chosen.items():
         if value is not None and value != [] and option not in TAKES[kind]:
             raise InputError(f"{option}: does not apply {kind}, which takes {', '.join((*TAKES[kind], '--attacks'))} and --plugin only")
     load_plugins(plugin)
@@ -93,8 +93,9 @@ def audit(
     try:
         place = data_dir or data_directory_of(run_dir)
         cells = audit_run(
-            run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust, say=say
-        )
+            run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust,
+            report=print_line,
+        )  # fmt: skip
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
@@ -121,7 +122,7 @@ def _foreign_audit(folder: Path, attacks: list[str] | None) -> None:
     """Attack a folder of another system's updates."""
     from ..attacks.foreign.foreign_folder import audit_folder
 
-    _print_audit(audit_folder(folder, attacks=attacks, say=say))
+    _print_audit(audit_folder(folder, attacks=attacks, report=print_line))
     OUT.print(f"written: {folder / 'audit.json'}", markup=False)
 
 
@@ -136,7 +137,7 @@ def _active_audit(
     folder = out or (source if source.is_dir() else Path("runs") / f"{source.stem}-active")
     path, believed = (source / "config.toml", trust) if source.is_dir() else (source, trust or None)
     config = load_config(path, changes, trust=believed)
-    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, say=say)
+    rows = active_audit(config, data_dir or data_directory_of(source), attacks=attacks, report=print_line)
     path = written(rows, config, folder)
     OUT.print(table(rows), markup=False)
     OUT.print(f"written: {path}", markup=False)
@@ -149,14 +150,14 @@ def verify(
     """Check that a run folder is unchanged since its run and audits, and that its figures follow from its rounds. Exit code 1 if not."""
     from ..experiments.run.verify import verify as check
 
-    found = check(run_dir)
-    problems = list(found.problems)
-    if digest is not None and digest != found.digest:
-        problems.append(f"{run_dir}: its digest is {found.digest or 'missing'}, not {digest}")
+    verification = check(run_dir)
+    problems = list(verification.problems)
+    if digest is not None and digest != verification.digest:
+        problems.append(f"{run_dir}: its digest is {verification.digest or 'missing'}, not {digest}")
     for problem in problems:
         OUT.print(f"not verified: {problem}", markup=False)
     if problems:
         sys.exit(1)
-    OUT.print(f"verified: {run_dir}, digest {found.digest}", markup=False)
-    if found.unchecked:
-        OUT.print(f"not checked: {found.unchecked}", markup=False)
+    OUT.print(f"verified: {run_dir}, digest {verification.digest}", markup=False)
+    if verification.unchecked:
+        OUT.print(f"not checked: {verification.unchecked}", markup=False)

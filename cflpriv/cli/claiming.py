@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from .shared import DataDir, say
+from .shared import DataDir, print_line
 
 __all__ = ["claims"]
 
@@ -22,15 +22,15 @@ def claims(
     data_dir: DataDir = None,
 ) -> None:
     """Put a published statement to the test, and print a verdict by a rule set before; the same command again resumes it."""
-    from ..attacks.claims.judging import in_words, judge, listed, write_page
+    from ..attacks.claims.judging import judge_claim, listed_claims, verdict_in_words, write_page
 
     if name is None and (scale != 1.0 or seed or data_dir is not None):
         raise InputError("--scale, --seed, --data-dir: are for the runs of a claim; name one")
     if name is not None:
-        verdict = judge(name, out / f"{name}-s{seed}", data_dir, scale=scale, seed=seed, say=say)
-        say("\n".join(in_words(name, verdict)))
+        verdict = judge_claim(name, out / f"{name}-s{seed}", data_dir, scale=scale, seed=seed, report=print_line)
+        print_line("\n".join(verdict_in_words(name, verdict)))
     if page is not None:
         judged, repeated = write_page(out, page)
-        say(f"written: {page}, {judged} claim(s) with a verdict, {repeated} repeated")
+        print_line(f"written: {page}, {judged} claim(s) with a verdict, {repeated} repeated")
     elif name is None:
-        say("\n".join(f"{one:<28} {statement}" for one, statement in listed().items()))
+        print_line("\n".join(f"{claim:<28} {statement}" for claim, statement in listed_claims().items()))

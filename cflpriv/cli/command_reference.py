@@ -25,12 +25,12 @@ def page() -> str:
     group: Any = typer.main.get_command(app)
     parts = [_HEAD]
     for name, command in group.commands.items():
-        arguments = [one for one in command.params if one.param_type_name == "argument"]
-        options = [one for one in command.params if one.param_type_name == "option"]
-        usage = " ".join(["cflpriv", name, *(_bracketed(one) for one in arguments), *(["[OPTIONS]"] if options else [])])
+        arguments = [param for param in command.params if param.param_type_name == "argument"]
+        options = [param for param in command.params if param.param_type_name == "option"]
+        usage = " ".join(["cflpriv", name, *(_bracketed(argument) for argument in arguments), *(["[OPTIONS]"] if options else [])])
         parts += [f"## {name}\n", f"    {usage}\n", command.help.replace("\\[", "[").strip() + "\n"]
         if options:
-            parts += ["| option | meaning |", "|---|---|", *(_row(one) for one in options), ""]
+            parts += ["| option | meaning |", "|---|---|", *(_row(option) for option in options), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 

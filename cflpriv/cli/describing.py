@@ -41,7 +41,7 @@ def list_(plugin: Plugins = None) -> None:
         ("data.source", DATASETS),
         ("data.partition", PARTITIONS),
         ("models", {name: line for name, (_, line) in MODELS.items()}),
-        ("reproductions", {name: f"{one.title} ({one.source})" for name, one in REPRODUCTIONS.items()}),
+        ("reproductions", {name: f"{entry.title} ({entry.source})" for name, entry in REPRODUCTIONS.items()}),
     ):
         OUT.print(f"[bold]{title}[/bold]")
         for name, line in entries.items():

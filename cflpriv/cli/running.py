@@ -13,7 +13,7 @@ from rich.progress import Progress
 from ..console import defaults_text, row_text, summary_text
 from ..errors import InputError
 from ..protocols.bounded_files import read_text
-from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, note_idle_code, progress_shown, say
+from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, note_idle_code, print_line, progress_shown
 
 __all__ = ["reproduce", "run", "sweep"]
 
@@ -43,7 +43,7 @@ def run(
     changes = [*(set_ or []), *([] if device is None else [f"run.device={device}"])]
     experiment = _read(config, changes, plugin or [], folder if resume else None, trust)
     if experiment == Config():
-        say(f"{config}: {defaults_text(experiment)}")
+        print_line(f"{config}: {defaults_text(experiment)}")
     note_idle_code(config, trust)  # of the user's own configuration all runs
     total = experiment.training.rounds
     with progress_shown() as progress, _hosts(hosts, ray, progress) as hosted:
@@ -57,15 +57,15 @@ def run(
 
         bars: dict[str, Any] = {}
 
-        def step(what: str, done: int, total: int) -> None:
-            if what not in bars:
-                bars[what] = progress.add_task(what, total=total, result="")
-            progress.update(bars[what], completed=done, total=total, visible=done < total)
+        def step(activity: str, done: int, total: int) -> None:
+            if activity not in bars:
+                bars[activity] = progress.add_task(activity, total=total, result="")
+            progress.update(bars[activity], completed=done, total=total, visible=done < total)
 
         with naming(config):
             summary = run_experiment(
                 experiment, folder, data_dir, resume=resume, hosted=hosted,
-                say=lambda line: progress.console.print(line, markup=False), tick=tick, step=step,
+                report=lambda line: progress.console.print(line, markup=False), tick=tick, step=step,
             )  # fmt: skip
     OUT.print(summary_text(summary), markup=False)
     OUT.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
@@ -134,40 +134,40 @@ def sweep(
             raise InputError("--list, --merge, --only, --shard: give one of them")
         if list_:
             for line in shown(grid, folder):
-                say(line)
+                print_line(line)
             return
         if grid.choose is not None:
             if merge or only or shard:
                 raise InputError("--merge, --only, --shard: [sweep] choose keeps all runs but the best secret; leave them out")
-            chosen = run_choice(grid, folder, data_dir, workers=workers, say=say)
-            say(chosen.line)
+            chosen = run_choice(grid, folder, data_dir, workers=workers, report=print_line)
+            print_line(chosen.line)
             if chosen.run is not None:
-                say(f"report: {write_report(folder)}; the chosen run: {folder / chosen.run}")
+                print_line(f"report: {write_report(folder)}; the chosen run: {folder / chosen.run}")
             return
-        failed = {} if merge else run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, cells=part, say=say)
+        failed = {} if merge else run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, cells=part, report=print_line)
         if len(failed) == len(part):
             raise InputError(f"every run failed, the first with: {next(iter(failed.values()))}")
         if only or shard:
-            say(f"made a part; when all are there: cflpriv sweep {config} --out {folder} --merge")
+            print_line(f"made a part; when all are there: cflpriv sweep {config} --out {folder} --merge")
         else:
             failed = _merged(grid, folder)
         for line in failure_lines(failed, len(part)):
-            say(line)
+            print_line(line)
 
 
 def _merged(grid: Any, folder: Path) -> dict[str, str]:
     """Write tables, pictures and report of the runs of a sweep that are there; says what is missing. The errors of those that failed."""
     from ..experiments.report.report import write_report
-    from ..experiments.sweep.sweep_runs import opened, standing
+    from ..experiments.sweep.sweep_runs import locked_sweep, standing
 
-    with opened(grid, folder):
+    with locked_sweep(grid, folder):
         page = write_report(folder)
     tables = sorted(path.name for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
-    say(f"report: {page}; tables: {', '.join(tables)}")
-    found = standing(grid, folder)
-    if missing := [f"{number} {name}" for number, (name, how) in enumerate(found.items(), 1) if how in ("missing", "begun")]:
-        say(f"missing: {len(missing)} of {len(found)} runs: {', '.join(missing)}")
-    return {name: how.removeprefix("failed: ") for name, how in found.items() if how.startswith("failed: ")}
+    print_line(f"report: {page}; tables: {', '.join(tables)}")
+    status_of = standing(grid, folder)
+    if missing := [f"{number} {name}" for number, (name, how) in enumerate(status_of.items(), 1) if how in ("missing", "begun")]:
+        print_line(f"missing: {len(missing)} of {len(status_of)} runs: {', '.join(missing)}")
+    return {name: how.removeprefix("failed: ") for name, how in status_of.items() if how.startswith("failed: ")}
 
 
 def reproduce(
@@ -188,10 +188,10 @@ def reproduce(
     from ..experiments.reproductions.reproduce import reproduce as run_all
 
     folder = out or Path("runs") / f"reproduce-{name}"
-    wanted = [] if cells is None else [one.strip() for one in cells.split(";") if one.strip()]
+    wanted = [] if cells is None else [label.strip() for label in cells.split(";") if label.strip()]
     if cells is not None and not wanted:
         raise InputError(f"--cells {cells!r}: names no cell; leave it out for all")
-    outcome = run_all(name, folder, data_dir, scale=scale, seeds=seeds, changes=set_ or [], cells=wanted, say=say)
+    outcome = run_all(name, folder, data_dir, scale=scale, seeds=seeds, changes=set_ or [], cells=wanted, report=print_line)
     OUT.print(read_text(folder / "table.md"), markup=False)
     written = sorted(path.name for path in folder.iterdir() if path.stem in ("table", "picture"))
     OUT.print(f"written: {', '.join(written)} in {folder}", markup=False)

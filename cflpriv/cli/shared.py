@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import InputError
 
 __all__ = [
-    "ERR", "OUT", "DataDir", "DeviceName", "Plugins", "Trust", "load_plugins", "name_of", "naming", "note_idle_code",
-    "progress_shown", "say",
+    "ERR", "OUT", "DataDir", "DeviceName", "Plugins", "Trust", "load_plugins", "name_of", "naming", "note_idle_code", "print_line",
+    "progress_shown",
 ]  # fmt: skip
 
 OUT = Console(soft_wrap=True, highlight=False)
@@ -51,7 +51,7 @@ def note_idle_code(path: Path, trust: bool) -> None:
     from ..experiments.trust import idle_code
 
     if not trust and path.is_file() and (line := idle_code(path, read_tree(path))):
-        say(line)
+        print_line(line)
 
 
 def name_of(config: Path) -> str:
@@ -68,7 +68,7 @@ def naming(config: Path) -> Iterator[None]:
         raise InputError(f"{config}: {error}") from None
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     OUT.print(line, markup=False)
 
 

@@ -7,7 +7,7 @@ import typer
 
 from ..errors import InputError
 from ..streams import print_file
-from .shared import OUT, DataDir, Plugins, Trust, load_plugins, note_idle_code, say
+from .shared import OUT, DataDir, Plugins, Trust, load_plugins, note_idle_code, print_line
 
 __all__ = ["examples", "export", "init", "report"]
 
@@ -41,7 +41,7 @@ def export(
     load_plugins(plugin)
     note_idle_code(run_dir / "config.toml", trust)
     exported = export_model(run_dir, out, data_dir, cluster=model, client=client, trust=trust)
-    say(f"written: {out}, {exported.line}")
+    print_line(f"written: {out}, {exported.line}")
 
 
 def init(
@@ -62,7 +62,7 @@ def init(
     if file is None:
         print_file(text)
     else:
-        say(f"written: {file}")
+        print_line(f"written: {file}")
 
 
 def examples(folder: Annotated[Path, typer.Argument(help="The folder to make.", metavar="[DIR]")] = Path("examples")) -> None:
@@ -70,7 +70,7 @@ def examples(folder: Annotated[Path, typer.Argument(help="The folder to make.", 
     from ..files import copy_examples
 
     try:
-        say(f"written: {copy_examples(folder)} files in {folder}")
+        print_line(f"written: {copy_examples(folder)} files in {folder}")
     except FileExistsError:
         raise InputError(f"{folder}: exists; name a new folder") from None
     except OSError as error:

@@ -127,7 +127,7 @@ def groups_of(unbiased: UnbiasedGram, rng: Stream, *, alpha: float = 0.01, draws
 
 
 def _with_others(unbiased: UnbiasedGram, kept: Array, others: Array, labels: Array) -> Array:
-    """Labels (n,) of all clients: of those kept as given, of the others that of the group whose mean is nearest."""
+    """Labels (n,) of all clients: as given for kept clients, else the label of the group with the nearest mean."""
     every = np.zeros(len(unbiased.traces), dtype=np.int64)
     every[kept] = labels
     if len(others):

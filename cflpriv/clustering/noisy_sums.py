@@ -21,8 +21,8 @@ from ..types import Array
 __all__ = [
     "MOST_DIRECTIONS",
     "Alike",
+    "CellPartition",
     "Directions",
-    "Partition",
     "directions_of",
     "first_cells",
     "moved_cells",
@@ -132,7 +132,7 @@ def tree_of(points: Array, weights: Array) -> Tree:
 
 
 @dataclass(frozen=True, eq=False)
-class Partition:
+class CellPartition:
     """The clusters found among cells: `centres` (k, s), and the share p of simulated clients without groups that look as grouped.
 
     `p` is None where nothing was tested.
@@ -179,7 +179,7 @@ class Alike:
 
 
 def partition_of(cells: Array, counts: Array, alike: Alike, starts: Callable[[Stream], Array], alpha: float, draws: int, rng: Stream,
-                 k: int | None = None) -> Partition:  # fmt: skip
+                 k: int | None = None) -> CellPartition:  # fmt: skip
     """The clusters of cells (m, s) with noisy counts (m,), if a test at level `alpha` finds any.
 
     The number is that of 2 to s + 1 (k means in general position span k − 1 directions) whose parts leave the least of the sum of squares
@@ -189,22 +189,22 @@ def partition_of(cells: Array, counts: Array, alike: Alike, starts: Callable[[St
     points, weights = _kept(cells, counts, alike.noise_of_counts)
     tree = tree_of(points, weights)
     if k is not None:
-        return Partition(_centres(points, weights, tree, min(k, len(points))), None)
+        return CellPartition(_centres(points, weights, tree, min(k, len(points))), None)
     simulated = [tree_of(*_kept(*alike.cells(starts(rng), rng), alike.noise_of_counts)) for _ in range(draws)]
-    usual = {number: [one for one in simulated if number + 1 in one.heights] for number in range(2, cells.shape[1] + 2)}
-    numbers = [number for number, several in usual.items() if number + 1 in tree.heights and len(several) > FEWEST_NULLS * draws]
+    usual = {number: [null for null in simulated if number + 1 in null.heights] for number in range(2, cells.shape[1] + 2)}
+    numbers = [number for number, nulls in usual.items() if number + 1 in tree.heights and len(nulls) > FEWEST_NULLS * draws]
     if not numbers:
-        return Partition(_centres(points, weights, tree, 1), 1.0)
-    inside = {number: [np.log(max(one.left_inside(number), 1e-300)) for one in usual[number]] for number in numbers}
+        return CellPartition(_centres(points, weights, tree, 1), 1.0)
+    inside = {number: [np.log(max(null.left_inside(number), 1e-300)) for null in usual[number]] for number in numbers}
     laws = {number: (float(np.mean(values)), float(np.std(values)) or 1e-12) for number, values in inside.items()}
 
-    def grouped(one: Tree) -> tuple[float, int]:
-        there = [(number, np.log(max(one.left_inside(number), 1e-300))) for number in numbers if number + 1 in one.heights]
+    def grouped(candidate: Tree) -> tuple[float, int]:
+        there = [(number, np.log(max(candidate.left_inside(number), 1e-300))) for number in numbers if number + 1 in candidate.heights]
         return max(((float((laws[number][0] - left) / laws[number][1]), number) for number, left in there), default=(-np.inf, 1))
 
-    mine, best = grouped(tree)
-    p = (1 + sum(grouped(one)[0] >= mine for one in simulated)) / (1 + draws)
-    return Partition(_centres(points, weights, tree, best if p <= alpha else 1), p)
+    observed, best = grouped(tree)
+    p = (1 + sum(grouped(null)[0] >= observed for null in simulated)) / (1 + draws)
+    return CellPartition(_centres(points, weights, tree, best if p <= alpha else 1), p)
 
 
 def _kept(cells: Array, counts: Array, noise: float) -> tuple[Array, Array]:

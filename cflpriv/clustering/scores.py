@@ -20,8 +20,8 @@ def ari(truth: Sequence[int], labels: Sequence[int]) -> float:
     """
     n = len(truth)
     both = sum(count * count for count in Counter(zip(truth, labels, strict=True)).values())
-    true, found = (sum(count * count for count in Counter(one).values()) for one in (truth, labels))
-    together, only_true, only_found = both - n, true - both, found - both  # ordered pairs: alike in both partitions, in one of them
+    true, assigned = (sum(count * count for count in Counter(labelling).values()) for labelling in (truth, labels))
+    together, only_true, only_found = both - n, true - both, assigned - both  # ordered pairs: alike in both partitions, in one of them
     apart = n * n - both - only_true - only_found
     if only_true == only_found == 0:
         return 1.0

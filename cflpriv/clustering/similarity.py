@@ -202,8 +202,8 @@ def cosines(gram: Gram) -> SimilarityMatrix:
     scale = np.where(norms > 0, norms, np.inf)
     values = np.clip(matrix / scale[:, None] / scale[None, :], -1.0, 1.0)
     np.fill_diagonal(values, 1.0)
-    told = norms[norms > 0]
-    noise = ZERO_BELOW * gram.error / float(told.min()) ** 2 if len(told) else 0.0
+    positive = norms[norms > 0]
+    noise = ZERO_BELOW * gram.error / float(positive.min()) ** 2 if len(positive) else 0.0
     return SimilarityMatrix(values, gram.clients, "cosine", "similarity", noise)
 
 

@@ -31,7 +31,7 @@ LONGEST = 2.0
 LONGER = 8.0
 """No squared norm is above so many times the median: clients of few labels have longer means, but not by more."""
 NOISIER = 8.0
-"""A client with so many times the median noise is not tested: it tells next to nothing, and its noise would hide what others tell."""
+"""A client with more than this many times the median noise is not tested: its noise would hide the structure of the other clients."""
 TINY = 1e-300
 
 
@@ -63,7 +63,7 @@ class UnbiasedGram:
         return replace(made, spread=spread)
 
     def usable(self) -> "tuple[UnbiasedGram, Array, Array]":
-        """The products of the clients that can be tested, their positions, and those of the others, whose noise is too large.
+        """The products of the clients that can be tested, the positions of these clients, and the positions of clients with too much noise.
 
         One client's noise would raise the edge for all: a lie of one vector, or a client with next to no samples, would hide all groups.
         """
@@ -76,7 +76,7 @@ class UnbiasedGram:
 
     def _block(self, at: Array) -> "UnbiasedGram":
         both = np.ix_(at, at)
-        noise, cross = (None if one is None else one[both] for one in (self.noise, self.cross))
+        noise, cross = (None if term is None else term[both] for term in (self.noise, self.cross))
         return replace(self, products=self.products[both], traces=self.traces[at], noise=noise, cross=cross)
 
 
@@ -157,17 +157,17 @@ def distances_to_groups(gram: Gram, clients: range, labels: Array, k: int, trace
     for rows in _slices(range(old)):
         products = np.asarray(gram.block(rows, slice(0, old)), np.float64)[:, 0, :, -1]
         within += np.einsum("kr,rk->k", member[:, rows], products @ member.T)
-    found = np.empty((len(clients), k))
+    distances = np.empty((len(clients), k))
     for rows in _slices(clients):
         others = np.asarray(gram.block(rows, slice(0, old)), np.float64)  # (rows, p, old, p)
         towards = (others[:, 0, :, -1] + others[:, -1, :, 0]) @ member.T
-        own = np.array([gram.block(slice(one, one + 1), slice(one, one + 1))[0, 0, 0, -1] for one in range(rows.start, rows.stop)])
+        own = np.array([gram.block(slice(row, row + 1), slice(row, row + 1))[0, 0, 0, -1] for row in range(rows.start, rows.stop)])
         if single:  # a client's product with itself holds its noise
             own = own - traces[rows]
             inside = np.arange(rows.start, min(rows.stop, old))
             towards[: len(inside)] -= 2 * (traces[inside] * member[:, inside]).T
-        found[rows.start - clients.start : rows.stop - clients.start] = own[:, None] - towards + within
-    return found
+        distances[rows.start - clients.start : rows.stop - clients.start] = own[:, None] - towards + within
+    return distances
 
 
 def _slices(positions: range) -> Iterator[slice]:

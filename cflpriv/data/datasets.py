@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..types import Array, check_array
-from .formats import LARGEST_BYTES, read_idx, read_npz
+from .formats import LARGEST_BYTES, read_idx, read_own_npz
 from .scaling import Scaling
 
 __all__ = [
@@ -131,14 +131,14 @@ def channel_statistics(parts: Iterable[Array]) -> tuple[tuple[float, ...], tuple
 
 
 def _pieces(x: Array) -> Iterable[Array]:
-    """`x` whole; in pieces where it is so large that it can only be mapped, since statistics take as much memory as a piece."""
+    """`x` as a whole, or in pieces if it is too large for memory: statistics take as much memory as a piece."""
     rows = len(x) if x.nbytes <= LARGEST_BYTES else max(1, (LARGEST_BYTES >> 5) * len(x) // x.nbytes)
     return (x[at : at + rows] for at in range(0, len(x), rows))
 
 
-def data_directory(given: str | Path | None = None) -> Path:
-    """Where data sets are looked for: `given` (--data-dir), else the environment's CFLPRIV_DATA, else `data/`."""
-    return Path(given or os.environ.get(DIRECTORY_VARIABLE) or "data")
+def data_directory(directory: str | Path | None = None) -> Path:
+    """Where data sets are looked for: `directory` (--data-dir), else the environment's CFLPRIV_DATA, else `data/`."""
+    return Path(directory or os.environ.get(DIRECTORY_VARIABLE) or "data")
 
 
 def dataset_of(
@@ -241,7 +241,7 @@ _NPZ_NEEDED = ("x_train", "y_train", "x_test", "y_test")
 
 
 def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
-    """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled, or a folder of these (`formats.read_npz`).
+    """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled, or a folder of these (`formats.read_own_npz`).
 
     Without `scaling`, values are pixels and `mean`, `std` are computed on x_train, over all clients, which a note says. With it, they are
     features (n, d) of any range.
@@ -249,7 +249,7 @@ def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
     Raises `InputError` naming file, array and value.
     """
     path = Path(path)
-    arrays = read_npz(path, _NPZ_NEEDED, tuple(name for name in NPZ_ARRAYS if name not in _NPZ_NEEDED))
+    arrays = read_own_npz(path, _NPZ_NEEDED, tuple(name for name in NPZ_ARRAYS if name not in _NPZ_NEEDED))
     names = arrays.get("class_names")
     if "client_test" in arrays and "client_train" not in arrays:
         raise InputError(f"{path}: has client_test but no client_train")
@@ -259,7 +259,7 @@ def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
         (arrays["x_test"], arrays["y_test"]),
         classes=0 if names is None else names.size,
         notes=() if scaling is not None else (POOLED.format(path),),
-        class_names=() if names is None else tuple(str(one) for one in names.ravel().tolist()),
+        class_names=() if names is None else tuple(str(name) for name in names.ravel().tolist()),
         scaling=scaling,
         owners=(arrays.get("client_train"), arrays.get("client_test")),
     )

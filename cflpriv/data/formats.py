@@ -33,7 +33,7 @@ __all__ = [
     "read_idx",
     "read_leaf",
     "read_lines",
-    "read_npz",
+    "read_own_npz",
     "read_svhn",
     "read_svmlight",
 ]
@@ -91,7 +91,7 @@ def _parse_idx(path: Path, handle: BufferedIOBase, axes: int) -> Array:
     return array.reshape(shape)
 
 
-def read_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, Array]:
+def read_own_npz(path: str | Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, Array]:
     """The named arrays of an npz file, never unpickling. Other arrays in the file are not read.
 
     `path` may be a folder of the same arrays, each as NAME.npy: then they are memory-mapped (copy on write), whatever their size.
@@ -231,14 +231,14 @@ def read_leaf(path: str | Path, features: int, classes: int) -> Mapping[str, tup
         users, counts = tree["users"], tree.get("num_samples")
         if counts is not None and (not isinstance(counts, list) or len(counts) != len(users)):
             raise InputError(f"{path}: num_samples has not one number for each of the {len(users)} users")
-        found: dict[str, tuple[Array, Array]] = {}
+        samples_of: dict[str, tuple[Array, Array]] = {}
         for i, user in enumerate(users):
-            if not isinstance(user, str) or user in found or user not in tree["user_data"]:
+            if not isinstance(user, str) or user in samples_of or user not in tree["user_data"]:
                 raise InputError(f"{path}: users[{i}] = {user!r}: expected a name, once, that user_data has")
-            found[user] = _leaf_user(f"{path}: user_data[{user!r}]", tree["user_data"][user], features, classes)
-            if counts is not None and counts[i] != len(found[user][1]):
-                raise InputError(f"{path}: num_samples[{i}] = {counts[i]!r}, but user {user!r} has {len(found[user][1])} samples")
-        return found
+            samples_of[user] = _leaf_user(f"{path}: user_data[{user!r}]", tree["user_data"][user], features, classes)
+            if counts is not None and counts[i] != len(samples_of[user][1]):
+                raise InputError(f"{path}: num_samples[{i}] = {counts[i]!r}, but user {user!r} has {len(samples_of[user][1])} samples")
+        return samples_of
 
 
 def _leaf_user(name: str, entry: Any, features: int, classes: int) -> tuple[Array, Array]:
@@ -253,7 +253,7 @@ def _leaf_user(name: str, entry: Any, features: int, classes: int) -> tuple[Arra
             raise InputError(f"{name}: x[{i}] is not a list of {features} numbers")
         values = np.asarray(row)
         if values.dtype.kind not in "iuf" or not ((values >= 0) & (values <= 1)).all():
-            at = next((j for j, one in enumerate(row) if isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= 1), 0)
+            at = next((j for j, x in enumerate(row) if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x <= 1), 0)
             raise InputError(f"{name}: x[{i}][{at}] = {row[at]!r}: expected numbers in 0..1")
         samples[i] = values
     for i, label in enumerate(y):

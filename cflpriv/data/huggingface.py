@@ -20,9 +20,9 @@ def read_saved(path: Path) -> dict[str, list[Any]]:
     except ImportError:
         raise InputError(f"{path}: needs datasets; pip install 'cflpriv[huggingface]', or give its Parquet files") from None
     with reading(path, "Hugging Face dataset"):
-        found = load_from_disk(str(path))
-        if not isinstance(found, Dataset):
-            raise InputError(f"{path}: holds the splits {', '.join(map(str, found))}; name the folder of one, such as {path / 'train'}")
+        dataset = load_from_disk(str(path))
+        if not isinstance(dataset, Dataset):
+            raise InputError(f"{path}: holds the splits {', '.join(map(str, dataset))}; name the folder of one, such as {path / 'train'}")
         size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
-        check_cells(path, found.num_rows * found.num_columns, size)
-        return dict(found.to_dict())
+        check_cells(path, dataset.num_rows * dataset.num_columns, size)
+        return dict(dataset.to_dict())

@@ -41,12 +41,12 @@ def _read(folder: Path) -> tuple[Array, Array, list[str]]:
         raise InputError(f"{folder}: torchvision does not fit the installed torch ({error}); install the two from one index") from None
     with reading(folder, "image folder"):
         try:
-            found = ImageFolder(str(folder))
+            listing = ImageFolder(str(folder))
         except FileNotFoundError as error:  # no folder of a class, or one without an image
             raise InputError(f"{folder}: {error}") from None
-        paths = [Path(name) for name, _ in found.samples]
+        paths = [Path(name) for name, _ in listing.samples]
         images = _images(folder, paths)
-        return images, np.array(found.targets, dtype=np.int64), list(found.classes)
+        return images, np.array(listing.targets, dtype=np.int64), list(listing.classes)
 
 
 def _images(folder: Path, paths: Sequence[Path]) -> Array:
@@ -60,7 +60,9 @@ def _images(folder: Path, paths: Sequence[Path]) -> Array:
             try:
                 with reading(path, "image"), open_regular(path) as file, Image.open(file) as image:
                     if number == 0:
-                        _check_limit(folder, (len(paths), 3, image.height, image.width), sum(one.stat().st_size for one in paths))
+                        _check_limit(
+                            folder, (len(paths), 3, image.height, image.width), sum(image_file.stat().st_size for image_file in paths)
+                        )
                         images = np.empty((len(paths), 3, image.height, image.width), np.uint8)
                     if (image.height, image.width) != images.shape[2:]:
                         raise InputError(f"{path}: {image.width}×{image.height} pixels, others {_size(images[0])}; make all of one size")

@@ -16,7 +16,7 @@ from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array
 from .datasets import HOW_TO_SET, Dataset, data_directory, dataset_of, load_npz
-from .formats import read_cifar100_batch, read_cifar_batch, read_idx, read_leaf, read_npz, read_svhn, read_svmlight
+from .formats import read_cifar100_batch, read_cifar_batch, read_idx, read_leaf, read_own_npz, read_svhn, read_svmlight
 
 __all__ = ["LOADERS", "load_dataset"]
 
@@ -154,7 +154,7 @@ def _cifar100(directory: Path) -> Dataset:
     if path.suffix == ".npz":
         dataset = load_npz(path)
         _needs_classes(dataset, 100)
-        coarse = read_npz(path, (), ("coarse_train",)).get("coarse_train")
+        coarse = read_own_npz(path, (), ("coarse_train",)).get("coarse_train")
         fine = dataset.y_train
     else:
         x, fine, coarse = read_cifar100_batch(path)
@@ -169,13 +169,13 @@ def _kinds(name: str, key: str, labels: Array, kinds: Array, classes: int) -> tu
     """The kind of each label, which must be the same for all its samples; -1 for labels without samples."""
     if kinds.dtype.kind not in "iu" or kinds.shape != labels.shape:
         raise InputError(f"{name}: {key} has dtype {kinds.dtype} and shape {kinds.shape}; expected integers of shape {labels.shape}")
-    found = []
+    kind_of_label = []
     for label in range(classes):
-        its = np.unique(kinds[labels == label])
-        if len(its) > 1:
-            raise InputError(f"{name}: label {label} has the {key} values {its.tolist()}; each label belongs to one")
-        found.append(int(its[0]) if len(its) else -1)
-    return tuple(found)
+        values = np.unique(kinds[labels == label])
+        if len(values) > 1:
+            raise InputError(f"{name}: label {label} has the {key} values {values.tolist()}; each label belongs to one")
+        kind_of_label.append(int(values[0]) if len(values) else -1)
+    return tuple(kind_of_label)
 
 
 def _emnist_letters(directory: Path) -> Dataset:
@@ -204,16 +204,16 @@ def _omniglot(directory: Path) -> Dataset:
     characters that it has not drawn for training, but others of its alphabet have. It is not FEMNIST and must not be reported as such.
     """
     path = _find("omniglot", [directory / "omniglot", directory], ("omniglot_small.npz",))
-    arrays = read_npz(path, ("x28", "label", "alphabet", "writer", "class_names"))
+    arrays = read_own_npz(path, ("x28", "label", "alphabet", "writer", "class_names"))
     x, label, writer, classes = arrays["x28"], arrays["label"], arrays["writer"], arrays["class_names"].size
     for key in ("label", "alphabet", "writer"):
         if arrays[key].dtype.kind not in "iu" or arrays[key].shape != x.shape[:1]:
             raise InputError(f"{path}: {key} has dtype {arrays[key].dtype} and shape {arrays[key].shape}; expected {len(x)} integers")
     is_test = np.zeros(len(label), dtype=bool)
-    for who in np.unique(writer):
-        own = np.flatnonzero(writer == who)
+    for alphabet_writer in np.unique(writer):
+        own = np.flatnonzero(writer == alphabet_writer)
         # Seed 0, whatever the experiment's seed: the split is part of the data set.
-        is_test[stream(0, "data.omniglot.split", client=int(who)).permutation(own)[: len(own) // 4]] = True
+        is_test[stream(0, "data.omniglot.split", client=int(alphabet_writer)).permutation(own)[: len(own) // 4]] = True
     dataset = dataset_of(
         str(path), (x[~is_test], label[~is_test]), (x[is_test], label[is_test]), classes,
         owners=(writer[~is_test], writer[is_test]), label_kinds=_kinds(str(path), "alphabet", label, arrays["alphabet"], classes),
@@ -228,15 +228,15 @@ def _omniglot(directory: Path) -> Dataset:
 def _femnist(directory: Path) -> Dataset:
     """LEAF's json files: folders `train` and `test` as its script makes them, split by sample. Paper is 1 and ink 0, as LEAF has it."""
     folders = [directory / "femnist", directory / "femnist" / "data", directory / "FEMNIST"]
-    found = [folder for folder in folders if (folder / "train").is_dir() and (folder / "test").is_dir()]
+    candidates = [folder for folder in folders if (folder / "train").is_dir() and (folder / "test").is_dir()]
     searched = " and ".join(map(str, folders))
-    if not found:
+    if not candidates:
         raise InputError(f"femnist: no folders train and test with LEAF's json files in {searched}; {HOW_TO_SET}")
     parts: dict[str, dict[str, tuple[Array, Array]]] = {"train": {}, "test": {}}
     for part, users in parts.items():
-        paths = sorted((found[0] / part).glob("*.json"))
+        paths = sorted((candidates[0] / part).glob("*.json"))
         if not paths:
-            raise InputError(f"femnist: no *.json in {found[0] / part}; {HOW_TO_SET}")
+            raise InputError(f"femnist: no *.json in {candidates[0] / part}; {HOW_TO_SET}")
         for path in paths:
             for user, samples in read_leaf(path, 784, 62).items():
                 if user in users:
@@ -247,11 +247,11 @@ def _femnist(directory: Path) -> Dataset:
     numbers = {user: number for number, user in enumerate(sorted(parts["train"]))}
     flat = []
     for users in parts.values():
-        its = [user for user in sorted(users) if len(users[user][1])]
-        if not its:
-            raise InputError(f"femnist: {found[0]} holds no samples in one of train and test")
-        x, y = (np.concatenate([users[user][i] for user in its]) for i in (0, 1))
-        owners = np.repeat([numbers[user] for user in its], [len(users[user][1]) for user in its])
+        contributing = [user for user in sorted(users) if len(users[user][1])]
+        if not contributing:
+            raise InputError(f"femnist: {candidates[0]} holds no samples in one of train and test")
+        x, y = (np.concatenate([users[user][i] for user in contributing]) for i in (0, 1))
+        owners = np.repeat([numbers[user] for user in contributing], [len(users[user][1]) for user in contributing])
         flat.append((x.reshape(-1, 28, 28), y, owners))
     notes = (f"femnist: {len(numbers)} writers as LEAF's files name them; a white page is 1, ink 0",)
     return dataset_of("femnist", flat[0][:2], flat[1][:2], 62, notes=notes, owners=(flat[0][2], flat[1][2]))

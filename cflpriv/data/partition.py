@@ -114,7 +114,7 @@ def label_skew(
     owners = {int(label): [i for i in range(clients) if label in owned[i]] for label in present}
     train = _deal(y_train, owners, clients, seed, "data.label_skew")
     _none_empty(train, clients, f"skew_percent = {percent}")
-    unused = [label for label, its in owners.items() if not its]
+    unused = [label for label, label_owners in owners.items() if not label_owners]
     label_sets = [tuple(map(int, labels)) for labels in owned]
     distinct = {labels: index for index, labels in enumerate(sorted(set(label_sets)))}
     return Partition(
@@ -302,8 +302,8 @@ def given(
     _check(y_train, y_test, len(ids))
     train = owned(owners_train, ids)
     of_owner = [set(kinds[own].tolist()) for own in train] if kinds is not None else []
-    known = bool(of_owner) and all(len(its) == 1 for its in of_owner)
-    groups = tuple(int(its.pop()) for its in of_owner) if known else (0,) * len(ids)
+    known = bool(of_owner) and all(len(owner_groups) == 1 for owner_groups in of_owner)
+    groups = tuple(int(owner_groups.pop()) for owner_groups in of_owner) if known else (0,) * len(ids)
     notes = [] if known else ["the file's own clients have no known groups (all count as one), so ARI means nothing"]
     if owners_test is None:
         label_sets = [tuple(map(int, np.unique(y_train[own]))) for own in train]
@@ -350,11 +350,11 @@ def _subsets(train: Sequence[Array], cap: int, seed: int, purpose: str, ids: Seq
 def _deal(y: Array, owners: dict[int, list[int]], clients: int, seed: int, purpose: str) -> tuple[Array, ...]:
     """The samples of each label divided evenly among its owners; which owners get the remainder is random."""
     parts: list[list[Array]] = [[np.empty(0, np.int64)] for _ in range(clients)]
-    for label, its in owners.items():
-        if its:
+    for label, label_owners in owners.items():
+        if label_owners:
             draws = stream(seed, f"{purpose}.label{label}")
             pool = draws.permutation(np.flatnonzero(y == label))
-            for owner, part in zip(draws.permutation(its), np.array_split(pool, len(its)), strict=True):
+            for owner, part in zip(draws.permutation(label_owners), np.array_split(pool, len(label_owners)), strict=True):
                 parts[owner].append(part)
     return tuple(np.sort(np.concatenate(own)) for own in parts)
 

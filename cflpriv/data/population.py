@@ -19,7 +19,7 @@ from .scaling import Scaling, scaled
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .spec import DATASETS, PARTITIONS, DataSpec, check_spec, refuse, register_dataset
 from .tables import TABLES, Columns, load_table
-from .text import TEXTS, UNKNOWN, Texts, load_texts, numbers, vocabulary, windows
+from .text import TEXTS, UNKNOWN, Texts, load_texts, vocabulary, windows, word_numbers
 
 __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population", "register_dataset"]
 
@@ -129,7 +129,9 @@ def _groups_of_kinds(spec: DataSpec, known: Sequence[int]) -> tuple[tuple[int, .
     groups = spec.groups or tuple((kind,) for kind in known)
     strange = [kind for group in groups for kind in group if kind not in known]
     if strange:
-        raise InputError(f"groups = {[list(one) for one in groups]}: {strange[0]} is not a kind of {spec.source}; kinds are {list(known)}")
+        raise InputError(
+            f"groups = {[list(group) for group in groups]}: {strange[0]} is not a kind of {spec.source}; kinds are {list(known)}"
+        )
     return groups
 
 
@@ -147,7 +149,7 @@ def _build_texts(spec: DataSpec, directory: str | Path | None) -> Population:
     except InputError as error:
         raise InputError(f"[data] {error}") from None
     index = {word: number for number, word in enumerate(entries)}
-    cut = {name: [windows(numbers(one, index), spec.sequence_length) for one in getattr(texts, name)] for name in ("train", "test")}
+    cut = {name: [windows(word_numbers(text, index), spec.sequence_length) for text in getattr(texts, name)] for name in ("train", "test")}
     shared: dict[bytes, tuple[Array, Array]] = {}
     clients = []
     for client, train, test in zip(part.ids, part.train, part.test, strict=True):
@@ -229,12 +231,12 @@ def _shifts(spec: DataSpec, dataset: Dataset) -> tuple[Shift, ...]:
         *(partial(_rotated, turn) for turn in turns),
         *(partial(_shifted, move, classes) for move in moves),
         *(partial(_swapped, first, second) for first, second in swaps),
-        *(partial(_permuted, one) for one in label_permutations(spec.seed, spec.label_permutations, classes)),
+        *(partial(_permuted, permutation) for permutation in label_permutations(spec.seed, spec.label_permutations, classes)),
     )
 
 
 def _rows(array: Array, places: Array) -> Array:
-    """Rows of an array: a view where they follow each other, so that of a mapped array they are read when they are needed; else a copy."""
+    """Rows of an array. Consecutive rows are a view, so a mapped array is read on demand; other rows are a copy."""
     first, count = (int(places[0]), len(places)) if len(places) else (0, 0)
     return array[first : first + count] if np.array_equal(places, np.arange(first, first + count)) else array[places]
 
@@ -272,7 +274,7 @@ def _scaled_clients(
 def _build_mixture(spec: DataSpec, directory: str | Path | None) -> Population:
     """PACFL's MIX-k: each source's clients share its samples, `samples_per_client` each or, with a note, what there is if that is less."""
     datasets = [load_dataset(name, directory) for name, _ in spec.sources]
-    layout = mixture_layout([one.shape for one in datasets], [one.classes for one in datasets], spec.shared_labels)
+    layout = mixture_layout([source.shape for source in datasets], [source.classes for source in datasets], spec.shared_labels)
     clients: list[ClientData] = []
     groups: list[int] = []
     members = ", ".join(f"{name} ({count} clients)" for name, count in spec.sources)
@@ -291,8 +293,8 @@ def _build_mixture(spec: DataSpec, directory: str | Path | None) -> Population:
             )
         except InputError as error:
             raise InputError(f"[data] sources: {name}: {error}") from None
-        found, _ = _clients(dataset, part, [partial(_conformed, layout.shape, offset)], [0] * count, first_id=len(clients))
-        clients += found
+        added, _ = _clients(dataset, part, [partial(_conformed, layout.shape, offset)], [0] * count, first_id=len(clients))
+        clients += added
         groups += [group] * count
         notes += dataset.notes
     mean, std = channel_statistics(client.x_train for client in clients)

@@ -41,13 +41,13 @@ def label_permutations(seed: int, groups: int, classes: int) -> tuple[tuple[int,
     """
     if groups > math.factorial(min(classes, 20)):
         raise InputError(f"label_permutations = {groups}: {classes} labels have only {math.factorial(classes)} permutations")
-    found: list[tuple[int, ...]] = []
+    permutations: list[tuple[int, ...]] = []
     for group in range(groups):
         draws = stream(seed, f"data.label_permutation{group}")
-        while (one := tuple(map(int, draws.permutation(classes)))) in found:
+        while (permutation := tuple(map(int, draws.permutation(classes)))) in permutations:
             pass
-        found.append(one)
-    return tuple(found)
+        permutations.append(permutation)
+    return tuple(permutations)
 
 
 @dataclass(frozen=True)

@@ -57,16 +57,18 @@ class _Table:
 
     def numbers(self, name: str) -> Array:
         """A column of features, float64 (rows,)."""
-        found = np.empty(self.rows)
+        numbers = np.empty(self.rows)
         for row, cell in enumerate(self.columns[name]):
             try:
-                found[row] = math.nan if isinstance(cell, str) and "_" in cell else float(cell)  # Python reads 2020_01 as 202001
+                numbers[row] = math.nan if isinstance(cell, str) and "_" in cell else float(cell)  # Python reads 2020_01 as 202001
             except (TypeError, ValueError):
-                found[row] = math.nan
-            if not abs(found[row]) <= LARGEST:
-                what = "fill it, or leave out the row" if cell in ("", None) else "encode it, or name the features in data.feature_columns"
-                raise InputError(f"{self.at(row, name)}: {cell!r} is not a finite number; {what}")
-        return found
+                numbers[row] = math.nan
+            if not abs(numbers[row]) <= LARGEST:
+                advice = (
+                    "fill it, or leave out the row" if cell in ("", None) else "encode it, or name the features in data.feature_columns"
+                )
+                raise InputError(f"{self.at(row, name)}: {cell!r} is not a finite number; {advice}")
+        return numbers
 
     def names(self, key: str, name: str) -> list[str]:
         """A column of names, as text. Raises `InputError` for an empty cell."""
@@ -124,11 +126,11 @@ def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Sc
     read, first = TABLES[source]
     tables = []
     for path in paths:
-        found = read(path)
-        rows = len(next(iter(found.values()), ()))
+        cells = read(path)
+        rows = len(next(iter(cells.values()), ()))
         if rows == 0:
             raise InputError(f"{path}: has no rows")
-        tables.append(_Table(path, found, rows, first))
+        tables.append(_Table(path, cells, rows, first))
     for table in tables:
         for key in ("label", "client", "group"):
             if name := getattr(columns, key):
@@ -199,16 +201,16 @@ def _coded(tables: Sequence[_Table], key: str, name: str) -> tuple[Array | None,
         return None, ()
     cells = [cell for table in tables for cell in table.names(key, name)]
     names = _sorted(set(cells))
-    number = {one: i for i, one in enumerate(names)}
+    number = {label: i for i, label in enumerate(names)}
     return np.array([number[cell] for cell in cells], np.int64), tuple(names)
 
 
 def _one_group_each(path: Path, owners: Array, groups: Array, clients: Sequence[str], names: Sequence[str]) -> None:
     for owner, client in enumerate(clients):
-        its = np.unique(groups[owners == owner])
-        if len(its) > 1:
+        values = np.unique(groups[owners == owner])
+        if len(values) > 1:
             raise InputError(
-                f"{path}: client {client!r} has rows of the groups {names[its[0]]!r} and {names[its[1]]!r}; each has one group"
+                f"{path}: client {client!r} has rows of the groups {names[values[0]]!r} and {names[values[1]]!r}; each has one group"
             )
 
 
@@ -227,8 +229,8 @@ def _split(strata: Array, share: float, seed: int) -> Array:
 def _notes(features: Sequence[str], classes: Sequence[str], clients: Sequence[str], groups: Sequence[str]) -> tuple[str, ...]:
     """How the numbers of classes, clients and groups are named."""
     parts = [f"{len(features)} features"]
-    for what, names in (("classes", classes), ("clients", clients), ("groups", groups)):
+    for noun, names in (("classes", classes), ("clients", clients), ("groups", groups)):
         if names:
             some = ", ".join(f"{i} = {name}" for i, name in enumerate(names[:20]))
-            parts.append(f"{len(names)} {what} ({some}{', …' if len(names) > 20 else ''})")
+            parts.append(f"{len(names)} {noun} ({some}{', …' if len(names) > 20 else ''})")
     return (f"own table: {'; '.join(parts)}",)

@@ -20,8 +20,8 @@ from .datasets import HOW_TO_SET, data_directory
 from .formats import read_csv, read_lines
 
 __all__ = [
-    "NORDIC", "PAD", "TEXTS", "UNKNOWN", "Texts", "VocabularySize", "WindowLength", "load_texts", "numbers", "vocabulary", "windows",
-    "words",
+    "NORDIC", "PAD", "TEXTS", "UNKNOWN", "Texts", "VocabularySize", "WindowLength", "load_texts", "vocabulary", "windows",
+    "word_numbers", "words",
 ]  # fmt: skip
 
 PAD, UNKNOWN = 0, 1
@@ -61,7 +61,7 @@ def vocabulary(documents: Iterable[Sequence[str]], size: VocabularySize) -> tupl
     return (*_SPECIAL, *sorted(counts, key=lambda word: (-counts[word], word))[: size - len(_SPECIAL)])
 
 
-def numbers(document: Sequence[str], index: dict[str, int]) -> Array:
+def word_numbers(document: Sequence[str], index: dict[str, int]) -> Array:
     """The numbers of a document's words, shape (words,), int64; `UNKNOWN` for words that `index` has not."""
     return np.array([index.get(word, UNKNOWN) for word in document], dtype=np.int64)
 

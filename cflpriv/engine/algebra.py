@@ -29,12 +29,12 @@ def largest_eigenvectors(samples: Sequence[Array], p: int) -> list[tuple[Array, 
 
     There are p of them, or as many as the matrix has. Those of one n are sent, computed and fetched together.
     """
-    found: dict[int, tuple[Array, Array]] = {}
-    for n in dict.fromkeys(len(one) for one in samples):
-        members = [i for i, one in enumerate(samples) if len(one) == n]
+    leading: dict[int, tuple[Array, Array]] = {}
+    for n in dict.fromkeys(len(sample) for sample in samples):
+        members = [i for i, sample in enumerate(samples) if len(sample) == n]
         x = placed(torch.from_numpy(np.stack([samples[i] for i in members])))
         squares, vectors = torch.linalg.eigh(x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x)
         count = min(p, squares.shape[1])
         whole = torch.cat([squares[:, None, -count:], vectors[:, :, -count:]], dim=1).flip(2).cpu().numpy()
-        found |= {i: (one[0], one[1:]) for i, one in zip(members, whole, strict=True)}
-    return [found[i] for i in range(len(samples))]
+        leading |= {i: (pair[0], pair[1:]) for i, pair in zip(members, whole, strict=True)}
+    return [leading[i] for i in range(len(samples))]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["ConvolutionRule", "GroupNormRule", "LinearRule", "Rule", "Spread"]
+__all__ = ["ConvolutionRule", "GroupNormRule", "LayerGradients", "LinearRule", "Rule"]
 
 
-class Spread(Protocol):
+class LayerGradients(Protocol):
     """The per-sample gradients of one layer, in whatever form is cheapest."""
 
     def squares(self) -> Tensor:
@@ -37,7 +37,7 @@ class Spread(Protocol):
 class Rule(Protocol):
     """How a kind of layer makes per-sample gradients of its input and the gradient of its output."""
 
-    def spread(self, before: Tensor, delta: Tensor, clients: int) -> Spread: ...
+    def spread(self, before: Tensor, delta: Tensor, clients: int) -> LayerGradients: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LinearRule:
 
     bias: bool
 
-    def spread(self, before: Tensor, delta: Tensor, clients: int) -> Spread:
+    def spread(self, before: Tensor, delta: Tensor, clients: int) -> LayerGradients:
         return _Linear(before, delta, self.bias)
 
 
@@ -95,7 +95,7 @@ class ConvolutionRule:
     dilation: tuple[int, ...]
     bias: bool
 
-    def spread(self, before: Tensor, delta: Tensor, clients: int) -> Spread:
+    def spread(self, before: Tensor, delta: Tensor, clients: int) -> LayerGradients:
         batch, channels = before.shape[0], before.shape[1] // clients
         images = before.reshape(batch * clients, channels, *before.shape[2:])
         patches = functional.unfold(images, self.size, self.dilation, self.padding, self.stride)  # (B·C, i·k·k, L)
@@ -113,8 +113,8 @@ class GroupNormRule:
     groups: int
     eps: float
 
-    def spread(self, before: Tensor, delta: Tensor, clients: int) -> Spread:
+    def spread(self, before: Tensor, delta: Tensor, clients: int) -> LayerGradients:
         normal = functional.group_norm(before, clients * self.groups, None, None, self.eps)
         batch = before.shape[0]
         scale, shift = (delta * normal).flatten(2).sum(2), delta.flatten(2).sum(2)
-        return _Whole([one.view(batch, clients, -1).transpose(0, 1) for one in (scale, shift)])
+        return _Whole([parameter.view(batch, clients, -1).transpose(0, 1) for parameter in (scale, shift)])

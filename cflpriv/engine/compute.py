@@ -22,7 +22,7 @@ def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device,
         run_many = getattr(task, "run_many", None)  # `isinstance` of a protocol takes as long as a small chunk's step
         if kind == "sequential" or run_many is None:
             with using(CPU if kind == "sequential" else device):
-                return [task.run(given) for given in inputs], "sequential"
+                return [task.run(task_input) for task_input in inputs], "sequential"
         try:
             with using(device):
                 made: tuple[list[Result], str] = run_many(inputs, device)
@@ -31,8 +31,8 @@ def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device,
             if len(inputs) == 1:
                 raise
         # only now, since the error held on to all that the failed attempt had made
-        graphs.release()
-        memory.release()
+        graphs.release_graphs()
+        memory.release_samples()
         torch.cuda.empty_cache()
         half = len(inputs) // 2
         first, path = compute(task, inputs[:half], kind, device, intra_op)

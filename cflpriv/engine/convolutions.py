@@ -88,14 +88,14 @@ def measured(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> str:
 
 def _seconds(way: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> float:
     """The shortest of some passes forward and backward."""
-    given = [one.detach().requires_grad_() for one in (x, weight, bias) if one is not None]
+    operands = [tensor.detach().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
     taken = []
     for _ in range(REPEATS + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
         with torch.enable_grad():
-            made = way(given[0], given[1], given[2] if bias is not None else None, form)
-            torch.autograd.grad(made.sum(), given)
+            made = way(operands[0], operands[1], operands[2] if bias is not None else None, form)
+            torch.autograd.grad(made.sum(), operands)
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - began)
     return min(taken[1:])

@@ -62,17 +62,17 @@ def tensor(array: Array) -> torch.Tensor:
     return placed(torch.from_numpy(array))
 
 
-def placed(one: torch.Tensor) -> torch.Tensor:
+def placed(values: torch.Tensor) -> torch.Tensor:
     """A tensor on the device in use."""
-    return one if in_use().kind == "cpu" else one.to(in_use().kind)
+    return values if in_use().kind == "cpu" else values.to(in_use().kind)
 
 
-def sent(one: torch.Tensor, device: Device, dtype: torch.dtype | None = None) -> torch.Tensor:
+def sent(values: torch.Tensor, device: Device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A tensor on a device, as `dtype`. The copy to a CUDA device is from pinned memory, and the host does not wait for it.
 
     It is queued on the current stream. torch keeps the pinned memory, which nobody else has, until the copy is done.
     """
-    here = one if dtype is None else one.to(dtype)
+    here = values if dtype is None else values.to(dtype)
     if device.kind != "cuda" or here.is_cuda:
         return here.to(device.kind)
     return here.pin_memory().to(device.kind, non_blocking=True)

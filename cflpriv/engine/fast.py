@@ -96,8 +96,8 @@ def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
     width = int(torch.tensor(model.shape).prod())
     # Poisson batches, even if full by chance, are of another number and divided by another size
     return all(
-        one.correction is None and not one.expected and len(one.y) < width and all(len(b) == len(one.y) for b in one.batches)
-        for one in clients
+        client.correction is None and not client.expected and len(client.y) < width and all(len(b) == len(client.y) for b in client.batches)
+        for client in clients
     )  # fmt: skip
 
 

@@ -57,17 +57,17 @@ def outputs(model: Model, vectors: Sequence[Array], inputs: Sequence[Tensor], de
         groups: dict[int, list[int]] = {}
         for i, vector in enumerate(vectors):
             groups.setdefault(i if stacked.images else id(vector), []).append(i)
-        found: list[Tensor] = [inputs[0]] * len(inputs)
+        results: list[Tensor] = [inputs[0]] * len(inputs)
         for members in (group for group in groups.values() if len(group) > 1):
             (whole,) = _together(model, stacked, vectors[members[0] : members[0] + 1], [torch.cat([inputs[i] for i in members])], device)
-            for i, one in zip(members, torch.split(whole, [len(inputs[i]) for i in members]), strict=True):
-                found[i] = one
+            for i, output in zip(members, torch.split(whole, [len(inputs[i]) for i in members]), strict=True):
+                results[i] = output
         single, size = [group[0] for group in groups.values() if len(group) == 1], forward_chunk(model, device)
         for some in (single[at : at + size] for at in range(0, len(single), size)):
             made = _together(model, stacked, [vectors[i] for i in some], [inputs[i] for i in some], device)
-            for i, one in zip(some, made, strict=True):
-                found[i] = one
-        return found, "stacked" if single else "shared"
+            for i, output in zip(some, made, strict=True):
+                results[i] = output
+        return results, "stacked" if single else "shared"
 
 
 def _together(model: Model, stacked: Stacked, vectors: Sequence[Array], inputs: Sequence[Tensor], device: Device) -> list[Tensor]:

@@ -5,10 +5,10 @@ once; a step finds its own by a counter that lives there, and changes parameters
 and gives nothing to it, so one captured step, replayed, is an epoch. Captured steps are kept: their buffers take the next chunk, and the
 next round, of the same shapes.
 
-Privacy noise is drawn on the host, from each client's cryptographic source, and copied to a buffer that the step reads (`Noise`).
+Privacy noise is drawn on the host, from each client's cryptographic source, and copied to a buffer that the step reads (`NoiseBuffer`).
 
 Clients with fewer batches than others stay in the stack until only one of `HOLD` has any left, since each size of a stack would need a
-program of its own. Their further batches are empty; what they had after their last one is kept beside (`Plan.last`).
+program of its own. Their further batches are empty; their parameters after the last batch are kept (`BatchPlan.last`).
 
 Every step may be captured. One is run step by step, over buffers of the same form, while its phases are too short to pay for a capture, and
 where the capture fails, which a warning reports. That may happen to a module of one's own under vmap, such as one that makes tensors from
@@ -30,9 +30,9 @@ from torch import Tensor
 
 from ..errors import CflprivWarning
 from .device import Device, sent
-from .sgd import Batch, Local, Options, Stack, Way, advance, draw
+from .sgd import Batch, Local, Options, Stack, Way, draw, take_step
 
-__all__ = ["Noise", "Plan", "Program", "capture", "planned", "release", "steps_by_plan"]
+__all__ = ["BatchPlan", "NoiseBuffer", "Program", "capture", "planned_batches", "release_graphs", "steps_by_plan"]
 
 FEWEST_STEPS = 20
 """Steps of the same shapes, over all rounds, before they are captured: a capture costs several steps (and, before torch 2.9 or so, a pass
@@ -42,7 +42,7 @@ WORTH = 2
 WARM_UPS = 3
 """Steps before a capture, in which the libraries choose their kernels and take their workspaces."""
 HOLD = 4
-"""A stack of so many clients or more times those that still train is cut to these: most of it would compute for nothing."""
+"""A stack with at least this many times as many clients as still train is reduced to the training clients, to avoid idle computation."""
 KEPT = 6
 """Programs kept, with their buffers: a round's usual chunks and its last, smaller one, each with two cuts to a `HOLD`-th."""
 
@@ -51,7 +51,7 @@ _SEEN: Counter[Hashable] = Counter()
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class BatchPlan:
     """All batches of a phase, padded to the longest of all: rows and weights as in `Batch`, with a leading axis for the batch's number.
 
     `last` (S, C) marks each client's last batch; None where all clients have all batches.
@@ -62,23 +62,23 @@ class Plan:
     last: Tensor | None = None
 
 
-def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, stride: int, device: Device) -> Plan:
+def planned_batches(way: Way, stack: Stack, clients: Sequence[Local], span: range, stride: int, device: Device) -> BatchPlan:
     """The batches numbered `span`, sent to the device in one piece.
 
     Poisson batches have room for as many samples as they hardly ever exceed, so that the next round's are of the same shape.
     """
     none = np.zeros(0, dtype=np.int64)
-    batches = [one.batches[at] if at < len(one.batches) else none for one in clients for at in span]
+    batches = [client.batches[at] if at < len(client.batches) else none for client in clients for at in span]
     sizes = np.array([len(batch) for batch in batches]).reshape(len(clients), len(span))
-    longest = max(1, int(sizes.max()), *(one.longest for one in clients))
+    longest = max(1, int(sizes.max()), *(client.longest for client in clients))
     inside = np.arange(longest) < sizes[:, :, None]  # (C, S, B)
     rows = np.zeros(inside.shape, dtype=np.int64)
     rows[inside] = np.concatenate(batches)
     rows += stack.offsets[: len(clients), None, None]  # what pads is the client's first sample, with weight 0
-    divisors = np.array([[one.expected] for one in clients])
+    divisors = np.array([[client.expected] for client in clients])
     weights = inside / np.where(divisors > 0, divisors, np.maximum(1, sizes))[:, :, None]
     ordered = rows.transpose(1, 2, 0) if way.images else rows.transpose(1, 0, 2)
-    return Plan(
+    return BatchPlan(
         sent(torch.from_numpy(np.ascontiguousarray(ordered)), device),
         sent(torch.from_numpy(np.ascontiguousarray(weights.transpose(1, 0, 2))), device, stack.x.dtype),
         _last(clients, span, stride, device),
@@ -87,13 +87,13 @@ def planned(way: Way, stack: Stack, clients: Sequence[Local], span: range, strid
 
 def _last(clients: Sequence[Local], span: range, stride: int, device: Device) -> Tensor | None:
     """Where the clients' last batches of a span are, (S, C) bool; of pairs of batches the second."""
-    ends = np.array([len(one.batches) // stride * stride for one in clients]) - 1
+    ends = np.array([len(client.batches) // stride * stride for client in clients]) - 1
     if (ends >= span[-1]).all():
         return None
     return sent(torch.from_numpy(ends[None, :] == np.array(span)[:, None]), device)
 
 
-class Noise:
+class NoiseBuffer:
     """The noise of the next step: the buffer `there` (batches, C, d) float64, which the step reads and uses up.
 
     On a CUDA device it is drawn into one of two pinned buffers in turn and copied by a copy that the host does not wait for. The rule about
@@ -126,18 +126,18 @@ class Noise:
 class Program:
     """The step of a stack, over buffers that stay where they are; `graph` is the captured step, if there is one."""
 
-    def __init__(self, way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -> None:
+    def __init__(self, way: Way, stack: Stack, plan: BatchPlan, options: Options, device: Device) -> None:
         self.way, self.stack, self.plan, self.options, self.device = way, stack, plan, options, device
         self.at = torch.zeros(1, dtype=torch.int64, device=stack.x.device)
         # the fused update takes a rate from the device in float32 only; a rate of more digits is a part of the step
         self.rate = torch.tensor(options.lr, device=stack.x.device) if stack.x.dtype == torch.float32 else options.lr
         self.graph: Any = None
         self.steps = len(plan.rows)
-        self.ended = [torch.zeros_like(one) for one in stack.parameters] if plan.last is not None else []
-        self.noise: Noise | None = None
+        self.ended = [torch.zeros_like(parameter) for parameter in stack.parameters] if plan.last is not None else []
+        self.noise: NoiseBuffer | None = None
         if options.grid:
-            dimension = sum(one[0].numel() for one in stack.parameters)
-            self.noise = Noise(options.stride, len(stack.parameters[0]), dimension, device)
+            dimension = sum(parameter[0].numel() for parameter in stack.parameters)
+            self.noise = NoiseBuffer(options.stride, len(stack.parameters[0]), dimension, device)
 
     def run(self, clients: Sequence[Local], span: range) -> None:
         """The steps on the batches numbered `span`, which are the plan's: replayed, or step by step where none is captured."""
@@ -153,16 +153,16 @@ class Program:
             batches.append(Batch(self.plan.rows.index_select(0, self.at)[0], self.plan.weights.index_select(0, self.at)[0]))
             self.at += 1
         noise = None if self.noise is None else self.noise.there
-        advance(self.way, self.stack, batches, self.options, self.rate, self.device, noise)
+        take_step(self.way, self.stack, batches, self.options, self.rate, self.device, noise)
         if self.plan.last is not None:
             last = self.plan.last.index_select(0, self.at - 1)[0]
             for kept, now in zip(self.ended, self.stack.parameters, strict=True):
                 torch.where(_column(last, now), now, kept, out=kept)
 
-    def load(self, stack: Stack, plan: Plan, lr: float) -> None:
+    def load(self, stack: Stack, plan: BatchPlan, lr: float) -> None:
         """Take a stack's values and a plan of the shapes that this was made for, or fewer samples and batches."""
-        for kept, given in zip(_tensors(self.stack, self.plan), _tensors(stack, plan), strict=True):
-            kept[: len(given)].copy_(given) if given.dim() else kept.copy_(given)
+        for kept, source in zip(_tensors(self.stack, self.plan), _tensors(stack, plan), strict=True):
+            kept[: len(source)].copy_(source) if source.dim() else kept.copy_(source)
         self.at.zero_()
         self.steps = len(plan.rows)
         if isinstance(self.rate, Tensor):
@@ -178,7 +178,7 @@ class Program:
 
 def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range, options: Options, device: Device) -> None:
     """As `sgd.steps_by_batch`, over fixed buffers; clients may have fewer batches than others."""
-    plan = planned(way, stack, clients, span, options.stride, device)
+    plan = planned_batches(way, stack, clients, span, options.stride, device)
     key = _key(way, stack, plan, options, device)
     if key not in _PROGRAMS:
         pays = len(span) >= WORTH and _SEEN[key] > 0
@@ -189,7 +189,7 @@ def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range,
             live.unload(stack)
             return
         if len(_PROGRAMS) == KEPT:  # before memory is taken for one more
-            release()
+            release_graphs()
         _PROGRAMS[key] = _made(way, stack, plan, options, device)
     program = _PROGRAMS[key]
     program.load(stack, plan, options.lr)
@@ -202,7 +202,7 @@ def _column(flags: Tensor, like: Tensor) -> Tensor:
     return flags.view(-1, *[1] * (like.dim() - 1))
 
 
-def release() -> None:
+def release_graphs() -> None:
     """Give up all captured steps and their buffers; before a step is captured again it has to be seen as often again.
 
     Their pool goes too: torch refuses to capture into one whose graphs are all gone.
@@ -256,11 +256,11 @@ def _stream(number: int) -> Any:
 
 @cache
 def _pool() -> Any:
-    """One pool for what steps need between their buffers: they run one at a time, and nothing in it outlives a step."""
+    """One memory pool for the temporary tensors of steps: steps run one at a time, and no temporary tensor outlives its step."""
     return torch.cuda.graph_pool_handle()
 
 
-def _made(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -> Program:
+def _made(way: Way, stack: Stack, plan: BatchPlan, options: Options, device: Device) -> Program:
     """A program with buffers of its own, captured where there is a CUDA device. Samples and batches have room for a few more."""
     samples, batches = _room(len(stack.x)), _room(len(plan.rows))
     own = Stack(
@@ -268,7 +268,7 @@ def _made(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) 
         [_zeros(moment) for moment in stack.moments], torch.zeros_like(stack.count), stack.anchors and _zeros(stack.anchors),
         stack.correction and _zeros(stack.correction), None if stack.prototypes is None else torch.zeros_like(stack.prototypes),
     )  # fmt: skip
-    room = Plan(
+    room = BatchPlan(
         plan.rows.new_zeros(batches, *plan.rows.shape[1:]), plan.weights.new_zeros(batches, *plan.weights.shape[1:]),
         None if plan.last is None else plan.last.new_zeros(batches, *plan.last.shape[1:]),
     )  # fmt: skip
@@ -286,10 +286,10 @@ def _made(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) 
 
 
 def _zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(one, memory_format=torch.contiguous_format) for one in tensors]
+    return [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
 
 
-def _tensors(stack: Stack, plan: Plan) -> Iterator[Tensor]:
+def _tensors(stack: Stack, plan: BatchPlan) -> Iterator[Tensor]:
     """Everything that a step reads or changes, in one order."""
     yield from (stack.x, stack.y, plan.rows, plan.weights, stack.count, *stack.parameters)
     for moment in stack.moments:
@@ -298,14 +298,14 @@ def _tensors(stack: Stack, plan: Plan) -> Iterator[Tensor]:
     yield from (*(stack.anchors or ()), *(stack.correction or ()), *(() if stack.prototypes is None else (stack.prototypes,)))
 
 
-def _key(way: Way, stack: Stack, plan: Plan, options: Options, device: Device) -> Hashable:
+def _key(way: Way, stack: Stack, plan: BatchPlan, options: Options, device: Device) -> Hashable:
     """What one captured step serves: the same network, options and shapes, with room for the samples and batches."""
     rated = options if stack.x.dtype == torch.float64 else replace(options, lr=0.0)
-    shapes = tuple(tuple(one.shape[1:]) for one in (stack.x, plan.rows, plan.weights))
+    shapes = tuple(tuple(tensor.shape[1:]) for tensor in (stack.x, plan.rows, plan.weights))
     tensors = (*stack.parameters, *(() if stack.prototypes is None else (stack.prototypes,)))
     which = (stack.anchors is not None, stack.correction is not None, plan.last is None)
     more = (*which, stack.x.dtype, _room(len(stack.x)), _room(len(plan.rows)))
-    return (way.forward, rated, device, shapes, tuple(tuple(one.shape) for one in tensors), more)
+    return (way.forward, rated, device, shapes, tuple(tuple(tensor.shape) for tensor in tensors), more)
 
 
 def _room(count: int) -> int:

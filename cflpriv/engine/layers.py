@@ -48,8 +48,8 @@ class Residual(nn.Module):
 class Stacked:
     """The layers of a module. `images` is the layout that the input needs; `forward` takes parameters stacked over clients, (C, *shape).
 
-    Where `transposed`, a parameter is stacked as (C, *reversed shape): a linear layer's weight as its product wants it, so that neither it
-    nor its gradient is copied.
+    Where `transposed`, a parameter is stacked as (C, *reversed shape): the layout in which a linear layer multiplies its weight, so that
+    neither weight nor gradient is copied.
     """
 
     steps: tuple[tuple[Step, int], ...]
@@ -149,7 +149,7 @@ def _linear(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -
 def _convolution(layer: nn.Conv2d) -> Step | None:
     if layer.groups != 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
-    form = Form(*(_pair(one) for one in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)))
+    form = Form(*(_pair(setting) for setting in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)))
 
     def step(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
         bias = parameters[1] if len(parameters) > 1 else None

@@ -17,7 +17,7 @@ from .device import CPU, Device, sent, using
 from .models import Model, module_there
 from .sgd import Local, Options, Way, steps_by_batch, train_stacked
 
-__all__ = ["Residents", "chunk_budget", "client_bytes", "live_bytes", "release", "resident", "resident_samples"]
+__all__ = ["Residents", "chunk_budget", "client_bytes", "live_bytes", "release_samples", "resident", "resident_samples"]
 
 DATA_SHARE, CHUNK_SHARE = 1 / 3, 3 / 16
 """Of the memory that was free at first: for samples; for a chunk, of which two are kept, each with its cuts to a quarter and a sixteenth
@@ -46,7 +46,7 @@ class Residents:
         if key in kept:
             return kept[key]
         made = make()
-        size = sum(one.nbytes for one in made)
+        size = sum(tensor.nbytes for tensor in made)
         if self.used + size <= self.limit:
             self._kept.setdefault(owner, {})[key] = made
             self.used += size
@@ -72,7 +72,7 @@ def resident(owner: Any, key: Hashable, make: Callable[[], tuple[Tensor, ...]], 
     def there() -> tuple[Tensor, ...]:
         with using(CPU):  # `sent` sends better than `placed`
             made = make()
-        return tuple(sent(one, device) for one in made)
+        return tuple(sent(tensor, device) for tensor in made)
 
     return _residents().get(owner, key, there)
 
@@ -105,22 +105,22 @@ def _together(clients: Sequence[ClientData]) -> Iterator[list[ClientData]]:
     some: list[ClientData] = []
     size = 0
     for data in clients:
-        its = data.x_train.nbytes + data.x_test.nbytes
-        if some and size + its > SENT_AT_ONCE:
+        client_size = data.x_train.nbytes + data.x_test.nbytes
+        if some and size + client_size > SENT_AT_ONCE:
             yield some
             some, size = [], 0
         some.append(data)
-        size += its
+        size += client_size
     if some:
         yield some
 
 
 def _sent_together(tensors: Sequence[Tensor], device: Device) -> list[Tensor]:
     """Tensors (n, *shape) on the device, in memory of their own, by one copy."""
-    return [piece.clone() for piece in torch.split(sent(torch.cat(list(tensors)), device), [len(one) for one in tensors])]
+    return [piece.clone() for piece in torch.split(sent(torch.cat(list(tensors)), device), [len(tensor) for tensor in tensors])]
 
 
-def release() -> None:
+def release_samples() -> None:
     """Forget all samples and modules on the device."""
     _residents.cache_clear()
     module_there.cache_clear()
@@ -148,7 +148,7 @@ def client_bytes(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: 
     if rounded > LARGEST_TRIAL:
         half = _trial(way, shape, dtype, options, LARGEST_TRIAL // 2)
         step += (step - half) * (rounded - LARGEST_TRIAL) / (LARGEST_TRIAL // 2)
-    parameters = sum(int(np.prod(one)) for one in way.layout.shapes)
+    parameters = sum(int(np.prod(dimensions)) for dimensions in way.layout.shapes)
     again = 2 + options.moments + 2 * bool(options.prox)  # the buffers of `graphs.Program`, and the starts as they were sent
     size = torch.empty((), dtype=dtype).element_size()
     data = samples * (int(np.prod(shape)) * size + 8)
@@ -163,8 +163,10 @@ def _trial(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Option
 
 
 def _trial_clients(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Options, batch: int) -> list[Local]:
-    """Clients of one sample, which is all that their batches hold. Under clipping it is lost, since a device always makes room for that."""
-    parameters = np.zeros(sum(int(np.prod(one)) for one in way.layout.shapes), dtype=torch.empty((), dtype=dtype).numpy().dtype)
+    """Clients with one sample, which fills their batches. Under clipping the sample is lost: a device always makes room for that case."""
+    parameters = np.zeros(
+        sum(int(np.prod(dimensions)) for dimensions in way.layout.shapes), dtype=torch.empty((), dtype=dtype).numpy().dtype
+    )
     x, y = torch.full((1, *shape), np.nan if options.clip_norm else 0.0, dtype=dtype), torch.zeros(1, dtype=torch.int64)
     batches = [np.zeros(batch, dtype=np.int64)] * options.stride
     noise = (lambda at: np.zeros(len(parameters))) if options.grid else None
@@ -190,10 +192,10 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = {id(storage) for storage in _storages((args, kwargs))}
+        argument_storages = {id(storage) for storage in _storages((args, kwargs))}
         made = func(*args, **(kwargs or {}))
         for storage in _storages(made):
-            if id(storage) not in given and storage not in self._known:
+            if id(storage) not in argument_storages and storage not in self._known:
                 self._known.add(storage)
                 size = storage.nbytes()
                 self.now += size

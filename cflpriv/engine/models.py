@@ -266,10 +266,10 @@ def _unfit(module: object) -> str | None:
     parameters = dict(module.named_parameters())
     if not parameters:
         return "has no parameters"
-    for name, one in parameters.items():
-        if isinstance(one, nn.UninitializedParameter):
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.UninitializedParameter):
             return f"parameter {name!r} has no size before a first pass; use layers that know their sizes"
-        if not one.requires_grad:
+        if not parameter.requires_grad:
             return f"parameter {name!r} is frozen (requires_grad is false), but all parameters are trained; make it a buffer"
     layers: dict[nn.Module, str] = {}
     for name, layer in module.named_modules(remove_duplicate=False):  # torch.func leaves such a layer changed
@@ -296,14 +296,14 @@ def build_module(model: Model) -> nn.Module:
         outputs = module.eval()(torch.ones((2, *model.shape), dtype=dtype_of(model.dtype)))
         module.train()
     if not isinstance(outputs, torch.Tensor) or outputs.shape != (2, model.classes):
-        found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        raise InputError(f"model {model.name!r}: gives {found} for two samples, expected (2, {model.classes}), a score for each class")
+        shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        raise InputError(f"model {model.name!r}: gives {shape} for two samples, expected (2, {model.classes}), a score for each class")
     return module
 
 
 @lru_cache(maxsize=32)
 def module_there(model: Model, kind: str) -> nn.Module:
-    """The same on a device "cpu" or "cuda". `memory.release` forgets those that are on a device."""
+    """The same on a device "cpu" or "cuda". `memory.release_samples` forgets those that are on a device."""
     module = build_module(model)
     return module if kind == "cpu" else deepcopy(module).to(kind)
 
@@ -312,12 +312,12 @@ def module_there(model: Model, kind: str) -> nn.Module:
 def keeps_samples_apart(model: Model) -> bool:
     """Whether the output for a sample is known not to depend on the rest of its batch.
 
-    By structure: known layers in plain Sequentials, none of which mixes samples. False for what is not known (a batch norm, a module of
-    one's own): pass it one sample at a time where it matters.
+    By structure: known layers in plain Sequentials, none of which mixes samples. False for unknown modules (a batch norm, a user's own
+    module): pass such a module one sample at a time if it matters.
     """
     module = build_module(model)
     containers = [type(inner) for inner in module.modules() if isinstance(inner, nn.Sequential)]
-    return stack_layers(module) is not None and all(one is nn.Sequential for one in containers)
+    return stack_layers(module) is not None and all(container is nn.Sequential for container in containers)
 
 
 def _to_vector(module: nn.Module) -> Array:

@@ -25,7 +25,7 @@ def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> 
 
     One after the other for modules that `torch.func` cannot map over, such as recurrent ones.
     """
-    parameters = {name: one.detach() for name, one in module.named_parameters()}
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
 
     def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
@@ -46,7 +46,7 @@ def sample_gradients(model: Model, vector: Array, data: ClientData) -> Iterator[
     size = max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // model.dimension))
     for at in range(0, len(y), size):
         made = gradients_by_sample(module, x[at : at + size], y[at : at + size])
-        yield torch.cat([one.flatten(1) for one in made.values()], dim=1)
+        yield torch.cat([gradient.flatten(1) for gradient in made.values()], dim=1)
 
 
 def summed_directions(model: Model, vector: Array, data: ClientData, weights: Array) -> Array:
@@ -63,16 +63,18 @@ def summed_directions(model: Model, vector: Array, data: ClientData, weights: Ar
     total = placed(torch.zeros((len(weights), model.dimension), dtype=torch.float64))
     for at in range(0, len(y), SAMPLES_AT_ONCE):
         layers = _factors(module, x[at : at + SAMPLES_AT_ONCE], y[at : at + SAMPLES_AT_ONCE])
-        squares = sum(delta.double().square().sum(1) * (given.double().square().sum(1) + biased) for given, delta, biased in layers)
+        squares = sum(
+            delta.double().square().sum(1) * (layer_inputs.double().square().sum(1) + biased) for layer_inputs, delta, biased in layers
+        )
         assert isinstance(squares, torch.Tensor)
         factors = weights[:, at : at + len(squares)] * _inverse(squares.sqrt())
         made: list[torch.Tensor] = []
-        for given, delta, biased in layers:
-            given, delta = (torch.nan_to_num(one, 0.0, 0.0, 0.0) for one in (given, delta))
+        for layer_inputs, delta, biased in layers:
+            layer_inputs, delta = (torch.nan_to_num(array, 0.0, 0.0, 0.0) for array in (layer_inputs, delta))
             scaled = [tensor(row).to(delta.dtype)[:, None] * delta for row in factors]
-            made.append(torch.stack([(one.T @ given).flatten() for one in scaled]))
+            made.append(torch.stack([(scale.T @ layer_inputs).flatten() for scale in scaled]))
             if biased:
-                made.append(torch.stack([one.sum(0) for one in scaled]))
+                made.append(torch.stack([scale.sum(0) for scale in scaled]))
         total += torch.cat(made, dim=1)
     return np.asarray(total.cpu().numpy())
 

@@ -33,7 +33,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class TaskInput:
-    """All that a task may use on one client: its own data, the parameters it was given, what it remembers, its random streams.
+    """All that a task may use on one client: the client's data, the parameters sent to it, its memory, and its random streams.
 
     `choice` is the index (or indices) by which the given parameters were picked from lists, None where nothing was picked. `secret` are 32
     bytes of the client's cryptographic source, for a private task alone: its noise and batches come from these and not from `streams`.
@@ -92,7 +92,7 @@ class Task(Protocol):
     @property
     def keeps(self) -> tuple[str, ...]: ...
 
-    def run(self, given: TaskInput) -> Result:
+    def run(self, task_input: TaskInput) -> Result:
         """Named results for one client: every name of `parts` and `keeps`. The reference for every faster way.
 
         An empty mapping: the client has no result this time and takes no further part in it.
@@ -104,11 +104,11 @@ class Task(Protocol):
 class ManyTask(Task, Protocol):
     """A task that also runs for many clients at once."""
 
-    def cost(self, given: TaskInput) -> int:
+    def cost(self, task_input: TaskInput) -> int:
         """The size of this client's work: clients of like size share a chunk, so that little is padded."""
         ...
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
         """How many clients like this one should be computed together."""
         ...
 

@@ -17,7 +17,7 @@ from ..types import Array
 from .device import Device, half, sent
 
 __all__ = [
-    "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "advance", "draw", "gradients_stacked", "steps_by_batch",
+    "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "draw", "gradients_stacked", "steps_by_batch", "take_step",
     "to_normals", "to_prototypes", "train_stacked",
 ]  # fmt: skip
 
@@ -153,7 +153,7 @@ class Stack:
 
 
 Steps = Callable[[Way, Stack, Sequence[Local], range, Options, Device], None]
-"""Train the clients of a stack on their batches numbered in the range. What a client has by its last one of them stays as it is."""
+"""Train the clients of a stack on their batches numbered in the range. A client keeps its parameters after its last batch."""
 
 
 def train_stacked(
@@ -161,7 +161,7 @@ def train_stacked(
 ) -> list[Array]:  # fmt: skip
     """The movements of the clients' parameters (d,), in order.
 
-    Clients that are done leave the stack when one of `hold` is left: with 1 at once, so that `steps` has no others.
+    Clients that are done leave the stack once only 1 / `hold` of it still trains; with `hold` = 1 at once.
     """
     order = sorted(range(len(clients)), key=lambda i: -len(clients[i].batches))
     ranked = [clients[i] for i in order]
@@ -169,7 +169,7 @@ def train_stacked(
     finished: list[Array | None] = [None] * len(clients)
     step, stride = 0, options.stride
     while ranked:
-        alive = sum(len(one.batches) >= step + stride for one in ranked)
+        alive = sum(len(client.batches) >= step + stride for client in ranked)
         if alive < len(ranked):  # the last ones are done
             rows = way.layout.join([p[alive:] for p in stack.parameters])
             for position in range(alive, len(ranked)):
@@ -187,14 +187,14 @@ def _stacked(layout: Layout, clients: Sequence[Local], options: Options, device:
     """The clients at their start."""
     dtype = clients[0].x.dtype
     x, y, offsets = _together(clients, device)
-    parameters = layout.split(_rows([one.start for one in clients], dtype, device))
+    parameters = layout.split(_rows([client.start for client in clients], dtype, device))
     anchors = _anchors(clients, parameters, layout, dtype, device) if options.prox else None
     correction = None
     if clients[0].correction is not None:
-        correction = layout.split(_rows([one.correction for one in clients if one.correction is not None], dtype, device))
+        correction = layout.split(_rows([client.correction for client in clients if client.correction is not None], dtype, device))
     prototypes = None
     if options.pull:
-        prototypes = sent(torch.from_numpy(np.stack([np.asarray(one.prototypes) for one in clients])), device, dtype)
+        prototypes = sent(torch.from_numpy(np.stack([np.asarray(client.prototypes) for client in clients])), device, dtype)
     moving = [i for i in range(len(parameters)) if not (options.frozen and options.frozen[i])]
     moments = [[torch.zeros_like(parameters[i]) for i in moving] for _ in range(options.moments)]
     count = torch.zeros((), dtype=torch.float32, device=device.kind)
@@ -203,26 +203,26 @@ def _stacked(layout: Layout, clients: Sequence[Local], options: Options, device:
 
 def steps_by_batch(way: Way, stack: Stack, clients: Sequence[Local], span: range, options: Options, device: Device) -> None:
     """One batch (or, with MAML, pair of batches) after the other, each padded to its own longest."""
-    expected = [one.expected for one in clients]
-    plan = [_batch([one.batches[at] for one in clients], expected, stack.offsets, way.images, device) for at in span]
+    expected = [client.expected for client in clients]
+    plan = [_batch([client.batches[at] for client in clients], expected, stack.offsets, way.images, device) for at in span]
     stride, noise = options.stride, None
     for at in range(0, len(plan), stride):
         if options.grid:
             noise = torch.empty(stride, len(clients), len(clients[0].start), dtype=torch.float64)
             draw(clients, span[at : at + stride], noise)
             noise = sent(noise, device)
-        advance(way, stack, plan[at : at + stride], options, options.lr, device, noise)
+        take_step(way, stack, plan[at : at + stride], options, options.lr, device, noise)
 
 
 def draw(clients: Sequence[Local], batches: range, out: Tensor) -> None:
     """Fill `out` (batches, C, d) float64, on the host, with the noise of the numbered batches; rows of clients without such a one stay."""
     for place, at in enumerate(batches):
-        for row, one in zip(out[place].numpy(), clients, strict=True):
-            if one.noise is not None and at < len(one.batches):
-                row[:] = one.noise(at)
+        for row, client in zip(out[place].numpy(), clients, strict=True):
+            if client.noise is not None and at < len(client.batches):
+                row[:] = client.noise(at)
 
 
-def advance(
+def take_step(
     way: Way, stack: Stack, batches: Sequence["Batch"], options: Options, lr: float | Tensor, device: Device, noise: Tensor | None = None
 ) -> None:
     """One step, in place, on one batch or a pair of them. `noise` (batches, C, d) is theirs; it is used up."""
@@ -274,8 +274,8 @@ def _add_noise(gradients: Sequence[Tensor], noise: Sequence[Tensor], grid: float
 
     Sums and rounding are float64's, in the memory of the noise.
     """
-    for gradient, given in zip(gradients, noise, strict=True):
-        gradient.copy_(given.add_(gradient).div_(grid).round_().mul_(grid))
+    for gradient, drawn in zip(gradients, noise, strict=True):
+        gradient.copy_(drawn.add_(gradient).div_(grid).round_().mul_(grid))
 
 
 def to_prototypes(features: Tensor, targets: Tensor) -> Tensor:
@@ -285,17 +285,17 @@ def to_prototypes(features: Tensor, targets: Tensor) -> Tensor:
 
 
 def gradients_stacked(way: Way, clients: Sequence[Local], options: Options, device: Device) -> list[Array]:
-    """The gradient (d,) of each client's loss over its one batch, at its start, all of it moving. Divided as in training."""
+    """The gradient (d,) of each client's loss over its only batch, at its start, for all parameters. Divided as in training."""
     stack = _stacked(way.layout, clients, options, device)
-    batch = _batch([one.batches[0] for one in clients], [one.expected for one in clients], stack.offsets, way.images, device)
+    batch = _batch([client.batches[0] for client in clients], [client.expected for client in clients], stack.offsets, way.images, device)
     gradients = _gradients(way, stack, stack.parameters, batch, options, device)
     return [row.copy() for row in way.layout.join(gradients)]
 
 
 def _together(clients: Sequence[Local], device: Device) -> tuple[Tensor, Tensor, Array]:
     """All samples of a chunk in one tensor, and where each client's begin."""
-    offsets = np.concatenate([[0], np.cumsum([len(one.y) for one in clients])[:-1]])
-    return torch.cat([one.x for one in clients]).to(device.kind), torch.cat([one.y for one in clients]).to(device.kind), offsets
+    offsets = np.concatenate([[0], np.cumsum([len(client.y) for client in clients])[:-1]])
+    return torch.cat([client.x for client in clients]).to(device.kind), torch.cat([client.y for client in clients]).to(device.kind), offsets
 
 
 def _rows(vectors: Sequence[Array], dtype: torch.dtype, device: Device) -> Tensor:
@@ -309,7 +309,7 @@ def _anchors(clients: Sequence[Local], parameters: list[Tensor], layout: Layout,
     """What the prox term pulls towards: the given anchors, or the start."""
     if clients[0].anchor is None:
         return [p.clone() for p in parameters]
-    return layout.split(_rows([one.anchor for one in clients if one.anchor is not None], dtype, device))
+    return layout.split(_rows([client.anchor for client in clients if client.anchor is not None], dtype, device))
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,22 +36,22 @@ def span_chunk_size(samples: int, hidden: int) -> int:
 def train_span(hidden: int, width: int, clients: Sequence[Local], steps: int, options: Options) -> list["Movement"]:
     """The movements of the clients, in order. Parameters lie as W₁ (h, d_in), b₁ (h), W₂ (k, h), b₂ (k); every batch is full."""
     dtype = clients[0].x.dtype
-    count, longest = len(clients), max(len(one.y) for one in clients)
+    count, longest = len(clients), max(len(client.y) for client in clients)
     inverse = torch.zeros(count, longest, 1, dtype=dtype)
     x, y = torch.zeros(count, longest, width, dtype=dtype), torch.zeros(count, longest, 1, dtype=torch.int64)
     kernel = torch.zeros(count, longest, longest, dtype=dtype)
-    for i, one in enumerate(clients):
-        n = len(one.y)
-        x[i, :n], y[i, :n, 0], inverse[i, :n] = one.x.flatten(1), one.y, 1.0 / n
-        kernel[i, :n, :n] = _kernel(one)
-    start = _projected(x, [one.start for one in clients], hidden, width)
+    for i, client in enumerate(clients):
+        n = len(client.y)
+        x[i, :n], y[i, :n, 0], inverse[i, :n] = client.x.flatten(1), client.y, 1.0 / n
+        kernel[i, :n, :n] = _kernel(client)
+    start = _projected(x, [client.start for client in clients], hidden, width)
     cut = hidden * width
-    w2, b2 = _head([one.start for one in clients], cut + hidden, hidden, dtype)
+    w2, b2 = _head([client.start for client in clients], cut + hidden, hidden, dtype)
     w2_start, b2_start = w2.clone(), b2.clone()
     anchored = options.prox != 0.0 and clients[0].anchor is not None
     anchor, w2_anchor, b2_anchor = None, w2_start, b2_start
     if anchored:
-        anchors = [one.anchor for one in clients if one.anchor is not None]
+        anchors = [client.anchor for client in clients if client.anchor is not None]
         anchor = _projected(x, anchors, hidden, width)
         w2_anchor, b2_anchor = _head(anchors, cut + hidden, hidden, dtype)
     pull = options.weight_decay + options.prox
@@ -80,9 +80,10 @@ def train_span(hidden: int, width: int, clients: Sequence[Local], steps: int, op
     tails = torch.cat([a.sum(1), (w2 - w2_start).transpose(1, 2).flatten(1), (b2 - b2_start).flatten(1)], dim=1).numpy()
     return [
         Movement(
-            a[i, : len(one.y)].clone(), tails[i], width, c - 1.0, e, one.start, one.anchor if anchored else None, one.model, one.owner
+            a[i, : len(client.y)].clone(), tails[i], width, c - 1.0, e, client.start, client.anchor if anchored else None,
+            client.model, client.owner,
         )
-        for i, one in enumerate(clients)
+        for i, client in enumerate(clients)
     ]  # fmt: skip
 
 
@@ -142,23 +143,23 @@ class Movement:
         return other
 
 
-def _kernel(one: Local) -> Tensor:
+def _kernel(client: Local) -> Tensor:
     """X̃ X̃ᵀ, kept with the client's data while there is room."""
-    if one.owner is None or one.model is None:
-        return _made_kernel(one)
-    scaling = one.model.mean, one.model.std, one.model.dtype
-    known = _KERNELS.get(one.owner)
+    if client.owner is None or client.model is None:
+        return _made_kernel(client)
+    scaling = client.model.mean, client.model.std, client.model.dtype
+    known = _KERNELS.get(client.owner)
     if known is not None and known[0] == scaling:
         return known[1]
-    kernel = _made_kernel(one)
-    _KERNELS.pop(one.owner, None)
+    kernel = _made_kernel(client)
+    _KERNELS.pop(client.owner, None)
     if sum(kept.nbytes for _, kept in _KERNELS.values()) + kernel.nbytes <= _KERNEL_BYTES:
-        _KERNELS[one.owner] = scaling, kernel
+        _KERNELS[client.owner] = scaling, kernel
     return kernel
 
 
-def _made_kernel(one: Local) -> Tensor:
-    x = one.x.flatten(1)
+def _made_kernel(client: Local) -> Tensor:
+    x = client.x.flatten(1)
     return x @ x.T + 1.0
 
 

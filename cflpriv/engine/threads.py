@@ -19,7 +19,7 @@ def one_thread() -> AbstractContextManager[object]:
 
 @lru_cache(maxsize=1)
 def _pools(imported: int) -> "ThreadpoolController":
-    """The pools there are. To look for them takes 10 ms and more, so it is done again only where more has been imported."""
+    """The pools there are. The search takes 10 ms or more, so it is repeated only after further imports."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

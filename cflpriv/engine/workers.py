@@ -72,21 +72,24 @@ class Workers:
                     error = error or answer
                 else:
                     results, path = answer
-                    done[number] = [_bound(result, given) for result, given in zip(results, jobs[number], strict=True)], path
+                    done[number] = [_bound(result, task_input) for result, task_input in zip(results, jobs[number], strict=True)], path
                 if waiting and error is None:
                     self._send(self._pipes.index(pipe), task, jobs, waiting.pop(), kind, busy)
         if error is not None:
             raise error
-        return [one for one in done if one is not None]
+        return [result for result in done if result is not None]
 
     def _send(
         self, worker: int, task: Task, jobs: Sequence[Sequence[TaskInput]], number: int, kind: Any, busy: dict[Connection, int]
     ) -> None:
         known, fresh = self._known[worker], {}
-        for given in jobs[number]:
-            if id(given.data) not in known:
-                known[id(given.data)] = fresh[id(given.data)] = given.data
-        light = [(id(given.data), given.params, given.memory, given.streams, given.choice, given.secret) for given in jobs[number]]
+        for task_input in jobs[number]:
+            if id(task_input.data) not in known:
+                known[id(task_input.data)] = fresh[id(task_input.data)] = task_input.data
+        light = [
+            (id(task_input.data), task_input.params, task_input.memory, task_input.streams, task_input.choice, task_input.secret)
+            for task_input in jobs[number]
+        ]
         try:
             self._pipes[worker].send((task, fresh, light, kind))
         except OSError:
@@ -109,9 +112,9 @@ class Workers:
                 process.terminate()
 
 
-def _bound(result: Result, given: TaskInput) -> Result:
+def _bound(result: Result, task_input: TaskInput) -> Result:
     """Give values that are made on demand the client's data, which did not travel back."""
-    return {name: value.bound(given.data) if hasattr(value, "bound") else value for name, value in result.items()}
+    return {name: value.bound(task_input.data) if hasattr(value, "bound") else value for name, value in result.items()}
 
 
 def _serve(pipe: Connection, plugins: Mapping[str, bytes]) -> None:

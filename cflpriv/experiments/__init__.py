@@ -8,11 +8,11 @@ them at a stated ε, `front` compares their results, `report` makes one page of 
 
 from .config.config import Config, load_config, parse_config
 from .run.folder import run_experiment
-from .run.run import Run, advance, finish, start
+from .run.run import Experiment, advance, finish, start
 from .sweep.sweep import Sweep, load_sweep, parse_sweep
 from .sweep.sweep_runs import run_sweep
 
 __all__ = [
-    "Config", "Run", "Sweep", "advance", "finish", "load_config", "load_sweep", "parse_config", "parse_sweep", "run_experiment",
+    "Config", "Experiment", "Sweep", "advance", "finish", "load_config", "load_sweep", "parse_config", "parse_sweep", "run_experiment",
     "run_sweep", "start",
 ]  # fmt: skip

@@ -15,7 +15,9 @@ from ..errors import InputError
 from ..files import write_atomically
 from ..protocols.bounded_files import open_regular, read_bytes, read_json
 
-__all__ = ["FILE", "OF_AUDITS", "OF_CHECKPOINTS", "OF_RUN", "change_of", "changed_files", "digest_of", "found_digests", "seal", "sealed"]
+__all__ = [
+    "FILE", "OF_AUDITS", "OF_CHECKPOINTS", "OF_RUN", "change_of", "changed_files", "digest_of", "found_digests", "record_digests", "sealed",
+]  # fmt: skip
 
 FILE = "digests.json"
 OF_RUN = (
@@ -32,10 +34,10 @@ A folder may be handed on without it, because it holds what clients keep to them
 """
 
 
-def seal(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_CHECKPOINTS, *OF_AUDITS)) -> str:
-    """Write down what the files are now that match `what`, others as they were written down; the digest of the folder."""
-    known = {name: digest for name, digest in _known(folder).items() if not any(fnmatch(name, pattern) for pattern in what)}
-    write_atomically(folder / FILE, json.dumps(dict(sorted((known | dict(found_digests(folder, what))).items())), indent=1) + "\n")
+def record_digests(folder: Path, patterns: Sequence[str] = (*OF_RUN, *OF_CHECKPOINTS, *OF_AUDITS)) -> str:
+    """Record the digests of the files that match `patterns`; other files keep their recorded digests. The digest of the folder."""
+    known = {name: digest for name, digest in _known(folder).items() if not any(fnmatch(name, pattern) for pattern in patterns)}
+    write_atomically(folder / FILE, json.dumps(dict(sorted((known | dict(found_digests(folder, patterns))).items())), indent=1) + "\n")
     return digest_of(folder)
 
 
@@ -45,20 +47,20 @@ def digest_of(folder: Path) -> str:
     return blake2b(read_bytes(path), digest_size=16).hexdigest() if path.is_file() else ""
 
 
-def changed_files(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> list[str]:
-    """Each file among `what` that is missing, changed, or was not there when the run or its audit ended, for people."""
+def changed_files(folder: Path, patterns: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> list[str]:
+    """Each file matching `patterns` that is missing, changed, or was not there when the run or its audit ended, for people."""
     if not (folder / FILE).is_file():
         return [f"{folder / FILE}: is missing; the run is not complete, or an earlier version made it"]
     try:
-        known = sealed(folder, what)
+        known = sealed(folder, patterns)
     except InputError as error:
         return [str(error)]
-    found = dict(found_digests(folder, what))
+    computed = dict(found_digests(folder, patterns))
     words = []
-    for name in sorted(known | found):
-        if name not in found:
+    for name in sorted(known | computed):
+        if name not in computed:
             words.append(f"{folder / name}: is missing; the run wrote it")
-        elif found[name] != known.get(name):
+        elif computed[name] != known.get(name):
             words.append(change_of(folder / name))
     return words
 
@@ -70,9 +72,9 @@ def change_of(path: Path) -> str:
     )
 
 
-def sealed(folder: Path, what: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> dict[str, str]:
-    """The digests that were written down of the files that match `what`. Raises `InputError` for a table that is damaged."""
-    return {name: digest for name, digest in _known(folder).items() if any(fnmatch(name, pattern) for pattern in what)}
+def sealed(folder: Path, patterns: Sequence[str] = (*OF_RUN, *OF_AUDITS)) -> dict[str, str]:
+    """The digests that were written down of the files that match `patterns`. Raises `InputError` for a table that is damaged."""
+    return {name: digest for name, digest in _known(folder).items() if any(fnmatch(name, pattern) for pattern in patterns)}
 
 
 def _known(folder: Path) -> dict[str, str]:
@@ -88,8 +90,8 @@ def _known(folder: Path) -> dict[str, str]:
     return known
 
 
-def found_digests(folder: Path, what: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for pattern in what:
+def found_digests(folder: Path, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
             if path.is_file() and path.suffix != ".part":
                 with open_regular(path) as data:

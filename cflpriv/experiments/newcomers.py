@@ -28,8 +28,8 @@ def held_back(groups: Mapping[int, int], count: int) -> tuple[int, ...]:
 
     A group that is only to be met after training would be another experiment, and ids may be sorted by group (mixtures, files with their
     own clients). What is left after rounding down goes to the largest remainders, so groups that are too small for it give none; among
-    equals to the group with the last id. Where groups of one size are dealt to clients in turn, where each client is its own group, or all
-    are one, these are the last ids of all. Nothing is drawn: whom a seed holds back does not depend on the seed.
+    equals to the group with the last id. If groups of equal size alternate over the clients, if each client is its own group, or if there
+    is one group, these are the last ids. Nothing is drawn: whom a seed holds back does not depend on the seed.
     """
     members: dict[int, list[int]] = {}
     for client, group in sorted(groups.items()):
@@ -48,25 +48,25 @@ def fine_tuned_accuracy(simulated: Simulated, served: Served, train: Train, clie
     asks = simulated.federation.asks(served.task, served.params, served.which, clients)
     fed = simulated.federation
     scores = simulated.each(clients, _fine_tuned, asks, replace(train, on_divergence="skip"), fed.seed, fed.round)
-    counts = np.array([float(one["count"]) for one in scores])
-    return np.where(counts > 0, np.array([float(one["correct"]) for one in scores]) / np.maximum(counts, 1), np.nan)
+    counts = np.array([float(score["count"]) for score in scores])
+    return np.where(counts > 0, np.array([float(score["correct"]) for score in scores]) / np.maximum(counts, 1), np.nan)
 
 
 def _fine_tuned(
     host: LocalHost, clients: Sequence[int], asks: Mapping[int, Compute], train: Train, seed: int, round: int
 ) -> list[Result]:  # fmt: skip
     """What clients score after `train`, at their host."""
-    given = resolved(host, clients, asks)
-    starts = [np.asarray(getattr(asks[one].task.task, "used", _model)(own)) for one, own in zip(clients, given, strict=True)]
+    task_inputs = resolved(host, clients, asks)
+    starts = [np.asarray(getattr(asks[client].task.task, "used", _model)(own)) for client, own in zip(clients, task_inputs, strict=True)]
 
     def inputs(models: Sequence[Array]) -> list[TaskInput]:
         streams = [Streams(seed, round, client) for client in clients]
-        return [TaskInput(one.data, {"model": model}, {}, own) for one, model, own in zip(given, models, streams, strict=True)]
+        return [TaskInput(entry.data, {"model": model}, {}, own) for entry, model, own in zip(task_inputs, models, streams, strict=True)]
 
     trained = host.engine.run(train, inputs(starts))
-    ends = [start + np.asarray(one["update"]) if one else start for start, one in zip(starts, trained, strict=True)]
+    ends = [start + np.asarray(result["update"]) if result else start for start, result in zip(starts, trained, strict=True)]
     return host.engine.run(Evaluate(train.model), inputs(ends))
 
 
-def _model(given: TaskInput) -> Array:
-    return given.array("model")
+def _model(task_input: TaskInput) -> Array:
+    return task_input.array("model")

@@ -151,7 +151,7 @@ class Agreement:
 
     def __init__(self, registry: ClientRegistry, session: bytes, roster: Roster) -> None:
         self._registry, self._session, self._roster = registry, session, roster
-        self._server: group.Server | None = None
+        self._server: group.GroupServer | None = None
         self._epoch = self._read = 0
         self.members: frozenset[int] = frozenset()
 
@@ -190,7 +190,7 @@ class Agreement:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """The inverse of `saved`."""
-        self._server = group.Server.from_bytes(saved["server"], self._roster) if saved["server"] else None
+        self._server = group.GroupServer.from_bytes(saved["server"], self._roster) if saved["server"] else None
         self._epoch, self.members = saved["epoch"], frozenset(saved["members"])
 
     def extend(self, record: Callable[..., None]) -> None:
@@ -214,9 +214,9 @@ class Agreement:
             session=self._session, epoch=self._epoch, roster=self._roster, members=fresh, smallest=smallest, removed=self._registry.removed
         )
         self._epoch += 1  # an epoch is tried once
-        server = group.Server(terms, self._roster)
+        server = group.GroupServer(terms, self._roster)
         outbox = server.advance()
-        while server.stage is not group.ServerStage.RUNNING:
+        while server.stage is not group.GroupServerStage.RUNNING:
             for client, message in self._stage(outbox, record).items():
                 self._pass_on(server, client, message)
             outbox = server.advance()
@@ -240,7 +240,7 @@ class Agreement:
                         self.members |= {client}
                     return
 
-    def _pass_on(self, server: group.Server, client: int, message: bytes) -> Mapping[int, bytes]:
+    def _pass_on(self, server: group.GroupServer, client: int, message: bytes) -> Mapping[int, bytes]:
         """The messages to forward at once; none if the server refuses this one, which is recorded."""
         try:
             return server.receive(client, message)

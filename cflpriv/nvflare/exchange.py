@@ -197,7 +197,7 @@ class CflprivController(Controller):  # type: ignore[misc]
             ),
             config, root / self.out, described, system="nvflare", clients=self.clients or config.data.clients,
             truth=groups if public else None, roster=read_roster(root / self.roster) if self.roster else None,
-            wait_seconds=self.wait_seconds, resume=True, say=lambda line: self.log_info(fl_ctx, line),
+            wait_seconds=self.wait_seconds, resume=True, report=lambda line: self.log_info(fl_ctx, line),
         )  # fmt: skip
 
 

@@ -10,8 +10,9 @@ __all__ = ["of_participations"]
 def of_participations(releases: Releases, rounds: int, most: int) -> Releases:
     """The `releases` of a run of `rounds` rounds for a client that is asked in at most `most` of them.
 
-    In a round in which it is asked, a client trains ⌈trainings / rounds⌉ times at most, and likewise chooses; in others it does neither.
-    What an algorithm counts outside its cohorts (signatures, extra epochs) stays. Raises `ValueError` for a `most` outside 0 … rounds.
+    In a round that asks a client, the client trains at most ⌈trainings / rounds⌉ times, and chooses as often. In other rounds it does
+    neither. What an algorithm counts outside its cohorts (signatures, extra epochs) stays. Raises `ValueError` for a `most` outside 0 …
+    rounds.
     """
     if not 0 <= most <= rounds:
         raise ValueError(f"most: {most} is outside 0 … {rounds} rounds")

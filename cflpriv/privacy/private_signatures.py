@@ -77,9 +77,9 @@ def moment_event(noise_multiplier: float, relation: Relation) -> GaussianEvent:
     return GaussianEvent(noise_multiplier, 1.0 if relation == "add_remove" else float(np.sqrt(2)), relation, "sample")
 
 
-def _sketched_samples(given: TaskInput, seed: int, size: int) -> Array:
+def _sketched_samples(task_input: TaskInput, seed: int, size: int) -> Array:
     """A client's training samples (n, size) in public random directions, as they are where `size` is 0 or not below their length."""
-    x = given.data.x_train.reshape(len(given.data.x_train), -1).astype(np.float64)
+    x = task_input.data.x_train.reshape(len(task_input.data.x_train), -1).astype(np.float64)
     return np.asarray(x @ sketch_directions(seed, x.shape[1], size))
 
 
@@ -88,9 +88,9 @@ def sum_event(noise_multiplier: float, bound: float, relation: Relation) -> Gaus
     return GaussianEvent(noise_multiplier, bound if relation == "add_remove" else 2 * bound, relation, "sample")
 
 
-def noisy_sum(rows: Array, bound: float, noise_multiplier: float, relation: Relation, given: TaskInput, purpose: str) -> Array:
+def noisy_sum(rows: Array, bound: float, noise_multiplier: float, relation: Relation, task_input: TaskInput, purpose: str) -> Array:
     """Σ of the rows (n, d), one a sample, each clipped to norm `bound`, with noise from the client's secret."""
-    return gaussian_sum(rows, bound, noise_multiplier, relation, "sample", secret_of(given, purpose)).value
+    return gaussian_sum(rows, bound, noise_multiplier, relation, "sample", secret_of(task_input, purpose)).value
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class NoisyPrincipalVectors:
     def covers(self) -> dict[str, tuple[str, ...]]:
         return {"signature": ("moment",)}
 
-    def run(self, given: TaskInput) -> dict[str, Array]:
-        x = _sketched_samples(given, self.seed, self.sketch_dim)
-        return {"signature": noisy_principal_vectors(x, self.p, self.noise_multiplier, self.relation, secret_of(given, "signature"))}
+    def run(self, task_input: TaskInput) -> dict[str, Array]:
+        x = _sketched_samples(task_input, self.seed, self.sketch_dim)
+        return {"signature": noisy_principal_vectors(x, self.p, self.noise_multiplier, self.relation, secret_of(task_input, "signature"))}
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ class NoisyGradient:
     def covers(self) -> dict[str, tuple[str, ...]]:
         return {self.part: ("gradient",)}
 
-    def run(self, given: TaskInput) -> dict[str, Array]:
-        vector = noisy_sum(self._sketched(given), self.clip_norm, self.noise_multiplier, self.relation, given, "signature")
+    def run(self, task_input: TaskInput) -> dict[str, Array]:
+        vector = noisy_sum(self._sketched(task_input), self.clip_norm, self.noise_multiplier, self.relation, task_input, "signature")
         norm = float(np.linalg.norm(vector))
         return {self.part: vector / norm if self.normalise and norm > 0 else vector}
 
-    def _sketched(self, given: TaskInput) -> Array:
+    def _sketched(self, task_input: TaskInput) -> Array:
         """Each sample's gradient in the sketched coordinates, (n, sketch_dim), scaled back to about its own length."""
-        module = self.model.load(given.array("model"))
+        module = self.model.load(task_input.array("model"))
         names = [name for name, _ in module.named_parameters()]
         dimension = self.model.dimension
         size = self.sketch_dim if 0 < self.sketch_dim < dimension else dimension
@@ -177,7 +177,7 @@ class NoisyGradient:
         if size < dimension:
             directions = tensor(sketch_directions(self.seed, dimension, size)).to(next(module.parameters()).dtype)
 
-        x, y = self.model.inputs(given.data.x_train), tensor(given.data.y_train)
+        x, y = self.model.inputs(task_input.data.x_train), tensor(task_input.data.y_train)
         rows = []
         for at in range(0, len(y), PER_SAMPLE):
             made = gradients_by_sample(module, x[at : at + PER_SAMPLE], y[at : at + PER_SAMPLE])
@@ -222,19 +222,19 @@ class NoisyMeanGradient:
     def covers(self) -> dict[str, tuple[str, ...]]:
         return {self.part: ("gradient",)}
 
-    def run(self, given: TaskInput) -> dict[str, Array]:
+    def run(self, task_input: TaskInput) -> dict[str, Array]:
         dimension = self.model.dimension
         short = public_sketch("crossfit", self.seed, dimension, self.sketch_dim) if 0 < self.sketch_dim < dimension else None
         rows = []
-        for block in sample_gradients(self.model, given.array("model"), given.data):
+        for block in sample_gradients(self.model, task_input.array("model"), task_input.data):
             whole = block.double().cpu().numpy()
             whole = np.where(np.isfinite(whole).all(axis=1, keepdims=True), whole, 0.0)
             rows.append(whole if short is None else short.apply(whole))
-        total = noisy_sum(unit_rows(np.concatenate(rows)), 1.0, self.noise_multiplier, self.relation, given, "folds")
+        total = noisy_sum(unit_rows(np.concatenate(rows)), 1.0, self.noise_multiplier, self.relation, task_input, "folds")
         return {self.part: total / self.samples}
 
-    def cost(self, given: TaskInput) -> int:
-        return len(given.data.y_train)
+    def cost(self, task_input: TaskInput) -> int:
+        return len(task_input.data.y_train)
 
 
 @dataclass(frozen=True)
@@ -265,8 +265,8 @@ class NoisyMoment:
     def covers(self) -> dict[str, tuple[str, ...]]:
         return {"signature": ("moment",)}
 
-    def run(self, given: TaskInput) -> dict[str, Array]:
-        x = unit_rows(_sketched_samples(given, self.seed, self.sketch_dim))
-        moment = second_moment(x, self.noise_multiplier, self.relation, "sample", secret_of(given, "signature")).value
+    def run(self, task_input: TaskInput) -> dict[str, Array]:
+        x = unit_rows(_sketched_samples(task_input, self.seed, self.sketch_dim))
+        moment = second_moment(x, self.noise_multiplier, self.relation, "sample", secret_of(task_input, "signature")).value
         upper = np.triu_indices(len(moment))
         return {"signature": moment[upper] * np.where(upper[0] == upper[1], 1.0, np.sqrt(2)) / self.samples}

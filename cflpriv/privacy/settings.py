@@ -2,15 +2,15 @@
 
 unit = "sample"
     Clients do not trust the server: what leaves a client carries its noise already, whatever protection it goes through. A task that can be
-    made private has a method `private(noise)`; the federation runs that in its place. What a task without one computes from data stays
-    where it is: an operation that would release it raises an error that names the step.
-    With `noise = "shared"` a training is one step a round, which leaves its client in a secure sum only: there each client adds a share of
-    the noise, so that a sum has it once, not once a client (`protocols.shared_noise`).
+    made private has a method `private(noise)`; the federation runs that in its place. The result of a task without a private form never
+    leaves the client: an operation that would release the result raises an error naming the step. With `noise = "shared"` a training is one
+    step a round, which leaves its client in a secure sum only: there each client adds a share of the noise, so that a sum has it once, not
+    once a client (`protocols.shared_noise`).
 unit = "client"
     A client's whole contribution to a mean is clipped, and the sum gets noise: by the server, which is trusted with the contributions then
     (`sum = "none"`), or by shares of noise that clients add inside secure aggregation. Nothing but `mean` is released.
 
-`plan` calibrates the noise for a whole run beforehand; the ledger (`protocols.ledger`) enforces the budget.
+`plan_noise` calibrates the noise for a whole run beforehand; the ledger (`protocols.ledger`) enforces the budget.
 """
 
 import warnings
@@ -24,13 +24,15 @@ from ..keys import Key, check_ranges
 from ..protocols.accounting import calibrate, epsilon_of
 from ..protocols.entropy import Entropy, derive, keystream
 from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
-from ..protocols.ledger import Budget
+from ..protocols.ledger import PrivacyBudget
 from ..protocols.shared_noise import SharedNoise
 
 if TYPE_CHECKING:
     from ..engine import TaskInput
 
-__all__ = ["Noise", "Privacy", "Releases", "SumNoise", "check_samples", "plan", "planned", "secret_key", "secret_of", "updates_only"]
+__all__ = [
+    "Noise", "Privacy", "Releases", "SumNoise", "check_samples", "events_of_plan", "plan_noise", "secret_key", "secret_of", "updates_only",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -125,18 +127,18 @@ class Privacy:
             )
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> PrivacyBudget:
         """What the ledger enforces."""
         if self.unit == "none":
             raise InputError("privacy.unit = 'none' has no budget")
-        return Budget(self.epsilon, self.delta, self.relation, self.unit)
+        return PrivacyBudget(self.epsilon, self.delta, self.relation, self.unit)
 
     def warn_of_delta(self, units: int) -> None:
         """Warn where δ is no smaller than one over the number of units: a mechanism that publishes one at random would pass."""
         if self.unit != "none" and units > 0 and self.delta >= 1 / units:
-            what = "samples a client" if self.unit == "sample" else "clients"
+            noun = "samples a client" if self.unit == "sample" else "clients"
             warnings.warn(
-                f"privacy.delta = {self.delta:g}: is not below 1/{units} ({units} {what}); it would allow publishing one of them",
+                f"privacy.delta = {self.delta:g}: is not below 1/{units} ({units} {noun}); it would allow publishing one of them",
                 CflprivWarning,
                 stacklevel=2,
             )
@@ -160,7 +162,7 @@ class Releases:
     singly: bool = False
 
 
-def updates_only(rounds: int, given: Mapping[str, Any]) -> Releases:
+def updates_only(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """What an algorithm releases whose clients send an update in each round and nothing else: an `AlgorithmSpec.sample_releases`."""
     return Releases(trainings=rounds)
 
@@ -215,7 +217,7 @@ def check_samples(privacy: Privacy, releases: Releases, batch_size: int) -> None
 
 
 @lru_cache(maxsize=64)
-def plan(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int, shares: int = 0) -> Noise:
+def plan_noise(privacy: Privacy, releases: Releases, *, epochs: int, batch_size: int, seed: int, shares: int = 0) -> Noise:
     """The noise for a whole run at the sample level, that of training shared by at least `shares` clients where that is above 0.
 
     Raises `InputError` for what cannot be; it needs no data.
@@ -258,8 +260,8 @@ def _steps(releases: Releases, epochs: int, rate: float, shares: int) -> int:
     return releases.trainings * each + (max(1, round(releases.extra_epochs / rate)) if releases.extra_epochs else 0)
 
 
-def planned(noise: Noise, releases: Releases, epochs: int) -> tuple[Event, ...]:
-    """What a client is charged at most over a whole run with the noise that `plan` made for these releases."""
+def events_of_plan(noise: Noise, releases: Releases, epochs: int) -> tuple[Event, ...]:
+    """What a client is charged at most over a whole run with the noise that `plan_noise` made for these releases."""
     relation = noise.relation
     events: list[Event] = []
     if releases.signatures:
@@ -271,13 +273,13 @@ def planned(noise: Noise, releases: Releases, epochs: int) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def secret_key(given: "TaskInput") -> bytes:
+def secret_key(task_input: "TaskInput") -> bytes:
     """The client's 32 fresh bytes of secret randomness for a private task."""
-    if len(given.secret) != 32:
-        raise InputError(f"client {given.data.id}: a private task needs 32 bytes of secret randomness, which the federation gives")
-    return given.secret
+    if len(task_input.secret) != 32:
+        raise InputError(f"client {task_input.data.id}: a private task needs 32 bytes of secret randomness, which the federation gives")
+    return task_input.secret
 
 
-def secret_of(given: "TaskInput", purpose: str) -> Entropy:
+def secret_of(task_input: "TaskInput", purpose: str) -> Entropy:
     """A source for one draw of a mechanism, made of the client's secret randomness and a purpose. The same draw every time it is asked."""
-    return lambda count: keystream(derive(secret_key(given), purpose), count)
+    return lambda count: keystream(derive(secret_key(task_input), purpose), count)

@@ -28,23 +28,23 @@ class ChooseAndMove:
     parts: ClassVar[Parts] = {"choice": "choice", "moved": "choice"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def cost(self, given: TaskInput) -> int:
-        return self.losses.cost(given)
+    def cost(self, task_input: TaskInput) -> int:
+        return self.losses.cost(task_input)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return self.losses.chunk_size(given, device)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return self.losses.chunk_size(task_input, device)
 
-    def run(self, given: TaskInput) -> Result:
-        return self._moved(given, self.losses.run(given))
+    def run(self, task_input: TaskInput) -> Result:
+        return self._moved(task_input, self.losses.run(task_input))
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         results, path = self.losses.run_many(inputs, device)
-        return [self._moved(given, result) for given, result in zip(inputs, results, strict=True)], path
+        return [self._moved(task_input, result) for task_input, result in zip(inputs, results, strict=True)], path
 
-    def _moved(self, given: TaskInput, result: Result) -> Result:
+    def _moved(self, task_input: TaskInput, result: Result) -> Result:
         choice = int(result["choice"])
-        steps = np.cumsum(given.array("moves")[choice])
-        moved = int(np.searchsorted(steps, given.streams("block move").random() * steps[-1], side="right"))
+        steps = np.cumsum(task_input.array("moves")[choice])
+        moved = int(np.searchsorted(steps, task_input.streams("block move").random() * steps[-1], side="right"))
         return {"choice": np.array(choice), "moved": np.array(min(moved, len(steps) - 1))}
 
 
@@ -59,7 +59,7 @@ class ChooseListed:
     parts: ClassVar[Parts] = {"choice": "choice"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        labels = check_array("labels", np.asarray(given.array("labels")), ndim=1, kind="iu")
-        mine = np.flatnonzero(given.array("clients") == given.streams.client)
-        return {"choice": np.array(int(labels[mine[0]]) if len(mine) else 0)}
+    def run(self, task_input: TaskInput) -> Result:
+        labels = check_array("labels", np.asarray(task_input.array("labels")), ndim=1, kind="iu")
+        positions = np.flatnonzero(task_input.array("clients") == task_input.streams.client)
+        return {"choice": np.array(int(labels[positions[0]]) if len(positions) else 0)}

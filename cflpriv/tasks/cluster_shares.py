@@ -57,9 +57,9 @@ class ClientVectors:
     """What the tasks below have in common: a client's public sketch of its mean gradient at the model "start".
 
     Each sample's gradient has norm 1, and every label that the client has counts alike. The mean is sketched to `sketch` numbers (not at
-    all where the model has no more), and divided by its own length: the "whole" vector. In the "short" one, for second moments and cells,
-    it is projected to `directions` dimensions before it is divided. `norm`: the length of a contribution at most. `seed`: of the public
-    sketch and projection.
+    all where the model has no more), and divided by its own length: the "whole" vector. The "short" vector, for second moments and cells,
+    is projected to `directions` dimensions before the division. `norm`: the length of a contribution at most. `seed`: of the public sketch
+    and projection.
     """
 
     model: Model
@@ -71,8 +71,8 @@ class ClientVectors:
     parts: ClassVar[Parts] = {"contribution": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def cost(self, given: TaskInput) -> int:
-        return len(given.data.y_train)
+    def cost(self, task_input: TaskInput) -> int:
+        return len(task_input.data.y_train)
 
     @property
     def size(self) -> int:
@@ -84,37 +84,39 @@ class ClientVectors:
         """The number of dimensions of a second moment."""
         return min(self.directions, self.size)
 
-    def whole(self, given: TaskInput) -> Array:
+    def whole(self, task_input: TaskInput) -> Array:
         """The client's vector (size,), of norm 1, or 0 where it has no gradient."""
-        vector: Array = _over_first(self._mean(given))[0]
+        vector: Array = _over_first(self._mean(task_input))[0]
         return vector
 
-    def short(self, given: TaskInput) -> Array:
+    def short(self, task_input: TaskInput) -> Array:
         """The client's short vector (moment_size,), of norm 1, or 0 where it has no gradient."""
-        vector: Array = _over_first(self._mean(given) @ self._projection())[0]
+        vector: Array = _over_first(self._mean(task_input) @ self._projection())[0]
         return vector
 
-    def halves(self, given: TaskInput, number: int) -> Array:
+    def halves(self, task_input: TaskInput, number: int) -> Array:
         """The short vectors (2, moment_size) of two random halves, over the length of that of all. `InputError` for one sample."""
-        labels = given.data.y_train
-        weights = np.concatenate([_whole_weights(labels), fold_weights(labels, True, given.streams(f"halves {number}"))])
-        return _over_first(self._means(given, weights) @ self._projection())[1:]
+        labels = task_input.data.y_train
+        weights = np.concatenate([_whole_weights(labels), fold_weights(labels, True, task_input.streams(f"halves {number}"))])
+        return _over_first(self._means(task_input, weights) @ self._projection())[1:]
 
-    def _mean(self, given: TaskInput) -> Array:
+    def _mean(self, task_input: TaskInput) -> Array:
         """The mean (1, size) over all samples. It is the same in every round, and asked for in each, so a process remembers it."""
-        x, y, start = (np.ascontiguousarray(one) for one in (given.data.x_train, given.data.y_train, given.array("start")))
+        x, y, start = (
+            np.ascontiguousarray(array) for array in (task_input.data.x_train, task_input.data.y_train, task_input.array("start"))
+        )
         digest = blake2b(x.tobytes() + y.tobytes() + start.tobytes(), digest_size=16).digest()
         key = (self.model, self.sketch, self.seed, x.shape, str(x.dtype), str(y.dtype), str(start.dtype), digest)
-        found = _REMEMBERED.get(key)
-        if found is None:
-            found = _REMEMBERED[key] = self._means(given, _whole_weights(given.data.y_train))
+        means = _REMEMBERED.get(key)
+        if means is None:
+            means = _REMEMBERED[key] = self._means(task_input, _whole_weights(task_input.data.y_train))
             while len(_REMEMBERED) > MOST_REMEMBERED:
                 _REMEMBERED.pop(next(iter(_REMEMBERED)), None)
-        return found
+        return means
 
-    def _means(self, given: TaskInput, weights: Array) -> Array:
+    def _means(self, task_input: TaskInput, weights: Array) -> Array:
         """Weighted means (rows, size) of the sketched gradients."""
-        rows = summed_directions(self.model, given.array("start"), given.data, weights)
+        rows = summed_directions(self.model, task_input.array("start"), task_input.data, weights)
         if self.model.dimension > self.sketch:
             rows = np.asarray(public_sketch("private clusters", self.seed, self.model.dimension, self.sketch).apply(rows))
         return rows
@@ -125,7 +127,7 @@ class ClientVectors:
 
     def _contribution(self, *numbers: Array) -> Result:
         """One vector of norm at most `norm`, and the blanks."""
-        vector = np.concatenate([*(np.ravel(one) for one in numbers), np.zeros(BLANK)])
+        vector = np.concatenate([*(np.ravel(part) for part in numbers), np.zeros(BLANK)])
         return {"contribution": vector * (self.norm / max(1.0, float(np.linalg.norm(vector))))}
 
 
@@ -133,8 +135,8 @@ class ClientVectors:
 class CentreShare(ClientVectors):
     """The client's whole and short vectors, each times √½. Part: "contribution" (size + moment_size + BLANK,)."""
 
-    def run(self, given: TaskInput) -> Result:
-        return self._contribution(self.whole(given) * sqrt(0.5), self.short(given) * sqrt(0.5))
+    def run(self, task_input: TaskInput) -> Result:
+        return self._contribution(self.whole(task_input) * sqrt(0.5), self.short(task_input) * sqrt(0.5))
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,11 @@ class MomentShare(ClientVectors):
 
     number: int = 0
 
-    def run(self, given: TaskInput) -> Result:
+    def run(self, task_input: TaskInput) -> Result:
         rows, columns, scale = _triangle(self.moment_size)
-        if len(given.data.y_train) < HALVES:
+        if len(task_input.data.y_train) < HALVES:
             return self._contribution(np.zeros(len(rows) + 1))
-        a, b = self.halves(given, self.number) - given.array("short_centre")
+        a, b = self.halves(task_input, self.number) - task_input.array("short_centre")
         product = (a[rows] * b[columns] + a[columns] * b[rows]) / 2 * scale
         length = float(np.linalg.norm(product))
         unit = product / length if length > 0 else product
@@ -167,9 +169,9 @@ class CellShare(ClientVectors):
     "radius" () is clipped. With them goes the square of each coordinate. Part: "contribution" (m · (1 + s) + s + BLANK,).
     """
 
-    def run(self, given: TaskInput) -> Result:
-        cells, radius = given.array("cells"), float(given.array("radius"))
-        place = (self.short(given) - given.array("short_centre")) @ given.array("basis")
+    def run(self, task_input: TaskInput) -> Result:
+        cells, radius = task_input.array("cells"), float(task_input.array("radius"))
+        place = (self.short(task_input) - task_input.array("short_centre")) @ task_input.array("basis")
         nearest = int(np.square(cells - place).sum(1).argmin())
         residual = (place - cells[nearest]) / radius
         residual /= max(1.0, float(np.linalg.norm(residual)))
@@ -191,13 +193,13 @@ class ChooseCluster(ClientVectors):
 
     parts: ClassVar[Parts] = {"choice": "choice"}
 
-    def choice(self, given: TaskInput) -> int:
+    def choice(self, task_input: TaskInput) -> int:
         """The number of the cluster."""
-        vector = self.short(given) if self.by_short else self.whole(given)
-        return int((given.array("rows") @ (vector - given.array("centre")) - given.array("offsets")).argmax())
+        vector = self.short(task_input) if self.by_short else self.whole(task_input)
+        return int((task_input.array("rows") @ (vector - task_input.array("centre")) - task_input.array("offsets")).argmax())
 
-    def run(self, given: TaskInput) -> Result:
-        return {"choice": np.array(self.choice(given))}
+    def run(self, task_input: TaskInput) -> Result:
+        return {"choice": np.array(self.choice(task_input))}
 
 
 @dataclass(frozen=True)
@@ -209,11 +211,11 @@ class ClusterShare(ClientVectors):
 
     k: int = 1
 
-    def run(self, given: TaskInput) -> Result:
-        vector = (self.whole(given) - given.array("centre")) / float(given.array("radius"))
+    def run(self, task_input: TaskInput) -> Result:
+        vector = (self.whole(task_input) - task_input.array("centre")) / float(task_input.array("radius"))
         vector /= max(1.0, float(np.linalg.norm(vector)))
         blocks = np.zeros((self.k, 1 + self.size))
-        blocks[int(given.array("choice"))] = CLUSTER_COUNT, *(CLUSTER_VECTOR * vector)
+        blocks[int(task_input.array("choice"))] = CLUSTER_COUNT, *(CLUSTER_VECTOR * vector)
         return self._contribution(blocks)
 
 
@@ -236,31 +238,31 @@ class TrainInBlock:
     parts: ClassVar[Parts] = {"blocks": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ("trained",)
 
-    def cost(self, given: TaskInput) -> int:
-        return self.train.cost(given)
+    def cost(self, task_input: TaskInput) -> int:
+        return self.train.cost(task_input)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return self.train.chunk_size(given, device)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return self.train.chunk_size(task_input, device)
 
-    def run(self, given: TaskInput) -> Result:
-        return self._placed(given, self.train.run(given))
+    def run(self, task_input: TaskInput) -> Result:
+        return self._placed(task_input, self.train.run(task_input))
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         results, path = self.train.run_many(inputs, device)
-        return [self._placed(given, result) for given, result in zip(inputs, results, strict=True)], path
+        return [self._placed(task_input, result) for task_input, result in zip(inputs, results, strict=True)], path
 
-    def _placed(self, given: TaskInput, result: Result) -> Result:
+    def _placed(self, task_input: TaskInput, result: Result) -> Result:
         if not result:  # its training diverged: it takes no part
             return {}
         update = np.asarray(result["update"])
-        if not isinstance(given.choice, int):
+        if not isinstance(task_input.choice, int):
             raise TypeError("TrainInBlock: expected one choice of a list of models")
         blocks = np.zeros((self.k, len(update) + (self.norm > 0)), dtype=update.dtype)
         if self.norm > 0:
             room = self.norm * sqrt(1 - BLOCK_COUNT**2) * (1 - ROUNDING)
             update = update * (room / max(room, float(np.linalg.norm(update.astype(np.float64)))))
-            blocks[int(given.array("counted")) if "counted" in given.params else given.choice, -1] = self.norm * BLOCK_COUNT
-        blocks[given.choice, : len(update)] = update
+            blocks[int(task_input.array("counted")) if "counted" in task_input.params else task_input.choice, -1] = self.norm * BLOCK_COUNT
+        blocks[task_input.choice, : len(update)] = update
         return {"blocks": blocks, "trained": result["trained"]}
 
 
@@ -276,18 +278,18 @@ class EvaluateChosen:
     parts: ClassVar[Parts] = {**Evaluate.parts, "choice": "choice"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def used(self, given: TaskInput) -> Array:
+    def used(self, task_input: TaskInput) -> Array:
         """The model (d,) that the client uses."""
-        return self._models(given)[self.choose.choice(given)]
+        return self._models(task_input)[self.choose.choice(task_input)]
 
-    def run(self, given: TaskInput) -> Result:
-        chosen = self.choose.choice(given)
-        model = self._models(given)[chosen]
-        found = EvaluateUsed(self.choose.model).run(_with_model(given, model))
-        return {**found, "choice": np.array(chosen)}
+    def run(self, task_input: TaskInput) -> Result:
+        chosen = self.choose.choice(task_input)
+        model = self._models(task_input)[chosen]
+        result = EvaluateUsed(self.choose.model).run(_with_model(task_input, model))
+        return {**result, "choice": np.array(chosen)}
 
-    def _models(self, given: TaskInput) -> list[Array]:
-        models = given.params["model"]
+    def _models(self, task_input: TaskInput) -> list[Array]:
+        models = task_input.params["model"]
         if not isinstance(models, list):
             raise TypeError("parameter 'model': EvaluateChosen takes a list of models")
         return models
@@ -343,8 +345,8 @@ def _over_first(rows: Array) -> Array:
     return np.asarray(rows / length) if length > 0 else np.zeros_like(rows)
 
 
-def _with_model(given: TaskInput, model: Array) -> TaskInput:
-    return replace(given, params={"model": model})
+def _with_model(task_input: TaskInput, model: Array) -> TaskInput:
+    return replace(task_input, params={"model": model})
 
 
 @lru_cache(maxsize=8)

@@ -26,8 +26,8 @@ def sample_losses(model: Model, vector: Array, x: torch.Tensor, y: torch.Tensor,
     """The loss (n,) of each of the samples `x` (n, ...), `y` (n,), in the model's dtype; all on the device in use.
 
     With `alone` no sample has a part in another's loss, whatever the model: clipped to a cap, the sum of them then moves by no more than
-    that when a sample comes or goes. A model that may mix samples is passed one sample at a time for it (as `Train` does where it clips);
-    `InputError` for one that takes no single sample.
+    that when a sample comes or goes. A model that may mix samples gets one sample at a time (as in `Train` with clipping); `InputError` for
+    one that takes no single sample.
     """
     module = model.load(vector)
     size = 1 if alone and not keeps_samples_apart(model) else 1024
@@ -59,9 +59,9 @@ class Evaluate:
     parts: ClassVar[Parts] = {"correct": "measure", "loss": "measure", "count": "measure"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        x, y = self._samples(given)
-        module = self.model.load(given.array("model"))
+    def run(self, task_input: TaskInput) -> Result:
+        x, y = self._samples(task_input)
+        module = self.model.load(task_input.array("model"))
         correct, loss = 0, 0.0
         with torch.no_grad():
             for start in range(0, len(y), 1024):
@@ -71,19 +71,21 @@ class Evaluate:
                 loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
         return {"correct": np.array(float(correct)), "loss": np.array(loss), "count": np.array(float(len(y)))}
 
-    def _samples(self, given: TaskInput) -> tuple[Array, Array]:
-        return (given.data.x_test, given.data.y_test) if self.split == "test" else (given.data.x_train, given.data.y_train)
+    def _samples(self, task_input: TaskInput) -> tuple[Array, Array]:
+        return (
+            (task_input.data.x_test, task_input.data.y_test) if self.split == "test" else (task_input.data.x_train, task_input.data.y_train)
+        )
 
-    def cost(self, given: TaskInput) -> int:
-        return len(self._samples(given)[1])
+    def cost(self, task_input: TaskInput) -> int:
+        return len(self._samples(task_input)[1])
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
         return forward_chunk(self.model, device)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         """`run` for each: the clients of a chunk pass forward together, on the device."""
-        samples = resident_samples(self.model, [given.data for given in inputs], device, self.split)
-        logits, path = outputs(self.model, [given.array("model") for given in inputs], [x for x, _ in samples], device)
+        samples = resident_samples(self.model, [task_input.data for task_input in inputs], device, self.split)
+        logits, path = outputs(self.model, [task_input.array("model") for task_input in inputs], [x for x, _ in samples], device)
         counts = [len(y) for _, y in samples]
         whole, labels = torch.cat(logits), torch.cat([y for _, y in samples])
         losses = functional.cross_entropy(whole, labels, reduction="none").double()
@@ -109,21 +111,23 @@ class EvaluateUsed:
     parts: ClassVar[Parts] = Evaluate.parts
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def used(self, given: TaskInput) -> Array:
+    def used(self, task_input: TaskInput) -> Array:
         """The model (d,) that the client uses."""
-        return given.array("model")
+        return task_input.array("model")
 
-    def run(self, given: TaskInput) -> Result:
-        return Evaluate(self.model).run(replace(given, params={"model": self.used(given)}))
+    def run(self, task_input: TaskInput) -> Result:
+        return Evaluate(self.model).run(replace(task_input, params={"model": self.used(task_input)}))
 
-    def cost(self, given: TaskInput) -> int:
-        return Evaluate(self.model).cost(given)
+    def cost(self, task_input: TaskInput) -> int:
+        return Evaluate(self.model).cost(task_input)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return Evaluate(self.model).chunk_size(given, device)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return Evaluate(self.model).chunk_size(task_input, device)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        return Evaluate(self.model).run_many([replace(given, params={"model": self.used(given)}) for given in inputs], device)
+        return Evaluate(self.model).run_many(
+            [replace(task_input, params={"model": self.used(task_input)}) for task_input in inputs], device
+        )
 
 
 @dataclass(frozen=True)
@@ -136,8 +140,8 @@ class EvaluateOwn(EvaluateUsed):
     def reads(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def used(self, given: TaskInput) -> Array:
-        return given.memory[self.name] if self.name in given.memory else super().used(given)
+    def used(self, task_input: TaskInput) -> Array:
+        return task_input.memory[self.name] if self.name in task_input.memory else super().used(task_input)
 
 
 @dataclass(frozen=True)
@@ -170,29 +174,29 @@ class Losses:
     parts: ClassVar[Parts] = {"losses": "summed", "choice": "choice"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], in_use())[0][0]
+    def run(self, task_input: TaskInput) -> Result:
+        return self.run_many([task_input], in_use())[0][0]
 
-    def cost(self, given: TaskInput) -> int:
-        return len(given.data.y_train)
+    def cost(self, task_input: TaskInput) -> int:
+        return len(task_input.data.y_train)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return max(1, 4096 // len(given.data.y_train))
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return max(1, 4096 // len(task_input.data.y_train))
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         """`run` for each: the k-th models of all clients pass forward together, on the device."""
-        models = [given.params["model"] for given in inputs]
-        if not all(isinstance(several, list) for several in models):
+        models = [task_input.params["model"] for task_input in inputs]
+        if not all(isinstance(candidates, list) for candidates in models):
             raise TypeError("parameter 'model': Losses takes a list of models")
-        samples = resident_samples(self.model, [given.data for given in inputs], device)
-        found: list[list[Array]] = [[] for _ in inputs]
+        samples = resident_samples(self.model, [task_input.data for task_input in inputs], device)
+        losses_of: list[list[Array]] = [[] for _ in inputs]
         path = "sequential"
         for k in range(max(map(len, models))):
-            having = [i for i, several in enumerate(models) if k < len(several)]
+            having = [i for i, candidates in enumerate(models) if k < len(candidates)]
             each, path = self._each([np.asarray(models[i][k]) for i in having], [samples[i] for i in having], device)
             for i, losses in zip(having, each, strict=True):
-                found[i].append(losses)
-        return [self._result(given, losses) for given, losses in zip(inputs, found, strict=True)], path
+                losses_of[i].append(losses)
+        return [self._result(task_input, losses) for task_input, losses in zip(inputs, losses_of, strict=True)], path
 
     def _each(
         self, vectors: Sequence[Array], samples: Sequence[tuple[torch.Tensor, torch.Tensor]], device: Device
@@ -206,12 +210,12 @@ class Losses:
         ends = np.cumsum([len(y) for _, y in samples])[:-1]
         return np.split(losses.double().cpu().numpy(), ends), path  # one copy a model
 
-    def _result(self, given: TaskInput, losses: Sequence[Array]) -> Result:
-        means = np.array([one.mean() for one in losses])
+    def _result(self, task_input: TaskInput, losses: Sequence[Array]) -> Result:
+        means = np.array([sample.mean() for sample in losses])
         choice = int(np.where(np.isnan(means), np.inf, means).argmin())
         if self.epsilon:
-            choice = self._draw(given, np.array([capped(one, self.cap).sum() for one in losses]))
+            choice = self._draw(task_input, np.array([capped(sample, self.cap).sum() for sample in losses]))
         return {"losses": means, "choice": np.array(choice)}
 
-    def _draw(self, given: TaskInput, sums: Array) -> int:
-        return noisy_argmin(sums, self.cap, self.epsilon, self.relation, "sample", secret_of(given, "choice")).value
+    def _draw(self, task_input: TaskInput, sums: Array) -> int:
+        return noisy_argmin(sums, self.cap, self.epsilon, self.relation, "sample", secret_of(task_input, "choice")).value

@@ -31,12 +31,12 @@ def fold_weights(labels: Array, balanced: bool, rng: Stream) -> Array:
     """
     n = len(labels)
     weights = np.zeros((HALVES, n))
-    for fold, mine in enumerate(two_halves(n, rng)):
-        rarity = np.ones(len(mine))
+    for fold, members in enumerate(two_halves(n, rng)):
+        rarity = np.ones(len(members))
         if balanced and labels.ndim == 1:
-            _, place, sizes = np.unique(labels[mine], return_inverse=True, return_counts=True)
+            _, place, sizes = np.unique(labels[members], return_inverse=True, return_counts=True)
             rarity = 1 / sizes[place]
-        weights[fold, mine] = rarity / rarity.sum()
+        weights[fold, members] = rarity / rarity.sum()
     return weights
 
 
@@ -69,17 +69,17 @@ class FoldGradients:
 
         return NoisyMeanGradient(self.model, noise.sketch_dim, noise.signature, noise.relation, noise.samples, self.seed)
 
-    def run(self, given: TaskInput) -> dict[str, Array]:
-        data = given.data
+    def run(self, task_input: TaskInput) -> dict[str, Array]:
+        data = task_input.data
         try:
-            weights = fold_weights(data.y_train, self.balanced, given.streams("folds"))
+            weights = fold_weights(data.y_train, self.balanced, task_input.streams("folds"))
         except InputError as error:
             raise InputError(f"client {data.id}: {error}") from None
-        folds = summed_directions(self.model, given.array("model"), data, weights)
+        folds = summed_directions(self.model, task_input.array("model"), data, weights)
         dimension = self.model.dimension
         if dimension <= self.sketch:
             return {"folds": folds}
         return {"folds": np.asarray(public_sketch("crossfit", self.seed, dimension, self.sketch).apply(folds))}
 
-    def cost(self, given: TaskInput) -> int:
-        return len(given.data.y_train)
+    def cost(self, task_input: TaskInput) -> int:
+        return len(task_input.data.y_train)

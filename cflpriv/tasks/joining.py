@@ -26,5 +26,5 @@ class Join:
     def parts(self) -> Parts:
         return dict.fromkeys(self.names, "summed")
 
-    def run(self, given: TaskInput) -> Result:
-        return {name: given.array(name) for name in self.names}
+    def run(self, task_input: TaskInput) -> Result:
+        return {name: task_input.array(name) for name in self.names}

@@ -35,14 +35,14 @@ class LowRankSketch:
     parts: ClassVar[Parts] = {"signature": "compared"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def cost(self, given: TaskInput) -> int:
-        return self.train.cost(given)
+    def cost(self, task_input: TaskInput) -> int:
+        return self.train.cost(task_input)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return self.train.chunk_size(given, device)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return self.train.chunk_size(task_input, device)
 
-    def run(self, given: TaskInput) -> Result:
-        return self._seen(self.train.run(given))
+    def run(self, task_input: TaskInput) -> Result:
+        return self._seen(self.train.run(task_input))
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         results, path = self.train.run_many(inputs, device)

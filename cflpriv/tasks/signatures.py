@@ -98,43 +98,43 @@ class PrincipalVectors:
         """The public number of rows."""
         return self.p * self.labels_at_most if self.per_label else self.p
 
-    def cost(self, given: TaskInput) -> int:
-        return len(given.data.x_train)
+    def cost(self, task_input: TaskInput) -> int:
+        return len(task_input.data.x_train)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
         """One client on the CPU; on a device as many as there is memory for, in float64 and with their products."""
         if device.kind == "cpu":
             return 1
         from ..engine.memory import chunk_budget  # loads torch
 
-        n, d = len(given.data.x_train), int(np.prod(given.data.x_train.shape[1:]))
+        n, d = len(task_input.data.x_train), int(np.prod(task_input.data.x_train.shape[1:]))
         return max(1, chunk_budget() // (8 * (n * d + 4 * min(n, d) ** 2)))
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         """`run` for each. On a device the eigenvectors of clients with equally many samples are computed together, after one copy."""
         if device.kind == "cpu" or self.per_label or len(inputs) == 1:
-            return [self.run(given) for given in inputs], "sequential"
+            return [self.run(task_input) for task_input in inputs], "sequential"
         from ..engine.algebra import largest_eigenvectors
 
-        flat = [np.asarray(given.data.x_train, np.float64).reshape(len(given.data.x_train), -1) for given in inputs]
+        flat = [np.asarray(task_input.data.x_train, np.float64).reshape(len(task_input.data.x_train), -1) for task_input in inputs]
         signatures = [
-            _signature(x, self.p, squares, vectors, f"client {given.data.id}")
-            for given, x, (squares, vectors) in zip(inputs, flat, largest_eigenvectors(flat, self.p), strict=True)
+            _signature(x, self.p, squares, vectors, f"client {task_input.data.id}")
+            for task_input, x, (squares, vectors) in zip(inputs, flat, largest_eigenvectors(flat, self.p), strict=True)
         ]
         return [{"signature": signature} for signature in signatures], "stacked"
 
-    def run(self, given: TaskInput) -> dict[str, Array]:
-        name = f"client {given.data.id}"
-        x = given.data.x_train.reshape(len(given.data.x_train), -1)
+    def run(self, task_input: TaskInput) -> dict[str, Array]:
+        name = f"client {task_input.data.id}"
+        x = task_input.data.x_train.reshape(len(task_input.data.x_train), -1)
         if not self.per_label:
             return {"signature": principal_vectors(x, self.p, name=name)}
-        labels = np.unique(given.data.y_train)
+        labels = np.unique(task_input.data.y_train)
         if len(labels) > self.labels_at_most:
             raise InputError(f"{name}: has {len(labels)} labels, but algorithm.labels_at_most is {self.labels_at_most}")
         signature = np.zeros((self.width, x.shape[1]))
         row = 0
         for label in labels:
-            block = x[given.data.y_train == label]
+            block = x[task_input.data.y_train == label]
             vectors = principal_vectors(block, min(self.p, _rank(block)), name=f"{name}, label {label}")
             signature[row : row + len(vectors)] = vectors
             row += len(vectors)
@@ -169,11 +169,11 @@ class PrincipalHalves:
         """The public number of rows."""
         return HALVES * self.p
 
-    def run(self, given: TaskInput) -> dict[str, Array]:
-        name = f"client {given.data.id}"
-        x = given.data.x_train.reshape(len(given.data.x_train), -1)
+    def run(self, task_input: TaskInput) -> dict[str, Array]:
+        name = f"client {task_input.data.id}"
+        x = task_input.data.x_train.reshape(len(task_input.data.x_train), -1)
         try:
-            halves = two_halves(len(x), given.streams("folds"))
+            halves = two_halves(len(x), task_input.streams("folds"))
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
         halves_of = f"of {len(x)} samples (cut = 'test' takes a signature of each half)"

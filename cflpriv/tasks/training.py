@@ -114,10 +114,10 @@ class Train:
             missing = [name for name in alone if not getattr(self, name)]
             if missing:
                 raise InputError(f"training.shares: {self.shares} needs {', '.join(alone)} above 0")
-            for name, given, plain in (("training.optimizer", self.optimizer, "sgd"), ("algorithm.alpha", self.maml_lr, 0.0)):
-                if given != plain:
+            for name, setting, plain in (("training.optimizer", self.optimizer, "sgd"), ("algorithm.alpha", self.maml_lr, 0.0)):
+                if setting != plain:
                     raise InputError(
-                        f"{name}: {given!r} with noise that clients share (privacy.noise = 'shared'): it is one plain step "
+                        f"{name}: {setting!r} with noise that clients share (privacy.noise = 'shared'): it is one plain step "
                         f"whose noise comes later; use {plain!r}, or privacy.noise = 'per_client'"
                     )
 
@@ -167,23 +167,23 @@ class Train:
         """By how much one sample moves a client's update of one step, at most."""
         return self.lr * self.clip_norm / (self.sampling_rate * self.public_samples)
 
-    def batches(self, given: TaskInput) -> list[Array]:
+    def batches(self, task_input: TaskInput) -> list[Array]:
         """The client's batches in order, as indices of its samples. `InputError` where they should go in pairs and there is none."""
-        batches = self._batches(given)
+        batches = self._batches(task_input)
         if self.maml_lr and len(batches) < 2:
             raise InputError(
-                f"training.epochs = {self.epochs}: client {given.data.id} has 1 batch, which makes no pair for the inner step of MAML "
+                f"training.epochs = {self.epochs}: client {task_input.data.id} has 1 batch, which makes no pair for the inner step of MAML "
                 f"(algorithm.alpha = {self.maml_lr}); 2 epochs at least, or smaller batches"
             )
         return batches
 
-    def _batches(self, given: TaskInput) -> list[Array]:
-        count = len(given.data.y_train)
+    def _batches(self, task_input: TaskInput) -> list[Array]:
+        count = len(task_input.data.y_train)
         size = self.batch_size or count
         if self.noise_multiplier:
-            coins = uniforms(derive(secret_key(given), "batches"), self.steps * count).reshape(self.steps, count)
+            coins = uniforms(derive(secret_key(task_input), "batches"), self.steps * count).reshape(self.steps, count)
             return [np.flatnonzero(row < self.sampling_rate) for row in coins]
-        draws = given.streams("batches")
+        draws = task_input.streams("batches")
         if self.sampling_rate:
             return [np.flatnonzero(draws.random(count) < self.sampling_rate) for _ in range(self.steps)]
         if size >= count:
@@ -191,25 +191,25 @@ class Train:
         orders = [draws.permutation(count) for _ in range(self.epochs)]
         return [order[at : at + size] for order in orders for at in range(0, count, size)]
 
-    def run(self, given: TaskInput) -> Result:
+    def run(self, task_input: TaskInput) -> Result:
         with using(CPU):  # the generators of devices are not keyed, and modules may draw
-            moved = self._moved(given)
-        return self._result(given, given.array("model"), self._stepped(given, moved) if self.shares else moved)
+            moved = self._moved(task_input)
+        return self._result(task_input, task_input.array("model"), self._stepped(task_input, moved) if self.shares else moved)
 
-    def _stepped(self, given: TaskInput, summed: Array) -> Array:
+    def _stepped(self, task_input: TaskInput, summed: Array) -> Array:
         """The update (d,) of the one step along minus `summed` (d,), the sum of clipped gradients.
 
         It carries no noise yet. So numbers are cut off far below the largest of their dtype, and whether it is finite depends on what is
         public alone. Cutting coordinates off moves no two updates further apart; rounding does, by the size of the numbers. So the sum is
         never a difference of parameters, and a public part of a size that would tell is refused (`InputError`).
         """
-        start = given.array("model")
+        start = task_input.array("model")
         most = float(np.finfo(start.dtype).max) / (4 * start.size)
         public = self.weight_decay * start.astype(np.float64)
-        if self.prox and "anchor" in given.params:
-            public += self.prox * (start - given.array("anchor"))
-        if "correction" in given.params:
-            public += given.array("correction")
+        if self.prox and "anchor" in task_input.params:
+            public += self.prox * (start - task_input.array("anchor"))
+        if "correction" in task_input.params:
+            public += task_input.array("correction")
         sizes = [math.prod(shape) for _, shape, _ in self.model.layout]
         public[np.repeat(self._frozen(), sizes)] = 0.0
         with np.errstate(over="ignore"):
@@ -222,23 +222,23 @@ class Train:
             step = np.asarray(summed, dtype=np.float64) / (self.sampling_rate * self.public_samples) * self.lr
             return np.asarray(-np.clip(step, -most, most) - np.clip(self.lr * public, -most, most), dtype=start.dtype)
 
-    def _moved(self, given: TaskInput) -> Array:
+    def _moved(self, task_input: TaskInput) -> Array:
         """By how much the parameters (d,) move; with shares the sum of clipped gradients."""
-        start = given.array("model")
+        start = task_input.array("model")
         module = self.model.load(start, training=True)
         parameters = list(module.parameters())
         velocities = [torch.zeros_like(parameter) for parameter in parameters]
-        anchor = self._pieces(given, "anchor", start) if self.prox else None
-        correction = None if self.shares else self._pieces(given, "correction", None)
+        anchor = self._pieces(task_input, "anchor", start) if self.prox else None
+        correction = None if self.shares else self._pieces(task_input, "correction", None)
         moving = [i for i, frozen in enumerate(self._frozen()) if not frozen]
-        x, y = self.model.inputs(given.data.x_train), torch.from_numpy(given.data.y_train)
+        x, y = self.model.inputs(task_input.data.x_train), torch.from_numpy(task_input.data.y_train)
 
         seen: list[torch.Tensor] = []
-        prototypes = torch.tensor(given.array("prototypes"), dtype=x.dtype) if self.pull else None
+        prototypes = torch.tensor(task_input.array("prototypes"), dtype=x.dtype) if self.pull else None
 
         def gradients(batch: Array) -> list[torch.Tensor]:
             leaves = [parameters[i] for i in moving]
-            divisor = self._expected(given) or len(batch)
+            divisor = self._expected(task_input) or len(batch)
             if not self.clip_norm:
                 if len(batch) == 0:
                     return [torch.zeros_like(leaf) for leaf in leaves]
@@ -265,25 +265,25 @@ class Train:
             whole = [torch.zeros_like(parameter) for parameter in parameters]
             for i, gradient in zip(moving, plain, strict=True):
                 whole[i] = gradient
-            noise = self.noise(given, next(numbers))
-            made = snap(torch.cat([one.reshape(-1) for one in whole]).numpy() + noise, self._scale)
-            pieces = torch.split(torch.from_numpy(made).to(x.dtype), [one.numel() for one in whole])
+            noise = self.noise(task_input, next(numbers))
+            made = snap(torch.cat([piece.reshape(-1) for piece in whole]).numpy() + noise, self._scale)
+            pieces = torch.split(torch.from_numpy(made).to(x.dtype), [piece.numel() for piece in whole])
             return [pieces[i].view_as(whole[i]) for i in moving]
 
-        batches = self.batches(given)
+        batches = self.batches(task_input)
         stride = 2 if self.maml_lr else 1
         with torch.random.fork_rng(devices=[]):  # for modules that draw, such as dropout
             # private: by a secret seed, since with known masks one sample more would move the masks, and gradients, of all after it
             torch.default_generator.manual_seed(  # torch.manual_seed queues a traceback for every device that is not there
-                int.from_bytes(derive(secret_key(given), "torch")[:8], "big")
+                int.from_bytes(derive(secret_key(task_input), "torch")[:8], "big")
                 if self.noise_multiplier
-                else int(given.streams("torch").integers(2**63))
+                else int(task_input.streams("torch").integers(2**63))
             )
             if self.shares:
                 whole = [torch.zeros_like(parameter) for parameter in parameters]
                 for i, gradient in zip(moving, gradients(batches[0]), strict=True):
                     whole[i] = gradient
-                return torch.cat([one.reshape(-1) for one in whole]).numpy()
+                return torch.cat([piece.reshape(-1) for piece in whole]).numpy()
             with listening(module, seen) if self.pull else nullcontext():
                 self._steps(batches, stride, parameters, moving, velocities, anchor, correction, noisy)
         return np.asarray(self.model.store(module) - start)
@@ -323,11 +323,11 @@ class Train:
                     adam.step()
                     adam.zero_grad()
 
-    def cost(self, given: TaskInput) -> int:
-        return self.epochs * len(given.data.y_train)
+    def cost(self, task_input: TaskInput) -> int:
+        return self.epochs * len(task_input.data.y_train)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        count = len(given.data.y_train)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        count = len(task_input.data.y_train)
         batch = self.batch_size or count
         if self.sampling_rate and device.kind == "cuda":
             batch = self._longest(count)
@@ -345,46 +345,48 @@ class Train:
         )  # fmt: skip
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        samples = resident_samples(self.model, [given.data for given in inputs], device)
-        work = [self._local(given, x, y) for given, (x, y) in zip(inputs, samples, strict=True)]
+        samples = resident_samples(self.model, [task_input.data for task_input in inputs], device)
+        work = [self._local(task_input, x, y) for task_input, (x, y) in zip(inputs, samples, strict=True)]
         moved: Sequence[Array | Movement] | None
         if self.shares:
             summed, path = fast.gradients(self.model, work, Options(0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen())), device)
-            moved = None if summed is None else [self._stepped(given, one) for given, one in zip(inputs, summed, strict=True)]
+            moved = (
+                None if summed is None else [self._stepped(task_input, vector) for task_input, vector in zip(inputs, summed, strict=True)]
+            )
         else:
             options = self._options
             if self._noisy and device.noise == "device":
                 options = replace(options, deviation=self._scale)
-                work = [replace(one, noise=partial(self.tails, given)) for one, given in zip(work, inputs, strict=True)]
+                work = [replace(client, noise=partial(self.tails, task_input)) for client, task_input in zip(work, inputs, strict=True)]
             moved, path = fast.train(self.model, work, options, self.epochs, device)
         if moved is None:
-            return [self.run(given) for given in inputs], "sequential"
-        return [self._result(given, given.array("model"), update) for given, update in zip(inputs, moved, strict=True)], path
+            return [self.run(task_input) for task_input in inputs], "sequential"
+        return [self._result(task_input, task_input.array("model"), update) for task_input, update in zip(inputs, moved, strict=True)], path
 
-    def _local(self, given: TaskInput, x: torch.Tensor, y: torch.Tensor) -> Local:
+    def _local(self, task_input: TaskInput, x: torch.Tensor, y: torch.Tensor) -> Local:
         names = ("prototypes",) if self.shares else ("anchor", "correction", "prototypes")
-        vectors = {name: given.array(name) for name in names if name in given.params}
+        vectors = {name: task_input.array(name) for name in names if name in task_input.params}
         return Local(
             x,
             y,
-            self.batches(given),
-            given.array("model"),
+            self.batches(task_input),
+            task_input.array("model"),
             **vectors,
-            expected=self._expected(given),
+            expected=self._expected(task_input),
             longest=self._longest(len(y)),
-            noise=partial(self.noise, given) if self._noisy else None,
-            owner=given.data,
+            noise=partial(self.noise, task_input) if self._noisy else None,
+            owner=task_input.data,
             model=self.model,
         )
 
-    def _expected(self, given: TaskInput) -> float:
+    def _expected(self, task_input: TaskInput) -> float:
         """What sums of gradients are divided by; 0 for batches of a fixed size.
 
         The expected size of a Poisson batch, from the public number of samples where that is private; 1 where `_stepped` divides.
         """
         if self.shares:
             return 1.0
-        return self.sampling_rate * (self.public_samples if self.noise_multiplier else len(given.data.y_train))
+        return self.sampling_rate * (self.public_samples if self.noise_multiplier else len(task_input.data.y_train))
 
     @property
     def _noisy(self) -> bool:
@@ -396,33 +398,33 @@ class Train:
         """The standard deviation of a step's noise, which belongs to the mean of clipped gradients."""
         return self.noise_multiplier * self.clip_norm / (self.sampling_rate * self.public_samples)
 
-    def noise(self, given: TaskInput, at: int) -> Array:
+    def noise(self, task_input: TaskInput, at: int) -> Array:
         """The noise (d,) float64 of batch number `at`, from the client's cryptographic source."""
-        made = normals(derive(secret_key(given), "noise", at), self.model.dimension)
+        made = normals(derive(secret_key(task_input), "noise", at), self.model.dimension)
         made *= self._scale
         return made
 
-    def tails(self, given: TaskInput, at: int) -> Array:
+    def tails(self, task_input: TaskInput, at: int) -> Array:
         """What `noise` is made of, from the same bits: signed tails (d,) float64, to become normals on the device."""
-        return signed_tails(derive(secret_key(given), "noise", at), self.model.dimension)
+        return signed_tails(derive(secret_key(task_input), "noise", at), self.model.dimension)
 
-    def _result(self, given: TaskInput, start: Array, update: Array | Movement) -> Result:
+    def _result(self, task_input: TaskInput, start: Array, update: Array | Movement) -> Result:
         # of an array, one pass: a sum of finite numbers that overflows has diverged as well
         if not (update.is_finite() if isinstance(update, Movement) else np.isfinite(update.sum())):
             if self.on_divergence == "skip":
                 return {}
             raise TrainingDiverged(
-                f"client {given.data.id}: training in round {given.streams.round} ended with parameters that are not finite; "
+                f"client {task_input.data.id}: training in round {task_input.streams.round} ended with parameters that are not finite; "
                 f"lower training.lr (now {self.lr}), or set training.on_divergence = 'skip'"
             )
-        return {"update": update, "count": np.array(float(len(given.data.y_train))), "trained": Deferred(start, update)}
+        return {"update": update, "count": np.array(float(len(task_input.data.y_train))), "trained": Deferred(start, update)}
 
     def _frozen(self) -> list[bool]:
         return [any(name.startswith(prefix) for prefix in self.frozen) for name, _, _ in self.model.layout]
 
-    def _pieces(self, given: TaskInput, name: str, default: Array | None) -> list[torch.Tensor] | None:
+    def _pieces(self, task_input: TaskInput, name: str, default: Array | None) -> list[torch.Tensor] | None:
         """A given vector (or the default) in the shapes of the parameters."""
-        vector = given.array(name) if name in given.params else default
+        vector = task_input.array(name) if name in task_input.params else default
         if vector is None:
             return None
         if vector.shape != (self.model.dimension,):
@@ -458,7 +460,7 @@ class Start:
     def uses_data(self) -> bool:
         return False
 
-    def run(self, given: TaskInput) -> Result:
+    def run(self, task_input: TaskInput) -> Result:
         return {"model": self.model.init(self.seed)}
 
 
@@ -475,29 +477,29 @@ class Gradient:
     parts: ClassVar[Parts] = {"gradient": "summed", "count": "measure"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        module = self.model.load(given.array("model"))
-        x, y = self.model.inputs(given.data.x_train), tensor(given.data.y_train)
+    def run(self, task_input: TaskInput) -> Result:
+        module = self.model.load(task_input.array("model"))
+        x, y = self.model.inputs(task_input.data.x_train), tensor(task_input.data.y_train)
         gradients = torch.autograd.grad(functional.cross_entropy(module(x), y), list(module.parameters()))
-        return self._result(given, torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())
+        return self._result(task_input, torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())
 
-    def cost(self, given: TaskInput) -> int:
-        return len(given.data.y_train)
+    def cost(self, task_input: TaskInput) -> int:
+        return len(task_input.data.y_train)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return fast.chunk_size(self.model, 0, len(given.data.y_train), Options(0.0), device)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return fast.chunk_size(self.model, 0, len(task_input.data.y_train), Options(0.0), device)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        samples = resident_samples(self.model, [given.data for given in inputs], device)
-        clients = [Local(x, y, [np.arange(len(y))], given.array("model")) for given, (x, y) in zip(inputs, samples, strict=True)]
+        samples = resident_samples(self.model, [task_input.data for task_input in inputs], device)
+        clients = [Local(x, y, [np.arange(len(y))], task_input.array("model")) for task_input, (x, y) in zip(inputs, samples, strict=True)]
         gradients, path = fast.gradients(self.model, clients, Options(0.0), device)
         if gradients is None:
-            return [self.run(given) for given in inputs], "sequential"
-        return [self._result(given, gradient) for given, gradient in zip(inputs, gradients, strict=True)], path
+            return [self.run(task_input) for task_input in inputs], "sequential"
+        return [self._result(task_input, gradient) for task_input, gradient in zip(inputs, gradients, strict=True)], path
 
-    def _result(self, given: TaskInput, gradient: Array) -> Result:
+    def _result(self, task_input: TaskInput, gradient: Array) -> Result:
         if not np.isfinite(gradient).all():
             if self.on_divergence == "skip":
                 return {}
-            raise TrainingDiverged(f"client {given.data.id}: its gradient in round {given.streams.round} is not finite")
-        return {"gradient": gradient, "count": np.array(float(len(given.data.y_train)))}
+            raise TrainingDiverged(f"client {task_input.data.id}: its gradient in round {task_input.streams.round} is not finite")
+        return {"gradient": gradient, "count": np.array(float(len(task_input.data.y_train)))}

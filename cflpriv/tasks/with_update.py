@@ -36,27 +36,27 @@ class WithUpdate:
     parts: ClassVar[Parts] = {"contribution": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def cost(self, given: TaskInput) -> int:
-        return self.share.cost(given) + self.train.cost(given)
+    def cost(self, task_input: TaskInput) -> int:
+        return self.share.cost(task_input) + self.train.cost(task_input)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return self.train.chunk_size(given, device)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return self.train.chunk_size(task_input, device)
 
-    def run(self, given: TaskInput) -> Result:
-        return self._joined(given, self.train.run(given))
+    def run(self, task_input: TaskInput) -> Result:
+        return self._joined(task_input, self.train.run(task_input))
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         results, path = self.train.run_many(inputs, device)
-        return [self._joined(given, result) for given, result in zip(inputs, results, strict=True)], path
+        return [self._joined(task_input, result) for task_input, result in zip(inputs, results, strict=True)], path
 
-    def _joined(self, given: TaskInput, result: Result) -> Result:
+    def _joined(self, task_input: TaskInput, result: Result) -> Result:
         if not result:  # its training diverged: it takes no part
             return {}
         update = np.asarray(result["update"], dtype=np.float64)
         blocks = np.zeros((self.k, len(update)))
-        blocks[given.choice if isinstance(given.choice, int) else 0] = clip(update, self.share.norm)
-        found = self.share.run(given)["contribution"]
-        return {"contribution": np.concatenate([sqrt(1 - self.part) * found, sqrt(self.part) * blocks.ravel()])}
+        blocks[task_input.choice if isinstance(task_input.choice, int) else 0] = clip(update, self.share.norm)
+        contribution = self.share.run(task_input)["contribution"]
+        return {"contribution": np.concatenate([sqrt(1 - self.part) * contribution, sqrt(self.part) * blocks.ravel()])}
 
 
 def update_in(mean: Array, k: int, dimension: int, part: float) -> tuple[Array, Array]:

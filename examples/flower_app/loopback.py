@@ -36,11 +36,11 @@ BIN = Path(sys.executable).parent
 
 def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
+    for bound in sockets:
+        bound.bind(("127.0.0.1", 0))
+    ports = [int(bound.getsockname()[1]) for bound in sockets]
+    for bound in sockets:
+        bound.close()
     return ports
 
 
@@ -175,18 +175,18 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds that a protocol stage may take")
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--simulation", action="store_true")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if arguments is None:  # on the command line: who ends this script by a signal leaves no process behind either
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    out = given.out.resolve()
+    out = options.out.resolve()
     if out.exists():
         raise SystemExit(f"{out}: exists; remove it or choose another --out")
     try:
-        load_config(given.experiment, given.set)
+        load_config(options.experiment, options.set)
     except InputError as error:  # before anything is written or started
         raise SystemExit(str(error)) from None
     out.mkdir(parents=True)
-    with deploy(out, given.experiment, given.set, given.rounds, given.deadline, given.tls, given.simulation) as machines:
+    with deploy(out, options.experiment, options.set, options.rounds, options.deadline, options.tls, options.simulation) as machines:
         run_id = submit(machines)
         print(f"run {run_id}: logs in {out}", flush=True)
         word = wait(machines, run_id, 1800)
@@ -266,8 +266,8 @@ def start_node(machines: Machines, node: int, port: int, own: int, tls: bool) ->
 
 def submit(machines: Machines) -> str:
     """Start the run; its id."""
-    given = machines.run_config
-    words = " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in given.items())
+    settings = machines.run_config
+    words = " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in settings.items())
     more = []
     if machines.simulated:
         more = ["--federation-config", f"num-supernodes={machines.simulated} client-resources-num-cpus=1"]

@@ -181,21 +181,21 @@ def main(arguments: list[str] | None = None, executor: CflprivExecutor | None = 
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds that a protocol stage may take")
     parser.add_argument("--threads", type=int, default=0, help="how many sites the simulator runs at a time (default: all)")
     parser.add_argument("--poc", action="store_true", help="POC mode instead of the simulator")
-    given = parser.parse_args(arguments)
-    out = given.out.resolve()
+    options = parser.parse_args(arguments)
+    out = options.out.resolve()
     if out.exists():
         raise SystemExit(f"{out}: exists; remove it or choose another --out")
     try:
-        sites = prepare(out, given.experiment, given.set)
+        sites = prepare(out, options.experiment, options.set)
     except InputError as error:
         raise SystemExit(str(error)) from None
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])  # site_data.py
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    made = job(out, executor or CflprivExecutor(), given.deadline)
-    if given.poc:
+    made = job(out, executor or CflprivExecutor(), options.deadline)
+    if options.poc:
         poc(out, made, sites, 1800)
     else:
-        simulate(out, made, sites, given.threads or len(sites))
+        simulate(out, made, sites, options.threads or len(sites))
     path = out / "run" / "summary.json"
     if not path.exists():
         raise SystemExit(f"the run did not finish; see the logs in {out}")

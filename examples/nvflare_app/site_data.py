@@ -12,4 +12,4 @@ def digits(client: int, app: dict[str, Any]) -> ClientData:
     from cflpriv.experiments import load_config
 
     population = build_population(load_config(Path(app["experiment"])).data)
-    return next(one for one in population.clients if one.id == client)
+    return next(data for data in population.clients if data.id == client)

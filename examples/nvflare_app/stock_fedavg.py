@@ -64,8 +64,8 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[int, float]]:
     parser.add_argument("--out", type=Path, default=Path("runs/nvflare_stock"))
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--poc", action="store_true", help="POC mode instead of the simulator")
-    given = parser.parse_args(arguments)
-    out = given.out.resolve()
+    options = parser.parse_args(arguments)
+    out = options.out.resolve()
     if out.exists():
         raise SystemExit(f"{out}: exists; remove it or choose another --out")
     (out / "settings").mkdir(parents=True)
@@ -73,8 +73,8 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[int, float]]:
     for client, site in enumerate(SITES):
         files = f'identity = "{out}/keys/client{client}.key"\nstate = "{out}/state/{site}"\n[protection]\n'
         (out / "settings" / f"{site}.toml").write_text(files + PRIVACY, encoding="utf-8")
-    job = stock_job(given.rounds)
-    if given.poc:
+    job = stock_job(options.rounds)
+    if options.poc:
         poc(out, job, list(SITES), 600, policy())
     else:
         for kind in (FilterType.TASK_DATA, FilterType.TASK_RESULT):
@@ -84,14 +84,14 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[int, float]]:
         (out / "workspace" / "local").mkdir(parents=True)
         allow(out / "workspace" / "local" / "resources.json")
         job.simulator_run(str(out / "workspace"), n_clients=len(SITES), threads=len(SITES))
-    found = {}
+    results = {}
     for client, site in enumerate(SITES):
         settings, state, _ = read_settings(out / "settings" / f"{site}.toml")
         assert state is not None
         ledger = ClientLedger(settings.privacy, client, DiskStore(state))
-        found[site] = (len(ledger.charges()), ledger.spent())
-        print(f"{site}: {found[site][0]} updates were sent, ε = {found[site][1]:.3f} of {settings.privacy.epsilon:g} spent")
-    return found
+        results[site] = (len(ledger.charges()), ledger.spent())
+        print(f"{site}: {results[site][0]} updates were sent, ε = {results[site][1]:.3f} of {settings.privacy.epsilon:g} spent")
+    return results
 
 
 if __name__ == "__main__":

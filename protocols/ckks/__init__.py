@@ -17,10 +17,10 @@ That last part is an argument, not a proof (`products`). Half of the key is a ha
 honestly is trusted.
 
 **Reveals.** To the key holder: the Gram matrix. To the server: under "labels" labels only, under "distances" noised distances, under "gram"
-the noised and rounded Gram. Server and key holder together: everything. A client and the key holder together: inner products with
-p × `Setup.group` vectors of that client's choice, such as so many coordinates of the vectors that it is compared with, for what it encrypts
-spills into the pairs beside its own; with group 1 it is p. Clients that encrypt what they like: under "labels" the label of each of them,
-one of k, tells about log2 k bits of the secret key or of others' vectors; under the other releases some of them read the key (`holder`). A
+the noised and rounded Gram. Server and key holder together: everything. A client and the key holder together: inner products with p ×
+`Setup.group` vectors of the client's choice, for example single coordinates of other clients' vectors: what a client encrypts spills into
+neighbouring pairs. With group 1 there are p vectors. Clients that encrypt arbitrary values: under "labels" each label, one of k, reveals
+about log2 k bits of the secret key or of other clients' vectors; under the other releases a few such clients read the key (`holder`). A
 server that lies gets p² numbers of its own choice decrypted for each pair it may ask for (`holder`). In symmetric mode clients share the
 secret key, so one colluding client gives the server everything: there a shared Haar rotation costs some thousand times less and reveals no
 more than the Gram.
@@ -40,12 +40,14 @@ from .holder import KeyHolder
 from .messages import Setup
 from .parameters import PARAMETERS, SYMMETRIC_PARAMETERS, Packing, Parameters, error_std, plan, release_grid, release_std
 from .seal import arithmetic
-from .server import Server, landmarks_of
-from .workers import Workers
+from .server import CkksServer, landmarks_of
+from .workers import CkksWorkers
 
 __all__ = [
     "PARAMETERS",
     "SYMMETRIC_PARAMETERS",
+    "CkksServer",
+    "CkksWorkers",
     "Identity",
     "KeyHolder",
     "LocalError",
@@ -54,9 +56,7 @@ __all__ = [
     "Parameters",
     "RemoteError",
     "Roster",
-    "Server",
     "Setup",
-    "Workers",
     "arithmetic",
     "encrypt",
     "error_std",

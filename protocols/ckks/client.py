@@ -7,7 +7,7 @@ from ..errors import LocalError
 from ..keys import Identity, sign, verify_key
 from .messages import LABEL, Announcement, Setup, Upload, ciphertexts_digest, decode, encode, signed_upload
 from .parameters import Packing
-from .public_key import public_key
+from .public_key import announced_key
 from .seal import arithmetic
 
 __all__ = ["encrypt", "packed"]
@@ -45,7 +45,7 @@ def encrypt(
     In symmetric mode the clients' common `secret_key` is used instead.
 
     Guarantee: under the public key nobody but the key holder can read an upload (RLWE at 128 bits), if the key holder made its key
-    honestly; half of the key is this client's own hash of the terms (`public_key`). Reveals: in symmetric mode, every client's rows to
+    honestly; half of the key is this client's own hash of the terms (`announced_key`). Reveals: in symmetric mode, every client's rows to
     every client that sees their ciphertexts: one colluding client gives the server all of them.
     Source: Cheon, Kim, Kim & Song 2017 (the scheme); coefficient packing as in Huang et al. 2022 (Cheetah), section 4.
 
@@ -59,7 +59,7 @@ def encrypt(
     if (setup.mode == "symmetric") != (secret_key is not None):
         raise LocalError("wrong-mode", f"mode {setup.mode}")
     if secret_key is None:
-        encryptor = ring.seal.Encryptor(ring.context, public_key(setup, holder, message.public_key))
+        encryptor = ring.seal.Encryptor(ring.context, announced_key(setup, holder, message.public_key))
     else:
         encryptor = ring.seal.Encryptor(ring.context, ring.load_secret_key(secret_key))
     sides: list[tuple[bytes, ...]] = []

@@ -40,16 +40,16 @@ def gram_matrix(
             tall[place[left], :, column[right], :] = block
         if right in place and left in column:
             tall[place[right], :, column[left], :] = block.T
-    found = tall.reshape(len(clients) * p, len(columns) * p)
-    if np.isnan(found).any():
+    products = tall.reshape(len(clients) * p, len(columns) * p)
+    if np.isnan(products).any():
         raise LocalError("missing-block", "not all pairs were answered")
     if not landmarks:
-        return found
+        return products
     rows = np.concatenate([np.arange(place[client] * p, (place[client] + 1) * p) for client in columns])
-    corner = found[rows]
+    corner = products[rows]
     values, vectors = np.linalg.eigh((corner + corner.T) / 2)
     keep = values > max(10 * error * np.sqrt(len(rows)), 1e-9 * max(values[-1], 0.0))
-    half = found @ (vectors[:, keep] / np.sqrt(values[keep]))
+    half = products @ (vectors[:, keep] / np.sqrt(values[keep]))
     return np.asarray(half @ half.T)
 
 

@@ -50,9 +50,8 @@ class KeyHolder:
     coordinate of another's vector: about log2 k bits a client. These numbers need be no larger than honest ones: no check can detect them.
     Reveals: it sees the Gram matrix (and how it was masked, nothing of the vectors beyond, see `products`). It cannot see that a request
     really is the product of two uploads: a server that lies can have p² numbers of its choice decrypted in place of each pair's, e.g.
-    coordinates of a vector. Under "labels" what it gets back of them is labels; under "gram" it would read them, noised: CKKS with an apart
-    key holder is for servers that are curious, not for ones that lie. Source: Li & Micciancio 2021 (why decryptions need noise before they
-    are shown).
+    coordinates of a vector. Under "labels" it gets labels back; under "gram" it would read noisy values: CKKS with an apart key holder is
+    for servers that are curious, not for ones that lie. Source: Li & Micciancio 2021 (why decryptions need noise before they are shown).
     """
 
     def __init__(

@@ -120,7 +120,7 @@ def ciphertexts_digest(left: tuple[bytes, ...], right: tuple[bytes, ...]) -> byt
 
 
 def signed_upload(public_key: bytes, client: int, ciphertexts: bytes) -> bytes:
-    """What a client signs of an upload of these ciphertexts and of its enrolment: their digest and the key they are under."""
+    """The statement that a client signs for an upload or enrolment: the digest of the ciphertexts and the public key."""
     return frame("upload", _named(public_key), client.to_bytes(8, "big"), ciphertexts)
 
 

@@ -26,7 +26,7 @@ from ..entropy import Entropy, derive, keystream, system_entropy
 from ..errors import LocalError
 from .messages import Setup
 from .parameters import Packing
-from .public_key import public_key
+from .public_key import announced_key
 from .seal import Arithmetic, Cipher, arithmetic
 
 __all__ = ["Job", "Output", "Products", "grouped", "mask", "product", "rerandomised"]
@@ -70,12 +70,12 @@ def product(ring: Arithmetic, left: Sequence[Cipher], together: Sequence[Cipher]
     """Σ_chunks A · B, three parts, **bare**: must not reach the key holder before `rerandomised`."""
     total = None
     for a, b in zip(left, together, strict=True):
-        one = ring.seal.Ciphertext()
-        ring.evaluator.multiply(a, b, one)
+        term = ring.seal.Ciphertext()
+        ring.evaluator.multiply(a, b, term)
         if total is None:
-            total = one
+            total = term
         else:
-            ring.evaluator.add_inplace(total, one)
+            ring.evaluator.add_inplace(total, term)
     return total
 
 
@@ -112,21 +112,21 @@ class Products:
         self._ring, self._packing, self._group = arithmetic(setup.parameters), setup.packing, setup.group
         self._seed, self._masks, self._numbers = entropy(32), deque[Cipher](), count()
         self._most_masks = keep_bytes // setup.parameters.ciphertext_bytes
-        self._masker = self._ring.masker(public_key(setup, holder, announced))
+        self._masker = self._ring.masker(announced_key(setup, holder, announced))
         self._monomials: list[Any] = [None]
         self._loaded: OrderedDict[bytes, Cipher] = OrderedDict()
         self._most_loaded = max(1, keep_bytes // setup.parameters.ciphertext_bytes)
 
     def load(self, data: bytes) -> Cipher:
         """A client's ciphertext, not to be changed. Raises `MalformedMessage`."""
-        found = self._loaded.get(data)
-        if found is None:
-            found = self._loaded[data] = self._ring.load(data, 2)
+        ciphertext = self._loaded.get(data)
+        if ciphertext is None:
+            ciphertext = self._loaded[data] = self._ring.load(data, 2)
             if len(self._loaded) > self._most_loaded:
                 self._loaded.popitem(last=False)
         else:
             self._loaded.move_to_end(data)
-        return found
+        return ciphertext
 
     @contextmanager
     def ahead(self, masks: int) -> Iterator[None]:

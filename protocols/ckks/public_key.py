@@ -28,7 +28,7 @@ from ..keys import frame
 from .messages import LABEL, Setup
 from .seal import Arithmetic, Residues, arithmetic
 
-__all__ = ["announced_bytes", "fresh_key", "public_key", "shared_half"]
+__all__ = ["announced_bytes", "announced_key", "fresh_key", "shared_half"]
 
 
 @lru_cache(maxsize=4)
@@ -36,8 +36,8 @@ def shared_half(setup: Setup, holder: bytes) -> Residues:
     """a for an epoch and the Ed25519 public key of its key holder: (key primes, N) uint64, transformed, read-only."""
     ring = arithmetic(setup.parameters)
     n = setup.ring
-    found = np.empty((len(ring.key_moduli), n), dtype=np.uint64)
-    for row, q in zip(found, ring.key_moduli, strict=True):
+    residues = np.empty((len(ring.key_moduli), n), dtype=np.uint64)
+    for row, q in zip(residues, ring.key_moduli, strict=True):
         stream = shake_256(frame(LABEL + "shared half", setup.digest, holder, q.to_bytes(8, "big")))
         mask, words = np.uint64((1 << q.bit_length()) - 1), n
         kept = row[:0]
@@ -46,8 +46,8 @@ def shared_half(setup: Setup, holder: bytes) -> Residues:
             drawn = np.frombuffer(stream.digest(8 * words), dtype="<u8") & mask
             kept = drawn[drawn < q]
         row[:] = kept[:n]
-    found.flags.writeable = False
-    return found
+    residues.flags.writeable = False
+    return residues
 
 
 def fresh_key(setup: Setup, holder: bytes) -> tuple[Any, bytes]:
@@ -71,7 +71,7 @@ def fresh_key(setup: Setup, holder: bytes) -> tuple[Any, bytes]:
             return secret, _packed(ring, announced)
 
 
-def public_key(setup: Setup, holder: bytes, announced: bytes) -> Any:
+def announced_key(setup: Setup, holder: bytes, announced: bytes) -> Any:
     """The public key (a SEAL object) of an announced p₀, which is untrusted.
 
     Raises:

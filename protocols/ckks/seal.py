@@ -99,22 +99,22 @@ class Arithmetic:
             raise LocalError("no-tenseal", "CKKS needs TenSEAL, which is not installed: pip install tenseal, or 'cflpriv[ckks]'") from None
         self.seal = seal
         self.parameters = parameters
-        given = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
-        given.set_poly_modulus_degree(parameters.ring)
-        given.set_coeff_modulus(seal.CoeffModulus.Create(parameters.ring, list(parameters.bits)))
+        encryption = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+        encryption.set_poly_modulus_degree(parameters.ring)
+        encryption.set_coeff_modulus(seal.CoeffModulus.Create(parameters.ring, list(parameters.bits)))
         level = seal.SEC_LEVEL_TYPE.NONE if parameters.insecure else seal.SEC_LEVEL_TYPE.TC128
-        self.context = seal.SEALContext(given, True, level)
+        self.context = seal.SEALContext(encryption, True, level)
         if not self.context.parameters_set():
             raise LocalError("bad-parameters", str(self.context.parameters_error_message()))
-        self.moduli = [int(one.value()) for one in self.context.first_context_data().parms().coeff_modulus()]
-        self.key_moduli = [int(one.value()) for one in self.context.key_context_data().parms().coeff_modulus()]
+        self.moduli = [int(modulus.value()) for modulus in self.context.first_context_data().parms().coeff_modulus()]
+        self.key_moduli = [int(modulus.value()) for modulus in self.context.key_context_data().parms().coeff_modulus()]
         self._id, self._key_id = tuple(self.context.first_parms_id()), tuple(self.context.key_parms_id())
         self.evaluator = seal.Evaluator(self.context)
         self._encoder = seal.CKKSEncoder(self.context)
         self._short = None  # the same modulus q without the prime that carries keys: encrypting there costs half
         if len(parameters.bits) > 1:
-            given.set_coeff_modulus(self.context.first_context_data().parms().coeff_modulus())
-            self._short = seal.SEALContext(given, False, level)
+            encryption.set_coeff_modulus(self.context.first_context_data().parms().coeff_modulus())
+            self._short = seal.SEALContext(encryption, False, level)
         ones = np.zeros((2, parameters.primes, parameters.ring), dtype=np.uint64)
         ones[1] = 1
         self._ones = self._literal(ones, transformed=True)  # (0, 1): SEAL refuses operations that would end in (m, 0)
@@ -134,12 +134,14 @@ class Arithmetic:
             MalformedMessage: for all else, ciphertexts under other parameters and transparent ones (which encrypt nothing) included.
         """
         check_outside(data, largest_bytes(self.parameters, parts))
-        found = self.seal.Ciphertext()
-        self._load(found, data)
-        whole = found.is_ntt_form() and found.size() == parts and tuple(found.parms_id()) == self._id and found.scale == 1.0
-        if not whole or found.is_transparent():
+        ciphertext = self.seal.Ciphertext()
+        self._load(ciphertext, data)
+        whole = (
+            ciphertext.is_ntt_form() and ciphertext.size() == parts and tuple(ciphertext.parms_id()) == self._id and ciphertext.scale == 1.0
+        )
+        if not whole or ciphertext.is_transparent():
             raise MalformedMessage
-        return found
+        return ciphertext
 
     def key_literal(self, residues: Residues) -> Any:
         """A public key with given parts, shape (2, key primes, N), transformed."""
@@ -169,9 +171,9 @@ class Arithmetic:
 
     def _literal(self, residues: Residues, *, transformed: bool) -> Cipher:
         """A ciphertext with given parts, shape (parts, primes, N)."""
-        found = self.seal.Ciphertext()
-        self._load(found, self._written(residues, self._id, transformed=transformed))
-        return found
+        ciphertext = self.seal.Ciphertext()
+        self._load(ciphertext, self._written(residues, self._id, transformed=transformed))
+        return ciphertext
 
     def _written(self, residues: Residues, parameters: tuple[int, ...], *, transformed: bool) -> bytes:
         """SEAL's encoding, uncompressed, of parts (parts, primes, N) under the parameters of this id."""
@@ -242,9 +244,9 @@ class Arithmetic:
         """X^exponent as a plaintext: its value at the root of slot i, ζ^(3^i exponent). The encoder rounds to exact integers."""
         n = self.parameters.ring
         powers = np.array([pow(3, i, 2 * n) for i in range(n // 2)])
-        found = self.seal.Plaintext()
-        self._encoder.encode(list(np.exp(1j * np.pi / n * (powers * exponent % (2 * n)))), 1.0, found)
-        return found
+        plaintext = self.seal.Plaintext()
+        self._encoder.encode(list(np.exp(1j * np.pi / n * (powers * exponent % (2 * n)))), 1.0, plaintext)
+        return plaintext
 
     def coefficients(self, plain: Any, positions: list[int]) -> list[int]:
         """Some coefficients of a decrypted polynomial, exactly, in (−q/2, q/2]."""
@@ -252,17 +254,19 @@ class Arithmetic:
         self.evaluator.add_plain(self._ones, plain, holder)
         self.evaluator.transform_from_ntt_inplace(holder)
         values, n = holder.dyn_array(), self.parameters.ring
-        modulus, found = 1, [0] * len(positions)
+        modulus, coefficients = 1, [0] * len(positions)
         for row, q in enumerate(self.moduli):  # Garner: x = x₀ + q₀ (x₁ − x₀) / q₀ mod q₁ …
             inverse = pow(modulus, -1, q)
-            found = [x + modulus * ((values.at(row * n + at) - x) * inverse % q) for x, at in zip(found, positions, strict=True)]
+            coefficients = [
+                x + modulus * ((values.at(row * n + at) - x) * inverse % q) for x, at in zip(coefficients, positions, strict=True)
+            ]
             modulus *= q
-        return [x - modulus if 2 * x > modulus else x for x in found]
+        return [x - modulus if 2 * x > modulus else x for x in coefficients]
 
 
 @contextmanager
 def _file() -> Iterator[tuple[int, str]]:
-    """A fresh file in memory and its path. Never one that others have: threads, and forks, would read each other's keys out of it."""
+    """A fresh file in memory and its path. Never shared: threads and forked processes could read each other's keys."""
     handle = os.memfd_create("cflpriv") if hasattr(os, "memfd_create") else _temporary()
     try:
         yield handle, f"/proc/self/fd/{handle}" if os.path.isdir("/proc/self/fd") else f"/dev/fd/{handle}"

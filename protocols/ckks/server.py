@@ -11,9 +11,9 @@ from ..keys import Identity, Roster, frame, sign, verify, verify_key
 from ..uncopied import uncopied
 from .messages import LABEL, Announcement, Request, Setup, Upload, decode, encode, signed_request, signed_upload
 from .products import Job, Output, Products
-from .workers import Workers
+from .workers import CkksWorkers
 
-__all__ = ["Server", "landmarks_of"]
+__all__ = ["CkksServer", "landmarks_of"]
 
 _LEFTS_A_JOB = 16
 
@@ -25,7 +25,7 @@ def landmarks_of(setup: Setup, first: Sequence[int], most: int) -> tuple[int, ..
 
 
 @uncopied("it has the server's identity, and answers each client once")
-class Server:
+class CkksServer:
     """Takes uploads, makes requests.
 
     With `landmarks` = m > 0 only pairs with one of m landmark clients are computed: those of the first clients whose hash with the epoch is
@@ -58,9 +58,9 @@ class Server:
         """A client's upload; the enrolment for the key holder. A refused one changes nothing. Threads come one after the other.
 
         Raises:
-            RemoteError: "malformed" for anything but ciphertexts of this epoch (among them: random bytes, cut ones, other parameters, too
-            long ones, ones that would inflate), "bad-signature" for others than the roster's clients and for ones under another key,
-            "enrolled-before" for a second one.
+            RemoteError: "malformed" for anything but ciphertexts of this epoch (random bytes, truncated or overlong ciphertexts, other
+            parameters, compressed data that would inflate), "bad-signature" for a sender outside the roster and for ciphertexts under
+            another key, "enrolled-before" for a second upload.
         """
         with self._lock:
             upload = self._checked(data)
@@ -124,7 +124,7 @@ class Server:
         """Each unordered pair once: in order, or from the landmark where only one is."""
         return place[left] <= place[right] or (bool(self.landmarks) and right not in self.landmarks)
 
-    def requests(self, jobs: Sequence[Job], workers: Workers | None = None) -> Iterator[bytes]:
+    def requests(self, jobs: Sequence[Job], workers: CkksWorkers | None = None) -> Iterator[bytes]:
         """The signed requests of some jobs, as they get done, in their order, computed here or in worker processes."""
         if workers is None:
             for job in jobs:

@@ -14,7 +14,7 @@ from ..errors import LocalError
 from .messages import Setup
 from .products import Job, Output, Products
 
-__all__ = ["Workers", "serve"]
+__all__ = ["CkksWorkers", "serve"]
 
 _AHEAD = 2
 
@@ -30,7 +30,7 @@ _outputs = msgspec.msgpack.Decoder(list[Output])
 _task = msgspec.msgpack.Decoder(_Task)
 
 
-class Workers:
+class CkksWorkers:
     """`count` processes of this program. Results come in the order of the jobs, whoever did them; masks are every process's own."""
 
     def __init__(self, count: int) -> None:

@@ -1,8 +1,8 @@
 """Group key agreement: clients that talk only to a server agree on a secret that the server does not have.
 
-One of the clients leads: it draws the secret and seals it for every other under a key that only the two of them can compute. Everybody
-signs what it was given, everybody sees everybody's signatures, and only then is the secret in force. Newcomers get it from a member; after
-a removal a new epoch starts with a fresh secret.
+One client leads: it draws the secret and seals the secret for every other client, under a key that only the two clients can compute.
+Everybody signs what it was given, everybody sees everybody's signatures, and only then is the secret in force. Newcomers get it from a
+member; after a removal a new epoch starts with a fresh secret.
 
     messages   the public terms of an epoch, and all messages     states     which message may come when, as tables
     member     one client's machine                               server     the server's machine
@@ -20,9 +20,9 @@ the group (no key on the roster, no signature), nor hand an old message to anoth
 the hash of the terms). **Among clients that were shown the same terms, and follow the protocol, at most one secret comes into force**: it
 takes the signatures of a majority of the invited under one header, and a client signs one header per epoch. Members that were shown
 *different* lists for one epoch could be kept apart in two groups, each of which sees a list without the others; a client's `smallest` above
-half of the roster rules that out. Keys by which a secret came are forgotten when it is in force. Beside the secret comes a **ratchet**:
-keys with numbers, of which a stolen state opens those that it kept and later ones, none that it has erased (`ratchet`). A newcomer is given
-the ratchet as far as its sponsor went, and nothing before.
+half of the roster rules that out. Keys by which a secret came are forgotten when it is in force. Members also get a **ratchet**: numbered
+keys. A stolen state opens the keys that it kept and later keys, but no erased key (`ratchet`). A newcomer is given the ratchet as far as
+its sponsor went, and nothing before.
 
 **Reveals.** Who takes part, who leads, who joins and leaves when. **One member that colludes with the server reveals everything to it**:
 the secret is one for all, and no protocol changes that. A leader that follows the protocol but has a bad source of randomness weakens the
@@ -43,29 +43,29 @@ Unaudited research code.
 from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, TooFewClients
 from ..keys import Identity, Roster
 from .member import Member
-from .messages import Terms, decode_member, decode_server, make_terms, needed
+from .messages import GroupTerms, decode_member, decode_server, make_terms, needed
 from .ratchet import NUMBERS, Ratchet
-from .server import Server
+from .server import GroupServer
 from .simulation import STAGES, agree_all, hand_over
-from .states import MEMBER, SERVER, MemberStage, ServerStage, diagram
+from .states import MEMBER, SERVER, GroupServerStage, MemberStage, diagram
 
 __all__ = [
     "MEMBER",
     "NUMBERS",
     "SERVER",
     "STAGES",
+    "GroupServer",
+    "GroupServerStage",
+    "GroupTerms",
     "Identity",
     "LocalError",
     "MalformedMessage",
     "Member",
     "MemberStage",
     "ProtocolError",
-    "RemoteError",
     "Ratchet",
+    "RemoteError",
     "Roster",
-    "Server",
-    "ServerStage",
-    "Terms",
     "TooFewClients",
     "agree_all",
     "decode_member",

@@ -36,11 +36,11 @@ from .messages import (
     Confirmed,
     Deliver,
     Grant,
+    GroupTerms,
     Handover,
     Header,
     Invite,
     Offer,
-    Terms,
     context,
     digest,
     names,
@@ -73,7 +73,7 @@ class _State(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbi
     client: int
     session: bytes
     smallest: int
-    terms: Terms | None = None
+    terms: GroupTerms | None = None
     seed: bytes = b""
     header: Header | None = None
     coming: _Shared | None = None
@@ -221,7 +221,7 @@ class Member:
 
     # Advertise. --------------------------------------------------------------------------------------------------------------------
 
-    def _advertise(self, terms: Terms) -> _Change:
+    def _advertise(self, terms: GroupTerms) -> _Change:
         state = self._state
         if terms.session != state.session:
             raise RemoteError("wrong-context")
@@ -240,7 +240,7 @@ class Member:
         seed = self._draw(32)
         return {"terms": terms, "seed": seed, "header": None, "coming": None}, self._advert(terms, seed)
 
-    def _advert(self, terms: Terms, seed: bytes) -> Advert:
+    def _advert(self, terms: GroupTerms, seed: bytes) -> Advert:
         me, agreed, key = self._state.client, context(terms), public_key(seed)
         return Advert(me, agreed, key, sign(self._identity, LABEL + "advert", agreed, _name(me), key))
 
@@ -319,7 +319,7 @@ class Member:
 
     # Inside. ----------------------------------------------------------------------------------------------------------------------
 
-    def _agreed(self, claimed: bytes) -> tuple[Terms, bytes]:
+    def _agreed(self, claimed: bytes) -> tuple[GroupTerms, bytes]:
         """The terms that this client advertised for, if `claimed` is their context."""
         terms = self._state.terms
         assert terms is not None
@@ -409,6 +409,6 @@ def _associated(header: Header, sender: int, recipient: int) -> bytes:
     return keys.frame(LABEL + "box", digest(header), _name(sender), _name(recipient))
 
 
-def _enough(have: int, terms: Terms) -> None:
+def _enough(have: int, terms: GroupTerms) -> None:
     if have < needed(terms):
         raise TooFewClients((have,), needed(terms))

@@ -27,11 +27,11 @@ __all__ = [
     "Confirmed",
     "Deliver",
     "Grant",
+    "GroupTerms",
     "Handover",
     "Header",
     "Invite",
     "Offer",
-    "Terms",
     "check_terms",
     "context",
     "decode_member",
@@ -63,7 +63,7 @@ _LARGEST_BOX_BYTES = 1 << 12
 Sealed = Annotated[bytes, Meta(min_length=2 * SECRET_BYTES + SEAL_OVERHEAD_BYTES, max_length=_LARGEST_BOX_BYTES)]
 
 
-class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class GroupTerms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Everything public about one epoch.
 
     session: 16 bytes naming the training run; epoch: goes up.
@@ -83,7 +83,7 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Invite(msgspec.Struct, frozen=True, array_like=True, tag=1, forbid_unknown_fields=True):
     """Server: the terms of the epoch, to its members and to newcomers."""
 
-    terms: Terms
+    terms: GroupTerms
 
 
 class Advert(msgspec.Struct, frozen=True, array_like=True, tag=2, forbid_unknown_fields=True):
@@ -249,7 +249,7 @@ def decode_server(data: bytes) -> ServerMessage:
     return message
 
 
-def context(terms: Terms) -> bytes:
+def context(terms: GroupTerms) -> bytes:
     """32 bytes that name these terms and no others."""
     return sha256(frame(LABEL + "context", codec.encode(terms))).digest()
 
@@ -260,7 +260,7 @@ def digest(header: Header) -> bytes:
     return sha256(frame(LABEL + "header", *parts)).digest()
 
 
-def needed(terms: Terms) -> int:
+def needed(terms: GroupTerms) -> int:
     """How many members must have the secret for the group to stand: a majority of the invited, and at least `smallest`.
 
     Two groups of one epoch would share a member, who confirms only one.
@@ -269,7 +269,7 @@ def needed(terms: Terms) -> int:
     return max(terms.smallest, invited // 2 + 1)
 
 
-def check_terms(terms: Terms) -> None:
+def check_terms(terms: GroupTerms) -> None:
     """Checks what honest terms must satisfy.
 
     Raises:
@@ -284,15 +284,15 @@ def check_terms(terms: Terms) -> None:
 
 def make_terms(
     *, session: bytes, epoch: int, roster: Roster, members: Iterable[int], removed: Iterable[int] = (), smallest: int = 1
-) -> Terms:
+) -> GroupTerms:
     """Valid terms.
 
     Raises:
         ValueError: naming the field that is wrong.
     """
-    terms = Terms(session, epoch, roster.digest, ids(members), ids(removed), smallest)
+    terms = GroupTerms(session, epoch, roster.digest, ids(members), ids(removed), smallest)
     check_terms(terms)
     try:
-        return codec.decode(codec.encode(terms), Terms, _LIMIT_BYTES)
+        return codec.decode(codec.encode(terms), GroupTerms, _LIMIT_BYTES)
     except MalformedMessage:
         raise ValueError("terms: a field has the wrong type, length or range") from None

@@ -63,7 +63,7 @@ class Ratchet(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forb
         wanted = {number, *keep}
         if number >= NUMBERS or len(wanted) > MOST_KEPT:
             raise RemoteError("too-far")
-        kept, chain = [one for one in self.kept if one[0] in wanted], self.chain
+        kept, chain = [key for key in self.kept if key[0] in wanted], self.chain
         for passed in range(self.position, number + 1):
             if passed in wanted:
                 kept.append((passed, keys.derive(chain, LABEL + "numbered key", passed.to_bytes(4, "big"))))

@@ -1,7 +1,7 @@
 """The server's machine of the group key agreement. It carries messages, chooses the leader, and admits newcomers.
 
-A machine for one epoch: bytes in, bytes out, steps as in `states.SERVER`. It checks what it can, so that one client with a bad message does
-not stop the others; the members do not rely on that.
+A machine for one epoch: bytes in, bytes out, steps as in `states.SERVER`. The server checks messages, so that one client with a bad message
+does not stop the others. The members do not rely on these checks.
 
 Errors. `RemoteError`: a client's message was refused; nothing has changed. `TooFewClients`: the stage cannot be closed with so few.
 `LocalError`: the caller's own mistake; the machine lives on, it has no secrets.
@@ -26,26 +26,26 @@ from .messages import (
     Confirmed,
     Deliver,
     Grant,
+    GroupTerms,
     Handover,
     Header,
     Invite,
     Offer,
-    Terms,
     context,
     digest,
     names,
     needed,
 )
-from .states import SERVER, ServerStage
+from .states import SERVER, GroupServerStage
 
-__all__ = ["Server"]
+__all__ = ["GroupServer"]
 
 _STATE_LIMIT_BYTES = 1 << 26
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     stage: str
-    terms: Terms
+    terms: GroupTerms
     adverts: tuple[Advert, ...] = ()
     asked: tuple[int, ...] = ()
     offer: Offer | None = None
@@ -56,31 +56,31 @@ class _State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     arrivals: tuple[Advert, ...] = ()
 
 
-class Server:
+class GroupServer:
     """The server's part in one epoch.
 
     Raises:
-        ValueError: for terms that are not those of this roster, or name clients that are not on it.
+        ValueError: for terms of another roster, or terms that name clients outside the roster.
     """
 
-    def __init__(self, terms: Terms, roster: Roster) -> None:
+    def __init__(self, terms: GroupTerms, roster: Roster) -> None:
         messages.check_terms(terms)
         if terms.roster != roster.digest or names(terms.members)[-1] >= len(roster.keys):
             raise ValueError("terms: not those of this roster")
         self._roster = roster
-        self._state = _State(ServerStage.NEW, terms)
+        self._state = _State(GroupServerStage.NEW, terms)
         self._context = context(terms)
 
     def __repr__(self) -> str:
-        return f"Server(epoch={self._state.terms.epoch}, stage={self.stage.value!r})"
+        return f"GroupServer(epoch={self._state.terms.epoch}, stage={self.stage.value!r})"
 
     @property
-    def stage(self) -> ServerStage:
+    def stage(self) -> GroupServerStage:
         """Where the machine is."""
-        return ServerStage(self._state.stage)
+        return GroupServerStage(self._state.stage)
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> GroupTerms:
         """The terms of the epoch."""
         return self._state.terms
 
@@ -102,19 +102,19 @@ class Server:
         after = SERVER[self.stage][2]
         changed: dict[str, Any] = {}
         match self.stage:
-            case ServerStage.NEW:
+            case GroupServerStage.NEW:
                 data = messages.encode(Invite(state.terms))
                 outbox = dict.fromkeys(names(state.terms.members), data)
-            case ServerStage.ADVERTISING:
+            case GroupServerStage.ADVERTISING:
                 self._enough(len(state.adverts))
                 outbox, changed = self._ask()
-            case ServerStage.OFFERING if state.offer is None:
-                after = ServerStage.OFFERING
+            case GroupServerStage.OFFERING if state.offer is None:
+                after = GroupServerStage.OFFERING
                 outbox, changed = self._ask()
-            case ServerStage.OFFERING:
+            case GroupServerStage.OFFERING:
                 assert state.offer is not None
                 header = state.offer.header
-                outbox = {one.client: messages.encode(Deliver(header, one.box)) for one in state.offer.boxes}
+                outbox = {box.client: messages.encode(Deliver(header, box.box)) for box in state.offer.boxes}
             case _:
                 outbox, changed = self._confirmed()
         self._state = msgspec.structs.replace(state, stage=after, **changed)
@@ -129,25 +129,25 @@ class Server:
         message = messages.decode_member(data)
         state = self._state
         match message, self.stage:
-            case Advert(), ServerStage.ADVERTISING if client in names(state.terms.members):
+            case Advert(), GroupServerStage.ADVERTISING if client in names(state.terms.members):
                 self._own(client, message.client, message.context)
                 check_advert(message, self._context, self._roster)
                 adverts = _added(state.adverts, message)
                 self._state = msgspec.structs.replace(state, adverts=adverts)
-            case Offer(), ServerStage.OFFERING if state.offer is None and client == state.asked[-1]:
+            case Offer(), GroupServerStage.OFFERING if state.offer is None and client == state.asked[-1]:
                 self._own(client, message.header.leader, message.header.context)
                 self._check_offer(message)
                 self._state = msgspec.structs.replace(state, offer=message)
-            case Confirm(), ServerStage.CONFIRMING if state.offer is not None and client in names(state.offer.header.members):
+            case Confirm(), GroupServerStage.CONFIRMING if state.offer is not None and client in names(state.offer.header.members):
                 self._own(client, message.client, message.context)
                 verify(self._roster, client, message.signature, LABEL + "confirm", digest(state.offer.header))
                 self._state = msgspec.structs.replace(state, confirms=_added(state.confirms, message))
-            case Advert(), ServerStage.RUNNING if client in dict(state.newcomers):
+            case Advert(), GroupServerStage.RUNNING if client in dict(state.newcomers):
                 self._own(client, message.client, message.context)
                 check_advert(message, self._context, self._roster)
                 self._state = msgspec.structs.replace(state, arrivals=_added(state.arrivals, message))
                 return {dict(state.newcomers)[client]: messages.encode(Admit(self._context, message))}
-            case Grant(), ServerStage.RUNNING if (message.newcomer, client) in state.newcomers:
+            case Grant(), GroupServerStage.RUNNING if (message.newcomer, client) in state.newcomers:
                 self._own(client, message.client, message.context)
                 assert state.offer is not None
                 assert state.confirmed is not None
@@ -167,7 +167,7 @@ class Server:
                 newcomer that is its own sponsor.
         """
         state = self._state
-        if self.stage is not ServerStage.RUNNING:
+        if self.stage is not GroupServerStage.RUNNING:
             raise LocalError("wrong-stage", "no epoch runs yet")
         if newcomer in names(state.terms.removed) or not 0 <= newcomer < len(self._roster.keys) or newcomer == sponsor:
             raise LocalError("bad-members", f"client {newcomer} cannot be let in")
@@ -183,7 +183,7 @@ class Server:
         return codec.encode(self._state)
 
     @staticmethod
-    def from_bytes(data: bytes, roster: Roster) -> "Server":
+    def from_bytes(data: bytes, roster: Roster) -> "GroupServer":
         """The machine that `to_bytes` stored.
 
         Raises:
@@ -191,7 +191,7 @@ class Server:
             ValueError: if the roster does not belong to it.
         """
         state = codec.decode(data, _State, _STATE_LIMIT_BYTES)
-        server = Server(state.terms, roster)
+        server = GroupServer(state.terms, roster)
         server._state = state
         return server
 
@@ -216,7 +216,7 @@ class Server:
     def _check_offer(self, offer: Offer) -> None:
         header = offer.header
         members = {advert.client for advert in self._state.adverts}
-        if set(names(header.members)) != members or {one.client for one in offer.boxes} != members - {header.leader}:
+        if set(names(header.members)) != members or {box.client for box in offer.boxes} != members - {header.leader}:
             raise RemoteError("bad-members", header.leader)
         verify(self._roster, header.leader, header.signature, LABEL + "header", digest(header))
 
@@ -239,6 +239,6 @@ def _added(kept: tuple[Any, ...], message: Any) -> tuple[Any, ...]:
     Raises:
         RemoteError: "repeated" for a second one.
     """
-    if any(one.client == message.client for one in kept):
+    if any(earlier.client == message.client for earlier in kept):
         raise RemoteError("repeated", message.client)
-    return tuple(sorted((*kept, message), key=lambda one: one.client))
+    return tuple(sorted((*kept, message), key=lambda entry: entry.client))

@@ -4,20 +4,20 @@ from collections.abc import Callable, Mapping
 
 from . import messages
 from .member import Member
-from .server import Server
-from .states import SERVER, ServerStage
+from .server import GroupServer
+from .states import SERVER, GroupServerStage
 
 __all__ = ["STAGES", "agree_all", "hand_over"]
 
 STAGES = ("Advert", "Offer", "Confirm")
-"""What a member sends, in this order; a dropout is named by the first of these that it does not send."""
+"""A member's messages, in this order. A dropout is named after the first message that the member does not send."""
 
 Record = Callable[[str, int, str, bytes], None]
 """Called with (direction "up" or "down", client, kind of message, bytes) for every message."""
 
 
 def agree_all(
-    server: Server, members: Mapping[int, Member], *, drops: Mapping[int, str] | None = None, record: Record | None = None
+    server: GroupServer, members: Mapping[int, Member], *, drops: Mapping[int, str] | None = None, record: Record | None = None
 ) -> None:
     """Runs the agreement of one epoch. Afterwards the machines of all who took part to the end have its secret.
 
@@ -38,12 +38,14 @@ def agree_all(
         raise ValueError(f"drops: unknown stage {min(unknown)!r}; expected one of {', '.join(STAGES)}")
     note = record or _silent
     while server.stage in SERVER:
-        asked_to_lead = server.stage is ServerStage.ADVERTISING or (server.stage is ServerStage.OFFERING and server.header is None)
+        asked_to_lead = server.stage is GroupServerStage.ADVERTISING or (
+            server.stage is GroupServerStage.OFFERING and server.header is None
+        )
         kind = "Adverts" if asked_to_lead else SERVER[server.stage][1]
         outbox = server.advance()
         for client, data in outbox.items():
             note("down", client, kind, data)
-            wanted = None if server.stage is ServerStage.RUNNING else SERVER[server.stage][0]
+            wanted = None if server.stage is GroupServerStage.RUNNING else SERVER[server.stage][0]
             if client in drops and (wanted is None or STAGES.index(drops[client]) <= STAGES.index(wanted)):
                 continue
             reply = members[client].receive(data)
@@ -52,7 +54,7 @@ def agree_all(
                 server.receive(client, reply)
 
 
-def hand_over(server: Server, newcomer: int, sponsor: int, members: Mapping[int, Member], *, record: Record | None = None) -> None:
+def hand_over(server: GroupServer, newcomer: int, sponsor: int, members: Mapping[int, Member], *, record: Record | None = None) -> None:
     """Lets `newcomer` into the running epoch: `sponsor`, who is in it, seals the secret for it.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-__all__ = ["MEMBER", "SERVER", "MemberStage", "ServerStage", "diagram"]
+__all__ = ["MEMBER", "SERVER", "GroupServerStage", "MemberStage", "diagram"]
 
 
 class MemberStage(StrEnum):
@@ -15,7 +15,7 @@ class MemberStage(StrEnum):
     DEAD = "dead"
 
 
-class ServerStage(StrEnum):
+class GroupServerStage(StrEnum):
     """Where the server is in one epoch."""
 
     NEW = "new"
@@ -46,16 +46,16 @@ MEMBER: dict[MemberStage, dict[str, tuple[str | None, MemberStage]]] = {
 """member state -> message accepted -> (reply, next state). What is not listed is refused. An Invite is one to a later epoch, or,
 until the member is in, the same one again, which gets the same answer and changes nothing."""
 
-SERVER: dict[ServerStage, tuple[str | None, str, ServerStage]] = {
-    ServerStage.NEW: (None, "Invite", ServerStage.ADVERTISING),
-    ServerStage.ADVERTISING: ("Advert", "Adverts", ServerStage.OFFERING),
-    ServerStage.OFFERING: ("Offer", "Deliver", ServerStage.CONFIRMING),
-    ServerStage.CONFIRMING: ("Confirm", "Confirmed", ServerStage.RUNNING),
+SERVER: dict[GroupServerStage, tuple[str | None, str, GroupServerStage]] = {
+    GroupServerStage.NEW: (None, "Invite", GroupServerStage.ADVERTISING),
+    GroupServerStage.ADVERTISING: ("Advert", "Adverts", GroupServerStage.OFFERING),
+    GroupServerStage.OFFERING: ("Offer", "Deliver", GroupServerStage.CONFIRMING),
+    GroupServerStage.CONFIRMING: ("Confirm", "Confirmed", GroupServerStage.RUNNING),
 }
 """server state -> (message collected, message sent when the stage is closed, next state). Where the leader has not offered when its stage
 is closed, the next client is asked to lead. In RUNNING newcomers are let in, see `Server.admit`."""
 
-_SAYS = {
+_CONTENTS = {
     "Invite": "terms: session, epoch, roster, who is invited, who is removed",
     "Advert": "a fresh X25519 key, signed",
     "Adverts": "all of them (to one client, which leads)",
@@ -69,13 +69,13 @@ _SAYS = {
 def diagram() -> str:
     """The agreement as a Mermaid sequence diagram, drawn from the tables."""
     lines = ["sequenceDiagram", "    participant M as member", "    participant S as server"]
-    stage, member = ServerStage.NEW, MemberStage.OUTSIDE
+    stage, member = GroupServerStage.NEW, MemberStage.OUTSIDE
     while stage in SERVER:
         _, sends, stage = SERVER[stage]
         reply, after = MEMBER[member][sends]
-        lines += [f"    S->>M: {sends}: {_SAYS[sends]}"]
+        lines += [f"    S->>M: {sends}: {_CONTENTS[sends]}"]
         if reply is not None:
-            lines += [f"    M->>S: {reply}: {_SAYS[reply]}"]
+            lines += [f"    M->>S: {reply}: {_CONTENTS[reply]}"]
         if sends != "Adverts":  # that row is the leader's; the others wait
             member = after
             lines += [f"    Note over M: {member}"]

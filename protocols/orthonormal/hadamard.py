@@ -6,7 +6,7 @@ import numpy as np
 
 from ..entropy import derive
 from .interface import Rows, check_dimension, check_rows
-from .permutation import LONGEST, Order, Signs, random_order, random_signs, stream
+from .permutation import LONGEST, Order, Signs, key_stream, random_order, random_signs
 
 __all__ = ["Hadamard", "hadamard", "walsh_hadamard"]
 
@@ -112,7 +112,7 @@ def hadamard(secret: bytes, purpose: str, dimension: int) -> Hadamard:
     """
     check_dimension("hadamard", dimension, LONGEST)
     size = 1 << (dimension - 1).bit_length()
-    draw = stream(derive(secret, "hadamard", purpose, size))
+    draw = key_stream(derive(secret, "hadamard", purpose, size))
     before = random_signs(draw, size)
     order = random_order(draw, size)
     return Hadamard(dimension, before, order, random_signs(draw, size))

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from ..entropy import Entropy, derive
 from .interface import Rows, check_dimension, check_rows
 
-__all__ = ["LONGEST", "Permutation", "permutation", "random_order", "random_signs", "signed_permutation", "stream"]
+__all__ = ["LONGEST", "Permutation", "key_stream", "permutation", "random_order", "random_signs", "signed_permutation"]
 
 LONGEST = 1 << 28
 """The longest vectors taken: places are kept in 32 bits, and a draw of 8 bytes a place must fit in memory."""
@@ -19,7 +19,7 @@ Order = npt.NDArray[np.int32]
 Signs = npt.NDArray[np.int8]
 
 
-def stream(key: bytes) -> Entropy:
+def key_stream(key: bytes) -> Entropy:
     """The AES-256-CTR keystream of `key`, piece by piece."""
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return lambda count: encryptor.update(bytes(count))
@@ -92,7 +92,7 @@ def permutation(secret: bytes, purpose: str, dimension: int) -> Permutation:
         ValueError: for a dimension outside 1..2^28.
     """
     check_dimension("permutation", dimension, LONGEST)
-    return Permutation(dimension, random_order(stream(derive(secret, "permutation", purpose, dimension)), dimension))
+    return Permutation(dimension, random_order(key_stream(derive(secret, "permutation", purpose, dimension)), dimension))
 
 
 def signed_permutation(secret: bytes, purpose: str, dimension: int) -> Permutation:
@@ -107,6 +107,6 @@ def signed_permutation(secret: bytes, purpose: str, dimension: int) -> Permutati
         ValueError: for a dimension outside 1..2^28.
     """
     check_dimension("signed_permutation", dimension, LONGEST)
-    draw = stream(derive(secret, "signed_permutation", purpose, dimension))
+    draw = key_stream(derive(secret, "signed_permutation", purpose, dimension))
     order = random_order(draw, dimension)
     return Permutation(dimension, order, random_signs(draw, dimension))

@@ -1,8 +1,8 @@
 """Inner products of clients' vectors by several holders, of which no minority can read anything: no key holder has to be trusted alone.
 
 Each client shares its vectors among the holders (Shamir, degree t). A product of two shares is a share, of degree 2t, of the product. So
-each holder multiplies what it has; 2t + 1 of them add up their products under masks that cancel, and one of them, the lead, opens the sum:
-the Gram matrix of integers, exactly. The server passes sealed and masked messages on.
+each holder multiplies its shares. 2t + 1 holders add up their products under masks that cancel, and one holder, the lead, opens the sum:
+the exact Gram matrix of integers. The server passes sealed and masked messages on.
 
     prime_field    exact arithmetic modulo 2^61 − 1           terms          public terms, keys and messages, signed
     depositing     quantise, share, seal                      share_holder   a holder's machine: keep shares, multiply, mask, open
@@ -28,9 +28,9 @@ Deviations: products are not reduced to degree t, for they are opened at once.
 Unaudited research code.
 """
 
-from .contributing import check_contribution, digest_of
+from .contributing import check_contribution, delivery_digest
 from .depositing import deposit
 from .share_holder import ShareHolder
-from .terms import LEAD, Terms, checked_keys, deliveries, gathered
+from .terms import LEAD, GramTerms, checked_keys, deliveries, gathered
 
-__all__ = ["LEAD", "ShareHolder", "Terms", "check_contribution", "checked_keys", "deliveries", "deposit", "digest_of", "gathered"]
+__all__ = ["LEAD", "GramTerms", "ShareHolder", "check_contribution", "checked_keys", "deliveries", "delivery_digest", "deposit", "gathered"]

@@ -53,7 +53,7 @@ def times(a: Elements, b: Elements | int) -> Elements:
 
 def matrix_product(left: Elements, right: Elements) -> Elements:
     """left · rightᵀ, of shapes (n, d) and (m, d): (n, m)."""
-    found = np.zeros((len(left), len(right)), dtype=np.uint64)
+    product = np.zeros((len(left), len(right)), dtype=np.uint64)
     for first in range(0, left.shape[1], _TOGETHER):
         ours, theirs = left[:, first : first + _TOGETHER], _limbs(right[:, first : first + _TOGETHER])
         for row in range(0, len(left), _ROWS):
@@ -61,9 +61,9 @@ def matrix_product(left: Elements, right: Elements) -> Elements:
             for shift in range(2 * _LIMBS - 1):
                 pairs = [(i, shift - i) for i in range(_LIMBS) if 0 <= shift - i < _LIMBS]
                 total = sum((some[i] @ theirs[j].T).astype(np.uint64) for i, j in pairs)
-                part = found[row : row + _ROWS]
+                part = product[row : row + _ROWS]
                 part[:] = plus(part, _rotated(_reduced(np.asarray(total, dtype=np.uint64)), shift * _LIMB % _BITS))
-    return found
+    return product
 
 
 def _limbs(x: Elements) -> list[npt.NDArray[np.float64]]:

@@ -17,7 +17,7 @@ from ..uncopied import uncopied
 from .contributing import contributed, contribution, deposit_digest, pair, statement_of
 from .depositing import box_binding
 from .prime_field import PRIME, Elements, at_zero, matrix_product, minus, plus, signed, times, uniform
-from .terms import LABEL, LEAD, Delivery, Terms, announcement, check_deposit, checked_keys, decode
+from .terms import LABEL, LEAD, Delivery, GramTerms, announcement, check_deposit, checked_keys, decode
 
 __all__ = ["ShareHolder"]
 
@@ -40,16 +40,17 @@ class ShareHolder:
     """One holder's fresh key and its shares. The roster's first holder, the lead, opens the Gram matrix; the others contribute.
 
     Guarantee: it contributes to inner products of vectors that the roster's clients deposited by their signature, one deposit a client, and
-    to nothing else. A contribution is masked by the secrets of every pair of contributors, so the server and any `Terms.colluding` of the
-    holders, the lead among them or not, learn of what the others contribute the inner products and nothing else, also if they deviate: a
-    mask is made for one list of clients, deposits and contributors, so contributions for two lists never add up.
+    to nothing else. A contribution is masked by the secrets of every pair of contributors. So the server and any
+    `GramTerms.colluding` of the holders, the lead among them or not, learn of what the others contribute the inner products and nothing
+    else, also if they deviate: a mask is made for one list of clients, deposits and contributors, so contributions for two lists never
+    add up.
     Reveals: to the lead, the inner products. It trusts the contributors to compute rightly: one that does not changes the matrix.
     Source: Ben-Or, Goldwasser & Wigderson 1988, section 3 (products of Shamir shares are shares of degree 2t); masks as in Bonawitz et al.
     2017, section 4 (pairwise, sum zero).
     """
 
     def __init__(
-        self, terms: Terms, identity: Identity, roster: Roster, *, entropy: Entropy = system_entropy, saved: _State | None = None
+        self, terms: GramTerms, identity: Identity, roster: Roster, *, entropy: Entropy = system_entropy, saved: _State | None = None
     ) -> None:
         if terms.roster != roster.digest or terms.most_clients > len(roster.keys) or terms.holders != len(roster.holders):
             raise LocalError("wrong-roster")
@@ -74,7 +75,7 @@ class ShareHolder:
         return codec.encode(_State(self.terms.digest, self._seed, self._bundle, shares, tuple(sorted(self._used))))
 
     @classmethod
-    def from_bytes(cls, data: bytes, terms: Terms, identity: Identity, roster: Roster) -> "ShareHolder":
+    def from_bytes(cls, data: bytes, terms: GramTerms, identity: Identity, roster: Roster) -> "ShareHolder":
         """The machine that `to_bytes` wrote, to be given the same terms. Raises `MalformedMessage` for another's."""
         saved = codec.decode(data, _State, _LARGEST_STATE_BYTES)
         if saved.terms != terms.digest or any(len(share) != 8 * terms.p * terms.dimension for _, _, share in saved.shares):
@@ -88,8 +89,8 @@ class ShareHolder:
 
     def share_of(self, client: int) -> Elements | None:
         """This holder's share (p, dimension) of a client's vectors, if there is one. As secret as the machine."""
-        found = self._shares.get(client)
-        return None if found is None else found[1].copy()
+        entry = self._shares.get(client)
+        return None if entry is None else entry[1].copy()
 
     def accept(self, keys: bytes) -> None:
         """Take the keys of all holders of the epoch, once.
@@ -103,10 +104,10 @@ class ShareHolder:
             self._accept(keys)
 
     def _accept(self, keys: bytes) -> None:
-        found = checked_keys(keys, self.terms, self._roster)
-        if found.get(self.number) != public_key(self._seed):
+        received = checked_keys(keys, self.terms, self._roster)
+        if received.get(self.number) != public_key(self._seed):
             raise RemoteError("other-keys")
-        self._bundle, self._keys = keys, found
+        self._bundle, self._keys = keys, received
 
     def deliver(self, data: bytes) -> int:
         """Keep this holder's share of a client's deposit; the client. The same one again changes nothing; a new one replaces an unused one.
@@ -149,7 +150,7 @@ class ShareHolder:
 
         Raises:
             RemoteError: "malformed" for a list with repetitions, "not-enrolled" for a client without a deposit, "bad-contributors" unless
-                exactly `Terms.contributors` holders of the epoch contribute, the lead and this one among them.
+                exactly `GramTerms.contributors` holders of the epoch contribute, the lead and this one among them.
         """
         with self._lock:
             statement, masked = self._masked(clients, new, contributors)
@@ -163,24 +164,24 @@ class ShareHolder:
         Raises:
             RemoteError: as `contribute`; "malformed", "bad-signature", "other-contribution" for parts of other lists or other holders;
                 "inconsistent" where the sum is no matrix of inner products within the bound: a holder computed something else, or a client
-                deposited shares that do not fit each other or longer vectors. It names the client where that is one of few (`_at_fault`).
+                deposited shares that do not fit each other or longer vectors. Names the client if it can be found (`_at_fault`).
         """
         terms = self.terms
         if self.number != LEAD:
             raise RemoteError("bad-contributors")
         with self._lock:
             statement, total = self._masked(clients, new, contributors)
-        parts = [contributed(one, terms, self._roster, statement, (total.shape[0], total.shape[1])) for one in contributions]
+        parts = [contributed(uploaded, terms, self._roster, statement, (total.shape[0], total.shape[1])) for uploaded in contributions]
         if sorted(number for number, _ in parts) != [number for number in contributors if number != LEAD]:
             raise RemoteError("other-contribution")
         for _, values in parts:
             total = plus(total, values)
-        found = signed(total)
-        square, wrong = found[len(found) - new * terms.p :], np.abs(found) > terms.largest
-        wrong[len(found) - new * terms.p :] |= (square != square.T) | np.diag(square.diagonal() < 0)
+        products = signed(total)
+        square, wrong = products[len(products) - new * terms.p :], np.abs(products) > terms.largest
+        wrong[len(products) - new * terms.p :] |= (square != square.T) | np.diag(square.diagonal() < 0)
         if wrong.any():
             raise RemoteError("inconsistent", self._at_fault(clients, new, wrong))
-        return found / terms.scale**2
+        return products / terms.scale**2
 
     def _at_fault(self, clients: Sequence[int], new: int, wrong: npt.NDArray[np.bool_]) -> int | None:
         """The new client that made products `wrong` (len(clients) p, new p): one whose products with itself are, or else that has most.

@@ -1,7 +1,8 @@
 """The public terms of one clustering epoch over shares, and its messages: typed, bounded, canonical, signed bytes.
 
-Guarantee: a decoder returns a well-formed message or raises `MalformedMessage`. Everything carries the digest of the epoch's `Terms` and is
-signed by its author, clients' uploads and holders' contributions over the keys of the epoch as well. Reveals: who takes part; lengths.
+Guarantee: a decoder returns a well-formed message or raises `MalformedMessage`. Every message carries the digest of the epoch's
+`GramTerms` and is signed by its author. Clients' uploads and holders' contributions are signed over the keys of the epoch as well.
+Reveals: who takes part; lengths.
 """
 
 from hashlib import sha256
@@ -16,7 +17,7 @@ from ..errors import LocalError, MalformedMessage, RemoteError
 from ..keys import SEAL_OVERHEAD_BYTES, Identity, Roster, check_public_key, frame, sign, verify, verify_key
 
 __all__ = [
-    "LABEL", "LEAD", "MOST_HOLDERS", "Announced", "Contribution", "Delivery", "Deposit", "HolderKey", "Terms", "announcement",
+    "LABEL", "LEAD", "MOST_HOLDERS", "Announced", "Delivery", "Deposit", "GramContribution", "GramTerms", "HolderKey", "announcement",
     "check_deposit", "checked_keys", "decode", "deliveries", "encode", "gathered", "signed_deposit",
 ]  # fmt: skip
 
@@ -33,7 +34,7 @@ Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
-class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class GramTerms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Everything public about one clustering epoch; all who take part must see the same.
 
     `holders` parties have a share of each vector; any `colluding` of them learn nothing. `roster`: the digest of all keys, `most_clients`
@@ -121,7 +122,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     signature: Signature
 
 
-class Contribution(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="contribution"):
+class GramContribution(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="contribution"):
     """A holder to the lead: its masked products, uint64 little-endian, for a statement that all contributors share."""
 
     terms: Bytes32
@@ -132,10 +133,10 @@ class Contribution(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 encode = codec.encode
-Kind = TypeVar("Kind", HolderKey, Announced, Deposit, Delivery, Contribution)
+Kind = TypeVar("Kind", HolderKey, Announced, Deposit, Delivery, GramContribution)
 
 
-def decode(data: bytes, kind: type[Kind], terms: Terms) -> Kind:
+def decode(data: bytes, kind: type[Kind], terms: GramTerms) -> Kind:
     """A message of this epoch. Raises `MalformedMessage`."""
     box = 8 * terms.p * terms.dimension + SEAL_OVERHEAD_BYTES
     limits: dict[type, int] = {
@@ -143,7 +144,7 @@ def decode(data: bytes, kind: type[Kind], terms: Terms) -> Kind:
         Announced: 512 + 256 * terms.holders,
         Deposit: 1024 + (box + 16) * terms.holders,
         Delivery: 1024 + box + 64 * terms.holders,
-        Contribution: 1024 + 8 * (terms.most_clients * terms.p) ** 2,
+        GramContribution: 1024 + 8 * (terms.most_clients * terms.p) ** 2,
     }
     message = codec.decode(data, kind, limits[kind])
     if message.terms != terms.digest:
@@ -154,21 +155,21 @@ def decode(data: bytes, kind: type[Kind], terms: Terms) -> Kind:
 # --- keys
 
 
-def announcement(terms: Terms, number: int, identity: Identity, key: bytes) -> bytes:
+def announcement(terms: GramTerms, number: int, identity: Identity, key: bytes) -> bytes:
     """The announcement of a holder's key for an epoch."""
     digest = terms.digest
     return encode(HolderKey(digest, number, key, sign(identity, LABEL + "key", digest, _number(number), key)))
 
 
-def gathered(terms: Terms, announcements: tuple[bytes, ...], roster: Roster) -> bytes:
+def gathered(terms: GramTerms, announcements: tuple[bytes, ...], roster: Roster) -> bytes:
     """The keys of the holders that announced one, as `checked_keys` takes them. Raises `RemoteError` as that does."""
-    keys = sorted((decode(one, HolderKey, terms) for one in announcements), key=lambda one: one.holder)
+    keys = sorted((decode(announcement_, HolderKey, terms) for announcement_ in announcements), key=lambda key: key.holder)
     data = encode(Announced(terms.digest, tuple(keys)))
     checked_keys(data, terms, roster)
     return data
 
 
-def checked_keys(data: bytes, terms: Terms, roster: Roster) -> dict[int, bytes]:
+def checked_keys(data: bytes, terms: GramTerms, roster: Roster) -> dict[int, bytes]:
     """The X25519 keys of an epoch's holders, by number, ascending.
 
     Raises:
@@ -176,20 +177,20 @@ def checked_keys(data: bytes, terms: Terms, roster: Roster) -> dict[int, bytes]:
             fewer holders than open a matrix.
     """
     message = decode(data, Announced, terms)
-    numbers = [one.holder for one in message.keys]
+    numbers = [key.holder for key in message.keys]
     if numbers != sorted(set(numbers)) or any(number >= len(roster.holders) for number in numbers) or len(roster.holders) != terms.holders:
         raise MalformedMessage
-    for one in message.keys:
-        if one.terms != message.terms:
+    for key in message.keys:
+        if key.terms != message.terms:
             raise MalformedMessage
-        statement = (message.terms, _number(one.holder), one.key)
-        verify_key(roster.holders[one.holder], one.holder, one.signature, LABEL + "key", *statement)
-        check_public_key(one.key)
+        statement = (message.terms, _number(key.holder), key.key)
+        verify_key(roster.holders[key.holder], key.holder, key.signature, LABEL + "key", *statement)
+        check_public_key(key.key)
     if LEAD not in numbers or len(numbers) < terms.contributors:
         raise RemoteError("too-few-holders")
-    if len({one.key for one in message.keys}) < len(numbers):
+    if len({key.key for key in message.keys}) < len(numbers):
         raise RemoteError("bad-key")
-    return {one.holder: one.key for one in message.keys}
+    return {key.holder: key.key for key in message.keys}
 
 
 # --- deposits
@@ -200,7 +201,7 @@ def signed_deposit(keys: bytes, client: int, ephemeral: bytes, digests: tuple[by
     return frame("deposit", sha256(keys).digest(), _number(client), ephemeral, *digests)
 
 
-def deliveries(data: bytes, terms: Terms, keys: bytes, roster: Roster) -> tuple[int, tuple[bytes, ...]]:
+def deliveries(data: bytes, terms: GramTerms, keys: bytes, roster: Roster) -> tuple[int, tuple[bytes, ...]]:
     """The client of a deposit, and what each holder gets of it, in the order of the keys.
 
     Raises:
@@ -217,7 +218,7 @@ def deliveries(data: bytes, terms: Terms, keys: bytes, roster: Roster) -> tuple[
 
 
 def check_deposit(
-    terms: Terms, keys: bytes, roster: Roster, client: int, ephemeral: bytes, digests: tuple[bytes, ...], signature: bytes
+    terms: GramTerms, keys: bytes, roster: Roster, client: int, ephemeral: bytes, digests: tuple[bytes, ...], signature: bytes
 ) -> None:  # fmt: skip
     """Raises `RemoteError` "bad-signature" unless a deposit is that of this client of the roster."""
     verify(roster, client, signature, LABEL + "deposit", terms.digest, signed_deposit(keys, client, ephemeral, digests))

@@ -14,9 +14,9 @@ import cflpriv.protocols.mechanisms as mechanisms
 import cflpriv.tasks.evaluation as evaluation
 import cflpriv.tasks.training as training
 from cflpriv.attacks.dp import dp_mechanisms
-from cflpriv.attacks.dp.dp_audit import AuditResult, audit, verdict
-from cflpriv.attacks.dp.dp_mechanisms import GAMES, Game
-from cflpriv.attacks.dp.dp_samples import play_samples
+from cflpriv.attacks.dp.dp_audit import AuditResult, audit_guesses, verdict
+from cflpriv.attacks.dp.dp_mechanisms import GAMES, CanaryGame
+from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.attacks.figures.family import judged_together
 from cflpriv.attacks.figures.leakage import Cell
 from cflpriv.engine import fast
@@ -39,15 +39,15 @@ def response_probabilities(choice: int, choices: int, epsilon: float) -> Array:
     return probabilities
 
 
-def response(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy, choices: int = 4) -> Game:
+def response(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy, choices: int = 4) -> CanaryGame:
     """An oracle: randomised responses lose exactly their ε. A canary's coin says which of two values is the true one."""
     coins = rng.random(dp_mechanisms.CLIENTS * dp_mechanisms.EACH) < 0.5
     laws = np.cumsum([response_probabilities(value, choices, event.epsilon) for value in (0, 1)], axis=1)
     reported = (uniforms(entropy(32), len(coins))[:, None] > laws[coins.astype(int)]).sum(axis=1)
-    return Game(np.select([reported == 0, reported == 1], [-1.0, 1.0], 0.0), coins)
+    return CanaryGame(np.select([reported == 0, reported == 1], [-1.0, 1.0], 0.0), coins)
 
 
-ALL_GAMES: dict[str, Callable[..., Game]] = {**GAMES, "response": response}
+ALL_GAMES: dict[str, Callable[..., CanaryGame]] = {**GAMES, "response": response}
 
 
 def event_of(name: str, epsilon: float, relation: Relation) -> Event:
@@ -74,9 +74,9 @@ def calibrated(made: Callable[[float], Event], epsilon: float) -> Event:
     return made(calibrate(lambda z: [made(z)], epsilon, DELTA))
 
 
-def played(name: str, event: Event, seed: int, claim: float) -> AuditResult:
+def audited_game(name: str, event: Event, seed: int, claim: float) -> AuditResult:
     game = ALL_GAMES[name](event, np.random.default_rng(seed), public_entropy(f"{name} {seed}"))
-    return audit(game.scores, game.coins, DELTA, claim=claim)
+    return audit_guesses(game.scores, game.coins, DELTA, claim=claim)
 
 
 def a_third_of_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -124,9 +124,9 @@ def scene(algorithm: str, unit: str, epsilon: float, **more: Any) -> Any:
 
 def whole(made: Any, runs: int = 4) -> AuditResult:
     """The canaries of several runs together: they share no noise, so each canary still has the run's ε."""
-    games = [play_samples(made, population_of(made), np.random.default_rng(seed)).game for seed in range(runs)]
+    games = [rerun_samples(made, population_of(made), np.random.default_rng(seed)).game for seed in range(runs)]
     scores, coins = np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games])
-    return audit(scores, coins, DELTA, claim=made.privacy.epsilon)
+    return audit_guesses(scores, coins, DELTA, claim=made.privacy.epsilon)
 
 
 ALLOWED, TOO_MANY, FALSE, MISSED = 0.05, 0.175, 1e-3, 1e-2

@@ -299,8 +299,8 @@ def pretended(convolution: str | None = "grouped") -> Iterator[Counts]:
 
 def _forget() -> None:
     convolutions.forget()
-    graphs.release()
+    graphs.release_graphs()
     graphs._stream.cache_clear()
     fast._vmapped.cache_clear()  # modules' buffers
-    memory.release()
+    memory.release_samples()
     memory._free.cache_clear()

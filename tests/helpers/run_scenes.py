@@ -9,7 +9,7 @@ import numpy as np
 
 from cflpriv.data import DataSpec, build_population
 from cflpriv.experiments import Config, parse_config
-from cflpriv.experiments.run.run import Run, advance, start
+from cflpriv.experiments.run.run import Experiment, advance, start
 from cflpriv.types import Array, Population
 
 MORE: dict[str, dict[str, Any]] = {"pfedlia": {"warm_up": 1, "min_samples": 2}, "private_clusters": {"k": 1}}
@@ -50,7 +50,7 @@ def people(data: DataSpec) -> Population:
     return build_population(data)
 
 
-def trained(made: Config) -> Run:
+def trained(made: Config) -> Experiment:
     run = start(made, population=people(made.data))
     for _ in range(made.training.rounds):
         advance(run)

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from cflpriv.array_files import LEAST_UNPACKED_BYTES, map_npy, read_npy, read_npz, read_safetensors
-from cflpriv.data.formats import read_idx
-from cflpriv.data.formats import read_npz as read_own_npz
+from cflpriv.data.formats import read_idx, read_own_npz
 from cflpriv.errors import InputError
 from cflpriv.protocols.bounded_files import LARGEST_DOCUMENT_BYTES, UnusableFile, open_regular, read_json, read_text
 

@@ -57,16 +57,16 @@ from ...tasks.fold_gradients import FoldGradients
 from ...tasks.halves import HALVES
 from ...tasks.training import Train
 from ..fedavg import Weights
-from ..interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
+from ..interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue, Served
 from ..shared.attempts import try_compute
 from ..shared.grouping import ALPHA, FindGroups, JoinGroups, check_draws
 from ..shared.steps import mean_notes
-from .parameter_tree import Cluster, Node, Seen, State, offer, path
+from .parameter_tree import CflState, SeenSimilarities, TreeCluster, TreeNode, offer, path
 from .split_test import DRAWS, HasHalves, NeedsNoHalves, SplitTest
 from .splitting import Bipartition, MoreSimilar, separation_gap
 from .stationary import CflSettings, Same, cut_by_cosines, cut_by_test, still
 
-__all__ = ["EPS1", "EPS2", "Node", "Same", "Seen", "State", "cfl", "gaps", "offer", "path"]
+__all__ = ["EPS1", "EPS2", "CflState", "Same", "SeenSimilarities", "TreeNode", "cfl", "gaps", "offer", "path"]
 
 EPS1, EPS2 = 0.2, 0.75
 """Thresholds for a rule with ε₂, relative to the largest mean update of the run.
@@ -81,14 +81,14 @@ EPS1_AUTHORS, EPS2_AUTHORS = 0.4, 1.6
 FIRST_SPLIT_AUTHORS, SMALLEST_AUTHORS, DECAY_AUTHORS = 20, 3, 0.99
 
 
-def gaps(state: State, groups: Mapping[int, int]) -> dict[int, float]:
+def gaps(state: CflState, groups: Mapping[int, int]) -> dict[int, float]:
     """The separation gap of each cluster whose similarities were seen this round, by leaf. `groups` is truth, which no server has."""
     return {leaf: separation_gap(seen.alpha, [groups[client] for client in seen.clients]) for leaf, seen in state.seen.items()}
 
 
-def decided_by_norms(given: Mapping[str, Any]) -> bool:
+def decided_by_norms(settings: Mapping[str, Any]) -> bool:
     """Whether these hyper-parameters mean the paper's test with ε₂, or that of the authors."""
-    return given.get("eps2") is not None or given.get("variant") == "authors"
+    return settings.get("eps2") is not None or settings.get("variant") == "authors"
 
 
 @ranged("algorithm")
@@ -173,14 +173,14 @@ def _check_thresholds(eps1: float, eps2: float, gamma_max: float, *, by_test: bo
         raise InputError(f"algorithm.gamma_max: {gamma_max}: {other} has no such test")
 
 
-def _init(settings: CflSettings, federation: Federation) -> State:
+def _init(settings: CflSettings, federation: Federation) -> CflState:
     """One cluster, at θ⁰ (Alg. 5, l. 3)."""
     if settings.halves is not None:
         federation.compute(HasHalves())  # nothing leaves; a client that has no halves fails here, not in some later round
-    return State((Node(Shared(settings.train.model.init(settings.seed))),), dict.fromkeys(federation.clients, 0))
+    return CflState((TreeNode(Shared(settings.train.model.init(settings.seed))),), dict.fromkeys(federation.clients, 0))
 
 
-def _round(settings: CflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: CflSettings, federation: Federation, state: CflState) -> tuple[CflState, RoundRecord]:
     """Newcomers walk down the tree; then every cluster takes a step of FedAvg, and is tested where it stands still (Alg. 5)."""
     arrivals = [client for client in federation.clients if client not in state.leaf or client in state.waiting]
     state = _walk_down(settings, federation, state, arrivals)
@@ -207,13 +207,13 @@ def _round(settings: CflSettings, federation: Federation, state: State) -> tuple
 def _step(
     settings: CflSettings,
     federation: Federation,
-    state: State,
+    state: CflState,
     label: int,
     leaf: int,
     mean: GroupMean,
     sampled: Held,
     notes: dict[str, Any],
-) -> State:
+) -> CflState:
     """Move a cluster's model, or split the cluster if it stands still and its clients do not (Alg. 5, l. 16-22). Adds to `notes`."""
     node, members, norm = state.tree[leaf], state.members(leaf), notes["mean_norms"][label]
     member = next(client for client in sampled.clients if client in members)
@@ -224,7 +224,7 @@ def _step(
     if norm is None:
         return kept
     stationary = settled and federation.round >= settings.first_split and still(settings, kept, leaf, norm, federation.round)
-    cluster, cut = Cluster(label, leaf, node, here, stationary), None
+    cluster, cut = TreeCluster(label, leaf, node, here, stationary), None
     if settings.halves is None or settings.watch:
         kept, cut = cut_by_cosines(settings, federation, kept, cluster, sampled, notes)
     if settings.halves is not None and stationary:
@@ -241,7 +241,7 @@ def _step(
     return state
 
 
-def _walk_down(settings: CflSettings, federation: Federation, state: State, clients: Sequence[int]) -> State:
+def _walk_down(settings: CflSettings, federation: Federation, state: CflState, clients: Sequence[int]) -> CflState:
     """Walk clients down the tree to a leaf, newcomers from the root (Alg. 4)."""
     at = {client: state.waiting.get(client, 0) for client in clients}
     while moving := sorted({node for node in at.values() if state.tree[node].children}):
@@ -256,7 +256,7 @@ def _walk_down(settings: CflSettings, federation: Federation, state: State, clie
                 held = try_compute(federation, task.on_divergence, task, {"model": node.model}, on=group)
                 if held is not None:
                     released = federation.gram(held["update"], then=MoreSimilar(), against=node.updates)
-                    side |= dict(zip(held.clients, (int(one) for one in released.result["side"]), strict=True))
+                    side |= dict(zip(held.clients, (int(value) for value in released.result["side"]), strict=True))
             else:
                 side |= settings.halves.joined(federation, settings.train.on_divergence, node, group)
             at |= {client: node.children[side[client]] for client in group}
@@ -265,18 +265,18 @@ def _walk_down(settings: CflSettings, federation: Federation, state: State, clie
     return replace(state, leaf={**state.leaf, **at}, waiting=waiting, arrived=arrived)
 
 
-def _serve(settings: CflSettings, state: State) -> Served:
+def _serve(settings: CflSettings, state: CflState) -> Served:
     return Served(Evaluate(settings.train.model), {"model": state.models}, state.clustering)
 
 
-def _admit(settings: CflSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(settings: CflSettings, federation: Federation, state: CflState, newcomers: Sequence[int]) -> tuple[CflState, Mapping[str, Any]]:
     waiting = [client for client in newcomers if client not in state.leaf or client in state.waiting]
     state = _walk_down(settings, federation, state, waiting)
     clustering = state.clustering
     return state, {"joined": [clustering[client] for client in newcomers], "levels": [len(path(state, client)) for client in newcomers]}
 
 
-def _describe(settings: CflSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: CflSettings, state: CflState) -> Mapping[str, Any]:
     tree = [
         {"parent": node.parent, "children": list(node.children), "clients": list(state.members(i)), "split_round": node.split_round}
         | dict(node.notes)
@@ -289,33 +289,34 @@ def _describe(settings: CflSettings, state: State) -> Mapping[str, Any]:
     return {**described, "rule": rule, "clear": len(state.tree) > 1, "answer": "not tested", **state.answer}
 
 
-def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+def _defaults(settings: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
     """Under sample-level privacy the paper's rule: how many tests there will be, and what they would cost, is not known before."""
-    return {"eps2": EPS2} if before.unit == "sample" and not decided_by_norms(given) else {}
+    return {"eps2": EPS2} if before.unit == "sample" and not decided_by_norms(settings) else {}
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """An update a round, which is compared with others, too."""
     return Releases(trainings=rounds, singly=True)
 
 
-def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
-    first = int(given.get("first_split", FIRST_SPLIT_AUTHORS if given.get("variant") == "authors" else 0))
+def _never_clusters(settings: Mapping[str, Any], before: BeforeRun) -> str:
+    first = int(settings.get("first_split", FIRST_SPLIT_AUTHORS if settings.get("variant") == "authors" else 0))
     return f"algorithm.first_split = {first}, and the run has {before.rounds} rounds" if 0 < before.rounds <= first else ""
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    if not decided_by_norms(given):
-        return f"none: a test at level {given.get('alpha', ALPHA):g}"
-    authors = given.get("variant") == "authors"
-    eps1, eps2 = given.get("eps1", EPS1_AUTHORS if authors else EPS1), given.get("eps2", EPS2_AUTHORS if authors else EPS2)
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    if not decided_by_norms(settings):
+        return f"none: a test at level {settings.get('alpha', ALPHA):g}"
+    authors = settings.get("variant") == "authors"
+    eps1, eps2 = settings.get("eps1", EPS1_AUTHORS if authors else EPS1), settings.get("eps2", EPS2_AUTHORS if authors else EPS2)
     return f"thresholds on norms of updates, eps1 = {eps1:g} and eps2 = {eps2:g}"
 
 
 CFL = AlgorithmSpec(
     "cfl", cfl, "recursive bipartition by the cosines of updates where FedAvg stands still (Sattler et al. 2019)",
-    states=(State, Node, Seen), tasks=(Same, HasHalves, NeedsNoHalves), functions=(Bipartition, MoreSimilar, FindGroups, JoinGroups),
+    states=(CflState, TreeNode, SeenSimilarities), tasks=(Same, HasHalves, NeedsNoHalves),
+    functions=(Bipartition, MoreSimilar, FindGroups, JoinGroups),
     sample_releases=_sample_releases, cohorts="labelled", renumbers=True, serves_released=True,
-    compared=lambda given: Compared() if decided_by_norms(given) else Compared(HALVES, halves=True),
+    compared=lambda settings: ComparedValue() if decided_by_norms(settings) else ComparedValue(HALVES, halves=True),
     defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

@@ -12,11 +12,11 @@ from ...tasks.evaluation import Losses
 from ...types import Array, Clustering
 from ..shared.steps import clustering_of
 
-__all__ = ["Cluster", "Cut", "Node", "Seen", "State", "ancestors", "offer", "path"]
+__all__ = ["CflState", "ClusterSplit", "SeenSimilarities", "TreeCluster", "TreeNode", "ancestors", "offer", "path"]
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class TreeNode:
     """A node of the parameter tree: a cluster's model, stationary once it has `children`.
 
     `updates` are what its clients were compared by at the split, computed in round `split_round` and still with their owners: pre-split
@@ -39,7 +39,7 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SeenSimilarities:
     """The similarities last seen in a cluster: `alpha` (m, m) of `clients` (m,)."""
 
     clients: tuple[int, ...]
@@ -47,7 +47,7 @@ class Seen:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class CflState:
     """The parameter tree (node 0 is the root), the leaf of every client seen, who is to walk down from where, in which round
     those who came later arrived, and the largest mean norm.
 
@@ -55,12 +55,12 @@ class State:
     split, and `answer` that of the last test of all clients together.
     """
 
-    tree: tuple[Node, ...]
+    tree: tuple[TreeNode, ...]
     leaf: Mapping[int, int]
     waiting: Mapping[int, int] = field(default_factory=dict)
     arrived: Mapping[int, int] = field(default_factory=dict)
     unit: float = 0.0
-    seen: Mapping[int, Seen] = field(default_factory=dict)
+    seen: Mapping[int, SeenSimilarities] = field(default_factory=dict)
     evidence: Mapping[str, Any] | None = None
     answer: Mapping[str, Any] = field(default_factory=dict)
 
@@ -84,39 +84,39 @@ class State:
         """c_v: the clients of a node, those of all leaves below it."""
         return tuple(client for client in sorted(self.leaf) if node in ancestors(self.tree, self.leaf[client]))
 
-    def with_node(self, place: int, node: Node) -> "State":
+    def with_node(self, place: int, node: TreeNode) -> "CflState":
         """The same with another node at one place of the tree."""
         return replace(self, tree=(*self.tree[:place], node, *self.tree[place + 1 :]))
 
-    def split(self, leaf: int, node: Node, moved: Shared, side: Mapping[int, int]) -> "State":
+    def split(self, leaf: int, node: TreeNode, moved: Shared, side: Mapping[int, int]) -> "CflState":
         """The leaf becomes the inner `node`, and each side a child that goes on from `moved`. Members without a side go to the largest."""
         sizes = Counter(side.values())
         members, children = self.members(leaf), tuple(range(len(self.tree), len(self.tree) + len(sizes)))
-        largest = min(sizes, key=lambda one: (-sizes[one], one))
+        largest = min(sizes, key=lambda child: (-sizes[child], child))
         away = {client: leaf for client in members if client not in side}
         inner = self.with_node(leaf, replace(node, children=children))
         return replace(
             inner,
-            tree=(*inner.tree, *(Node(moved, leaf, tests=node.tests, since=node.tests, from_round=node.split_round) for _ in children)),
+            tree=(*inner.tree, *(TreeNode(moved, leaf, tests=node.tests, since=node.tests, from_round=node.split_round) for _ in children)),
             leaf={**self.leaf, **{client: children[side.get(client, largest)] for client in members}},
             waiting={**away, **self.waiting},  # who missed an earlier split walks from there
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Cluster:
+class TreeCluster:
     """A cluster in a round: its number, its leaf, its node before this round's step, its members present, and whether it stands still."""
 
     label: int
     leaf: int
-    node: Node
+    node: TreeNode
     here: Sequence[int]
     stationary: bool
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
-    """A split: the side of each client compared, what they were compared by, and what a run says of it."""
+class ClusterSplit:
+    """A split: the side of each compared client, the compared values, and the notes for the run."""
 
     side: Mapping[int, int]
     given: Held
@@ -124,20 +124,20 @@ class Cut:
     evidence: Mapping[str, Any] | None
 
 
-def ancestors(tree: Sequence[Node], node: int) -> tuple[int, ...]:
+def ancestors(tree: Sequence[TreeNode], node: int) -> tuple[int, ...]:
     """A node and all above it, up to the root."""
-    found = [node]
-    while tree[found[-1]].parent >= 0:
-        found.append(tree[found[-1]].parent)
-    return tuple(found)
+    nodes = [node]
+    while tree[nodes[-1]].parent >= 0:
+        nodes.append(tree[nodes[-1]].parent)
+    return tuple(nodes)
 
 
-def path(state: State, client: int) -> tuple[int, ...]:
+def path(state: CflState, client: int) -> tuple[int, ...]:
     """The nodes from the root to a client's leaf: models from general to special."""
     return ancestors(state.tree, state.leaf[client])[::-1]
 
 
-def offer(federation: Federation, state: State, model: Model) -> Held:
+def offer(federation: Federation, state: CflState, model: Model) -> Held:
     """Offer every client present the models of all levels on its path (section V-C); it keeps their training losses and its choice.
 
     Parts: "losses" (levels,) from the root to the leaf, "choice" () the level with the lowest.

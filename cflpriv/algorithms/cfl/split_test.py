@@ -26,9 +26,9 @@ from ...tasks.fold_gradients import FoldGradients, fold_weights
 from ...types import Parts
 from ..shared.attempts import try_compute
 from ..shared.grouping import FindGroups, FoundGroups, JoinGroups, find_groups
-from .parameter_tree import Node
+from .parameter_tree import TreeNode
 
-__all__ = ["DRAWS", "HasHalves", "NeedsNoHalves", "SplitTest", "Tested"]
+__all__ = ["DRAWS", "HasHalves", "NeedsNoHalves", "SplitTest", "SplitTestResult"]
 
 DRAWS = 1999
 """Simulations for a test: enough for four tests of all clients at α = 0.01, and for two of a quarter of them."""
@@ -47,11 +47,11 @@ class HasHalves:
         """The private form of folds is one vector of all samples, which any client has."""
         return NeedsNoHalves()
 
-    def run(self, given: TaskInput) -> Result:
+    def run(self, task_input: TaskInput) -> Result:
         try:
-            fold_weights(given.data.y_train, False, np.random.default_rng(0))
+            fold_weights(task_input.data.y_train, False, np.random.default_rng(0))
         except InputError as error:
-            raise InputError(f"client {given.data.id}: {error}") from None
+            raise InputError(f"client {task_input.data.id}: {error}") from None
         return {"ready": np.array(1.0)}
 
 
@@ -64,12 +64,12 @@ class NeedsNoHalves:
     parts: ClassVar[Parts] = {"ready": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
+    def run(self, task_input: TaskInput) -> Result:
         return {"ready": np.array(1.0)}
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class SplitTestResult:
     """What a test found, of clients that hold folds."""
 
     folds: Held
@@ -83,7 +83,7 @@ class Tested:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a run's notes say of it."""
+        """Notes of the test for the run."""
         kept = ("answer", "p", "p_at_least", "directions")
         return {"level": self.level, **{name: self.found.notes[name] for name in kept if name in self.found.notes}}
 
@@ -95,20 +95,20 @@ class SplitTest:
     folds: FoldGradients
     find: FindGroups
 
-    def level(self, node: Node, members: int, clients: int) -> float:
+    def level(self, node: TreeNode, members: int, clients: int) -> float:
         """The level of the next test of a cluster of so many of all clients; 0 where there is none."""
         level = self.find.alpha * 0.5 ** (node.tests + 1) * (members - 1) / max(1, clients - 1)
         return level if members >= LEAST_TESTED and level * (self.find.draws + 1) >= 1 else 0.0
 
-    def of(self, federation: Federation, on_divergence: str, model: Shared, members: Sequence[int], level: float) -> Tested | None:
+    def of(self, federation: Federation, on_divergence: str, model: Shared, members: Sequence[int], level: float) -> SplitTestResult | None:
         """Test the members at their cluster's model; None where too few of them have folds."""
         held = try_compute(federation, on_divergence, self.folds, {"model": model}, on=members)
         if held is None or len(held.clients) < LEAST_TESTED:
             return None
         folds = held["folds"]
-        return Tested(folds, find_groups(federation, folds, replace(self.find, alpha=level)), level)
+        return SplitTestResult(folds, find_groups(federation, folds, replace(self.find, alpha=level)), level)
 
-    def joined(self, federation: Federation, on_divergence: str, node: Node, clients: Sequence[int]) -> dict[int, int]:
+    def joined(self, federation: Federation, on_divergence: str, node: TreeNode, clients: Sequence[int]) -> dict[int, int]:
         """The side of a split that newcomers are nearest to, by their folds at the model that was split; none for those without folds."""
         assert node.updates is not None
         held = try_compute(federation, on_divergence, self.folds, {"model": node.model}, on=clients)

@@ -133,11 +133,11 @@ class MoreSimilar:
         return {"side": np.where(best[0] > best[1], 0, 1)}, {"best": best}  # l. 8 to 12
 
 
-def pictured(found: Mapping[str, Any]) -> Mapping[str, Any]:
+def pictured(evidence: Mapping[str, Any]) -> Mapping[str, Any]:
     """Evidence as reports show it: 1 − cos as a distance, and its single-linkage tree, whose last merge is the split."""
-    values = np.maximum(1.0 - (found["alpha"] + found["alpha"].T) / 2, 0.0)
+    values = np.maximum(1.0 - (evidence["alpha"] + evidence["alpha"].T) / 2, 0.0)
     np.fill_diagonal(values, 0.0)
-    distance = SimilarityMatrix(values, tuple(found["clients"]), "1 − cosine", "distance")
+    distance = SimilarityMatrix(values, tuple(evidence["clients"]), "1 − cosine", "distance")
     tree = linkage_tree(distance, "single")
     height = float(tree[-2:, 2].mean())
-    return {"distance": values, "tree": tree, "clients": distance.clients, "height": height, "alpha_cross": found["alpha_cross"]}
+    return {"distance": values, "tree": tree, "clients": distance.clients, "height": height, "alpha_cross": evidence["alpha_cross"]}

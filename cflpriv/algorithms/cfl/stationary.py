@@ -14,7 +14,7 @@ from ...tasks.training import Train
 from ...types import Parts
 from ..fedavg import Weights
 from ..shared.attempts import try_compute
-from .parameter_tree import Cluster, Cut, Node, Seen, State
+from .parameter_tree import CflState, ClusterSplit, SeenSimilarities, TreeCluster, TreeNode
 from .split_test import SplitTest
 from .splitting import REFUSED_BY, SPLIT, Bipartition, pictured
 
@@ -23,15 +23,15 @@ __all__ = ["CflSettings", "Same", "cut_by_cosines", "cut_by_test", "still"]
 
 @dataclass(frozen=True)
 class Same:
-    """What a client holds, under a handle of its own, so that its clustering epoch is its own. Part: "update"."""
+    """A copy of what a client holds under a new handle, which gets a clustering epoch of its own. Part: "update"."""
 
     uses_data: ClassVar[bool] = False
 
     parts: ClassVar[Parts] = {"update": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        return {"update": given.array("update")}
+    def run(self, task_input: TaskInput) -> Result:
+        return {"update": task_input.array("update")}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CflSettings:
     seed: int
 
 
-def still(settings: CflSettings, state: State, leaf: int, norm: float, round: int) -> bool:
+def still(settings: CflSettings, state: CflState, leaf: int, norm: float, round: int) -> bool:
     """Whether a cluster with a mean update of this norm stands still (eq. 32), or has waited long enough for a test."""
     if settings.halves is None:
         return norm < settings.eps1 * (state.unit if settings.relative else 1.0)
@@ -68,8 +68,8 @@ def still(settings: CflSettings, state: State, leaf: int, norm: float, round: in
 
 
 def cut_by_cosines(
-    settings: CflSettings, federation: Federation, state: State, cluster: Cluster, sampled: Held, notes: dict[str, Any]
-) -> tuple[State, Cut | None]:
+    settings: CflSettings, federation: Federation, state: CflState, cluster: TreeCluster, sampled: Held, notes: dict[str, Any]
+) -> tuple[CflState, ClusterSplit | None]:
     """The paper's test of a cluster that stands still (Alg. 5, l. 16 to 22), with `watch` a look at any. Adds to `notes`."""
     label, leaf, scale = cluster.label, cluster.leaf, state.unit if settings.relative else 1.0
     if not (cluster.stationary or settings.watch) or len(cluster.here) < settings.fewest:
@@ -80,15 +80,15 @@ def cut_by_cosines(
     decides, smallest = cluster.stationary and settings.halves is None, max(settings.test.at_least, federation.merge_below)
     test = replace(settings.test, stationary=decides, eps2=settings.test.eps2 * scale, at_least=smallest)
     released = federation.gram(updates, then=test)
-    outcome, found = int(released.result["outcome"]), released.evidence
+    outcome, evidence = int(released.result["outcome"]), released.evidence
     facts: dict[str, Any] = {}
-    if found is not None:
-        facts = {"max_norm": found["largest_norm"], "alpha_cross": found["alpha_cross"]}
-        notes["max_norms"][label], notes["alpha_cross"][label] = found["largest_norm"], found["alpha_cross"]
-        state = replace(state, seen={**state.seen, leaf: Seen(tuple(found["clients"]), found["alpha"])})
+    if evidence is not None:
+        facts = {"max_norm": evidence["largest_norm"], "alpha_cross": evidence["alpha_cross"]}
+        notes["max_norms"][label], notes["alpha_cross"][label] = evidence["largest_norm"], evidence["alpha_cross"]
+        state = replace(state, seen={**state.seen, leaf: SeenSimilarities(tuple(evidence["clients"]), evidence["alpha"])})
     if outcome == SPLIT:
-        side = dict(zip(updates.clients, (int(one) for one in released.result["side"]), strict=True))
-        return state, Cut(side, updates, facts, None if found is None else pictured(found))
+        side = dict(zip(updates.clients, (int(value) for value in released.result["side"]), strict=True))
+        return state, ClusterSplit(side, updates, facts, None if evidence is None else pictured(evidence))
     federation.close(updates)
     if decides:
         notes["refused"].append({"cluster": label, "because": REFUSED_BY[outcome]})
@@ -96,8 +96,8 @@ def cut_by_cosines(
 
 
 def cut_by_test(
-    settings: CflSettings, halves: SplitTest, federation: Federation, state: State, cluster: Cluster, notes: dict[str, Any]
-) -> tuple[State, Cut | None]:
+    settings: CflSettings, halves: SplitTest, federation: Federation, state: CflState, cluster: TreeCluster, notes: dict[str, Any]
+) -> tuple[CflState, ClusterSplit | None]:
     """The test of a cluster that stands still by halves of its members' data. Adds to `notes`."""
     node = state.tree[cluster.leaf]
     level = halves.level(node, len(cluster.here), len(state.leaf))
@@ -108,14 +108,14 @@ def cut_by_test(
     if cluster.leaf == 0:
         state = replace(state, answer=tested.facts)
     if tested.found.clustering.k > 1:
-        return state, Cut(tested.side, tested.folds, tested.facts, tested.found.evidence)
+        return state, ClusterSplit(tested.side, tested.folds, tested.facts, tested.found.evidence)
     federation.close(tested.folds)
     because = "smallest" if tested.found.notes["clear"] else "test"
     notes["refused"].append({"cluster": cluster.label, "because": because, **tested.facts})
     return state, None
 
 
-def _updates(settings: CflSettings, federation: Federation, node: Node, sampled: Held, here: Sequence[int]) -> Held | None:
+def _updates(settings: CflSettings, federation: Federation, node: TreeNode, sampled: Held, here: Sequence[int]) -> Held | None:
     """The updates of the members present, for a clustering epoch of their own; None where too few have one."""
     held: Held | None
     if set(here) <= set(sampled.clients):

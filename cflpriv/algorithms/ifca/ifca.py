@@ -52,15 +52,15 @@ from ...tasks.halves import HALVES
 from ...tasks.training import Gradient, Train
 from ...types import Array
 from ..fedavg import Weights
-from ..interface import Algorithm, AlgorithmSpec, BeforeRun, Compared, Served
+from ..interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue, Served
 from ..shared.attempts import choices, mean_with_overall, try_mean
 from ..shared.checks import enough_clients
 from ..shared.choosing import LOSS_COPIES, LOSS_UNIT, EvaluateLowest, PickAndTrain, Spans, WithoutWork, parted, shared_spans
 from ..shared.grouping import ALPHA, DRAWS, FindGroups, check_draws, find_groups
 from ..shared.steps import clustering_of, mean_notes, moved
-from .restarts import Done, Problem, Restart, State
+from .restarts import IfcaState, Problem, Restart, RestartRound
 
-__all__ = ["Problem", "Restart", "State", "alternate", "hypcluster", "ifca"]
+__all__ = ["IfcaState", "Problem", "Restart", "alternate", "hypcluster", "ifca"]
 
 
 @dataclass(frozen=True)
@@ -188,39 +188,39 @@ def alternate(
     )  # fmt: skip
 
 
-def _init(settings: IfcaSettings, federation: Federation) -> State:
+def _init(settings: IfcaSettings, federation: Federation) -> IfcaState:
     k, problem = settings.k, settings.problem
     if k is not None:
         enough_clients(k, len(federation.clients))
-        return State(
+        return IfcaState(
             tuple(_start(settings, [problem.start(restart * k + j) for j in range(k)], {}) for restart in range(settings.restarts))
         )
     assert settings.halves is not None
     folds, find = settings.halves
     held = federation.compute(folds, {"model": Shared(problem.start(0))})["folds"]
-    found = find_groups(federation, held, find)
+    grouping = find_groups(federation, held, find)
     federation.close(held)
-    starts = [[problem.start(restart)] * found.clustering.k for restart in range(settings.restarts)]
-    first = dict(zip(found.clustering.clients, found.clustering.labels, strict=True))
-    return State(tuple(_start(settings, whole, first) for whole in starts), notes=found.notes, evidence=found.evidence)
+    starts = [[problem.start(restart)] * grouping.clustering.k for restart in range(settings.restarts)]
+    first = dict(zip(grouping.clustering.clients, grouping.clustering.labels, strict=True))
+    return IfcaState(tuple(_start(settings, whole, first) for whole in starts), notes=grouping.notes, evidence=grouping.evidence)
 
 
 def _start(settings: IfcaSettings, whole: Sequence[Array], first: Mapping[int, int]) -> Restart:
     """θ_j⁰ (Alg. 2, l. 2)."""
     if not settings.spans:
-        return Restart(tuple(Shared(one) for one in whole), None, {}, first)
+        return Restart(tuple(Shared(model) for model in whole), None, {}, first)
     joint, _ = parted(whole[0], settings.spans)
-    return Restart(tuple(Shared(parted(one, settings.spans)[1]) for one in whole), Shared(joint), {}, first)
+    return Restart(tuple(Shared(parted(model, settings.spans)[1]) for model in whole), Shared(joint), {}, first)
 
 
-def _round(settings: IfcaSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
-    """One round of every restart on the same cohort, and which of them is best after it."""
+def _round(settings: IfcaSettings, federation: Federation, state: IfcaState) -> tuple[IfcaState, RoundRecord]:
+    """One round of every restart on the same cohort, and the best restart after the round."""
     labelled, k = {**state.restarts[state.best].first, **state.restarts[state.best].labels}, len(state.restarts[state.best].models)
     strata = {client: labelled.get(client, k) for client in federation.clients}  # those without an estimate are one stratum
     cohort = federation.cohort(state.hidden or strata)  # S_t (Alg. 2, l. 3)
     order = [i for i in range(len(state.restarts)) if i != state.best] + [state.best]  # the best last: its local models are remembered
     done = {i: _step(settings, federation, state.restarts[i], cohort, len(order) > 1) for i in order}
-    failures = [one.failed for one in done.values() if one.failed is not None]
+    failures = [round_.failed for round_ in done.values() if round_.failed is not None]
     if len(failures) == len(done):
         raise next((failure for failure in failures if isinstance(failure, TooFewClients)), failures[-1])
     runs = [done[i].restart for i in range(len(order))]
@@ -236,7 +236,7 @@ def _round(settings: IfcaSettings, federation: Federation, state: State) -> tupl
     return after, RoundRecord(federation.round, contributors, labels, notes)
 
 
-def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: tuple[int, ...], compared: bool) -> Done:
+def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: tuple[int, ...], compared: bool) -> RestartRound:
     """One round of one restart (Alg. 2, l. 4-17). If all training diverged (and is skipped), it keeps its models."""
     try:
         held, labels = _local_work(settings, federation, run, cohort)
@@ -245,7 +245,7 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
             raise
         k = len(run.models)
         notes = {"chosen": [0] * k, **mean_notes((None,) * k), "changed_identities": None, "sent_one_model": run.one_each(cohort)}
-        return Done(replace(run, loss=float("inf")), (), None, notes, error)
+        return RestartRound(replace(run, loss=float("inf")), (), None, notes, error)
     # labels of all clients met, for the sizes: that of a cluster is not that of its share of a round's cohort
     groups: Labels | Held = held["choice"] if labels is None else {**run.labels, **labels}
     one_each = run.one_each(cohort)
@@ -266,10 +266,10 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
     after = replace(run, models=models, joint=joint, labels={**run.labels, **(labels or {})}, first=first, loss=loss)
     notes = {
         "chosen": [0 if mean is None else mean.count for mean in means], **mean_notes(means),
-        "changed_identities": None if labels is None else sum(not one for one in same.values()), "sent_one_model": one_each,
+        "changed_identities": None if labels is None else sum(not unchanged for unchanged in same.values()), "sent_one_model": one_each,
     }  # fmt: skip
     hidden = held["choice"] if labels is None else None
-    return Done(_counted(settings, after, same, federation.clients), clients, hidden, notes, failed)
+    return RestartRound(_counted(settings, after, same, federation.clients), clients, hidden, notes, failed)
 
 
 def _local_work(
@@ -309,7 +309,7 @@ def _means(
 
 
 def _mean_loss(settings: IfcaSettings, federation: Federation, run: Restart, held: Held, lists: int) -> float:
-    """The mean training loss of the models that the clients received; the last one known where it is not released."""
+    """The mean training loss of the models that the clients received. If the loss is not released: the last known loss."""
     (total,) = try_mean(federation, held["loss"], settings.weights, models=lists)
     if total is None or total.parts["loss"].own:
         return run.loss
@@ -331,12 +331,14 @@ def _estimates(settings: IfcaSettings, federation: Federation, run: Restart, cli
     return choices(federation, held["choice"], len(run.models)) or {}
 
 
-def _serve(settings: IfcaSettings, state: State) -> Served:
+def _serve(settings: IfcaSettings, state: IfcaState) -> Served:
     by: Literal["train", "test"] = "test" if settings.authors else "train"
     return Served(EvaluateLowest(settings.problem.losses, settings.problem.evaluate, by, settings.spans), state.restarts[state.best].params)
 
 
-def _admit(settings: IfcaSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: IfcaSettings, federation: Federation, state: IfcaState, newcomers: Sequence[int]
+) -> tuple[IfcaState, Mapping[str, Any]]:
     """Newcomers are served the model of lowest loss as everybody is; the server learns their estimates (where it learns any)."""
     run = state.restarts[state.best]
     labels = _estimates(settings, federation, run, newcomers)
@@ -345,7 +347,7 @@ def _admit(settings: IfcaSettings, federation: Federation, state: State, newcome
     return replace(state, restarts=tuple(kept)), {"joined": [labels[client] for client in sorted(labels)]}
 
 
-def _describe(state: State) -> Mapping[str, Any]:
+def _describe(state: IfcaState) -> Mapping[str, Any]:
     run = state.restarts[state.best]
     labels = {**run.first, **run.labels}
     if not labels:
@@ -356,33 +358,33 @@ def _describe(state: State) -> Mapping[str, Any]:
 hypcluster = ifca
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
-    if given.get("averaging", "model") != "model":
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
+    if settings.get("averaging", "model") != "model":
         raise InputError("algorithm.averaging = 'gradient' under privacy.unit = 'sample': gradients have no private form; use 'model'")
-    if given.get("restarts", 1) != 1:
+    if settings.get("restarts", 1) != 1:
         raise InputError(
-            f"algorithm.restarts = {given['restarts']} under privacy.unit = 'sample': the losses by which they are compared are not "
+            f"algorithm.restarts = {settings['restarts']} under privacy.unit = 'sample': the losses by which they are compared are not "
             "released; use 1"
         )
-    return Releases(signatures=int(given.get("k") is None), trainings=rounds, choices=rounds, mechanism="mean")
+    return Releases(signatures=int(settings.get("k") is None), trainings=rounds, choices=rounds, mechanism="mean")
 
 
-def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+def _defaults(settings: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
     """There is none for `k`: it is found, where that can be."""
-    if given.get("k") is None and (reason := before.no_groups or before.no_gram):
+    if settings.get("k") is None and (reason := before.no_groups or before.no_gram):
         raise InputError(f"algorithm.k: give the number of models: {reason}")
     return {}
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    k = given.get("k")
-    return f"none: a test at level {given.get('alpha', ALPHA):g}" if k is None else f"the number of groups, k = {k}"
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    k = settings.get("k")
+    return f"none: a test at level {settings.get('alpha', ALPHA):g}" if k is None else f"the number of groups, k = {k}"
 
 
 IFCA = AlgorithmSpec(
     "ifca", ifca, "clients pick the best of k models in every round (Ghosh et al. 2020)",
-    states=(State, Restart), tasks=(EvaluateLowest, FoldGradients, PickAndTrain, WithoutWork), functions=(FindGroups,),
-    sample_releases=_sample_releases, cohorts="labelled", compared=lambda given: Compared(HALVES, halves=True), defaults=_defaults,
+    states=(IfcaState, Restart), tasks=(EvaluateLowest, FoldGradients, PickAndTrain, WithoutWork), functions=(FindGroups,),
+    sample_releases=_sample_releases, cohorts="labelled", compared=lambda settings: ComparedValue(HALVES, halves=True), defaults=_defaults,
     knowledge=_knowledge,
 )  # fmt: skip
 HYPCLUSTER = replace(IFCA, name="hypcluster", summary="another name for ifca (Mansour et al. 2020)")

@@ -1,4 +1,4 @@
-"""What IFCA alternates on, and what it keeps: random starts that run in parallel, each with its models and its clients' estimates."""
+"""The state of IFCA: random restarts that run in parallel, each with its models and its clients' cluster estimates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from ...errors import TooFewClients, TrainingDiverged
 from ...types import Array
 from ..shared.choosing import Layout
 
-__all__ = ["Done", "Problem", "Restart", "State"]
+__all__ = ["IfcaState", "Problem", "Restart", "RestartRound"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Restart:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class IfcaState:
     """All restarts, and which of them is best so far. `hidden` are the clients' choices where the server does not learn them. `notes` and
     `evidence` are those of the test, where there was one.
     """
@@ -75,7 +75,7 @@ class State:
 
 
 @dataclass(frozen=True, eq=False)
-class Done:
+class RestartRound:
     """What one round did to one restart, with whom; `failed` is the error for which it did nothing."""
 
     restart: Restart

@@ -34,7 +34,7 @@ __all__ = [
     "helps_most",
     "score_notes",
     "scored",
-    "split",
+    "split_validation",
     "stable_scores",
 ]
 
@@ -44,7 +44,7 @@ Scores = Literal["value", "sign"]
 # --- what clients compute -----------------------------------------------------------------------------------------------------------
 
 
-def split(data: ClientData, share: float, seed: int) -> tuple[Array, Array]:
+def split_validation(data: ClientData, share: float, seed: int) -> tuple[Array, Array]:
     """A client's training samples as (training, validation) indices, the same in every round. `InputError` if either would be empty."""
     count = len(data.y_train)
     held_back = round(share * count) or 1
@@ -96,16 +96,16 @@ class OnPart(AroundTraining):
         """This task with the learning rate of `round`."""
         return replace(self, train=self.train.at(round))
 
-    def before(self, given: TaskInput) -> TaskInput:
-        data = given.data
-        kept = split(data, self.validation, self.seed)[0]
+    def before(self, task_input: TaskInput) -> TaskInput:
+        data = task_input.data
+        kept = split_validation(data, self.validation, self.seed)[0]
         kept = kept[: self.samples] if self.samples else kept
-        return replace(given, data=ClientData(data.id, data.x_train[kept], data.y_train[kept], data.x_test[:0], data.y_test[:0]))
+        return replace(task_input, data=ClientData(data.id, data.x_train[kept], data.y_train[kept], data.x_test[:0], data.y_test[:0]))
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
-        start = given.array("model")
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
+        start = task_input.array("model")
         update = np.asarray(result["update"])  # made at once: what is made on demand would be made from all of the client's data
-        origin = given.array("origin") if "origin" in given.params else start
+        origin = task_input.array("origin") if "origin" in task_input.params else start
         return {"update": update, "movement": (start - origin) + update, "trained": start + update}
 
 
@@ -149,28 +149,30 @@ class Influence:
     parts: ClassVar[Parts] = {"scores": "score"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], in_use())[0][0]
+    def run(self, task_input: TaskInput) -> Result:
+        return self.run_many([task_input], in_use())[0][0]
 
-    def cost(self, given: TaskInput) -> int:
-        return len(given.data.y_train)
+    def cost(self, task_input: TaskInput) -> int:
+        return len(task_input.data.y_train)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return max(1, 65536 // len(given.data.y_train))
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return max(1, 65536 // len(task_input.data.y_train))
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         """Each model is loaded once for all clients of the chunk that were given the same."""
         if self.noise_multiplier:
-            return [{"scores": self._noisy(given)} for given in inputs], "sequential"
-        data = [self._validation(given) for given in inputs]
+            return [{"scores": self._noisy(task_input)} for task_input in inputs], "sequential"
+        data = [self._validation(task_input) for task_input in inputs]
         base = self._losses(inputs[0].array("model"), data)
-        if any(given.array("model") is not inputs[0].array("model") for given in inputs):
-            base = np.concatenate([self._losses(given.array("model"), [one]) for given, one in zip(inputs, data, strict=True)])
+        if any(task_input.array("model") is not inputs[0].array("model") for task_input in inputs):
+            base = np.concatenate(
+                [self._losses(task_input.array("model"), [data_set]) for task_input, data_set in zip(inputs, data, strict=True)]
+            )
         scores = np.empty((len(inputs), len(self.clients)))
         for place, client in enumerate(self.clients):
             groups: dict[int, tuple[Array, bool, list[int]]] = {}
-            for i, given in enumerate(inputs):
-                vector, whole = self._other(given, place, client)
+            for i, task_input in enumerate(inputs):
+                vector, whole = self._other(task_input, place, client)
                 groups.setdefault(id(vector), (vector, whole, []))[2].append(i)
             for vector, whole, members in groups.values():
                 start = inputs[members[0]].array("model")
@@ -178,16 +180,16 @@ class Influence:
                 scores[members, place] = (losses - base[members]) * (1 if whole else -1)
         return [{"scores": _finite(row, float(loss))} for row, loss in zip(scores, base, strict=True)], "shared"
 
-    def _noisy(self, given: TaskInput) -> Array:
+    def _noisy(self, task_input: TaskInput) -> Array:
         """One client's scores with noise."""
-        x, y = self._validation(given)
-        start = given.array("model")
-        others = [self._other(given, place, client) for place, client in enumerate(self.clients)]
+        x, y = self._validation(task_input)
+        start = task_input.array("model")
+        others = [self._other(task_input, place, client) for place, client in enumerate(self.clients)]
         base, *after = self._alone([start, *(vector if whole else start + vector for vector, whole in others)], x, y)
         signs = np.array([1.0 if whole else -1.0 for _, whole in others])
         rows = (np.reshape(after, (len(others), len(y))) - base).T * signs
         rows = np.nan_to_num(rows, nan=0.0, posinf=self.cap, neginf=-self.cap)
-        return noisy_sum(rows, self.cap, self.noise_multiplier, "replace_one", given, "scores")
+        return noisy_sum(rows, self.cap, self.noise_multiplier, "replace_one", task_input, "scores")
 
     def _alone(self, vectors: Sequence[Array], x: torch.Tensor, y: torch.Tensor) -> Array:
         """Each sample's loss under each model, (n, samples) float64; no sample has a part in another's."""
@@ -198,18 +200,18 @@ class Influence:
             losses = torch.cat([sample_losses(self.model, vector, x, y, alone=True) for vector in vectors])
         return np.asarray(losses.double().cpu().numpy().reshape(len(vectors), -1))
 
-    def _other(self, given: TaskInput, place: int, client: int) -> tuple[Array, bool]:
+    def _other(self, task_input: TaskInput, place: int, client: int) -> tuple[Array, bool]:
         """What client `client` brings: a whole model θ*_{−j} (True), or an update of the given model; not a number where none came."""
-        if "without" in given.params:
-            return np.asarray(given.params["without"][place]), True
-        if client == given.data.id:
-            return given.array("own"), False
-        updates = given.params["updates"]
-        return updates[client] if client in updates else np.full_like(given.array("model"), np.nan), False
+        if "without" in task_input.params:
+            return np.asarray(task_input.params["without"][place]), True
+        if client == task_input.data.id:
+            return task_input.array("own"), False
+        updates = task_input.params["updates"]
+        return updates[client] if client in updates else np.full_like(task_input.array("model"), np.nan), False
 
-    def _validation(self, given: TaskInput) -> tuple[torch.Tensor, torch.Tensor]:
-        kept = split(given.data, self.validation, self.seed)[1]
-        return self.model.inputs(given.data.x_train[kept]), tensor(given.data.y_train[kept])
+    def _validation(self, task_input: TaskInput) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = split_validation(task_input.data, self.validation, self.seed)[1]
+        return self.model.inputs(task_input.data.x_train[kept]), tensor(task_input.data.y_train[kept])
 
     def _losses(self, vector: Array, data: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Array:
         """Each client's validation loss, summed."""
@@ -235,9 +237,9 @@ class Neighbours:
     parts: ClassVar[Parts] = {"neighbours": "choice"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        row = given.array("scores")
-        others = np.array([client != given.data.id for client in self.clients])
+    def run(self, task_input: TaskInput) -> Result:
+        row = task_input.array("scores")
+        others = np.array([client != task_input.data.id for client in self.clients])
         chosen = np.ones(len(row), dtype=np.int64)  # itself included
         chosen[others] = better_group(scored(row[others], self.scores))
         return {"neighbours": chosen}
@@ -254,8 +256,8 @@ class HasValidation:
     parts: ClassVar[Parts] = {"ready": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        split(given.data, self.validation, 0)
+    def run(self, task_input: TaskInput) -> Result:
+        split_validation(task_input.data, self.validation, 0)
         return {"ready": np.array(1.0)}
 
 
@@ -299,12 +301,12 @@ def cluster_scores(matrix: Array, min_samples: int, scores: Scores = "value") ->
 
     rows = scored(np.asarray(matrix, dtype=np.float64), scores)
     with np.errstate(divide="ignore", invalid="ignore"):  # equal rows have reachability 0, which OPTICS divides by
-        found = np.asarray(OPTICS(min_samples=min_samples).fit(rows).labels_)
-    noise = found < 0
-    labels = found.copy()
-    clusters = [label for label in np.unique(found) if label >= 0]
+        assigned = np.asarray(OPTICS(min_samples=min_samples).fit(rows).labels_)
+    noise = assigned < 0
+    labels = assigned.copy()
+    clusters = [label for label in np.unique(assigned) if label >= 0]
     for i in np.flatnonzero(noise):
-        best = helps_most(matrix[i], found, clusters)
+        best = helps_most(matrix[i], assigned, clusters)
         labels[i] = best if best >= 0 else labels.max() + 1 + len(matrix)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)

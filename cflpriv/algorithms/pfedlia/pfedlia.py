@@ -51,7 +51,7 @@ from ..interface import Algorithm, AlgorithmSpec, BeforeRun, Served
 from ..shared.steps import OrElse, clustering_of, mean_notes, moved
 from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, helps_most, score_notes, scored, stable_scores
 
-__all__ = ["FEWEST", "State", "pfedlia"]
+__all__ = ["FEWEST", "PfedliaState", "pfedlia"]
 
 WARM_UP, SHARE = 20, 5
 """The paper's rounds of warm-up: of 100, so one round of `SHARE`."""
@@ -60,7 +60,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class PfedliaState:
     """Before clustering one model, θ₀ in the making; then the groups' `models` and each group's `members`, and whose model is whose.
 
     `groups[z]` are the clients that model z is averaged over; `uses[client]` is the model that a client uses and trains. Groups overlap in
@@ -145,26 +145,26 @@ def pfedlia(
     lazily = OnPart(replace(train, epochs=local_epochs), validation, local_samples, remember=False, seed=seed)
     parts, peer, exact = OnPart(train, validation, seed=seed), mode == "peer", influence == "exact"
     settings = PfedliaSettings(parts, lazily, warm_up, peer, exact, scores, min_samples, exact_rounds, weights)
-    several = "algorithm.influence = 'exact': everybody but one client, for each" if exact else ""
+    reason = "algorithm.influence = 'exact': everybody but one client, for each" if exact else ""
     return Algorithm(
         "pfedlia", ("relay", "gather", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings),
         partial(_describe, settings), public_groups=True,
-        regroups="algorithm.mode = 'peer': groups overlap" if peer else several,
+        regroups="algorithm.mode = 'peer': groups overlap" if peer else reason,
     )  # fmt: skip
 
 
-def _init(settings: PfedliaSettings, federation: Federation) -> State:
+def _init(settings: PfedliaSettings, federation: Federation) -> PfedliaState:
     count, training = len(federation.clients), settings.training
     federation.compute(HasValidation(training.validation))  # nothing leaves; a client that cannot hold data back fails here
     if settings.min_samples is not None and settings.min_samples > count:
         raise InputError(f"algorithm.min_samples: {settings.min_samples} for {count} clients")
     if count < FEWEST:
         raise InputError(f"algorithm 'pfedlia': {count} client(s); scores of at least {FEWEST} can be distinguished")
-    return State(Shared(training.train.model.init(training.seed)))
+    return PfedliaState(Shared(training.train.model.init(training.seed)))
 
 
-def _round(settings: PfedliaSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: PfedliaSettings, federation: Federation, state: PfedliaState) -> tuple[PfedliaState, RoundRecord]:
     """FedAvg of θ₀ (IV-D), then once the clustering, then FedAvg in groups (III-F)."""
     if not state.clustered and federation.round >= settings.warm_up and (clustered := _cluster(settings, federation, state)) is not None:
         return clustered
@@ -204,7 +204,7 @@ def _average(
     return tuple(old if mean is None else new for old, new, mean in zip(models, after, means, strict=True)), mean_notes(means)
 
 
-def _cluster(settings: PfedliaSettings, federation: Federation, state: State) -> tuple[State, RoundRecord] | None:
+def _cluster(settings: PfedliaSettings, federation: Federation, state: PfedliaState) -> tuple[PfedliaState, RoundRecord] | None:
     """The one round that scores and clusters: all clients present. None while they are too few."""
     lazy, fewest = None, max(FEWEST, settings.min_samples or 0)
     if len(federation.clients) < fewest:
@@ -243,15 +243,16 @@ def _cluster(settings: PfedliaSettings, federation: Federation, state: State) ->
 def _lazy_scores(
     settings: PfedliaSettings, federation: Federation, warm: Shared, lazy: Held, own: Held | None, on: Sequence[int]
 ) -> tuple[Held, tuple[int, ...]]:
-    """Clients `on`, each with its `own` update if it is a member, get those of the members present from them, and score them.
+    """Each client of `on` (with its `own` update if it is a member) gets the updates of the present members from their clients, and scores
+    these updates.
 
     Their scores, and whose updates they are about.
     """
     here = set(federation.clients)
     senders = tuple(client for client in lazy.clients if client in here)
     sent = federation.relay(lazy, to={client: [sender for sender in senders if sender != client] for client in on})
-    given: dict[str, Any] = {"model": warm, "updates": sent} | ({} if own is None else {"own": own})
-    return federation.compute(settings.scoring(senders), given, on=sent.of(on).clients), senders
+    params: dict[str, Any] = {"model": warm, "updates": sent} | ({} if own is None else {"own": own})
+    return federation.compute(settings.scoring(senders), params, on=sent.of(on).clients), senders
 
 
 def _exact_scores(settings: PfedliaSettings, federation: Federation) -> tuple[Held, tuple[int, ...]]:
@@ -274,7 +275,7 @@ def _retrained(settings: PfedliaSettings, federation: Federation, members: Seque
 
 
 def _rows(settings: PfedliaSettings, federation: Federation, held: Held, columns: tuple[int, ...]) -> dict[int, Array]:
-    """What each client releases of the clients `columns`: its scores, or in peer mode 1 for each that it takes.
+    """What each client releases about the clients `columns`: its scores, or in peer mode 1 for each chosen client.
 
     Clients whose row did not come, or cannot be, are left out.
     """
@@ -287,10 +288,10 @@ def _rows(settings: PfedliaSettings, federation: Federation, held: Held, columns
 
 def _taken(columns: Sequence[int], row: Array, among: Collection[int]) -> tuple[int, ...]:
     """Those of the `columns` that a client takes into its neighbourhood."""
-    return tuple(other for other, one in zip(columns, row, strict=True) if one > 0 and other in among)
+    return tuple(other for other, score in zip(columns, row, strict=True) if score > 0 and other in among)
 
 
-def _place(settings: PfedliaSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, int]:
+def _place(settings: PfedliaSettings, federation: Federation, state: PfedliaState, newcomers: Sequence[int]) -> tuple[PfedliaState, int]:
     """Newcomers score the members' updates of θ₀ and choose: the cluster that helps most, or their better group. Members stay.
 
     A newcomer that no cluster helps opens one at θ₀; a new neighbourhood starts from the mean of its members' models.
@@ -317,11 +318,13 @@ def _place(settings: PfedliaSettings, federation: Federation, state: State, newc
     return replace(state, groups=tuple(groups), models=tuple(models), uses=uses), len(groups) - len(state.groups)
 
 
-def _serve(settings: PfedliaSettings, state: State) -> Served:
+def _serve(settings: PfedliaSettings, state: PfedliaState) -> Served:
     return Served(Evaluate(settings.training.train.model), {"model": [*state.models, state.warm]}, state.labels)
 
 
-def _admit(settings: PfedliaSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: PfedliaSettings, federation: Federation, state: PfedliaState, newcomers: Sequence[int]
+) -> tuple[PfedliaState, Mapping[str, Any]]:
     fresh = [client for client in newcomers if client not in state.uses]
     if not state.clustered or not fresh:
         return state, {"opened_clusters": 0}
@@ -329,7 +332,7 @@ def _admit(settings: PfedliaSettings, federation: Federation, state: State, newc
     return state, {"opened_clusters": opened}
 
 
-def _describe(settings: PfedliaSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: PfedliaSettings, state: PfedliaState) -> Mapping[str, Any]:
     """In peer mode clusters are clients with equal neighbourhoods, newcomers left out of these; the neighbourhoods may overlap."""
     if not state.clustered:
         return {"clustering": None, "stage": "warm-up"}
@@ -348,37 +351,37 @@ def _describe(settings: PfedliaSettings, state: State) -> Mapping[str, Any]:
     return described | ({"neighbourhoods": neighbourhoods} if settings.peer else {})
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """FedAvg before and after the one round that scores; in that, a lazy update and a row of scores."""
-    if given.get("influence", "lazy") != "lazy":
+    if settings.get("influence", "lazy") != "lazy":
         raise InputError(
             "algorithm.influence = 'exact' under privacy.unit = 'sample': it trains once for every client left out; use 'lazy'"
         )
-    if rounds <= int(given.get("warm_up", WARM_UP)):
+    if rounds <= int(settings.get("warm_up", WARM_UP)):
         return Releases(trainings=rounds)
-    epochs = int(given.get("local_epochs", 10))
+    epochs = int(settings.get("local_epochs", 10))
     return Releases(signatures=1, trainings=rounds - 1, extra_epochs=epochs, mechanism="scores", singly=True)
 
 
-def _defaults(given: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
+def _defaults(settings: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
     """A fifth of the rounds warm up, and one is left to cluster in."""
     return {"warm_up": max(0, min(WARM_UP, max(1, before.rounds // SHARE), before.rounds - 1))}
 
 
-def _never_clusters(given: Mapping[str, Any], before: BeforeRun) -> str:
-    warm_up = int(given.get("warm_up", WARM_UP))
+def _never_clusters(settings: Mapping[str, Any], before: BeforeRun) -> str:
+    warm_up = int(settings.get("warm_up", WARM_UP))
     return f"algorithm.warm_up = {warm_up}, and the run has {before.rounds} rounds" if 0 < before.rounds <= warm_up else ""
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    if given.get("mode") == "peer":
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    if settings.get("mode") == "peer":
         return "none: 2-means of each client's scores"
-    least = given.get("min_samples")
+    least = settings.get("min_samples")
     return "none: the clustering of scores that two min_samples agree on" if least is None else f"a density, min_samples = {least}"
 
 
 PFEDLIA = AlgorithmSpec(
     "pfedlia", pfedlia, "clusters or neighbourhoods by lazy influence on validation losses (Rokvic et al. 2025)",
-    states=(State,), tasks=(HasValidation, Influence, Neighbours, OnPart), sample_releases=_sample_releases, replace_only=True,
+    states=(PfedliaState,), tasks=(HasValidation, Influence, Neighbours, OnPart), sample_releases=_sample_releases, replace_only=True,
     cohorts="labelled", defaults=_defaults, never_clusters=_never_clusters, knowledge=_knowledge,
 )  # fmt: skip

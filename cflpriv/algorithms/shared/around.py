@@ -42,28 +42,28 @@ class AroundTraining:
     def reads(self) -> tuple[str, ...]:
         return self.remembers
 
-    def before(self, given: TaskInput) -> TaskInput:
-        return given
+    def before(self, task_input: TaskInput) -> TaskInput:
+        return task_input
 
-    def after(self, given: TaskInput, inner: TaskInput, result: Result) -> Result:
+    def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
         return result
 
-    def run(self, given: TaskInput) -> Result:
-        inner = self.before(given)
+    def run(self, task_input: TaskInput) -> Result:
+        inner = self.before(task_input)
         result = self.train.run(inner)
-        return self.after(given, inner, result) if result else {}
+        return self.after(task_input, inner, result) if result else {}
 
-    def cost(self, given: TaskInput) -> int:
-        return self.train.cost(given)
+    def cost(self, task_input: TaskInput) -> int:
+        return self.train.cost(task_input)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return self.train.chunk_size(given, device)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return self.train.chunk_size(task_input, device)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        inner = [self.before(given) for given in inputs]
+        inner = [self.before(task_input) for task_input in inputs]
         results, path = self.train.run_many(inner, device)
         triples = zip(inputs, inner, results, strict=True)
-        return [self.after(given, one, result) if result else {} for given, one, result in triples], path
+        return [self.after(task_input, trained, result) if result else {} for task_input, trained, result in triples], path
 
 
 def needs_sgd(train: Train, name: str) -> None:

@@ -64,9 +64,9 @@ def mean_with_overall(
     client.
 
     A mean over everyone is not a second sum over the same clients: their difference would show who is in the one alone. It is made of the
-    groups' means. Clients that are in none of them (their group is too small, or they do not hold `held`) are in a sum of their own, of
-    `everyone`, whose members were sent at most `models` different models; where they are too few for that, or it is beyond the budget of
-    one, they are left out.
+    groups' means. Clients outside these groups (the group is too small, or the client does not hold `held`) form another sum, of
+    `everyone`, whose members were sent at most `models` different models. If they are too few, or a budget does not suffice, they are left
+    out.
     """
     means = (None,) * k if held is None else try_mean(federation, held, weights, groups, k)
     summed = [mean for mean in means if mean is not None and not any(part.own for part in mean.parts.values())]
@@ -84,7 +84,9 @@ def mean_with_overall(
         return means, None
     shares = [float(mean.count if mean.weight is None else mean.weight) for mean in summed]
     whole = sum(shares)
-    total = {name: reduce(add, (one[name] * (share / whole) for one, share in zip(parts, shares, strict=True))) for name in everyone.parts}
+    total = {
+        name: reduce(add, (part[name] * (share / whole) for part, share in zip(parts, shares, strict=True))) for name in everyone.parts
+    }
     contributors = tuple(sorted({client for mean in summed for client in mean.contributors}))
     return means, GroupMean(total, whole, sum(mean.count for mean in summed), sum(mean.clipped for mean in summed), contributors)
 

@@ -73,34 +73,34 @@ class PickAndTrain:
     def keeps(self) -> tuple[str, ...]:
         return self.then.keeps
 
-    def run(self, given: TaskInput) -> Result:
-        (whole,) = whole_models([given], self.shared)
+    def run(self, task_input: TaskInput) -> Result:
+        (whole,) = whole_models([task_input], self.shared)
         (picked,) = self._pick([whole], [self.losses.run(whole)])
         return self._result(picked, self.then.run(picked[0]))
 
-    def cost(self, given: TaskInput) -> int:
-        return self.then.cost(given) if isinstance(self.then, ManyTask) else 1
+    def cost(self, task_input: TaskInput) -> int:
+        return self.then.cost(task_input) if isinstance(self.then, ManyTask) else 1
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return self.then.chunk_size(given, device) if isinstance(self.then, ManyTask) else 1
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return self.then.chunk_size(task_input, device) if isinstance(self.then, ManyTask) else 1
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         whole = whole_models(inputs, self.shared)
         losses, _ = many(self.losses, whole, device)
         picked = self._pick(whole, losses)
-        results, path = many(self.then, [given for given, _, _ in picked], device)
-        return [self._result(one, result) for one, result in zip(picked, results, strict=True)], path
+        results, path = many(self.then, [task_input for task_input, _, _ in picked], device)
+        return [self._result(choice, result) for choice, result in zip(picked, results, strict=True)], path
 
     def _pick(self, inputs: Sequence[TaskInput], losses: Sequence[Result]) -> list[tuple[TaskInput, int, float]]:
         picked = []
-        for given, result in zip(inputs, losses, strict=True):
+        for task_input, result in zip(inputs, losses, strict=True):
             at = int(result["choice"])  # ĵ = argmin_j F_i(θ_j)  (Alg. 2, l. 6)
-            among = given.choice  # the models that it was sent, where it was not sent all
+            among = task_input.choice  # the models that it was sent, where it was not sent all
             chosen = at if among is None else among[at] if isinstance(among, tuple) else among
-            models = given.params["model"]
+            models = task_input.params["model"]
             if not isinstance(chosen, int) or not isinstance(models, list):
                 raise TypeError("PickAndTrain: expected one choice of a list of models")
-            picked.append((replace(given, params={"model": models[at]}), chosen, float(result["losses"][at])))
+            picked.append((replace(task_input, params={"model": models[at]}), chosen, float(result["losses"][at])))
         return picked
 
     def _result(self, picked: tuple[TaskInput, int, float], result: Result) -> Result:
@@ -108,11 +108,11 @@ class PickAndTrain:
             return {}
         _, chosen, loss = picked
         kept = {name: result[name] for name in self.keeps}
-        found = {**kept, "choice": np.array(chosen), "loss": np.full(LOSS_COPIES, loss / LOSS_UNIT)}
+        common = {**kept, "choice": np.array(chosen), "loss": np.full(LOSS_COPIES, loss / LOSS_UNIT)}
         if not self.shared:
-            return {**found, "step": result[self.part]}
+            return {**common, "step": result[self.part]}
         joint, own = parted(np.asarray(result[self.part]), self.shared)
-        return {**found, "step": own, "shared": joint}
+        return {**common, "step": own, "shared": joint}
 
 
 @dataclass(frozen=True)
@@ -133,73 +133,77 @@ class EvaluateLowest:
 
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def used(self, given: TaskInput) -> Array:
+    def used(self, task_input: TaskInput) -> Array:
         """The model (d,) that the client uses."""
-        return self.offered(given)[int(self.run(given)["choice"])]
+        return self.offered(task_input)[int(self.run(task_input)["choice"])]
 
-    def offered(self, given: TaskInput) -> list[Array]:
+    def offered(self, task_input: TaskInput) -> list[Array]:
         """The whole models (d,) that the client picks from."""
-        return self._models([given])[0]
+        return self._models([task_input])[0]
 
     def _models(self, inputs: Sequence[TaskInput]) -> list[list[Array]]:
         """Each client's list of whole models."""
-        if not all(isinstance(given.params["model"], list) for given in inputs):
+        if not all(isinstance(task_input.params["model"], list) for task_input in inputs):
             raise TypeError("parameter 'model': EvaluateLowest takes a list of models")
-        return [given.params["model"] for given in whole_models(inputs, self.shared)]  # type: ignore[misc]
+        return [task_input.params["model"] for task_input in whole_models(inputs, self.shared)]  # type: ignore[misc]
 
-    def run(self, given: TaskInput) -> Result:
-        return self.run_many([given], in_use())[0][0]
+    def run(self, task_input: TaskInput) -> Result:
+        return self.run_many([task_input], in_use())[0][0]
 
-    def cost(self, given: TaskInput) -> int:
-        return self.losses.cost(given) if isinstance(self.losses, ManyTask) else 1
+    def cost(self, task_input: TaskInput) -> int:
+        return self.losses.cost(task_input) if isinstance(self.losses, ManyTask) else 1
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return self.losses.chunk_size(given, device) if isinstance(self.losses, ManyTask) else 1
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return self.losses.chunk_size(task_input, device) if isinstance(self.losses, ManyTask) else 1
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         models = self._models(inputs)
         if self.by == "test":
             return self._by_test(inputs, models, device)
-        losses, _ = many(self.losses, [replace(given, params={"model": own}) for given, own in zip(inputs, models, strict=True)], device)
+        losses, _ = many(
+            self.losses, [replace(task_input, params={"model": own}) for task_input, own in zip(inputs, models, strict=True)], device
+        )
         at = [int(result["choice"]) for result in losses]
         results, path = self._at(inputs, [own[i] for own, i in zip(models, at, strict=True)], device)
         return [{**result, "choice": np.array(i)} for result, i in zip(results, at, strict=True)], path
 
     def _by_test(self, inputs: Sequence[TaskInput], models: Sequence[list[Array]], device: Device) -> tuple[list[Result], str]:
         """Each client is evaluated on all of its models; the one of lowest loss counts."""
-        flat = [(given, model) for given, own in zip(inputs, models, strict=True) for model in own]
-        each, path = self._at([given for given, _ in flat], [model for _, model in flat], device)
+        flat = [(task_input, model) for task_input, own in zip(inputs, models, strict=True) for model in own]
+        each, path = self._at([task_input for task_input, _ in flat], [model for _, model in flat], device)
         results, rest = [], iter(each)
         for own in models:
-            found = [next(rest) for _ in own]
-            losses = np.array([float(result["loss"]) for result in found])
+            evaluated = [next(rest) for _ in own]
+            losses = np.array([float(result["loss"]) for result in evaluated])
             at = int(np.where(np.isnan(losses), np.inf, losses).argmin())
-            results.append({**found[at], "choice": np.array(at)})
+            results.append({**evaluated[at], "choice": np.array(at)})
         return results, path
 
     def _at(self, inputs: Sequence[TaskInput], models: Sequence[Array], device: Device) -> tuple[list[Result], str]:
-        return many(self.evaluate, [replace(given, params={"model": one}) for given, one in zip(inputs, models, strict=True)], device)
+        return many(
+            self.evaluate, [replace(task_input, params={"model": model}) for task_input, model in zip(inputs, models, strict=True)], device
+        )
 
 
 def many(task: Task, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
     """The results of a task for some clients, together where it can, and the way taken."""
-    return task.run_many(inputs, device) if isinstance(task, ManyTask) else ([task.run(given) for given in inputs], "sequential")
+    return task.run_many(inputs, device) if isinstance(task, ManyTask) else ([task.run(task_input) for task_input in inputs], "sequential")
 
 
 def whole_models(inputs: Sequence[TaskInput], shared: Spans) -> list[TaskInput]:
     """The inputs with a list of whole models; clients that were sent the same pieces get the same arrays."""
     made: dict[tuple[int, int], Array] = {}
     whole = []
-    for given in inputs:
-        sent = given.params["model"]
-        models = [np.asarray(one) for one in sent] if isinstance(sent, list) else [given.array("model")]
+    for task_input in inputs:
+        sent = task_input.params["model"]
+        models = [np.asarray(vector) for vector in sent] if isinstance(sent, list) else [task_input.array("model")]
         if shared:
-            joint = given.array("shared")
+            joint = task_input.array("shared")
             for model in models:
                 if (id(joint), id(model)) not in made:
                     made[id(joint), id(model)] = joined(joint, model, shared)
             models = [made[id(joint), id(model)] for model in models]
-        whole.append(replace(given, params={"model": models}))
+        whole.append(replace(task_input, params={"model": models}))
     return whole
 
 
@@ -212,7 +216,7 @@ def shared_spans(layout: Layout, shared: Sequence[str]) -> Spans:
     prefixes = list(shared)
     if ALL_BUT_LAST in prefixes:
         layers = list(dict.fromkeys(name.rpartition(".")[0] for name, _, _ in layout))
-        prefixes = [one for one in prefixes if one != ALL_BUT_LAST] + layers[:-1]
+        prefixes = [span for span in prefixes if span != ALL_BUT_LAST] + layers[:-1]
     hits = {prefix: [name for name, _, _ in layout if name == prefix or name.startswith(prefix + ".")] for prefix in prefixes}
     for prefix, names in hits.items():
         if not names:
@@ -259,5 +263,5 @@ class WithoutWork:
     parts: ClassVar[Parts] = {"nothing": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        return {"nothing": np.zeros_like(given.array("model"))}
+    def run(self, task_input: TaskInput) -> Result:
+        return {"nothing": np.zeros_like(task_input.array("model"))}

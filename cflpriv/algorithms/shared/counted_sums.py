@@ -41,15 +41,15 @@ def sum_of_blocks(federation: Federation, held: Held, norm: float) -> BlockSum |
     return BlockSum(shares, sums, mean.count, mean.clipped)
 
 
-def smallest_of(given: float | None, k: int, clients: int) -> float:
+def smallest_of(least: float | None, k: int, clients: int) -> float:
     """The smallest size of a cluster that sums are divided by: half of an equal share if none is given, no more than an equal share."""
     share = clients / k
-    return share / 2 if given is None else min(float(given), share)
+    return share / 2 if least is None else min(float(least), share)
 
 
 def moved_by(models: Sequence[Shared], sums: Array, sizes: Array) -> tuple[Shared, ...]:
     """Each model plus the sum (d,) of its block over its size."""
-    return tuple(model + Shared((one / size).astype(sums.dtype)) for model, one, size in zip(models, sums, sizes, strict=True))
+    return tuple(model + Shared((sum_ / size).astype(sums.dtype)) for model, sum_, size in zip(models, sums, sizes, strict=True))
 
 
 def serve_lowest(model: Model, models: Sequence[Shared]) -> Served:
@@ -62,6 +62,6 @@ def admit_by_choice(federation: Federation, state: State, newcomers: Sequence[in
     return state, {}
 
 
-def norm_of_clip(given: Mapping[str, Any], before: BeforeRun) -> dict[str, Any]:
+def norm_of_clip(settings: Mapping[str, Any], before: BeforeRun) -> dict[str, Any]:
     """By default a contribution is as long as clients clip it to."""
     return {"norm": before.clip_norm}

@@ -57,7 +57,7 @@ def check_draws(alpha: float, draws: int) -> None:
 
 
 def landmarks_of(federation: Federation, clients: Sequence[int], landmarks: int | None = None, compared: int = 0) -> tuple[int, ...]:
-    """Those of `clients` that are compared with each other, ascending, beside so many `compared` before: all, or some drawn at random.
+    """The `clients` to compare with each other, ascending: all or a random sample. `compared` clients were compared before.
 
     `landmarks`: the number that is compared at most; None for the rule of `MOST_COMPARED`.
     """
@@ -67,7 +67,7 @@ def landmarks_of(federation: Federation, clients: Sequence[int], landmarks: int 
     room = max(0, most - compared)
     if len(clients) <= room:
         return tuple(clients)
-    return tuple(sorted(int(one) for one in federation.stream("landmarks").choice(clients, room, replace=False)))
+    return tuple(sorted(int(client) for client in federation.stream("landmarks").choice(clients, room, replace=False)))
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _evidence(clients: tuple[int, ...], squares: Array, groups: Groups) -> dict[
 
 @dataclass(frozen=True)
 class FoundGroups:
-    """What `find_groups` found: the clustering, what a run says of it, and the evidence where the release allows it."""
+    """The result of `find_groups`: the clustering, notes for the run, and the evidence if the release allows it."""
 
     clustering: Clustering
     notes: Mapping[str, Any]
@@ -214,7 +214,7 @@ class FoundGroups:
 
 
 def find_groups(federation: Federation, held: Held, find: FindGroups, landmarks: int | None = None) -> FoundGroups:
-    """Have the groups found of clients that hold folds: of `landmarks` of them, which all others then join.
+    """Find the groups of clients that hold folds: the groups of `landmarks` clients, which all other clients then join.
 
     `notes`: "rule", "clear" (whether there are groups) and, where there was a test, its "answer" ("all alike", "no clear groups", "groups",
     or why there was none), "directions", and "p" or "p_at_least"; "set_aside", the number of clients too noisy to be tested, if any were;
@@ -222,25 +222,25 @@ def find_groups(federation: Federation, held: Held, find: FindGroups, landmarks:
     """
     compared = landmarks_of(federation, held.clients, landmarks)
     released = federation.gram(held, then=replace(find, at_least=max(find.at_least, federation.merge_below)), on=compared)
-    found = released.result
-    labels = dict(zip(compared, (int(label) for label in found["labels"]), strict=True))
-    notes = notes_of(find, found, len(compared))
+    result = released.result
+    labels = dict(zip(compared, (int(label) for label in result["labels"]), strict=True))
+    notes = notes_of(find, result, len(compared))
     if others := tuple(client for client in held.clients if client not in labels):
         joined = federation.gram(held, then=JoinGroups(find), against=held, on=others).result["labels"]
         labels |= zip(others, (int(label) for label in joined), strict=True)
         notes["landmarks"] = len(compared)
-    clustering = Clustering(held.clients, tuple(labels[client] for client in held.clients), int(found["k"]))
+    clustering = Clustering(held.clients, tuple(labels[client] for client in held.clients), int(result["k"]))
     return FoundGroups(clustering, notes, released.evidence)
 
 
-def notes_of(find: FindGroups, found: Mapping[str, Any], clients: int) -> dict[str, Any]:
+def notes_of(find: FindGroups, result: Mapping[str, Any], clients: int) -> dict[str, Any]:
     """What a run says of how its groups were found. A count at its cap gives a p-value from below."""
-    aside = {"set_aside": int(found["set_aside"])} if int(found["set_aside"]) else {}
+    aside = {"set_aside": int(result["set_aside"])} if int(result["set_aside"]) else {}
     if find.k is not None:
         return {"rule": f"k = {find.k}", "clear": True} | aside
-    stage, directions, exceeding = (int(found[name]) for name in ("stage", "directions", "exceeding"))
-    several = "groups" if int(found["found"]) > 1 else "no clear groups"
-    answer = (f"not tested: fewer than {LEAST_TESTED} clients", "all alike", several, several)[stage]
+    stage, directions, exceeding = (int(result[name]) for name in ("stage", "directions", "exceeding"))
+    outcome = "groups" if int(result["found"]) > 1 else "no clear groups"
+    answer = (f"not tested: fewer than {LEAST_TESTED} clients", "all alike", outcome, outcome)[stage]
     notes: dict[str, Any] = {"rule": f"test at level {find.alpha:g}", "clear": answer == "groups", "answer": answer} | aside
     if stage < 2:
         return notes

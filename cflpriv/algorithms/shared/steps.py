@@ -45,13 +45,13 @@ def moved(
     for client, labels in ({} if groups is None else label_sets(groups, clients, None, "groups")[0]).items():
         for label in labels:
             first.setdefault(label, client)
-    found = []
+    results = []
     for group, (model, mean) in enumerate(zip(models, means, strict=True)):
         if mean is not None:
             step = mean.parts[part] if factor(mean) == 1.0 else mean.parts[part] * factor(mean)
             model = federation.fold(model + step, on=clients[0] if groups is None else first[group])
-        found.append(model)
-    return tuple(found)
+        results.append(model)
+    return tuple(results)
 
 
 def mean_notes(means: Sequence[GroupMean | None]) -> dict[str, Any]:

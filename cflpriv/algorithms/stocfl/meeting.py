@@ -20,12 +20,12 @@ from ..fedavg import Weights
 from ..shared.attempts import try_compute
 from ..shared.grouping import FindGroups, JoinGroups, landmarks_of, notes_of
 from ..shared.steps import OrElse
-from .merging import Known, MergeClusters, MergePresent
+from .merging import Enter, MergeClusters, MergePresent
 from .representing import Represent
 
 __all__ = [
-    "State",
     "StocflSettings",
+    "StocflState",
     "extend",
     "groups_of_met",
     "join_nearest",
@@ -38,7 +38,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class StocflState:
     """Clusters of the clients met so far with their models, who has trained each, the global model, and who was there at the start.
 
     `representations` are what clients of the clustering epoch hold, `notes` the note on the last test.
@@ -61,8 +61,8 @@ class State:
 
 @dataclass(frozen=True)
 class StocflSettings:
-    """What is fixed in a run: training, τ, λ, the variant, Ψ and where it is computed (`anchor`, ψ), θ⁰ (`initial`), and the test (`find`),
-    which takes the place of τ where it is given.
+    """What is fixed in a run: training, τ, λ, the variant, Ψ and the model at which Ψ is computed (`anchor`, ψ), θ⁰ (`initial`), and the
+    test (`find`). A test replaces τ.
     """
 
     train: Train
@@ -76,7 +76,9 @@ class StocflSettings:
     find: FindGroups | None = None
 
 
-def merge_met(settings: StocflSettings, federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, dict[str, Any]]:
+def merge_met(
+    settings: StocflSettings, federation: Federation, state: StocflState, cohort: Sequence[int]
+) -> tuple[StocflState, dict[str, Any]]:
     """Lines 5-13: the newly met send Ψ; clusters merge."""
     met = state.labels.labels
     fresh = tuple(client for client in cohort if client not in met)
@@ -91,7 +93,9 @@ def merge_met(settings: StocflSettings, federation: Federation, state: State, co
     return merged, _merge_notes(len(fresh), state.clustering.k + len(fresh) - clustering.k, state.evidence)
 
 
-def test_all_met(settings: StocflSettings, federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, dict[str, Any]]:
+def test_all_met(
+    settings: StocflSettings, federation: Federation, state: StocflState, cohort: Sequence[int]
+) -> tuple[StocflState, dict[str, Any]]:
     """The newly met send Ψ of two halves; all clients met are tested for groups."""
     met = state.labels.labels
     fresh = tuple(client for client in cohort if client not in met)
@@ -102,8 +106,8 @@ def test_all_met(settings: StocflSettings, federation: Federation, state: State,
 
 
 def groups_of_met(
-    settings: StocflSettings, federation: Federation, state: State, fresh: Sequence[int], on: int
-) -> tuple[State, tuple[int, ...]]:
+    settings: StocflSettings, federation: Federation, state: StocflState, fresh: Sequence[int], on: int
+) -> tuple[StocflState, tuple[int, ...]]:
     """The clusters that the test finds of all met, with models of the old ones; and who of `fresh` was met.
 
     Of many clients only some are tested: once so many were met, the others join the nearest cluster.
@@ -125,7 +129,9 @@ def groups_of_met(
     return state, met
 
 
-def join_nearest(settings: StocflSettings, federation: Federation, state: State, fresh: Sequence[int]) -> tuple[State, tuple[int, ...]]:
+def join_nearest(
+    settings: StocflSettings, federation: Federation, state: StocflState, fresh: Sequence[int]
+) -> tuple[StocflState, tuple[int, ...]]:
     """Clients join the nearest cluster that the test found; and who of `fresh` was met."""
     assert settings.find is not None
     state, met, result = extend(settings, federation, state, fresh, JoinGroups(settings.find))
@@ -134,14 +140,14 @@ def join_nearest(settings: StocflSettings, federation: Federation, state: State,
     return state, met
 
 
-def regrouped(federation: Federation, state: State, clustering: Clustering, on: int) -> State:
+def regrouped(federation: Federation, state: StocflState, clustering: Clustering, on: int) -> StocflState:
     """The models of clusters whose members may come from any of the old ones, by how many of these have trained each old model."""
     models: list[Shared] = []
     trained: list[tuple[int, ...]] = []
-    old, trainers = state.labels.labels, {client for who in state.trained for client in who}
+    old, trainers = state.labels.labels, {client for ids in state.trained for client in ids}
     for label in range(clustering.k):
         members = clustering.members(label)
-        counts = {part: len(own) for part, who in enumerate(state.trained) if (own := set(who).intersection(members))}
+        counts = {part: len(own) for part, ids in enumerate(state.trained) if (own := set(ids).intersection(members))}
         came_from = Counter(old[client] for client in members if client in old)
         trained.append(tuple(sorted(client for client in members if client in trainers)))
         if len(counts) > 1:
@@ -157,9 +163,9 @@ def regrouped(federation: Federation, state: State, clustering: Clustering, on: 
 
 
 def extend(
-    settings: StocflSettings, federation: Federation, state: State, fresh: Sequence[int], then: Then
-) -> tuple[State, tuple[int, ...], Mapping[str, Any]]:
-    """Ψ of newly met clients (of those that have one) into the clustering epoch, which opens with the first of them."""
+    settings: StocflSettings, federation: Federation, state: StocflState, fresh: Sequence[int], then: Then
+) -> tuple[StocflState, tuple[int, ...], Mapping[str, Any]]:
+    """Enter Ψ of newly met clients that hold a Ψ into the clustering epoch. The first entry opens the epoch."""
     represented = try_compute(federation, settings.train.on_divergence, settings.represent, {"model": settings.anchor}, on=fresh)
     if represented is None:
         return state, (), {}
@@ -171,8 +177,8 @@ def extend(
 
 
 def _merge_models(
-    settings: StocflSettings, federation: Federation, state: State, clustering: Clustering, nearest: Array, came: set[int], on: int
-) -> State:
+    settings: StocflSettings, federation: Federation, state: StocflState, clustering: Clustering, nearest: Array, came: set[int], on: int
+) -> StocflState:
     """Models of the new clusters from those of the old clusters they are made of, by the numbers of clients that trained them."""
     models: list[Shared] = []
     trained: list[tuple[int, ...]] = []
@@ -194,7 +200,9 @@ def _merge_models(
     return replace(state, clustering=clustering, models=tuple(models), trained=tuple(trained))
 
 
-def merge_present(settings: StocflSettings, federation: Federation, state: State, cohort: Sequence[int]) -> tuple[State, dict[str, Any]]:
+def merge_present(
+    settings: StocflSettings, federation: Federation, state: StocflState, cohort: Sequence[int]
+) -> tuple[StocflState, dict[str, Any]]:
     """The authors' clustering of a round: a Gram of the sampled clients alone."""
     represented = try_compute(federation, settings.train.on_divergence, settings.represent, {"model": settings.anchor}, on=cohort)
     if represented is None:
@@ -228,7 +236,7 @@ def _merge_notes(met: int, merges: int, evidence: Mapping[str, Any] | None) -> d
     return {"newly_met": met, "merges": merges} | {name: evidence[name] for name in names if evidence is not None and name in evidence}
 
 
-def reopened(settings: StocflSettings, federation: Federation, state: State) -> tuple[State, list[int]]:
+def reopened(settings: StocflSettings, federation: Federation, state: StocflState) -> tuple[StocflState, list[int]]:
     """A clustering epoch of the clients met that are present, and their clusters, for the authors' variant, which keeps none."""
     here = set(federation.clients)
     old = [client for client in state.clustering.clients if client in here]
@@ -236,5 +244,5 @@ def reopened(settings: StocflSettings, federation: Federation, state: State) -> 
         return state, []
     held = federation.compute(settings.represent, {"model": settings.anchor}, on=old)["representation"]
     present = sorted({state.clustering[client] for client in held.clients})
-    federation.gram(held, then=Known(tuple(present.index(state.clustering[client]) for client in held.clients)))
+    federation.gram(held, then=Enter(tuple(present.index(state.clustering[client]) for client in held.clients)))
     return replace(state, representations=(held,)), present

@@ -14,7 +14,7 @@ from ...contract.operations import GramView, Results
 from ...errors import InputError
 from ...types import Array
 
-__all__ = ["Known", "MergeClusters", "MergePresent", "PlaceNewcomers", "merge_by_cosine"]
+__all__ = ["Enter", "MergeClusters", "MergePresent", "PlaceInClusters", "merge_by_cosine"]
 
 BINS = np.linspace(-1.0, 1.0, 21)
 """Edges of the similarity histogram: cosines in steps of 0.1."""
@@ -177,7 +177,7 @@ class MergeClusters:
 
 
 @dataclass(frozen=True)
-class PlaceNewcomers:
+class PlaceInClusters:
     """Section 4.4: each newcomer in turn joins the nearest cluster if its cosine is ≥ τ, else opens one; the old `k` stay as they are.
 
     Opened clusters of fewer than `at_least` clients then join the most similar, smallest first.
@@ -219,19 +219,19 @@ class PlaceNewcomers:
             small = [label for label in range(self.k, len(counts)) if counts[label] < self.at_least]
             if not small or len(counts) < 2:
                 return labels, nearest
-            label = min(small, key=lambda one: (counts[one], one))
+            label = min(small, key=lambda cluster: (counts[cluster], cluster))
             cosine = _cosines(_cluster_sums(products, labels, len(counts)), error, counts)[label]
             cosine[label] = -np.inf
             labels = np.where(labels == label, int(cosine.argmax()), labels)
             labels = labels - (labels > label)
             source = nearest.pop(label - self.k)
-            nearest = [source if one == label else one - (one > label) for one in nearest]
+            nearest = [source if cluster == label else cluster - (cluster > label) for cluster in nearest]
 
 
 @dataclass(frozen=True)
 class MergePresent:
-    """The authors' merging: only this round's clients count; one pass over the initial matrix. Result: "into", for each
-    cluster present (ascending labels) the place of the one that it is now part of, the lowest of those merged.
+    """The authors' merging: only this round's clients count; one pass over the initial matrix. Result: "into", for each present cluster
+    (ascending labels) the position of the cluster that now contains it: the lowest position among merged clusters.
 
     `known` are the labels that this round's clients have already, each newly met client with one of its own.
     """
@@ -261,7 +261,7 @@ class MergePresent:
 
 
 @dataclass(frozen=True)
-class Known:
+class Enter:
     """Enters clients of known labels into an epoch."""
 
     results: ClassVar[Results] = {}

@@ -68,34 +68,34 @@ class Represent:
     def reads(self) -> tuple[str, ...]:
         return self.keeps
 
-    def run(self, given: TaskInput) -> Result:
-        if "representation" in given.memory:
-            return {"representation": given.memory["representation"]}
-        return self._result([self.task.run(one) for one in self._inputs(given)])
+    def run(self, task_input: TaskInput) -> Result:
+        if "representation" in task_input.memory:
+            return {"representation": task_input.memory["representation"]}
+        return self._result([self.task.run(entry) for entry in self._inputs(task_input)])
 
-    def cost(self, given: TaskInput) -> int:
-        return self.task.cost(given)
+    def cost(self, task_input: TaskInput) -> int:
+        return self.task.cost(task_input)
 
-    def chunk_size(self, given: TaskInput, device: Device) -> int:
-        return self.task.chunk_size(given, device)
+    def chunk_size(self, task_input: TaskInput, device: Device) -> int:
+        return self.task.chunk_size(task_input, device)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        fresh = [(given.data.id, self._inputs(given)) for given in inputs if "representation" not in given.memory]
-        results, path = self.task.run_many([one for _, some in fresh for one in some], device) if fresh else ([], "remembered")
+        fresh = [(task_input.data.id, self._inputs(task_input)) for task_input in inputs if "representation" not in task_input.memory]
+        results, path = self.task.run_many([entry for _, some in fresh for entry in some], device) if fresh else ([], "remembered")
         left = iter(results)
         made = {client: self._result([next(left) for _ in some]) for client, some in fresh}
-        return [made[given.data.id] if given.data.id in made else self.run(given) for given in inputs], path
+        return [made[task_input.data.id] if task_input.data.id in made else self.run(task_input) for task_input in inputs], path
 
-    def _inputs(self, given: TaskInput) -> list[TaskInput]:
+    def _inputs(self, task_input: TaskInput) -> list[TaskInput]:
         """What the task is run on: the whole of the data, or each half."""
         if not self.halves:
-            return [given]
-        x, y = given.data.x_train, given.data.y_train
+            return [task_input]
+        x, y = task_input.data.x_train, task_input.data.y_train
         try:
-            places = two_halves(len(y), given.streams("folds"))
+            places = two_halves(len(y), task_input.streams("folds"))
         except InputError as error:
-            raise InputError(f"client {given.data.id}: {error}") from None
-        return [replace(given, data=replace(given.data, x_train=x[half], y_train=y[half])) for half in places]
+            raise InputError(f"client {task_input.data.id}: {error}") from None
+        return [replace(task_input, data=replace(task_input.data, x_train=x[half], y_train=y[half])) for half in places]
 
     def _result(self, results: Sequence[Result]) -> Result:
         if not all(results):  # training diverged: the client sits this out
@@ -136,9 +136,9 @@ class ChainLink:
     parts: ClassVar[Parts] = {"movement": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
-    def run(self, given: TaskInput) -> Result:
-        start = given.array("model")
-        sent = given.params.get("before")
+    def run(self, task_input: TaskInput) -> Result:
+        start = task_input.array("model")
+        sent = task_input.params.get("before")
         before = next(iter(sent.values())) if isinstance(sent, dict) else np.zeros_like(start)
-        trained = self.train.run(replace(given, params={"model": start + before}))
+        trained = self.train.run(replace(task_input, params={"model": start + before}))
         return {} if not trained else {"movement": np.asarray(trained["update"]) + before}

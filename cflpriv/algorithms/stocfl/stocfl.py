@@ -56,15 +56,15 @@ from ...tasks.joining import Join
 from ...tasks.training import Gradient, Train
 from ...types import Clustering
 from ..fedavg import Weights
-from ..interface import Algorithm, AlgorithmSpec, Compared, Served
+from ..interface import Algorithm, AlgorithmSpec, ComparedValue, Served
 from ..shared.attempts import mean_with_overall, try_compute
 from ..shared.grouping import ALPHA, FindGroups, JoinGroups
 from ..shared.steps import moved
-from .meeting import State, StocflSettings, extend, groups_of_met, join_nearest, merge_met, merge_present, reopened, test_all_met
-from .merging import Known, MergeClusters, MergePresent, PlaceNewcomers
+from .meeting import StocflSettings, StocflState, extend, groups_of_met, join_nearest, merge_met, merge_present, reopened, test_all_met
+from .merging import Enter, MergeClusters, MergePresent, PlaceInClusters
 from .representing import ChainLink, Represent, count_sketch
 
-__all__ = ["ChainLink", "Represent", "State", "count_sketch", "stocfl"]
+__all__ = ["ChainLink", "Represent", "StocflState", "count_sketch", "stocfl"]
 
 SKETCH_ABOVE = 8192
 """Representations of larger models are sketched unless `sketch_dim` is given."""
@@ -143,13 +143,13 @@ def _rule(tau: float | None, cut: Rule | None, authors: bool) -> Rule:
     return cut or ("tau" if authors or tau is not None else "test")
 
 
-def _init(settings: StocflSettings, federation: Federation) -> State:
+def _init(settings: StocflSettings, federation: Federation) -> StocflState:
     if settings.authors and federation.merge_below > 1:
         raise InputError("protection.small_clusters: 'merge' goes with algorithm.variant = 'paper' of stocfl; use 'wait' or 'local'")
-    return State(Clustering((), (), 0), (), (), settings.initial, federation.clients)  # ω⁰ = θ⁰ for all
+    return StocflState(Clustering((), (), 0), (), (), settings.initial, federation.clients)  # ω⁰ = θ⁰ for all
 
 
-def _round(settings: StocflSettings, federation: Federation, state: State) -> tuple[State, RoundRecord]:
+def _round(settings: StocflSettings, federation: Federation, state: StocflState) -> tuple[StocflState, RoundRecord]:
     """Algorithm 1: clusters merge, then the sampled clients train both models, which are averaged."""
     cohort = federation.cohort(state.labels)
     cluster = test_all_met if settings.find is not None else merge_present if settings.authors else merge_met
@@ -167,12 +167,12 @@ def _round(settings: StocflSettings, federation: Federation, state: State) -> tu
     contributors = () if both is None else both.clients
     models = moved(federation, state.models, means, "update", clustering, contributors)
     trained = tuple(
-        old if one is None else tuple(sorted({*old, *(client for client in contributors if clustering[client] == label)}))
-        for label, (old, one) in enumerate(zip(state.trained, means, strict=True))
+        old if part_mean is None else tuple(sorted({*old, *(client for client in contributors if clustering[client] == label)}))
+        for label, (old, part_mean) in enumerate(zip(state.trained, means, strict=True))
     )
     notes |= {
         "clusters": clustering.k, "clients_met": len(clustering.clients),
-        "unchanged_clusters": [label for label, one in enumerate(means) if one is None],
+        "unchanged_clusters": [label for label, part_mean in enumerate(means) if part_mean is None],
         "global_unchanged": mean is None, "clipped_clients": 0 if mean is None else mean.clipped,
     }  # fmt: skip
     labels = tuple(clustering[client] for client in placed)
@@ -181,7 +181,7 @@ def _round(settings: StocflSettings, federation: Federation, state: State) -> tu
 
 
 def _local_steps(
-    settings: StocflSettings, federation: Federation, state: State, cohort: Sequence[int], placed: Sequence[int]
+    settings: StocflSettings, federation: Federation, state: StocflState, cohort: Sequence[int], placed: Sequence[int]
 ) -> tuple[Held | None, Held | None]:
     """What the cohort moved from ω, and both movements ("global", "update") of those who also trained θ; None where no client did."""
     task = settings.train.at(federation.round)
@@ -219,11 +219,13 @@ def _chain(federation: Federation, task: Train, global_model: Shared, cohort: Se
     return federation.fold(Shared(own=tuple(Own(link) for link in links))).own[0].held
 
 
-def _serve(settings: StocflSettings, state: State) -> Served:
+def _serve(settings: StocflSettings, state: StocflState) -> Served:
     return Served(Evaluate(settings.train.model), {"model": [*state.models, state.global_model]}, state.labels)
 
 
-def _admit(settings: StocflSettings, federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:
+def _admit(
+    settings: StocflSettings, federation: Federation, state: StocflState, newcomers: Sequence[int]
+) -> tuple[StocflState, Mapping[str, Any]]:
     """Section 4.4: newcomers join the nearest cluster, or open one with its model."""
     fresh: tuple[int, ...] = tuple(sorted(set(newcomers).difference(state.clustering.clients)))
     if not fresh:
@@ -234,7 +236,7 @@ def _admit(settings: StocflSettings, federation: Federation, state: State, newco
     present = list(range(k))  # the epoch's labels are places in this list: the authors' variant has one of those present only
     if settings.authors:
         state, present = reopened(settings, federation, state)
-    placing = PlaceNewcomers(settings.tau, len(present), federation.merge_below)
+    placing = PlaceInClusters(settings.tau, len(present), federation.merge_below)
     state, fresh, result = extend(settings, federation, state, fresh, placing)
     opened = len(result.get("nearest", ()))
     places = [*present, *range(k, k + opened)]
@@ -250,7 +252,9 @@ def _admit(settings: StocflSettings, federation: Federation, state: State, newco
     return replace(state, clustering=clustering, models=tuple(models), trained=trained), {"opened_clusters": opened}
 
 
-def _joined(settings: StocflSettings, federation: Federation, state: State, fresh: tuple[int, ...]) -> tuple[State, Mapping[str, Any]]:
+def _joined(
+    settings: StocflSettings, federation: Federation, state: StocflState, fresh: tuple[int, ...]
+) -> tuple[StocflState, Mapping[str, Any]]:
     """Newcomers join the nearest cluster; where nobody was met before, those that the test finds."""
     assert settings.find is not None
     before = state.clustering.k
@@ -261,30 +265,30 @@ def _joined(settings: StocflSettings, federation: Federation, state: State, fres
     return state, {"opened_clusters": state.clustering.k - before}
 
 
-def _describe(settings: StocflSettings, state: State) -> Mapping[str, Any]:
+def _describe(settings: StocflSettings, state: StocflState) -> Mapping[str, Any]:
     clustering = state.clustering if state.clustering.clients else None
     if settings.find is not None:
         return {"clustering": clustering, "evidence": state.evidence, "rule": f"test at level {settings.find.alpha:g}", **state.notes}
     return {"clustering": clustering, "evidence": state.evidence, "rule": f"cosine ≥ {settings.tau:g}"}
 
 
-def _sample_releases(rounds: int, given: Mapping[str, Any]) -> Releases:
+def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """One representation, and each round a training for the global model and one for the cluster's."""
     for key, value in (("variant", "authors"), ("representation", "movement")):
-        if given.get(key) == value:
+        if settings.get(key) == value:
             raise InputError(
                 f"algorithm.{key} = {value!r} under privacy.unit = 'sample': a representation by local training has no private form"
             )
-    return Releases(signatures=1, trainings=2 * rounds, mechanism="mean" if _compared(given).halves else "total")
+    return Releases(signatures=1, trainings=2 * rounds, mechanism="mean" if _compared(settings).halves else "total")
 
 
-def _compared(given: Mapping[str, Any]) -> Compared:
-    tested = _rule(given.get("tau"), given.get("cut"), given.get("variant") == "authors") == "test"
-    return Compared(HALVES, halves=True) if tested else Compared()
+def _compared(settings: Mapping[str, Any]) -> ComparedValue:
+    tested = _rule(settings.get("tau"), settings.get("cut"), settings.get("variant") == "authors") == "test"
+    return ComparedValue(HALVES, halves=True) if tested else ComparedValue()
 
 
-def _knowledge(given: Mapping[str, Any]) -> str:
-    tau, cut, authors = given.get("tau"), given.get("cut"), given.get("variant") == "authors"
+def _knowledge(settings: Mapping[str, Any]) -> str:
+    tau, cut, authors = settings.get("tau"), settings.get("cut"), settings.get("variant") == "authors"
     if _rule(tau, cut, authors) == "test":
         return f"none: a test at level {ALPHA:g}"
     return f"a threshold, tau = {TAU if tau is None else tau:g}"
@@ -292,7 +296,8 @@ def _knowledge(given: Mapping[str, Any]) -> str:
 
 STOCFL = AlgorithmSpec(
     "stocfl", stocfl, "clients met merge by the cosine of anchor gradients, bi-level training (Zeng et al. 2023)",
-    states=(State,), tasks=(ChainLink, Represent), functions=(Known, MergeClusters, MergePresent, PlaceNewcomers, FindGroups, JoinGroups),
+    states=(StocflState,), tasks=(ChainLink, Represent),
+    functions=(Enter, MergeClusters, MergePresent, PlaceInClusters, FindGroups, JoinGroups),
     sample_releases=_sample_releases, cohorts="labelled", compared=_compared, renumbers=True, knowledge=_knowledge,
     serves_released=True,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import ConfigDict, ValidationError, create_model
 
 from ...algorithms import ALGORITHMS
-from ...algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, Compared
+from ...algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue
 from ...contract.operations import Sampling
 from ...contract.protection import Protection
 from ...engine.models import Model
@@ -30,7 +30,7 @@ from ...files import toml_text
 from ...keys import check_ranges
 from ...plugins import is_loaded, load_plugin
 from ...privacy.participation import of_participations
-from ...privacy.settings import Noise, Privacy, Releases, check_samples, plan
+from ...privacy.settings import Noise, Privacy, Releases, check_samples, plan_noise
 from ...protocols.bounded_files import read_json, read_text
 from ...tasks.training import Train
 from ...types import Population
@@ -131,7 +131,7 @@ class Config:
         return {**self.spec.defaults(hyper, self.before), **hyper}
 
     @property
-    def compared(self) -> Compared:
+    def compared(self) -> ComparedValue:
         """What `gram` compares in this run."""
         return self.spec.compared(self.hyper)
 
@@ -197,7 +197,7 @@ class Config:
         t, releases = self.training, self.releases()
         if participations is not None:
             releases = of_participations(releases, t.rounds, participations)
-        return plan(
+        return plan_noise(
             self.privacy, releases, epochs=t.epochs, batch_size=t.batch_size, seed=self.run.seed,
             shares=self.protection.smallest_sum - 1 if self.privacy.noise == "shared" else 0,
         )  # fmt: skip

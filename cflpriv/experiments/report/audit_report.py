@@ -30,7 +30,7 @@ def leakage(audits: Sequence[Audited]) -> dict[str, Any]:
             note = str(cell.get("note") or "")
             number = notes.setdefault(note, len(notes) + 1) if note else None
             rows.setdefault(row, {}).setdefault(column, []).append({**cell, "number": number, "seeds": len(cell.get("seeds") or ())})
-    lower = {row: any(cell.get("lower_is_better") for several in cells.values() for cell in several) for row, cells in rows.items()}
+    lower = {row: any(cell.get("lower_is_better") for group in cells.values() for cell in group) for row, cells in rows.items()}
     lines = [{"row": row, "lower": lower[row], "cells": [cells.get(column, []) for column in columns]} for row, cells in rows.items()]
     matrix = attack_matrix([(audited.column, audited.label, audited.cells or ()) for audited in audits])
     return {"columns": list(columns.values()), "lines": lines, "notes": list(notes), "matrix": matrix}
@@ -48,9 +48,9 @@ def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]
     for attack in attacks:
         places = []
         for _, _, cells in audits:
-            mine = [cell for cell in cells if cell["attack"] == attack]
-            adversaries = sorted({str(cell["adversary"]) for cell in mine}, key=lambda name: (name != "server", name))
-            places.append(_together([_worst(name, [cell for cell in mine if cell["adversary"] == name]) for name in adversaries]))
+            own = [cell for cell in cells if cell["attack"] == attack]
+            adversaries = sorted({str(cell["adversary"]) for cell in own}, key=lambda name: (name != "server", name))
+            places.append(_together([_worst(name, [cell for cell in own if cell["adversary"] == name]) for name in adversaries]))
         lines.append({"attack": attack, "places": places})
     return {"columns": [{"name": name, "sub": sub} for name, sub, _ in audits], "lines": lines}
 
@@ -59,7 +59,7 @@ def _worst(adversary: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     status = least_comforting(cell["status"] for cell in cells)
     figure = next(cell for cell in cells if cell["status"] == status)
     rest = Counter(cell["status"] for cell in cells if cell["status"] != status)
-    others = ", ".join(f"{rest[one]} {words}" for one, words in STATUS.items() if rest[one])
+    others = ", ".join(f"{rest[code]} {words}" for code, words in STATUS.items() if rest[code])
     return {"adversary": adversary, "status": status, "figure": figure, "others": others}
 
 

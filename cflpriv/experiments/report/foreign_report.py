@@ -52,6 +52,6 @@ def _assumed(path: Path) -> Mapping[str, str]:
     """What the audit took for granted, by name; empty for an audit that did not write it."""
     audit: Any = parsed(path)
     assumed = audit.get("assumed", {}) if isinstance(audit, dict) else {}
-    texts = isinstance(assumed, dict) and all(isinstance(one, str) for one in assumed.values())
+    texts = isinstance(assumed, dict) and all(isinstance(text, str) for text in assumed.values())
     require(texts, path, "assumed is not a table of texts")
     return dict(assumed)

@@ -17,10 +17,10 @@ from scipy import stats
 from ...errors import InputError
 from ...files import write_atomically
 from ...protocols.bounded_files import read_json
-from ..sweep.sweep import Cell, Setting, Sweep
+from ..sweep.sweep import Sweep, SweepCell, SweepSetting
 from . import pictures
 from .audit_words import STATUS, least_comforting, metric_words
-from .run_files import cells_of
+from .run_files import audit_cells
 
 __all__ = [
     "Mean", "Result", "front_rows", "mean_of", "on_front", "paired", "read_results", "section", "setting_columns", "table_rows",
@@ -45,7 +45,7 @@ MOST_ATTACKS = 12
 class Result:
     """One finished run of a sweep: its cell, summary, and the figures of its audit, if there was one."""
 
-    cell: Cell
+    cell: SweepCell
     summary: Mapping[str, Any]
     audit: Sequence[Mapping[str, Any]] = ()
 
@@ -74,11 +74,11 @@ def mean_of(values: Iterable[float | None]) -> Mean | None:
     return Mean(mean, std, mean - half, mean + half, len(known))
 
 
-def paired(mine: Mapping[int, float | None], theirs: Mapping[int, float | None]) -> Mean | None:
+def paired(values: Mapping[int, float | None], theirs: Mapping[int, float | None]) -> Mean | None:
     """The mean of the differences, mine less theirs, over the seeds that both have."""
     differences = []
-    for seed in sorted(mine.keys() & theirs.keys()):
-        a, b = mine[seed], theirs[seed]
+    for seed in sorted(values.keys() & theirs.keys()):
+        a, b = values[seed], theirs[seed]
         if a is not None and b is not None:
             differences.append(a - b)
     return mean_of(differences)
@@ -97,7 +97,7 @@ def read_results(folder: Path, sweep: Sweep) -> tuple[list[Result], dict[str, st
             if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped"):
                 continue  # interrupted; a run whose privacy budget is spent has ended, too
             audit = folder / cell.name / "audit.json"
-            results.append(Result(cell, summary, cells_of(_read(audit), audit) if audit.is_file() else ()))
+            results.append(Result(cell, summary, audit_cells(_read(audit), audit) if audit.is_file() else ()))
     return results, failed
 
 
@@ -108,8 +108,8 @@ def _read(path: Path) -> Any:
         raise InputError(f"{path}: is damaged ({error})") from None
 
 
-def _by_setting(results: Sequence[Result]) -> dict[Setting, list[Result]]:
-    groups: dict[Setting, list[Result]] = {}
+def _by_setting(results: Sequence[Result]) -> dict[SweepSetting, list[Result]]:
+    groups: dict[SweepSetting, list[Result]] = {}
     for result in results:
         groups.setdefault(result.cell.setting, []).append(result)
     return groups
@@ -145,15 +145,15 @@ def table_rows(results: Sequence[Result], sweep: Sweep) -> list[dict[str, Any]]:
     return rows
 
 
-def _compared_with(setting: Setting, sweep: Sweep) -> Setting | None:
+def _compared_with(setting: SweepSetting, sweep: Sweep) -> SweepSetting | None:
     """The setting of the sweep's first protection that this one's figures stand beside."""
     same = (setting.algorithm, sweep.settings[0].protection, setting.keys)
-    firsts = [one for one in sweep.settings if (one.algorithm, one.protection, one.keys) == same]
-    equal = [one for one in firsts if one.epsilon == setting.epsilon]
+    firsts = [setting_ for setting_ in sweep.settings if (setting_.algorithm, setting_.protection, setting_.keys) == same]
+    equal = [first for first in firsts if first.epsilon == setting.epsilon]
     return (equal or firsts)[0] if equal or len(firsts) == 1 else None
 
 
-def setting_columns(setting: Setting) -> dict[str, Any]:
+def setting_columns(setting: SweepSetting) -> dict[str, Any]:
     """The columns of a table that name a setting."""
     return {"algorithm": setting.algorithm, "protection": setting.protection, "privacy.epsilon": setting.epsilon, **dict(setting.keys)}
 
@@ -166,13 +166,13 @@ Attack = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class FrontPoint:
     """One setting under one attack: leakage and its baseline, and each utility, over seeds.
 
     `validated`: in every run that has a figure the attack works unprotected. `whole`: in no run were rounds left out.
     """
 
-    setting: Setting
+    setting: SweepSetting
     leakage: Mean
     baseline: float | None
     utilities: Mapping[str, Mean | None]
@@ -181,28 +181,28 @@ class Point:
     whole: bool = True
 
 
-def attack_points(results: Sequence[Result]) -> dict[Attack, list[Point]]:
+def attack_points(results: Sequence[Result]) -> dict[Attack, list[FrontPoint]]:
     """For every attack's figure that has a value somewhere, a point per setting that has one."""
-    points: dict[Attack, list[Point]] = {}
+    points: dict[Attack, list[FrontPoint]] = {}
     for setting, own in _by_setting(results).items():
-        found: dict[Attack, list[Mapping[str, Any]]] = {}
+        by_attack: dict[Attack, list[Mapping[str, Any]]] = {}
         for result in own:
             for cell in result.audit:
                 key = (str(cell["attack"]), str(cell["metric"]), str(cell["adversary"]), int(cell.get("k_known") or 0))
-                found.setdefault(key, []).append(cell)
+                by_attack.setdefault(key, []).append(cell)
         utilities = {name: mean_of(_seeds(own, name).values()) for name in UTILITIES}
-        for key, cells in found.items():
+        for key, cells in by_attack.items():
             leakage, baseline = mean_of(cell["value"] for cell in cells), mean_of(cell["baseline"] for cell in cells)
             if leakage is not None:
                 valid = all(cell["status"] != "not_validated" for cell in cells)
                 lower = any(cell.get("lower_is_better") for cell in cells)
                 guess = None if baseline is None else baseline.mean
                 whole = not any(cell.get("rounds") for cell in cells)
-                points.setdefault(key, []).append(Point(setting, leakage, guess, utilities, lower, valid, whole))
+                points.setdefault(key, []).append(FrontPoint(setting, leakage, guess, utilities, lower, valid, whole))
     return points
 
 
-def unmarked(results: Sequence[Result]) -> list[tuple[Attack, Setting, str]]:
+def unmarked(results: Sequence[Result]) -> list[tuple[Attack, SweepSetting, str]]:
     """What has no point: figures of attacks that others have, settings, and the reason, from the least comforting of its runs."""
     missing = []
     groups = _by_setting(results)
@@ -213,7 +213,7 @@ def unmarked(results: Sequence[Result]) -> list[tuple[Attack, Setting, str]]:
 
 
 def _why_none(own: Sequence[Result], key: Attack) -> str:
-    """By the attack's cells without a value; where it has others, which are of other figures, this one was absent."""
+    """From the attack's cells without a value. If the attack has cells of other figures, only this figure was absent."""
     attack, _, adversary, _ = key
     cells = [cell for result in own for cell in result.audit if (cell["attack"], cell["adversary"]) == (attack, adversary)]
     empty = [str(cell["status"]) for cell in cells if cell["value"] is None]
@@ -222,7 +222,7 @@ def _why_none(own: Sequence[Result], key: Attack) -> str:
     return "no such figure" if cells else "not run"
 
 
-def _ringed(have: Sequence[tuple["Point", Mean]]) -> list[bool]:
+def _ringed(have: Sequence[tuple["FrontPoint", Mean]]) -> list[bool]:
     """Which points are on the front, by leakage and a utility: among those that are validated."""
     known = [place for place, (point, _) in enumerate(have) if point.validated]
     leaks = [(-1.0 if have[i][0].lower_is_better else 1.0) * have[i][0].leakage.mean for i in known]
@@ -295,14 +295,14 @@ def section(folder: Path, sweep: Sweep) -> dict[str, Any]:
         "rows": [{**row, "under": name.partition(" · ")[2]} for row, name in zip(rows, names, strict=True)],
         "first": sweep.settings[0].protection,
         "failed": failed,
-        "missing": len(sweep.cells) - len(results) - len([name for name in failed if name not in {one.cell.name for one in results}]),
+        "missing": len(sweep.cells) - len(results) - len([name for name in failed if name not in {result.cell.name for result in results}]),
         "seeds": len({cell.seed for cell in sweep.cells}),
         "fronts": fronts,
         "undrawn": len(points) - len(keys),
         "unmarked": _unmarked_lines(results),
-        "epsilon": epsilon_picture(results) if any(one.summary.get("epsilon") is not None for one in results) else None,
+        "epsilon": epsilon_picture(results) if any(result.summary.get("epsilon") is not None for result in results) else None,
         "costs": cost_picture(results) if results else None,
-        "audited": any(one.audit for one in results),
+        "audited": any(result.audit for result in results),
     }
 
 
@@ -319,10 +319,10 @@ def _unmarked_lines(results: Sequence[Result]) -> list[dict[str, str]]:
 MARKERS = "osD^vP*Xh<>p"
 
 
-def _look(setting: Setting, settings: Sequence[Setting]) -> dict[str, Any]:
+def _look(setting: SweepSetting, settings: Sequence[SweepSetting]) -> dict[str, Any]:
     """Colour by protection (and ε), marker by algorithm and keys."""
-    colours = list(dict.fromkeys((one.protection, one.epsilon) for one in settings))
-    shapes = list(dict.fromkeys((one.algorithm, one.keys) for one in settings))
+    colours = list(dict.fromkeys((choice.protection, choice.epsilon) for choice in settings))
+    shapes = list(dict.fromkeys((choice.algorithm, choice.keys) for choice in settings))
     colour = pictures.PALETTE[colours.index((setting.protection, setting.epsilon)) % len(pictures.PALETTE)]
     return {"color": colour, "marker": MARKERS[shapes.index((setting.algorithm, setting.keys)) % len(MARKERS)]}
 
@@ -330,14 +330,14 @@ def _look(setting: Setting, settings: Sequence[Setting]) -> dict[str, Any]:
 def _shown(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """The utilities that some of these have (points' utilities or runs' summaries): FedAvg alone finds no clusters to compare."""
     known = list(results)
-    return {name: words for name, words in UTILITIES.items() if any(one.get(name) is not None for one in known)}
+    return {name: words for name, words in UTILITIES.items() if any(summary.get(name) is not None for summary in known)}
 
 
 def _scaled(name: str, value: float) -> float:
     return value if name == "ari" else 100 * value
 
 
-def front_picture(points: Mapping[Attack, Sequence[Point]], settings: Sequence[Setting]) -> str:
+def front_picture(points: Mapping[Attack, Sequence[FrontPoint]], settings: Sequence[SweepSetting]) -> str:
     """Utility against leakage: a column an attack's figure, a row a utility, a mark a setting with its deviations over seeds."""
     shown = _shown(point.utilities for these in points.values() for point in these)
     with pictures.style():
@@ -345,8 +345,10 @@ def front_picture(points: Mapping[Attack, Sequence[Point]], settings: Sequence[S
         figure = pictures.new_figure(1.3 + 2.7 * max(2, len(points)), 1.1 + 1.9 * len(shown) + 0.2 * legend_rows)
         panels = figure.subplots(len(shown), len(points), squeeze=False, sharex="col", sharey="row")
         marks: dict[str, Any] = {}
-        kinds = list(dict.fromkeys((one.protection, one.epsilon) for one in settings))
-        sizes = {one: 170.0 * 0.6 ** (kinds.index((one.protection, one.epsilon)) % 5) for one in settings}  # what coincides stays visible
+        kinds = list(dict.fromkeys((setting.protection, setting.epsilon) for setting in settings))
+        sizes = {
+            setting: 170.0 * 0.6 ** (kinds.index((setting.protection, setting.epsilon)) % 5) for setting in settings
+        }  # what coincides stays visible
         for column, ((attack, metric, adversary, known), these) in enumerate(points.items()):
             for line, (name, words) in enumerate(shown.items()):
                 axes = panels[line, column]
@@ -389,8 +391,8 @@ def epsilon_picture(results: Sequence[Result]) -> str:
     """Utility against ε, a line an algorithm, protection and other keys; dashed, in its algorithm's colour: a setting without noise."""
     groups = _by_setting(results)
     with pictures.style():
-        utilities = _shown(one.summary for one in results)
-        lines: dict[str, list[tuple[float, Setting]]] = {}
+        utilities = _shown(result.summary for result in results)
+        lines: dict[str, list[tuple[float, SweepSetting]]] = {}
         for setting, own in groups.items():
             spent = mean_of(_seeds(own, "epsilon").values())
             if spent is not None:
@@ -405,7 +407,7 @@ def epsilon_picture(results: Sequence[Result]) -> str:
                 look = {"color": colours[label], "marker": MARKERS[i // len(pictures.PALETTE) % len(MARKERS)]}
                 known = [
                     (x, value)
-                    for x, setting in sorted(members, key=lambda one: one[0])
+                    for x, setting in sorted(members, key=lambda point: point[0])
                     if (value := mean_of(_seeds(groups[setting], name).values()))
                 ]
                 xs, ys = [x for x, _ in known], [_scaled(name, value.mean) for _, value in known]

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "Evidence", "Series", "brackets", "by_clusters", "client_ticks", "clients_picture", "dendrogram", "group_colours", "group_legend",
-    "heatmap", "leaf_order", "left_title", "new_figure", "recovered_images", "roc_curves", "rounds_picture", "shrunk", "style", "svg",
-    "uri",
+    "ClusteringEvidence", "Series", "brackets", "by_clusters", "client_ticks", "clients_picture", "dendrogram", "group_colours",
+    "group_legend", "heatmap", "images_picture", "leaf_order", "left_title", "new_figure", "roc_picture", "rounds_picture", "shrunk",
+    "style", "svg", "uri",
 ]  # fmt: skip
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#999933")
@@ -41,7 +41,7 @@ DENSE = 300
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class ClusteringEvidence:
     """What a clustering was decided on: `distance` (n, n) and/or `tree` (n − 1, 4), in the order of `clients` (n,).
 
     `labels` and `groups` (n,) are found clusters and true groups. `degrees`: distances are angles. `mark` goes into the title.
@@ -86,7 +86,7 @@ def shrunk(values: Array, side: int) -> Array:
     return np.asarray(sums / np.outer(widths, widths))
 
 
-def heatmap(evidence: Evidence) -> str:
+def heatmap(evidence: ClusteringEvidence) -> str:
     """The distance matrix, clients ordered by cluster, then by the tree; lines between clusters, a strip with the true groups."""
     assert evidence.distance is not None
     leaves = leaf_order(evidence)
@@ -132,7 +132,7 @@ def brackets(tree: Array) -> Array:
     return drawn
 
 
-def dendrogram(evidence: Evidence) -> str:
+def dendrogram(evidence: ClusteringEvidence) -> str:
     """The tree of merges with the cut, leaves coloured by true group."""
     assert evidence.tree is not None
     from matplotlib.collections import LineCollection
@@ -232,7 +232,7 @@ def clients_picture(runs: Sequence[Series]) -> str:
         return uri(figure)
 
 
-def recovered_images(
+def images_picture(
     truth: Array,
     recovered: Array,
     baseline: Array,
@@ -272,7 +272,7 @@ def recovered_images(
         return uri(figure)
 
 
-def roc_curves(curves: Mapping[str, Array], others: int) -> str:
+def roc_picture(curves: Mapping[str, Array], others: int) -> str:
     """ROC curves, (2, t) of false and true positive rates each, both axes logarithmic: what counts is on the left.
 
     `others` is the number of non-members: rates below one over it cannot be distinguished from 0, and are not drawn.
@@ -338,7 +338,7 @@ def left_title(axes: Axes, words: str, mark: str) -> None:
     axes.set_title(words if not mark else f"{words}\n({mark})", loc="left")
 
 
-def leaf_order(evidence: Evidence) -> Array:
+def leaf_order(evidence: ClusteringEvidence) -> Array:
     """The order of clients along the tree; without a tree, as they come."""
     if evidence.tree is None:
         return np.arange(len(evidence.clients))

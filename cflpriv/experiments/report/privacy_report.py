@@ -42,7 +42,7 @@ def _purposes(path: Path) -> list[str]:
         return []
     try:
         charges = read_json(path)["charges"]
-        return [f"{count} × {purpose}" for purpose, count in Counter(str(one["purpose"]) for one in charges).items()]
+        return [f"{count} × {purpose}" for purpose, count in Counter(str(charge["purpose"]) for charge in charges).items()]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise InputError(f"{path}: is no ledger ({error})") from None
 

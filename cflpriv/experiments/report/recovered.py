@@ -35,8 +35,8 @@ def recovered_images(audited: Audited) -> list[dict[str, Any]]:
         few, titles = _few(audited, clients)
         shares: tuple[Array, ...] = ()
         if "label_truth" in arrays and "label_guess" in arrays:
-            shares = tuple(one[few] for one in _label_shares(arrays, len(clients), path))
-        strip = pictures.recovered_images(truth[few], arrays["recovered"][few], arrays["baseline"], titles, *shares)
+            shares = tuple(share[few] for share in _label_shares(arrays, len(clients), path))
+        strip = pictures.images_picture(truth[few], arrays["recovered"][few], arrays["baseline"], titles, *shares)
         shown.append(
             {"audited": audited, "cells": cells, "strip": strip, "labels": bool(shares), "shown": len(few), "clients": len(clients)}
         )
@@ -63,16 +63,18 @@ def roc_curves(audited: Audited) -> list[dict[str, Any]]:
     shown = []
     names = METHODS | {f"{name} unprotected": f"{words}, unprotected run" for name, words in METHODS.items()}
     for path, cells, arrays in _files(audited):
-        for what in ("model", "own_model", "update") if _is_roc(arrays) else ():
-            curves = {name[5 + len(what) :].replace("_", " "): curve for name, curve in arrays.items() if name.startswith(f"roc_{what}_")}
+        for subject in ("model", "own_model", "update") if _is_roc(arrays) else ():
+            curves = {
+                name[5 + len(subject) :].replace("_", " "): curve for name, curve in arrays.items() if name.startswith(f"roc_{subject}_")
+            }
             if not curves:
                 continue
             others = curves.pop("others", np.array(0.0))
             fits = others.shape == () and int(others) >= 1 and all(curve.ndim == 2 and len(curve) == 2 for curve in curves.values())
-            require(fits, path, f"'roc_{what}_…' are not all (2, t), with the number of non-members beside them")
-            mine = [cell for cell in cells if str(cell["metric"]).startswith(f"{what}_")]
-            picture = pictures.roc_curves({names.get(name, name): curve for name, curve in curves.items()}, int(others))
-            shown.append({"audited": audited, "cells": mine, "picture": picture, "what": what.replace("_", " ")})
+            require(fits, path, f"'roc_{subject}_…' are not all (2, t), with the number of non-members beside them")
+            own = [cell for cell in cells if str(cell["metric"]).startswith(f"{subject}_")]
+            picture = pictures.roc_picture({names.get(name, name): curve for name, curve in curves.items()}, int(others))
+            shown.append({"audited": audited, "cells": own, "picture": picture, "what": subject.replace("_", " ")})
     return shown
 
 

@@ -29,14 +29,14 @@ from .front import section, write_pictures
 from .page import templates
 from .privacy_report import privacy_section
 from .recovered import histograms, recovered_images, roc_curves
-from .run_files import RECOMPUTED, Run, read_runs, require
+from .run_files import RECOMPUTED, RunFiles, read_runs, require
 from .tables import write_table, write_tables
-from .tested import Tested, released_words, tested_of
+from .tested import RunTests, released_words, tested_of
 
 __all__ = ["write_report"]
 
 DETAILED = 8
-"""So many runs get pictures of their clustering and of what was recovered; the rest are named, so that a sweep's page stays small."""
+"""The number of runs with pictures of their clustering and of recovered data. Other runs are only named, to keep the page small."""
 SHOWN_CLUSTERS = 30
 
 
@@ -106,13 +106,13 @@ def _sweep_section(environment: Any, folder: Path, sweep: Sweep) -> str:
     return text
 
 
-def _lost(runs: Sequence[Run]) -> dict[str, float]:
-    """By label, for runs under a protection that stand beside the same run without one: its accuracy less that one's.
+def _lost(runs: Sequence[RunFiles]) -> dict[str, float]:
+    """By label, for runs under a protection with an otherwise equal unprotected run: the accuracy less the accuracy of that run.
 
     A run that ended early is compared with none of another length.
     """
 
-    def rest(run: Run) -> Any:
+    def rest(run: RunFiles) -> Any:
         return {name: section for name, section in run.config.items() if name not in ("protection", "run")} | {
             "seed": run.config.get("run", {}).get("seed"), "rounds run": run.summary["rounds"],
         }  # fmt: skip
@@ -120,7 +120,7 @@ def _lost(runs: Sequence[Run]) -> dict[str, float]:
     plain = [run for run in runs if run.summary["protection"] == "none" and run.summary["accuracy_mean"] is not None]
     lost = {}
     for run in runs:
-        twin = next((one for one in plain if rest(one) == rest(run)), None)
+        twin = next((candidate for candidate in plain if rest(candidate) == rest(run)), None)
         if twin is not None and twin is not run and run.summary["accuracy_mean"] is not None:
             lost[run.label] = run.summary["accuracy_mean"] - twin.summary["accuracy_mean"]
     return lost
@@ -129,13 +129,13 @@ def _lost(runs: Sequence[Run]) -> dict[str, float]:
 # --- what the template prints ---------------------------------------------------------------------------------------------------------
 
 
-def _scalars(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _scalars(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     """A row per run: its name and every scalar of its summary."""
     plain = (str, int, float, type(None))
     return [{"run": run.name, **{key: value for key, value in run.summary.items() if isinstance(value, plain)}} for run in runs]
 
 
-def _clustering(run: Run) -> dict[str, Any] | None:
+def _clustering(run: RunFiles) -> dict[str, Any] | None:
     """Pictures of the clustering, and the table of clusters against true groups; None for a run that found no clusters.
 
     A clustering made by a test has three: distances, the spectrum with the edge of noise, and the tree with its tests.
@@ -172,7 +172,7 @@ def _clustering(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _tested(run: Run, tested: Tested, k: int) -> dict[str, Any]:
+def _tested(run: RunFiles, tested: RunTests, k: int) -> dict[str, Any]:
     """What the page prints of a test's spectrum, tree and tests."""
     evidence = run.evidence
     return {
@@ -188,13 +188,13 @@ def _tested(run: Run, tested: Tested, k: int) -> dict[str, Any]:
 
 def _contingency(labels: Array, groups: Array) -> dict[str, Any]:
     """Clients per cluster and true group, the largest SHOWN_CLUSTERS of either; `share` of the cluster's size colours a cell."""
-    found, columns = _largest(labels), _largest(groups)
+    clusters, columns = _largest(labels), _largest(groups)
     rows = []
-    for label in found:
+    for label in clusters:
         inside, size = groups[labels == label], int((labels == label).sum())
         counts = [int((inside == group).sum()) for group in columns]
         rows.append({"label": int(label), "cells": [{"count": count, "share": count / size} for count in counts], "size": size})
-    left_out = len(np.unique(labels)) - len(found), len(np.unique(groups)) - len(columns)
+    left_out = len(np.unique(labels)) - len(clusters), len(np.unique(groups)) - len(columns)
     return {"groups": columns.tolist(), "rows": rows, "left_out": left_out}
 
 
@@ -203,17 +203,17 @@ def _largest(values: Array) -> Array:
     return np.asarray(names[np.sort(np.argsort(-sizes, kind="stable")[:SHOWN_CLUSTERS])])
 
 
-def _accuracy(runs: Sequence[Run]) -> dict[str, str | None]:
+def _accuracy(runs: Sequence[RunFiles]) -> dict[str, str | None]:
     series = [_series(run) for run in runs]
-    per_round = [one for one in series if len(one.rounds)]
-    per_client = [one for one in series if len(one.client_served)]
+    per_round = [run for run in series if len(run.rounds)]
+    per_client = [run for run in series if len(run.client_served)]
     return {
         "rounds": pictures.rounds_picture(per_round) if per_round else None,
         "clients": pictures.clients_picture(per_client) if per_client else None,
     }
 
 
-def _series(run: Run) -> pictures.Series:
+def _series(run: RunFiles) -> pictures.Series:
     rows = [row for row in run.rounds if row.get("accuracy_mean") is not None or row.get("local_accuracy_mean") is not None]
     path = run.folder / "rounds.jsonl"
     last: Mapping[str, Any] = next((row["per_client"] for row in reversed(rows) if row.get("per_client")), {})
@@ -239,7 +239,7 @@ def _floats(values: Sequence[float | None]) -> Array:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _reveals(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _reveals(runs: Sequence[RunFiles]) -> list[dict[str, str]]:
     """Each key and setting of [protection] that occurs, its line in `cflpriv list`, and in which runs. The template explains them at
     length."""
     known = {"gram": listed("gram"), "sum": listed("sum"), "robust": ROBUST}
@@ -255,7 +255,7 @@ def _reveals(runs: Sequence[Run]) -> list[dict[str, str]]:
     ]
 
 
-def _notes(runs: Sequence[Run]) -> dict[str, str]:
+def _notes(runs: Sequence[RunFiles]) -> dict[str, str]:
     """Each note on the data, and the runs it is about."""
     notes: dict[str, list[str]] = {}
     for run in runs:
@@ -264,5 +264,5 @@ def _notes(runs: Sequence[Run]) -> dict[str, str]:
     return {note: _names(labels, runs) for note, labels in notes.items()}
 
 
-def _names(labels: Sequence[str], runs: Sequence[Run]) -> str:
+def _names(labels: Sequence[str], runs: Sequence[RunFiles]) -> str:
     return ", ".join(labels) if len(labels) < len(runs) or len(runs) == 1 else "all runs"

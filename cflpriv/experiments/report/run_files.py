@@ -19,9 +19,9 @@ from ...protocols.bounded_files import LARGEST_DOCUMENT_BYTES, LARGEST_TABLE_BYT
 from ...types import Array
 from ..run.verify import verify
 from .audit_words import ACTIVE_STATUS, STATUS
-from .pictures import Evidence
+from .pictures import ClusteringEvidence
 
-__all__ = ["RECOMPUTED", "Audited", "Run", "cells_of", "parsed", "read_arrays", "read_audit", "read_run", "read_runs", "require"]
+__all__ = ["RECOMPUTED", "Audited", "RunFiles", "audit_cells", "parsed", "read_arrays", "read_audit", "read_run", "read_runs", "require"]
 
 RECOMPUTED = "recomputed by the experimenter from the data: the server did not see this"
 _INT, _MAYBE = (int,), (int, float, type(None))
@@ -51,14 +51,14 @@ class Audited:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RunFiles:
     """One run folder, read. Optional parts are None. `label` is unique in a report."""
 
     folder: Path
     summary: Mapping[str, Any]
     rounds: Sequence[Mapping[str, Any]]
     measured: Mapping[str, Any] | None
-    evidence: Evidence | None
+    evidence: ClusteringEvidence | None
     audited: Audited
     config: Mapping[str, Any]
     texts: Mapping[str, str]
@@ -71,7 +71,7 @@ class Run:
         return self.folder.resolve().name
 
 
-def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
+def read_runs(folder: Path) -> tuple[list[RunFiles], list[str]]:
     """The runs of a folder, labelled, and the names of run folders that hold no summary (still running, or ended by force)."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
@@ -86,7 +86,7 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)], unfinished
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunFiles:
     """Read and check a run folder. Raises `InputError` naming the file that is missing or damaged."""
     summary = parsed(folder / "summary.json")
     require(isinstance(summary, dict), folder / "summary.json", "is not an object")
@@ -110,7 +110,7 @@ def read_run(folder: Path) -> Run:
     rows, problems = _rounds(folder / "rounds.jsonl"), verify(folder, payloads=False).problems
     protection, label = str(summary["protection"]), f"{summary['algorithm']} ({folder.resolve().name})"
     audited = Audited(folder, f"Protection {protection}", label, protection, cells, verdicts, (measured or {}).get("truth", {}))
-    return Run(folder, summary, rows, measured, evidence, audited, config, texts, problems=problems, active=active)
+    return RunFiles(folder, summary, rows, measured, evidence, audited, config, texts, problems=problems, active=active)
 
 
 def read_audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping[str, str]]]:
@@ -118,18 +118,18 @@ def read_audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping
     if not path.exists():
         return None, []
     audit = parsed(path)
-    cells = cells_of(audit, path)
+    cells = audit_cells(audit, path)
     for cell in cells:
         _check_cell(cell, path)
     verdicts = audit.get("verdicts", []) if isinstance(audit, dict) else []
     require(isinstance(verdicts, list), path, "verdicts are not a list")
-    for one in verdicts:
-        texts = isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("adversary", "sentence", "reduces"))
+    for verdict in verdicts:
+        texts = isinstance(verdict, dict) and all(isinstance(verdict.get(key), str) for key in ("adversary", "sentence", "reduces"))
         require(texts, path, "a verdict has no adversary, sentence and reduces")
     return cells, verdicts
 
 
-def cells_of(audit: Any, path: Path) -> list[Mapping[str, Any]]:
+def audit_cells(audit: Any, path: Path) -> list[Mapping[str, Any]]:
     """The cells of a parsed audit.json; of 0.1 the file is their list. Raises `InputError` naming the file if it has none."""
     cells = audit.get("cells") if isinstance(audit, dict) else audit
     if not isinstance(cells, list):
@@ -176,7 +176,7 @@ def _check_cell(cell: Any, path: Path) -> None:
     require(arrays is None or (isinstance(arrays, str) and Path(arrays).name == arrays), path, f"arrays = {arrays!r} is no file name")
 
 
-def _evidence(path: Path, measured: Mapping[str, Any], config: Mapping[str, Any]) -> Evidence | None:
+def _evidence(path: Path, measured: Mapping[str, Any], config: Mapping[str, Any]) -> ClusteringEvidence | None:
     arrays, scalars = read_arrays(path), measured["evidence"]
     clients = np.array(scalars["clients"], dtype=np.int64)
     n, distance, tree = len(clients), arrays.get("distance"), arrays.get("tree")
@@ -185,7 +185,7 @@ def _evidence(path: Path, measured: Mapping[str, Any], config: Mapping[str, Any]
     require(distance is None or distance.shape == (n, n), path, f"'distance' is not {n} × {n}")
     require(tree is None or (tree.shape == (n - 1, 4) and hierarchy.is_valid_linkage(tree)), path, f"'tree' is no tree of {n} clients")
     require(all(np.isfinite(array).all() for array in (distance, tree) if array is not None), path, "holds values that are not finite")
-    return Evidence(
+    return ClusteringEvidence(
         clients,
         labels=np.array([measured["labels"][str(client)] for client in clients]),
         groups=np.array([measured["truth"][str(client)] for client in clients]),

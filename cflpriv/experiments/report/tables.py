@@ -72,9 +72,9 @@ def _of_one_type(values: Sequence[Any]) -> list[Any]:
 
 
 def _run_rows(folder: Path, sweep: Sweep) -> list[dict[str, Any]]:
-    """A row a run: its setting, its seed, every scalar of its summary as far as there is one, and its error if it, or its audit, failed."""
+    """One row per run: setting, seed, every scalar of the summary, and the error if the run or its audit failed."""
     results, failed = read_results(folder, sweep)
-    plain, made = (str, int, float, type(None)), {one.cell.name: one.summary for one in results}
+    plain, made = (str, int, float, type(None)), {result.cell.name: result.summary for result in results}
     rows = []
     for cell in sorted(sweep.cells, key=lambda cell: cell.name not in made):  # those that have results first
         if cell.name in made or cell.name in failed:

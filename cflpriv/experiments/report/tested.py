@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...types import Array
-from .pictures import Evidence
-from .run_files import Run, require
+from .pictures import ClusteringEvidence
+from .run_files import RunFiles, require
 
-__all__ = ["GroupTest", "Tested", "cut_height", "node_of", "released_words", "tested_of"]
+__all__ = ["GroupTest", "RunTests", "cut_height", "node_of", "released_words", "tested_of"]
 
 LISTED = 30
 """So many tests are listed; the others are counted."""
@@ -24,7 +24,7 @@ NAMED = 12
 
 @dataclass(frozen=True)
 class GroupTest:
-    """One test: whose it is, in how many directions they differ, and whether k groups are significant: p ≤ level.
+    """One test: its clients, the number of directions in which they differ, and whether k groups are significant: p ≤ level.
 
     Without a direction there is no test, so p and level say nothing; with level 0 the number of groups was given.
     """
@@ -55,7 +55,7 @@ class GroupTest:
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class RunTests:
     """The tests of a run: eigenvalues (m,), the largest first, the edge of noise, and at least one test."""
 
     spectrum: Array
@@ -78,34 +78,33 @@ class Tested:
 
     def caption(self, k: int) -> str:
         """What was found, in sentences; `k` clusters are in use."""
-        one, later = self.first, self.tests[1:]
-        n = len(one.clients)
-        if one.given:
-            return f"The number of groups, {one.k}, was given, so nothing was tested: the tree is cut there whether or not groups exist."
-        if not one.directions:
+        root, later = self.first, self.tests[1:]
+        n = len(root.clients)
+        if root.given:
+            return f"The number of groups, {root.k}, was given, so nothing was tested: the tree is cut there whether or not groups exist."
+        if not root.directions:
             return (
                 f"All alike: no eigenvalue is above the edge of noise, so there is no direction in which the {n} clients differ, no tree "
                 "of them and nothing to test. One model is trained."
             )
-        differ = f"the {n} clients differ in {_count(one.directions, 'direction')}"
-        if not one.cut:
+        differ = f"the {n} clients differ in {_count(root.directions, 'direction')}"
+        if not root.cut:
             return (
-                f"No clear groups: {differ}, but clients that vary continuously, without groups, look as grouped (p = {one.p:.2g}, above "
-                f"the level {one.level:.2g}). The tree is not cut, and its branches are not groups. One model is trained."
+                f"No clear groups: {differ}, but clients that vary continuously, without groups, look as grouped (p = {root.p:.2g}, above "
+                f"the level {root.level:.2g}). The tree is not cut, and its branches are not groups. One model is trained."
             )
-        found = (
-            f"Groups: {differ}, and the test rejects that they vary continuously (p = {one.p:.2g}, level {one.level:.2g}): {one.k} groups."
-        )
+        rejected = f"the test rejects that they vary continuously (p = {root.p:.2g}, level {root.level:.2g})"
+        sentence = f"Groups: {differ}, and {rejected}: {root.k} groups."
         again = sum(test.cut for test in later)
         if again:
             parts = "its part" if again == 1 else "their parts"
-            found += f" Of the {len(later)} tests of parts, {again} cut {parts} again: {self.groups} groups."
+            sentence += f" Of the {len(later)} tests of parts, {again} cut {parts} again: {self.groups} groups."
         elif later:
-            found += f" {_count(len(later), 'test')} of single groups found nothing more to cut."
+            sentence += f" {_count(len(later), 'test')} of single groups found nothing more to cut."
         else:
-            found += " No group was tested again: each is too small for that."
+            sentence += " No group was tested again: each is too small for that."
         merged = f" Groups below the minimum cohort size were merged, which leaves {k}." if k < self.groups else ""
-        return found + merged
+        return sentence + merged
 
     def rows(self) -> list[dict[str, str]]:
         """The tests as a table."""
@@ -129,15 +128,15 @@ class Tested:
         below = f"; the largest below it is {rest[0]:.3g}" if len(rest) else ""
         return f"Eigenvalues in decreasing order: {self.above} above the edge of noise at {self.edge:.3g}{largest}{below}"
 
-    def tree_words(self, evidence: Evidence) -> str:
+    def tree_words(self, evidence: ClusteringEvidence) -> str:
         """The picture of the tree for those who do not see it."""
         where = f"cut into {self.first.k} branches" if self.first.cut else "not cut"
-        said = "; ".join(
+        clusters = "; ".join(
             f"test {number} of {len(test.clients)} clients: {test.words}" for number, test in enumerate(self.tests[:LISTED], 1)
         )
-        return f"Ward's tree of {len(evidence.clients)} clients, {where}, leaves coloured by cluster and by true group. {said}"
+        return f"Ward's tree of {len(evidence.clients)} clients, {where}, leaves coloured by cluster and by true group. {clusters}"
 
-    def beside_tree(self, evidence: Evidence) -> bool:
+    def beside_tree(self, evidence: ClusteringEvidence) -> bool:
         """Whether the clients of some test are no whole branch of the tree, which is that of the first test."""
         if evidence.tree is None:
             return False
@@ -145,7 +144,7 @@ class Tested:
         return not all(node_of(evidence.tree, [position[client] for client in test.clients])[1] for test in self.tests)
 
 
-def tested_of(run: Run) -> Tested | None:
+def tested_of(run: RunFiles) -> RunTests | None:
     """The tests of a run's clustering, None without. Raises `InputError` naming measured.json if they are damaged."""
     scalars: Mapping[str, Any] = (run.measured or {}).get("evidence") or {}
     path = run.folder / "measured.json"
@@ -164,10 +163,10 @@ def tested_of(run: Run) -> Tested | None:
     known = set(scalars.get("clients", tests[0].clients))
     require(all(test.clients and set(test.clients) <= known for test in tests), path, "a test is of clients that are not in 'clients'")
     require(all(1 <= test.k <= len(test.clients) for test in tests), path, "a test has more groups than clients")
-    return Tested(np.sort(spectrum)[::-1], edge, tests)
+    return RunTests(np.sort(spectrum)[::-1], edge, tests)
 
 
-def released_words(run: Run) -> str | None:
+def released_words(run: RunFiles) -> str | None:
     """One line on what a protection released of a test, where that is less than all of its evidence; else None."""
     measured = run.measured or {}
     scalars, source = measured.get("evidence") or {}, measured.get("evidence_source")
@@ -215,8 +214,8 @@ def _names(clients: Sequence[int]) -> str:
     return f"{len(clients)}: {few}{', …' if len(clients) > NAMED else ''}"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _listed(words: Sequence[str]) -> str:

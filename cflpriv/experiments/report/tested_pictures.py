@@ -13,7 +13,7 @@ from .pictures import (
     FAINT,
     INK,
     PALETTE,
-    Evidence,
+    ClusteringEvidence,
     brackets,
     client_ticks,
     group_colours,
@@ -24,7 +24,7 @@ from .pictures import (
     style,
     uri,
 )
-from .tested import Tested, cut_height, node_of
+from .tested import RunTests, cut_height, node_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["ANNOTATED", "apart", "spectrum", "tree"]
 
 EIGENVALUES = 60
-"""So many eigenvalues are drawn, and as many more as it takes to show the first ones below the edge."""
+"""The number of eigenvalues drawn, plus as many as are needed to show the first eigenvalues below the edge."""
 ANNOTATED = 12
 """So many tests are written into the tree: the first, then those of most clients. All are in the table below it."""
 LETTER, LINE = 0.0062, 0.062
 """The width of a letter and the height of a line in the tree's axes, as shares of them."""
 
 
-def spectrum(tested: Tested, mark: str = "") -> str:
+def spectrum(tested: RunTests, mark: str = "") -> str:
     """Eigenvalues as dots, the largest first, with the edge of noise as a line; those above it are coloured."""
     from matplotlib.ticker import MaxNLocator
 
@@ -73,7 +73,7 @@ def spectrum(tested: Tested, mark: str = "") -> str:
         return uri(figure)
 
 
-def tree(evidence: Evidence, tested: Tested) -> str:
+def tree(evidence: ClusteringEvidence, tested: RunTests) -> str:
     """Ward's tree of the first test with its cut, and at the node of each test its p-value; below, clusters and true groups."""
     assert evidence.tree is not None
     from matplotlib.collections import LineCollection
@@ -118,7 +118,7 @@ def apart(boxes: list[tuple[float, float, float]], line: float = LINE) -> list[f
     return [height for _, _, height in placed]
 
 
-def _write_tests(axes: Axes, evidence: Evidence, tested: Tested, drawn: Array) -> None:
+def _write_tests(axes: Axes, evidence: ClusteringEvidence, tested: RunTests, drawn: Array) -> None:
     """A mark at the node of each test, and beside the largest its number and outcome. A star: its clients are not that whole branch."""
     assert evidence.tree is not None
     n, top = len(evidence.clients), axes.get_ylim()[1]
@@ -144,20 +144,20 @@ def _write_tests(axes: Axes, evidence: Evidence, tested: Tested, drawn: Array) -
         )  # fmt: skip
 
 
-def _strips(axes: Axes, evidence: Evidence, order: Array) -> None:
+def _strips(axes: Axes, evidence: ClusteringEvidence, order: Array) -> None:
     """Below the leaves, a strip of clusters in two greys, with names where they fit, and one of true groups."""
     n, labels = len(order), evidence.labels[order]
     starts = np.concatenate([[0], np.flatnonzero(np.diff(labels)) + 1])
     runs = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, n)))
     greys = np.where(runs % 2 == 0, 0.86, 0.68)
-    found = axes.inset_axes((0, -0.065, 1, 0.05))
-    found.imshow(np.repeat(greys[:, None], 3, axis=1)[None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
+    clusters = axes.inset_axes((0, -0.065, 1, 0.05))
+    clusters.imshow(np.repeat(greys[:, None], 3, axis=1)[None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
     for start, end in zip(starts, [*starts[1:], n], strict=True):
         if end - start >= n / 40:
-            found.text((start + end) / 2, 0.5, str(labels[start]), ha="center", va="center", fontsize=8)
+            clusters.text((start + end) / 2, 0.5, str(labels[start]), ha="center", va="center", fontsize=8)
     true = axes.inset_axes((0, -0.125, 1, 0.05))
     true.imshow(group_colours(evidence.groups)[order][None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
-    for strip, name in ((found, "cluster"), (true, "true group")):
+    for strip, name in ((clusters, "cluster"), (true, "true group")):
         strip.set_yticks([0.5], [name], fontsize=8)
         strip.tick_params(length=0)
         strip.set_xticks([])

@@ -5,9 +5,9 @@ papers leave open is listed in `chosen`; open ones were set before these runs, s
 """
 
 from . import cfl, ifca, pacfl, pfedlia, stocfl
-from .entry import METRICS, Cell, Figure, Reproduction
+from .entry import METRICS, Reproduction, ReproductionCell, RowFigure
 
-__all__ = ["METRICS", "REPRODUCTIONS", "Cell", "Figure", "Reproduction"]
+__all__ = ["METRICS", "REPRODUCTIONS", "Reproduction", "ReproductionCell", "RowFigure"]
 
 REPRODUCTIONS: dict[str, Reproduction] = {
     **pacfl.ENTRIES, **ifca.ENTRIES, **stocfl.ENTRIES, **cfl.ENTRIES, **pfedlia.ENTRIES,

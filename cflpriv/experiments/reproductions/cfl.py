@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...algorithms.cfl.cfl import EPS2
-from .entry import Cell, Figure, Reproduction, run, shape
+from .entry import Reproduction, ReproductionCell, RowFigure, run, shape
 from .published import numbers
 from .trials import gaussian_separation, label_swap_gap
 
@@ -26,17 +26,20 @@ def _tree(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return tree
 
 
-def _swap_cells() -> tuple[Cell, ...]:
+def _swap_cells() -> tuple[ReproductionCell, ...]:
     cells = []
     for name, source, sizes, needed in (("", "mnist", (10, 20, 50, 100, 200), 20), ("CIFAR-10, ", "cifar10", (100, 500, 1500, 2400), 500)):
         for n in sizes:
             rounds = {100: "MNIST, 100 points", 1500: "CIFAR, 1500 points"}.get(n, "") if (source, n) != ("cifar10", 100) else ""
-            found = numbers("CFL, text", f"rounds to a correct clustering, {rounds}") if rounds else ()
-            figures = (Figure("gap", shape("below 0, in the picture" if n < needed else "above 0")), Figure("gap_from_round", found))
+            published = numbers("CFL, text", f"rounds to a correct clustering, {rounds}") if rounds else ()
+            figures = (
+                RowFigure("gap", shape("below 0, in the picture" if n < needed else "above 0")),
+                RowFigure("gap_from_round", published),
+            )
             settings = _tree({**_SWAP, "data.source": source, "data.samples_per_client": n})
             series = f"{name}gap"
             cells.append(
-                Cell(f"{name}gap, {n} points a client", figures, trial=label_swap_gap, settings=settings,
+                ReproductionCell(f"{name}gap, {n} points a client", figures, trial=label_swap_gap, settings=settings,
                      places=(("points a client", series, n),))
             )  # fmt: skip
     own = {"eps1": 0.4, "eps2": 1.6, "relative": False, "data.samples_per_client": 100}
@@ -45,16 +48,16 @@ def _swap_cells() -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def _separation_cells() -> tuple[Cell, ...]:
+def _separation_cells() -> tuple[ReproductionCell, ...]:
     """Fig. 3. With γ_i = γ for all, Theorem 1 separates where cos(h) > cos(π/(k−1) − h), h = 2 arcsin γ: below γ = sin(π/(4(k−1)))."""
     cells = []
     for k in (2, 3, 5, 8, 10, 12, 15, 20):
         for gamma in (0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0):
             words = "1, by Theorem 1" if gamma < math.sin(math.pi / (4 * (k - 1))) else ""
             words = words or ("about 1 also for k > 10 and some γ > 1" if k > 10 and gamma > 1 else "")
-            figure = Figure("separated", shape(words) if words else ())
+            figure = RowFigure("separated", shape(words) if words else ())
             cells.append(
-                Cell(f"k={k} gamma={gamma:g}", (figure,), trial=gaussian_separation, trials=100,
+                ReproductionCell(f"k={k} gamma={gamma:g}", (figure,), trial=gaussian_separation, trials=100,
                      settings={"k": k, "gamma": gamma, "d": 100}, places=(("relative noise of every client", f"k={k}", gamma),))
             )  # fmt: skip
     return tuple(cells)

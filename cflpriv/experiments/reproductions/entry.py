@@ -7,7 +7,7 @@ from typing import Any, Literal
 from .published import Number
 from .trials import Trial
 
-__all__ = ["METRICS", "Cell", "Figure", "Published", "Reproduction", "both", "run", "shape"]
+__all__ = ["METRICS", "Published", "Reproduction", "ReproductionCell", "RowFigure", "both", "run", "shape"]
 
 METRICS: dict[str, str] = {
     "shared": "accuracy of the model a client would use (shared, cluster or personal), last evaluated rounds, %",
@@ -54,8 +54,8 @@ Published = tuple[Number, ...] | str | None
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One figure of a row, and all published numbers that it may be compared with: each of the settings that it names."""
+class RowFigure:
+    """One figure of a row, and all published numbers for comparison, each with its settings."""
 
     metric: str
     published: tuple[Number, ...] = ()
@@ -67,14 +67,14 @@ def shape(words: str) -> tuple[Number, ...]:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ReproductionCell:
     """One row. `changes` are dotted keys; a `trial` is repeated `trials` times with `settings`; `thin` are keys (of the settings, for
     trials) that hold only where the cell is scaled down. `groups_of` names the cell whose found clusters stand for the true groups (for
     the control). `places` are its places in a picture over numbers: (what the axis is of, series, x).
     """
 
     label: str
-    figures: tuple[Figure, ...]
+    figures: tuple[RowFigure, ...]
     changes: Mapping[str, Any] = field(default_factory=dict)
     thin: Mapping[str, Any] = field(default_factory=dict)
     trial: Trial | None = None
@@ -88,14 +88,14 @@ class Cell:
 class Reproduction:
     """One table or figure. `shrinks` maps dotted keys that `--scale` multiplies to their lower bounds; `chosen` states where
     hyper-parameters come from; `with_data` maps a data set to the keys that the paper changes with it; `instead` maps a data set to what
-    stands in where its files are absent; `over` is what the picture has along its axis: cells, numbers (their `places`), or rounds (`along`
-    is the key of rounds.jsonl that it shows).
+    stands in where its files are absent; `over` is the axis of the picture: cells, numbers (the cells' `places`), or rounds (`along` is the
+    plotted key of rounds.jsonl).
     """
 
     title: str
     source: str
     chosen: str
-    cells: tuple[Cell, ...]
+    cells: tuple[ReproductionCell, ...]
     base: Mapping[str, Any] = field(default_factory=dict)
     shrinks: Mapping[str, int] = field(default_factory=dict)
     with_data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -103,18 +103,20 @@ class Reproduction:
     over: Literal["cells", "numbers", "rounds"] = "cells"
     along: str = ""
 
-    def cell(self, label: str) -> Cell:
+    def cell(self, label: str) -> ReproductionCell:
         """The cell of that label."""
         return next(cell for cell in self.cells if cell.label == label)
 
 
-def run(label: str, algorithm: str, figures: Mapping[str, Published], **more: Any) -> Cell:
+def run(label: str, algorithm: str, figures: Mapping[str, Published], **more: Any) -> ReproductionCell:
     """A cell that is a run of `algorithm`, with the hyper-parameters and other keys of `more["keys"]`."""
     keys = {(key if "." in key else f"algorithm.{key}"): value for key, value in more.pop("keys", {}).items()}
-    named = tuple(Figure(metric, shape(one) if isinstance(one, str) else one or ()) for metric, one in figures.items())
-    return Cell(label, named, {"algorithm.name": algorithm, **keys}, **more)
+    named = tuple(
+        RowFigure(metric, shape(published) if isinstance(published, str) else published or ()) for metric, published in figures.items()
+    )
+    return ReproductionCell(label, named, {"algorithm.name": algorithm, **keys}, **more)
 
 
-def both(label: str, algorithm: str, published: Mapping[str, Published], **more: Any) -> Cell:
+def both(label: str, algorithm: str, published: Mapping[str, Published], **more: Any) -> ReproductionCell:
     """The same with both accuracies, whichever the paper printed."""
     return run(label, algorithm, {"shared": None, "local": None, **published}, **more)

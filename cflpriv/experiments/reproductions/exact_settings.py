@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..config.config import Config, own_weights, parse_config, set_key
-from .entry import Cell, Reproduction
+from .entry import Reproduction, ReproductionCell
 from .published import Number
 
 __all__ = ["config_of", "published_of", "published_of_trials", "scaled_trials", "trial_settings"]
@@ -18,23 +18,30 @@ MEASURED = ("evaluate_every", "target_accuracy")
 
 
 def config_of(
-    entry: Reproduction, cell: Cell, seed: int, scale: float = 1.0, changes: Sequence[str] = (), stand_in: Mapping[str, str] | None = None
+    entry: Reproduction,
+    cell: ReproductionCell,
+    seed: int,
+    scale: float = 1.0,
+    changes: Sequence[str] = (),
+    stand_in: Mapping[str, str] | None = None,
 ) -> tuple[Config, tuple[str, ...]]:
     """The configuration of a run cell, and what `scale` and `stand_in` (data set -> what stands in for it) changed in it, for people.
 
     Raises `InputError` naming the cell's key and value that do not fit.
     """
-    given = {change.partition("=")[0].strip(): change.partition("=")[2].strip().strip("'\"") for change in changes}
-    with_data = entry.with_data.get(given.get("data.source", ""), {})
+    changed = {change.partition("=")[0].strip(): change.partition("=")[2].strip().strip("'\"") for change in changes}
+    with_data = entry.with_data.get(changed.get("data.source", ""), {})
     keys = {**entry.base, **with_data, **cell.changes}
-    remarks = [f"{key} = {value}, as the paper has it for {given['data.source']}" for key, value in with_data.items() if key not in given]
+    remarks = [
+        f"{key} = {value}, as the paper has it for {changed['data.source']}" for key, value in with_data.items() if key not in changed
+    ]
     if scale < 1:
         keys |= cell.thin
         for key, floor in entry.shrinks.items():
-            if key in keys and key not in given and (old := keys[key]) != (new := _shrunk(key, old, scale, floor)):
+            if key in keys and key not in changed and (old := keys[key]) != (new := _shrunk(key, old, scale, floor)):
                 keys[key] = new
                 remarks.append(f"{key} {old} → {new}")
-        remarks += [f"{key} at most {value}" for key, value in cell.thin.items() if key not in given and keys[key] == value]
+        remarks += [f"{key} at most {value}" for key, value in cell.thin.items() if key not in changed and keys[key] == value]
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         section, _, name = key.partition(".")
@@ -42,7 +49,7 @@ def config_of(
     for absent, there in (stand_in or {}).items():
         sources = tree["data"].get("sources", [])
         tree["data"]["sources"] = [[there if name == absent else name, count] for name, count in sources]
-        if "data.sources" in given:
+        if "data.sources" in changed:
             continue
         remarks.append(f"{there} stands in for {absent}, whose files are absent: not the published experiment")
     for section in ("data", "run"):
@@ -54,7 +61,7 @@ def config_of(
     hidden = protection.get("sum", "none") != "none" or tree.get("privacy", {}).get("unit", "none") != "none"
     weights = training.get("weights", "own")
     by_count = (own_weights(tree["algorithm"]["name"]) if weights == "own" else weights) == "examples"
-    if hidden and by_count and "training.weights" not in given and not protection.get("max_weight"):
+    if hidden and by_count and "training.weights" not in changed and not protection.get("max_weight"):
         training["weights"] = "equal"
         remarks.append("training.weights = equal: sample counts would show through this protection")
     return parse_config(tree, f"cell {cell.label!r}"), tuple(remarks)
@@ -68,12 +75,12 @@ def _shrunk(key: str, value: Any, scale: float, floor: int) -> Any:
     return min(value, max(floor, step * round(value * scale / step)))
 
 
-def scaled_trials(cell: Cell, scale: float) -> int:
+def scaled_trials(cell: ReproductionCell, scale: float) -> int:
     """How many trials of a cell are made: its own number times `scale`, at least one."""
     return max(1, round(cell.trials * scale))
 
 
-def trial_settings(entry: Reproduction, cell: Cell, scale: float) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+def trial_settings(entry: Reproduction, cell: ReproductionCell, scale: float) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """A trial's settings: `thin` ones (dotted keys of trees) hold where it is scaled down, and trees of sections shrink like a run's."""
     settings, remarks = deepcopy(dict(cell.settings)), []
     if scale < 1:
@@ -97,13 +104,13 @@ def trial_settings(entry: Reproduction, cell: Cell, scale: float) -> tuple[Mappi
 # --- what is published for these settings ---------------------------------------------------------------------------------------------
 
 
-def published_of(entry: Reproduction, cell: Cell, config: Config) -> dict[str, Number]:
+def published_of(entry: Reproduction, cell: ReproductionCell, config: Config) -> dict[str, Number]:
     """Metric -> the published number of a run at the settings of `config`, where the paper has one for exactly these.
 
     A number is of the entry's and the cell's keys with its own settings in their place. Everything that changes what is measured has to be
     as there: so a run that is scaled down, or has a data set's stand-in, has none.
     """
-    asked, found = _compared(config), {}
+    asked, published = _compared(config), {}
     for figure in cell.figures:
         for number in figure.published:
             if any(asked[section].get(name) != value for (section, _, name), value in _named(number)):
@@ -113,12 +120,12 @@ def published_of(entry: Reproduction, cell: Cell, config: Config) -> dict[str, N
             except InputError:  # not settings of this cell, such as those of another algorithm
                 continue
             if expected == asked:
-                found[figure.metric] = number
+                published[figure.metric] = number
                 break
-    return found
+    return published
 
 
-def published_of_trials(cell: Cell, settings: Mapping[str, Any]) -> dict[str, Number]:
+def published_of_trials(cell: ReproductionCell, settings: Mapping[str, Any]) -> dict[str, Number]:
     """The same for trials, whose numbers are all of the cell's own settings."""
     return {} if settings != cell.settings else {figure.metric: figure.published[0] for figure in cell.figures if figure.published}
 

@@ -3,24 +3,24 @@
 from typing import Any
 
 from ...algorithms.cfl.cfl import EPS2
-from .entry import Cell, Figure, Published, Reproduction, run, shape
+from .entry import Published, Reproduction, ReproductionCell, RowFigure, run, shape
 from .published import numbers
 from .trials import regression_success
 
 __all__ = ["ENTRIES", "FEMNIST", "ROTATED"]
 
 
-def _regression_cells() -> tuple[Cell, ...]:
+def _regression_cells() -> tuple[ReproductionCell, ...]:
     """Fig. 3: over R and σ for K = 2 and 4, then over m and over n at σ = 0.1, where each curve shares a point with the first panel."""
     cells = []
-    figures = (Figure("success", shape("0 where R, m, n are small, 1 where they are large")),)
+    figures = (RowFigure("success", shape("0 where R, m, n are small, 1 where they are large")),)
 
     def add(k: int, m: int, n: int, r: float, noise: float, *places: tuple[str, str, float], scale: str = "norm") -> None:
         settings = {"k": k, "m": m, "n": n, "separation": r, "noise": noise, "d": 1000, "scale": scale}
         thin = {"d": 200, "m": m // 5}  # d/(mn), and with it the error of the parameters, as published
         label = f"K={k} m={m} n={n} R={r:g} s={noise:g}"
         label = label if scale == "norm" else f"multiplied, {label}"
-        cells.append(Cell(label, figures, thin=thin, trial=regression_success, trials=40, settings=settings, places=places))
+        cells.append(ReproductionCell(label, figures, thin=thin, trial=regression_success, trials=40, settings=settings, places=places))
 
     for k, m, separations in ((2, 100, (0.1, 0.25)), (4, 400, (0.5, 0.75))):
         for noise in (0.0, 0.1, 0.2, 0.4):
@@ -45,7 +45,7 @@ ROTATED = {
 }  # fmt: skip
 
 
-def _ifca_rotated() -> tuple[Cell, ...]:
+def _ifca_rotated() -> tuple[ReproductionCell, ...]:
     cells = []
     rows: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("IFCA", "ifca", {"k": 4, "restarts": 3, "decide_after": 5}),
@@ -70,7 +70,7 @@ _CIFAR = {
 }  # fmt: skip
 
 
-def _identity_cells() -> tuple[Cell, ...]:
+def _identity_cells() -> tuple[ReproductionCell, ...]:
     """Fig. 4: IFCA as in Table 1, scored in every round."""
     wanted: dict[str, Published] = {"choice_ari": "all identified, in the picture", "identified_from_round": "after few rounds"}
     mnist = {**ROTATED, "model.hidden": 200, "training.epochs": 10, "data.clients": 1200, "data.samples_per_client": 200, "k": 4}

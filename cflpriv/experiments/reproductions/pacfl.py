@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .entry import Cell, Figure, Published, Reproduction, both, run, shape
+from .entry import Published, Reproduction, ReproductionCell, RowFigure, both, run, shape
 from .published import TABLES, numbers
 from .trials import class_angles, data_set_angles, gaussians
 
@@ -41,7 +41,7 @@ _CONTROL = "FedAvg in random groups of PACFL's sizes"
 def _methods(
     k: int, p: int, tables: Sequence[str], metrics: Mapping[str, str], thin: Mapping[str, Any] = _THIN_SKEW,
     scored: Mapping[str, str] = {}, only: Sequence[str] = (),
-) -> tuple[Cell, ...]:  # fmt: skip
+) -> tuple[ReproductionCell, ...]:  # fmt: skip
     """PACFL's tables of methods: those of the first of `tables`, or `only` these; `metrics` and `scored` say what a figure is of."""
     rows: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("SOLO", "local", {}),
@@ -62,7 +62,9 @@ def _methods(
             continue
         published = tuple(number for table in tables for number in numbers(table, method))
         own = {**_SCORED, **scored}[method]
-        figures: dict[str, Published] = {metrics[one]: published if one == own else None for one in ("shared", "local")}
+        figures: dict[str, Published] = {
+            metrics[model_kind]: published if model_kind == own else None for model_kind in ("shared", "local")
+        }
         cells.append(run(label, algorithm, figures, keys=keys, thin=thin))
     if metrics["shared"] == "shared":
         cells.append(both(_CONTROL, "shuffled", {}, groups_of="PACFL", thin=thin))
@@ -85,11 +87,11 @@ def _targets(**targets: float) -> dict[str, dict[str, Any]]:
     return {name: {**_RESNET.get(name, {}), "run.target_accuracy": target} for name, target in targets.items()}
 
 
-def _gaussian_cells() -> tuple[Cell, ...]:
+def _gaussian_cells() -> tuple[ReproductionCell, ...]:
     names = ("smallest_angle", "corresponding_angles", "bhattacharyya", "kl", "mmd")
     return tuple(
-        Cell(
-            label, tuple(Figure(name, numbers("PACFL, Table 5", name, label)) for name in names), trial=gaussians, trials=100,
+        ReproductionCell(
+            label, tuple(RowFigure(name, numbers("PACFL, Table 5", name, label)) for name in names), trial=gaussians, trials=100,
             settings={"mean": mean, "spread": spread},
         )
         for label, mean, spread in (
@@ -107,12 +109,12 @@ def _mixture(*names: str, samples: int) -> dict[str, Any]:
     return {"source": "mixture", "sources": sources, "samples_per_client": samples, "test_samples_per_client": 10}
 
 
-def _data_set_cells() -> tuple[Cell, ...]:
+def _data_set_cells() -> tuple[ReproductionCell, ...]:
     table = "PACFL, table beside Fig. 1"
     measures = ("smallest_angle", "corresponding_angles")
     return tuple(
-        Cell(
-            pair, tuple(Figure(name, numbers(table, name, pair)) for name in measures), trial=data_set_angles, trials=5,
+        ReproductionCell(
+            pair, tuple(RowFigure(name, numbers(table, name, pair)) for name in measures), trial=data_set_angles, trials=5,
             settings={"data": _mixture(*pair.split(" and "), samples=2000), "p": 2},
             thin={"data.samples_per_client": 500},
         )
@@ -120,7 +122,7 @@ def _data_set_cells() -> tuple[Cell, ...]:
     )  # fmt: skip
 
 
-def _class_cells() -> tuple[Cell, ...]:
+def _class_cells() -> tuple[ReproductionCell, ...]:
     animals, vehicles = [2, 3, 4, 5, 6, 7], [0, 1, 8, 9]
     four = ("CIFAR-10", "SVHN", "FMNIST", "USPS")
     rows: tuple[tuple[str, tuple[str, ...], Sequence[Sequence[int]], str], ...] = (
@@ -129,11 +131,11 @@ def _class_cells() -> tuple[Cell, ...]:
         ("MIX-4", four, _TENS, "four data sets apart, in the picture"),
     )
     return tuple(
-        Cell(
+        ReproductionCell(
             label,
-            (Figure("angle_within"), Figure("angle_between"), Figure("ari", shape(words) if words else ())),
+            (RowFigure("angle_within"), RowFigure("angle_between"), RowFigure("ari", shape(words) if words else ())),
             trial=class_angles, trials=5,
-            settings={"data": _mixture(*names, samples=5000), "p": 3, "groups": [list(one) for one in groups]},
+            settings={"data": _mixture(*names, samples=5000), "p": 3, "groups": [list(group) for group in groups]},
             thin={"data.samples_per_client": 1000},
         )
         for label, names, groups, words in rows
@@ -144,7 +146,7 @@ _TENS = [range(10 * i, 10 * i + 10) for i in range(4)]
 """The labels of the four data sets of MIX-4."""
 
 
-def _beta_cells(betas: Sequence[float], table: str, **keys: Any) -> tuple[Cell, ...]:
+def _beta_cells(betas: Sequence[float], table: str, **keys: Any) -> tuple[ReproductionCell, ...]:
     """The sweep over the threshold, whose ends are FedAvg and SOLO of `table`."""
     return tuple(
         run(
@@ -209,8 +211,8 @@ ENTRIES: dict[str, Reproduction] = {
             replace(
                 cell,
                 figures=tuple(
-                    Figure(one.metric, shape("converged after 30 rounds") if (cell.label, one.metric) == ("PACFL", "local") else ())
-                    for one in cell.figures
+                    RowFigure(row.metric, shape("converged after 30 rounds") if (cell.label, row.metric) == ("PACFL", "local") else ())
+                    for row in cell.figures
                 ),
             )
             for cell in _methods(2, 3, ("PACFL, Table 1",), _AS_IS, only=("LG-FedAvg", "Per-FedAvg", "IFCA", "CFL", "PACFL"))

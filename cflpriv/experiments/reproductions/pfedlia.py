@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...algorithms.cfl.cfl import EPS2
-from .entry import Cell, Figure, Published, Reproduction, run, shape
+from .entry import Published, Reproduction, ReproductionCell, RowFigure, run, shape
 from .published import numbers
 from .trials import influence_frontier, influence_speed
 
@@ -46,14 +46,16 @@ _SOURCES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """The three data sets: how the paper calls them, their keys, and what holds where a cell is scaled down."""
 
 
-def _lia_cells(setting: str, noise: float, names: Sequence[str] = tuple(_SOURCES)) -> tuple[Cell, ...]:
+def _lia_cells(setting: str, noise: float, names: Sequence[str] = tuple(_SOURCES)) -> tuple[ReproductionCell, ...]:
     cells = []
     for name in names:
         called, where, thin = _SOURCES[name]
         foreign = {"data.noise_labels": 5} if noise and name == "CIFAR-100" else {}
         for label, algorithm, keys, row in _LIA_ROWS:
             published = (
-                tuple(one for one in numbers("pFedLIA, Table I", row) if one.where.endswith(f" {setting}, {called}")) if row else None
+                tuple(number for number in numbers("pFedLIA, Table I", row) if number.where.endswith(f" {setting}, {called}"))
+                if row
+                else None
             )
             metrics: dict[str, Published] = {"shared": published, "local": None}
             if algorithm in ("pfedlia", "fesem", "cfl"):
@@ -64,7 +66,7 @@ def _lia_cells(setting: str, noise: float, names: Sequence[str] = tuple(_SOURCES
     return tuple(cells)
 
 
-def _frontier_cells() -> tuple[Cell, ...]:
+def _frontier_cells() -> tuple[ReproductionCell, ...]:
     """Fig. 3b, once a data set."""
     cells = []
     for name, source in (("FMNIST", "fashion_mnist"), ("CIFAR-10", "cifar10")):
@@ -78,10 +80,11 @@ def _frontier_cells() -> tuple[Cell, ...]:
             "algorithm": {"name": "pfedlia", "warm_up": 20, "local_epochs": 20},
         }  # fmt: skip
         figures = (
-            Figure("frontier", shape("all beneficial clients above it, in the picture")), Figure("score_same"), Figure("score_other")
+            RowFigure("frontier", shape("all beneficial clients above it, in the picture")),
+            RowFigure("score_same"), RowFigure("score_other"),
         )  # fmt: skip
         thin = {"data.samples_per_client": 100}
-        cells.append(Cell(name, figures, trial=influence_frontier, trials=5, settings=settings, thin=thin))
+        cells.append(ReproductionCell(name, figures, trial=influence_frontier, trials=5, settings=settings, thin=thin))
     return tuple(cells)
 
 
@@ -154,9 +157,9 @@ ENTRIES: dict[str, Reproduction] = {
         "the paper's: 9900 samples, a batch of 100, 100 test samples, 10 of its 10 to 20 local epochs; an MLP with 200 hidden units for "
         "its ResNet-18; data set (Fashion-MNIST here), lr 0.1, batch 100 and the thresholds are not published",
         tuple(
-            Cell(
+            ReproductionCell(
                 f"an epoch gains less than {100 * threshold:g} %",
-                (Figure("speedup", shape("40 to 500")), Figure("exact_seconds"), Figure("lazy_seconds")),
+                (RowFigure("speedup", shape("40 to 500")), RowFigure("exact_seconds"), RowFigure("lazy_seconds")),
                 trial=influence_speed, trials=5, settings={"threshold": threshold, "source": "fashion_mnist"},
             )
             for threshold in (0.1, 0.03, 0.01)

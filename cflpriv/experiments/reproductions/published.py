@@ -1,8 +1,8 @@
 """The numbers that the five papers publish: one table of all of them, by paper, table, row and column.
 
 A number is of exactly the settings of its column. `numbers` gives what an entry's cell may be compared with;
-`exact_settings.published_of` shows of these the one whose settings are those of a run, and none where the paper has no figure for them.
-Read from the papers' texts; what could not be read there is None here. Pictures without printed numbers are not in it.
+`exact_settings.published_of` selects the figure whose settings equal those of a run. Without such a figure it selects none. Read from the
+papers' texts; what could not be read there is None here. Pictures without printed numbers are not in it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ Value = float | tuple[float, float] | str | None
 
 @dataclass(frozen=True)
 class Number:
-    """One published figure: a number or words, the deviation behind its ±, the dotted keys that it is of beside those of an entry and
-    its cell, and where it stands."""
+    """One published figure: a number or words, the deviation behind its ±, the dotted keys that differ from the entry and its cell, and its
+    place in the paper."""
 
     value: float | str
     deviation: float | None = None
@@ -42,12 +42,12 @@ def numbers(table: str, row: str, column: str = "") -> tuple[Number, ...]:
     Raises `KeyError` for a table or a row that is not there.
     """
     there = TABLES[table]
-    found = []
+    published = []
     for (heading, settings), value in zip(there.columns.items(), there.rows[row], strict=True):
         if value is not None and heading.startswith(column):
             number, deviation = value if isinstance(value, tuple) else (value, None)
-            found.append(Number(number, deviation, settings, f"{table}, row {row}" + (f", column {heading}" if heading else "")))
-    return tuple(found)
+            published.append(Number(number, deviation, settings, f"{table}, row {row}" + (f", column {heading}" if heading else "")))
+    return tuple(published)
 
 
 def _data(**more: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -14,22 +14,22 @@ from ...data.regression import Regression, Scale, regression
 from ...randomness import stream
 from ...types import Array
 
-__all__ = ["STEPS", "Point", "distance", "start", "succeeds", "success_rate", "trial"]
+__all__ = ["STEPS", "RegressionPoint", "distance", "random_start", "succeeds", "success_rate", "trial"]
 
 STEPS = {2: (0.01, 0.1, 1.0), 4: (0.5, 1.0, 2.0)}
 """The paper's step sizes by the number of clusters."""
 
 
-def start(seed: int, attempt: int, d: int) -> Array:
+def random_start(seed: int, attempt: int, d: int) -> Array:
     """θ⁰ of one cluster, shape (d,): i.i.d. Bernoulli(½)."""
     return stream(seed, f"regression start {attempt}").integers(2, size=d).astype(np.float64)
 
 
-def distance(found: Array, truth: Array) -> float:
+def distance(estimates: Array, truth: Array) -> float:
     """(1/k) Σ_j ‖θ_j − θ*_π(j)‖ for the best matching π: which cluster is called which is arbitrary. Infinite where it diverged."""
-    if not np.isfinite(found).all():
+    if not np.isfinite(estimates).all():
         return float("inf")
-    costs = np.linalg.norm(found[:, None, :] - truth[None, :, :], axis=2)
+    costs = np.linalg.norm(estimates[:, None, :] - truth[None, :, :], axis=2)
     from scipy.optimize import linear_sum_assignment  # slow to import
 
     return float(costs[linear_sum_assignment(costs)].mean())
@@ -59,7 +59,7 @@ def trial(
 
 
 @dataclass(frozen=True)
-class Point:
+class RegressionPoint:
     """One point of the figure. The paper's: d = 1000, 300 rounds, 10 starts, 40 trials."""
 
     k: int
@@ -74,20 +74,20 @@ class Point:
     scale: Scale = "norm"
 
 
-def success_rate(point: Point, seed: int = 0, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> float:
+def success_rate(point: RegressionPoint, seed: int = 0, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> float:
     """The share of trials in which some start with some step size comes within 0.6 max(σ, 10⁻³) of the truth."""
     seeds = [int(stream(seed, "regression trial", number).integers(2**62)) for number in range(point.trials)]
     return sum(succeeds(point, own, device, dtype) for own in seeds) / point.trials
 
 
-def succeeds(point: Point, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float64) -> bool:
-    """One trial. The step sizes are tried one after the other, the middle one first, until one of them does it."""
+def succeeds(point: RegressionPoint, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float64) -> bool:
+    """One trial. The step sizes are tried in turn, the middle size first, until a trial succeeds."""
     k, d = point.k, point.d
     data = regression(seed, d=d, k=k, m=point.m, n=point.n, separation=point.separation, noise=point.noise, scale=point.scale)
-    starts = np.stack([[start(seed, b * k + j, d) for j in range(k)] for b in range(point.starts)])
+    starts = np.stack([[random_start(seed, b * k + j, d) for j in range(k)] for b in range(point.starts)])
     low, middle, high = STEPS.get(k, STEPS[2])
     for step in (middle, high, low):
-        found = trial(data, starts, (step,), point.rounds, device=device, dtype=dtype)[:, 0]
-        if min(distance(one, data.truth) for one in found) <= 0.6 * max(point.noise, 1e-3):
+        estimates = trial(data, starts, (step,), point.rounds, device=device, dtype=dtype)[:, 0]
+        if min(distance(estimate, data.truth) for estimate in estimates) <= 0.6 * max(point.noise, 1e-3):
             return True
     return False

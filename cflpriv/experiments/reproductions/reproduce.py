@@ -24,12 +24,12 @@ from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_byt
 from ...types import Population
 from ..run.folder import interruptible, run_experiment
 from ..run.resume import check_same_config, kept_rows, locked
-from . import REPRODUCTIONS, Cell, Reproduction
+from . import REPRODUCTIONS, Reproduction, ReproductionCell
 from .exact_settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
 from .published import Number
-from .table import Outcome, Row, in_words, slug, write
+from .table import ReproductionOutcome, TableRow, in_words, slug, write
 
-__all__ = ["Outcome", "Row", "reproduce"]
+__all__ = ["ReproductionOutcome", "TableRow", "reproduce"]
 
 PERCENT = {"shared": "accuracy_mean_last_rounds", "local": "local_accuracy_mean_last_rounds"}
 PLAIN = {
@@ -54,8 +54,8 @@ def reproduce(
     seeds: int = 1,
     changes: Sequence[str] = (),
     cells: Sequence[str] = (),
-    say: Callable[[str], None] = lambda line: None,
-) -> Outcome:
+    report: Callable[[str], None] = lambda line: None,
+) -> ReproductionOutcome:
     """Run what is missing of the entry `name` into `out`, and write its table and picture there.
 
     `scale` in (0, 1] shrinks the keys that the entry lists; `seeds` runs are made of each cell (trials repeat by themselves); `changes` are
@@ -83,28 +83,28 @@ def reproduce(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{out}: cannot be made ({error.strerror})") from None
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     remarks: dict[str, None] = dict.fromkeys([f"scale {scale:g}: nothing shrunk"] if scale == 1 else [])
     if changes and (trials := [cell.label for cell in chosen if cell.trial]):
         remarks[f"without {', '.join(changes)}, which is for runs: {'; '.join(trials)}"] = None
     interrupted = False
     with locked(out):
         populations: dict[str, Population] = {}  # the last seed's only: one data set in memory
-        shown: list[Cell] = []
+        shown: list[ReproductionCell] = []
         for cell in entry.cells:
             asked = cell in chosen and not interrupted
             if not asked and not _is_there(cell, out, scale, seeds):
                 if not cell.trial and _is_there(cell, out, scale, 1):
                     remarks[f"left out, though it was run before: {cell.label} (not with all of these {seeds} seeds)"] = None
                 continue
-            say(f"{cell.label}")
+            report(f"{cell.label}")
             try:
                 if cell.trial:
-                    found, notes, complete = _trials(entry, cell, out, data_dir, scale, seeds)
+                    cell_rows, notes, complete = _trials(entry, cell, out, data_dir, scale, seeds)
                 elif asked:
-                    found, notes, complete = _runs(entry, cell, out, data_dir, scale, seeds, changes, stand_in, populations, say)
+                    cell_rows, notes, complete = _runs(entry, cell, out, data_dir, scale, seeds, changes, stand_in, populations, report)
                 else:
-                    found, notes, complete = *_kept_runs(entry, cell, out, scale, seeds, changes, stand_in), True
+                    cell_rows, notes, complete = *_kept_runs(entry, cell, out, scale, seeds, changes, stand_in), True
             except KeyboardInterrupt:
                 interrupted = True
                 continue
@@ -115,27 +115,27 @@ def reproduce(
                 continue
             shown.append(cell)
             remarks |= dict.fromkeys(notes)
-            rows += found
-            for row in found:
-                say(f"  {in_words(row)}")
+            rows += cell_rows
+            for row in cell_rows:
+                report(f"  {in_words(row)}")
             interrupted |= not complete
-        outcome = Outcome(tuple(rows), tuple(remarks), interrupted)
+        outcome = ReproductionOutcome(tuple(rows), tuple(remarks), interrupted)
         write(entry, name, outcome, shown, out, seeds, scale, changes)
     return outcome
 
 
-def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells whose labels begin with one of `wanted`, after those that they take groups from."""
+def _chosen(entry: Reproduction, wanted: Sequence[str]) -> tuple[ReproductionCell, ...]:
+    """The cells whose labels begin with a prefix in `wanted`, preceded by the cells whose groups they use."""
     labels = [cell.label for cell in entry.cells]
-    for one in wanted:
-        if not any(label.startswith(one) for label in labels):
-            raise InputError(f"--cells {one!r}: no cell begins so{near(one, labels)}")
-    taken = {cell.label for cell in entry.cells if not wanted or any(cell.label.startswith(one) for one in wanted)}
+    for prefix in wanted:
+        if not any(label.startswith(prefix) for label in labels):
+            raise InputError(f"--cells {prefix!r}: no cell begins so{near(prefix, labels)}")
+    taken = {cell.label for cell in entry.cells if not wanted or any(cell.label.startswith(prefix) for prefix in wanted)}
     taken |= {cell.groups_of for cell in entry.cells if cell.label in taken and cell.groups_of}
     return tuple(cell for cell in entry.cells if cell.label in taken)
 
 
-def _is_there(cell: Cell, out: Path, scale: float, seeds: int) -> bool:
+def _is_there(cell: ReproductionCell, out: Path, scale: float, seeds: int) -> bool:
     """Whether the folder holds all of a cell, to be shown though it was not asked for now."""
     if not cell.trial:
         return all((folder / "checkpoints" / "final.json").is_file() for folder in _folders(cell.label, out, seeds))
@@ -148,7 +148,7 @@ def _folders(label: str, out: Path, seeds: int) -> list[Path]:
     return [out / f"{slug(label)}-s{seed}" for seed in range(seeds)]
 
 
-def _trial_file(cell: Cell, out: Path, scale: float, seeds: int) -> tuple[Path, int]:
+def _trial_file(cell: ReproductionCell, out: Path, scale: float, seeds: int) -> tuple[Path, int]:
     """Where a cell's trials are kept, and how many there are to be."""
     return out / f"{slug(cell.label)}.jsonl", scaled_trials(cell, scale) if cell.trials > 1 else seeds
 
@@ -177,7 +177,7 @@ def _stand_in(entry: Reproduction, data_dir: str | Path | None) -> dict[str, str
 
 
 def _check_data(
-    entry: Reproduction, cells: Sequence[Cell], scale: float, changes: Sequence[str], stand_in: Mapping[str, str],
+    entry: Reproduction, cells: Sequence[ReproductionCell], scale: float, changes: Sequence[str], stand_in: Mapping[str, str],
     data_dir: str | Path | None,
 ) -> None:  # fmt: skip
     """Find out before anything runs that a data set is missing, or that no run accepts its keys. Raises `InputError` saying so."""
@@ -212,9 +212,9 @@ def _population(spec: DataSpec, data_dir: str | Path | None, kept: dict[str, Pop
 
 
 def _runs(
-    entry: Reproduction, cell: Cell, out: Path, data_dir: str | Path | None, scale: float, seeds: int, changes: Sequence[str],
-    stand_in: Mapping[str, str], populations: dict[str, Population], say: Callable[[str], None],
-) -> tuple[list[Row], list[str], bool]:  # fmt: skip
+    entry: Reproduction, cell: ReproductionCell, out: Path, data_dir: str | Path | None, scale: float, seeds: int, changes: Sequence[str],
+    stand_in: Mapping[str, str], populations: dict[str, Population], report: Callable[[str], None],
+) -> tuple[list[TableRow], list[str], bool]:  # fmt: skip
     summaries: list[dict[str, Any]] = []
     notes: list[str] = []
     published: Mapping[str, Number] = {}
@@ -230,9 +230,9 @@ def _runs(
                     population = _grouped(population, grouped)
                 summary = run_experiment(config, folder, data_dir, resume=True, population=population)
             except (InputError, TrainingDiverged) as error:
-                if any(str(one) in str(error) for one in (folder, grouped)):  # it is not what is asked for, but what lies there
+                if any(str(path) in str(error) for path in (folder, grouped)):  # it is not what is asked for, but what lies there
                     raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
-                rows = [Row(cell.label, figure.metric, None, None, None, 0, 0.0, str(error)) for figure in cell.figures]
+                rows = [TableRow(cell.label, figure.metric, None, None, None, 0, 0.0, str(error)) for figure in cell.figures]
                 return rows, notes, not interrupted()
             summaries.append(summary)
             cut = summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped")
@@ -243,8 +243,8 @@ def _runs(
 
 
 def _kept_runs(
-    entry: Reproduction, cell: Cell, out: Path, scale: float, seeds: int, changes: Sequence[str], stand_in: Mapping[str, str]
-) -> tuple[list[Row], list[str]]:
+    entry: Reproduction, cell: ReproductionCell, out: Path, scale: float, seeds: int, changes: Sequence[str], stand_in: Mapping[str, str]
+) -> tuple[list[TableRow], list[str]]:
     """A cell that was run before, from its folders. Raises `InputError` if that was at other settings, or a file is damaged."""
     notes: list[str] = []
     summaries: list[dict[str, Any]] = []
@@ -265,8 +265,8 @@ def _kept_runs(
 
 
 def _from_folders(
-    cell: Cell, summaries: Sequence[Mapping[str, Any]], folders: Sequence[Path], published: Mapping[str, Number]
-) -> tuple[list[Row], list[str]]:
+    cell: ReproductionCell, summaries: Sequence[Mapping[str, Any]], folders: Sequence[Path], published: Mapping[str, Number]
+) -> tuple[list[TableRow], list[str]]:
     """The rows of a cell, and what its runs have to remark, from one summary and run folder a seed."""
     values: dict[str, list[float | None]] = {figure.metric: [] for figure in cell.figures}
     notes: list[str] = []
@@ -299,15 +299,15 @@ def _grouped(population: Population, folder: Path) -> Population:
 
 
 def _trials(
-    entry: Reproduction, cell: Cell, out: Path, data_dir: str | Path | None, scale: float, seeds: int
-) -> tuple[list[Row], list[str], bool]:
+    entry: Reproduction, cell: ReproductionCell, out: Path, data_dir: str | Path | None, scale: float, seeds: int
+) -> tuple[list[TableRow], list[str], bool]:
     """Trials are kept one a line, so that none is made twice."""
     assert cell.trial is not None
     settings, remarks = trial_settings(entry, cell, scale)
     path, count = _trial_file(cell, out, scale, seeds)
     kept = _kept_trials(path, {figure.metric for figure in cell.figures})
     asked = json.loads(json.dumps(settings))
-    if any(one["settings"] != asked for one in kept):
+    if any(trial["settings"] != asked for trial in kept):
         raise InputError(f"{path}: holds trials at other settings (another --scale?); choose another folder with --out")
     for number in range(len(kept), count):
         began = time.perf_counter()
@@ -316,9 +316,9 @@ def _trials(
         append(path, json.dumps(line) + "\n")
         kept.append(line)
     values: dict[str, list[float | None]] = {
-        figure.metric: [one["figures"][figure.metric] for one in kept[:count]] for figure in cell.figures
+        figure.metric: [trial["figures"][figure.metric] for trial in kept[:count]] for figure in cell.figures
     }
-    return _rows(cell, values, sum(one["seconds"] for one in kept[:count]), published_of_trials(cell, settings)), list(remarks), True
+    return _rows(cell, values, sum(trial["seconds"] for trial in kept[:count]), published_of_trials(cell, settings)), list(remarks), True
 
 
 def _kept_trials(path: Path, metrics: set[str]) -> list[dict[str, Any]]:
@@ -330,17 +330,19 @@ def _kept_trials(path: Path, metrics: set[str]) -> list[dict[str, Any]]:
     kept = []
     for number, line in enumerate(data.splitlines()):
         try:
-            one = parse_json(line)
-            sound = one["trial"] == number and metrics <= set(one["figures"]) and {"settings", "seconds"} <= set(one)
+            trial = parse_json(line)
+            sound = trial["trial"] == number and metrics <= set(trial["figures"]) and {"settings", "seconds"} <= set(trial)
         except (ValueError, TypeError, KeyError):
             sound = False
         if not sound:
             raise InputError(f"{path}: line {number + 1} is damaged; remove the file, and its trials are made again")
-        kept.append(one)
+        kept.append(trial)
     return kept
 
 
-def _rows(cell: Cell, values: Mapping[str, list[float | None]], seconds: float, published: Mapping[str, Number]) -> list[Row]:
+def _rows(
+    cell: ReproductionCell, values: Mapping[str, list[float | None]], seconds: float, published: Mapping[str, Number]
+) -> list[TableRow]:
     rows = []
     for figure in cell.figures:
         numbers = [value for value in values[figure.metric] if value is not None]
@@ -350,7 +352,7 @@ def _rows(cell: Cell, values: Mapping[str, list[float | None]], seconds: float, 
         note = "" if not missing else "never" if figure.metric.startswith(NEVER) else "not measured"
         note = f"{note} in {missing} of {missing + len(numbers)}" if note and numbers else note
         count = len(values[figure.metric])
-        rows.append(Row(cell.label, figure.metric, mean, deviation, published.get(figure.metric), count, seconds, note))
+        rows.append(TableRow(cell.label, figure.metric, mean, deviation, published.get(figure.metric), count, seconds, note))
     return rows
 
 
@@ -389,6 +391,6 @@ def _measured(metric: str, summary: Mapping[str, Any], rows: Sequence[Mapping[st
         wrong = next((i for i in range(len(seen), 0, -1) if seen[i - 1][1] < 1), 0)  # all after these are right
         return float(seen[wrong][0]) if wrong < len(seen) else None
     if metric in ("max_norm", "mean_norm"):
-        norms = [max(values) for row in rows if (values := [one for one in row.get(f"{metric}s", ()) if one is not None])]
+        norms = [max(values) for row in rows if (values := [number for number in row.get(f"{metric}s", ()) if number is not None])]
         return norms[-1] / max(norms) if norms else None
     raise AssertionError(f"metric {metric} is of trials only")

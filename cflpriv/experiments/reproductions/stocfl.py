@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...algorithms.cfl.cfl import EPS2
-from .entry import Cell, Figure, Published, Reproduction, run, shape
+from .entry import Published, Reproduction, ReproductionCell, RowFigure, run, shape
 from .ifca import FEMNIST, ROTATED
 from .published import Number, numbers
 from .trials import anchor_cosines
@@ -47,12 +47,12 @@ _ALL_LABELS = (
 _STOCFL_SHRINKS = {"training.rounds": 5, "data.clients": 20, "data.sources": 10, "model.hidden": 32}
 
 
-def _of_labels(setting: str, found: tuple[Number, ...]) -> tuple[Number, ...]:
+def _of_labels(setting: str, published: tuple[Number, ...]) -> tuple[Number, ...]:
     """The numbers of a setting of Table 3; the pathological row's as words, since it does not compare."""
-    return tuple(replace(one, value=f"{one.value} on all labels") for one in found) if setting == "pathological" else found
+    return tuple(replace(number, value=f"{number.value} on all labels") for number in published) if setting == "pathological" else published
 
 
-def _lambda_cells() -> tuple[Cell, ...]:
+def _lambda_cells() -> tuple[ReproductionCell, ...]:
     cells = tuple(
         run(
             f"{setting} lambda={lam:g}", "stocfl",
@@ -71,7 +71,7 @@ def _lambda_cells() -> tuple[Cell, ...]:
     )  # fmt: skip
 
 
-def _cosine_cells() -> tuple[Cell, ...]:
+def _cosine_cells() -> tuple[ReproductionCell, ...]:
     """Fig. 2, panels a to d: ten clients on a circle of steps; five of each data set in panel d, apart 0 or 1."""
     size: dict[str, Any] = {"samples_per_client": 1000, "test_samples_per_client": 10}
     ten: dict[str, Any] = {"source": "mnist", "clients": 10, **size}
@@ -84,8 +84,8 @@ def _cosine_cells() -> tuple[Cell, ...]:
         ("hybrid", "data sets apart", {"data": two}, (0, 1)),
     )
     return tuple(
-        Cell(
-            f"{panel}, {apart} apart", (Figure("cosine", shape("higher for more similar data, in the picture")),), trial=anchor_cosines,
+        ReproductionCell(
+            f"{panel}, {apart} apart", (RowFigure("cosine", shape("higher for more similar data, in the picture")),), trial=anchor_cosines,
             trials=3, settings={**settings, "apart": apart}, places=((axis, panel, apart),),
         )
         for panel, axis, settings, steps in panels for apart in steps
@@ -107,7 +107,7 @@ _ROWS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
 """The methods of Table 1: label, algorithm, its keys, the row's heading."""
 
 
-def _table_1(column: str, sizes: Mapping[str, Any], suffix: str) -> list[Cell]:
+def _table_1(column: str, sizes: Mapping[str, Any], suffix: str) -> list[ReproductionCell]:
     cells = []
     for name, algorithm, keys, row in _ROWS:
         metrics: dict[str, Published] = {"shared": numbers("StoCFL, Table 1", row, column) if row else None}
@@ -129,7 +129,7 @@ _CIFAR_CHOSEN = (
 )
 
 
-def _sampling_cells() -> tuple[Cell, ...]:
+def _sampling_cells() -> tuple[ReproductionCell, ...]:
     """Fig. 4: the methods of Table 1 over the share of clients in a round; at 10 and 100 % Table 1 has the figures."""
     return tuple(
         run(
@@ -142,7 +142,7 @@ def _sampling_cells() -> tuple[Cell, ...]:
     )  # fmt: skip
 
 
-def _stocfl_rotated() -> tuple[Cell, ...]:
+def _stocfl_rotated() -> tuple[ReproductionCell, ...]:
     return tuple(
         cell
         for n, samples in ((1200, 200), (2400, 100), (4800, 50)) for share in (0.1, 1.0)
@@ -152,7 +152,7 @@ def _stocfl_rotated() -> tuple[Cell, ...]:
     )  # fmt: skip
 
 
-def _shifted_cells(column: str) -> tuple[Cell, ...]:
+def _shifted_cells(column: str) -> tuple[ReproductionCell, ...]:
     def of(row: str) -> dict[str, Published]:
         return {"shared": numbers("StoCFL, Figure 6", row, column)}
 
@@ -181,7 +181,7 @@ def _granularity(tau: float) -> Published:
     return numbers("StoCFL, text", row) if row else None
 
 
-def _unseen_cells() -> tuple[Cell, ...]:
+def _unseen_cells() -> tuple[ReproductionCell, ...]:
     rows: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("FedAvg", "fedavg", {}), ("CFL", "cfl", {"training.participation": 1.0, "eps2": EPS2}), ("IFCA", "ifca", {"k": 2}),
         ("StoCFL", "stocfl", {"tau": 0.55, "lam": 0.05}),

@@ -13,10 +13,10 @@ from typing import Any
 from ...files import write_atomically
 from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_text
 from ..report.pictures import PALETTE, new_figure, style, uri
-from .entry import METRICS, Cell, Reproduction
+from .entry import METRICS, Reproduction, ReproductionCell
 from .published import Number
 
-__all__ = ["Outcome", "Row", "in_words", "slug", "write"]
+__all__ = ["ReproductionOutcome", "TableRow", "in_words", "slug", "write"]
 
 ALONG: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "accuracy_mean": ("accuracy of the model a client would use, %", 100.0, ("shared", "before_split")),
@@ -29,7 +29,7 @@ ALONG: dict[str, tuple[str, float, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One line of the table: a cell's figure, ours as mean and deviation over `count` seeds or trials, beside the one that is `printed` in
     the paper for these settings."""
 
@@ -57,10 +57,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReproductionOutcome:
     """What `reproduce` found: rows, remarks on scale and data, and whether it was interrupted."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     remarks: tuple[str, ...]
     interrupted: bool = False
 
@@ -70,7 +70,7 @@ def slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=+]+", "_", label).strip("_.")
 
 
-def _sources(entry: Reproduction, rows: Sequence[Row]) -> str:
+def _sources(entry: Reproduction, rows: Sequence[TableRow]) -> str:
     """Where the published figures of a table stand, or that there are none at these settings."""
     if not any(row.printed for row in rows):
         return f"{entry.source}; nothing at these settings"
@@ -92,7 +92,7 @@ def _with_deviation(value: float | str | None, deviation: float | None, metric: 
     return _number(value, metric) + ("" if deviation is None else f" ± {_number(deviation, metric)}")
 
 
-def in_words(row: Row) -> str:
+def in_words(row: TableRow) -> str:
     """A row as text."""
     ours = _with_deviation(row.ours, row.deviation, row.metric)
     published = _with_deviation(row.published, row.published_deviation, row.metric)
@@ -102,7 +102,14 @@ def in_words(row: Row) -> str:
 
 
 def write(
-    entry: Reproduction, name: str, outcome: Outcome, cells: Sequence[Cell], out: Path, seeds: int, scale: float, changes: Sequence[str]
+    entry: Reproduction,
+    name: str,
+    outcome: ReproductionOutcome,
+    cells: Sequence[ReproductionCell],
+    out: Path,
+    seeds: int,
+    scale: float,
+    changes: Sequence[str],
 ) -> None:
     """Write `table.md`, `table.csv` and, if anything was measured, `picture.svg` into `out`."""
     total = sum({row.cell: row.seconds for row in outcome.rows}.values())
@@ -145,14 +152,14 @@ def write(
         write_atomically(out / "picture.svg", picture)
 
 
-def _picture(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], out: Path, seeds: int) -> str:
+def _picture(entry: Reproduction, rows: Sequence[TableRow], cells: Sequence[ReproductionCell], out: Path, seeds: int) -> str:
     """The table as a picture: filled marks are ours, rings the published figures; or curves over rounds, the published ones dotted."""
     if entry.over == "rounds":
         return _over_rounds(entry, rows, cells, out)
     by_label = {cell.label: cell for cell in cells}
-    found = [row for row in rows if row.ours is not None]
+    measured = [row for row in rows if row.ours is not None]
     axes_of = {cell.label: tuple(dict.fromkeys(axis for axis, _, _ in cell.places)) for cell in cells}
-    panels = dict.fromkeys((row.metric, axis) for row in found for axis in (axes_of[row.cell] if entry.over == "numbers" else ("",)))
+    panels = dict.fromkeys((row.metric, axis) for row in measured for axis in (axes_of[row.cell] if entry.over == "numbers" else ("",)))
     wide, high = min(3, max(1, len(panels))), -(-len(panels) // 3) or 1
     with style():
         figure = new_figure(4.6 * wide, (3.4 if entry.over == "numbers" else 1.4 + 0.28 * len(by_label)) * high)
@@ -172,7 +179,7 @@ def _picture(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], ou
             axes.set_title(fill(METRICS[metric], 44), fontsize=8, loc="left")
         if {"shared", "local"} <= {metric for metric, _ in panels} and entry.over == "cells":  # both are accuracies of the same methods
             _alike([axes for axes, (metric, _) in zip(places, panels, strict=False) if metric in ("shared", "local")])
-        ring = "; filled: ours, ring: published" if any(isinstance(row.published, float) for row in found) else ""
+        ring = "; filled: ours, ring: published" if any(isinstance(row.published, float) for row in measured) else ""
         figure.suptitle(fill(f"{entry.title} ({entry.source}){ring}", 64 * wide), fontsize=9)
         return uri(figure)
 
@@ -184,7 +191,7 @@ def _alike(panels: Sequence[Any]) -> None:
         axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
-def _over_rounds(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell], out: Path) -> str:
+def _over_rounds(entry: Reproduction, rows: Sequence[TableRow], cells: Sequence[ReproductionCell], out: Path) -> str:
     name, unit, metrics = ALONG[entry.along]
     with style():
         figure = new_figure(7, 3.6)
@@ -214,10 +221,10 @@ def _over_rounds(entry: Reproduction, rows: Sequence[Row], cells: Sequence[Cell]
         return uri(figure)
 
 
-def _over_numbers(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell], axis: str) -> None:
+def _over_numbers(axes: Any, rows: Sequence[TableRow], cells: Mapping[str, ReproductionCell], axis: str) -> None:
     placed = [(series, x, row) for row in rows for name, series, x in cells[row.cell].places if name == axis]
-    for i, series in enumerate(dict.fromkeys(one for one, _, _ in placed)):
-        own = sorted(((x, row) for one, x, row in placed if one == series), key=lambda point: point[0])
+    for i, series in enumerate(dict.fromkeys(name for name, _, _ in placed)):
+        own = sorted(((x, row) for name, x, row in placed if name == series), key=lambda point: point[0])
         here = [(x, row.ours) for x, row in own if row.ours is not None]
         bare = {"success", "separated"}  # each trial is 0 or 1: their deviation adds nothing to their mean
         spread = [0.0 if row.metric in bare else row.deviation or 0.0 for _, row in own if row.ours is not None]
@@ -242,7 +249,7 @@ def _plain(axis: Any) -> None:
     axis.set_minor_formatter("")
 
 
-def _over_cells(axes: Any, rows: Sequence[Row], cells: Mapping[str, Cell]) -> None:
+def _over_cells(axes: Any, rows: Sequence[TableRow], cells: Mapping[str, ReproductionCell]) -> None:
     labels = list(cells)
     for row in rows:
         y = labels.index(row.cell)
@@ -263,7 +270,7 @@ def _curve(path: Path, key: str) -> list[tuple[int, float]]:
         row = parse_json(line)
         value = row.get(key)
         if isinstance(value, list):
-            value = max((one for one in value if one is not None), default=None)
+            value = max((entry for entry in value if entry is not None), default=None)
         if value is not None:
             points.append((row["round"] + 1, float(value)))
     return points

@@ -28,9 +28,9 @@ from ...tasks.signatures import principal_vectors
 from ...tasks.training import Gradient, Train
 from ...types import Array, ClientData, Population
 from ..config.config import parse_config
-from ..run.loop import Run
+from ..run.loop import Experiment
 from ..run.run import advance, begin, prepare
-from .regression import Point, success_rate
+from .regression import RegressionPoint, success_rate
 
 __all__ = [
     "Trial", "anchor_cosines", "class_angles", "data_set_angles", "gaussian_separation", "gaussians", "influence_frontier",
@@ -72,7 +72,7 @@ def _fitted(x: Array, y: Array) -> tuple[float, float]:
     step = y.mean(axis=0) - x.mean(axis=0)
     a, b = np.cov(x.T), np.cov(y.T)
     middle = (a + b) / 2
-    logs = [float(np.linalg.slogdet(one)[1]) for one in (a, b, middle)]
+    logs = [float(np.linalg.slogdet(matrix)[1]) for matrix in (a, b, middle)]
     bhattacharyya = step @ np.linalg.solve(middle, step) / 8 + (logs[2] - (logs[0] + logs[1]) / 2) / 2
     kl = (np.trace(np.linalg.solve(b, a)) + step @ np.linalg.solve(b, step) - len(step) + logs[1] - logs[0]) / 2
     return float(bhattacharyya), float(kl)
@@ -91,9 +91,9 @@ def data_set_angles(seed: int, data_dir: str | Path | None, settings: Mapping[st
 
     `settings["data"]` is a mixture with one client a data set, which brings both into one frame.
     """
-    one, other = (_flat(client.x_train) for client in _population(seed, data_dir, settings).clients)
+    first, other = (_flat(client.x_train) for client in _population(seed, data_dir, settings).clients)
     p = settings["p"]
-    gram = Gram.of_vectors((0, 1), np.stack([principal_vectors(one, p), principal_vectors(other, p)]))
+    gram = Gram.of_vectors((0, 1), np.stack([principal_vectors(first, p), principal_vectors(other, p)]))
     measures: tuple[Measure, ...] = ("smallest_angle", "corresponding_angles")
     return {measure: float(angles(gram, measure).values[0, 1]) for measure in measures}
 
@@ -148,13 +148,13 @@ def anchor_cosines(seed: int, data_dir: str | Path | None, settings: Mapping[str
         inputs.append(TaskInput(data, {"model": anchor}, {}, Streams(seed, 0, client.id)))
     engine = Engine("auto", 1, "cpu")
     with one_thread():
-        found = engine.run(Represent(Gradient(model)), inputs)
+        results = engine.run(Represent(Gradient(model)), inputs)
     engine.close()
-    vectors = np.stack([result["representation"] for result in found])[:, None]
-    values = cosines(Gram.of_vectors(range(len(found)), vectors)).values
+    vectors = np.stack([result["representation"] for result in results])[:, None]
+    values = cosines(Gram.of_vectors(range(len(results)), vectors)).values
     steps = np.abs(places[:, None] - places[None, :])
     steps = np.minimum(steps, places.max() + 1 - steps)
-    return {"cosine": float(values[(steps == settings["apart"]) & ~np.eye(len(found), dtype=bool)].mean())}
+    return {"cosine": float(values[(steps == settings["apart"]) & ~np.eye(len(results), dtype=bool)].mean())}
 
 
 def gaussian_separation(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
@@ -175,9 +175,9 @@ def gaussian_separation(seed: int, data_dir: str | Path | None, settings: Mappin
 
 
 def regression_success(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
-    """IFCA, Fig. 3: whether a trial succeeds (1 or 0) at the point that `settings` gives (see `regression.Point`). In float32."""
+    """IFCA, Fig. 3: whether a trial succeeds (1 or 0) at the point that `settings` gives (see `regression.RegressionPoint`). In float32."""
     with one_thread():
-        return {"success": success_rate(Point(**settings, trials=1), seed, dtype=torch.float32)}
+        return {"success": success_rate(RegressionPoint(**settings, trials=1), seed, dtype=torch.float32)}
 
 
 def label_swap_gap(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
@@ -221,7 +221,7 @@ def influence_frontier(seed: int, data_dir: str | Path | None, settings: Mapping
     }
 
 
-def _prepared(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any], name: str) -> Run:
+def _prepared(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any], name: str) -> Experiment:
     """A simulation of a tree of sections, before its beginning."""
     tree = {section: dict(values) for section, values in settings.items()}
     for section in ("data", "run"):

@@ -51,8 +51,18 @@ TYPES: Mapping[str, type] = ChainMap(
     {state_name(kind): kind for kind in (Shared, Blind, Own, GroupMean, Clustering, SimilarityMatrix)}, STATES
 )
 """The dataclasses that a state may be made of, by `state_name`: these, and what algorithms declare as their `states`."""
-_RENAMED: Mapping[str, str] = {}
-"""`state_name` in earlier versions -> today's."""
+_RENAMED: Mapping[str, str] = {
+    "crossfit.State": "crossfit.CrossfitState", "fedavg.State": "fedavg.FedAvgState", "fedfomo.State": "fedfomo.FedFomoState",
+    "fedgwc.Cluster": "fedgwc.GwcCluster", "fedgwc.State": "fedgwc.FedGwcState", "fedproto.State": "fedproto.FedProtoState",
+    "fedsoft.State": "fedsoft.FedSoftState", "fesem.State": "fesem.FesemState", "fixed.State": "fixed.FixedState",
+    "flexcfl.State": "flexcfl.FlexCflState", "local.State": "local.LocalState", "meeting.State": "meeting.StocflState",
+    "ocfl.State": "ocfl.OcflState", "one_shot.State": "one_shot.OneShotState", "pacfl.State": "pacfl.PacflState",
+    "parameter_tree.Node": "parameter_tree.TreeNode", "parameter_tree.Seen": "parameter_tree.SeenSimilarities",
+    "parameter_tree.State": "parameter_tree.CflState", "pfedlia.State": "pfedlia.PfedliaState", "pina.State": "pina.PinaState",
+    "private_clusters.State": "private_clusters.PrivateClustersState", "r_dpcfl.State": "r_dpcfl.RDpcflState",
+    "restarts.State": "restarts.IfcaState", "rr_cluster.State": "rr_cluster.RrClusterState", "scaffold.State": "scaffold.ScaffoldState",
+}  # fmt: skip
+"""`state_name` in earlier versions -> in this version."""
 
 
 def _type_of(name: Any) -> type | None:
@@ -94,7 +104,7 @@ class _Out:
             place = self.keys.setdefault(value.key, path)
             return {"held": place, "clients": list(value.clients), "parts": list(value.parts)}
         if arrays is self.others and isinstance(value, Deferred):
-            return {"sum": [self.walk(one, f"{path}/{i}", arrays) for i, one in enumerate((value.first, value.second))]}
+            return {"sum": [self.walk(part, f"{path}/{i}", arrays) for i, part in enumerate((value.first, value.second))]}
         if arrays is self.others and isinstance(value, Movement) and self._own(value):
             return {"span": self._span(value, path)}
         if hasattr(value, "__array__"):  # computed on demand, one at a time, when it is written
@@ -105,7 +115,9 @@ class _Out:
                 raise TypeError(
                     f"checkpoint: {path} is a {state_name(type(value))}, which no algorithm declares among its states (checkpoint.TYPES)"
                 )
-            inner = {one.name: self.walk(getattr(value, one.name), f"{path}/{one.name}", arrays) for one in fields(value) if one.init}
+            inner = {
+                entry.name: self.walk(getattr(value, entry.name), f"{path}/{entry.name}", arrays) for entry in fields(value) if entry.init
+            }
             return {"type": state_name(type(value)), "fields": inner}
         if isinstance(value, Mapping):
             return {"mapping": [[self.walk(key, path, arrays), self.walk(item, f"{path}/{key}", arrays)] for key, item in value.items()]}
@@ -115,14 +127,14 @@ class _Out:
         raise TypeError(f"checkpoint: {path} is a {type(value).__name__}, which a state may not hold")
 
     def _once(self, value: Any, path: str) -> str:
-        """Where an array or tensor of other parties is written; it is, at `path`, when it is first met."""
+        """The path of an array or tensor of other parties. At the first call the array is written to `path`."""
         if id(value) not in self.known:
             self.known[id(value)] = value, path  # the value too, so that its id stays its own
             self.others[path] = np.asarray(value)
         return self.known[id(value)][1]
 
     def _own(self, value: Movement) -> bool:
-        """Whether a client's data make it again: it is of all of them, and of a model that can be written down."""
+        """Whether the movement can be recomputed from a client's data: it uses all of the data, and its model can be saved."""
         return value.data is not None and self.data.get(value.data.id) is value.data and value.model.factory is None
 
     def _span(self, value: Movement, path: str) -> dict[str, Any]:
@@ -130,7 +142,7 @@ class _Out:
         return {
             "client": value.data.id,
             "model": plain(value.model, "Model", {"Model": Model}),
-            "arrays": {name: self._once(one, f"{path}/{name}") for name, one in arrays.items()},
+            "arrays": {name: self._once(array, f"{path}/{name}") for name, array in arrays.items()},
             "factors": [value.width, value.more_start, value.more_anchor],
         }
 
@@ -161,7 +173,9 @@ class _Out:
 
     def parties(self, simulated: Simulated) -> dict[str, Any]:
         """What the parties of a simulation keep: values as arrays, all else as bytes."""
-        seeds = {place: [one.client, one.signing_seed, one.encryption_seed] for place, one in simulated.identities.items()}
+        seeds = {
+            place: [identity.client, identity.signing_seed, identity.encryption_seed] for place, identity in simulated.identities.items()
+        }
         stores = {}
         for place, store in simulated.stores.items():
             values, rest = kept_values(store)
@@ -202,12 +216,12 @@ def save_checkpoint(
             files[file], written = write_arrays(folder / file, arrays, mode=0o600 if arrays is out.others else 0o644)
             size += written
     tree["files"] = files
-    tree["digest"] = digest_of(tree)
+    tree["digest"] = tree_digest(tree)
     write_atomically(folder / f"{name}.json", json.dumps(tree, sort_keys=True) + "\n")
     return size
 
 
-def digest_of(tree: Mapping[str, Any]) -> str:
+def tree_digest(tree: Mapping[str, Any]) -> str:
     text = json.dumps({key: value for key, value in tree.items() if key != "digest"}, sort_keys=True)
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -248,7 +262,11 @@ class Checkpoint:
             identities = msgspec.msgpack.decode(self._walk(tree["identities"], self.others), type=dict[int, tuple[int, bytes, bytes]])
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise InputError(f"{self.path}: does not fit together ({type(error).__name__}: {error})") from None
-        return {"session": self.session, "identities": {place: Identity(*one) for place, one in identities.items()}, "stores": self._stores}
+        return {
+            "session": self.session,
+            "identities": {place: Identity(*seeds) for place, seeds in identities.items()},
+            "stores": self._stores,
+        }
 
     def _stores(self, data: Mapping[int, ClientData]) -> dict[int, ObjectStore]:
         """What each party of a simulation kept; `data` is that of its clients. Raises `InputError` if it does not fit."""
@@ -286,7 +304,7 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
         if tree["format"] not in range(OLDEST_FORMAT, FORMAT + 1):
             known = f"{OLDEST_FORMAT} to {FORMAT}"
             raise InputError(f"{path}: is of format {tree['format']!r}, of another version; this version resumes formats {known} only")
-        if tree["digest"] != digest_of(tree):
+        if tree["digest"] != tree_digest(tree):
             raise InputError(f"{path}: does not match its own digest; the checkpoint was changed")
         server = _arrays_of(folder / f"{name}.safetensors", tree["files"][f"{name}.safetensors"])
         clients = f"{name}.clients.safetensors"
@@ -301,14 +319,14 @@ def load_checkpoint(folder: Path, name: str) -> Checkpoint:
 
 
 def _arrays_of(path: Path, digest: str) -> dict[str, Array]:
-    found = blake2b(digest_size=16)
+    computed = blake2b(digest_size=16)
     try:
         with open_regular(path) as file:
             while chunk := file.read(1 << 22):
-                found.update(chunk)
+                computed.update(chunk)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    if found.hexdigest() != digest:
+    if computed.hexdigest() != digest:
         raise InputError(f"{path}: does not match its digest in the checkpoint; it was changed or cut")
     return read_safetensors(path)
 
@@ -328,7 +346,7 @@ class _In:
         if "array" in tree:
             return self._once(tree["array"]) if arrays is self.checkpoint.others else np.array(arrays[tree["array"]])
         if "sum" in tree:
-            return Deferred(*(self.walk(one, arrays) for one in tree["sum"]))
+            return Deferred(*(self.walk(part, arrays) for part in tree["sum"]))
         if "span" in tree:
             return self._movement(**tree["span"])
         if "scalar" in tree:
@@ -371,15 +389,17 @@ def restore(checkpoint: Checkpoint, federation: FederationServer, resumed: int |
     try:
         federation.restore(into.walk(tree["federation"], arrays), resumed)
         epochs = []
-        for one in tree["held"]["epochs"]:
-            session = federation.epochs.make(one["number"])
-            session.restore(into.walk(one["session"], arrays))
-            epochs.append(Epoch(one["number"], session, list(one["clients"]), tuple(one["shape"]), into.walk(one["memory"], arrays)))
-        for place, one in tree["held"]["keys"].items():
-            key = into.keys[place] = HeldKey(one["name"])
-            federation.know(key, one["known"])
-            if one["epochs"]:
-                federation.epochs.entered[key] = [(part, epochs[number]) for part, number in one["epochs"]]
+        for entry in tree["held"]["epochs"]:
+            session = federation.epochs.make(entry["number"])
+            session.restore(into.walk(entry["session"], arrays))
+            epochs.append(
+                Epoch(entry["number"], session, list(entry["clients"]), tuple(entry["shape"]), into.walk(entry["memory"], arrays))
+            )
+        for place, entry in tree["held"]["keys"].items():
+            key = into.keys[place] = HeldKey(entry["name"])
+            federation.know(key, entry["known"])
+            if entry["epochs"]:
+                federation.epochs.entered[key] = [(part, epochs[number]) for part, number in entry["epochs"]]
         if federation.accounts is not None:
             federation.accounts.restore(tree["receipts"], into.keys)
         return into.walk(tree["state"], arrays)

@@ -27,9 +27,9 @@ from ..config.callbacks import Callback
 from ..config.config import Config
 from .checkpoint import Checkpoint
 from .folder import carry_out
-from .loop import Backend, Run, transcript_of
+from .loop import Backend, Experiment, transcript_of
 from .private import run_ledger
-from .run import check
+from .run import check_run
 
 __all__ = ["deploy", "standing_in"]
 
@@ -59,15 +59,15 @@ def deploy(
     roster: Roster | None = None,
     wait_seconds: float = 120.0,
     resume: bool = False,
-    say: Say = print,
+    report: Say = print,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run `config` with the `clients` that a transport reaches; the summary, as in summary.json. See `experiments.folder.carry_out`.
 
     `connect` makes the transport, given its journal; `system` is its name in the summary. `described` gives the shape of samples and the
-    number of classes (`standing_in`). `truth` (true group by client) is for scoring only. A step in which clients were lost while being
-    compared is taken again without them; a client that returns keeps its cluster, a new one is admitted. Clients' own scores are gathered
-    and recorded, unless sums are secure or clients' data private; then there are none. A release that the ledger refuses ends the run
+    number of classes (`standing_in`). `truth` (true group by client) is for scoring only. If clients drop out during a comparison, the step
+    is repeated without them. A client that returns keeps its cluster; a new client is admitted. Clients' own scores are gathered and
+    recorded, unless sums are secure or clients' data private; then there are none. A release that the ledger refuses ends the run
     (`stopped`).
 
     Under `[privacy]` cohorts are drawn from all `clients`, present or not, so that noise is calibrated for the rounds in which a client is
@@ -85,9 +85,9 @@ def deploy(
         """stages.jsonl: each stage and its outcome, as it happens."""
         append(out / "stages.jsonl", json.dumps(entry) + "\n")
 
-    def make(checkpoint: Checkpoint | None) -> Run:
+    def make(checkpoint: Checkpoint | None) -> Experiment:
         algorithm = config.algorithm_for(described)
-        check(config, described, algorithm, here)
+        check_run(config, described, algorithm, here)
         asked = None if config.privacy.unit == "none" else config.schedule(here).most
         private = run_ledger(config, algorithm, config.noise(asked), system_entropy, asked, config.bands(here))
         if private is not None and not algorithm.operations:
@@ -105,23 +105,23 @@ def deploy(
             unscored = f"under protection.sum = {config.protection.sum!r} clients do not show their scores"
         elif private is not None:
             unscored = f"under privacy.unit = {config.privacy.unit!r} clients do not show their scores, which have no noise"
-        backend = _backend(transport, wait_seconds, system, unscored, say)
-        return Run(config, described, algorithm, federation, backend, here, truth or {}, private)
+        backend = _backend(transport, wait_seconds, system, unscored, report)
+        return Experiment(config, described, algorithm, federation, backend, here, truth or {}, private)
 
     def tick(row: Mapping[str, Any]) -> None:
         """A line for each round."""
         score = "" if row.get("accuracy_mean") is None else f", accuracy {row['accuracy_mean']:.3f}"
         done = row["skipped"] or f"done with {len(row['cohort'])} of {clients} clients{score}"
-        say(f"round {row['round']} ({row['round'] + 1} of {config.training.rounds}): {done}, {row['seconds']:.1f} s")
+        report(f"round {row['round']} ({row['round'] + 1} of {config.training.rounds}): {done}, {row['seconds']:.1f} s")
 
-    return carry_out(config, out, make, resume=resume, say=say, tick=tick, callbacks=callbacks, patience=wait_seconds)
+    return carry_out(config, out, make, resume=resume, report=report, tick=tick, callbacks=callbacks, patience=wait_seconds)
 
 
-def _backend(transport: StagedTransport, seconds: float, system: str, unscored: str | None, say: Say) -> Backend:
+def _backend(transport: StagedTransport, seconds: float, system: str, unscored: str | None, report: Say) -> Backend:
     """The backend of a deployment: it waits for clients; only their answers are known. `unscored`: why they do not show their scores."""
     return Backend(
-        welcome=lambda run, progress: transport.welcome_all(run.federation, len(run.expected), seconds, say),
-        rejoin=lambda run, error: _rejoin(run, error, transport, seconds, say),
+        welcome=lambda run, progress: transport.welcome_all(run.federation, len(run.expected), seconds, report),
+        rejoin=lambda run, error: _rejoin(run, error, transport, seconds, report),
         begin_round=lambda run, number: _begin_round(run, number, transport, seconds),
         scores=_scores if unscored is None else lambda run, present: {},
         evidence=lambda run: None,
@@ -134,16 +134,16 @@ def _backend(transport: StagedTransport, seconds: float, system: str, unscored: 
     )
 
 
-def _rejoin(run: Run, error: Exception, transport: StagedTransport, seconds: float, say: Say) -> None:
+def _rejoin(run: Experiment, error: Exception, transport: StagedTransport, seconds: float, report: Say) -> None:
     """Wait for clients and holders that dropped out in the beginning. Raises `InputError` where nobody is missing, or too few come back."""
     federation, everybody = run.federation, len(run.expected)
     if len(federation.clients) == everybody and not federation.holder_missing:
         raise InputError(f"the algorithm's beginning: {error}") from error
-    say(f"the beginning is taken again when those who are missing are back: {error}")
-    transport.welcome_all(federation, everybody, seconds, say, fewest=max(1, run.config.protection.smallest_group))
+    report(f"the beginning is taken again when those who are missing are back: {error}")
+    transport.welcome_all(federation, everybody, seconds, report, fewest=max(1, run.config.protection.smallest_group))
 
 
-def _begin_round(run: Run, number: int, transport: StagedTransport, seconds: float) -> Collection[int]:
+def _begin_round(run: Experiment, number: int, transport: StagedTransport, seconds: float) -> Collection[int]:
     """Admit clients that are new. With no client present it waits instead of wasting the round."""
     came = set(run.federation.begin_round(number))
     if len(run.federation.clients) < max(1, run.config.protection.smallest_group):
@@ -151,7 +151,7 @@ def _begin_round(run: Run, number: int, transport: StagedTransport, seconds: flo
     return came
 
 
-def _scores(run: Run, present: tuple[int, ...]) -> Mapping[str, Any]:
+def _scores(run: Experiment, present: tuple[int, ...]) -> Mapping[str, Any]:
     """Each client's accuracy on its own test data: it computes, and sends three numbers. None where no client is left to score."""
     served, federation = run.algorithm.serve(run.state), run.federation
     which = served.which  # a client that is not placed yet has no model to score
@@ -169,10 +169,10 @@ def _scores(run: Run, present: tuple[int, ...]) -> Mapping[str, Any]:
     return {}
 
 
-def _summary(run: Run, transport: StagedTransport, system: str, unscored: str | None) -> Mapping[str, Any]:
+def _summary(run: Experiment, transport: StagedTransport, system: str, unscored: str | None) -> Mapping[str, Any]:
     """What is known of a deployment besides, and why a figure is missing."""
     stages = [[stage, asked, answered, round(seconds, 3)] for stage, asked, answered, seconds in transport.stages]
-    refusals = [list(one) for one in run.federation.refusals]
+    refusals = [list(refusal) for refusal in run.federation.refusals]
     why = []
     if not any(row.get("accuracy_mean") is not None for row in run.rows):
         why.append(f"no accuracy: {unscored or 'no client was left to be scored'}")
@@ -184,13 +184,13 @@ def _summary(run: Run, transport: StagedTransport, system: str, unscored: str | 
     }  # fmt: skip
 
 
-def _write_models(run: Run, out: Path) -> None:
+def _write_models(run: Experiment, out: Path) -> None:
     """The models that clients would be served, as far as the server has them."""
     models = {}
     for name, value in run.algorithm.serve(run.state).params.items():
-        for i, one in enumerate(value if isinstance(value, list | tuple) else [value]):
-            if getattr(one, "is_clear", False):
-                models[f"{name}/{i}"] = np.ascontiguousarray(one.value())
+        for i, model in enumerate(value if isinstance(value, list | tuple) else [value]):
+            if getattr(model, "is_clear", False):
+                models[f"{name}/{i}"] = np.ascontiguousarray(model.value())
     (out / "checkpoints").mkdir(exist_ok=True)
     if models:
         write_arrays(out / "checkpoints" / "models.safetensors", models)

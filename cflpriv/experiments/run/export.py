@@ -19,7 +19,7 @@ from ...tasks.evaluation import EvaluateOwn
 from ...types import Array
 from ..config.config import load_config
 from .checkpoint import restore
-from .loop import Run, population_digest
+from .loop import Experiment, population_digest
 from .resume import last_checkpoint
 from .run import prepare
 
@@ -54,9 +54,9 @@ def export_model(
 ) -> Exported:
     """Write a model of the run in `folder` to the file `out`, as safetensors or, by the ending .pt, for `torch.load(weights_only=True)`.
 
-    The model is that of a `cluster`, by its number from 0; without one the only one that there is. `client` asks for the last locally
-    trained model of a client instead. Models that clients open are opened by one of them, as in the run's own measurements.
-    `trust`: whether code that the folder names runs, after its digests were checked (`trust`).
+    The model of cluster number `cluster`, from 0; without a number, the run's only model. `client` asks for the last locally trained model
+    of a client instead. Models that clients open are opened by one of them, as in the run's own measurements. `trust`: whether code that
+    the folder names runs, after its digests were checked (`trust`).
 
     Raises `InputError` naming a run, cluster, client or file that does not fit.
     """
@@ -83,7 +83,7 @@ def export_model(
     return exported
 
 
-def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Run:
+def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Experiment:
     """The run of a folder, as its last checkpoint has it."""
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
@@ -100,8 +100,8 @@ def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Run:
     return run
 
 
-def _deployed(run: Run, cluster: int | None) -> tuple[str, Array]:
-    """What clients of a cluster use, or all of them where there is one model. `InputError` where each client has one of its own."""
+def _deployed(run: Experiment, cluster: int | None) -> tuple[str, Array]:
+    """The model that the clients of a cluster use, or all clients. `InputError` if each client has a model of its own."""
     served = run.algorithm.serve(run.state)
     if _apart(served):
         raise InputError(f"--model: under {run.algorithm.name!r} every client has a model of its own; --client N gives that of client N")
@@ -115,9 +115,9 @@ def _deployed(run: Run, cluster: int | None) -> tuple[str, Array]:
         if not together:
             raise _each_its_own(cluster)
         asked = together[0]
-    (given,) = run.simulated.resolve(served.task, served.params, served.which, [asked])
+    (task_input,) = run.simulated.resolve(served.task, served.params, served.which, [asked])
     offered = getattr(served.task, "offered", None)  # of what clients are sent, which may be a part of each, or all in one
-    value = given.params["model"] if offered is None else offered(given)
+    value = task_input.params["model"] if offered is None else offered(task_input)
     if isinstance(value, list | tuple) and not placed:  # clients choose among all
         _check(cluster, list(range(len(value))))
         if len(alone) == len(value) and alone[cluster or 0]:
@@ -127,8 +127,8 @@ def _deployed(run: Run, cluster: int | None) -> tuple[str, Array]:
         (value,) = value
     elif not placed:
         _check(cluster, [0])
-    several = served.which is not None or cluster is not None
-    return f"cluster {cluster or 0}" if several else "shared model", np.asarray(value)
+    by_cluster = served.which is not None or cluster is not None
+    return f"cluster {cluster or 0}" if by_cluster else "shared model", np.asarray(value)
 
 
 def _apart(served: Served) -> bool:
@@ -141,8 +141,8 @@ def _apart(served: Served) -> bool:
 def _alone(served: Served) -> list[set[int]]:
     """For each of several models the clients that have one of their own in its place, as where a cluster was too small for a sum."""
     models = served.params["model"]
-    shared = [one if isinstance(one, Shared) else Shared() for one in (models if isinstance(models, list | tuple) else [models])]
-    return [{client for own in one.own for client in own.held.clients} for one in shared]
+    shared = [model if isinstance(model, Shared) else Shared() for model in (models if isinstance(models, list | tuple) else [models])]
+    return [{client for own in model.own for client in own.held.clients} for model in shared]
 
 
 def _each_its_own(cluster: int | None) -> InputError:
@@ -156,7 +156,7 @@ def _check(cluster: int | None, known: list[int]) -> None:
         raise InputError(f"--model {cluster}: there is no such cluster; known are {', '.join(map(str, known))}")
 
 
-def _local(run: Run, client: int) -> tuple[str, Array]:
+def _local(run: Experiment, client: int) -> tuple[str, Array]:
     """The last locally trained model of a client."""
     if client not in run.simulated.data:
         raise InputError(f"--client {client}: is not one of the run; known are {', '.join(map(str, sorted(run.simulated.data)))}")

@@ -29,11 +29,11 @@ from ...transports.simulation import Hosted
 from ...types import Population
 from ..config.callbacks import Callback, Callbacks
 from ..config.config import Config
-from ..digests import changed_files, seal
+from ..digests import changed_files, record_digests
 from ..trust import code_digests
 from .checkpoint import Checkpoint, prune, restore, save_checkpoint
-from .loop import Run, advance, begin, finish, population_digest
-from .private import charges, guarantee, opened
+from .loop import Experiment, advance, begin, finish, population_digest
+from .private import charges, guarantee, keep_ledger
 from .resume import (
     check_same_config,
     data_directory_of,
@@ -58,9 +58,9 @@ def run_experiment(
     resume: bool = False,
     population: Population | None = None,
     hosted: Hosted | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     tick: Callable[[dict[str, Any]], None] = lambda row: None,
-    step: Callable[[str, int, int], None] = lambda what, done, total: None,
+    step: Callable[[str, int, int], None] = lambda activity, done, total: None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Simulate an experiment into the folder `out`; the summary, and all else, as in `carry_out`. `hosted`: where its clients are."""
@@ -68,28 +68,28 @@ def run_experiment(
     data_dir = data_dir or (data_directory_of(Path(out)) if resume else None)
     places = {"data_directory": str(data_directory(data_dir).resolve())}
 
-    def make(checkpoint: Checkpoint | None) -> Run:
+    def make(checkpoint: Checkpoint | None) -> Experiment:
         return prepare(config, data_dir, population, hosted=hosted, **({} if checkpoint is None else checkpoint.parties()))
 
-    return carry_out(config, Path(out), make, resume=resume, say=say, tick=tick, step=step, places=places, callbacks=callbacks)
+    return carry_out(config, Path(out), make, resume=resume, report=report, tick=tick, step=step, places=places, callbacks=callbacks)
 
 
 def carry_out(
     config: Config,
     out: Path,
-    make: Callable[[Checkpoint | None], Run],
+    make: Callable[[Checkpoint | None], Experiment],
     *,
     resume: bool,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     tick: Callable[[dict[str, Any]], None],
-    step: Callable[[str, int, int], None] = lambda what, done, total: None,
+    step: Callable[[str, int, int], None] = lambda activity, done, total: None,
     places: Mapping[str, str] | None = None,
     callbacks: Sequence[Callback] = (),
     patience: float = 0.0,
 ) -> dict[str, Any]:
     """Run an experiment into the folder `out`; the summary. `make` gives the run: a new one, or the one that a checkpoint is of.
 
-    `tick` gets each round's row, `say` lines for people, `step` the progress (what, done, total) of a long step inside a round.
+    `tick` gets each round's row, `report` lines for people, `step` the progress (what, done, total) of a long step inside a round.
     `places`, absolute paths by name, are kept in environment.json. `callbacks` are told of the run beside those that `run.callbacks` names.
     Another process that has the folder of a run that is to be resumed is waited for, up to `patience` seconds.
 
@@ -100,19 +100,19 @@ def carry_out(
     started is started. Raises `InputError`, also if `out` exists and is not to be resumed; OSError where something cannot be written,
     and `CallbackFailed`, with all rounds before that in place.
     """
-    told = Callbacks(callbacks, say)
+    observers = Callbacks(callbacks, report)
     for file in config.run.plugins:  # a process that was sent the configuration has not read it
         load_plugin(file)
 
     def waiting() -> None:
-        told.say(f"waiting up to {patience:g} s for another process that has {out}")
+        observers.say(f"waiting up to {patience:g} s for another process that has {out}")
 
-    def made(checkpoint: Checkpoint | None) -> Run:
+    def made(checkpoint: Checkpoint | None) -> Experiment:
         run = make(checkpoint)
-        told.make(config.run.callbacks)
+        observers.make(config.run.callbacks)
         run.places = places or {}
-        run.say, run.digest = told.say, population_digest(run.population)
-        run.federation.listen(told.say, lambda done, total: step("encrypted similarity", done, total))
+        run.report, run.digest = observers.say, population_digest(run.population)
+        run.federation.listen(observers.say, lambda done, total: step("encrypted similarity", done, total))
         return run
 
     old = (out / "config.toml").is_file()
@@ -124,7 +124,7 @@ def carry_out(
     try:
         if old:
             with locked(out, patience, waiting):
-                return _resumed(config, out, made, told, tick)
+                return _resumed(config, out, made, observers, tick)
         run = made(None)
         missing = [folder for folder in (out, *out.parents) if not folder.exists()]
         before = frozenset() if missing else frozenset(out.iterdir())
@@ -136,7 +136,7 @@ def carry_out(
             if (out / "config.toml").is_file():
                 raise InputError(f"{out}: another process made this run meanwhile; the same command goes on with it")
             try:
-                return _started(run, out, told, tick)
+                return _started(run, out, observers, tick)
             except InputError:
                 if not (out / "rounds.jsonl").exists() and not (out / "ledger.json").exists():
                     _removed(out, before, missing)
@@ -164,23 +164,23 @@ def _removed(out: Path, before: Set[Path], made: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def _started(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _started(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Start a new run, in a folder that holds none yet."""
     record = {**environment(run.config), **run.places}
     write_atomically(out / "config.toml", run.config.to_toml())
     write_atomically(out / "environment.json", json.dumps(record, indent=1) + "\n")
     run.backend.welcome(run, None)
-    opened(run.run_ledger, out)
+    keep_ledger(run.run_ledger, out)
     begin(run)
     run.backend.write(run, out)
     _announce(run)
     flush(run.federation.transcript, out, 0)
     _save(run, out)
-    return _rounds(run, out, told, tick)
+    return _rounds(run, out, observers, tick)
 
 
 def _resumed(
-    config: Config, out: Path, make: Callable[[Checkpoint | None], Run], told: Callbacks, tick: Callable[[dict[str, Any]], None]
+    config: Config, out: Path, make: Callable[[Checkpoint | None], Experiment], observers: Callbacks, tick: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """Resume a run from its last checkpoint; from its start, if it ended before the first."""
     checkpoint = last_checkpoint(out)
@@ -191,7 +191,7 @@ def _resumed(
             done = read_json(summary)
         sealed = not changed_files(out, ("summary.json",))  # else it was edited, or a kill came in between
         if sealed and done.get("rounds") == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C
-            told.say(f"{out}: this run is done")
+            observers.say(f"{out}: this run is done")
             return done
     run = make(checkpoint)
     # deployments of an early 0.2.0 saved less
@@ -202,8 +202,8 @@ def _resumed(
     number = note_resume(out, checkpoint)
     if checkpoint is None:
         put_aside(out, number, 0, 0)
-        told.say(f"resumed: {out} ended before its first checkpoint; it starts again")
-        return _started(run, out, told, tick)
+        observers.say(f"resumed: {out} ended before its first checkpoint; it starts again")
+        return _started(run, out, observers, tick)
     moved = put_aside(out, number, progress["rounds"], progress["transcript"]["messages"])
     if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
         put_audit_aside(out, number)
@@ -212,13 +212,13 @@ def _resumed(
     run.rows, run.admitted, run.stopped = kept_rows(out, progress["rounds"]), progress["admitted"], progress["stopped"]
     run.started -= sum(row["seconds"] for row in run.rows)
     run.federation.protection_seconds = run.rows[-1].get("protection_seconds", 0.0) if run.rows else 0.0
-    words = "".join(f", {count} {what} of an interrupted round put aside" for what, count in moved.items() if count)
-    told.say(f"resumed after round {len(run.rows)} of {config.training.rounds}{words}")
+    words = "".join(f", {count} {noun} of an interrupted round put aside" for noun, count in moved.items() if count)
+    observers.say(f"resumed after round {len(run.rows)} of {config.training.rounds}{words}")
     run.backend.welcome(run, progress)
-    return _rounds(run, out, told, tick)
+    return _rounds(run, out, observers, tick)
 
 
-def _same(run: Run, out: Path, progress: Mapping[str, Any]) -> None:
+def _same(run: Experiment, out: Path, progress: Mapping[str, Any]) -> None:
     """`InputError` if the run cannot be resumed: other data, other newcomers, a ledger without some charges."""
     if progress["data_digest"] != run.digest:
         raise InputError(f"{out}: the run was made with other data than are found now; give the same --data-dir")
@@ -227,19 +227,19 @@ def _same(run: Run, out: Path, progress: Mapping[str, Any]) -> None:
             f"{out}: the run holds other clients back than this version would as data.newcomers = {len(run.newcomers)} "
             f"({progress['newcomers']}, now {list(run.newcomers)}); start a new run"
         )
-    opened(run.run_ledger, out, progress["charges"])
+    keep_ledger(run.run_ledger, out, progress["charges"])
 
 
 FREE_SAVING, SAVING_SHARE = 1.0, 0.05
-"""Checkpoints of a simulation may take so many seconds, and beyond these so much of the time of its rounds."""
+"""Seconds that the checkpoints of a simulation may take, and beyond them the share of the time of its rounds."""
 
 
-def _rounds(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _rounds(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run the remaining rounds, saving each, and finish."""
     rounds, messages = run.config.training.rounds, run.federation.transcript.messages
     written = reported = len(messages)
     saving, began = 0.0, time.perf_counter()
-    told.start(out, run.config, len(run.rows))
+    observers.start(out, run.config, len(run.rows))
     with interruptible() as interrupted:
         while len(run.rows) < rounds and not interrupted() and run.stopped is None:
             row = advance(run)
@@ -249,24 +249,24 @@ def _rounds(run: Run, out: Path, told: Callbacks, tick: Callable[[dict[str, Any]
             if interrupted() or regular or run.federation.checkpoint_due:
                 saving += _save(run, out)
             tick(row)
-            told.round(plain_json(row), messages[reported:])
+            observers.round(plain_json(row), messages[reported:])
             reported = len(messages)
         done = len(run.rows) == rounds or not interrupted()
         if done and run.stopped is not None:
-            run.say(f"stopped after round {len(run.rows)} of {rounds}: {run.stopped}")
+            run.report(f"stopped after round {len(run.rows)} of {rounds}: {run.stopped}")
         elif done and run.admitted is None:
             admit(run)
         summary = finish(run)
         flush(run.federation.transcript, out, written)
         _save(run, out, "final" if done else "")
         if not done:
-            run.say(f"interrupted: stopped after round {len(run.rows)} of {rounds}; everything is saved; continue with --resume")
+            run.report(f"interrupted: stopped after round {len(run.rows)} of {rounds}; everything is saved; continue with --resume")
         run.backend.write(run, out)
         _measured(run, out)
         run.backend.close(run)
         write_atomically(out / "summary.json", json.dumps(plain_json(summary), indent=1) + "\n")
-        seal(out)
-    told.end(plain_json(summary))
+        record_digests(out)
+    observers.end(plain_json(summary))
     return summary
 
 
@@ -275,7 +275,7 @@ def _affordable(saving: float, began: float) -> bool:
     return saving < FREE_SAVING + SAVING_SHARE * (time.perf_counter() - began)
 
 
-def _save(run: Run, out: Path, name: str = "") -> float:
+def _save(run: Experiment, out: Path, name: str = "") -> float:
     """Write a checkpoint of the run after everything it refers to is on the disk; remove earlier ones. The seconds it took."""
     began = time.perf_counter()
     folder, name = out / "checkpoints", name or f"round_{len(run.rows):07d}"
@@ -304,30 +304,30 @@ def flush(transcript: Transcript, out: Path, written: int) -> int:
     return len(messages)
 
 
-def _announce(run: Run) -> None:
-    described, say, count = run.algorithm.describe(run.state), run.say, len(run.expected) + len(run.newcomers)
+def _announce(run: Experiment) -> None:
+    described, report, count = run.algorithm.describe(run.state), run.report, len(run.expected) + len(run.newcomers)
     clustering = described.get("clustering")
     sizes = "" if clustering is None else f", clusters of {[len(clustering.members(label)) for label in range(clustering.k)]}"
-    say(f"{run.algorithm.name} on {run.population.name}: {count} clients, protection {run.config.protection.name}{sizes}")
+    report(f"{run.algorithm.name} on {run.population.name}: {count} clients, protection {run.config.protection.name}{sizes}")
     if run.config.privacy.unit != "none":
-        say(guarantee(run.config.privacy, run.config.protection))
+        report(guarantee(run.config.privacy, run.config.protection))
     if described.get("clear") is False:
-        say("no clear structure was found in the clients' similarity: one cluster is trained")
+        report("no clear structure was found in the clients' similarity: one cluster is trained")
     if run.config.run.release_policy == "off":
-        say("note: run.release_policy = 'off': clients release what deployed clients may refuse")
+        report("note: run.release_policy = 'off': clients release what deployed clients may refuse")
     for note in run.population.notes:
-        say(f"note: {note}")
+        report(f"note: {note}")
     for key in run.config.protection.idle:
         value, name = getattr(run.config.protection, key), run.config.protection.name
-        say(f"note: protection.{key} = {value!r} does nothing under protection {name}")
+        report(f"note: protection.{key} = {value!r} does nothing under protection {name}")
     if run.config.privacy.unit == "sample" and run.config.data.source in TEXTS:
         length = run.config.data.sequence_length
-        say(f"note: a sample is a window of {length} words and the next; a word is in {length + 1} of them, and epsilon is that of one")
+        report(f"note: a sample is a window of {length} words and the next; a word is in {length + 1} of them, and epsilon is that of one")
     if run.config.run.record != "headers":
-        say(f"recording payloads: about {estimate_record_bytes(run.config, run.population, count) / 1e6:.1f} MB")
+        report(f"recording payloads: about {estimate_record_bytes(run.config, run.population, count) / 1e6:.1f} MB")
 
 
-def _measured(run: Run, out: Path) -> None:
+def _measured(run: Experiment, out: Path) -> None:
     """measured.json and evidence.npz, which only the experimenter sees: truth, clusters and evidence. No adversary's view reads them.
 
     Evidence that the release withheld is computed again, in the clear, where the clients are here.

@@ -174,12 +174,12 @@ A sweep's folder has a run folder for each run, `sweep.toml`, tables (`*.csv`, `
 def page() -> str:
     """docs/reference/run_folder.md."""
     lines = [_HEAD, "| file | content | format |", "|---|---|---|"]
-    lines += [f"| `{one.pattern}` | {one.what} | {one.form} |" for one in FILES]
-    for one in FILES:
-        if one.keys:
-            lines += [f"\n## {one.pattern}\n", "| key | meaning |", "|---|---|"]
-            lines += [f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {meaning} |" for names, meaning in one.keys.items()]
-            lines += [f"\nOther keys: {one.others}."] if one.others else []
+    lines += [f"| `{file.pattern}` | {file.what} | {file.form} |" for file in FILES]
+    for file in FILES:
+        if file.keys:
+            lines += [f"\n## {file.pattern}\n", "| key | meaning |", "|---|---|"]
+            lines += [f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {meaning} |" for names, meaning in file.keys.items()]
+            lines += [f"\nOther keys: {file.others}."] if file.others else []
     return "\n".join(lines) + "\n"
 
 

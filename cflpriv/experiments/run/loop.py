@@ -28,14 +28,14 @@ from .communication import traffic_so_far, traffic_summary
 from .private import RunLedger, spent, summed_up
 
 __all__ = [
-    "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Run", "advance", "begin", "device_of", "finish",
-    "population_digest", "transcript_of",
+    "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Experiment", "advance", "begin", "device_of", "finish", "population_digest",
+    "transcript_of",
 ]  # fmt: skip
 
 LAST = 10
 """Accuracies are also averaged over those of this many last rounds that were evaluated: one round moves by points."""
 MEASURED = (
-    *(f"{kind}_{what}" for kind in ("accuracy", "local_accuracy") for what in ("mean", "mean_interval", "std", "worst")),
+    *(f"{kind}_{statistic}" for kind in ("accuracy", "local_accuracy") for statistic in ("mean", "mean_interval", "std", "worst")),
     "evaluated_clients",
 )
 """What of the last evaluated round is in the summary."""
@@ -58,21 +58,21 @@ class Backend:
     skips: the errors that end a round and not the run. save_every: rounds from one checkpoint to the next.
     """
 
-    welcome: Callable[["Run", Mapping[str, Any] | None], None]
-    rejoin: Callable[["Run", Exception], None]
-    begin_round: Callable[["Run", int], Collection[int]]
-    scores: Callable[["Run", tuple[int, ...]], Mapping[str, Any]]
-    evidence: Callable[["Run"], Mapping[str, Any] | None]
-    saved: Callable[["Run"], Mapping[str, Any]]
-    summary: Callable[["Run"], Mapping[str, Any]]
-    write: Callable[["Run", Path], None]
-    close: Callable[["Run"], None]
+    welcome: Callable[["Experiment", Mapping[str, Any] | None], None]
+    rejoin: Callable[["Experiment", Exception], None]
+    begin_round: Callable[["Experiment", int], Collection[int]]
+    scores: Callable[["Experiment", tuple[int, ...]], Mapping[str, Any]]
+    evidence: Callable[["Experiment"], Mapping[str, Any] | None]
+    saved: Callable[["Experiment"], Mapping[str, Any]]
+    summary: Callable[["Experiment"], Mapping[str, Any]]
+    write: Callable[["Experiment", Path], None]
+    close: Callable[["Experiment"], None]
     skips: tuple[type[Exception], ...]
     save_every: int
 
 
 @dataclass
-class Run:
+class Experiment:
     """An experiment under way. `rows` has one mapping per round, as in rounds.jsonl.
 
     `expected` are the clients that take part from the start, `truth` has the true group of those whose group is known. `parties` are all
@@ -95,7 +95,7 @@ class Run:
     waiting: list[tuple[int, ...]] = field(default_factory=list)
     digest: str = ""
     stopped: str | None = None
-    say: Callable[[str], None] = lambda line: None
+    report: Callable[[str], None] = lambda line: None
     started: float = field(default_factory=time.perf_counter)
     places: Mapping[str, str] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ class Run:
         return self.parties
 
 
-def begin(run: Run) -> None:
+def begin(run: Experiment) -> None:
     """Run the algorithm's beginning. Raises `InputError` where clients cannot agree on their transform, or it is beyond the budget."""
     if run.federation.disagreement:
         later = f" (data.newcomers = {len(run.newcomers)} come after training)" if run.newcomers else ""
@@ -119,7 +119,7 @@ def begin(run: Run) -> None:
             raise InputError(f"privacy.epsilon = {run.config.privacy.epsilon}: the beginning is beyond the budget ({error})") from None
 
 
-def advance(run: Run) -> dict[str, Any]:
+def advance(run: Experiment) -> dict[str, Any]:
     """Run and measure one round; the new row. A round without a large enough group changes nothing and is recorded as such."""
     number, began = len(run.rows), time.perf_counter()
     if run.run_ledger is not None:
@@ -159,7 +159,7 @@ def transcript_of(config: Config, clients: Sequence[int]) -> Transcript:
     return Transcript(run.record, run.record_rounds or None, sorted(kept) or None)
 
 
-def _scores(run: Run, clients: tuple[int, ...], number: int) -> dict[str, Any]:
+def _scores(run: Experiment, clients: tuple[int, ...], number: int) -> dict[str, Any]:
     """Scores of clients: of all, or of a random sample of `run.evaluate_clients`, with intervals for the means over all.
 
     Every sample of this size is equally likely, and each round's is drawn anew.
@@ -180,7 +180,7 @@ def device_of(config: Config) -> Device:
     return Device("cpu" if config.run.device == "cpu" else resolved("auto"))
 
 
-def _begun(run: Run) -> Any:
+def _begun(run: Experiment) -> Any:
     """The algorithm's first state. A beginning that too few clients or holders took part in is taken again when these are back."""
     for _ in range(MOST_RETRIES):
         try:
@@ -190,17 +190,17 @@ def _begun(run: Run) -> Any:
     return _retried(run, lambda: run.algorithm.init(run.federation))
 
 
-def _retried(run: Run, step: Callable[[], Done]) -> Done:
+def _retried(run: Experiment, step: Callable[[], Done]) -> Done:
     """A step of the algorithm, taken again without clients that dropped out while they were compared: it is a function of the state."""
     for _ in range(MOST_RETRIES):
         try:
             return step()
         except ClientsLost as error:
-            run.say(str(error))
+            run.report(str(error))
     return step()
 
 
-def _admitted(run: Run, came: Collection[int]) -> list[int]:
+def _admitted(run: Experiment, came: Collection[int]) -> list[int]:
     """Admit clients that the clustering has not seen, where the algorithm can. Those that drop out meanwhile are asked when they return.
 
     When a holder is back that did not answer, a step is taken again with the same clients: if its answer was lost, it repeats that to no
@@ -211,7 +211,7 @@ def _admitted(run: Run, came: Collection[int]) -> list[int]:
     return sorted(client for step in steps for client in _admitted_together(run, step))
 
 
-def _admitted_together(run: Run, came: Sequence[int]) -> list[int]:
+def _admitted_together(run: Experiment, came: Sequence[int]) -> list[int]:
     """Admit clients in one step."""
     admit = run.algorithm.admit
     clustering = run.algorithm.describe(run.state).get("clustering") if came and admit is not None else None
@@ -225,19 +225,19 @@ def _admitted_together(run: Run, came: Sequence[int]) -> list[int]:
     try:
         run.state, _ = _retried(run, lambda: admit(run.federation, run.state, fresh))
     except later as error:
-        run.say(f"clients {fresh} were not admitted: {error}")
+        run.report(f"clients {fresh} were not admitted: {error}")
         if isinstance(error, KeyHolderLost) and not error.word:
             run.waiting.append(tuple(fresh))
     known = run.algorithm.describe(run.state)["clustering"].clients
     return [client for client in fresh if client in known]
 
 
-def finish(run: Run) -> dict[str, Any]:
+def finish(run: Experiment) -> dict[str, Any]:
     """The summary of what has run so far, as in summary.json.
 
     Newcomers count in "newcomers" and in traffic only: accuracies, `ari` and `clusters` are those of the clients that
-    trained. Empty `clusters` do not count. Unknown values are None: local accuracies of remote clients, `ari` without truth. `choice_ari`
-    is that of the clusters which clients choose by themselves where they are served, as in a simulation only the experimenter sees them.
+    trained. Empty `clusters` do not count. Unknown values are None: local accuracies of remote clients, `ari` without truth. `choice_ari`:
+    the ARI of the clusters that clients choose by themselves when served. Only the experimenter of a simulation sees these choices.
     """
     described = run.algorithm.describe(run.state)
     clustering = described.get("clustering")
@@ -249,7 +249,7 @@ def finish(run: Run) -> dict[str, Any]:
     present = tuple(client for client in run.federation.clients if client not in run.newcomers)
     final = evaluated[-1] if evaluated else _scores(run, present, len(run.rows))
     models = run.algorithm.serve(run.state).params.values()  # of several, without a clustering, the number in use is unknown
-    several = described.get("k", 1) > 1 or any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
+    by_cluster = described.get("k", 1) > 1 or any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
     transcript = run.federation.transcript
     return {
         "algorithm": run.algorithm.name,
@@ -263,7 +263,7 @@ def finish(run: Run) -> dict[str, Any]:
         "last_rounds": len(last),
         "ari": ari([run.truth[client] for client in known], [labels[client] for client in known]) if known else None,
         "choice_ari": final.get("choice_ari"),
-        "clusters": len(set(labels.values())) or (1 if "mean" in run.algorithm.operations and not several else None),
+        "clusters": len(set(labels.values())) or (1 if "mean" in run.algorithm.operations and not by_cluster else None),
         "true_groups": len(set(run.truth.values())),
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),

@@ -15,7 +15,7 @@ from ...tasks.evaluation import Evaluate
 from ...transports.hosts import Evaluated, LocalHost
 from ...transports.simulation import Simulated, simulate
 from ...types import Array
-from .loop import Run
+from .loop import Experiment
 
 __all__ = ["chosen", "local_scores", "recomputed", "scores_of", "served_accuracy", "served_results"]
 
@@ -80,11 +80,11 @@ AT_ONCE = 256
 
 @lru_cache(maxsize=4)
 def _initial(model: Model, seed: int) -> Array:
-    """What every algorithm's clients start from: one object, so that it is evaluated once a client."""
+    """The initial model of every algorithm's clients: one object, so that each client evaluates it once."""
     return model.init(seed)
 
 
-def recomputed(run: Run) -> Mapping[str, Any] | None:
+def recomputed(run: Experiment) -> Mapping[str, Any] | None:
     """The evidence of a clustering that a release withheld: the algorithm's start, run again on the clients that trained in the clear."""
     trained = [run.simulated.data[client] for client in run.federation.clients if client not in run.newcomers]
     clear = simulate(trained, seed=run.federation.seed).federation
@@ -100,4 +100,4 @@ def scores_of(results: Sequence[Mapping[str, Array]]) -> tuple[Array, Array]:
     counts = np.array([float(result.get("count", 0.0)) for result in results])
     correct = np.array([float(result.get("correct", 0.0)) for result in results])
     loss = np.array([float(result.get("loss", np.nan)) for result in results])
-    return tuple(np.where(counts > 0, one / np.maximum(counts, 1), np.nan) for one in (correct, loss))  # type: ignore[return-value]
+    return tuple(np.where(counts > 0, total / np.maximum(counts, 1), np.nan) for total in (correct, loss))  # type: ignore[return-value]

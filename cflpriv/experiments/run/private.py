@@ -14,7 +14,7 @@ from ...privacy.client_level import ClippedMean, LocalGram, client_noise
 from ...privacy.correlated import CorrelatedNoise
 from ...privacy.participation import of_participations
 from ...privacy.receipts import PrivacyLedger
-from ...privacy.settings import Noise, Privacy, Releases, planned
+from ...privacy.settings import Noise, Privacy, Releases, events_of_plan
 from ...protocols.accounting import epsilon_of
 from ...protocols.banded import optimised_coefficients
 from ...protocols.entropy import Entropy, system_entropy
@@ -22,24 +22,24 @@ from ...protocols.events import Event, known_shares
 from ...protocols.ledger import Ledger
 from ..config.config import Config
 
-__all__ = ["FILE", "RunLedger", "charges", "guarantee", "opened", "planned_events", "run_ledger", "spent", "summed_up"]
+__all__ = ["FILE", "RunLedger", "charges", "guarantee", "keep_ledger", "planned_events", "run_ledger", "spent", "summed_up"]
 
 FILE = "ledger.json"
 
 
 @dataclass(frozen=True, eq=False)
 class RunLedger:
-    """The ledger of a run, and what the server does to keep to it: `accounts` (samples), or `noise` (clients)."""
+    """The ledger of a run, and what the server does to keep to it: `sample_ledger` (samples), or `noise` (clients)."""
 
     privacy: Privacy
     ledger: Ledger
-    accounts: PrivacyLedger | None = None
+    sample_ledger: PrivacyLedger | None = None
     noise: Callable[[Protection], tuple[ClippedMean, LocalGram | None]] | None = None
 
     def options(self, protection: Protection) -> dict[str, Any]:
         """Keyword arguments of the federation's server."""
         if self.noise is None:
-            return {"accounts": self.accounts}
+            return {"accounts": self.sample_ledger}
         clipped, local = self.noise(protection)
         return {"clipped": clipped, "local": local}
 
@@ -72,7 +72,7 @@ def run_ledger(
 
 
 def planned_events(config: Config, algorithm: Algorithm, participations: int) -> tuple[Event, ...]:
-    """What a client is charged at most in a run that ends as planned, if it is asked in so many rounds; nothing without privacy.
+    """The largest charge to a client in a run that ends as planned, if `participations` rounds ask the client. Empty without privacy.
 
     Raises `InputError` naming an algorithm that cannot be private.
     """
@@ -81,7 +81,7 @@ def planned_events(config: Config, algorithm: Algorithm, participations: int) ->
         return ()
     noise = config.noise(participations)
     if noise is not None:
-        return planned(noise, of_participations(config.releases(), rounds, participations), config.training.epochs)
+        return events_of_plan(noise, of_participations(config.releases(), rounds, participations), config.training.epochs)
     releases = of_participations(_client_releases(config, algorithm), rounds, participations)
     clipped, _ = client_noise(privacy, releases, config.protection, Ledger(privacy.budget), system_entropy)
     return (*clipped.before, *[clipped.event] * releases.trainings)
@@ -106,42 +106,42 @@ def _client_releases(config: Config, algorithm: Algorithm) -> Releases:
     return Releases(signatures=int("gram" in operations), trainings=config.training.rounds if "mean" in operations else 0)
 
 
-def charges(one: RunLedger | None) -> int:
-    """How many charges there are, for a checkpoint: what `opened` needs to notice that they are gone."""
-    return 0 if one is None else len(one.ledger.charges)
+def charges(spending: RunLedger | None) -> int:
+    """How many charges there are, for a checkpoint: what `keep_ledger` needs to notice that they are gone."""
+    return 0 if spending is None else len(spending.ledger.charges)
 
 
-def opened(one: RunLedger | None, folder: Path, charged: int = 0) -> None:
+def keep_ledger(spending: RunLedger | None, folder: Path, charged: int = 0) -> None:
     """Keep the ledger in the run folder from now on; go on with the one that is there, which must have `charged` charges at least.
 
     Raises `InputError` naming a file that is damaged, or has forgotten some of these.
     """
-    if one is None:
+    if spending is None:
         return
     path = folder / FILE
     try:
         if path.exists():
-            one.ledger.adopt(Ledger.open(path, one.privacy.budget))
+            spending.ledger.adopt(Ledger.open(path, spending.privacy.budget))
         else:
-            one.ledger.keep(path)
+            spending.ledger.keep(path)
     except ValueError as error:
         raise InputError(str(error)) from None
-    if charges(one) < charged:
-        what = f"has {charges(one)} charge(s)" if path.exists() else "is not there"
+    if charges(spending) < charged:
+        state = f"has {charges(spending)} charge(s)" if path.exists() else "is not there"
         raise InputError(
-            f"{path}: {what}, where the checkpoint knows of {charged} at least; what was spent must stay spent: put the run's ledger back"
+            f"{path}: {state}, where the checkpoint knows of {charged} at least; what was spent must stay spent: put the run's ledger back"
         )
 
 
 def guarantee(privacy: Privacy, protection: Protection) -> str:
     """One line: what the run may spend, on what, and who adds the noise."""
     unit, change = privacy.unit, "more or less" if privacy.relation == "add_remove" else "exchanged"
-    who = "its own noise" if unit == "sample" else "noise by the server, which is trusted"
+    source = "its own noise" if unit == "sample" else "noise by the server, which is trusted"
     if protection.sum == "secagg" and (unit == "client" or privacy.noise == "shared"):
-        who = f"noise shared by the members of a secure sum, of which {protection.smallest_sum - 1} count"
+        source = f"noise shared by the members of a secure sum, of which {protection.smallest_sum - 1} count"
     if privacy.clip_quantile:
-        who += f"; the clip norm follows the {privacy.clip_quantile:g} quantile of contributions"
-    return f"privacy: epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for one {unit} {change}; {who}"
+        source += f"; the clip norm follows the {privacy.clip_quantile:g} quantile of contributions"
+    return f"privacy: epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for one {unit} {change}; {source}"
 
 
 COLLUDING = (0.1, 0.25, 0.5)
@@ -157,32 +157,32 @@ def _colluding(ledger: Ledger) -> dict[str, float | None] | None:
     most = max(bills, key=ledger.spent, default=None)
     if most is None or not any(getattr(event, "shares", 0) for event in bills[most]):
         return None
-    found: dict[str, float | None] = {}
+    epsilons: dict[str, float | None] = {}
     for share in COLLUDING:
         left = [known_shares(event, math.ceil(share * getattr(event, "shares", 0))) for event in bills[most]]
         known = [event for event in left if event is not None]
-        found[f"{share:.0%}"] = epsilon_of(known, ledger.budget.delta) if len(known) == len(left) else None
-    return found
+        epsilons[f"{share:.0%}"] = epsilon_of(known, ledger.budget.delta) if len(known) == len(left) else None
+    return epsilons
 
 
-def spent(one: RunLedger | None, clients: Sequence[int]) -> Mapping[str, Any]:
+def spent(spending: RunLedger | None, clients: Sequence[int]) -> Mapping[str, Any]:
     """For a round's row: the ε spent so far, by those who spent most, and by client."""
-    if one is None:
+    if spending is None:
         return {}
-    each = {client: one.ledger.spent(client) for client in clients}
+    each = {client: spending.ledger.spent(client) for client in clients}
     return {"epsilon": max(each.values(), default=0.0), "epsilon_per_client": [round(each[client], 6) for client in clients]}
 
 
-def summed_up(one: RunLedger | None, stopped: str | None) -> Mapping[str, Any]:
+def summed_up(spending: RunLedger | None, stopped: str | None) -> Mapping[str, Any]:
     """For the summary. `epsilon` is what was spent, not what was allowed (`epsilon_budget`).
 
-    `epsilon_if_colluding`: what is left of it if so many of those whose shares of noise count tell the server theirs.
+    `epsilon_if_colluding`: ε, by the share of counted members that reveal their noise to the server.
     """
-    if one is None:
+    if spending is None:
         return {"epsilon": None, "delta": None}
-    most = max((one.ledger.spent(client) for client in one.ledger.clients), default=0.0)
-    b = one.ledger.budget
+    most = max((spending.ledger.spent(client) for client in spending.ledger.clients), default=0.0)
+    b = spending.ledger.budget
     return {
         "epsilon": most, "delta": b.delta, "epsilon_budget": b.epsilon, "privacy_unit": b.unit, "privacy_relation": b.relation,
-        "epsilon_if_colluding": _colluding(one.ledger), "stopped": stopped,
+        "epsilon_if_colluding": _colluding(spending.ledger), "stopped": stopped,
     }  # fmt: skip

@@ -57,10 +57,10 @@ def check_same_config(config: Config, folder: Path) -> None:
     path = folder / "config.toml"
     if idle := idle_code(path, read_tree(path)):
         raise InputError(idle)
-    old, new = (_flat(asdict(one)) for one in (load_config(path, trust=False), config))
+    old, new = (_flat(asdict(settings)) for settings in (load_config(path, trust=False), config))
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key) and key not in ("run.device", "run.callbacks"):
-            was, now = (repr(one[key]) if one.get(key) is not None else "not set" for one in (old, new))
+            was, now = (repr(settings[key]) if settings.get(key) is not None else "not set" for settings in (old, new))
             raise InputError(f"{key} is {now}, but {folder / 'config.toml'} has {was}; a resumed run keeps its configuration")
 
 

@@ -29,24 +29,25 @@ from ...transports.simulation import simulate
 from ...types import Array, Population
 from ..config.config import Config
 from ..newcomers import fine_tuned_accuracy, held_back
-from .loop import OVER_BUDGET, Backend, Run, advance, begin, device_of, finish, population_digest, transcript_of
+from .loop import OVER_BUDGET, Backend, Experiment, advance, begin, device_of, finish, population_digest, transcript_of
 from .measure import chosen, local_scores, recomputed, scores_of, served_accuracy, served_results
 from .private import run_ledger
 from .resume import Counted
 
 __all__ = [
-    "Run", "admit", "advance", "begin", "check", "estimate_record_bytes", "finish", "population_digest", "prepare", "secrets_of", "start",
+    "Experiment", "admit", "advance", "begin", "check_run", "estimate_record_bytes", "finish", "population_digest", "prepare", "secrets_of",
+    "start",
 ]  # fmt: skip
 
 
-def start(config: Config, data_dir: str | Path | None = None, population: Population | None = None) -> Run:
+def start(config: Config, data_dir: str | Path | None = None, population: Population | None = None) -> Experiment:
     """Build the clients and the federation, and run the algorithm's beginning (PACFL clusters here). Raises `InputError`."""
     run = prepare(config, data_dir, population)
     begin(run)
     return run
 
 
-def prepare(config: Config, data_dir: str | Path | None = None, population: Population | None = None, **options: Any) -> Run:
+def prepare(config: Config, data_dir: str | Path | None = None, population: Population | None = None, **options: Any) -> Experiment:
     """Build the clients and the federation. `options` of `simulate` take the place of those of the configuration. Raises `InputError`."""
     began = time.perf_counter()
     for file in config.run.plugins:  # a process that was sent the configuration has not read it
@@ -61,7 +62,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     asked = None if config.privacy.unit == "none" else config.schedule(trained).most
     noise = config.noise(asked)
     algorithm = config.algorithm_for(population)
-    check(config, population, algorithm, ids, newcomers)
+    check_run(config, population, algorithm, ids, newcomers)
     settings, sources = config.run, dict[str, Counted]()
 
     def entropy(party: str) -> Counted:
@@ -70,7 +71,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
 
     private = run_ledger(config, algorithm, noise, entropy("noise"), asked, config.bands(trained))
     dropouts = {(round, client): stage for round, client, stage in config.training.dropouts}
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "protection": config.protection,
         "sampling": config.sampling(),
         "seed": settings.seed,
@@ -83,8 +84,8 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         "transport": settings.transport,
         "release_policy": settings.release_policy,
     }
-    given |= {} if private is None else private.options(config.protection)
-    simulated = simulate(population.clients, **{**given, **options})
+    arguments |= {} if private is None else private.options(config.protection)
+    simulated = simulate(population.clients, **{**arguments, **options})
     backend = Backend(
         partial(_join, sources), _nobody_returns, _begin_round, _scores, recomputed, partial(_saved, sources),
         lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(simulated.engine.paths.items())}},
@@ -92,18 +93,20 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         save_every=settings.checkpoint_every,
     )  # fmt: skip
     truth = population.group_of
-    run = Run(config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began)
+    run = Experiment(
+        config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began
+    )
     early = secrets_of(run)  # a party that is none is refused before anything runs
     return run
 
 
-def secrets_of(run: Run) -> dict[str, dict[str, str]]:
+def secrets_of(run: Experiment) -> dict[str, dict[str, str]]:
     """The secrets of `run.audit_parties`: of clients also where they have none, of the key holder once it has any."""
-    found = {party: run.simulated.secrets(party) for party in run.config.run.audit_parties}
-    return {party: secrets for party, secrets in found.items() if secrets or party.startswith("client:")}
+    collected = {party: run.simulated.secrets(party) for party in run.config.run.audit_parties}
+    return {party: secrets for party, secrets in collected.items() if secrets or party.startswith("client:")}
 
 
-def check(config: Config, population: Population, algorithm: Algorithm, clients: Sequence[int], newcomers: Sequence[int] = ()) -> None:
+def check_run(config: Config, population: Population, algorithm: Algorithm, clients: Sequence[int], newcomers: Sequence[int] = ()) -> None:
     """What configuration, algorithm and data can only be judged for together, before anything runs.
 
     Warns of a run that can form no clusters. Raises `InputError` naming keys.
@@ -138,7 +141,7 @@ def check(config: Config, population: Population, algorithm: Algorithm, clients:
 # --- what a simulation does at each point of the loop -----------------------------------------------------------------------------------
 
 
-def _join(sources: Mapping[str, Counted], run: Run, progress: Mapping[str, Any] | None) -> None:
+def _join(sources: Mapping[str, Counted], run: Experiment, progress: Mapping[str, Any] | None) -> None:
     """At the beginning all are there; a resumed run has those of its checkpoint, with their entropy."""
     if progress is None:
         return
@@ -150,18 +153,18 @@ def _join(sources: Mapping[str, Counted], run: Run, progress: Mapping[str, Any] 
     run.simulated.skip(drawn)
 
 
-def _nobody_returns(run: Run, error: Exception) -> None:
+def _nobody_returns(run: Experiment, error: Exception) -> None:
     """A simulated client that drops out in the beginning would do so again."""
     raise error
 
 
-def _begin_round(run: Run, number: int) -> Collection[int]:
+def _begin_round(run: Experiment, number: int) -> Collection[int]:
     """Nobody is admitted: who comes back after a dropout took part in the beginning, and newcomers come after training."""
     run.federation.begin_round(number)
     return ()
 
 
-def _scores(run: Run, clients: tuple[int, ...]) -> Mapping[str, Any]:
+def _scores(run: Experiment, clients: tuple[int, ...]) -> Mapping[str, Any]:
     """What the experimenter sees, outside the protocol."""
     results = served_results(run.simulated, run.algorithm.serve(run.state), clients)
     accuracy, loss = scores_of(results)
@@ -178,7 +181,7 @@ def _scores(run: Run, clients: tuple[int, ...]) -> Mapping[str, Any]:
     return {**scores, "per_client": per_client}
 
 
-def _saved(sources: Mapping[str, Counted], run: Run) -> Mapping[str, Any]:
+def _saved(sources: Mapping[str, Counted], run: Experiment) -> Mapping[str, Any]:
     here = {party: source.drawn for party, source in sources.items()}
     return {
         "entropy": {**here, **run.simulated.drawn()} if run.config.run.insecure_test_entropy else {},
@@ -187,7 +190,7 @@ def _saved(sources: Mapping[str, Counted], run: Run) -> Mapping[str, Any]:
     }
 
 
-def _write_secrets(early: Mapping[str, Mapping[str, str]], run: Run, out: Path) -> None:
+def _write_secrets(early: Mapping[str, Mapping[str, str]], run: Experiment, out: Path) -> None:
     """The key holder makes its keys when an epoch opens. Clients erase some of theirs; those who collude do not, so `early` ones stay."""
     for party, secrets in secrets_of(run).items():
         path = out / "secrets" / f"{party.replace(':', '_')}.json"
@@ -203,7 +206,7 @@ def _listed(values: Array) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in values]
 
 
-def admit(run: Run) -> None:
+def admit(run: Experiment) -> None:
     """Let the newcomers of a simulation join after training, measured before anything else changes."""
     if not run.newcomers or run.algorithm.admit is None:
         return

@@ -19,13 +19,13 @@ LEFT_OUT = ("round",)
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a row of rounds.jsonl by name; lists of clients count, and what is unknown is left out."""
-    found = {}
+    values = {}
     for name, value in row.items():
         if isinstance(value, list) and name in ("cohort", "admitted", "lost"):
-            found[name] = float(len(value))
+            values[name] = float(len(value))
         elif isinstance(value, int | float) and not isinstance(value, bool) and name not in LEFT_OUT:
-            found[name] = float(value)
-    return found
+            values[name] = float(value)
+    return values
 
 
 class TensorBoard(Callback):

@@ -40,9 +40,9 @@ def _checkpoints(folder: Path) -> tuple[list[str], list[str]]:
     present = [path.relative_to(folder).as_posix() for path in folder.glob(*OF_CHECKPOINTS)]
     if not known:
         return [], ["checkpoints/ has no digests; an earlier version made the run, or it is not complete"] if present else []
-    found = dict(found_digests(folder, [escape(name) for name in present if os.access(folder / name, os.R_OK)]))
-    absent = [f"{name} is missing or cannot be read" for name in sorted(known) if name not in found]
-    return [change_of(folder / name) for name, digest in sorted(found.items()) if known.get(name) != digest], absent
+    computed = dict(found_digests(folder, [escape(name) for name in present if os.access(folder / name, os.R_OK)]))
+    absent = [f"{name} is missing or cannot be read" for name in sorted(known) if name not in computed]
+    return [change_of(folder / name) for name, digest in sorted(computed.items()) if known.get(name) != digest], absent
 
 
 def verify(folder: Path, *, payloads: bool = True) -> Verified:

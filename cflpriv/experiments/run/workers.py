@@ -16,18 +16,18 @@ from ...plugins import loaded_plugins, run_plugins
 __all__ = ["ended"]
 
 
-class Named(Protocol):
+class NamedJob(Protocol):
     """What a worker is sent."""
 
     @property
     def name(self) -> str: ...
 
 
-One = TypeVar("One", bound=Named)
+One = TypeVar("One", bound=NamedJob)
 
 
 def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iterator[tuple[str, str]]:
-    """(name, error or nothing) of each run as it ends: what `work` makes of it in another process, which both are sent to.
+    """(name, error or nothing) of each job as it ends. Another process calls `work` with the job.
 
     A worker that dies fails its run only; another takes its place. `InputError` if it could not import the script that runs this.
     """
@@ -40,25 +40,25 @@ def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iter
             while waiting and len(busy) < workers:
                 idle = [other for other in idle if other.process.is_alive()]
                 worker = idle.pop() if idle else _Worker.start()
-                one = waiting.pop()
+                job = waiting.pop()
                 with suppress(OSError):  # it has ended already; receiving reports that
-                    worker.link.send((work, one))
-                busy[worker.link] = (worker, one.name)
+                    worker.link.send((work, job))
+                busy[worker.link] = (worker, job.name)
             for link in [link for link in wait(list(busy)) if isinstance(link, Connection)]:
                 worker, name = busy.pop(link)
                 try:
-                    found = worker.link.recv()
+                    message = worker.link.recv()
                 except (EOFError, OSError):  # the latter where it died without reading its run
                     worker.process.join()
                     if worker.process.exitcode == 1 and link not in begun:
                         raise InputError(UNGUARDED) from None
                     yield name, f"its worker process died (exit code {worker.process.exitcode})"
                     continue
-                if found == BEGUN:
+                if message == BEGUN:
                     begun.add(link)
                     busy[link] = (worker, name)
                 else:
-                    yield name, found
+                    yield name, message
                     idle.append(worker)
     finally:
         for worker in [*idle, *(worker for worker, _ in busy.values())]:
@@ -74,7 +74,7 @@ STOPPING_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class _Worker:
-    """A process that makes the runs it is sent, one after the other."""
+    """A process that runs the jobs sent to it, one after the other."""
 
     process: Any
     link: Connection = field(repr=False)
@@ -100,13 +100,13 @@ def _serve(link: Connection, plugins: Mapping[str, bytes]) -> None:
     with suppress(EOFError, OSError):
         link.send(BEGUN)
         while True:
-            work, one = link.recv()
+            work, job = link.recv()
             try:
                 run_plugins(plugins)
             except InputError as error:
                 link.send(str(error))
             else:
-                link.send(work(one))
+                link.send(work(job))
 
 
 def _end_with_parent() -> None:

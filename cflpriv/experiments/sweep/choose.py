@@ -1,4 +1,4 @@
-"""`[sweep] choose`: a private choice among the runs of a grid, as it is written in a file and as it is written down when it is made.
+"""`[sweep] choose`: a private choice among the runs of a grid, as configured and as recorded in the sweep's folder.
 
     choose = { by = "accuracy_mean", runs = 10, distribution = "geometric" }
 
@@ -81,14 +81,14 @@ class Chosen:
         )
 
 
-def parse_choose(given: Mapping[str, Any]) -> Choose:
+def parse_choose(table: Mapping[str, Any]) -> Choose:
     """A `Choose` from the table in a file. Raises `InputError` naming key and value."""
     known = ["by", "runs", "distribution"]
-    for key, value in given.items():
+    for key, value in table.items():
         if key not in known:
             raise InputError(f"choose.{key} = {value!r}: is not a key here{near(key, known)}")
-    by, distribution = given.get("by"), given.get("distribution", "geometric")
-    runs: Any = given.get("runs")
+    by, distribution = table.get("by"), table.get("distribution", "geometric")
+    runs: Any = table.get("runs")
     if by not in SCORES:
         raise InputError(f"choose.by = {by!r}: is no score to choose by{near(str(by), list(SCORES))}")
     check_ranges(Choose, {"runs": runs}, "choose")

@@ -40,7 +40,7 @@ from ..run.resume import locked
 from ..run.run import prepare
 from ..run.workers import ended
 from .choose import FILE, SCORES, Choose, Chosen, read_chosen, write_chosen
-from .sweep import Cell, Sweep
+from .sweep import Sweep, SweepCell
 from .sweep_runs import finished, open_folder
 
 __all__ = ["run_choice"]
@@ -59,7 +59,7 @@ def run_choice(
     data_dir: str | Path | None = None,
     *,
     workers: int | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     entropy: Entropy = system_entropy,
 ) -> Chosen:
     """Make the private choice of a sweep with `choose` in the folder `out`, or go on with it; what was chosen.
@@ -75,14 +75,14 @@ def run_choice(
     open_folder(sweep, out)
     with locked(out):
         if (done := read_chosen(out / FILE)) is None:
-            done = _made(sweep, sweep.choose, out, data_dir, workers or sweep.workers, say, entropy), {}
+            done = _made(sweep, sweep.choose, out, data_dir, workers or sweep.workers, report, entropy), {}
         if (out / CANDIDATES).exists():
             shutil.rmtree(out / CANDIDATES)
     return done[0]
 
 
 def _made(
-    sweep: Sweep, choose: Choose, out: Path, data_dir: str | Path | None, workers: int, say: Callable[[str], None], entropy: Entropy
+    sweep: Sweep, choose: Choose, out: Path, data_dir: str | Path | None, workers: int, report: Callable[[str], None], entropy: Entropy
 ) -> Chosen:
     """Draw, run, decide, and publish; each step only if it was not done before."""
     folder = out / CANDIDATES
@@ -90,8 +90,8 @@ def _made(
         plans, digest = _planned(sweep, data_dir)
         price = _priced(sweep, choose, plans)
         alone = max(epsilon_of(events, price.delta) for events in plans.values())
-        say(f"a private choice by {choose.by}: {price.price}; one run alone costs epsilon {alone:.3g} at most")
-        say(f"the number of runs is secret, and above {most_runs(choose.law)} in one of 100 choices; the next line comes at the end")
+        report(f"a private choice by {choose.by}: {price.price}; one run alone costs epsilon {alone:.3g} at most")
+        report(f"the number of runs is secret, and above {most_runs(choose.law)} in one of 100 choices; the next line comes at the end")
         drawn = _drawn(sweep, choose, folder, digest, entropy)
         _run_all(sweep, drawn, out, data_dir, workers)
         decided = _decided(sweep, choose, drawn, out, plans, price)
@@ -139,7 +139,7 @@ def _priced(sweep: Sweep, choose: Choose, plans: Plans) -> Chosen:
     )  # fmt: skip
 
 
-def _drawn(sweep: Sweep, choose: Choose, folder: Path, digest: str, entropy: Entropy) -> Sequence[Cell]:
+def _drawn(sweep: Sweep, choose: Choose, folder: Path, digest: str, entropy: Entropy) -> Sequence[SweepCell]:
     """The setting of each run, drawn once; a cell's name is its folder below that of the sweep."""
     path = folder / DRAWN
     if not path.is_file():
@@ -157,7 +157,7 @@ def _drawn(sweep: Sweep, choose: Choose, folder: Path, digest: str, entropy: Ent
     return [replace(cell, name=f"{CANDIDATES}/{number:06d}") for number, cell in enumerate(drawn)]
 
 
-def _run_all(sweep: Sweep, drawn: Sequence[Cell], out: Path, data_dir: str | Path | None, workers: int) -> None:
+def _run_all(sweep: Sweep, drawn: Sequence[SweepCell], out: Path, data_dir: str | Path | None, workers: int) -> None:
     """Make the runs that are missing. Raises OSError where the machine ended one, after the others."""
     todo = [cell for cell in drawn if not finished(out / cell.name) and not _marker(out, cell).is_file()]
     for cell in todo:
@@ -173,8 +173,8 @@ def _run_all(sweep: Sweep, drawn: Sequence[Cell], out: Path, data_dir: str | Pat
         raise OSError(f"{out}: the choice is not made yet ({troubles[0]}); the same command goes on with it")
 
 
-def _run_candidate(cell: Cell, out: Path, data_dir: str | Path | None) -> str:
-    """Nothing for a run that ended, `FAILED` for one that failed by itself, else what the machine did to it."""
+def _run_candidate(cell: SweepCell, out: Path, data_dir: str | Path | None) -> str:
+    """Empty for a finished run, `FAILED` for a run that failed by itself, else the failure of the machine."""
     assert cell.config is not None
     try:
         with warnings.catch_warnings():  # which would tell of the settings that were drawn; all settings' were shown before
@@ -187,16 +187,16 @@ def _run_candidate(cell: Cell, out: Path, data_dir: str | Path | None) -> str:
     return "interrupted" if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped") else ""
 
 
-def _marker(out: Path, cell: Cell) -> Path:
+def _marker(out: Path, cell: SweepCell) -> Path:
     return out / f"{cell.name}.{FAILED}"
 
 
 def _decided(
-    sweep: Sweep, choose: Choose, drawn: Sequence[Cell], out: Path, plans: Plans, price: Chosen
+    sweep: Sweep, choose: Choose, drawn: Sequence[SweepCell], out: Path, plans: Plans, price: Chosen
 ) -> tuple[Chosen, dict[str, Any]]:  # fmt: skip
     """The best run, the first among equals, and its folder's name; runs are exchangeable, so that their order tells nothing."""
     names = {cell.setting: cell.name for cell in sweep.cells}
-    best, found = -np.inf, None
+    best, winner = -np.inf, None
     for cell in drawn:
         if _marker(out, cell).is_file():
             continue
@@ -204,10 +204,10 @@ def _decided(
         value = summary.get(choose.by)
         score = -np.inf if value is None or not np.isfinite(value) else SCORES[choose.by] * float(value)
         if score > best and _within(out / cell.name, plans[names[cell.setting]]):
-            best, found = score, (cell, summary)
-    if found is None:
+            best, winner = score, (cell, summary)
+    if winner is None:
         return price, {"candidate": None}
-    cell, summary = found
+    cell, summary = winner
     chosen = replace(
         price, run=names[cell.setting], setting=cell.setting.name, score=float(summary[choose.by]), epsilon_of_run=float(summary["epsilon"])
     )

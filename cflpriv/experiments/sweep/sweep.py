@@ -36,7 +36,7 @@ from ..config.sections import RunSection
 from ..trust import idle_code, in_run_folder
 from .choose import Choose, check_choose, parse_choose
 
-__all__ = ["Cell", "Setting", "Sweep", "load_sweep", "parse_sweep", "sweep_of"]
+__all__ = ["Sweep", "SweepCell", "SweepSetting", "load_sweep", "parse_sweep", "sweep_of"]
 
 _KEYS = {
     "algorithms": list, "protections": list, "epsilon": list, "keys": dict, "seeds": list, "audit": bool, "attacks": list, "budget": str,
@@ -55,7 +55,7 @@ LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
-class Setting:
+class SweepSetting:
     """What the seeds of a group of runs have in common: the labels of its algorithm and protection, ε, and other keys."""
 
     algorithm: str
@@ -70,11 +70,11 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of a sweep: its folder's name, its setting and seed, and its configuration, or why it has none."""
+class SweepCell:
+    """One run of a sweep: the name of its folder, its setting, seed and configuration, or the reason for a missing configuration."""
 
     name: str
-    setting: Setting
+    setting: SweepSetting
     seed: int
     config: Config | None
     problem: str = ""
@@ -84,7 +84,7 @@ class Cell:
 class Sweep:
     """A sweep as read. `text` is its file, resolved, by which it is known again."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[SweepCell, ...]
     text: str
     workers: int = 1
     audit: bool = True
@@ -93,7 +93,7 @@ class Sweep:
     choose: Choose | None = None
 
     @property
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[SweepSetting, ...]:
         return tuple(dict.fromkeys(cell.setting for cell in self.cells))
 
 
@@ -176,7 +176,7 @@ def _sweep(tree: Mapping[str, Any], source: str, trust: bool) -> Sweep:
     )  # fmt: skip
 
 
-def _check_choice(choose: Choose, sweep: Mapping[str, Any], cells: Sequence[Cell], source: str) -> None:
+def _check_choice(choose: Choose, sweep: Mapping[str, Any], cells: Sequence[SweepCell], source: str) -> None:
     """Raises `InputError` where one cell cannot run, or cannot be chosen privately."""
     if problem := next((cell.problem for cell in cells if cell.problem), ""):
         raise InputError(f"{source}: [sweep] choose: every setting must be able to run: {problem}")
@@ -186,11 +186,11 @@ def _check_choice(choose: Choose, sweep: Mapping[str, Any], cells: Sequence[Cell
         raise InputError(f"{source}: [sweep] {error}") from None
 
 
-def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any], trust: bool) -> Iterator[Cell]:
+def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any], trust: bool) -> Iterator[SweepCell]:
     own = {"name": "pacfl", **base.get("algorithm", {})}
-    algorithms = [_algorithm(one, own) for one in sweep.get("algorithms", [own["name"]])]
-    protections = [_protection(one, base.get("protection", {}), trust) for one in sweep.get("protections", [{"label": "as given"}])]
-    _check_reach(base, "algorithm", "algorithms", [its["algorithm"] for _, its in algorithms])
+    algorithms = [_algorithm(entry, own) for entry in sweep.get("algorithms", [own["name"]])]
+    protections = [_protection(entry, base.get("protection", {}), trust) for entry in sweep.get("protections", [{"label": "as given"}])]
+    _check_reach(base, "algorithm", "algorithms", [settings["algorithm"] for _, settings in algorithms])
     _check_reach(base, "protection", "protections", [overrides["protection"] for _, overrides in protections])
     keys = sweep.get("keys", {})
     for key, values in keys.items():
@@ -204,16 +204,16 @@ def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any], trus
     for seed in sweep.get("seeds", [0]):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seeds: {seed!r} is not a whole number")
-    pairs = [(one, other, _merged(base, one, other)) for one, other in product(algorithms, protections)]
+    pairs = [(entry, other, _merged(base, entry, other)) for entry, other in product(algorithms, protections)]
     private = [tree.get("privacy", {}).get("unit", "none") != "none" for *_, tree in pairs]
     if "epsilon" in sweep and not any(private):
         raise InputError(f"epsilon = {sweep['epsilon']!r}: no protection here has a privacy unit, so nothing would depend on it")
-    for ((algorithm, _), (protection, _), given), has_epsilon in zip(pairs, private, strict=True):
+    for ((algorithm, _), (protection, _), merged), has_epsilon in zip(pairs, private, strict=True):
         for epsilon in sweep.get("epsilon", [None]) if has_epsilon else [None]:
             for values in product(*keys.values()):
-                setting = Setting(algorithm, protection, epsilon, tuple(zip(keys, map(tuples, values), strict=True)))
+                setting = SweepSetting(algorithm, protection, epsilon, tuple(zip(keys, map(tuples, values), strict=True)))
                 for seed in sweep.get("seeds", [0]):
-                    tree = {section: dict(its) for section, its in given.items()}
+                    tree = {section: dict(settings) for section, settings in merged.items()}
                     if epsilon is not None:
                         tree.setdefault("privacy", {})["epsilon"] = float(epsilon)
                     for key, value in zip(keys, values, strict=True):
@@ -224,7 +224,7 @@ def _cells(base: Mapping[str, Mapping[str, Any]], sweep: Mapping[str, Any], trus
                     yield _cell(setting, seed, tree, trust)
 
 
-def _cell(setting: Setting, seed: int, tree: Mapping[str, Any], trust: bool) -> Cell:
+def _cell(setting: SweepSetting, seed: int, tree: Mapping[str, Any], trust: bool) -> SweepCell:
     epsilon = [] if setting.epsilon is None else [f"eps{setting.epsilon:g}"]
     words = [setting.algorithm, setting.protection, *epsilon, *(f"{key.split('.')[-1]}={value}" for key, value in setting.keys), f"s{seed}"]
     name = "-".join(re.sub(r"[^A-Za-z0-9_.=+]+", "_", word).strip("_.") or "_" for word in words)
@@ -232,9 +232,9 @@ def _cell(setting: Setting, seed: int, tree: Mapping[str, Any], trust: bool) -> 
         rest = f"-{sha256(repr(words[:-1]).encode()).hexdigest()[:16]}-{words[-1]}"
         name = name[: LONGEST_NAME - len(rest)] + rest
     try:
-        return Cell(name, setting, seed, parse_config(tree, name, trust=trust))
+        return SweepCell(name, setting, seed, parse_config(tree, name, trust=trust))
     except InputError as error:
-        return Cell(name, setting, seed, None, str(error))
+        return SweepCell(name, setting, seed, None, str(error))
 
 
 def _algorithm(entry: Any, own: Mapping[str, Any]) -> _Entry:
@@ -272,17 +272,17 @@ def _protection(entry: Any, own: Mapping[str, Any], trust: bool) -> _Entry:
 
 def _merged(base: Mapping[str, Mapping[str, Any]], algorithm: _Entry, protection: _Entry) -> dict[str, dict[str, Any]]:
     """All sections of a run, the two entries' keys over the file's. Raises `InputError` for a key that both give."""
-    tree = {section: dict(its) for section, its in base.items()}
+    tree = {section: dict(settings) for section, settings in base.items()}
     for section in algorithm[1].keys() & protection[1].keys():
         if both := sorted(algorithm[1][section].keys() & protection[1][section].keys()):
             raise InputError(f"algorithms: {section}.{both[0]}: {algorithm[0]!r} and the protection {protection[0]!r} both give it")
-    for section, its in (*algorithm[1].items(), *protection[1].items()):
-        tree[section] = dict(its) if section in ("algorithm", "protection") else {**tree.get(section, {}), **its}
+    for section, settings in (*algorithm[1].items(), *protection[1].items()):
+        tree[section] = dict(settings) if section in ("algorithm", "protection") else {**tree.get(section, {}), **settings}
     return tree
 
 
-def _check_reach(base: Mapping[str, Mapping[str, Any]], section: str, entries: str, its: Sequence[Mapping[str, Any]]) -> None:
+def _check_reach(base: Mapping[str, Mapping[str, Any]], section: str, entries: str, settings: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a key of the file's own section that no entry takes: it would silently change nothing."""
     for key, value in base.get(section, {}).items():
-        if (section, key) != ("algorithm", "name") and not any(key in one and one[key] == value for one in its):
+        if (section, key) != ("algorithm", "name") and not any(key in entry and entry[key] == value for entry in settings):
             raise InputError(f"{entries}: {section}.{key} = {value!r} reaches none of them; write it into those that it is for")

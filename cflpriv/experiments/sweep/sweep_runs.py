@@ -21,20 +21,20 @@ from ..digests import changed_files
 from ..run.folder import run_experiment
 from ..run.resume import LOCK, held, holds_nothing, locked
 from ..run.workers import ended
-from .sweep import Cell, Sweep
+from .sweep import Sweep, SweepCell
 
-__all__ = ["Audit", "failure_lines", "finished", "open_folder", "opened", "part_of", "run_sweep", "shown", "standing"]
+__all__ = ["Audit", "failure_lines", "finished", "locked_sweep", "open_folder", "part_of", "run_sweep", "shown", "standing"]
 
 Audit = Callable[..., Any]
 """What attacks a run folder: called as `audit(folder, data_dir=..., attacks=..., budget=...)`, the last two where the sweep names them."""
 
-ELSEWHERE = "another process makes it"
+OTHER_PROCESS = "another process makes it"
 CUT_SHORT = "its audit was cut short, or is under way"
 PATIENCE = 60.0
 """Seconds to wait for a process that opens the folder or writes its tables."""
 
 
-def part_of(sweep: Sweep, only: Sequence[int] = (), shard: str = "") -> tuple[Cell, ...]:
+def part_of(sweep: Sweep, only: Sequence[int] = (), shard: str = "") -> tuple[SweepCell, ...]:
     """The runs of these numbers, counted from 1, or those of shard "I/N": every N-th from the I-th on; all where neither is given.
 
     The shards 1/N to N/N have each run once. Raises `InputError` naming `--only` or `--shard` and the value.
@@ -62,8 +62,8 @@ def run_sweep(
     *,
     audit: Audit | None = None,
     workers: int | None = None,
-    cells: Sequence[Cell] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    cells: Sequence[SweepCell] | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, str]:
     """Run what is missing of a sweep, or of its `cells`, into the folder `out`; the errors of the cells that failed, by name.
 
@@ -75,51 +75,51 @@ def run_sweep(
         raise InputError(f"{out}: [sweep] choose: all runs of the grid would show; private_choice.run_choice makes the choice")
     open_folder(sweep, out)
     failed = {cell.name: cell.problem for cell in cells if cell.problem}
-    with opened(sweep, out):
+    with locked_sweep(sweep, out):
         for folder in ("failed", "locks"):
             (out / folder).mkdir(exist_ok=True)
         for name, problem in failed.items():
             _fail(out, name, problem)
     todo = [cell for cell in cells if not cell.problem and not _done(out, cell, sweep, audit)]
     if audit is not None and sweep.audit and any(cell.config and cell.config.run.record == "headers" for cell in cells):
-        say("runs that record headers only are not audited; [run] record = 'full' keeps what attacks read")
+        report("runs that record headers only are not audited; [run] record = 'full' keeps what attacks read")
     part = "" if len(cells) == len(sweep.cells) else f" of {len(sweep.cells)}"
-    say(f"{len(cells)} runs{part}: {len(cells) - len(todo) - len(failed)} done before, {len(todo)} to do, {len(failed)} refused")
+    report(f"{len(cells)} runs{part}: {len(cells) - len(todo) - len(failed)} done before, {len(todo)} to do, {len(failed)} refused")
     work = partial(_run_cell, sweep=sweep, out=out, data_dir=data_dir, audit=audit)
     for number, (name, trouble) in enumerate(ended(todo, work, min(workers or sweep.workers, len(todo))), 1):
-        if trouble and trouble != ELSEWHERE:
+        if trouble and trouble != OTHER_PROCESS:
             failed[name] = trouble
             with _held(out, name) as ours:
                 if ours:  # else another process makes it again by now
                     _fail(out, name, trouble)
-        say(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}")
+        report(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}")
     return failed
 
 
 def standing(sweep: Sweep, out: Path) -> dict[str, str]:
     """By name how far each run of the sweep is in the folder `out`: "done", "failed: REASON", "begun" or "missing"."""
-    found = {}
+    status_of = {}
     for cell in sweep.cells:
         trouble = _marker(out, cell.name)
         if finished(out / cell.name) and not trouble.is_file():
-            found[cell.name] = "done"
+            status_of[cell.name] = "done"
         elif trouble.is_file():
             try:
-                found[cell.name] = f"failed: {read_json(trouble)['error']}"
+                status_of[cell.name] = f"failed: {read_json(trouble)['error']}"
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{trouble}: is damaged ({error})") from None
         else:
-            found[cell.name] = "begun" if (out / cell.name / "config.toml").is_file() else "missing"
-    return found
+            status_of[cell.name] = "begun" if (out / cell.name / "config.toml").is_file() else "missing"
+    return status_of
 
 
 def shown(sweep: Sweep, out: Path) -> list[str]:
     """A line for each run of a sweep: its number, name and setting, and how far it is in the folder `out`."""
-    found = standing(sweep, out)
+    status_of = standing(sweep, out)
     width = max(len(cell.name) for cell in sweep.cells)
     return [
-        f"{number:>{len(str(len(found)))}}  {cell.name:<{width}}  {cell.setting.name} · seed {cell.seed}  "
-        + (f"refused: {cell.problem.removeprefix(f'{cell.name}: ')}" if cell.problem else found[cell.name])
+        f"{number:>{len(str(len(status_of)))}}  {cell.name:<{width}}  {cell.setting.name} · seed {cell.seed}  "
+        + (f"refused: {cell.problem.removeprefix(f'{cell.name}: ')}" if cell.problem else status_of[cell.name])
         for number, cell in enumerate(sweep.cells, 1)
     ]
 
@@ -154,7 +154,7 @@ def open_folder(sweep: Sweep, out: Path) -> None:
 
 
 @contextmanager
-def opened(sweep: Sweep, out: Path) -> Iterator[None]:
+def locked_sweep(sweep: Sweep, out: Path) -> Iterator[None]:
     """Hold the folder of a sweep while something is written into it. Raises `InputError` if it holds no sweep, or another."""
     known = out / "sweep.toml"
     if not known.is_file():
@@ -186,7 +186,7 @@ def finished(folder: Path) -> bool:
     return (folder / "checkpoints" / "final.json").is_file() and not changed_files(folder, ("summary.json",))
 
 
-def _done(out: Path, cell: Cell, sweep: Sweep, audit: Audit | None) -> bool:
+def _done(out: Path, cell: SweepCell, sweep: Sweep, audit: Audit | None) -> bool:
     """Whether a run has ended and was attacked, if it is to be, and no failure is on record, such as an audit that was cut short."""
     folder = out / cell.name
     if not finished(folder) or _marker(out, cell.name).is_file():
@@ -217,14 +217,14 @@ def _held(out: Path, name: str) -> Iterator[bool]:
         yield ours
 
 
-def _run_cell(cell: Cell, sweep: Sweep, out: Path, data_dir: str | Path | None, audit: Audit | None) -> str:
-    """The error of a cell, `ELSEWHERE`, or nothing."""
+def _run_cell(cell: SweepCell, sweep: Sweep, out: Path, data_dir: str | Path | None, audit: Audit | None) -> str:
+    """The error of a cell, `OTHER_PROCESS`, or nothing."""
     assert cell.config is not None
     folder = out / cell.name
     try:
         with _held(out, cell.name) as ours:
             if not ours:
-                return ELSEWHERE
+                return OTHER_PROCESS
             if _done(out, cell, sweep, audit):  # by another process, since this one looked
                 return ""
             _marker(out, cell.name).unlink(missing_ok=True)

@@ -225,7 +225,7 @@ def test_the_cost_is_said_before_it_starts_and_progress_after(tmp_path: Path) ->
     steps: list[tuple[str, int, int]] = []
     tree = tomllib.loads((ROOT / "examples" / "pacfl_ckks_digits.toml").read_text(encoding="utf-8"))
     tree["data"]["clients"], tree["training"]["rounds"] = 8, 0
-    run_experiment(parse_config(tree), tmp_path / "run", say=said.append, step=lambda *step: steps.append(step))
+    run_experiment(parse_config(tree), tmp_path / "run", report=said.append, step=lambda *step: steps.append(step))
     assert "8 clients" in said[0]
     assert " s on 1 process(es)" in said[0]
     assert "outputs of 6 pair(s)" in said[0]

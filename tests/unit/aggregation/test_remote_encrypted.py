@@ -142,7 +142,7 @@ def test_every_system_that_compares_finds_the_clusters_of_one_process(name: str)
 def test_what_runs_at_the_key_holder_travels_and_comes_back_the_same() -> None:
     from cflpriv.algorithms.pacfl import ClusterByAngles, PlaceNewcomers
 
-    assert {"pacfl.ClusterByAngles", "pacfl.PlaceNewcomers", "merging.PlaceNewcomers", "merging.MergeClusters"} <= set(registered())
+    assert {"pacfl.ClusterByAngles", "pacfl.PlaceNewcomers", "merging.PlaceInClusters", "merging.MergeClusters"} <= set(registered())
     for then in (ClusterByAngles("chordal", k=3), PlaceNewcomers(ClusterByAngles(beta=2.5))):
         assert then_from_bytes(then_to_bytes(then)) == then
     with pytest.raises(InputError, match="does not travel"):

@@ -106,7 +106,7 @@ def test_a_key_holder_that_lies_ends_a_step_by_word_and_leaves_the_server_as_it_
 
 
 def test_what_every_function_gives_is_known_to_the_server() -> None:
-    assert {"pacfl.ClusterByAngles", "merging.Known", "splitting.Bipartition"} <= set(registered())
+    assert {"pacfl.ClusterByAngles", "merging.Enter", "splitting.Bipartition"} <= set(registered())
     for name, kind in registered().items():
         results: Any = getattr(kind, "results", {"": "undeclared"})
         assert set(results.values()) <= {"all", "new", "some", "one"}, name

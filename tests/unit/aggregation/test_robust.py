@@ -16,7 +16,7 @@ from scenes import Make, eye, federation, population
 from scipy.optimize import minimize
 
 from cflpriv.aggregation.robust import RULES, centred_clipping, geometric_median, trimmed_mean
-from cflpriv.attacks.active.bad_clients import corrupt, scaled
+from cflpriv.attacks.active.bad_clients import corrupt, scaled_update
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError, TooFewClients
 from cflpriv.experiments import parse_config, start
@@ -115,7 +115,7 @@ def test_every_client_is_in_one_bucket_and_none_is_too_small(seed: bytes, client
     if not count:
         assert len(clients) < smallest
         return
-    buckets = dealing.deal(seed, clients, count)
+    buckets = dealing.deal_buckets(seed, clients, count)
     assert sorted(client for bucket in buckets for client in bucket) == sorted(clients)
     assert all(len(bucket) >= smallest for bucket in buckets)
     assert max(map(len, buckets)) - min(map(len, buckets)) <= 1
@@ -127,7 +127,7 @@ def test_dealings_are_uniform() -> None:
     the seeds are fixed, so it fails always or never."""
     counts: dict[Any, int] = {}
     for number in range(3000):
-        dealt = tuple(sorted(dealing.deal(number.to_bytes(32, "big"), range(6), 3)))
+        dealt = tuple(sorted(dealing.deal_buckets(number.to_bytes(32, "big"), range(6), 3)))
         counts[dealt] = counts.get(dealt, 0) + 1
     assert len(counts) == 15
     assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 54
@@ -494,7 +494,7 @@ def test_bad_clients_destroy_a_mean_and_not_a_robust_one(monkeypatch: pytest.Mon
 
 def test_a_bad_client_changes_what_it_holds_and_no_other_does() -> None:
     fed = federation(population(), Protection())
-    corrupt(eye(fed), 1, scaled(-2.0, "vector"))
+    corrupt(eye(fed), 1, scaled_update(-2.0, "vector"))
     held = fed.compute(Make())
     for client in fed.clients:
         honest = Make().run(eye(fed).client(client).given(fed.asks(Make(), {}, None, [client])[client], Exchange()))

@@ -28,9 +28,9 @@ from cflpriv.federation.transport import OverBytes
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.keys import Roster, seal
-from cflpriv.protocols.shared_gram import Terms, depositing
+from cflpriv.protocols.shared_gram import GramTerms, depositing
 from cflpriv.protocols.shared_gram.prime_field import uniform
-from cflpriv.protocols.shared_gram.terms import Contribution, decode, encode
+from cflpriv.protocols.shared_gram.terms import GramContribution, decode, encode
 from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.types import Population
 
@@ -243,7 +243,7 @@ def test_a_holder_whose_contribution_cannot_be_used_is_named_and_another_takes_i
         answer = m.decode_answer(data)
         assert isinstance(answer, m.Stepped)
         machine = ShareHolderParty(settings, transport.stores[liar]).machine(fed.session, 0)
-        signed = decode(answer.said, Contribution, machine.terms)
+        signed = decode(answer.said, GramContribution, machine.terms)
         said = {
             "malformed": b"nonsense", "bad-signature": encode(msgspec.structs.replace(signed, signature=bytes(64))),
             "other-contribution": machine.contribute([0, 1], 1, (0, 1, 2)),
@@ -256,11 +256,11 @@ def test_a_holder_whose_contribution_cannot_be_used_is_named_and_another_takes_i
 
 
 def test_more_shares_than_a_message_carries_are_refused_before_anybody_shares() -> None:
-    terms = Terms(bytes(16), 0, bytes(32), 1000, 3, 1, 3, 90_000, 1.0)
+    terms = GramTerms(bytes(16), 0, bytes(32), 1000, 3, 1, 3, 90_000, 1.0)
     check_size(terms, 800, 800)
     with pytest.raises(InputError, match=r"vectors \(3, 90000\) of 1000 clients are 2\.2 GB .* put \"sketch\" before"):
         check_size(terms, 1000, 1000)
-    terms = Terms(bytes(16), 0, bytes(32), 3000, 3, 1, 6, 784, 1.0)
+    terms = GramTerms(bytes(16), 0, bytes(32), 3000, 3, 1, 6, 784, 1.0)
     check_size(terms, 1500, 1500)
     with pytest.raises(InputError, match=r"products of 2000 clients' vectors with those of 2000, 6 each, are 2\.3 GB to the first holder"):
         check_size(terms, 2000, 2000)
@@ -292,7 +292,7 @@ def test_a_client_whose_deposit_nobody_can_open_is_left_out(protection: Protecti
 def test_a_client_whose_products_are_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = population(clients_per_group=3)
     _, fed = remote(scene, SHARES)
-    honest, calls = depositing.shares, iter(range(10**6))
+    honest, calls = depositing.shamir_shares, iter(range(10**6))
 
     def shared(values: Any, points: tuple[int, ...], colluding: int, key: bytes) -> dict[int, Any]:
         """The second client's shares are of no polynomial."""
@@ -300,7 +300,7 @@ def test_a_client_whose_products_are_wrong_is_left_out(monkeypatch: pytest.Monke
             return honest(values, points, colluding, key)
         return {point: uniform(bytes([point]) * 32, values.shape) for point in points}
 
-    monkeypatch.setattr(depositing, "shares", shared)
+    monkeypatch.setattr(depositing, "shamir_shares", shared)
     check_left_out(fed, scene, 1, "shares open")
 
 
@@ -332,7 +332,7 @@ def test_a_newcomer_whose_comparison_was_cut_is_admitted_when_the_holders_are_ba
 
 def test_a_newcomer_whose_products_are_wrong_does_not_keep_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = population(clients_per_group=3)
-    honest = depositing.shares
+    honest = depositing.shamir_shares
 
     def shared(values: Any, points: tuple[int, ...], colluding: int, key: bytes) -> dict[int, Any]:
         """The last client's shares are of no polynomial."""
@@ -342,7 +342,7 @@ def test_a_newcomer_whose_products_are_wrong_does_not_keep_out_the_others(monkey
 
     _, fed, made, state = begun_without(scene, (3, 4, 5))
     calls = iter(range(10**6))
-    monkeypatch.setattr(depositing, "shares", shared)
+    monkeypatch.setattr(depositing, "shamir_shares", shared)
     with pytest.raises(ClientsLost, match=r"\[5\]"):
         made.admit(fed, state, (3, 4, 5))
     assert made.admit(fed, state, (3, 4))[0].clustering.clients == (0, 1, 2, 3, 4)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, mlp_training, model, population, training
 
 from cflpriv.algorithms.cfl.cfl import EPS1, EPS2, cfl, gaps, offer, path
-from cflpriv.algorithms.cfl.parameter_tree import Node
+from cflpriv.algorithms.cfl.parameter_tree import TreeNode
 from cflpriv.algorithms.cfl.split_test import SplitTest
 from cflpriv.algorithms.cfl.splitting import (
     CONGRUENT,
@@ -628,7 +628,7 @@ def test_the_levels_of_all_tests_of_a_run_add_up_to_alpha(clients: int, shares: 
     waiting, spent = [(clients, 0)], 0.0
     while waiting:
         members, tests = waiting.pop()
-        level = halves.level(Node(Shared(np.zeros(1)), tests=tests), members, clients)
+        level = halves.level(TreeNode(Shared(np.zeros(1)), tests=tests), members, clients)
         spent += level
         if level and tests < 30:
             some = max(1, min(members - 1, round(members * shares[tests % len(shares)])))

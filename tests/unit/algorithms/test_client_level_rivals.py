@@ -21,7 +21,7 @@ from cflpriv.engine import Device, Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config.config import Config
-from cflpriv.experiments.run.loop import Run, advance, begin, finish
+from cflpriv.experiments.run.loop import Experiment, advance, begin, finish
 from cflpriv.experiments.run.run import prepare
 from cflpriv.protocols.events import GaussianEvent
 from cflpriv.randomness import stream
@@ -61,7 +61,7 @@ def client_level(name: str, epsilon: float) -> Mapping[str, Any]:
     return {**private, "local": ["gram"]} if name == "pina" else private
 
 
-def played(made: Config, scene: Population = SCENE) -> Run:
+def played(made: Config, scene: Population = SCENE) -> Experiment:
     run = prepare(made, population=scene)
     begin(run)
     for _ in range(made.training.rounds):

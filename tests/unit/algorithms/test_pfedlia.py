@@ -16,7 +16,7 @@ from sklearn.cluster import OPTICS, KMeans
 
 from cflpriv.algorithms import fedavg, oracle
 from cflpriv.algorithms.interface import Algorithm
-from cflpriv.algorithms.pfedlia.influence import Influence, OnPart, better_group, cluster_scores, split, stable_scores
+from cflpriv.algorithms.pfedlia.influence import Influence, OnPart, better_group, cluster_scores, split_validation, stable_scores
 from cflpriv.algorithms.pfedlia.pfedlia import pfedlia
 from cflpriv.clustering.scores import ari
 from cflpriv.contract.operations import Sampling
@@ -53,7 +53,7 @@ def truth(scene: Population) -> dict[int, int]:
 
 def training_parts(scene: Population, seed: int = 0) -> tuple[ClientData, ...]:
     """Clients that have their training part only."""
-    parts = [split(client, 0.25, seed)[0] for client in scene.clients]
+    parts = [split_validation(client, 0.25, seed)[0] for client in scene.clients]
     return tuple(replace(c, x_train=c.x_train[kept], y_train=c.y_train[kept]) for c, kept in zip(scene.clients, parts, strict=True))
 
 
@@ -76,7 +76,7 @@ def flat(client: ClientData, kept: Array) -> tuple[Array, Array]:
 @given(st.integers(2, 200), st.floats(0.01, 0.6), st.integers(0, 99))
 def test_the_split_is_a_partition_with_something_on_both_sides(count: int, share: float, client: int) -> None:
     data = ClientData(client, np.zeros((count, 2)), np.zeros(count, np.int64), np.zeros((0, 2)), np.zeros(0, np.int64))
-    train, held_back = split(data, share, 0)
+    train, held_back = split_validation(data, share, 0)
     assert sorted([*train, *held_back]) == list(range(count))
     assert len(held_back) == max(1, round(share * count))
     assert len(train) >= 1
@@ -85,10 +85,10 @@ def test_the_split_is_a_partition_with_something_on_both_sides(count: int, share
 def test_three_to_one_is_the_default_and_the_split_never_changes() -> None:
     scene = digits(5)
     for client in scene.clients:
-        train, held_back = split(client, 0.25, 7)
+        train, held_back = split_validation(client, 0.25, 7)
         assert abs(len(train) - 3 * len(held_back)) <= 2
-        np.testing.assert_array_equal(held_back, split(client, 0.25, 7)[1])
-        assert not np.array_equal(held_back, split(client, 0.25, 8)[1])
+        np.testing.assert_array_equal(held_back, split_validation(client, 0.25, 7)[1])
+        assert not np.array_equal(held_back, split_validation(client, 0.25, 8)[1])
 
 
 @pytest.mark.parametrize("mode", ["central", "peer"])
@@ -116,7 +116,7 @@ def test_held_back_data_are_not_trained_on() -> None:
         clients = []
         for client in scene.clients:
             x = client.x_train.copy()
-            x[split(client, 0.25, 0)[part]] *= 0.5
+            x[split_validation(client, 0.25, 0)[part]] *= 0.5
             clients.append(replace(client, x_train=x))
         return clients
 
@@ -145,7 +145,7 @@ def test_lazy_scores_are_equation_one() -> None:
         tilde[client.id] = warm + np.asarray(replace(train, epochs=3).run(given)["update"])
     expected = np.empty((9, 9))
     for client in scene.clients:
-        x, y = flat(client, split(client, 0.25, 0)[1])
+        x, y = flat(client, split_validation(client, 0.25, 0)[1])
         before = softmax_losses(warm, x, y, scene.classes).sum()
         for j in range(9):
             expected[client.id, j] = before - softmax_losses(tilde[j], x, y, scene.classes).sum()
@@ -185,7 +185,7 @@ def test_exact_influence_is_retraining_with_and_without() -> None:
     train = training(scene, batch_size=0, lr=0.3)
     fed = federation(scene)
     state = run(pfedlia(train, warm_up=0, influence="exact", exact_rounds=40, weights="equal"), fed, 1)
-    classes, parts = scene.classes, {c.id: flat(c, split(c, 0.25, 0)[0]) for c in scene.clients}
+    classes, parts = scene.classes, {c.id: flat(c, split_validation(c, 0.25, 0)[0]) for c in scene.clients}
 
     def gradient(theta: Array, x: Array, y: Array) -> Array:
         d = x.shape[1]
@@ -204,7 +204,7 @@ def test_exact_influence_is_retraining_with_and_without() -> None:
     whole = descended(range(6))
     expected = np.empty((6, 6))
     for client in scene.clients:
-        x, y = flat(client, split(client, 0.25, 0)[1])
+        x, y = flat(client, split_validation(client, 0.25, 0)[1])
         after = softmax_losses(whole, x, y, classes).sum()
         for j in range(6):
             expected[client.id, j] = softmax_losses(descended([i for i in range(6) if i != j]), x, y, classes).sum() - after
@@ -240,7 +240,7 @@ def test_scores_are_finite_where_a_models_loss_is_not() -> None:
     row = np.asarray(task.run(TaskInput(data, {"model": warm, "updates": updates}, {}, Streams(0, -1, 4)))["scores"])
     before = eye(fed).peek(4, plain)
     np.testing.assert_allclose(row[[0, 2]], before[[0, 2]])
-    x, y = flat(data, split(data, 0.25, 0)[1])
+    x, y = flat(data, split_validation(data, 0.25, 0)[1])
     assert row[1] == pytest.approx(min(*before[[0, 2]], -softmax_losses(warm.astype(np.float64), x, y, scene.classes).sum()), rel=1e-5)
     nothing = task.run(TaskInput(data, {"model": huge, "updates": dict.fromkeys(range(3), warm)}, {}, Streams(0, -1, 4)))
     np.testing.assert_array_equal(nothing["scores"], np.zeros(3))

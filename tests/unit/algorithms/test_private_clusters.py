@@ -11,7 +11,7 @@ from scenes import population
 
 from cflpriv import Model, Train, simulate
 from cflpriv.algorithms import private_clusters
-from cflpriv.algorithms.private_clusters import State
+from cflpriv.algorithms.private_clusters import PrivateClustersState
 from cflpriv.clustering.noisy_sums import directions_of, tree_of
 from cflpriv.clustering.scores import ari
 from cflpriv.contract.handles import Shared
@@ -19,7 +19,7 @@ from cflpriv.engine import Device, Streams, Task, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.config.config import Config
-from cflpriv.experiments.run.loop import Run, advance, begin, finish
+from cflpriv.experiments.run.loop import Experiment, advance, begin, finish
 from cflpriv.experiments.run.run import prepare
 from cflpriv.randomness import stream
 from cflpriv.tasks import cluster_shares
@@ -68,7 +68,7 @@ def client_level(epsilon: float) -> Mapping[str, Any]:
     return {"unit": "client", "relation": "add_remove", "epsilon": epsilon, "delta": 1e-3, "clip_norm": 0.5}
 
 
-def played(made: Config, scene: Population = SCENE) -> Run:
+def played(made: Config, scene: Population = SCENE) -> Experiment:
     run = prepare(made, population=scene)
     begin(run)
     for _ in range(made.training.rounds):
@@ -76,7 +76,7 @@ def played(made: Config, scene: Population = SCENE) -> Run:
     return run
 
 
-def choices(run: Run) -> list[int]:
+def choices(run: Experiment) -> list[int]:
     """What each client would choose, as the clients alone know it."""
     served = run.algorithm.serve(run.state)
     inputs = run.simulated.resolve(served.task, served.params, served.which, run.federation.clients)
@@ -333,7 +333,7 @@ def test_a_secure_sum_finds_the_same(sum_: str, early: bool, transport: str) -> 
 def test_newcomers_choose_by_themselves() -> None:
     simulated = simulate(SCENE.clients, present=range(100))
     algorithm = private_clusters(train(), moments=2, cell_steps=2, centre_steps=1)
-    state: State = algorithm.init(simulated.federation)
+    state: PrivateClustersState = algorithm.init(simulated.federation)
     for number in range(FINDING + 1):
         simulated.federation.begin_round(number)
         state, _ = algorithm.round(simulated.federation, state)

@@ -15,8 +15,8 @@ from scenes import mlp_training as train_on
 from cflpriv.algorithms import ALGORITHMS, fedavg
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.algorithms.stocfl.meeting import regrouped
-from cflpriv.algorithms.stocfl.merging import Known, MergeClusters, MergePresent, PlaceNewcomers, merge_by_cosine
-from cflpriv.algorithms.stocfl.stocfl import Represent, State, count_sketch, stocfl
+from cflpriv.algorithms.stocfl.merging import Enter, MergeClusters, MergePresent, PlaceInClusters, merge_by_cosine
+from cflpriv.algorithms.stocfl.stocfl import Represent, StocflState, count_sketch, stocfl
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.contract.handles import Released, Shared
@@ -156,7 +156,7 @@ def test_newcomers_join_the_nearest_cluster_or_open_one(seed: int, n: int, newco
     vectors, memory = blobs(seed, n + newcomers), {}  # type: ignore[var-annotated]
     first, _ = MergeClusters(tau)(view(vectors[:n], range(n), range(n), memory))
     k = int(first["labels"].max()) + 1
-    result, _ = PlaceNewcomers(tau, k)(view(vectors, range(n + newcomers), range(n, n + newcomers), memory))
+    result, _ = PlaceInClusters(tau, k)(view(vectors, range(n + newcomers), range(n, n + newcomers), memory))
     clusters = [[i for i in range(n) if first["labels"][i] == label] for label in range(k)]
     opened = []
     for newcomer, label in zip(range(n, n + newcomers), result["labels"], strict=True):
@@ -212,7 +212,7 @@ def test_errors_leave_the_clusters_of_long_vectors_as_they_are(seed: int, n: int
         first, _ = MergeClusters(0.5)(noised(vectors[:old], by, seed, range(old), memory))
         k = int(first["labels"].max()) + 1
         assert k == groups
-        placed, _ = PlaceNewcomers(0.5, k)(noised(vectors, by, seed, range(old, n), memory))
+        placed, _ = PlaceInClusters(0.5, k)(noised(vectors, by, seed, range(old, n), memory))
         present, _ = MergePresent(0.5, tuple(range(n)))(noised(vectors, by, seed, range(n)))
         memory["found"] = [*first["labels"], *placed["labels"], *placed["nearest"], *present["into"]]
     assert clear["found"] == noisy["found"]
@@ -239,7 +239,7 @@ def test_without_errors_nothing_changes_by_a_bit() -> None:
                 np.testing.assert_array_equal(facts[name], others[name])
 
 
-@pytest.mark.parametrize("then", [MergeClusters(0.5), MergePresent(0.5, tuple(range(8))), Known((0,) * 8)])
+@pytest.mark.parametrize("then", [MergeClusters(0.5), MergePresent(0.5, tuple(range(8))), Enter((0,) * 8)])
 def test_vectors_drowned_by_errors_are_refused_by_name(then: Any) -> None:
     """Norm 0.02 under the noise of `ckks_bound = 10`."""
     vectors = separated(0, 8, 2, norm=0.02)
@@ -253,8 +253,8 @@ def test_a_cluster_whose_vectors_cancel_has_no_direction_under_errors() -> None:
     for seed in range(100):
         memory: dict[str, Any] = {}
         start = np.stack([a, -a, a, -a, b, b])
-        Known((0, 0, 0, 0, 1, 1))(noised(start, 1e-3, seed, range(6), memory))
-        result, _ = PlaceNewcomers(0.1, 2)(noised(np.stack([*start, a]), 1e-3, seed, (6,), memory))
+        Enter((0, 0, 0, 0, 1, 1))(noised(start, 1e-3, seed, range(6), memory))
+        result, _ = PlaceInClusters(0.1, 2)(noised(np.stack([*start, a]), 1e-3, seed, (6,), memory))
         assert list(result["labels"]) == [2]  # a sum of errors is beyond four std in one of 30,000 cases
 
 
@@ -467,7 +467,7 @@ def test_lambda_draws_clusters_together() -> None:
 
 def test_newcomers_may_be_the_first_clients_of_all() -> None:
     gram = Gram.of_vectors((4, 7, 9), np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])[:, None])
-    result, _ = PlaceNewcomers(0.5, 0)(GramView(gram, (4, 7, 9), {}))
+    result, _ = PlaceInClusters(0.5, 0)(GramView(gram, (4, 7, 9), {}))
     assert result["labels"].tolist() == [0, 0, 1]
     assert result["nearest"].tolist() == [-1, 0]
 
@@ -603,7 +603,7 @@ def test_models_of_new_clusters_are_those_of_their_own_members(seed: int) -> Non
     new[rng.permutation(clients)[:k_new]] = np.arange(k_new)
     models = rng.normal(size=(k_old, 3))
     trained = tuple(tuple(int(i) for i in np.flatnonzero(labels == k) if rng.random() < 0.6) for k in range(k_old))
-    state = State(
+    state = StocflState(
         Clustering(tuple(range(6)), tuple(int(one) for one in labels), k_old), tuple(Shared(model) for model in models), trained,
         Shared(np.full(3, 9.0)), tuple(range(clients)),
     )  # fmt: skip
@@ -928,13 +928,13 @@ def test_newcomers_open_no_cluster_below_what_is_wanted() -> None:
     for at_least in (1, 2, 4):
         memory: dict[str, Any] = {}
         MergeClusters(0.9)(view(vectors[:6], range(6), range(6), memory))
-        result, _ = PlaceNewcomers(0.9, 2, at_least)(view(vectors, range(10), range(6, 10), memory))
+        result, _ = PlaceInClusters(0.9, 2, at_least)(view(vectors, range(10), range(6, 10), memory))
         results[at_least] = (list(result["labels"]), list(result["nearest"]))
         assert list(memory["labels"][6:]) == results[at_least][0]
     assert results == {1: ([2, 3, 2, 2], [1, 2]), 2: ([2, 2, 2, 2], [1]), 4: ([2, 2, 2, 2], [1])}
     memory = {}
     MergeClusters(0.9)(view(vectors[:6], range(6), range(6), memory))
-    result, _ = PlaceNewcomers(0.9, 2, 2)(view(vectors[:8], range(8), range(6, 8), memory))
+    result, _ = PlaceInClusters(0.9, 2, 2)(view(vectors[:8], range(8), range(6, 8), memory))
     assert list(result["labels"]) == [2, 2]
     assert list(result["nearest"]) == [1]
     scene = population(groups=3, clients_per_group=4, samples=24)
@@ -976,7 +976,7 @@ def clusters_of(scene: Population, algorithm_of: Callable[[Train], Algorithm], r
     model = Model("mlp", scene.shape, scene.classes, hidden, scene.mean, scene.std)
     algorithm = algorithm_of(Train(model, epochs=1, batch_size=0, lr=0.1))
     fed = federation(scene.clients, sampling=Sampling("global", share), seed=0)
-    state: State = run(algorithm, fed, rounds)
+    state: StocflState = run(algorithm, fed, rounds)
     return ari(truth(scene, state.clustering.clients), state.clustering.labels), state.clustering.k
 
 

@@ -25,7 +25,7 @@ from cflpriv.attacks.figures.pooling import pooled
 from cflpriv.cli import app
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
-from cflpriv.experiments.digests import seal
+from cflpriv.experiments.digests import record_digests
 from cflpriv.experiments.report.report import write_report
 
 KEYS = {"attack", "adversary", "protection", "metric", "value", "low", "high", "baseline", "reference", "status", "k_known", "seeds"}
@@ -44,7 +44,7 @@ def took_a_second(folder: Path) -> None:
     """An audit has fewer seeds where the recorded run was slow, as it is on a busy machine."""
     path = folder / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"seconds": 1.0}), encoding="utf-8")
-    seal(folder)
+    record_digests(folder)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def three_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("three_seeds")
 def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
     lines: list[str] = []
-    cells = audit_run(run, attacks=FEW, say=lines.append)
+    cells = audit_run(run, attacks=FEW, report=lines.append)
     assert {cell.adversary for cell in cells} == {"server", "server+1"}
     assert [line for line in lines if line.startswith("not run: ") and "--adversary active-server" in line] == lines[1:2]
     for cell in cells:
@@ -90,9 +90,9 @@ def test_an_attack_that_reruns_the_configuration_is_called_for_the_recorded_run_
         return [nothing(case, "dp_audit", "run_epsilon", "a test")], None
 
     monkeypatch.setitem(ATTACKS, "dp_audit", replace(ATTACKS["dp_audit"], cells=cells))
-    assert ATTACKS["dp_audit"].plays
+    assert ATTACKS["dp_audit"].reruns
     lines: list[str] = []
-    audit_run(run, adversary="server", attacks=["dp_audit"], say=lines.append)
+    audit_run(run, adversary="server", attacks=["dp_audit"], report=lines.append)
     assert "1 seed," in lines[0], "no fresh run is made for it"
     assert not [line for line in lines if "active-server" in line], "an adversary was named"
     both = audit_run(run, adversary="server", attacks=["dp_audit", FEW[1]])
@@ -238,13 +238,13 @@ def test_a_long_run_is_cut_to_what_the_budget_allows(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     summary["seconds"] = 2 * BUDGETS["quick"].seconds
     (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    seal(run)
+    record_digests(run)
     (cell,) = audit_run(run, adversary="server", attacks=["cluster_identity"], budget="quick")
     assert "first 1 round(s) only" in cell.note
     assert cell.rounds == 1
     summary["seconds"] = BUDGETS["standard"].seconds / 4.5
     (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    seal(run)
+    record_digests(run)
     (cell,) = audit_run(run, adversary="server", attacks=["cluster_identity"])
     assert len(cell.seeds) == 3  # two fresh seeds of two runs each
 

@@ -20,12 +20,12 @@ from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.evidence import fresh_runs
 from cflpriv.attacks.evidence.fresh_runs import fresh_scene
 from cflpriv.attacks.figures.leakage import nothing
-from cflpriv.attacks.figures.plan import Clock, Plan, plan_of, spoken
+from cflpriv.attacks.figures.plan import AuditPlan, Clock, plan_of, spoken
 from cflpriv.cli import app, main
 from cflpriv.data import build_population
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
-from cflpriv.experiments.digests import seal
+from cflpriv.experiments.digests import record_digests
 from cflpriv.experiments.run.resume import locked
 
 FEW = ("signature_inversion", "label_inference", "cluster_identity")
@@ -76,10 +76,10 @@ def test_without_a_twin_the_audit_names_it_and_goes_on(run: Path, monkeypatch: p
     """A twin neither clips nor adds noise, so that it may diverge where its run does not; here it has too large a learning rate."""
     opened, said = fresh_runs._opened, list[str]()
     monkeypatch.setattr(fresh_runs, "_opened", lambda made: opened(made).with_("training", lr=1e19))
-    monkeypatch.setitem(ATTACKS, "rerun", Attack("reruns", lambda case: ([nothing(case, "rerun", "figure", "made")], None), plays=True))
+    monkeypatch.setitem(ATTACKS, "rerun", Attack("reruns", lambda case: ([nothing(case, "rerun", "figure", "made")], None), reruns=True))
     with pytest.raises(TrainingDiverged, match="the unprotected twin of the run with seed 0 diverged: client"):
         fresh_scene(config(protection=PROTECTED, run=CERTAIN), build_population(config().data), 1)
-    cells = audit_run(run, adversary="server", attacks=[*FEW, "rerun"], budget="quick", say=said.append)
+    cells = audit_run(run, adversary="server", attacks=[*FEW, "rerun"], budget="quick", report=said.append)
     assert {cell.attack: cell.status for cell in cells} == {**dict.fromkeys(FEW, "not_attempted"), "rerun": "nothing_to_see"}
     assert all("the unprotected twin of the run with seed 0 diverged: client" in cell.line() for cell in cells if cell.attack in FEW)
     assert any("twin of the run with seed 0 diverged" in line and "only attacks that need no twin go on" in line for line in said)
@@ -193,7 +193,7 @@ def test_ctrl_c_before_anything_is_finished_says_so(run: Path, monkeypatch: pyte
 # --- how long it takes
 
 
-def plan(seconds: float, budget: str = "standard", *, rounds: int = 10, size: int = 1, protected: bool = True) -> Plan:
+def plan(seconds: float, budget: str = "standard", *, rounds: int = 10, size: int = 1, protected: bool = True) -> AuditPlan:
     summary = {"rounds": rounds, "seconds": seconds}
     return plan_of(summary, 7, size=size, is_open=not protected, is_whole=not protected, budget=BUDGETS[budget])
 
@@ -205,7 +205,7 @@ def test_the_plan_counts_the_runs_it_makes(protected: bool, runs: int) -> None:
     assert made.runs(made.seeds) == runs  # twin of the recorded one, then two a seed; in the open one a seed
     assert made.runs(made.seeds[3:]) == 2 * made.each
     assert made.estimate(made.seeds, 4) == pytest.approx(8 * runs + made.estimate(made.seeds, 4) - made.estimate(made.seeds, 0))
-    words = made.words("standard", made.seeds, 11, ["server"])
+    words = made.line("standard", made.seeds, 11, ["server"])
     assert f"5 seeds, {runs} runs of 8.0 s, 11 attacks on each (server)" in words
     assert words.startswith(f"standard audit, about {spoken(made.estimate(made.seeds, 11))}: ")
 
@@ -222,7 +222,7 @@ def test_a_long_or_large_run_is_cut() -> None:
     made = plan(900.0)
     assert (made.rounds, made.cut, made.seeds) == (1, True, (7,))
     assert made.seconds == pytest.approx(90.0)
-    assert "the first 1 round(s) only" in made.words("standard", made.seeds, 1, ["server"])
+    assert "the first 1 round(s) only" in made.line("standard", made.seeds, 1, ["server"])
     assert plan(1.0, size=4 << 30).rounds == 2  # a quarter of the payloads are a GiB
     assert plan(1.0, rounds=0).runs((7,)) == 1
 
@@ -230,14 +230,14 @@ def test_a_long_or_large_run_is_cut() -> None:
 def test_what_is_left_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("cflpriv.attacks.figures.plan.time.perf_counter", lambda: now[0])
-    made = Plan((7, 8, 9), rounds=1, cut=False, here=0, each=2, seconds=10.0)
+    made = AuditPlan((7, 8, 9), rounds=1, cut=False, here=0, each=2, seconds=10.0)
     clock = Clock(made, made.seeds, attacks=0, began=100.0)
     clock.plan = replace(made, here=2)  # every seed is as long as any other
-    assert clock.words(7) == "seed 7, 1 of 3"
+    assert clock.line(7) == "seed 7, 1 of 3"
     now[0] += 30
-    assert clock.words(8) == "seed 8, 2 of 3; about 60 s left"
+    assert clock.line(8) == "seed 8, 2 of 3; about 60 s left"
     now[0] += 50
-    assert clock.words(9) == "seed 9, 3 of 3; about 40 s left"
+    assert clock.line(9) == "seed 9, 3 of 3; about 40 s left"
     assert [spoken(seconds) for seconds in (0.01, 2.25, 41.2, 200, 9000)] == ["0.1 s", "2.2 s", "41 s", "3 minutes", "2.5 hours"]
 
 
@@ -259,7 +259,7 @@ def in_summary(**values: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "summary.json"
         path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
-        seal(folder)
+        record_digests(folder)
 
     return change
 

@@ -10,7 +10,7 @@ import pytest
 from attack_scenes import QUICK, config
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.adversary import load_view, parts_in, recorded
+from cflpriv.attacks.adversary import load_view, parts_in, recorded_messages
 from cflpriv.attacks.compared.anchor_counts import representations_in
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.sums import models_sent
@@ -59,7 +59,7 @@ def test_an_audit_reads_what_its_adversary_can_and_ends(algorithm: str, protecti
     theirs = cases("fedavg", "none")["server"]
     truth = {client: steps[0] for client, steps in steps_in(theirs.view, dimension_of(theirs)).items()}
     for adversary, seen in cases(algorithm, protection).items():
-        found = {name: ATTACKS[name].cells(seen)[0] for name in ATTACKS if not ATTACKS[name].plays}
+        found = {name: ATTACKS[name].cells(seen)[0] for name in ATTACKS if not ATTACKS[name].reruns}
         others = sorted(set(truth) - set(seen.view.coalition))
         (histogram,) = [cell for cell in found["label_inference"] if cell.metric == "histogram_l1"]
         open_to_it = adversary.startswith("server") and (protection == "none" or (adversary == "server+1" and protection != "secagg"))
@@ -213,6 +213,6 @@ def test_folders_that_do_not_say_where_parts_lie_are_refused(tmp_path: Path) -> 
         rows = [{"blind": np.zeros(3)}]
         made.add(0, "mean", "blind update", "clients", "server", [0], rows, readers=("server",), context={"transform": "sum/1", **context})
         made.write(tmp_path / str(len(context)) / "transcript")
-    assert len(recorded(tmp_path / "2")) == 1
+    assert len(recorded_messages(tmp_path / "2")) == 1
     with pytest.raises(InputError, match="an earlier version wrote it"):
-        recorded(tmp_path / "0")
+        recorded_messages(tmp_path / "0")

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from cflpriv.data.formats import LARGEST_BYTES, read_cifar_batch, read_idx, read_npz, read_svmlight
+from cflpriv.data.formats import LARGEST_BYTES, read_cifar_batch, read_idx, read_own_npz, read_svmlight
 from cflpriv.errors import InputError
 from cflpriv.types import Array
 
@@ -122,7 +122,7 @@ def test_idx_headers(tmp_path: Path, body: bytes, words: str) -> None:
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    for read in (lambda p: read_idx(p, 3), lambda p: read_npz(p, ("x",)), lambda p: read_svmlight(p, 4), read_cifar_batch):
+    for read in (lambda p: read_idx(p, 3), lambda p: read_own_npz(p, ("x",)), lambda p: read_svmlight(p, 4), read_cifar_batch):
         with refused(tmp_path / "absent"):
             read(tmp_path / "absent")
         with refused(tmp_path):
@@ -138,11 +138,11 @@ def npz_bytes(**values: Array) -> bytes:
 def test_npz_reads_what_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(npz_bytes(x=np.arange(6).reshape(2, 3), other=np.zeros(2)))
-    got = read_npz(path, ("x",), ("absent",))
+    got = read_own_npz(path, ("x",), ("absent",))
     assert list(got) == ["x"]
     np.testing.assert_array_equal(got["x"], np.arange(6).reshape(2, 3))
     with refused(path) as caught:
-        read_npz(path, ("y",))
+        read_own_npz(path, ("y",))
     assert "'y'" in str(caught.value)
 
 
@@ -150,7 +150,7 @@ def test_npz_never_unpickles(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(npz_bytes(x=np.array([{"a": 1}], dtype=object)))
     with refused(path) as caught:
-        read_npz(path, ("x",))
+        read_own_npz(path, ("x",))
     assert "'x'" in str(caught.value)
 
 
@@ -164,11 +164,11 @@ def test_npz_damage(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
     with refused(path):
-        read_npz(path, ("x",))
+        read_own_npz(path, ("x",))
     at = data.draw(st.integers(0, len(whole) - 4))
     whole[at : at + 4] = data.draw(st.binary(min_size=4, max_size=4))
     path.write_bytes(whole)
-    got = read_or_refuse(path, lambda: read_npz(path, ("x",))["x"])
+    got = read_or_refuse(path, lambda: read_own_npz(path, ("x",))["x"])
     if got is not None:
         np.testing.assert_array_equal(got, original)
 
@@ -181,10 +181,10 @@ def test_npz_with_a_lying_header(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", header.getvalue() + b"abc")
     with refused(path):
-        read_npz(path, ("x",))
+        read_own_npz(path, ("x",))
     path.write_bytes(b"PK\x05\x06" + b"\0" * 18)  # an empty archive
     with refused(path) as caught:
-        read_npz(path, ("x",))
+        read_own_npz(path, ("x",))
     assert "nothing" in str(caught.value)
 
 
@@ -278,4 +278,4 @@ def test_names_in_a_file_are_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, **{"a\nb": np.zeros(2), "ü": np.zeros(2)})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"it holds 'a\\nb', ü"):
-        read_npz(path, ("x",))
+        read_own_npz(path, ("x",))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cflpriv.data import DataSpec, build_population
-from cflpriv.data.text import PAD, TEXTS, UNKNOWN, load_texts, numbers, vocabulary, windows, words
+from cflpriv.data.text import PAD, TEXTS, UNKNOWN, load_texts, vocabulary, windows, word_numbers, words
 from cflpriv.errors import InputError
 
 FOLDER = Path(os.environ.get("CFLPRIV_DATA") or "absent")
@@ -65,7 +65,7 @@ def test_windows_hold_the_words_before(document: list[int], length: int) -> None
 
 
 def test_unknown_words_have_one_number() -> None:
-    assert numbers(("b", "z", "a"), {"a": 2, "b": 3}).tolist() == [3, UNKNOWN, 2]
+    assert word_numbers(("b", "z", "a"), {"a": 2, "b": 3}).tolist() == [3, UNKNOWN, 2]
 
 
 # --- files

@@ -81,7 +81,7 @@ def test_steps_over_fixed_buffers_equal_those_by_batch(
 def test_fixed_buffers_take_other_clients_rates_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32 one program serves every learning rate and any number of samples and batches that it has room for."""
     monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
-    graphs.release()
+    graphs.release_graphs()
     made = Counter[str]()
     real = graphs._made
     monkeypatch.setattr(graphs, "_made", lambda *arguments: made.update(["program"]) or real(*arguments))
@@ -94,12 +94,12 @@ def test_fixed_buffers_take_other_clients_rates_and_sizes(monkeypatch: pytest.Mo
     for clients in range(2, 1 + graphs.KEPT):
         moved(Train(model, batch_size=5), inputs(model, [10] * clients, np.float32), graphs.steps_by_plan)
     assert len(graphs._PROGRAMS) == graphs.KEPT
-    graphs.release()
+    graphs.release_graphs()
     assert not graphs._PROGRAMS
 
 
 def test_short_phases_are_captured_once_they_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs.release()
+    graphs.release_graphs()
     graphs._SEEN.clear()
     monkeypatch.setattr(graphs, "FEWEST_STEPS", 3)
     model = MODELS["lenet5"]
@@ -115,7 +115,7 @@ def test_ragged_clients_are_not_captured_again_and_again(monkeypatch: pytest.Mon
     """Two phases a round and room for one program: each capture is paid for by as many steps since what was kept was given up."""
     monkeypatch.setattr(graphs, "KEPT", 1)
     monkeypatch.setattr(graphs, "FEWEST_STEPS", 8)
-    graphs.release()
+    graphs.release_graphs()
     made = Counter[str]()
     real = graphs._made
     monkeypatch.setattr(graphs, "_made", lambda *arguments: made.update(["program"]) or real(*arguments))
@@ -129,15 +129,15 @@ def test_ragged_clients_are_not_captured_again_and_again(monkeypatch: pytest.Mon
 def test_what_is_given_up_is_gone_without_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device what a cycle holds is memory that nobody gets: plans of uncaptured steps, released programs, released samples."""
     task, given_to = Train(MODELS["mlp"], batch_size=5), inputs(MODELS["mlp"], [15, 15])
-    plans: list[weakref.ref[graphs.Plan]] = []
-    real = graphs.planned
+    plans: list[weakref.ref[graphs.BatchPlan]] = []
+    real = graphs.planned_batches
 
-    def planned(*arguments: Any) -> graphs.Plan:
+    def planned(*arguments: Any) -> graphs.BatchPlan:
         plan = real(*arguments)
         plans.append(weakref.ref(plan))
         return plan
 
-    monkeypatch.setattr(graphs, "planned", planned)
+    monkeypatch.setattr(graphs, "planned_batches", planned)
     kept = memory.Residents(limit=10**6)
     samples = weakref.ref(kept.get(given_to[0].data, "x", lambda: (torch.zeros(5),))[0])
     assert samples() is not None
@@ -147,7 +147,7 @@ def test_what_is_given_up_is_gone_without_the_collector(monkeypatch: pytest.Monk
             monkeypatch.setattr(graphs, "FEWEST_STEPS", fewest)
             moved(task, given_to, graphs.steps_by_plan)
         program = weakref.ref(next(iter(graphs._PROGRAMS.values())))
-        graphs.release()
+        graphs.release_graphs()
         del kept
         assert len(plans) == 2
         assert [plan() for plan in plans] == [None, None]
@@ -163,7 +163,7 @@ def test_noise_and_modules_of_ones_own_over_fixed_buffers(how: str, monkeypatch:
     private = Train(MODELS["lenet5"], clip_norm=1.0, sampling_rate=0.3, noise_multiplier=1.0, public_samples=9)
     task = Train(odd, batch_size=5) if how == "vmap" else private
     monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
-    graphs.release()
+    graphs.release_graphs()
     given_to = inputs(task.model, [9, 7, 12, 10])
     for _ in range(2):
         fixed = moved(task, given_to, graphs.steps_by_plan)
@@ -216,7 +216,7 @@ def test_live_bytes_are_those_of_tensors_alive_at_once() -> None:
 def test_the_estimate_holds_for_a_whole_chunk(name: str, batch: int, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk never needs more than was estimated, nor less than half of it; what autograd saves for the backward pass is part of both."""
     monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
-    graphs.release()
+    graphs.release_graphs()
     model, clients, samples = Model(name, (1, 16, 16), 10, hidden=64), 6, max(batch, 30)
     task = Train(model, batch_size=batch, **extra)
     estimate = clients * memory.client_bytes(way_of(model), model.shape, dtype_of(model.dtype), task._options, batch, samples)
@@ -318,7 +318,7 @@ class Hungry:
 
 def test_a_device_out_of_memory_gets_the_chunk_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     released = Counter[str]()
-    monkeypatch.setattr(graphs, "release", lambda: released.update(["programs"]))
+    monkeypatch.setattr(graphs, "release_graphs", lambda: released.update(["programs"]))
     given_to = inputs(MODELS["linear"], [3] * 11)
     engine = Engine()
     assert [result["id"] for result in engine.run(Hungry(2), given_to)] == list(range(11))

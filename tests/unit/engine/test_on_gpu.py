@@ -60,7 +60,7 @@ def test_a_module_of_ones_own_is_captured_unless_it_makes_the_host_wait(waits: b
     """One that does is refused before the capture begins; it is trained step by step, and captures of others go on."""
     on_device()
     monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
-    graphs.release()
+    graphs.release_graphs()
     model = Model("own", (1, 4, 4), 3, dtype="float64", factory=lambda: Own(waits))
     task, given_to = Train(model, epochs=3, batch_size=4, lr=0.05), inputs(model, [21, 14, 20, 9])
     plain = Engine("sequential").run(task, given_to)
@@ -70,7 +70,7 @@ def test_a_module_of_ones_own_is_captured_unless_it_makes_the_host_wait(waits: b
         np.testing.assert_allclose(ours["update"], theirs["update"], rtol=0, atol=1e-10)
     assert all((program.graph is None) == waits for program in graphs._PROGRAMS.values())
     other = Train(MODELS["mlp"], epochs=3, batch_size=4)
-    graphs.release()
+    graphs.release_graphs()
     Engine(device="cuda").run(other, inputs(other.model, [21, 14, 20, 9]))
     assert all(program.graph is not None for program in graphs._PROGRAMS.values())
 
@@ -92,8 +92,8 @@ def test_a_device_needs_no_more_than_estimated(name: str, monkeypatch: pytest.Mo
     """What the allocator handed out for one captured chunk, samples included, and three workspaces of cuBLAS, of 32 MiB at most."""
     on_device()
     monkeypatch.setattr(graphs, "FEWEST_STEPS", 0)
-    graphs.release()
-    memory.release()
+    graphs.release_graphs()
+    memory.release_samples()
     torch.cuda.empty_cache()
     model, clients, samples = Model(name, (1, 28, 28), 10), 256, 100
     task, given_to = Train(model, momentum=0.5), inputs(model, [samples] * clients, np.float32)
@@ -111,8 +111,8 @@ def test_a_device_really_out_of_memory_goes_on(monkeypatch: pytest.MonkeyPatch) 
     model = Model("mlp", (1, 28, 28), 10, hidden=1000)
     task, given_to = Train(model, lr=0.05), inputs(model, [20] * 128, np.float32)  # 1.2 GB at least
     plain = Engine("sequential").run(task, given_to)
-    graphs.release()
-    memory.release()
+    graphs.release_graphs()
+    memory.release_samples()
     torch.cuda.empty_cache()
     monkeypatch.setattr(fast, "chunk_budget", lambda: 10**12)
     total = torch.cuda.get_device_properties(0).total_memory

@@ -120,7 +120,7 @@ def test_protections_give_there_what_they_give_on_the_cpu(algorithm: str, gram: 
 
 
 @cache
-def scene(of: str) -> fresh_runs.Scene:
+def scene(of: str) -> fresh_runs.AuditedRun:
     """A run of two rounds with four samples a client, all in one batch, on the CPU."""
     more = {"algorithm": SIGNATURES, **SCENES.get(of, {})}
     made = config(samples=4, **{**more, "training": {"batch_size": 0, **more.get("training", {})}})

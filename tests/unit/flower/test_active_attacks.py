@@ -13,7 +13,7 @@ from fake_grid import FakeGrid
 from flwr.app import Context
 from scenes import population
 
-from cflpriv.attacks.active.audit import FILE, active_audit, play_all
+from cflpriv.attacks.active.audit import FILE, active_audit, run_all
 from cflpriv.attacks.active.scene import Clients, Scene
 from cflpriv.data import build_population
 from cflpriv.experiments import parse_config
@@ -55,7 +55,7 @@ def scene(folder: Path) -> Scene:
 
 @pytest.mark.slow
 def test_over_a_grid_clients_answer_as_in_one_process(tmp_path: Path) -> None:
-    there = play_all(scene(tmp_path), PLAYED)
+    there = run_all(scene(tmp_path), PLAYED)
     here = active_audit(CONFIG, attacks=PLAYED, population=SCENE)
     for one, two in zip(there, here, strict=True):
         assert (one.attack, one.status, one.code, one.stage) == (two.attack, two.status, two.code, two.stage)
@@ -76,7 +76,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from cflpriv import build_population, load_config
-from cflpriv.attacks.active.audit import play_all, written
+from cflpriv.attacks.active.audit import run_all, written
 from cflpriv.attacks.active.scene import Clients, Scene
 from cflpriv.federation.transport import OverBytes
 from cflpriv.flower import GridTransport
@@ -96,7 +96,7 @@ def main(grid: Grid, context: Context) -> None:
         time.sleep(0.2)
     identities = {client: read_identity(roster.parent / f"client{client}.key") for client in range(int(given["clients"]))}
     met = Clients(OverBytes(transport), read_roster(roster), identities)
-    rows = play_all(Scene(config, build_population(config.data), lambda: met), ["second_sum", "smaller_minimum"])
+    rows = run_all(Scene(config, build_population(config.data), lambda: met), ["second_sum", "smaller_minimum"])
     written(rows, config, Path(str(given["out"])))
 '''
 

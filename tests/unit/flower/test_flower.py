@@ -34,7 +34,7 @@ from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, load_config
 from cflpriv.experiments.report.report import write_report
-from cflpriv.experiments.run.checkpoint import digest_of
+from cflpriv.experiments.run.checkpoint import tree_digest
 from cflpriv.experiments.run.resume import locked
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer, KeyHolderLost
@@ -128,12 +128,12 @@ def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
     grid = deployment(tmp_path, scene, "min_cohort = 2")
     truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
     with pytest.raises(InputError, match=r"0 of 4 clients answered within .* refusals"):
-        serve(FakeGrid({}), config, tmp_path / "none", scene, clients=4, wait_seconds=0.1, say=str)  # type: ignore[arg-type]
-    summary = serve(grid, config.with_("protection", min_cohort=0), tmp_path / "run", scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
+        serve(FakeGrid({}), config, tmp_path / "none", scene, clients=4, wait_seconds=0.1, report=str)  # type: ignore[arg-type]
+    summary = serve(grid, config.with_("protection", min_cohort=0), tmp_path / "run", scene, clients=4, truth=truth, report=str)  # type: ignore[arg-type]
     assert summary["rounds_skipped"] == 1, "clients whose minimum cohort size is higher than the server's give nothing"
     grid = deployment(tmp_path / "again", scene)
     config = config.with_("protection", min_cohort=0).with_("run", record="full")
-    summary = serve(grid, config, tmp_path / "open", scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
+    summary = serve(grid, config, tmp_path / "open", scene, clients=4, truth=truth, report=str)  # type: ignore[arg-type]
     assert summary["ari"] == 1.0
     assert summary["accuracy_mean"] > 0.3
     assert json.loads((tmp_path / "open" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[0])["per_client"]["clients"] == [
@@ -153,7 +153,7 @@ def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
 def test_deployed_clients_keep_to_their_release_policy(tmp_path: Path) -> None:
     config = load_config(APP / "experiment.toml", ["run.release_policy=off"])
     with pytest.raises(InputError, match=r"run\.release_policy = 'off': is for simulated clients"):
-        serve(FakeGrid({}), config, tmp_path / "run", population(), clients=4, say=str)  # type: ignore[arg-type]
+        serve(FakeGrid({}), config, tmp_path / "run", population(), clients=4, report=str)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 
@@ -188,14 +188,14 @@ def test_a_restarted_server_goes_on_from_its_last_round(tmp_path: Path, protecti
     scene = build_population(config.data)
     whole = deployment(tmp_path / "whole", scene, protection, state=True)
     roster = read_roster(tmp_path / "whole" / "keys" / "roster.txt")
-    expected = serve(whole, config, tmp_path / "w", scene, clients=4, roster=roster, say=str)  # type: ignore[arg-type]
+    expected = serve(whole, config, tmp_path / "w", scene, clients=4, roster=roster, report=str)  # type: ignore[arg-type]
     for at in stages:
         folder = tmp_path / at
         grid = deployment(folder, scene, protection, state=True)
         roster = read_roster(folder / "keys" / "roster.txt")
         push, says = grid.push_messages, cut_at(grid, at)
         with pytest.raises(Cut):
-            serve(grid, config, folder / "r", scene, clients=4, roster=roster, say=says)  # type: ignore[arg-type]
+            serve(grid, config, folder / "r", scene, clients=4, roster=roster, report=says)  # type: ignore[arg-type]
         grid.push_messages = push  # type: ignore[method-assign]
         for node in list(grid.apps):  # a new run: contexts are new, and so are node ids
             grid.apps[node + 50] = grid.apps.pop(node)
@@ -204,7 +204,7 @@ def test_a_restarted_server_goes_on_from_its_last_round(tmp_path: Path, protecti
         written.write_text(
             written.read_text(encoding="utf-8").replace("normalise = true\n", ""), encoding="utf-8"
         )  # as before there was this key
-        again = serve(grid, config, folder / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
+        again = serve(grid, config, folder / "r", scene, clients=4, roster=roster, resume=True, report=str)  # type: ignore[arg-type]
         assert not again["refusals"], at
         rows = [
             [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -218,7 +218,7 @@ def test_a_restarted_server_goes_on_from_its_last_round(tmp_path: Path, protecti
             for name in models[0]:
                 np.testing.assert_allclose(models[0][name], models[1][name], atol=1e-5, err_msg=at)
         with pytest.raises(InputError, match=r"run\.seed is 9, but .* has 0"):
-            serve(grid, config.with_("run", seed=9), folder / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
+            serve(grid, config.with_("run", seed=9), folder / "r", scene, clients=4, roster=roster, resume=True, report=str)  # type: ignore[arg-type]
 
 
 def cut_at(grid: FakeGrid, at: str) -> Callable[[str], None]:
@@ -269,7 +269,7 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
     local = run_experiment(config, tmp_path / "local")
     grid = deployment(tmp_path, scene, protection, state=True, privacy=asked)
     roster = read_roster(tmp_path / "keys" / "roster.txt")
-    summary = serve(grid, config, tmp_path / "run", scene, clients=4, roster=roster, say=str)  # type: ignore[arg-type]
+    summary = serve(grid, config, tmp_path / "run", scene, clients=4, roster=roster, report=str)  # type: ignore[arg-type]
     assert not summary["refusals"]
     assert summary["rounds_skipped"] == 0
     for key in ("epsilon", "delta", "epsilon_budget", "privacy_unit", "stopped"):
@@ -295,14 +295,14 @@ def test_a_private_run_costs_what_a_local_one_does_and_a_restart_forgets_no_char
 
     grid.push_messages = fails  # type: ignore[method-assign]
     with pytest.raises(Cut):
-        serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, say=str)  # type: ignore[arg-type]
+        serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, report=str)  # type: ignore[arg-type]
     grid.push_messages = push  # type: ignore[method-assign]
     kept = (tmp_path / "r" / "ledger.json").read_bytes()
     (tmp_path / "r" / "ledger.json").unlink()
     with pytest.raises(InputError, match=r"ledger\.json: is not there, where the checkpoint knows of"):
-        serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
+        serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, report=str)  # type: ignore[arg-type]
     (tmp_path / "r" / "ledger.json").write_bytes(kept)
-    again = serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, say=str)  # type: ignore[arg-type]
+    again = serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=True, report=str)  # type: ignore[arg-type]
     charges = json.loads((tmp_path / "r" / "ledger.json").read_text(encoding="utf-8"))["charges"]
     assert charges == ledgers[1], "the round that was cut is paid, and another would be too dear"
     assert "refused by the privacy ledger" in again["stopped"]
@@ -617,9 +617,9 @@ def test_serve_runs_encrypted_similarity(tmp_path: Path) -> None:
     roster = read_roster(tmp_path / "keys" / "roster.txt")
     grid.dead = {HOLDER_NODE}
     with pytest.raises(InputError, match=r"the key holder did not answer within 0\.1 s"):
-        serve(grid, config, tmp_path / "none", scene, clients=4, roster=roster, wait_seconds=0.1, say=str)  # type: ignore[arg-type]
+        serve(grid, config, tmp_path / "none", scene, clients=4, roster=roster, wait_seconds=0.1, report=str)  # type: ignore[arg-type]
     grid.dead = set()
-    summary = serve(grid, config, tmp_path / "run", scene, clients=4, truth=truth, roster=roster, say=str)  # type: ignore[arg-type]
+    summary = serve(grid, config, tmp_path / "run", scene, clients=4, truth=truth, roster=roster, report=str)  # type: ignore[arg-type]
     assert summary["ari"] == 1.0
     assert summary["rounds_skipped"] == 0
     assert not summary["refusals"]
@@ -653,7 +653,7 @@ def test_a_server_that_is_stopped_twice_in_one_round_goes_on(tmp_path: Path) -> 
 
         grid.push_messages = fails  # type: ignore[method-assign]
         with suppress(Cut):
-            summary = serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=turn > 0, say=str)  # type: ignore[arg-type]
+            summary = serve(grid, config, tmp_path / "r", scene, clients=4, roster=roster, resume=turn > 0, report=str)  # type: ignore[arg-type]
             assert turn == 3
         names = {path.stem for path in (tmp_path / "r" / "checkpoints").glob("*.json")}
         assert names == {"round_0000001" if turn < 3 else "final"}, "only the last is kept"
@@ -680,22 +680,22 @@ def test_a_run_that_ctrl_c_ended_goes_on_and_one_that_is_done_asks_nobody(tmp_pa
         if line.startswith("round 0"):
             os.kill(os.getpid(), signal.SIGINT)
 
-    cut = serve(grid, config, out, scene, clients=4, say=says)  # type: ignore[arg-type]
+    cut = serve(grid, config, out, scene, clients=4, report=says)  # type: ignore[arg-type]
     assert cut["rounds"] == 1
     assert cut["rounds_planned"] == 3
     assert "interrupted: stopped after round 1 of 3" in lines[-1]
-    whole = serve(grid, config, out, scene, clients=4, resume=True, say=str)  # type: ignore[arg-type]
+    whole = serve(grid, config, out, scene, clients=4, resume=True, report=str)  # type: ignore[arg-type]
     assert whole["rounds"] == 3
     assert not whole["refusals"]
     before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
-    assert serve(FakeGrid({}), config, out, scene, clients=4, resume=True, say=str) == json.loads(json.dumps(whole))  # type: ignore[arg-type]
+    assert serve(FakeGrid({}), config, out, scene, clients=4, resume=True, report=str) == json.loads(json.dumps(whole))  # type: ignore[arg-type]
     assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
 
 
 def test_a_resumed_deployment_waits_for_the_process_that_still_has_its_folder(tmp_path: Path) -> None:
     """The server's app of a killed SuperLink ends a little later."""
     config, scene, grid = clustered(tmp_path, 1)
-    whole = serve(grid, config, tmp_path / "r", scene, clients=4, say=str)  # type: ignore[arg-type]
+    whole = serve(grid, config, tmp_path / "r", scene, clients=4, report=str)  # type: ignore[arg-type]
     has, gone, lines = threading.Event(), threading.Event(), []
 
     def other() -> None:
@@ -710,7 +710,7 @@ def test_a_resumed_deployment_waits_for_the_process_that_still_has_its_folder(tm
     thread = threading.Thread(target=other)
     thread.start()
     assert has.wait(60)
-    again = serve(grid, config, tmp_path / "r", scene, clients=4, resume=True, say=says)  # type: ignore[arg-type]
+    again = serve(grid, config, tmp_path / "r", scene, clients=4, resume=True, report=says)  # type: ignore[arg-type]
     thread.join()
     assert again == json.loads(json.dumps(whole))
     assert lines[0] == f"waiting up to 120 s for another process that has {tmp_path / 'r'}"
@@ -719,11 +719,11 @@ def test_a_resumed_deployment_waits_for_the_process_that_still_has_its_folder(tm
 def test_a_deployment_nobody_came_to_leaves_nothing_and_can_be_started_again(tmp_path: Path) -> None:
     config, scene, grid = clustered(tmp_path, 1)
     with pytest.raises(InputError, match=r"0 of 4 clients answered"):
-        serve(FakeGrid({}), config, tmp_path / "r", scene, clients=4, wait_seconds=0.1, say=str)  # type: ignore[arg-type]
+        serve(FakeGrid({}), config, tmp_path / "r", scene, clients=4, wait_seconds=0.1, report=str)  # type: ignore[arg-type]
     assert not (tmp_path / "r").exists()
     with pytest.raises(InputError, match=r"protection\.min_cohort = 5: there are only 4 clients"):
-        serve(grid, config.with_("protection", min_cohort=5), tmp_path / "r", scene, clients=4, say=str)  # type: ignore[arg-type]
-    assert serve(grid, config, tmp_path / "r", scene, clients=4, say=str)["rounds"] == 1  # type: ignore[arg-type]
+        serve(grid, config.with_("protection", min_cohort=5), tmp_path / "r", scene, clients=4, report=str)  # type: ignore[arg-type]
+    assert serve(grid, config, tmp_path / "r", scene, clients=4, report=str)["rounds"] == 1  # type: ignore[arg-type]
 
 
 def test_a_deployment_waits_for_enough_to_agree_on_a_transform_and_says_how_many_it_needs(tmp_path: Path) -> None:
@@ -734,7 +734,7 @@ def test_a_deployment_waits_for_enough_to_agree_on_a_transform_and_says_how_many
     grid.dead = {1001, 1002}
     words = r"0 of 2 clients answered .*; 2 of 4 clients are there; to agree on the secret of their transform 3 are needed"
     with pytest.raises(InputError, match=words):
-        serve(grid, haar, tmp_path / "r", scene, clients=2, roster=roster, wait_seconds=0.1, say=str)  # type: ignore[arg-type]
+        serve(grid, haar, tmp_path / "r", scene, clients=2, roster=roster, wait_seconds=0.1, report=str)  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_with_the_fewer_keys_of_an_early_version_is_gone_on_from(tmp_path: Path) -> None:
@@ -745,7 +745,7 @@ def test_a_checkpoint_with_the_fewer_keys_of_an_early_version_is_gone_on_from(tm
             raise Cut
 
     with pytest.raises(Cut):
-        serve(grid, config, tmp_path / "r", scene, clients=4, say=says)  # type: ignore[arg-type]
+        serve(grid, config, tmp_path / "r", scene, clients=4, report=says)  # type: ignore[arg-type]
     folder = tmp_path / "r" / "checkpoints"
     (path,) = folder.glob("round_*.json")
     tree = json.loads(path.read_text(encoding="utf-8"))
@@ -753,11 +753,11 @@ def test_a_checkpoint_with_the_fewer_keys_of_an_early_version_is_gone_on_from(tm
     tree["files"] = {f"{path.stem}_0000002.safetensors": digest for digest in tree["files"].values()}
     (folder / f"{path.stem}.safetensors").rename(folder / f"{path.stem}_0000002.safetensors")
     path.unlink()
-    (folder / f"{path.stem}_0000002.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}), encoding="utf-8")
+    (folder / f"{path.stem}_0000002.json").write_text(json.dumps(tree | {"digest": tree_digest(tree)}), encoding="utf-8")
     rows = [json.loads(line) for line in (tmp_path / "r" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     kept = [{key: value for key, value in row.items() if key != "protection_seconds"} for row in rows]
     (tmp_path / "r" / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    summary = serve(grid, config, tmp_path / "r", scene, clients=4, resume=True, say=str)  # type: ignore[arg-type]
+    summary = serve(grid, config, tmp_path / "r", scene, clients=4, resume=True, report=str)  # type: ignore[arg-type]
     assert summary["rounds"] == 3
     assert not summary["refusals"]
 
@@ -780,7 +780,7 @@ def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp
         return arrived
 
     grid.pull_messages = lying  # type: ignore[method-assign]
-    summary = serve(grid, config, tmp_path / "r", scene, clients=4, say=str)  # type: ignore[arg-type]
+    summary = serve(grid, config, tmp_path / "r", scene, clients=4, report=str)  # type: ignore[arg-type]
     assert not odd
     assert summary["rounds"] == 1
     row = json.loads((tmp_path / "r" / "rounds.jsonl").read_text(encoding="utf-8"))

@@ -54,7 +54,7 @@ def test_a_run_in_the_clear_goes_on(tmp_path: Path, plan: Any, cohorts: list[int
     scene = build_population(config.data)
     grid = DyingGrid(tmp_path, scene, "", plan)
     out = tmp_path / "run"
-    serve(grid, config, out, scene, clients=4, deadline_seconds=0.02, compute_seconds=0.02, hello_seconds=0.02, say=str)  # type: ignore[arg-type]
+    serve(grid, config, out, scene, clients=4, deadline_seconds=0.02, compute_seconds=0.02, hello_seconds=0.02, report=str)  # type: ignore[arg-type]
     assert not grid.plan, "what was to be killed was killed"
     rows = rows_of(out)
     assert [len(row["cohort"]) for row in rows] == cohorts
@@ -83,7 +83,7 @@ def test_a_holder_of_shares_that_is_killed_is_waited_for(tmp_path: Path, stage: 
     roster, out = read_roster(tmp_path / "keys" / "roster.txt"), tmp_path / "run"
     lines: list[str] = []
     seconds: dict[str, Any] = {"deadline_seconds": 0.02, "compute_seconds": 0.02, "hello_seconds": 0.02}
-    serve(grid, config, out, scene, clients=4, roster=roster, say=lines.append, **seconds)  # type: ignore[arg-type]
+    serve(grid, config, out, scene, clients=4, roster=roster, report=lines.append, **seconds)  # type: ignore[arg-type]
     assert not grid.plan
     assert not any(row["skipped"] for row in rows_of(out))
     clustering = check_models(out, changes, 1e-6)
@@ -125,7 +125,7 @@ def test_a_newcomer_that_a_lost_holder_kept_out_is_admitted_when_it_is_back(
     grid = grid_type(tmp_path, scene, 'gram = ["shares"]', plan, holders=3)
     roster, out = read_roster(tmp_path / "keys" / "roster.txt"), tmp_path / "run"
     seconds: dict[str, Any] = {"deadline_seconds": 0.02, "compute_seconds": 0.02, "hello_seconds": 0.02}
-    serve(grid, config, out, scene, clients=4, roster=roster, say=str, **seconds)  # type: ignore[arg-type]
+    serve(grid, config, out, scene, clients=4, roster=roster, report=str, **seconds)  # type: ignore[arg-type]
     assert not grid.plan
     assert [row["admitted"] for row in rows_of(out)] == admitted
 
@@ -142,7 +142,7 @@ def test_a_beginning_that_nobody_takes_part_in_is_taken_again_or_ends_with_one_l
     seconds = {"deadline_seconds": 0.02, "compute_seconds": 0.02, "hello_seconds": 0.02, "wait_seconds": 0.1}
 
     def served() -> None:
-        serve(grid, config, tmp_path / "run", scene, clients=4, say=lines.append, **seconds)  # type: ignore[arg-type]
+        serve(grid, config, tmp_path / "run", scene, clients=4, report=lines.append, **seconds)  # type: ignore[arg-type]
 
     if back:
         served()

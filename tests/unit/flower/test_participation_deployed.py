@@ -58,7 +58,7 @@ def test_a_deployment_is_calibrated_for_real_participation_and_keeps_to_it_while
         if line.startswith("round 7"):
             grid.away = frozenset()
 
-    summary = serve(grid, config, tmp_path / "run", scene, clients=8, wait_seconds=0.1, compute_seconds=1.0, say=say)  # type: ignore[arg-type]
+    summary = serve(grid, config, tmp_path / "run", scene, clients=8, wait_seconds=0.1, compute_seconds=1.0, report=say)  # type: ignore[arg-type]
     run_experiment(config, tmp_path / "local", population=scene)
     there, here = (Ledger.open(tmp_path / name / "ledger.json") for name in ("run", "local"))
     assert summary["stopped"] is None

@@ -20,6 +20,6 @@ def test_the_run_folder_is_that_of_a_run_in_one_process(tmp_path: Path) -> None:
     scene = build_population(config.data)
     truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
     there, here = tmp_path / "flower", tmp_path / "local"
-    serve(DyingGrid(tmp_path, scene, "", {}), config, there, scene, clients=4, truth=truth, say=str)  # type: ignore[arg-type]
+    serve(DyingGrid(tmp_path, scene, "", {}), config, there, scene, clients=4, truth=truth, report=str)  # type: ignore[arg-type]
     run_experiment(config, here)
     check_run_folder(there, here)

@@ -28,7 +28,7 @@ from cflpriv.protocols.accounting import calibrate
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.events import GaussianEvent, SampledGaussianEvent
-from cflpriv.protocols.ledger import Budget, Ledger
+from cflpriv.protocols.ledger import Ledger, PrivacyBudget
 
 SCENE = scenes.population(groups=2, clients_per_group=20)
 
@@ -194,10 +194,10 @@ def test_an_audit_looks_at_the_noise_that_the_run_has(tmp_path: Path) -> None:
     })  # fmt: skip
     run = prepare(made, population=scene)
     assert run.run_ledger is not None
-    assert run.run_ledger.accounts is not None
+    assert run.run_ledger.sample_ledger is not None
     _, event = releases(made, scene)["training_epsilon"]
     assert isinstance(event, SampledGaussianEvent)
-    assert event.noise_multiplier == run.run_ledger.accounts.noise.training
+    assert event.noise_multiplier == run.run_ledger.sample_ledger.noise.training
     everywhere = made.noise()
     assert everywhere is not None
     assert event.noise_multiplier < 0.8 * everywhere.training
@@ -239,7 +239,7 @@ def test_nobody_takes_the_place_of_an_absent_client_where_cohorts_are_drawn_from
 def test_a_client_refuses_over_messages_to_take_part_more_often_than_was_priced(protection: Protection) -> None:
     """Whatever the server's own ledger allows; a client's is in its store, where a new process finds it."""
     scene, privacy, most = scenes.population(groups=1, clients_per_group=6), Privacy("client", "add_remove", 2.0, 1e-3, clip_norm=0.5), 3
-    careless = Ledger(Budget(1e6, 1e-3, "add_remove", "client"))
+    careless = Ledger(PrivacyBudget(1e6, 1e-3, "add_remove", "client"))
     clipped, _ = client_noise(privacy, Releases(trainings=most), protection, careless, public_entropy("noise"))
     transport, task = Loopback(scene, protection), scenes.training(scene)
     transport.privacy = privacy

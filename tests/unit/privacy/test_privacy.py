@@ -31,11 +31,11 @@ from cflpriv.federation.values import Origin
 from cflpriv.privacy.client_level import client_noise
 from cflpriv.privacy.private_signatures import NoisyGradient, noisy_principal_vectors, sketch_directions, unit_rows
 from cflpriv.privacy.receipts import PrivacyLedger
-from cflpriv.privacy.settings import Noise, Privacy, Releases, plan
+from cflpriv.privacy.settings import Noise, Privacy, Releases, plan_noise
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation, SampledGaussianEvent, event_from
-from cflpriv.protocols.ledger import Budget, BudgetExceeded, Ledger
+from cflpriv.protocols.ledger import BudgetExceeded, Ledger, PrivacyBudget
 from cflpriv.protocols.mechanisms import noisy_argmin
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.signatures import PrincipalVectors
@@ -51,7 +51,7 @@ def federation(
     scene: Population, noise: Noise = NOISE, epsilon: float = 50.0, demand: bool = True, **options: Any
 ) -> tuple[FederationServer, Ledger]:
     """A server with its ledger. Its clients `demand` the same, by ledgers of their own, or take the server's word."""
-    ledger = Ledger(Budget(epsilon, 1e-5, noise.relation, "sample"))
+    ledger = Ledger(PrivacyBudget(epsilon, 1e-5, noise.relation, "sample"))
     privacy = Privacy("sample", noise.relation, epsilon, 1e-5, samples=noise.samples, sketch_dim=noise.sketch_dim) if demand else Privacy()
     return scenes.federation(scene, accounts=PrivacyLedger(noise, ledger), privacy=privacy, **options), ledger
 
@@ -492,7 +492,7 @@ def mixed(module: str) -> Model:
 @pytest.mark.parametrize("module", ["batch norm", "centred", "scaled", "known layers"])
 def test_a_sample_moves_no_more_than_its_own_loss(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums behind a private choice, and private scores: with the samples in one batch, an outlier moved the losses of all."""
-    from cflpriv.algorithms.pfedlia.influence import Influence, split
+    from cflpriv.algorithms.pfedlia.influence import Influence, split_validation
     from cflpriv.tasks import evaluation
 
     model, rng, seen = mixed(module), np.random.default_rng(0), []
@@ -512,7 +512,7 @@ def test_a_sample_moves_no_more_than_its_own_loss(module: str, monkeypatch: pyte
         Losses(model).private(replace(NOISE, choice=0.5)).run(given(ClientData(0, more, label, x[:1], y[:1]), two))
     assert np.abs(seen[1] - seen[0]).max() <= 4.0 * (1 + 1e-9)
 
-    held_back = split(ClientData(0, x, y, x[:1], y[:1]), 0.25, 0)[1]
+    held_back = split_validation(ClientData(0, x, y, x[:1], y[:1]), 0.25, 0)[1]
     wild = x.copy()
     wild[held_back[0]] = np.array([1e6, 0, 0, 0]).reshape(1, 2, 2)
     params = {"model": np.zeros(model.dimension), "own": up, "updates": {1: up}}
@@ -748,10 +748,10 @@ def test_a_run_whose_clients_have_spent_their_budgets_ends_with_what_it_has(
 def test_a_run_over_budget_ends_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = scenes.population()
     experiment = config(training={"rounds": 6})
-    short = plan(experiment.privacy, Releases(trainings=3), epochs=1, batch_size=5, seed=0)
+    short = plan_noise(experiment.privacy, Releases(trainings=3), epochs=1, batch_size=5, seed=0)
     monkeypatch.setattr(Config, "noise", lambda self, asked: short)  # noise for three rounds, where six are asked for
     said: list[str] = []
-    summary = run_experiment(experiment, tmp_path / "run", population=scene, say=said.append)
+    summary = run_experiment(experiment, tmp_path / "run", population=scene, report=said.append)
     assert summary["rounds"] == 4
     assert "refused by the privacy ledger" in summary["stopped"]
     assert any("stopped after round" in line for line in said)
@@ -864,7 +864,7 @@ def test_newcomers_who_cannot_pay_again_end_a_run_with_what_it_has(tmp_path: Pat
 def test_a_private_run_on_texts_says_what_a_sample_is(unit: str, said: bool, tmp_path: Path) -> None:
     lines: list[str] = []
     asked = config("fedavg", unit, data={"source": "ag_news", "sequence_length": 7}, training={"rounds": 1})
-    run_experiment(asked, tmp_path / "run", population=scenes.population(), say=lines.append)
+    run_experiment(asked, tmp_path / "run", population=scenes.population(), report=lines.append)
     assert any("a window of 7 words and the next; a word is in 8 of them" in line for line in lines) == said
 
 
@@ -901,7 +901,7 @@ def test_without_privacy_a_summary_promises_nothing(tmp_path: Path) -> None:
 def test_the_example_is_sound() -> None:
     path = ROOT / "examples" / "pacfl_dp_fmnist.toml"
     loaded = load_config(path)
-    assert loaded.privacy.budget == Budget(3.0, 1e-5, "add_remove", "sample")
+    assert loaded.privacy.budget == PrivacyBudget(3.0, 1e-5, "add_remove", "sample")
     assert load_config(path).to_toml() == loaded.to_toml()
     noise = loaded.noise()
     assert noise is not None
@@ -914,7 +914,7 @@ def test_the_example_is_sound() -> None:
 @pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.3), (3.0, 0.2), (8.0, 0.0), (2.0, 1.0)])
 def test_a_plan_meets_its_budget_and_wastes_little(relation: Relation, epsilon: float, share: float) -> None:
     privacy = Privacy("sample", relation, epsilon, 1e-5, samples=200, signature_share=share if 0 < share < 1 else 0.2)
-    noise = plan(privacy, Releases(signatures=int(share > 0), trainings=10 * (share < 1)), epochs=1, batch_size=10, seed=0)
+    noise = plan_noise(privacy, Releases(signatures=int(share > 0), trainings=10 * (share < 1)), epochs=1, batch_size=10, seed=0)
     signature = [GaussianEvent(noise.signature, 1.0, relation, "sample")] if share > 0 else []
     training = [SampledGaussianEvent(noise.training, 0.05, 200, 1.0, relation)] if share < 1 else []
     assert (noise.signature > 0, noise.training > 0) == (share > 0, share < 1)

@@ -25,12 +25,12 @@ from cflpriv.experiments.config.config import Config
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
 from cflpriv.privacy.receipts import PrivacyLedger
-from cflpriv.privacy.settings import Noise, Privacy, plan
+from cflpriv.privacy.settings import Noise, Privacy, plan_noise
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import derive, public_entropy, uniforms
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.events import SampledGaussianEvent, event_from
-from cflpriv.protocols.ledger import Budget, Ledger
+from cflpriv.protocols.ledger import Ledger, PrivacyBudget
 from cflpriv.tasks.joining import Join
 from cflpriv.tasks.training import Train
 from cflpriv.types import ClientData, Population
@@ -43,7 +43,7 @@ SECURE = Protection(sum="secagg", min_cohort=4, secagg_mode="passive")
 def federation(
     scene: Population, noise: Noise = NOISE, label: str = "noise", protection: Protection = SECURE, demand: str = "shared", **options: Any
 ) -> tuple[FederationServer, Ledger]:
-    ledger = Ledger(Budget(50.0, 1e-5, noise.relation, "sample"))
+    ledger = Ledger(PrivacyBudget(50.0, 1e-5, noise.relation, "sample"))
     own: dict[str, Any] = {"samples": noise.samples, "sketch_dim": noise.sketch_dim, "noise": demand}
     privacy = Privacy("sample", noise.relation, 50.0, 1e-5, **own) if demand else Privacy()
     options |= {"accounts": PrivacyLedger(noise, ledger), "privacy": privacy, "entropy": lambda party: public_entropy(f"{label} {party}")}
@@ -370,7 +370,7 @@ def test_the_noise_of_a_sum_is_that_of_one_client_not_of_all() -> None:
     """The gain: with as many members as shares counted, the mean has noise smaller by the root of their number."""
     made = config(protection={"min_cohort": 8})
     shared = made.noise()
-    own = plan(made.privacy, made.releases(), epochs=1, batch_size=5, seed=0)
+    own = plan_noise(made.privacy, made.releases(), epochs=1, batch_size=5, seed=0)
     assert shared is not None
     assert shared.shares == 7
     assert own.training > shared.training, "four steps a round cost more than one"
@@ -439,6 +439,6 @@ def test_a_small_minimum_cohort_size_is_warned_of() -> None:
 @pytest.mark.slow
 def test_the_console_says_what_is_guaranteed(tmp_path: Path) -> None:
     said: list[str] = []
-    run_experiment(config(training={"rounds": 1}), tmp_path / "run", population=scenes.population(), say=said.append)
+    run_experiment(config(training={"rounds": 1}), tmp_path / "run", population=scenes.population(), report=said.append)
     line = "privacy: epsilon 3 at delta 0.001 for one sample more or less; noise shared by the members of a secure sum, of which 2 count"
     assert line in said

@@ -18,13 +18,13 @@ from msgspec import structs
 from scipy.stats import binom
 
 from cflpriv.protocols import ckks
-from cflpriv.protocols.ckks import PARAMETERS, SYMMETRIC_PARAMETERS, Identity, KeyHolder, Parameters, Roster, Server, Setup, Workers
+from cflpriv.protocols.ckks import PARAMETERS, SYMMETRIC_PARAMETERS, CkksServer, CkksWorkers, Identity, KeyHolder, Parameters, Roster, Setup
 from cflpriv.protocols.ckks.client import packed
 from cflpriv.protocols.ckks.messages import LABEL, Announcement, Request, Upload, ciphertexts_digest, decode, encode, signed_request
 from cflpriv.protocols.ckks.messages import signed_upload as statement_of
 from cflpriv.protocols.ckks.parameters import Packing, error_std, plan, release_grid
 from cflpriv.protocols.ckks.products import Products
-from cflpriv.protocols.ckks.public_key import announced_bytes, fresh_key, public_key, shared_half
+from cflpriv.protocols.ckks.public_key import announced_bytes, announced_key, fresh_key, shared_half
 from cflpriv.protocols.ckks.reference import naive_block, naive_context
 from cflpriv.protocols.ckks.seal import check_outside, largest_bytes
 from cflpriv.protocols.entropy import public_entropy
@@ -47,7 +47,7 @@ class Epoch:
     holder_identity: Identity
     server_identity: Identity
     holder: KeyHolder
-    server: Server
+    server: CkksServer
     rows: Array
 
     @classmethod
@@ -63,7 +63,7 @@ class Epoch:
             bytes(16), 0, roster.digest, n, p, d, parameters.ring, parameters.bits, parameters.mode, release, bound, group  # type: ignore[arg-type]
         )  # fmt: skip
         holder = KeyHolder(setup, holder_identity, server_identity.public(), roster, entropy=entropy)
-        server = Server(
+        server = CkksServer(
             setup, holder.announcement, holder_identity.public(), roster, server_identity, landmarks=landmarks, entropy=entropy
         )  # fmt: skip
         return cls(setup, identities, roster, holder_identity, server_identity, holder, server, rows)
@@ -208,7 +208,7 @@ def test_workers_change_nothing_but_their_masks() -> None:
     jobs = epoch.server.jobs(range(7))
     said = {}
     for count in (0, 1, 2):
-        workers = Workers(count) if count else None
+        workers = CkksWorkers(count) if count else None
         try:
             requests = list(epoch.server.requests(jobs, workers))
         finally:
@@ -369,7 +369,7 @@ def test_degenerate_public_keys_are_refused() -> None:
         with pytest.raises(MalformedMessage):
             seen_by_the_server(epoch, said)
         with pytest.raises(MalformedMessage):
-            Server(epoch.setup, said, epoch.holder_identity.public(), epoch.roster, epoch.server_identity)
+            CkksServer(epoch.setup, said, epoch.holder_identity.public(), epoch.roster, epoch.server_identity)
 
 
 def test_what_remains_trusted_is_that_the_key_holder_made_its_key_honestly() -> None:
@@ -418,7 +418,7 @@ def test_the_error_of_a_key_is_short() -> None:
     setup = Epoch.of(vectors(1, 1, 8)).setup
     ring, holder = ckks.arithmetic(SMALL), bytes(32)
     secret, announced = fresh_key(setup, holder)
-    key = public_key(setup, holder, announced)
+    key = announced_key(setup, holder, announced)
     first, second = ring.values(key.data()).reshape(2, 2, SMALL.ring).astype(object)
     assert (second == shared_half(setup, holder)).all()
     s = ring.values(secret.data()).reshape(2, SMALL.ring).astype(object)
@@ -473,7 +473,7 @@ def test_clients_that_encrypt_what_they_like_read_errors_through_the_noise() -> 
     polynomial = np.zeros((2, parameters.ring), dtype=np.uint64)
     polynomial[:, 0] = [large % one for one in ring.moduli]
     announcement = decode(epoch.holder.announcement, Announcement, epoch.setup)
-    encryptor = ring.seal.Encryptor(ring.context, public_key(epoch.setup, epoch.holder_identity.public(), announcement.public_key))
+    encryptor = ring.seal.Encryptor(ring.context, announced_key(epoch.setup, epoch.holder_identity.public(), announcement.public_key))
     sides = []
     for _ in range(2):
         cipher = ring.zero(encryptor, public=True)
@@ -499,7 +499,7 @@ def test_clients_that_encrypt_what_they_like_read_errors_through_the_noise() -> 
 def crafted(epoch: Epoch, client: int, left: dict[int, float], right: dict[int, float], *, by_key: bool = False) -> bytes:
     """An upload of polynomials, coefficients by exponent, of a client's choice; `by_key` multiplies the right one by the secret key."""
     ring = ckks.arithmetic(epoch.setup.parameters)
-    encryptor = ring.seal.Encryptor(ring.context, public_key(epoch.setup, epoch.holder_identity.public(), epoch.server.public_key))
+    encryptor = ring.seal.Encryptor(ring.context, announced_key(epoch.setup, epoch.holder_identity.public(), epoch.server.public_key))
     ciphers = [ring.zero(encryptor, public=True) for _ in range(2)]
     ring.add_polynomial(ciphers[0], residues(epoch, left))
     if by_key:  # without knowing it: decryption multiplies the second part by it
@@ -742,7 +742,7 @@ def test_uploads_and_enrolments_need_the_roster_and_come_once() -> None:
     with pytest.raises(MalformedMessage):
         machine.enrol(enrolment)
     with pytest.raises(RemoteError):
-        Server(epoch.setup, machine.announcement, epoch.holder_identity.public(), epoch.roster, epoch.server_identity)
+        CkksServer(epoch.setup, machine.announcement, epoch.holder_identity.public(), epoch.roster, epoch.server_identity)
     with pytest.raises(RemoteError, match="bad-signature"):
         ckks.encrypt(epoch.setup, epoch.holder.announcement, epoch.server_identity.public(), epoch.identities[1], epoch.rows[1])
 
@@ -785,7 +785,7 @@ def test_nothing_made_under_another_key_fits_an_epoch_of_the_same_terms() -> Non
     before.enrol(enrolment)
     (request,) = epoch.server.requests(epoch.server.jobs([0]))
     again = KeyHolder(epoch.setup, epoch.holder_identity, epoch.server_identity.public(), epoch.roster)
-    server = Server(epoch.setup, again.announcement, epoch.holder_identity.public(), epoch.roster, epoch.server_identity)
+    server = CkksServer(epoch.setup, again.announcement, epoch.holder_identity.public(), epoch.roster, epoch.server_identity)
     for machine, said in ((server.receive, upload), (again.enrol, enrolment), (again.answer, request)):
         with pytest.raises(RemoteError, match="bad-signature"):
             machine(said)

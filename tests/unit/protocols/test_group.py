@@ -23,6 +23,9 @@ from cflpriv.protocols.group import (
     MEMBER,
     SERVER,
     STAGES,
+    GroupServer,
+    GroupServerStage,
+    GroupTerms,
     Identity,
     LocalError,
     MalformedMessage,
@@ -30,9 +33,6 @@ from cflpriv.protocols.group import (
     MemberStage,
     RemoteError,
     Roster,
-    Server,
-    ServerStage,
-    Terms,
     TooFewClients,
     agree_all,
     diagram,
@@ -55,7 +55,7 @@ def member(client: int, **options: Any) -> Member:
     return Member(IDENTITIES[client], ROSTER, SESSION, **({"entropy": ENTROPY} | options))
 
 
-def terms(members: Any = range(4), epoch: int = 0, **options: Any) -> Terms:
+def terms(members: Any = range(4), epoch: int = 0, **options: Any) -> GroupTerms:
     return make_terms(session=SESSION, epoch=epoch, roster=ROSTER, members=members, **options)
 
 
@@ -64,7 +64,7 @@ class Scene:
     """Machines, and everything that was said, as (direction, client, kind, bytes)."""
 
     members: dict[int, Member]
-    server: Server
+    server: GroupServer
     said: list[tuple[str, int, str, bytes]] = field(default_factory=list)
 
     def note(self, *what: Any) -> None:
@@ -75,7 +75,7 @@ class Scene:
 
 
 def agreed(clients: Any = range(4), epoch: int = 0, **options: Any) -> Scene:
-    scene = Scene({client: member(client) for client in clients}, Server(terms(clients, epoch, **options), ROSTER))
+    scene = Scene({client: member(client) for client in clients}, GroupServer(terms(clients, epoch, **options), ROSTER))
     agree_all(scene.server, scene.members, record=scene.note)
     return scene
 
@@ -87,10 +87,10 @@ def at(stage: MemberStage, client: int = 1) -> Scene:
     scene.members[client] = fresh
     if stage is MemberStage.OUTSIDE:
         return scene
-    scene = Scene({number: member(number) for number in range(4)}, Server(terms(), ROSTER))
+    scene = Scene({number: member(number) for number in range(4)}, GroupServer(terms(), ROSTER))
     stops = {MemberStage.ADVERTISED: "Confirm", MemberStage.CONFIRMED: None, MemberStage.MEMBER: None}
     for _ in range(4):
-        kept = stops[stage] is not None and scene.server.stage is ServerStage.OFFERING
+        kept = stops[stage] is not None and scene.server.stage is GroupServerStage.OFFERING
         asked = SERVER[scene.server.stage][1]
         for number, data in scene.server.advance().items():
             scene.note("down", number, asked, data)
@@ -153,7 +153,7 @@ def test_members_and_nobody_else_have_the_secret_through_joins_removals_and_drop
     members = {client: member(client) for client in range(8)}
     seen: set[bytes] = set()
     for epoch, step in enumerate(history):
-        server = Server(terms(step.invited, epoch, removed=step.removed), ROSTER)
+        server = GroupServer(terms(step.invited, epoch, removed=step.removed), ROSTER)
         before = {client: one.epoch for client, one in members.items()}
         try:
             agree_all(server, {client: members[client] for client in step.invited}, drops=step.drops)
@@ -183,7 +183,7 @@ def test_members_and_nobody_else_have_the_secret_through_joins_removals_and_drop
 
 
 def test_a_silent_leader_is_replaced() -> None:
-    scene = Scene({client: member(client) for client in range(4)}, Server(terms(), ROSTER))
+    scene = Scene({client: member(client) for client in range(4)}, GroupServer(terms(), ROSTER))
     agree_all(scene.server, scene.members, drops={0: "Offer"}, record=scene.note)
     assert len(keys_of(scene, 1, 2, 3)) == 1
     assert scene.members[0].epoch is None
@@ -210,7 +210,7 @@ def test_a_silent_sponsor_is_replaced() -> None:
 def test_a_newcomer_gets_the_running_epoch_and_not_the_one_before() -> None:
     scene = agreed(range(4))
     old = scene.members[0].derive("x")
-    scene.server = Server(terms([0, 1, 2], 1, removed=[3]), ROSTER)
+    scene.server = GroupServer(terms([0, 1, 2], 1, removed=[3]), ROSTER)
     agree_all(scene.server, {client: scene.members[client] for client in range(3)})
     scene.members[5] = member(5)
     hand_over(scene.server, 5, 0, scene.members)
@@ -222,7 +222,7 @@ def test_a_newcomer_gets_the_running_epoch_and_not_the_one_before() -> None:
 def test_the_old_secret_serves_until_the_new_one_is_confirmed() -> None:
     scene = agreed(range(3))
     old = keys_of(scene)
-    server = Server(terms(range(3), 1), ROSTER)
+    server = GroupServer(terms(range(3), 1), ROSTER)
     for number, data in server.advance().items():
         scene.members[number].receive(data)
     assert keys_of(scene) == old
@@ -232,14 +232,14 @@ def test_the_old_secret_serves_until_the_new_one_is_confirmed() -> None:
 @given(st.integers(0, 12), st.integers(0, 8))
 @settings(max_examples=30, deadline=None)
 def test_machines_may_be_stored_after_every_message(cut: int, who: int) -> None:
-    members, server = {client: member(client) for client in range(4)}, Server(terms(range(3)), ROSTER)
+    members, server = {client: member(client) for client in range(4)}, GroupServer(terms(range(3)), ROSTER)
     count = 0
 
     def stored(client: int) -> None:
         nonlocal count, server
         if count == cut or who == 8:
             members[client] = Member.from_bytes(members[client].to_bytes(), IDENTITIES[client], ROSTER, entropy=ENTROPY)
-            server = Server.from_bytes(server.to_bytes(), ROSTER)
+            server = GroupServer.from_bytes(server.to_bytes(), ROSTER)
         count += 1
 
     while server.stage in SERVER:
@@ -260,7 +260,7 @@ def test_a_thousand_clients_take_seconds_and_five_messages_each() -> None:
     roster = Roster(tuple(identity.public() for identity in identities))
     members = {number: Member(identity, roster, SESSION) for number, identity in enumerate(identities)}
     said: list[int] = []
-    server = Server(make_terms(session=SESSION, epoch=0, roster=roster, members=range(n)), roster)
+    server = GroupServer(make_terms(session=SESSION, epoch=0, roster=roster, members=range(n)), roster)
     agree_all(server, members, record=lambda way, client, kind, data: said.append(len(data)))
     assert len(said) == 5 * n
     assert max(said) < 160 * n + 500
@@ -275,7 +275,7 @@ def test_a_thousand_clients_for_real() -> None:
     members = {number: Member(identity, roster, SESSION) for number, identity in enumerate(identities)}
     said: list[int] = []
     agree_all(
-        Server(make_terms(session=SESSION, epoch=0, roster=roster, members=range(1000)), roster),
+        GroupServer(make_terms(session=SESSION, epoch=0, roster=roster, members=range(1000)), roster),
         members,
         record=lambda way, client, kind, data: said.append(len(data)),
     )
@@ -373,7 +373,7 @@ def test_an_invite_that_is_not_ours_is_refused() -> None:
 
 
 def test_the_server_cannot_put_in_a_member_of_its_own() -> None:
-    scene = Scene({client: member(client) for client in range(3)}, Server(terms(range(3)), ROSTER))
+    scene = Scene({client: member(client) for client in range(3)}, GroupServer(terms(range(3)), ROSTER))
     outbox = scene.server.advance()
     adverts = [m.decode_member(scene.members[client].receive(outbox[client]) or b"") for client in range(3)]
     assert all(isinstance(advert, m.Advert) for advert in adverts)
@@ -504,7 +504,7 @@ def test_a_server_that_shows_two_lists_makes_no_second_group() -> None:
     for one in picky.values():
         unchanged(one, m.encode(m.Invite(half)), "minimum-too-low")
     # same terms: two leaders, each with half of the adverts, both lack the majority
-    scene = Scene({client: member(client) for client in range(4)}, Server(terms(range(4)), ROSTER))
+    scene = Scene({client: member(client) for client in range(4)}, GroupServer(terms(range(4)), ROSTER))
     outbox = scene.server.advance()
     adverts = [m.decode_member(scene.members[client].receive(outbox[client]) or b"") for client in range(4)]
     here = m.context(scene.server.terms)
@@ -514,7 +514,7 @@ def test_a_server_that_shows_two_lists_makes_no_second_group() -> None:
 
 
 def test_the_server_refuses_what_a_bad_client_sends() -> None:
-    scene = Scene({client: member(client) for client in range(3)}, Server(terms(range(3)), ROSTER))
+    scene = Scene({client: member(client) for client in range(3)}, GroupServer(terms(range(3)), ROSTER))
     outbox = scene.server.advance()
     replies = {client: scene.members[client].receive(outbox[client]) or b"" for client in range(3)}
     with pytest.raises(RemoteError, match="wrong-client"):
@@ -653,7 +653,7 @@ def test_a_member_is_neither_copied_nor_pickled() -> None:
 
 def test_of_many_threads_with_one_message_one_gets_the_answer() -> None:
     """A leader asked twice at once would seal two secrets."""
-    scene = Scene({client: member(client) for client in range(4)}, Server(terms(), ROSTER))
+    scene = Scene({client: member(client) for client in range(4)}, GroupServer(terms(), ROSTER))
     for number, data in scene.server.advance().items():
         scene.server.receive(number, scene.members[number].receive(data) or b"")
     ((leader, asked),) = scene.server.advance().items()
@@ -695,7 +695,7 @@ def test_no_secret_is_in_what_is_sent_shown_or_raised() -> None:
         return drawn[-1]
 
     members = {client: member(client, entropy=remembering) for client in range(4)}
-    server = Server(terms(range(3)), ROSTER)
+    server = GroupServer(terms(range(3)), ROSTER)
     said: list[bytes] = []
     shown: list[str] = []
 
@@ -754,9 +754,9 @@ def test_local_mistakes() -> None:
     with pytest.raises(ValueError, match="members"):
         terms(range(4), removed=[2])
     with pytest.raises(ValueError, match="roster"):
-        Server(terms([0, 55]), ROSTER)
+        GroupServer(terms([0, 55]), ROSTER)
     with pytest.raises(ValueError, match="unknown stage 'Lunch'"):
-        agree_all(Server(terms(), ROSTER), {}, drops={1: "Lunch"})
+        agree_all(GroupServer(terms(), ROSTER), {}, drops={1: "Lunch"})
     with pytest.raises(LocalError, match="wrong-stage"):
         agreed().server.advance()
 
@@ -784,7 +784,7 @@ def test_vectors() -> None:
     }
     setting = make_terms(session=bytes.fromhex(VECTORS["session"]), epoch=3, roster=roster, members=range(3), removed=[], smallest=2)
     assert m.context(setting).hex() == VECTORS["context"]
-    server = Server(setting, roster)
+    server = GroupServer(setting, roster)
     said: list[list[str]] = []
 
     def note(way: str, client: int, kind: str, data: bytes) -> None:

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.events import GaussianEvent
-from cflpriv.protocols.ledger import Budget, BudgetExceeded, Ledger, Receipt
+from cflpriv.protocols.ledger import BudgetExceeded, Ledger, PrivacyBudget, Receipt
 
-BUDGET = Budget(1.0, 1e-5, "add_remove", "sample")
+BUDGET = PrivacyBudget(1.0, 1e-5, "add_remove", "sample")
 
 
 def event(z: float = 10.0, **changes: Any) -> GaussianEvent:
@@ -38,7 +38,7 @@ def test_a_refused_charge_charges_nobody_and_says_who_stood_where() -> None:
 
 def test_a_budget_can_be_spent_to_the_last_bit() -> None:
     cost = epsilon_of([event(7.0)] * 3, 1e-5)
-    ledger = Ledger(Budget(cost, 1e-5, "add_remove", "sample"))
+    ledger = Ledger(PrivacyBudget(cost, 1e-5, "add_remove", "sample"))
     for round in range(3):
         ledger.charge({5: [event(7.0)]}, "mean", round)
     for multiplier in (7.0, 1e4):
@@ -117,7 +117,7 @@ def test_an_existing_ledger_is_not_overwritten_or_taken_for_another(tmp_path: Pa
     with pytest.raises(ValueError, match="open it"):
         Ledger(BUDGET, path)
     with pytest.raises(ValueError, match="is a ledger for delta"):
-        Ledger.open(path, Budget(1.0, 1e-5, "replace_one", "sample"))
+        Ledger.open(path, PrivacyBudget(1.0, 1e-5, "replace_one", "sample"))
     path.write_text(path.read_text(encoding="utf-8").replace("GaussianEvent", "GaussianEvents"), encoding="utf-8")
     with pytest.raises(ValueError, match="is no ledger"):
         Ledger.open(path)

@@ -22,7 +22,7 @@ from cflpriv.protocols import entropy as entropy_module
 from cflpriv.protocols.entropy import derive, gaussians, keystream, public_entropy, system_entropy, uniforms
 from cflpriv.protocols.orthonormal import HAAR_LIMIT, TRANSFORMS, Hadamard, Permutation, haar, hadamard, signed_permutation, transform
 from cflpriv.protocols.orthonormal.hadamard import walsh_hadamard
-from cflpriv.protocols.orthonormal.permutation import LONGEST, random_order, random_signs, stream
+from cflpriv.protocols.orthonormal.permutation import LONGEST, key_stream, random_order, random_signs
 
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "orthonormal.json").read_text(encoding="utf-8"))
 FAST = [kind for kind in TRANSFORMS if kind != "haar"]
@@ -164,7 +164,7 @@ def test_another_process_derives_the_same() -> None:
 
 def test_every_order_is_as_likely_as_every_other() -> None:
     """χ² over the 24 orders of 4 places and over the places of one of 50, p > 1e-4 each; keys are fixed, so the outcome is too."""
-    draw = stream(derive(SECRET, "uniform orders"))
+    draw = key_stream(derive(SECRET, "uniform orders"))
     counts = Counter(tuple(int(place) for place in random_order(draw, 4)) for _ in range(4800))
     assert stats.chisquare([counts[order] for order in permutations(range(4))]).pvalue > 1e-4
     places = Counter(int(np.flatnonzero(random_order(draw, 50) == 7)[0]) for _ in range(5000))

@@ -20,8 +20,8 @@ from scipy.stats import chisquare
 from cflpriv.protocols.entropy import system_entropy
 from cflpriv.protocols.errors import LocalError, MalformedMessage, RemoteError
 from cflpriv.protocols.keys import Identity, Roster, agree, public_key, seal, sign
-from cflpriv.protocols.shared_gram import LEAD, ShareHolder, Terms, check_contribution, checked_keys, deliveries, deposit, gathered
-from cflpriv.protocols.shared_gram.depositing import box_binding, shares
+from cflpriv.protocols.shared_gram import LEAD, GramTerms, ShareHolder, check_contribution, checked_keys, deliveries, deposit, gathered
+from cflpriv.protocols.shared_gram.depositing import box_binding, shamir_shares
 from cflpriv.protocols.shared_gram.prime_field import (
     PRIME,
     at_zero,
@@ -34,7 +34,7 @@ from cflpriv.protocols.shared_gram.prime_field import (
     uniform,
 )  # fmt: skip
 from cflpriv.protocols.shared_gram.share_holder import _State
-from cflpriv.protocols.shared_gram.terms import LABEL, Announced, Contribution, Deposit, announcement, decode, encode, signed_deposit
+from cflpriv.protocols.shared_gram.terms import LABEL, Announced, Deposit, GramContribution, announcement, decode, encode, signed_deposit
 
 ELEMENT = st.one_of(
     st.sampled_from([0, 1, PRIME - 1, PRIME // 2, PRIME // 2 + 1, 1 << 60, (1 << 31) - 1, 1 << 31]), st.integers(0, PRIME - 1)
@@ -85,7 +85,7 @@ def test_uniform_elements_are_uniform() -> None:
 
 @dataclass
 class Epoch:
-    terms: Terms
+    terms: GramTerms
     roster: Roster
     clients: list[Identity]
     holders: list[Identity]
@@ -108,7 +108,7 @@ def epoch(n: int = 3, holders: int = 3, colluding: int = 1, p: int = 2, d: int =
     clients, parties = [Identity.create(one) for one in range(n)], [Identity.create(0) for _ in range(holders)]
     first, *others = [one.public() for one in parties]
     roster = Roster(tuple(one.public() for one in clients), first, tuple(others))
-    terms = Terms(bytes(16), 0, roster.digest, n, holders, colluding, p, d, bound)
+    terms = GramTerms(bytes(16), 0, roster.digest, n, holders, colluding, p, d, bound)
     machines = [ShareHolder(terms, one, roster) for one in parties]
     keys = gathered(terms, tuple(one.announcement for one in machines), roster)
     for machine in machines:
@@ -174,7 +174,7 @@ def test_a_stored_machine_goes_on_and_is_another_epochs_to_nobody() -> None:
 def test_shares_are_values_of_a_polynomial_of_the_stated_degree_and_no_lower_one(holders: int, colluding: int) -> None:
     values = of_integers(np.array([5, -3, 0]))
     points = tuple(range(1, holders + 1))
-    found = {0: values, **shares(values, points, colluding, b"\x05" * 32)}
+    found = {0: values, **shamir_shares(values, points, colluding, b"\x05" * 32)}
 
     def at_last(degree: int) -> list[int]:
         """The value at the last point of the polynomial of this degree through the first ones, zero among them."""
@@ -191,7 +191,7 @@ def test_each_share_alone_is_uniform_and_independent_of_the_vector() -> None:
     """The top bits of 4 × 20,000 shares of two different vectors; wrong in one of 10^6 runs each."""
     for value in (0, PRIME // 2):
         values = np.full(20_000, value, dtype=np.uint64)
-        for point, share in shares(values, (1, 2), 1, bytes([1 + value % 251]) * 32).items():
+        for point, share in shamir_shares(values, (1, 2), 1, bytes([1 + value % 251]) * 32).items():
             counts = np.bincount((share >> np.uint64(55)).astype(int), minlength=64)
             assert chisquare(counts).pvalue > 1e-6, point
             low = np.bincount((share & np.uint64(63)).astype(int), minlength=64)
@@ -210,7 +210,7 @@ def test_t_shares_of_a_deposit_read_nothing_and_one_more_reads_all() -> None:
         np.testing.assert_allclose(interpolated(made.terms, {one: held[one] for one in enough}), rows, atol=2 / made.terms.scale)
 
 
-def interpolated(terms: Terms, held: dict[int, Any]) -> Any:
+def interpolated(terms: GramTerms, held: dict[int, Any]) -> Any:
     total = np.zeros((terms.p, terms.dimension), dtype=np.uint64)
     for weight, share in zip(at_zero([one + 1 for one in held]), held.values(), strict=True):
         total = plus(total, times(share, weight))
@@ -224,11 +224,11 @@ def test_contributions_are_uniform_to_who_lacks_one_mask() -> None:
         made.deliver(made.given(client, rows[client]))
     seen = []
     for order in (list(range(20)), list(range(19, -1, -1))):
-        said = decode(made.machines[1].contribute(order, 20, (0, 1, 2)), Contribution, made.terms)
+        said = decode(made.machines[1].contribute(order, 20, (0, 1, 2)), GramContribution, made.terms)
         seen.append(np.frombuffer(said.values, "<u8"))
         counts = np.bincount((seen[-1] >> np.uint64(57)).astype(int), minlength=16)
         assert chisquare(counts).pvalue > 1e-6
-    same = np.frombuffer(decode(made.machines[1].contribute(range(20), 20, (0, 1, 2)), Contribution, made.terms).values, "<u8")
+    same = np.frombuffer(decode(made.machines[1].contribute(range(20), 20, (0, 1, 2)), GramContribution, made.terms).values, "<u8")
     np.testing.assert_array_equal(same, seen[0])
     flipped = seen[1].reshape(20, 3, 20, 3)[::-1, :, ::-1, :].ravel()
     assert not (flipped == seen[0]).any(), "another list has other masks"
@@ -291,7 +291,7 @@ def test_whether_products_are_within_the_bound_is_a_bit_of_others_vectors() -> N
         factor = int(made.terms.largest / (0.25 * made.terms.scale))
         while not 0 <= pow(factor, 2, PRIME) <= made.terms.largest:
             factor += 1
-        held = shares(np.array([[factor, 0]], dtype=np.uint64), (1, 2, 3), 1, bytes(32))
+        held = shamir_shares(np.array([[factor, 0]], dtype=np.uint64), (1, 2, 3), 1, bytes(32))
         dishonest(made, 1, {point - 1: share for point, share in held.items()})
         ends: Any = pytest.raises(RemoteError, match="inconsistent") if beyond else nullcontext()
         with ends:
@@ -317,7 +317,7 @@ def test_a_sum_for_each_set_of_contributors_is_that_function_of_the_shares() -> 
         contributors = (0, *some)
         total = made.machines[LEAD]._masked([0, 1], 1, contributors)[1]
         for number in some:
-            values = decode(made.machines[number].contribute([0, 1], 1, contributors), Contribution, made.terms).values
+            values = decode(made.machines[number].contribute([0, 1], 1, contributors), GramContribution, made.terms).values
             total = plus(total, np.frombuffer(values, "<u8").reshape(total.shape))
         expected = 0
         for weight, number in zip(at_zero([one + 1 for one in contributors]), contributors, strict=True):
@@ -448,7 +448,7 @@ def test_what_a_contributor_gets_wrong_is_refused_where_it_shows() -> None:
     for client in range(3):
         made.deliver(made.given(client, rows[client]))
     good = [made.machines[one].contribute([0, 1, 2], 3, (0, 1, 2)) for one in (1, 2)]
-    message = decode(good[0], Contribution, made.terms)
+    message = decode(good[0], GramContribution, made.terms)
     with pytest.raises(RemoteError, match="bad-signature"):
         made.machines[LEAD].opened([0, 1, 2], 3, (0, 1, 2), [encode(msgspec.structs.replace(message, values=bytes(288))), good[1]])
     with pytest.raises(RemoteError, match="other-contribution"):

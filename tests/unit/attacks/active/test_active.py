@@ -17,8 +17,8 @@ from scenes import population
 from cflpriv.aggregation import buckets, transformed
 from cflpriv.aggregation import secagg as sums
 from cflpriv.attacks.active import ACTIVE_ATTACKS, audit, second_sum
-from cflpriv.attacks.active.audit import active_audit, play_all, table, written
-from cflpriv.attacks.active.outcome import Guess, Row
+from cflpriv.attacks.active.audit import active_audit, run_all, table, written
+from cflpriv.attacks.active.outcome import ActiveGuess, ActiveResult
 from cflpriv.attacks.active.scene import scene_of
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config
@@ -85,7 +85,7 @@ BEYOND = ("next_round", "accomplices", "choices_as_probes")
 """What no guarantee speaks of, and a server that lies learns."""
 
 
-def only(made: Config, *names: str) -> list[Row]:
+def only(made: Config, *names: str) -> list[ActiveResult]:
     return active_audit(made, attacks=names, population=SCENE if made.protection.robust == "none" else LARGER)
 
 
@@ -134,7 +134,7 @@ def test_the_catalogue_under_a_shared_transform() -> None:
 
 @pytest.mark.slow
 def test_the_catalogue_under_robust_means() -> None:
-    """Each attack is played on the sum of the victim's bucket; what another round asks for is refused because it was not dealt."""
+    """Each attack is aimed at the sum of the victim's bucket; what another round asks for is refused because it was not dealt."""
     rows = {row.attack: row for row in active_audit(ROBUST, population=LARGER)}
     dealt = {
         "outside_bucket": ("wrong-bucket", "secagg Deliver"), "short_list": ("bad-dealing", "deal open"),
@@ -165,7 +165,7 @@ def test_the_catalogue_under_encryption() -> None:
 @pytest.mark.parametrize(("made", "coalitions"), [(SHARED, 3), pytest.param(SHARED_FIVE, 10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("transport", ["memory", "bytes"])
 def test_no_holder_of_shares_and_no_coalition_up_to_the_threshold_reads_a_vector(made: Config, coalitions: int, transport: str) -> None:
-    """Each party is played: the server alone, every holder, the first among them, and every coalition, all of them with the server."""
+    """Every party attacks: the server alone, every holder, the first among them, and every coalition, always with the server."""
     rows = {row.attack: row for row in only(made.with_("run", transport=transport), "holder_coalitions", "swapped_shares")}
     found = rows["holder_coalitions"]
     assert (found.status, found.code, found.stage) == ("refused", "bad-contributors", "shares contributions")
@@ -453,11 +453,11 @@ def test_an_unknown_or_inapplicable_attack_is_reported() -> None:
 
 
 def test_an_attack_that_cannot_be_run_is_not_called_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(play: Any) -> Any:
+    def broken(run: Any) -> Any:
         raise InputError("no model")
 
-    attack = replace(ACTIVE_ATTACKS["second_sum"], play=broken)
-    row = audit.played("second_sum", attack, scene_of(ACTIVE, SCENE))
+    attack = replace(ACTIVE_ATTACKS["second_sum"], deviate=broken)
+    row = audit.run_attack("second_sum", attack, scene_of(ACTIVE, SCENE))
     assert (row.status, row.note) == ("failed", "InputError: no model")
     (row,) = active_audit(ACTIVE.with_("protection", min_cohort=8), attacks=["second_sum"], population=SCENE)
     assert row.status == "failed"
@@ -465,8 +465,8 @@ def test_an_attack_that_cannot_be_run_is_not_called_refused(monkeypatch: pytest.
 
 
 def test_an_attack_of_which_nothing_comes_is_not_called_safe() -> None:
-    attack = replace(ACTIVE_ATTACKS["second_sum"], play=lambda play: Guess(None, "update"))
-    row = audit.played("second_sum", attack, scene_of(ACTIVE, SCENE))
+    attack = replace(ACTIVE_ATTACKS["second_sum"], deviate=lambda run: ActiveGuess(None, "update"))
+    row = audit.run_attack("second_sum", attack, scene_of(ACTIVE, SCENE))
     assert (row.status, row.note) == ("failed", "no result, and no refusal")
 
 
@@ -474,25 +474,25 @@ def test_each_attack_meets_clients_that_were_just_started() -> None:
     scene = scene_of(ACTIVE, SCENE)
     met = [scene.start() for _ in range(2)]
     assert met[0].roster != met[1].roster
-    assert play_all(scene, ["smaller_minimum", "smaller_minimum"])[1].code == "minimum-too-low", "nothing is left of the first"
+    assert run_all(scene, ["smaller_minimum", "smaller_minimum"])[1].code == "minimum-too-low", "nothing is left of the first"
 
 
 def test_the_guess_is_scored_against_data_that_the_attack_never_saw() -> None:
     """The truth of the scorer is the update that the client really made."""
-    from cflpriv.attacks.active.scene import Play
+    from cflpriv.attacks.active.scene import AttackRun
 
     scene = scene_of(ACTIVE, SCENE)
-    play = Play(scene, ACTIVE.protection)
-    held = play.compute()
-    for friend in play.accomplices:
-        np.testing.assert_allclose(play.known(friend, held), scene.truth("update", friend), rtol=1e-5, atol=1e-7)
-    assert play.victim not in play.accomplices
-    assert 3 * len(play.accomplices) < len(play.clients)
-    summed = play.sum(held, play.clients)
+    run = AttackRun(scene, ACTIVE.protection)
+    held = run.compute()
+    for friend in run.accomplices:
+        np.testing.assert_allclose(run.known(friend, held), scene.truth("update", friend), rtol=1e-5, atol=1e-7)
+    assert run.victim not in run.accomplices
+    assert 3 * len(run.accomplices) < len(run.clients)
+    summed = run.sum(held, run.clients)
     assert summed is not None
     truths = np.sum([scene.truth("update", one) for one in scene.clients], axis=0)
     np.testing.assert_allclose(summed.total, truths, atol=1e-5)
-    assert second_sum.second_sum(play).beside == play.honest
+    assert second_sum.second_sum(run).beside == run.honest
 
 
 def test_rows_name_their_sentence() -> None:
@@ -505,7 +505,7 @@ def test_the_result_is_written_beside_its_configuration_alone(tmp_path: Path) ->
     rows = only(ACTIVE, "smaller_minimum", "next_round", "swapped_holder")
     path = written(rows, ACTIVE, tmp_path / "out")
     stored = json.loads(path.read_text(encoding="utf-8"))
-    assert [Row(**one) for one in stored] == rows
+    assert [ActiveResult(**one) for one in stored] == rows
     text = table(rows).splitlines()
     assert [line.split()[0] for line in text] == ["next_round", "smaller_minimum", "swapped_holder"], "the least comforting first"
     assert "refused: minimum-too-low (secagg Invite)" in text[1]

@@ -16,7 +16,7 @@ from command_line import in_process
 from cflpriv import __version__
 from cflpriv.attacks.claims import CLAIMS, claim_named, judging
 from cflpriv.attacks.claims.claim import Arm, Claim, Row, decide, findings_of
-from cflpriv.attacks.claims.judging import in_words, judge, listed, write_page
+from cflpriv.attacks.claims.judging import judge_claim, listed_claims, verdict_in_words, write_page
 from cflpriv.attacks.claims.published import gdp_accountant_is_a_bound
 from cflpriv.errors import InputError
 from cflpriv.experiments.run.folder import interruptible
@@ -107,31 +107,31 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Claim:
 
 
 def test_a_claim_resumes_and_refuses_rows_of_another_rule(tmp_path: Path, tiny: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judge(CLAIMS[0], tmp_path, scale=0.4).word == "undecided"  # fewer seeds than its rule asks for
-    found = judge(CLAIMS[0], tmp_path)
+    assert judge_claim(CLAIMS[0], tmp_path, scale=0.4).word == "undecided"  # fewer seeds than its rule asks for
+    found = judge_claim(CLAIMS[0], tmp_path)
     assert found.word == "qualified"
     assert CALLS == [0, 1, 2]
-    assert judge(CLAIMS[0], tmp_path) == found
+    assert judge_claim(CLAIMS[0], tmp_path) == found
     assert CALLS == [0, 1, 2]
     result = json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8"))
     assert (result["word"], result["first_seed"], len(result["findings"])) == ("qualified", 0, 2)
     kept = (tmp_path / "rows.jsonl").read_bytes()
     (tmp_path / "rows.jsonl").write_bytes(kept + b'{"seed": 3, "ro')  # a kill while the next was written
-    assert judge(CLAIMS[0], tmp_path) == found
+    assert judge_claim(CLAIMS[0], tmp_path) == found
     (tmp_path / "rows.jsonl").write_bytes(kept.replace(b'"arm"', b'"amr"', 1))
     with pytest.raises(InputError, match=r"rows\.jsonl: line 1 is damaged"):
-        judge(CLAIMS[0], tmp_path)
+        judge_claim(CLAIMS[0], tmp_path)
     (tmp_path / "rows.jsonl").write_bytes(kept)
     monkeypatch.setattr(judging, "_rule", lambda name: "another")
     with pytest.raises(InputError, match="was measured before the claim's file changed; choose another folder"):
-        judge(CLAIMS[0], tmp_path)
+        judge_claim(CLAIMS[0], tmp_path)
 
 
 def test_the_page_has_every_verdict_its_repetition_and_its_figures(tmp_path: Path, tiny: Claim) -> None:
     with pytest.raises(InputError, match=r"has no verdict\.json"):
         write_page(tmp_path, tmp_path / "page.md")
-    verdict = judge(CLAIMS[0], tmp_path / "a", seed=0)
-    judge(CLAIMS[0], tmp_path / "b", seed=10)
+    verdict = judge_claim(CLAIMS[0], tmp_path / "a", seed=0)
+    judge_claim(CLAIMS[0], tmp_path / "b", seed=10)
     assert write_page(tmp_path, tmp_path / "page.md") == (1, 1)
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert "| **qualified** | qualified (seeds from 10) |" in page
@@ -141,7 +141,7 @@ def test_the_page_has_every_verdict_its_repetition_and_its_figures(tmp_path: Pat
     (tmp_path / "b" / "verdict.json").write_text(json.dumps({**result, "scale": 2.0}), encoding="utf-8")
     with pytest.raises(InputError, match=r"verdict\.json: is of more seeds than the claim fixes .*; run the claim again"):
         write_page(tmp_path, tmp_path / "page.md")
-    said = "\n".join(in_words(CLAIMS[0], verdict))
+    said = "\n".join(verdict_in_words(CLAIMS[0], verdict))
     assert "verdict: qualified" in said
     assert "the claim asks for a gain above 0.1: fails" in said
 
@@ -151,11 +151,11 @@ def test_a_verdict_names_the_commits_at_which_its_rows_were_measured(tmp_path: P
         return str(json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8"))["commit"])
 
     monkeypatch.setattr(judging, "_commit", lambda: "first")
-    judge(CLAIMS[0], tmp_path, scale=0.4)
+    judge_claim(CLAIMS[0], tmp_path, scale=0.4)
     monkeypatch.setattr(judging, "_commit", lambda: "second")
-    judge(CLAIMS[0], tmp_path, scale=0.4)
+    judge_claim(CLAIMS[0], tmp_path, scale=0.4)
     assert commit() == "first", "nothing was measured at the second"
-    judge(CLAIMS[0], tmp_path)
+    judge_claim(CLAIMS[0], tmp_path)
     assert commit() == "first, second"
 
 
@@ -181,11 +181,11 @@ def test_ctrl_c_in_a_run_keeps_finished_seeds_and_nothing_of_the_one_that_was_cu
     claim = replace(tiny, measure=cut)
     monkeypatch.setattr(judging, "claim_named", lambda name: claim)
     with pytest.raises(KeyboardInterrupt):
-        judge(CLAIMS[0], tmp_path)
+        judge_claim(CLAIMS[0], tmp_path)
     assert signal.getsignal(signal.SIGINT) is before
     assert [json.loads(line)["seed"] for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()] == [0]
     monkeypatch.setattr(judging, "claim_named", lambda name: tiny)
-    assert judge(CLAIMS[0], tmp_path).word == "qualified"
+    assert judge_claim(CLAIMS[0], tmp_path).word == "qualified"
     assert CALLS == [0, 1, 2]
 
 
@@ -213,7 +213,7 @@ def test_a_commit_is_of_this_checkout_and_tells_what_is_not_in_it(tmp_path: Path
     ],
 )  # fmt: skip
 def test_the_page_refuses_what_it_cannot_vouch_for(tmp_path: Path, tiny: Claim, change: dict[str, object] | None, message: str) -> None:
-    judge(CLAIMS[0], tmp_path / "a")
+    judge_claim(CLAIMS[0], tmp_path / "a")
     (tmp_path / "b").mkdir()
     result = json.loads((tmp_path / "a" / "verdict.json").read_text(encoding="utf-8"))
     (tmp_path / "b" / "verdict.json").write_text("{" if change is None else json.dumps(result | change), encoding="utf-8")
@@ -252,7 +252,7 @@ def test_an_epsilon_between_the_bounds_decides_nothing(monkeypatch: pytest.Monke
 def test_the_command(tmp_path: Path, tiny: Claim, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert in_process(monkeypatch, "claims") == 0
     said = capsys.readouterr().out
-    assert all(name in said for name in listed())
+    assert all(name in said for name in listed_claims())
     out = str(tmp_path / "out")
     assert in_process(monkeypatch, "claims", CLAIMS[0], "--out", out, "--page", str(tmp_path / "page.md")) == 0
     assert "verdict: qualified" in capsys.readouterr().out

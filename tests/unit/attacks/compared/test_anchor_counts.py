@@ -11,7 +11,7 @@ from cflpriv.attacks.compared.anchor_counts import exact_cell, right_counts
 from cflpriv.attacks.figures.leakage import Cell
 from cflpriv.attacks.figures.pooling import pooled
 from cflpriv.attacks.figures.significance import RATE
-from cflpriv.attacks.labels.label_inference import Guess
+from cflpriv.attacks.labels.label_inference import LabelGuess
 
 CLIENTS, GROUPS, EACH, SEEDS = 20, 4, 30, 5
 OF_GROUP = np.repeat(np.eye(GROUPS), 2, axis=1) / 2
@@ -27,7 +27,7 @@ def figure(groups: np.ndarray, seed: int) -> Cell:
         truth=SimpleNamespace(label_counts=counts),
     )  # fmt: skip
     mine, theirs = ({client: OF_GROUP[group] for client, group in enumerate(one)} for one in (groups, np.arange(CLIENTS) % GROUPS))
-    return exact_cell(case, clients, Guess(mine), Guess(theirs))
+    return exact_cell(case, clients, LabelGuess(mine), LabelGuess(theirs))
 
 
 @pytest.mark.slow
@@ -53,6 +53,6 @@ def test_right_groups_leak_in_one_run() -> None:
 
 def test_counts_are_right_where_all_of_them_are() -> None:
     truth: Any = SimpleNamespace(label_counts={0: np.array([3, 1]), 1: np.array([1, 5])})
-    guess = Guess({0: np.array([0.7, 0.3]), 1: np.array([0.2, 0.8])})
+    guess = LabelGuess({0: np.array([0.7, 0.3]), 1: np.array([0.2, 0.8])})
     assert right_counts(guess, truth, (0, 1)).tolist() == [[1.0, 0.0], [0.0, 1.0]]  # of six samples shares of .7 and .3 are 4 and 2
     assert right_counts(guess, truth, (1, 0)).tolist() == [[1.0, 0.0], [0.0, 1.0]]

@@ -15,11 +15,11 @@ from cflpriv import Model
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.compared.fold_release import (
     images_from_folds,
+    label_spread,
+    member_scores_of,
     membership_scores,
     sample_vectors,
     samples_from_products,
-    scores_of,
-    spread_of,
     traces_of,
 )
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
@@ -91,7 +91,7 @@ def test_members_of_small_clients_are_found_and_others_are_not(inside: bool) -> 
     auxiliary, mine, others = (rng.normal(size=(count, 60)) / 8 for count in (400, 20, 40))
     folds = np.stack([mine[:10].mean(0), mine[10:].mean(0)])
     asked = np.concatenate([mine if inside else rng.normal(size=(20, 60)) / 8, others])
-    scores = scores_of(folds, spread_of(auxiliary, y, 1), asked, y[: len(asked)], 20)
+    scores = member_scores_of(folds, label_spread(auxiliary, y, 1), asked, y[: len(asked)], 20)
     auc = float(placements(scores, np.arange(60) < 20)[0].mean())
     assert auc > 0.75 if inside else abs(auc - 0.5) < 4.5 * np.sqrt(61 / (12 * 20 * 40))
 

@@ -18,7 +18,7 @@ from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.figures.leakage import Case, Cell, cosine, prior_of, psnr_db, ssim, truth_of
 from cflpriv.attacks.figures.pooling import pooled
 from cflpriv.attacks.figures.significance import confidence_interval, judge, proportion_interval
-from cflpriv.attacks.key_recovery import Guess as KeyGuess
+from cflpriv.attacks.key_recovery import KeyRecoveryGuess
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, parse_config, run_experiment
@@ -160,7 +160,7 @@ def test_label_sets_of_updates_are_a_start_where_signatures_leave_doubt(monkeypa
 
     truth = {client: counts / counts.sum() for client, counts in seen.truth.label_counts.items()}
     monkeypatch.setattr(signature_inversion, "place_signatures", doubtful)
-    monkeypatch.setattr(signature_inversion, "recover", lambda view, prior: KeyGuess(truth))
+    monkeypatch.setattr(signature_inversion, "recover", lambda view, prior: KeyRecoveryGuess(truth))
     found = guess(seen.view, seen.prior, tuple(range(20)))
     assert asked[0] == ()
     assert asked[1] == [[seen.truth.label_sets[client] for client in range(20)]]

@@ -9,7 +9,7 @@ from attack_scenes import config
 from scipy import stats
 
 from cflpriv.attacks import ATTACKS
-from cflpriv.attacks.compared.gram_geometry import Compared, compared
+from cflpriv.attacks.compared.gram_geometry import ComparedProducts, compared
 from cflpriv.attacks.compared.signature_inversion import cells as cells_of_signatures
 from cflpriv.attacks.compared.signature_labels import COMPARISONS, IMAGE_MARGIN, chance_of_renamed, images_of_label_sets
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
@@ -134,7 +134,7 @@ def test_the_power_that_is_stated_is_that_of_a_planted_leak(metric: str) -> None
     `significance.power` says: in 100 runs not so seldom that it is less than 1 % probable."""
     case, compare, margin = turned(0), COMPARISONS[metric], IMAGE_MARGIN[metric]
     seen = compared(case)
-    assert isinstance(seen, Compared)
+    assert isinstance(seen, ComparedProducts)
     x, y = case.prior.x, case.prior.y
     truth = np.stack([case.truth.mean_images[client] for client in seen.judged])
     sets = [case.truth.label_sets[client] for client in seen.judged]

@@ -12,13 +12,13 @@ from cflpriv.attacks.dp.dp_audit import (
     ENOUGH,
     AuditResult,
     Power,
-    audit,
+    audit_guesses,
+    audit_power,
     ceiling,
     epsilon_lower_bound,
     guess,
     numbers_of_guesses,
     p_value,
-    power,
     verdict,
 )
 from cflpriv.types import Array
@@ -53,7 +53,7 @@ def test_the_surest_are_guessed_by_their_sign() -> None:
     assert guess(scores, coins, 2) == 2
     assert guess(scores, coins, 4) == 3
     with pytest.raises(ValueError, match="coins"):
-        audit(scores, coins[:4], DELTA)
+        audit_guesses(scores, coins[:4], DELTA)
 
 
 def test_so_many_guesses_that_a_bound_can_exceed_the_claim() -> None:
@@ -104,8 +104,8 @@ def test_power_counts_the_audits_that_exceed_the_claim(claim: float) -> None:
         return np.where(right == coins, 1.0, -1.0) * (1 + rng.random(300)), coins
 
     rngs = [np.random.default_rng(0) for _ in range(2)]
-    found = power(lambda: draw(rngs[0]), 300, DELTA, claim=claim, repetitions=40)
-    alarms = sum(audit(*draw(rngs[1]), DELTA, claim=claim).epsilon > claim for _ in range(40))
+    found = audit_power(lambda: draw(rngs[0]), 300, DELTA, claim=claim, repetitions=40)
+    alarms = sum(audit_guesses(*draw(rngs[1]), DELTA, claim=claim).epsilon > claim for _ in range(40))
     assert (found.alarms, found.repetitions) == (alarms, 40)
 
 

@@ -11,20 +11,20 @@ from dp_games import (
     RELATIONS,
     a_third_of_the_noise,
     alarms_are_too_many,
+    audited_game,
     calibrated,
     event_of,
     no_clip,
     no_sampling,
-    played,
     response_probabilities,
     whole_audit_says,
 )
 from scipy import stats
 
 from cflpriv.attacks.dp import dp_mechanisms
-from cflpriv.attacks.dp.dp_audit import ENOUGH, AuditResult, audit, verdict
+from cflpriv.attacks.dp.dp_audit import ENOUGH, AuditResult, audit_guesses, verdict
 from cflpriv.attacks.dp.dp_mechanisms import GAMES, quiet
-from cflpriv.attacks.dp.dp_references import released
+from cflpriv.attacks.dp.dp_references import released_scores
 from cflpriv.attacks.dp.dp_run import audit_release
 from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import epsilon_of
@@ -50,15 +50,15 @@ def test_sound_releases_raise_no_alarm_and_their_references_show_that_they_could
     # error rate of the first line: 5 % each by the bound's own confidence if the game told all that ε allows; these draws are fixed
     for relation in RELATIONS:
         event = event_of(name, 1.0, relation)
-        assert played(name, event, 1, 1.0).epsilon <= epsilon_of([event], DELTA)
-        assert played(name, quiet(event), 1, 1.0).epsilon > 1.0
+        assert audited_game(name, event, 1, 1.0).epsilon <= epsilon_of([event], DELTA)
+        assert audited_game(name, quiet(event), 1, 1.0).epsilon > 1.0
 
 
 @pytest.mark.parametrize("name", [name for name in GAMES if name not in ("choice", "response")])
 def test_a_third_of_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a_third_of_the_noise(monkeypatch)
     claim = 1.0 if name == "training" else 2.0  # batches are drawn: a canary shows less than an accountant has to allow for
-    result = played(name, event_of(name, claim, "add_remove"), 0, claim)
+    result = audited_game(name, event_of(name, claim, "add_remove"), 0, claim)
     assert claim < result.epsilon <= result.ceiling
     assert whole_audit_says(result, claim) == "leaks"
 
@@ -71,7 +71,7 @@ def test_a_reference_scores_as_a_sound_game_does(name: str) -> None:
     for relation in RELATIONS:
         event = event_of(name, 1.0, relation)
         game = GAMES[name](event, np.random.default_rng(0), public_entropy(f"reference {name}"))
-        scores, coins = released(name, event, len(game.coins), np.random.default_rng(1), 1.0)
+        scores, coins = released_scores(name, event, len(game.coins), np.random.default_rng(1), 1.0)
         for coin in (False, True):
             theirs, ours = game.scores[game.coins == coin], scores[coins == coin]
             if name == "choice":  # few values
@@ -141,7 +141,7 @@ def test_a_third_of_the_noise_in_training_is_never_at_baseline(monkeypatch: pyte
 @pytest.mark.parametrize("name", ["moment", "whole_moment", "total", "mean", "scores", "local", "choice", "training"])
 def test_a_missing_clip_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     no_clip(monkeypatch)
-    assert played(name, event_of(name, 1.0, "add_remove"), 0, 1.0).epsilon > 1.0
+    assert audited_game(name, event_of(name, 1.0, "add_remove"), 0, 1.0).epsilon > 1.0
 
 
 @pytest.mark.slow
@@ -149,31 +149,31 @@ def test_a_missing_clip_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_step_whose_noise_clients_share_is_audited_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for relation in RELATIONS:
         event = calibrated(lambda z: SampledGaussianEvent(z, 0.25, 1, 1.0, relation, shares=4), 1.0)  # noqa: B023
-        assert played("training", event, 1, 1.0).epsilon <= 1.0
+        assert audited_game("training", event, 1, 1.0).epsilon <= 1.0
     event = SampledGaussianEvent(4.0, 1.0, 1, 1.0, "add_remove", shares=4)
     claim = epsilon_of([event], DELTA)
-    assert played("training", event, 1, claim).epsilon <= claim
+    assert audited_game("training", event, 1, claim).epsilon <= claim
     monkeypatch.setattr(shared_noise, "gaussian_noise", lambda scale, count, entropy: gaussian_noise(scale / 3, count, entropy))
-    assert played("training", event, 1, claim).epsilon > claim
+    assert audited_game("training", event, 1, claim).epsilon > claim
 
 
 @pytest.mark.usefixtures("few")
 def test_batches_of_everybody_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     no_sampling(monkeypatch)
-    assert played("training", event_of("training", 1.0, "add_remove"), 0, 1.0).epsilon > 1.0
+    assert audited_game("training", event_of("training", 1.0, "add_remove"), 0, 1.0).epsilon > 1.0
 
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(("name", "factor"), [("choice", 3.0), ("response", 2.0)])
 def test_a_choice_that_is_too_sharp_is_caught(name: str, factor: float) -> None:
     # the same as a scale of the noise that is too small: the release is one of another ε than is claimed
-    assert played(name, event_of(name, factor, "add_remove"), 0, 1.0).epsilon > 1.0
+    assert audited_game(name, event_of(name, factor, "add_remove"), 0, 1.0).epsilon > 1.0
 
 
 @pytest.mark.usefixtures("few")
 def test_above_the_ceiling_nothing_is_caught_and_the_ceiling_says_so() -> None:
     game = GAMES["local"](quiet(event_of("local", 8.0, "add_remove")), np.random.default_rng(0), public_entropy("ceiling"))
-    result = audit(game.scores, game.coins, DELTA, guesses=(100,))
+    result = audit_guesses(game.scores, game.coins, DELTA, guesses=(100,))
     assert result.epsilon == pytest.approx(result.ceiling)
     assert result.ceiling < 8.0
 
@@ -191,7 +191,7 @@ def test_the_power_is_how_often_a_third_of_the_noise_is_caught(name: str, epsilo
     found, _ = audit_release(name, event, DELTA, rngs[0], public_entropy(f"{name} 0"))
     assert found.power is not None
     games = [GAMES[name](event, rng, public_entropy(f"{name} {seed}")) for seed, rng in enumerate(rngs[1:], 1)]
-    bounds = [found.epsilon, *(audit(game.scores, game.coins, DELTA, claim=claim).epsilon for game in games)]
+    bounds = [found.epsilon, *(audit_guesses(game.scores, game.coins, DELTA, claim=claim).epsilon for game in games)]
     caught = sum(bound > claim for bound in bounds)
     print(f"{name}, claim {claim:.2f}: {caught} of 10, power {found.power.share:.2f} (at least {found.power.low:.2f})")
     table = np.array([[caught, 10 - caught], [found.power.alarms, found.power.repetitions - found.power.alarms]])
@@ -214,6 +214,6 @@ def test_shares_of_alarms_over_many_audits(name: str, epsilon: float, monkeypatc
     def alarm(seed: int) -> bool:
         # one of eleven audits has five times as many canaries: what is proved of alarms holds for any number of them
         monkeypatch.setattr(dp_mechanisms, "CLIENTS", 4 if seed % 11 else 20)
-        return played(name, event, seed, epsilon).epsilon > claim
+        return audited_game(name, event, seed, epsilon).epsilon > claim
 
     assert not alarms_are_too_many(map(alarm, itertools.count(1)))

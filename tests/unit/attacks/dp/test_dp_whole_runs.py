@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attack_scenes import QUICK, case, config, population_of
-from dp_games import DELTA, RELATIONS, a_third_of_the_noise, no_clip, no_sampling, played, scene, whole, whole_audit_says
+from dp_games import DELTA, RELATIONS, a_third_of_the_noise, audited_game, no_clip, no_sampling, scene, whole, whole_audit_says
 
 import cflpriv.federation.client as remote_client
 import cflpriv.privacy.private_signatures as private_signatures
@@ -15,12 +15,12 @@ import cflpriv.tasks.evaluation as evaluation
 import cflpriv.tasks.training as training
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.dp import dp_run
-from cflpriv.attacks.dp.dp_audit import ENOUGH, FACTOR, audit, verdict
-from cflpriv.attacks.dp.dp_clients import play_clients
-from cflpriv.attacks.dp.dp_mechanisms import Game
-from cflpriv.attacks.dp.dp_reruns import Played
-from cflpriv.attacks.dp.dp_run import audit_whole, play, releases
-from cflpriv.attacks.dp.dp_samples import play_samples
+from cflpriv.attacks.dp.dp_audit import ENOUGH, FACTOR, audit_guesses, verdict
+from cflpriv.attacks.dp.dp_clients import rerun_clients
+from cflpriv.attacks.dp.dp_mechanisms import CanaryGame
+from cflpriv.attacks.dp.dp_reruns import WholeRunGame
+from cflpriv.attacks.dp.dp_run import audit_whole, releases, rerun
+from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation
 from cflpriv.protocols.mechanisms import Noised
@@ -68,18 +68,18 @@ def test_a_release_that_a_run_makes_without_noise_is_caught(
     made = scene(algorithm, "sample", 2.0, training={"rounds": 25 if algorithm == "pfedlia" else 2}, privacy=privacy)
     name, event = releases(made, population_of(made))[figure]
     claim = epsilon_of([event], DELTA)
-    assert played(name, event, 0, claim).epsilon <= claim
+    assert audited_game(name, event, 0, claim).epsilon <= claim
     monkeypatch.setattr(place[0], place[1], bare)
-    assert played(name, event, 0, claim).epsilon > claim
+    assert audited_game(name, event, 0, claim).epsilon > claim
 
 
 @pytest.mark.slow
 def test_canaries_of_a_whole_run_pay_what_the_ledger_says() -> None:
     made = scene("fedavg", "sample", 1.0)
-    result = play_samples(made, population_of(made), np.random.default_rng(0))
+    result = rerun_samples(made, population_of(made), np.random.default_rng(0))
     assert 0.98 < result.epsilon <= 1.0
     assert result.rounds == 2
-    assert audit(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon < 1.0
+    assert audit_guesses(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon < 1.0
 
 
 @pytest.mark.slow
@@ -87,8 +87,8 @@ def test_canaries_of_a_whole_run_pay_what_the_ledger_says() -> None:
     "bug", [a_third_of_the_noise, pytest.param(no_clip, marks=pytest.mark.slow), pytest.param(no_sampling, marks=pytest.mark.slow)]
 )
 def test_a_bug_in_training_shows_in_a_whole_run(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    # the noise is drawn anew each time: of 12 plays of each bug, bounds of four together lay 3.7 to 8 deviations above the claim (a miss in
-    # 10 000, were they normal); those of one, 1.4 to 5 deviations, missed it now and then
+    # the noise is drawn anew each time: of 12 reruns of each bug, bounds of four together lay 3.7 to 8 deviations above the claim (a miss
+    # in 10 000, were they normal); those of one, 1.4 to 5 deviations, missed it now and then
     bug(monkeypatch)
     found = whole(scene("fedavg", "sample", 0.8))
     assert found.epsilon > 0.8
@@ -107,23 +107,23 @@ def test_the_reference_of_a_whole_run_has_the_noise_that_is_claimed(bug: Any, mo
     if bug is not None:
         bug(monkeypatch)
     made = scene("fedavg", "sample", 1.0, training={"rounds": 1})
-    played, calm, _ = play(made, population_of(made), np.random.default_rng(0))
-    assert played.trials is not None
-    seen = played.game.scores - np.where(played.game.coins, 1, -1) * moved_by_coins(played.game.scores, played.game.coins)
-    claimed = played.trials.noise.var() + played.trials.signal.var()
+    whole_run, calm, _ = rerun(made, population_of(made), np.random.default_rng(0))
+    assert whole_run.trials is not None
+    seen = whole_run.game.scores - np.where(whole_run.game.coins, 1, -1) * moved_by_coins(whole_run.game.scores, whole_run.game.coins)
+    claimed = whole_run.trials.noise.var() + whole_run.trials.signal.var()
     assert seen.var() / claimed == pytest.approx(1.0 if bug is None else 1 / 9, rel=0.15)
     # and it is no clearer than what the rerun without noise shows
     moved = [
         np.mean(np.where(coins, 1, -1) * scores)
-        for scores, coins in ((calm.scores, calm.coins), (played.trials.signal, played.trials.coins))
+        for scores, coins in ((calm.scores, calm.coins), (whole_run.trials.signal, whole_run.trials.coins))
     ]
     assert moved[0] == pytest.approx(moved[1], rel=0.1)
     half = replace(calm, scores=calm.scores / 2)
-    assert np.allclose(played.trials.held_against(half).signal, played.trials.signal / 2, rtol=0.1, atol=1e-9)
+    assert np.allclose(whole_run.trials.held_against(half).signal, whole_run.trials.signal / 2, rtol=0.1, atol=1e-9)
     thrice = replace(calm, scores=calm.scores * 3)
-    held = played.trials.held_against(thrice)
-    assert held.signal == pytest.approx(played.trials.signal)
-    assert (held.beyond >= played.trials.beyond).all()
+    held = whole_run.trials.held_against(thrice)
+    assert held.signal == pytest.approx(whole_run.trials.signal)
+    assert (held.beyond >= whole_run.trials.beyond).all()
 
 
 @pytest.mark.slow
@@ -131,12 +131,12 @@ def test_the_reference_of_a_whole_run_has_the_noise_that_is_claimed(bug: Any, mo
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_reference_of_means_has_the_noise_that_is_claimed(relation: str, protection: Any) -> None:
     made = scene("fedavg", "client", 2.0, privacy={"relation": relation}, protection=protection, data={"clients": 12})
-    played, calm, _ = play(made, population_of(made), np.random.default_rng(0), reruns=6)
-    assert played.trials is not None
-    noise = (played.game.scores - calm.scores) / made.privacy.clip_norm
+    whole_run, calm, _ = rerun(made, population_of(made), np.random.default_rng(0), reruns=6)
+    assert whole_run.trials is not None
+    noise = (whole_run.game.scores - calm.scores) / made.privacy.clip_norm
     # 72 values: their variance is right to 17 % (a standard deviation); these draws are not fixed, and miss this once in 100,000
-    assert 0.4 < noise.var() / played.trials.noise.var() < 2.0
-    assert played.trials.signal.std() == pytest.approx((calm.scores / made.privacy.clip_norm).std(), rel=0.1)
+    assert 0.4 < noise.var() / whole_run.trials.noise.var() < 2.0
+    assert whole_run.trials.signal.std() == pytest.approx((calm.scores / made.privacy.clip_norm).std(), rel=0.1)
 
 
 @pytest.mark.slow
@@ -151,9 +151,9 @@ def test_training_whose_noise_is_not_linear_has_no_known_power() -> None:
 def test_an_update_with_momentum_is_read_with_the_weights_of_its_steps() -> None:
     # by the rate alone canaries would be expected to move it by a third of what they do, and the reference would not fit
     made = scene("fedavg", "sample", 1.0, training={"rounds": 1, "momentum": 0.8, "lr": 0.05})
-    played, calm, _ = play(made, population_of(made), np.random.default_rng(0))
-    assert played.trials is not None
-    moved = [moved_by_coins(calm.scores, calm.coins), moved_by_coins(played.trials.signal, played.trials.coins)]
+    whole_run, calm, _ = rerun(made, population_of(made), np.random.default_rng(0))
+    assert whole_run.trials is not None
+    moved = [moved_by_coins(calm.scores, calm.coins), moved_by_coins(whole_run.trials.signal, whole_run.trials.coins)]
     assert moved[0] == pytest.approx(moved[1], rel=0.1)
 
 
@@ -182,9 +182,9 @@ def test_noise_that_clients_share_shows_in_a_whole_run(monkeypatch: pytest.Monke
     for shared in (False, True):
         if shared:
             monkeypatch.setattr(training, "secret_key", lambda given: bytes(32))
-        result = play_samples(made, population_of(made), np.random.default_rng(0))
+        result = rerun_samples(made, population_of(made), np.random.default_rng(0))
         assert result.apart is not None
-        alone, apart = (audit(game.scores, game.coins, DELTA, claim=1.0, confidence=0.975) for game in (result.game, result.apart))
+        alone, apart = (audit_guesses(game.scores, game.coins, DELTA, claim=1.0, confidence=0.975) for game in (result.game, result.apart))
         assert alone.epsilon < 1.0
         assert (apart.epsilon > 2.0) if shared else (apart.epsilon < 1.0)
     (whole_run,) = [one for one in ATTACKS["dp_audit"].cells(case(made))[0] if one.metric == "run_epsilon"]
@@ -194,9 +194,9 @@ def test_noise_that_clients_share_shows_in_a_whole_run(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_clients_as_canaries_are_distinguished_without_noise_only(relation: str) -> None:
     made = scene("fedavg", "client", 1.0, privacy={"relation": relation})
-    result, calm = play_clients(made, population_of(made), np.random.default_rng(0))
-    assert audit(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon <= result.epsilon <= 1.0
-    assert audit(calm.scores, calm.coins, DELTA, claim=1.0).epsilon > 1.0
+    result, calm = rerun_clients(made, population_of(made), np.random.default_rng(0))
+    assert audit_guesses(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon <= result.epsilon <= 1.0
+    assert audit_guesses(calm.scores, calm.coins, DELTA, claim=1.0).epsilon > 1.0
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_guarantee_that_is_not_towards_the_server_says_so() -> None:
 )
 def test_a_whole_run_says_what_of_its_claim_it_does_not_score(algorithm: str, unit: str, more: Any, unscored: tuple[str, ...]) -> None:
     made = scene(algorithm, unit, 2.0, training={"rounds": 1}, privacy=more)
-    assert play(made, population_of(made), np.random.default_rng(0))[0].unscored == unscored
+    assert rerun(made, population_of(made), np.random.default_rng(0))[0].unscored == unscored
     assert set(unscored) <= set(releases(made, population_of(made))), "each has a figure of its own"
 
 
@@ -256,7 +256,7 @@ def share_of_coins(algorithm: dict[str, Any], relation: Relation = "add_remove",
     privacy = {"unit": "sample", "epsilon": 20.0, "delta": 1e-4, "samples": 40, "relation": relation}
     data = {"samples_per_client": 40, "clients": 10, "groups": [list(range(10))]}
     made = config(algorithm, training=settings, model={"name": "linear"}, privacy=privacy, data=data)
-    game = play_samples(made, population_of(made), np.random.default_rng(0), noise=dp_run.NO_NOISE).game
+    game = rerun_samples(made, population_of(made), np.random.default_rng(0), noise=dp_run.NO_NOISE).game
     return float(((game.scores > 0) == game.coins).mean())
 
 
@@ -280,19 +280,19 @@ def test_an_update_is_read_by_the_steps_that_clients_take(algorithm: dict[str, A
 def test_reruns_pool_their_canaries() -> None:
     made = scene("fedavg", "client", 1.0, training={"rounds": 1}, data={"clients": 4})
     (one, calm, once), (several, several_calm, times) = (
-        play(made, population_of(made), np.random.default_rng(0), reruns=3, seconds=seconds) for seconds in (0.0, np.inf)
+        rerun(made, population_of(made), np.random.default_rng(0), reruns=3, seconds=seconds) for seconds in (0.0, np.inf)
     )
-    assert (once, times) == (1, 3), "no time, one play"
+    assert (once, times) == (1, 3), "no time, one rerun"
     assert len(one.game.coins) == len(calm.coins) == 4
     assert len(several.game.coins) == len(several_calm.coins) == 12
     assert several.epsilon == one.epsilon
-    few, many = (audit(game.scores, game.coins, DELTA, claim=1.0) for game in (calm, several_calm))
+    few, many = (audit_guesses(game.scores, game.coins, DELTA, claim=1.0) for game in (calm, several_calm))
     assert many.ceiling > few.ceiling
 
 
 @pytest.mark.parametrize("unit", ["client", "sample"])
 def test_every_rerun_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # test entropy is drawn from the seed, so plays of one seed would share their noise
+    # test entropy is drawn from the seed, so reruns of one seed would share their noise
     seeds: list[int] = []
     times: list[float] = []
 
@@ -301,23 +301,23 @@ def test_every_rerun_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, 
         times.append(seconds)
         if config.run.seed == made.run.seed + 1:
             raise ValueError("no mean was released")
-        game = Game(rng.normal(size=10), rng.random(10) < 0.5)
-        played = Played(game, 1.0 + config.run.seed, 2)
-        return (played, game) if unit == "client" else played
+        game = CanaryGame(rng.normal(size=10), rng.random(10) < 0.5)
+        whole_run = WholeRunGame(game, 1.0 + config.run.seed, 2)
+        return (whole_run, game) if unit == "client" else whole_run
 
-    monkeypatch.setattr(dp_run, "play_clients", made_up)
-    monkeypatch.setattr(dp_run, "play_samples", made_up)
+    monkeypatch.setattr(dp_run, "rerun_clients", made_up)
+    monkeypatch.setattr(dp_run, "rerun_samples", made_up)
     made = scene("fedavg", unit, 1.0)
-    played, calm, plays = play(made, population_of(made), np.random.default_rng(0), reruns=4, seconds=1000.0)
+    whole_run, calm, reruns = rerun(made, population_of(made), np.random.default_rng(0), reruns=4, seconds=1000.0)
     assert sorted(set(seeds)) == [made.run.seed + number for number in range(4)]
-    assert plays == 3, "reruns that failed are left out"
-    assert len(played.game.coins) == len(calm.coins) == 30
-    assert played.epsilon == 4.0 + made.run.seed, "the claim is the largest that was spent"
+    assert reruns == 3, "reruns that failed are left out"
+    assert len(whole_run.game.coins) == len(calm.coins) == 30
+    assert whole_run.epsilon == 4.0 + made.run.seed, "the claim is the largest that was spent"
     assert max(times) <= (1000.0 if unit == "client" else 500.0)
     with pytest.raises(ValueError, match="no mean was released"):
-        play(made.with_("run", seed=made.run.seed + 1), population_of(made), np.random.default_rng(0), reruns=4)
+        rerun(made.with_("run", seed=made.run.seed + 1), population_of(made), np.random.default_rng(0), reruns=4)
     with pytest.raises(ValueError, match="0 reruns"):
-        play(made, population_of(made), np.random.default_rng(0), reruns=0)
+        rerun(made, population_of(made), np.random.default_rng(0), reruns=0)
 
 
 @pytest.mark.slow

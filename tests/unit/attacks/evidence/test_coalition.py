@@ -65,7 +65,7 @@ def test_a_minimum_cohort_size_is_none_to_all_but_one_of_a_sum(min_cohort: int, 
     single = by_metric("disaggregation", seen)["singleton_exact"]
     assert single.status == "leaks", single.line()
     assert single.value == pytest.approx(1.0 if size == 2 else 1 / 6)
-    assert "colluders, who take their own updates off" in single.note
+    assert "colluders, who subtract their own updates" in single.note
     alone = colluders([], {"sum": "secagg", "min_cohort": min_cohort}, size=size)
     assert by_metric("disaggregation", alone)["singleton_exact"].status == "nothing_to_see"
 
@@ -89,7 +89,7 @@ def test_what_colluders_sent_and_a_transcript_does_not_hold_is_not_called_safe()
     seen = case(config({"name": "scaffold"}, protection, data=data, run=run, training={"rounds": 3}), "server+1")
     single = by_metric("disaggregation", seen)["singleton_exact"]
     assert single.status == "not_attempted", single.line()
-    assert "these know what they sent" in single.note
+    assert "the transcript does not hold the colluders' updates" in single.note
 
 
 def test_lengths_are_read_off_what_is_left() -> None:

@@ -14,10 +14,10 @@ from scipy import stats
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.dp import dp_mechanisms, dp_run
-from cflpriv.attacks.dp.dp_audit import audit, verdict
+from cflpriv.attacks.dp.dp_audit import audit_guesses, verdict
 from cflpriv.attacks.dp.dp_mechanisms import others_of
 from cflpriv.attacks.dp.dp_run import audit_release, audit_whole, claim_of, releases
-from cflpriv.attacks.dp.dp_samples import play_samples
+from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.experiments import Config
 from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import calibrate, epsilon_of
@@ -72,7 +72,7 @@ def test_the_claim_is_that_of_the_shares_that_are_left() -> None:
 def test_scores_scatter_by_what_is_left(colluding: int, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp_mechanisms, "CLIENTS", 4)
     event = mean_event(0.5)
-    game = dp_mechanisms.shares(event, np.random.default_rng(0), public_entropy("scores"), colluding)
+    game = dp_mechanisms.shared_noise(event, np.random.default_rng(0), public_entropy("scores"), colluding)
     rest = game.scores - (game.coins - 0.5)
     tail = stats.chi2(len(rest)).sf(np.square(rest).sum() / (event.noise_multiplier**2 * left / SHARES * (1 + 1 / 12 / SHARE_STEPS**2)))
     assert ALPHA / 2 < tail < 1 - ALPHA / 2
@@ -81,7 +81,7 @@ def test_scores_scatter_by_what_is_left(colluding: int, left: int, monkeypatch: 
 @pytest.mark.slow
 def test_colluders_break_the_claim_of_the_sum_and_not_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine of ten members: the bound is above what is claimed of the sum, and below what is claimed of the one share that is left."""
-    monkeypatch.setattr(dp_run, "power", lambda *given, **more: None)
+    monkeypatch.setattr(dp_run, "audit_power", lambda *given, **more: None)
     event, bounds = mean_event(0.5), []
     for colluding in (1, 9):
         found, _ = audit_release("shares", event, DELTA, np.random.default_rng(0), public_entropy("shares"), colluding)
@@ -109,7 +109,7 @@ def test_the_same_in_private_training(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_an_audit_of_a_coalition_has_the_figures_of_shared_noise_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp_mechanisms, "CLIENTS", 2)
-    monkeypatch.setattr(dp_run, "power", lambda *given, **more: None)
+    monkeypatch.setattr(dp_run, "audit_power", lambda *given, **more: None)
     parties = ["server", *(f"client:{number}" for number in range(4))]
     common: dict[str, Any] = {
         "training": {"batch_size": 20},
@@ -151,13 +151,13 @@ def summed(epsilon: float, rounds: int = 5, **more: Any) -> Config:
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_sums_with_shared_noise_are_read_and_show_no_more_than_is_claimed(relation: str) -> None:
     made = summed(1.0, relation=relation)
-    found = play_samples(made, population_of(made), np.random.default_rng(0))
+    found = rerun_samples(made, population_of(made), np.random.default_rng(0))
     assert found.epsilon <= 1.0
     assert len(found.game.coins) == 16 * (64 * 10 // 16), "no two clients have the same canary"
-    assert audit(found.game.scores, found.game.coins, DELTA, claim=1.0).epsilon <= 1.0
+    assert audit_guesses(found.game.scores, found.game.coins, DELTA, claim=1.0).epsilon <= 1.0
     assert found.apart is None, "there are no single updates to hold against each other"
-    calm = play_samples(made, population_of(made), np.random.default_rng(0), noise=1e-3)
-    assert audit(calm.game.scores, calm.game.coins, DELTA, claim=1.0).epsilon > 1.0
+    calm = rerun_samples(made, population_of(made), np.random.default_rng(0), noise=1e-3)
+    assert audit_guesses(calm.game.scores, calm.game.coins, DELTA, claim=1.0).epsilon > 1.0
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_a_tenth_of_the_shared_noise_is_caught_in_the_whole_run(monkeypatch: pyt
 def test_the_reference_scatters_as_the_game_does() -> None:
     """Without bugs the scores of both lie as far on the side of their coins, within what 640 canaries can tell."""
     made = summed(1.0)
-    found = play_samples(made, population_of(made), np.random.default_rng(0))
+    found = rerun_samples(made, population_of(made), np.random.default_rng(0))
     assert found.trials is not None
     signs = np.where(found.game.coins, 1.0, -1.0)
     mine = signs * found.game.scores

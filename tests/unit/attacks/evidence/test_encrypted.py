@@ -10,13 +10,13 @@ from attack_scenes import QUICK, case, config
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.compared.gram_geometry import _products_of_blocks, products_of
-from cflpriv.attacks.evidence.fresh_runs import Scene, case_of, fresh_scene
+from cflpriv.attacks.evidence.fresh_runs import AuditedRun, case_of, fresh_scene
 from cflpriv.attacks.figures.leakage import Case, Cell
 from cflpriv.data import build_population
 
 
 @lru_cache(maxsize=4)
-def scene(release: str = "labels", landmarks: int = 0) -> Scene:
+def scene(release: str = "labels", landmarks: int = 0) -> AuditedRun:
     protection = {"gram": ["ckks"], "ckks_release": release, "landmarks": landmarks}
     made = config({"k": 4}, protection, data={"clients": 12}, training={"rounds": 0})
     made = replace(made, run=replace(made.run, audit_parties=("server", "client:0", "key-holder")))

@@ -16,7 +16,7 @@ from sklearn.covariance import ledoit_wolf
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.evidence.coalition import known_means
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.evidence.linear_evidence import Equations, equations, likeliest_penalty, parts_of, shares_of_terms, solved
+from cflpriv.attacks.evidence.linear_evidence import Equations, equations, likeliest_penalty, partial_sums_of, shares_of_terms, solved
 from cflpriv.attacks.evidence.noisy_shares import Readings, shares_of_members
 from cflpriv.attacks.evidence.simulated_shares import linear_reading
 from cflpriv.attacks.evidence.updates import public_model, steps_in, updates_in
@@ -107,7 +107,7 @@ def test_parts_are_means_of_their_terms_and_contain_no_other_part(cohorts: list[
     weights = rng.uniform(0.5, 2.0, CLIENTS)
     system = equations([{client: float(weights[client]) for client in sorted(cohort)} for cohort in cohorts])
     values = rng.normal(size=(CLIENTS, 3))
-    parts = parts_of(system, system.coefficients @ values[list(system.terms)])
+    parts = partial_sums_of(system, system.coefficients @ values[list(system.terms)])
     for part in parts:
         members = list(part.terms)
         assert part.value == pytest.approx(np.average(values[members], axis=0, weights=weights[members]), abs=1e-6)
@@ -117,7 +117,7 @@ def test_parts_are_means_of_their_terms_and_contain_no_other_part(cohorts: list[
 
 def test_nested_sums_of_the_same_values_leave_the_difference() -> None:
     system = equations([dict.fromkeys("abcde", 1.0), dict.fromkeys("abc", 1.0), dict.fromkeys("ab", 1.0)])
-    parts = parts_of(system, np.array([[15.0], [6.0], [3.0]]))
+    parts = partial_sums_of(system, np.array([[15.0], [6.0], [3.0]]))
     assert {part.terms: round(float(part.value[0]), 9) for part in parts} == {("c",): 3.0, ("a", "b"): 1.5, ("d", "e"): 4.5}
 
 
@@ -125,7 +125,7 @@ def test_parts_say_how_far_noise_moves_them() -> None:
     """20,000 draws of noise: their standard deviation has an error of .5 %."""
     system = equations([dict.fromkeys("abcde", 1.0), dict.fromkeys("abc", 1.0), dict.fromkeys("ab", 2.0)], [0.1, 1.0, 0.2])
     noise = np.random.default_rng(0).normal(size=(3, 20_000)) * system.deviations[:, None]
-    for part in parts_of(system, noise):
+    for part in partial_sums_of(system, noise):
         assert part.value.std() == pytest.approx(part.deviation, rel=0.03)
 
 

@@ -17,9 +17,9 @@ from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.shared.around import AroundTraining
 from cflpriv.algorithms.shared.choosing import PickAndTrain
 from cflpriv.attacks import ATTACKS, load_view
-from cflpriv.attacks.adversary import recorded
+from cflpriv.attacks.adversary import recorded_messages
 from cflpriv.attacks.evidence.local_training import LocalTraining, trainings_in
-from cflpriv.attacks.evidence.updates import Step, asked_in, less_known, public_model, steps_in
+from cflpriv.attacks.evidence.updates import ClientStep, asked_in, less_known, public_model, steps_in
 from cflpriv.attacks.figures.leakage import Case
 from cflpriv.attacks.labels.label_inference import guess, score_l1, shares_of
 from cflpriv.attacks.properties import property_clients
@@ -149,7 +149,7 @@ def test_pretended_clients_take_the_steps_of_the_run(algorithm: dict[str, Any], 
     made = config(algorithm, training=settings, data={"clients": 8, "samples_per_client": 20}, model={"dtype": "float64"})
     seen = case(made)
     samples = [seen.truth.data[client] for client in range(8)]
-    monkeypatch.setattr(property_clients, "pretended", lambda *told: (samples, np.zeros(8)))
+    monkeypatch.setattr(property_clients, "simulated_data", lambda *told: (samples, np.zeros(8)))
     several = steps_in(seen.view, public_model(seen.prior).dimension)
     late = [steps[0] for steps in several.values() if steps[0].round > 0]
     assert late
@@ -218,7 +218,7 @@ def test_an_unknown_algorithm_is_attacked_at_the_rate_that_it_trained_with(monke
     assert cells["histogram_l1"].status == "leaks"
 
 
-def labels_of(step: Step, seen: Case, client: int, local: LocalTraining | None) -> float:
+def labels_of(step: ClientStep, seen: Case, client: int, local: LocalTraining | None) -> float:
     """The error of one update's label shares, by the training that was asked for or by another one."""
     shares = shares_of(step if local is None else replace(step, local=local), seen.prior, public_model(seen.prior), 2)
     return float(np.abs(shares - seen.truth.histogram(client)).sum())
@@ -257,7 +257,7 @@ def test_settings_do_not_count_as_traffic(tmp_path: Path) -> None:
     """They are context of messages: sizes are those of the arrays, and a run folder gives the settings back."""
     made = config({"name": "pfedlia", "warm_up": 1, "validation": 0.3}, data={"clients": 8, "samples_per_client": 20})
     run_experiment(made, tmp_path / "run")
-    asked = [one for one in recorded(tmp_path / "run") if one.kind == "parameters"]
+    asked = [one for one in recorded_messages(tmp_path / "run") if one.kind == "parameters"]
     assert asked
     for message in asked:
         assert message.bytes_each == sum(part.nbytes for part in (message.payload or {}).values())
@@ -272,9 +272,9 @@ def test_folders_that_do_not_say_how_clients_trained_are_refused(tmp_path: Path)
         given = {"model": np.zeros(3)}
         made.add(0, "compute", "parameters", "server", "clients", [0], given, readers=("server", "clients"), context=context)
         made.write(tmp_path / str(len(context)) / "transcript")
-    assert len(recorded(tmp_path / "2")) == 1
+    assert len(recorded_messages(tmp_path / "2")) == 1
     with pytest.raises(InputError, match="an earlier version wrote it"):
-        recorded(tmp_path / "1")
+        recorded_messages(tmp_path / "1")
     (tmp_path / "1" / "environment.json").write_text('{"cflpriv": "0.0.9"}', encoding="utf-8")
     with pytest.raises(InputError, match=r"earlier version \(0\.0\.9\) wrote it"):
-        recorded(tmp_path / "1")
+        recorded_messages(tmp_path / "1")

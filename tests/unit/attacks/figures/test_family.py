@@ -10,13 +10,13 @@ from scipy import stats
 
 from cflpriv.attacks.figures.family import AIMED, judged_together
 from cflpriv.attacks.figures.leakage import DEALS, Cell
-from cflpriv.attacks.figures.significance import MATCHINGS, RATE, Status
+from cflpriv.attacks.figures.significance import MATCHINGS, RATE, CellStatus
 from cflpriv.attacks.figures.verdicts import verdicts_of
 from cflpriv.attacks.membership.membership_audit import SWAPS
 
 
 def figure(p: float | None, name: str = "label_inference", adversary: str = "server", **more: object) -> Cell:
-    status: Status = "leaks" if p is None or p < RATE else "at_baseline"
+    status: CellStatus = "leaks" if p is None or p < RATE else "at_baseline"
     made = Cell(name, adversary, "none", "label_set_accuracy", 0.9, 0.8, 1.0, 0.1, 1.0, status, p=p, note="a note")
     return replace(made, **more)  # type: ignore[arg-type]
 
@@ -27,7 +27,7 @@ def test_a_strong_leak_stays_and_a_weak_one_among_many_does_not() -> None:
     assert [one.status for one in found[:3]] == ["leaks", "inconclusive", "at_baseline"]
     assert (
         found[1].note
-        == "a note; a leak as one figure (p = 0.02), not among the 20 figures tested in this audit, which may err together at 5.0%"
+        == "a note; significant by itself (p = 0.02), but not after correction for the 20 figures tested in this audit (error rate 5.0%)"
     )
     assert family.as_json() == {
         "aimed": AIMED, "guarantees": {"aimed": 0.0, "tested": 0, "withdrawn": 0},
@@ -78,7 +78,7 @@ def test_an_alarm_about_a_guarantee_is_not_diluted_by_evidence() -> None:
     }  # fmt: skip
     weak = judged_together([bound(0.01), *[bound(0.6)] * 2, figure(0.5)])[0][0]
     assert weak.status == "inconclusive"
-    assert weak.note.endswith("(p = 0.01), not among the 3 bounds on epsilon tested in this audit, which may err together at 2.5%")
+    assert weak.note.endswith("(p = 0.01), but not after correction for the 3 bounds on epsilon tested in this audit (error rate 2.5%)")
 
 
 def test_a_part_that_is_alone_has_the_whole_rate() -> None:

@@ -35,7 +35,7 @@ def share(of: float, seed: int, base: float = 0.1) -> Cell:
     blank = (np.arange(CLIENTS) >= CLIENTS - round(base * CLIENTS)).astype(float)
     case: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=seed)
     ones, zeros = np.ones(CLIENTS), np.zeros(CLIENTS)
-    return cell(case, "attack", "label_set_accuracy", mine, blank, ones, margin=0.1, theirs_blank=zeros, share=True)
+    return cell(case, "attack", "label_set_accuracy", mine, blank, ones, margin=0.1, reference_blank=zeros, share=True)
 
 
 def shares(values: Sequence[float]) -> Cell:

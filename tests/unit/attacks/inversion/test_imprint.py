@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cflpriv.attacks import ATTACKS, images_from_imprint
 from cflpriv.attacks.figures.leakage import Cell, prior_of
 from cflpriv.attacks.inversion import imprint
-from cflpriv.attacks.inversion.imprint import guess, imprinted, share_recovered, summed, updates_of
+from cflpriv.attacks.inversion.imprint import guess, imprinted, share_of_images, summed, updates_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
@@ -63,7 +63,7 @@ def recovered(population: Population, bins: int, size: int, seed: int, clients: 
     updates = updates_of(people, Train(model, 1, 0, 0.1), start, seed)
     total: Array | None = updates[0] if clients == 1 else summed(updates, start, clip=1.0, min_cohort=3)
     assert total is not None
-    return share_recovered(np.concatenate([one.x_train for one in people]), guess(total, prior, model))
+    return share_of_images(np.concatenate([one.x_train for one in people]), guess(total, prior, model))
 
 
 @pytest.mark.parametrize(("bins", "size"), [(16, 8), (64, 32), (256, 32), (256, 64)])
@@ -169,5 +169,5 @@ def test_an_unrelated_update_shows_none_of_these_images(digits: Population) -> N
     mine, other = client_of(digits, 0, 20), client_of(digits, 1, 20)
     start = imprinted(model, prior.x)
     images = guess(updates_of([other], Train(model, 1, 0, 0.1), start, 0)[1], prior, model)
-    assert share_recovered(other.x_train, images) > 0.6
-    assert share_recovered(mine.x_train, images) == 0.0
+    assert share_of_images(other.x_train, images) > 0.6
+    assert share_of_images(mine.x_train, images) == 0.0

@@ -222,7 +222,7 @@ def test_the_decoder_is_ridge_regression() -> None:
 
     best = min(feature_decoder.PENALTIES * np.square(values).mean(), key=score)
     theirs = Ridge(alpha=best, solver="svd").fit(features, images).predict(new)
-    assert np.allclose(feature_decoder.decode(found, new), theirs, rtol=1e-8, atol=1e-8)
+    assert np.allclose(feature_decoder.decode_linearly(found, new), theirs, rtol=1e-8, atol=1e-8)
     with pytest.raises(InputError, match="expected as many"):
         feature_decoder.fit_decoder(features[:5], images)
 

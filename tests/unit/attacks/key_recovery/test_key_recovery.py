@@ -15,14 +15,39 @@ from checkout import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from cflpriv.attacks.evidence.fresh_runs import Scene, case_of, fresh_scene
+from cflpriv.attacks.evidence.fresh_runs import AuditedRun, case_of, fresh_scene
 from cflpriv.attacks.figures.leakage import BUDGETS, Cell, Truth, truth_of
 from cflpriv.attacks.figures.pooling import pooled
 from cflpriv.attacks.figures.significance import judge
-from cflpriv.attacks.key_recovery import Guess, Knowledge, cells, find_structure, guess, recover_labels, transformed_rounds, zero_sum_blocks
-from cflpriv.attacks.key_recovery.cells import knowledge, score_l1, score_sets, score_structure, structure_at_random, structure_chance
-from cflpriv.attacks.key_recovery.naming import Response, cloud, distance, head_blocks, name_columns, on_simplex, rounded, simulate
-from cflpriv.attacks.key_recovery.structure import shares
+from cflpriv.attacks.key_recovery import (
+    KeyRecoveryGuess,
+    Knowledge,
+    cells,
+    find_structure,
+    guess,
+    recover_labels,
+    transformed_rounds,
+    zero_sum_blocks,
+)
+from cflpriv.attacks.key_recovery.cells import (
+    knowledge,
+    score_histograms,
+    score_label_sets,
+    score_structure,
+    structure_at_random,
+    structure_chance,
+)
+from cflpriv.attacks.key_recovery.naming import (
+    Response,
+    cloud,
+    cloud_distance,
+    head_blocks,
+    name_columns,
+    on_simplex,
+    rounded,
+    simulate_updates,
+)
+from cflpriv.attacks.key_recovery.structure import rough_proportions
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
@@ -99,8 +124,8 @@ def test_structure_of_planted_classes() -> None:
 
 def test_shares() -> None:
     traces = np.array([[3.0, -1.0, 1.0, -3.0], [-1.0, -1.0, -1.0, -1.0]])
-    assert shares(traces, None).tolist() == [[0.75, 0.0, 0.25, 0.0], [0.25] * 4]
-    assert shares(traces, 2)[0].tolist() == [0.5, 0.0, 0.5, 0.0]
+    assert rough_proportions(traces, None).tolist() == [[0.75, 0.0, 0.25, 0.0], [0.25] * 4]
+    assert rough_proportions(traces, 2)[0].tolist() == [0.5, 0.0, 0.5, 0.0]
 
 
 # --- naming -------------------------------------------------------------------------------------------------------------------------
@@ -129,10 +154,10 @@ def test_clouds_have_no_order() -> None:
     rows = rng.normal(size=(3, 200))
     order, signs = rng.permutation(200), rng.choice([-1.0, 1.0], 200)
     a = cloud(rows, 80)
-    assert distance(a, cloud(rows[:, order], 80)) == pytest.approx(0.0, abs=1e-7)
-    assert distance(a, cloud(rows[:, order] * signs, 80), signed=True) == pytest.approx(0.0, abs=1e-7)
-    assert distance(a, cloud(rows[:, order] * signs, 80)) > 0.05
-    assert distance(a, cloud(rng.normal(size=(3, 200)), 80)) > 0.05
+    assert cloud_distance(a, cloud(rows[:, order], 80)) == pytest.approx(0.0, abs=1e-7)
+    assert cloud_distance(a, cloud(rows[:, order] * signs, 80), signed=True) == pytest.approx(0.0, abs=1e-7)
+    assert cloud_distance(a, cloud(rows[:, order] * signs, 80)) > 0.05
+    assert cloud_distance(a, cloud(rng.normal(size=(3, 200)), 80)) > 0.05
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -163,12 +188,12 @@ def config(kind: str, transform: str = "fixed", hidden: int = 64, **training: An
 
 
 @lru_cache(maxsize=2)
-def scene(kind: str, transform: str = "fixed", hidden: int = 64) -> Scene:
+def scene(kind: str, transform: str = "fixed", hidden: int = 64) -> AuditedRun:
     made = config(kind, transform, hidden)
     return fresh_scene(made, build_population(made.data), made.training.rounds, BUDGETS["quick"])
 
 
-def by_metric(one: Scene, adversary: str = "server") -> dict[str, Cell]:
+def by_metric(one: AuditedRun, adversary: str = "server") -> dict[str, Cell]:
     return {cell.metric: cell for cell in cells(case_of(one, adversary))[0]}
 
 
@@ -180,12 +205,12 @@ def test_every_update_adds_up_to_zero_over_the_head() -> None:
     known = knowledge(prior, None)
     assert known.train.momentum == 0.9
     assert known.labels_per_client == 2
-    updates = simulate(known, np.eye(10)[:4], np.random.default_rng(0))
+    updates = simulate_updates(known, np.eye(10)[:4], np.random.default_rng(0))
     head = updates[:, head_blocks(known)]
     assert head.shape == (4, 65, 10)
     assert np.abs(head.sum(axis=2)).max() < 1e-5 * np.abs(head).max()
     decayed = Knowledge(type(known.train)(known.train.model, weight_decay=0.5), known.theta0, known.x, known.y, 60)
-    drifted = simulate(decayed, np.eye(10)[:4], np.random.default_rng(0))[:, head_blocks(known)].sum(axis=2)
+    drifted = simulate_updates(decayed, np.eye(10)[:4], np.random.default_rng(0))[:, head_blocks(known)].sum(axis=2)
     assert np.abs(drifted).max() > 1e-3 * np.abs(head).max()
     assert np.abs(drifted - drifted[0]).max() < 1e-5 * np.abs(head).max()  # alike for all: gone once centred
 
@@ -213,8 +238,8 @@ def test_the_guess_about_other_clients_is_at_the_baseline() -> None:
     other, clients = truth_of(build_population(made.data)), list(range(20))
     found = guess(one.view("server"), one.prior)
     assert len(found.histograms) == 20
-    assert score_sets(found, other, one.prior, clients).mean() <= 0.2
-    assert score_l1(found, other, clients, 10).mean() >= 0.9 * score_l1(Guess(), other, clients, 10).mean()
+    assert score_label_sets(found, other, one.prior, clients).mean() <= 0.2
+    assert score_histograms(found, other, clients, 10).mean() >= 0.9 * score_histograms(KeyRecoveryGuess(), other, clients, 10).mean()
 
 
 def dealt_labels(rng: np.random.Generator, n: int) -> dict[int, Array]:
@@ -231,7 +256,7 @@ def test_a_structure_that_has_nothing_to_do_with_the_clients_is_at_its_baseline(
     rng, clients = np.random.default_rng(n), list(range(n))
 
     def errors(structure: dict[int, Array]) -> tuple[Array, Array]:
-        one = Guess({}, structure)
+        one = KeyRecoveryGuess({}, structure)
         return -score_structure(one, truth, clients, 10), -structure_at_random(one, truth, clients, 10, seed=0, times=50).mean(axis=0)
 
     said = []
@@ -251,12 +276,12 @@ def test_a_structure_of_few_clients_that_is_right_by_luck_is_no_leak() -> None:
     for _ in range(10):
         pairs, who = rng.permutation(10)[:4].reshape(2, 2), rng.permutation([0, 0, 1, 1])
         real = {client: np.isin(np.arange(10), pairs[who[client]]) / 2 for client in clients}
-        truth, one = Truth({}, {}, real), Guess({}, real)
+        truth, one = Truth({}, {}, real), KeyRecoveryGuess({}, real)
         dealt = structure_at_random(one, truth, clients, 10, seed=0, times=199)
         assert structure_chance(score_structure(one, truth, clients, 10), dealt) > 0.2
     groups = np.array([[0, 1], [2, 3], [4, 5], [6, 7]])
     many = {client: np.isin(np.arange(10), groups[client % 4]) / 2 for client in range(12)}
-    dealt = structure_at_random(Guess({}, many), Truth({}, {}, many), list(many), 10, seed=0, times=199)
+    dealt = structure_at_random(KeyRecoveryGuess({}, many), Truth({}, {}, many), list(many), 10, seed=0, times=199)
     assert structure_chance(np.zeros(12), dealt) < 0.025
 
 

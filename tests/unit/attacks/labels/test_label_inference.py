@@ -18,7 +18,7 @@ from cflpriv.attacks.evidence.sums import means_in, sums_in
 from cflpriv.attacks.evidence.updates import asked_in, public_model, steps_in
 from cflpriv.attacks.figures.leakage import Cell
 from cflpriv.attacks.figures.significance import RATE, chance_of_renaming
-from cflpriv.attacks.labels.label_inference import Guess, chance_of_clusters, class_probabilities, set_chance, share_chance
+from cflpriv.attacks.labels.label_inference import LabelGuess, chance_of_clusters, class_probabilities, set_chance, share_chance
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model
@@ -61,7 +61,7 @@ def test_labels_that_are_named_by_luck_are_seldom_a_leak(groups: list[list[int]]
     for run in range(found.shape[1]):
         made = shares[:, rng.permutation(classes)]
         sets = [frozenset(np.flatnonzero(row).tolist()) for row in made]
-        found[0, run] = share_chance(Guess(dict(enumerate(made))), beside, even, seen, clients)
+        found[0, run] = share_chance(LabelGuess(dict(enumerate(made))), beside, even, seen, clients)
         found[1, run] = set_chance(sets, popular, seen, clients)
     allowed = stats.binom.isf(1e-3, found.shape[1], RATE)
     assert ((found < RATE).sum(axis=1) <= allowed).all(), "more often than stated, an error of 1 in 1000 for each of two figures"

@@ -13,13 +13,13 @@ from cflpriv.attacks.figures.significance import confidence_interval
 from cflpriv.attacks.membership.member_scores import (
     auc_interval,
     confidences,
-    deal,
     deal_in_pairs,
     lira,
     lira_in_turn,
     loss_threshold,
     rmia,
     roc,
+    samples_of_shadows,
     shadow_models,
 )
 from cflpriv.engine import Engine
@@ -64,18 +64,18 @@ def test_without_others_there_is_no_figure() -> None:
 
 
 def test_every_sample_is_in_half_of_the_shadow_models() -> None:
-    assert (deal(50, 6, np.random.default_rng(0)).sum(axis=0) == 3).all()
+    assert (samples_of_shadows(50, 6, np.random.default_rng(0)).sum(axis=0) == 3).all()
     with pytest.raises(InputError, match="not an even number"):
-        deal(50, 5, np.random.default_rng(0))
+        samples_of_shadows(50, 5, np.random.default_rng(0))
 
 
 def test_the_ratio_is_that_of_two_normal_laws() -> None:
     rng = np.random.default_rng(0)
-    inside = deal(2000, 8, rng)
+    inside = samples_of_shadows(2000, 8, rng)
     shadow = np.where(inside, rng.normal(2, 1, inside.shape), rng.normal(0, 3, inside.shape))
     target = rng.normal(size=2000)
     exact = stats.norm.logpdf(target, 2, 1) - stats.norm.logpdf(target, 0, 3)
-    wide = deal(1, 20000, rng)
+    wide = samples_of_shadows(1, 20000, rng)
     many = np.where(wide, rng.normal(2, 1, wide.shape), rng.normal(0, 3, wide.shape))
     assert lira(target[:1], many, wide) == pytest.approx(exact[:1], abs=0.1)
     assert np.corrcoef(lira(target, shadow, inside), exact)[0, 1] > 0.4
@@ -104,7 +104,7 @@ def test_confidence_is_the_logit_of_the_true_label() -> None:
 
 
 @pytest.fixture(scope="module")
-def played() -> tuple[Array, Array, Array, Array, Array, Array]:
+def game() -> tuple[Array, Array, Array, Array, Array, Array]:
     """Nine models of 60 of 120 noisy digits each, trained until they remember: confidences on these, and on 300 others; who had what."""
     digits = load_digits()
     rng = np.random.default_rng(0)
@@ -112,7 +112,7 @@ def played() -> tuple[Array, Array, Array, Array, Array, Array]:
     x, y = (digits.data / 16).astype(np.float32)[order], digits.target.astype(np.int64)[order]
     y[:120] = np.where(rng.random(120) < 0.2, rng.integers(0, 10, 120), y[:120])
     model = Model("mlp", (64,), 10, hidden=32)
-    inside = deal(120, 18, rng)
+    inside = samples_of_shadows(120, 18, rng)
     engine = Engine()
     train = Train(model, epochs=40, batch_size=10, lr=0.2)
     vectors = shadow_models(train, x[:120], y[:120], inside, model.init(0), 0, engine)
@@ -122,9 +122,9 @@ def played() -> tuple[Array, Array, Array, Array, Array, Array]:
     )  # fmt: skip
 
 
-def test_models_that_remember_show_their_members(played: tuple[Array, Array, Array, Array, Array, Array]) -> None:
+def test_models_that_remember_show_their_members(game: tuple[Array, Array, Array, Array, Array, Array]) -> None:
     """All lower ends of 95 % intervals above chance; the seeds are fixed, so outcomes do not change."""
-    shadow, inside, target, member, shadow_others, others = played
+    shadow, inside, target, member, shadow_others, others = game
     found = {
         "loss": roc(loss_threshold(target), member), "lira": roc(lira(target, shadow, inside), member),
         "rmia": roc(rmia(target, shadow, others, shadow_others), member),
@@ -135,9 +135,9 @@ def test_models_that_remember_show_their_members(played: tuple[Array, Array, Arr
     assert found["lira"].auc > found["loss"].auc
 
 
-def test_unrelated_membership_is_at_chance(played: tuple[Array, Array, Array, Array, Array, Array]) -> None:
+def test_unrelated_membership_is_at_chance(game: tuple[Array, Array, Array, Array, Array, Array]) -> None:
     """One hundred dealings of membership that have nothing to do with the model: mean AUC within 4 standard errors of one half (6e-5)."""
-    shadow, inside, target, _, _, _ = played
+    shadow, inside, target, _, _, _ = game
     rng = np.random.default_rng(5)
     scores = lira(target, shadow, inside)
     found = [roc(scores, rng.permutation(120) < 60).auc for _ in range(100)]
@@ -154,7 +154,7 @@ def aucs(labels: tuple[int, ...], size: int, seed: int) -> tuple[float, float]:
     rng = np.random.default_rng(seed)
     pool = rng.permutation(np.flatnonzero(np.isin(digits.target, labels)))[: 2 * size]
     x, y = (digits.data[pool] / 16).astype(np.float32), digits.target[pool].astype(np.int64)
-    inside = deal(2 * size, 18, rng)
+    inside = samples_of_shadows(2 * size, 18, rng)
     vectors = shadow_models(Train(MODEL, epochs=20, batch_size=10, lr=0.2), x, y, inside, MODEL.init(seed), seed)
     seen = confidences(MODEL, vectors, x, y)
     found = roc(lira(seen[0], seen[1:], inside[1:]), inside[0])

@@ -24,16 +24,16 @@ from cflpriv.attacks.membership import membership_shadows
 from cflpriv.attacks.membership.member_scores import placements, roc
 from cflpriv.attacks.membership.membership_audit import (
     FALSE_POSITIVES,
-    Outcome,
+    MembershipOutcome,
     auc_gain,
     cells,
     chance_of_swaps,
     curve_of,
     hits,
 )
-from cflpriv.attacks.membership.membership_shadows import Target, federated_replicas, games_of, models_in, pairs_of, turns_in
+from cflpriv.attacks.membership.membership_shadows import Target, federated_replicas, games_of, pairs_of, targets_in, turns_in
 from cflpriv.experiments import Config, run_experiment
-from cflpriv.experiments.report.pictures import roc_curves
+from cflpriv.experiments.report.pictures import roc_picture
 from cflpriv.experiments.report.report import write_report
 from cflpriv.types import Array, ClientData
 
@@ -51,7 +51,7 @@ def made(seed: int = 0, algorithm: dict[str, Any] | None = None, protection: dic
 
 
 def targets(seen: Case, made: Config) -> list[Target]:
-    return models_in(seen.view, seen.reference, made.model_for(population_of(made)).dimension)
+    return targets_in(seen.view, seen.reference, made.model_for(population_of(made)).dimension)
 
 
 # --- whom a view names --------------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_figures_are_those_of_sklearn() -> None:
         assert outside.mean() == pytest.approx(found.auc)
         false, true, _ = roc_curve(member, scores, drop_intermediate=False)
         assert found.tpr == pytest.approx(true[false <= int(0.05 * (~member).sum()) / (~member).sum() + 1e-12].max())
-        curve = curve_of(Outcome(scores, scores[None], member))
+        curve = curve_of(MembershipOutcome(scores, scores[None], member))
         assert pytest.approx(np.stack([false, true]).T) == curve.T
 
 
@@ -234,7 +234,7 @@ def test_the_standard_error_of_a_gain_is_right() -> None:
     """Scores that say nothing: 1.96 errors are passed in 2.5 % of 400 tries; in fewer than 27 of them but for a chance of 1e-5."""
     rng = np.random.default_rng(0)
     member = np.arange(200) < 100
-    gains = [auc_gain(Outcome(rng.normal(size=200), rng.normal(size=(8, 200)), member)) for _ in range(400)]
+    gains = [auc_gain(MembershipOutcome(rng.normal(size=200), rng.normal(size=(8, 200)), member)) for _ in range(400)]
     assert sum(gain > 1.96 * error for gain, error in gains) < 27
     spread = np.std([gain / error for gain, error in gains])
     assert 0.85 < spread < 1.15  # its standard error is .035
@@ -251,7 +251,7 @@ def test_swaps_price_scores_that_hang_together(kind: str, together: str) -> None
             scores[:, 100:] = -scores[:, :100] + 0.1 * scores[:, 100:]
         elif together == "in blocks":  # of one label, pairs within a block
             scores += 3 * np.tile(np.repeat(rng.normal(size=(5, 10)), 10, axis=1), 2)
-        found.append(chance_of_swaps(Outcome(scores[0], scores[1:], member), kind, rng, 199))
+        found.append(chance_of_swaps(MembershipOutcome(scores[0], scores[1:], member), kind, rng, 199))
     assert sum(p <= 0.05 for p in found) <= stats.binom.ppf(0.999, 300, 0.05)
     assert sum(p <= 0.5 for p in found) <= stats.binom.ppf(0.999, 300, 0.5)
 
@@ -261,7 +261,7 @@ def test_independence_misprices_coefficients_of_one_regression_and_swaps_do_not(
     rng, member, wrong = np.random.default_rng(1), np.arange(200) < 100, np.zeros(2)
     for seed in range(300):
         half = rng.normal(size=100)
-        found = Outcome(np.concatenate([half, -half]), rng.normal(size=(8, 200)), member)
+        found = MembershipOutcome(np.concatenate([half, -half]), rng.normal(size=(8, 200)), member)
         gain, error = auc_gain(found)
         wrong += (gain > 1.96 * error, chance_of_swaps(found, "auc", np.random.default_rng(seed), 399) <= RATE)
     assert wrong[0] > stats.binom.ppf(0.999, 300, RATE) >= wrong[1]
@@ -270,9 +270,9 @@ def test_independence_misprices_coefficients_of_one_regression_and_swaps_do_not(
 def test_swaps_find_members_that_stand_out() -> None:
     rng, member = np.random.default_rng(0), np.arange(200) < 100
     blank = rng.normal(size=(8, 200))
-    assert chance_of_swaps(Outcome(rng.normal(size=200) + member, blank, member), "auc", rng, 999) == 1 / 1000
+    assert chance_of_swaps(MembershipOutcome(rng.normal(size=200) + member, blank, member), "auc", rng, 999) == 1 / 1000
     few = rng.normal(size=200) + 9 * (np.arange(200) < 20)  # a few members only, above everything
-    assert chance_of_swaps(Outcome(few, blank, member), "tpr", rng, 999) == 1 / 1000
+    assert chance_of_swaps(MembershipOutcome(few, blank, member), "tpr", rng, 999) == 1 / 1000
 
 
 def test_hits_are_those_of_the_curve() -> None:
@@ -351,4 +351,4 @@ def test_an_audit_keeps_its_curves_and_the_report_draws_them(tmp_path: Path) -> 
             assert curve[:, -1].tolist() == [1.0, 1.0]
         curve = arrays["roc_model_lira"]
     assert "Membership inference" in write_report(tmp_path / "run").read_text(encoding="utf-8")
-    assert roc_curves({"LiRA": curve}, 40) == roc_curves({"LiRA": curve}, 40)
+    assert roc_picture({"LiRA": curve}, 40) == roc_picture({"LiRA": curve}, 40)

@@ -13,12 +13,12 @@ import torch
 from attack_scenes import case, config, population_of
 from torch.nn import functional
 
-from cflpriv.attacks.evidence.updates import Step, public_model
+from cflpriv.attacks.evidence.updates import ClientStep, public_model
 from cflpriv.attacks.figures.leakage import Case, Cell
 from cflpriv.attacks.membership import membership_gradients
 from cflpriv.attacks.membership.member_scores import roc
 from cflpriv.attacks.membership.membership_audit import cells
-from cflpriv.attacks.membership.membership_gradients import Evidence, affordable, evidence, read_steps, sample_gradients
+from cflpriv.attacks.membership.membership_gradients import GradientEvidence, affordable_steps, clipped_gradients, evidence, read_steps
 from cflpriv.attacks.membership.membership_shadows import Pairs, pairs_of
 from cflpriv.engine.models import Model
 from cflpriv.experiments import Config
@@ -34,17 +34,17 @@ def made(seed: int = 0, protection: dict[str, Any] | None = None, name: str = "f
     return config({"name": name}, protection, seed, data=IID | more.pop("data", {}), model=model, training=training, **more)
 
 
-def asked(seen: Case, steps: list[Step]) -> Pairs:
+def asked(seen: Case, steps: list[ClientStep]) -> Pairs:
     owners = sorted({client for step in steps for client in step.members})
     return pairs_of(seen.truth, owners, np.random.default_rng(0))
 
 
-def played(seen: Case, steps: list[Step]) -> tuple[Evidence, Pairs]:
+def evidence_of(seen: Case, steps: list[ClientStep]) -> tuple[GradientEvidence, Pairs]:
     pairs = asked(seen, steps)
     return evidence(steps, pairs, seen.truth, seen.prior, SHADOWS), pairs
 
 
-def steps_of(seen: Case) -> list[Step]:
+def steps_of(seen: Case) -> list[ClientStep]:
     return read_steps(seen, seen.view, seen.prior, public_model(seen.prior))
 
 
@@ -59,7 +59,7 @@ def test_gradients_are_those_of_single_samples() -> None:
     """The loop over samples is the oracle, to rounding in float64."""
     model, rng = Model("mlp", (1, 8, 8), 10, hidden=5, dtype="float64"), np.random.default_rng(0)
     x, y, at = rng.normal(size=(7, 1, 8, 8)), rng.integers(10, size=7), model.init(0)
-    found = sample_gradients(model, at, x, y)
+    found = clipped_gradients(model, at, x, y)
     for i in range(7):
         module = model.load(at)
         loss = functional.cross_entropy(module(model.inputs(x[i : i + 1])), torch.from_numpy(y[i : i + 1]))
@@ -67,13 +67,13 @@ def test_gradients_are_those_of_single_samples() -> None:
         assert found[i] == pytest.approx(single.numpy(), abs=1e-12)
     norms = np.linalg.norm(found, axis=1)
     bound = float(np.median(norms))
-    assert np.linalg.norm(sample_gradients(model, at, x, y, bound), axis=1) == pytest.approx(np.minimum(norms, bound))
+    assert np.linalg.norm(clipped_gradients(model, at, x, y, bound), axis=1) == pytest.approx(np.minimum(norms, bound))
 
 
 def test_an_update_that_is_one_step_tells_everybody() -> None:
     """A full batch, one step: the update is the sum of its samples' gradients, and coefficients are the coins themselves."""
     seen = case(made(model={"dtype": "float64"}, training={"rounds": 1, "epochs": 1, "batch_size": 0}))
-    found, pairs = played(seen, steps_of(seen))
+    found, pairs = evidence_of(seen, steps_of(seen))
     assert found.scores == pytest.approx(pairs.member - 0.5, abs=0.1)
     assert roc(found.scores, pairs.member).auc == 1.0
     assert np.abs(found.blank).max() < 0.6
@@ -81,13 +81,13 @@ def test_an_update_that_is_one_step_tells_everybody() -> None:
 
 def test_steps_are_taken_as_far_as_the_budget_goes() -> None:
     zero = np.zeros(1)
-    steps = [Step(zero, zero, members, number) for number in range(3) for members in ((0,), (1,), (2, 3))]
-    assert affordable(steps, 9, [1.0] * 9, 99.0) == steps
-    assert affordable(steps, 2, [1.0] * 9, 99.0) == steps[:6]
-    assert affordable(steps, 9, [1.0] * 9, 4.0) == steps[:4]
-    assert affordable(steps, 9, [2.0] * 9, 1.0) == []
+    steps = [ClientStep(zero, zero, members, number) for number in range(3) for members in ((0,), (1,), (2, 3))]
+    assert affordable_steps(steps, 9, [1.0] * 9, 99.0) == steps
+    assert affordable_steps(steps, 2, [1.0] * 9, 99.0) == steps[:6]
+    assert affordable_steps(steps, 9, [1.0] * 9, 4.0) == steps[:4]
+    assert affordable_steps(steps, 9, [2.0] * 9, 1.0) == []
     late = [*steps[:1], *steps[4:]]  # client 1 comes in round 1: its first step is before anybody's second
-    assert affordable(late, 1, [1.0] * 6, 99.0) == [late[0], late[1], late[2]]
+    assert affordable_steps(late, 1, [1.0] * 6, 99.0) == [late[0], late[1], late[2]]
 
 
 def test_long_updates_are_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_long_updates_are_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership_gradients, "_PARTS", {})
     monkeypatch.setattr(membership_gradients, "MOST_PARAMETERS", 600)
     assert public_model(seen.prior).dimension > 1000
-    found, pairs = played(seen, steps_of(seen))
+    found, pairs = evidence_of(seen, steps_of(seen))
     assert roc(found.scores, pairs.member).auc > 0.9
 
 
@@ -122,7 +122,7 @@ def test_other_clients_updates_say_nothing() -> None:
     steps = steps_of(seen)
     for away in (1, 2, 5):
         moved = [replace(step, update=steps[(i + away) % len(steps)].update) for i, step in enumerate(steps)]
-        found, pairs = played(seen, moved)
+        found, pairs = evidence_of(seen, moved)
         low, high = roc(found.scores, pairs.member).auc_interval
         assert low < 0.5 < high
 
@@ -170,7 +170,7 @@ def test_weak_noise_is_seen_through() -> None:
     seen = case(made(privacy=private, training={"rounds": 6}, run={"insecure_test_entropy": True}))
     steps = steps_of(seen)
     assert len(steps) == 6 * len(population_of(made()).clients)
-    found, pairs = played(seen, steps)
+    found, pairs = evidence_of(seen, steps)
     assert roc(found.scores, pairs.member).auc > 0.75
 
 

@@ -16,17 +16,17 @@ from sklearn.linear_model import RidgeCV
 
 from cflpriv.attacks import ATTACKS, infer_property
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
-from cflpriv.attacks.evidence.updates import Step
+from cflpriv.attacks.evidence.updates import ClientStep
 from cflpriv.attacks.figures.leakage import Case, Cell, prior_of, truth_of
 from cflpriv.attacks.figures.significance import RATE
 from cflpriv.attacks.membership.member_scores import auc_interval
 from cflpriv.attacks.properties import property_clients
-from cflpriv.attacks.properties.property_clients import pretended, pretended_updates
+from cflpriv.attacks.properties.property_clients import pretended_updates, simulated_data
 from cflpriv.attacks.properties.property_inference import first_steps
 from cflpriv.attacks.properties.property_regression import PENALTIES
 from cflpriv.attacks.properties.property_statements import PROPERTIES, statements, who_has
 from cflpriv.attacks.properties.property_sums import tells_apart
-from cflpriv.attacks.properties.property_trials import chance_dealt, interval, is_toss, score, trials_of
+from cflpriv.attacks.properties.property_trials import chance_dealt, interval_over_groups, is_toss, score, trials_of
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config
@@ -73,7 +73,7 @@ def test_pretended_clients_draw_batches_of_their_own(monkeypatch: pytest.MonkeyP
     seen = case(made)
     steps = first_steps(seen.view, made.model_for(build_population(made.data)).dimension)
     own = [seen.truth.data[client] for client in sorted(seen.truth.data)]
-    monkeypatch.setattr(property_clients, "pretended", lambda *_: (own, np.zeros(len(own))))
+    monkeypatch.setattr(property_clients, "simulated_data", lambda *_: (own, np.zeros(len(own))))
     found = pretended_updates(statements(seen.prior)[0], seen.prior, len(own), steps[0]).features
     assert len(found) == len(steps)
     for client, row in enumerate(found):
@@ -142,10 +142,10 @@ def test_a_score_that_tells_groups_apart_is_no_leak_of_what_these_have_in_part()
 
 def test_clients_of_one_group_count_once_where_they_have_score_and_property_in_common() -> None:
     has = GROUPS % 2 == 0
-    assert interval(np.array([3.0, 1.0, 2.0, 0.0])[GROUPS], has, GROUPS) == pytest.approx(auc_interval(1.0, 2, 2))
+    assert interval_over_groups(np.array([3.0, 1.0, 2.0, 0.0])[GROUPS], has, GROUPS) == pytest.approx(auc_interval(1.0, 2, 2))
     alone = np.random.default_rng(0).normal(size=24)
-    assert interval(alone, has, np.arange(24)) == pytest.approx(auc_interval(score(alone, has), 12, 12))
-    assert interval(alone, has, np.zeros(24)) == pytest.approx(auc_interval(score(alone, has), 12, 12))
+    assert interval_over_groups(alone, has, np.arange(24)) == pytest.approx(auc_interval(score(alone, has), 12, 12))
+    assert interval_over_groups(alone, has, np.zeros(24)) == pytest.approx(auc_interval(score(alone, has), 12, 12))
 
 
 def test_two_groups_are_a_toss_if_the_property_is_theirs() -> None:
@@ -199,7 +199,7 @@ def test_what_random_draws_vary_by_is_no_property() -> None:
 def test_pretended_clients_are_like_the_real_ones_and_have_all_shares() -> None:
     one = case(config(data=IID))
     for stated in statements(one.prior):
-        clients, shares = pretended(stated, one.prior, 60)
+        clients, shares = simulated_data(stated, one.prior, 60)
         assert {len(y) for _, y in clients} <= set(one.prior.samples_per_client.values())
         assert np.allclose([stated.holds(x, y).mean() for x, y in clients], shares)
         if stated.name != "label_0":
@@ -309,8 +309,8 @@ def test_one_model_for_all_tells_no_client_apart() -> None:
 # --- sums ---------------------------------------------------------------------------------------------------------------------------
 
 
-def step(*members: int) -> Step:
-    return Step(np.zeros(1), np.zeros(1), members)
+def step(*members: int) -> ClientStep:
+    return ClientStep(np.zeros(1), np.zeros(1), members)
 
 
 def test_sums_tell_clients_apart_where_cohorts_change() -> None:

@@ -68,7 +68,7 @@ def without_times(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def test_a_callback_is_told_of_all_that_the_folder_has(tmp_path: Path) -> None:
     notes, shown = Notes(), list[str]()
-    summary = run_experiment(parse_config(TREE), tmp_path / "run", callbacks=[notes], say=shown.append)
+    summary = run_experiment(parse_config(TREE), tmp_path / "run", callbacks=[notes], report=shown.append)
     assert notes.calls == ["start", *["messages", "round"] * 3, "end"]
     assert notes.started == [(tmp_path / "run", 0)]
     assert notes.rows == rows_of(tmp_path / "run")
@@ -116,7 +116,7 @@ def test_one_that_fails_ends_the_run_which_goes_on_later(tmp_path: Path) -> None
 def test_one_that_is_not_required_is_left_out(tmp_path: Path) -> None:
     shown: list[str] = []
     failing, other = Notes(bad=1, required=False), Notes()
-    summary = run_experiment(parse_config(TREE), tmp_path / "run", callbacks=[failing, other], say=shown.append)
+    summary = run_experiment(parse_config(TREE), tmp_path / "run", callbacks=[failing, other], report=shown.append)
     assert summary["rounds"] == len(other.rows) == 3
     assert failing.calls == ["start", "messages", "round", "messages"]
     assert [line for line in shown if "callback" in line] == [

@@ -102,7 +102,7 @@ def _drawn_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.node.name != "test_the_same_runs_give_the_same_bytes":
         for draw in (
             pictures.heatmap, pictures.dendrogram, pictures.by_clusters, pictures.rounds_picture, pictures.clients_picture,
-            pictures.recovered_images,
+            pictures.images_picture,
         ):  # fmt: skip
             monkeypatch.setattr(pictures, draw.__name__, partial(once, draw))
 

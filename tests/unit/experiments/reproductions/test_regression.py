@@ -16,7 +16,7 @@ from cflpriv.algorithms.interface import Algorithm
 from cflpriv.data.regression import Regression, regression
 from cflpriv.engine import Result, TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments.reproductions.regression import STEPS, Point, distance, start, succeeds, success_rate, trial
+from cflpriv.experiments.reproductions.regression import STEPS, RegressionPoint, distance, random_start, succeeds, success_rate, trial
 from cflpriv.types import Array, ClientData, Parts
 
 # --- the algorithm itself over a federation: client data hold labels that are classes, so the response is the last column of x
@@ -90,7 +90,7 @@ def ifca_on(d: int, *, k: int, step: float, starts: Sequence[Array]) -> Algorith
 
 def test_the_stack_of_matrices_is_the_algorithm() -> None:
     data = regression(3, d=8, k=2, m=6, n=7, separation=0.5, noise=0.1, scale="multiply")
-    starts = np.stack([[start(5, 2 * b + j, 8) for j in range(2)] for b in range(3)])
+    starts = np.stack([[random_start(5, 2 * b + j, 8) for j in range(2)] for b in range(3)])
     found = trial(data, starts, (0.05, 0.2), rounds=6)
     for b in range(3):
         for s, step in enumerate((0.05, 0.2)):
@@ -136,7 +136,9 @@ def test_success_grows_from_none_to_all_with_separation_machines_and_points() ->
     """Fig. 3 thinned (d = 60, K = 2, σ = 0.1, authors' scale): each row ends where the paper's panels end. Fixed seeds: no error rate."""
 
     def rates(points: list[tuple[int, int, float]]) -> list[float]:
-        return [success_rate(Point(2, m, n, r, 0.1, d=60, rounds=200, starts=5, trials=8, scale="multiply")) for m, n, r in points]
+        return [
+            success_rate(RegressionPoint(2, m, n, r, 0.1, d=60, rounds=200, starts=5, trials=8, scale="multiply")) for m, n, r in points
+        ]
 
     for name, points in {
         "separation": [(60, 10, 0.02), (60, 10, 0.1), (60, 10, 0.5)],
@@ -153,9 +155,9 @@ def test_a_trial_succeeds_where_some_start_with_some_step_does() -> None:
     """Against all starts and steps at once, to the end: trying the steps one by one until one does it changes nothing."""
     outcomes = []
     for seed in range(12):
-        point = Point(2, 32, 10, 0.5, 0.1, d=30, rounds=80, starts=2, scale="multiply")
+        point = RegressionPoint(2, 32, 10, 0.5, 0.1, d=30, rounds=80, starts=2, scale="multiply")
         data = regression(seed, d=30, k=2, m=32, n=10, separation=0.5, noise=0.1, scale="multiply")
-        starts = np.stack([[start(seed, b * 2 + j, 30) for j in range(2)] for b in range(2)])
+        starts = np.stack([[random_start(seed, b * 2 + j, 30) for j in range(2)] for b in range(2)])
         found = trial(data, starts, STEPS[2], point.rounds).reshape(-1, 2, 30)
         outcomes.append(any(distance(one, data.truth) <= 0.06 for one in found))
         assert succeeds(point, seed) == outcomes[-1]

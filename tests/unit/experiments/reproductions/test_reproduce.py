@@ -22,13 +22,13 @@ from cflpriv.data.datasets import HOW_TO_SET
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments.config.config import own_weights
-from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Cell, Figure, Reproduction, trials
+from cflpriv.experiments.reproductions import METRICS, REPRODUCTIONS, Reproduction, ReproductionCell, RowFigure, trials
 from cflpriv.experiments.reproductions import reproduce as engine
 from cflpriv.experiments.reproductions.entry import shape
 from cflpriv.experiments.reproductions.exact_settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
 from cflpriv.experiments.reproductions.published import TABLES, Number, numbers
-from cflpriv.experiments.reproductions.reproduce import Outcome, reproduce
-from cflpriv.experiments.reproductions.table import ALONG, Row, in_words, slug, write
+from cflpriv.experiments.reproductions.reproduce import ReproductionOutcome, reproduce
+from cflpriv.experiments.reproductions.table import ALONG, TableRow, in_words, slug, write
 from cflpriv.experiments.reproductions.trials import (
     _fitted,
     _mmd,
@@ -76,13 +76,15 @@ STOPS: set[int] = set()
 TINY = Reproduction(
     "tiny", "no paper", "set here",
     (
-        Cell(
-            "PACFL", (Figure("local", (Number(90.0, 0.5),)), Figure("shared"), Figure("ari", (Number(1.0),))),
+        ReproductionCell(
+            "PACFL", (RowFigure("local", (Number(90.0, 0.5),)), RowFigure("shared"), RowFigure("ari", (Number(1.0),))),
             {"algorithm.name": "pacfl", "algorithm.k": 2},
         ),
-        Cell("FedAvg", (Figure("shared", (Number(50.0), Number(40.0, None, {"training.rounds": 2}))),), {"algorithm.name": "fedavg"}),
-        Cell("control", (Figure("shared", shape("lower")),), {"algorithm.name": "shuffled"}, groups_of="PACFL"),
-        Cell("drawn", (Figure("success", (Number(0.5),)), Figure("gap")), trial=draw, trials=6),
+        ReproductionCell(
+            "FedAvg", (RowFigure("shared", (Number(50.0), Number(40.0, None, {"training.rounds": 2}))),), {"algorithm.name": "fedavg"}
+        ),
+        ReproductionCell("control", (RowFigure("shared", shape("lower")),), {"algorithm.name": "shuffled"}, groups_of="PACFL"),
+        ReproductionCell("drawn", (RowFigure("success", (Number(0.5),)), RowFigure("gap")), trial=draw, trials=6),
     ),
     BASE, {"training.rounds": 2, "data.clients": 4},
 )  # fmt: skip
@@ -174,7 +176,7 @@ def test_the_papers_numbers_stand_in_one_table_with_the_place_of_each() -> None:
     assert {one for one in used if one} == there  # each number is of an entry, and no entry has one of its own
 
 
-def differs(entry: Reproduction, cell: Cell, changes: list[str]) -> bool:
+def differs(entry: Reproduction, cell: ReproductionCell, changes: list[str]) -> bool:
     """Whether a cell that is changed so is one that makes sense, and not what it was."""
     try:
         return config_of(entry, cell, 0, 1.0, changes)[0] != config_of(entry, cell, 0)[0]
@@ -268,7 +270,7 @@ def test_a_table_prints_the_figures_of_its_settings(tmp_path: Path) -> None:
 # --- running
 
 
-def rows_of(outcome: Outcome) -> dict[tuple[str, str], float | None]:
+def rows_of(outcome: ReproductionOutcome) -> dict[tuple[str, str], float | None]:
     return {(row.cell, row.metric): row.ours for row in outcome.rows}
 
 
@@ -438,7 +440,7 @@ def test_a_published_deviation_stands_behind_its_figure(tmp_path: Path) -> None:
 
 
 def test_a_cell_whose_training_diverges_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wild = Cell("FedAvg", (Figure("shared"),), {"algorithm.name": "fedavg", "training.lr": 1e30})
+    wild = ReproductionCell("FedAvg", (RowFigure("shared"),), {"algorithm.name": "fedavg", "training.lr": 1e30})
     monkeypatch.setitem(REPRODUCTIONS, "tiny", replace(TINY, cells=(wild, TINY.cells[0])))
     for _ in range(2):
         outcome = reproduce("tiny", tmp_path / "a")
@@ -506,12 +508,12 @@ def test_a_picture_over_rounds_names_its_axis_and_shows_what_was_published(tmp_p
     (tmp_path / "CFL-s0").mkdir()
     rows = [json.dumps({"round": i, "perplexity_mean": 350.0 - 10 * i}) + "\n" for i in range(16)]  # within one power of ten
     (tmp_path / "CFL-s0" / "rounds.jsonl").write_text("".join(rows), encoding="utf-8")
-    row = Row("CFL", "perplexity_before_split", 200.0, None, Number(43.0), 1, 1.0)
-    write(entry, "cfl-agnews", Outcome((row,), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
+    row = TableRow("CFL", "perplexity_before_split", 200.0, None, Number(43.0), 1, 1.0)
+    write(entry, "cfl-agnews", ReproductionOutcome((row,), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
     drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text(encoding="utf-8"))  # matplotlib notes each text that it draws
     assert {"perplexity", "50", "100", "200", "round (seed 0)"} <= set(drawn)
     assert any("dotted: published" in one for one in drawn)
-    write(entry, "cfl-agnews", Outcome((replace(row, printed=None),), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
+    write(entry, "cfl-agnews", ReproductionOutcome((replace(row, printed=None),), ()), [entry.cell("CFL")], tmp_path, 1, 1.0, [])
     drawn = re.findall("<!-- (.*?) -->", (tmp_path / "picture.svg").read_text(encoding="utf-8"))
     assert not any("dotted" in one for one in drawn)
     for name in {entry.along for entry in REPRODUCTIONS.values() if entry.over == "rounds"}:

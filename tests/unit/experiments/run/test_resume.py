@@ -26,7 +26,7 @@ from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.report.report import write_report
-from cflpriv.experiments.run.checkpoint import TYPES, digest_of, latest, load_checkpoint, restore, save_checkpoint
+from cflpriv.experiments.run.checkpoint import _RENAMED, TYPES, _type_of, latest, load_checkpoint, restore, save_checkpoint, tree_digest
 from cflpriv.experiments.run.resume import LOCK, Counted, last_checkpoint, locked
 from cflpriv.experiments.run.run import admit, prepare
 from cflpriv.experiments.run.verify import verify
@@ -346,7 +346,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """A checkpoint's JSON file with something changed, and a digest that fits."""
     tree = json.loads(path.read_text(encoding="utf-8"))
     change(tree)
-    write_atomically(path, json.dumps(tree | {"digest": digest_of(tree)}))
+    write_atomically(path, json.dumps(tree | {"digest": tree_digest(tree)}))
 
 
 def test_a_run_goes_on_with_its_newcomers_or_not_at_all(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(name: str, tm
     if name == "server":
         path = path.rename(path.with_name("server.json"))
     before = {file: file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
-    with pytest.raises(InputError, match=r"\.json: is of format 1, .* resumes formats 2 to 3 only") as caught:
+    with pytest.raises(InputError, match=r"\.json: is of format 1, .* resumes formats 2 to 4 only") as caught:
         run(config, out)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -497,7 +497,7 @@ def test_a_checkpoint_makes_no_type_that_is_not_listed(tmp_path: Path) -> None:
     simulation = start(small(), population=SCENE)
     save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
     checkpoint = load_checkpoint(tmp_path, "x")
-    tree = json.loads(json.dumps(checkpoint.tree).replace("pacfl.State", "os.system"))
+    tree = json.loads(json.dumps(checkpoint.tree).replace("pacfl.PacflState", "os.system"))
     with pytest.raises(InputError, match=r"'os\.system' is not a kind of state"):
         restore(replace(checkpoint, tree=tree), prepare(small(), population=SCENE).federation)
     broken = {**checkpoint.tree, "held": {"keys": {}, "epochs": []}}
@@ -844,6 +844,21 @@ def test_a_checkpoint_of_the_format_before_is_resumed(tmp_path: Path) -> None:
                     node["array"] = path
     digest, _ = write_arrays(folder / f"{name}.clients.safetensors", others)
     tree |= {"format": 2, "files": tree["files"] | {f"{name}.clients.safetensors": digest}}
-    (folder / f"{name}.json").write_text(json.dumps(tree | {"digest": digest_of(tree)}), encoding="utf-8")
+    (folder / f"{name}.json").write_text(json.dumps(tree | {"digest": tree_digest(tree)}), encoding="utf-8")
     run(config, tmp_path / "run")
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+def test_names_of_states_in_earlier_versions_are_read(tmp_path: Path) -> None:
+    assert all(_type_of(earlier) is _type_of(f"algorithms.{earlier}") is TYPES[name] for earlier, name in _RENAMED.items())
+    simulation = start(small(algorithm={"name": "cfl"}), population=SCENE)
+    save_checkpoint(tmp_path, "x", simulation.state, simulation.federation, {}, simulation.simulated)
+    checkpoint = load_checkpoint(tmp_path, "x")
+    text = json.dumps(checkpoint.tree)
+    for name in ("CflState", "TreeNode"):
+        assert f'"parameter_tree.{name}"' in text
+        text = text.replace(f"parameter_tree.{name}", f"parameter_tree.{name.removeprefix('Cfl').removeprefix('Tree')}")
+    federation = prepare(small(algorithm={"name": "cfl"}), population=SCENE).federation
+    restored = restore(replace(checkpoint, tree=json.loads(text)), federation)
+    assert type(restored) is type(simulation.state)
+    assert [type(node) for node in restored.tree] == [type(node) for node in simulation.state.tree]

@@ -27,7 +27,7 @@ from cflpriv.contract.handles import Held
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments import Config, Run, load_config, parse_config, run_experiment, start
+from cflpriv.experiments import Config, Experiment, load_config, parse_config, run_experiment, start
 from cflpriv.experiments.run.run import admit, advance, begin, estimate_record_bytes, finish
 from cflpriv.tasks.training import Gradient
 
@@ -256,13 +256,13 @@ def test_what_deployed_clients_refuse_is_refused_in_one_line_unless_the_policy_i
         run_experiment(config, tmp_path / "strict")
     assert "\n" not in str(caught.value)
     lines: dict[str, list[str]] = {"off": [], "strict": []}
-    summary = run_experiment(config.with_("run", release_policy="off"), tmp_path / "off", say=lines["off"].append)
+    summary = run_experiment(config.with_("run", release_policy="off"), tmp_path / "off", report=lines["off"].append)
     assert (summary["release_policy"], summary["rounds_skipped"]) == ("off", 0)
     assert 'release_policy = "off"' in (tmp_path / "off" / "config.toml").read_text(encoding="utf-8")
     assert [line for line in lines["off"] if "release_policy" in line] == [
         "note: run.release_policy = 'off': clients release what deployed clients may refuse"
     ]
-    open_ = run_experiment(small(algorithm={"name": "fedavg"}), tmp_path / "open", say=lines["strict"].append)
+    open_ = run_experiment(small(algorithm={"name": "fedavg"}), tmp_path / "open", report=lines["strict"].append)
     assert open_["release_policy"] == "strict"
     assert not any("release_policy" in line for line in lines["strict"])
 
@@ -298,7 +298,7 @@ def test_cryptographic_secrets_differ_between_runs() -> None:
 def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
     lines: list[str] = []
     config = small(protection=HAAR, run={"audit_parties": ["server", "client:1"]}, data={"newcomers": 2})
-    summary = run_experiment(config, tmp_path / "run", say=lines.append)
+    summary = run_experiment(config, tmp_path / "run", report=lines.append)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     promised = {"config.toml", "environment.json", "rounds.jsonl", "transcript", "secrets", "summary.json", "checkpoints"}
     assert promised <= names
@@ -398,7 +398,7 @@ def test_too_few_clients_to_agree_on_a_transform_end_the_run_at_its_start(name: 
 
 @pytest.mark.slow
 def test_withheld_evidence_is_recomputed_and_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def withheld(simulation: Run) -> None:
+    def withheld(simulation: Experiment) -> None:
         begin(simulation)
         simulation.state = replace(simulation.state, evidence=None)
 

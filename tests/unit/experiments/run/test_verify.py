@@ -10,7 +10,7 @@ from command_line import in_process
 
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.digests import FILE, OF_AUDITS, digest_of, seal
+from cflpriv.experiments.digests import FILE, OF_AUDITS, digest_of, record_digests
 from cflpriv.experiments.report.report import write_report
 from cflpriv.experiments.report.run_files import read_run
 from cflpriv.experiments.run.verify import verify
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_another_name_is_found(folder: Path) -> None:
 def test_hidden_files_of_a_desktop_or_a_file_system_are_no_checkpoints(folder: Path, name: str) -> None:
     (folder / "checkpoints" / name).write_text("x", encoding="utf-8")
     assert verify(folder).problems == ()
-    assert f"checkpoints/{name}" not in json.loads((seal(folder), (folder / FILE).read_text(encoding="utf-8"))[1])
+    assert f"checkpoints/{name}" not in json.loads((record_digests(folder), (folder / FILE).read_text(encoding="utf-8"))[1])
 
 
 def test_a_checkpoint_file_named_like_a_pattern_is_found(folder: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_report_says_what_is_not_verified(folder: Path) -> None:
 def test_an_edited_figure_is_found_also_where_digests_were_written_anew(folder: Path, key: str, value: float) -> None:
     before = digest_of(folder)
     rewritten("summary.json", lambda tree: tree.update({key: value}))(folder)
-    seal(folder)
+    record_digests(folder)
     assert verify(folder).digest != before  # and by whoever noted it
     assert [problem for problem in verify(folder).problems if f"{key} = {value!r}, where" in problem]
 
@@ -152,10 +152,10 @@ def test_an_edited_figure_is_found_also_where_digests_were_written_anew(folder: 
 def test_an_audit_is_sealed_as_well(folder: Path) -> None:
     (folder / "audit.json").write_text("[]\n", encoding="utf-8")
     assert any("audit.json" in problem for problem in verify(folder).problems)
-    seal(folder, OF_AUDITS)
+    record_digests(folder, OF_AUDITS)
     assert verify(folder).problems == ()
     EDITS["config.toml"](folder)
-    seal(folder, OF_AUDITS)  # an audit seals what it wrote itself, and nothing else
+    record_digests(folder, OF_AUDITS)  # an audit seals what it wrote itself, and nothing else
     assert any("config.toml" in problem for problem in verify(folder).problems)
 
 
@@ -190,7 +190,7 @@ def test_a_run_that_was_killed_before_its_digests_is_finished_by_resume(folder: 
 def test_an_active_audit_alone_is_no_run_and_no_contradiction(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(parse_config(TREE).to_toml(), encoding="utf-8")
     (tmp_path / "active_audit.json").write_text("[]\n", encoding="utf-8")
-    seal(tmp_path)
+    record_digests(tmp_path)
     assert verify(tmp_path).problems == ()
 
 

@@ -21,7 +21,7 @@ from cflpriv.experiments.run.workers import ended
 from cflpriv.experiments.sweep import private_choice
 from cflpriv.experiments.sweep.choose import Chosen, read_chosen, write_chosen
 from cflpriv.experiments.sweep.private_choice import CANDIDATES, run_choice
-from cflpriv.experiments.sweep.sweep import Cell, Sweep, load_sweep, parse_sweep
+from cflpriv.experiments.sweep.sweep import Sweep, SweepCell, load_sweep, parse_sweep
 from cflpriv.experiments.sweep.sweep_runs import run_sweep
 from cflpriv.protocols.accounting import covers, epsilon_of
 from cflpriv.protocols.ledger import Ledger
@@ -43,7 +43,7 @@ def swept(base: dict[str, Any] = BASE, **sweep: Any) -> Sweep:
     return parse_sweep({**base, "sweep": {"choose": CHOOSE, "keys": KEYS, **sweep}}, "my.toml")
 
 
-def one_by_one(todo: Sequence[Cell], work: Callable[[Cell], str], workers: int) -> Iterator[tuple[str, str]]:
+def one_by_one(todo: Sequence[SweepCell], work: Callable[[SweepCell], str], workers: int) -> Iterator[tuple[str, str]]:
     for cell in todo:
         yield cell.name, work(cell)
 
@@ -264,11 +264,11 @@ def test_failures_count_as_the_worst_and_say_nothing(
         return run_experiment(config, folder, *rest, **more)
 
     monkeypatch.setattr(private_choice, "run_experiment", second_works)
-    assert run_choice(sweep, tmp_path / "one", say=lines.append).run == sweep.cells[1].name
+    assert run_choice(sweep, tmp_path / "one", report=lines.append).run == sweep.cells[1].name
     assert not any("client 3" in line for line in lines)
     drawing(monkeypatch, 0, 1)
     monkeypatch.setattr(private_choice, "run_experiment", lambda *given, **more: (_ for _ in ()).throw(error))
-    chosen = run_choice(sweep, tmp_path / "none", say=lines.append)
+    chosen = run_choice(sweep, tmp_path / "none", report=lines.append)
     assert chosen.run is None
     assert "no run was chosen" in chosen.line
     assert chosen.epsilon == pytest.approx(price(sweep))
@@ -325,7 +325,7 @@ def test_the_best_score_is_chosen_and_the_first_among_equals(by: str, scores: li
 LEDGER = json.dumps({"format": 1, "epsilon": 100.0, "delta": 1e-3, "relation": "add_remove", "unit": "client", "charges": []})
 
 
-def planned_of(cell: Cell) -> Any:
+def planned_of(cell: SweepCell) -> Any:
     assert cell.config is not None
     return planned_events(cell.config, prepare(cell.config).algorithm, cell.config.training.rounds)
 

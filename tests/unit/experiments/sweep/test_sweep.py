@@ -235,7 +235,7 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
     for workers in (1, 2):
         lines: list[str] = []
         out = tmp_path / str(workers)
-        failed = run_sweep(sweep, out, workers=workers, say=lines.append)
+        failed = run_sweep(sweep, out, workers=workers, report=lines.append)
         assert set(failed) == {cell.name for cell in sweep.cells if "floor" in cell.name or "pacfl-odd" in cell.name}
         assert all("min_cohort = 7" in error or "private" in error or "oblivious" in error for error in failed.values())
         for name, error in failed.items():
@@ -244,7 +244,7 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
         tables.append([rows_of(out / name) for name in ("sweep.csv", "table.csv", "front.csv")])
         assert len(lines) == 1 + len(sweep.cells)
     lines = []
-    run_sweep(sweep, tmp_path / "1", audit=_failing_audit, say=lines.append)
+    run_sweep(sweep, tmp_path / "1", audit=_failing_audit, report=lines.append)
     assert lines[0].startswith("runs that record headers only are not audited")
     assert tables[0] == tables[1]
     ran = [row for row in tables[0][0] if not row["error"]]
@@ -379,7 +379,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path) -> None:
     lines: list[str] = []
     with held(tmp_path / "locks" / f"{first.name}.lock") as ours:
         assert ours
-        assert run_sweep(sweep, tmp_path, say=lines.append) == {}
+        assert run_sweep(sweep, tmp_path, report=lines.append) == {}
     assert f"{first.name}: another process makes it" in lines[1]
     assert standing(sweep, tmp_path) == {first.name: "missing", second.name: "done"}
 
