@@ -66,7 +66,7 @@ class Key:
         return " or ".join(map(_interval_text, self.intervals, self.range.split(" or "))) if self.range else ""
 
     def contains(self, number: float) -> bool:
-        """Whether a number is in the range. It never is where it is not finite."""
+        """Whether a number is in the range. NaN never is, an infinite number only at a closed end: "[0, inf]"."""
         return any(
             (low <= number if low_in else low < number) and (number <= high if high_in else number < high)
             for low, low_in, high, high_in in self.intervals
@@ -86,8 +86,8 @@ def _number(text: str) -> float:
 
 
 def _interval_text(interval: Interval, text: str) -> str:
-    low, low_in, high, _ = interval
-    return text if math.isfinite(high) else f"{'≥' if low_in else '>'} {low:g}"
+    low, low_in, high, high_in = interval
+    return text if math.isfinite(high) or high_in else f"{'≥' if low_in else '>'} {low:g}"
 
 
 # --- enforcing ----------------------------------------------------------------------------------------------------------------------
@@ -116,9 +116,9 @@ class _Domain:
         if self.choices:
             *names, last = map(repr, self.choices)
             return f"{', '.join(names)} or {last}" if names else last
-        noun = "integer" if int in self.types else "number" if math.isfinite(self.key.bounds[2]) else "finite number"
-        noun = f"{noun}s" if tuple in self.types else f"an {noun}" if noun == "integer" else f"a {noun}"
         where = self.key.range_text
+        noun = "integer" if int in self.types else "number" if where.endswith(("]", ")")) else "finite number"
+        noun = f"{noun}s" if tuple in self.types else f"an {noun}" if noun == "integer" else f"a {noun}"
         return noun + (", " if " or " in where else " in " if where.startswith(("[", "(")) else " " if where else "") + where
 
 

@@ -301,7 +301,7 @@ MORE = [  # folders where nothing can be written, damaged files, values out of t
     ("run table.toml --set data.feature_columns=[\"label\"]", "'label' is also the column of label, client or group"),
     ("run table.toml --set data.class_names=[\"x\"]", "'y' is not in data.class_names"),
     ("run table.toml --set data.group_column=zz", "has no column 'zz' (data.group_column)"),
-    ("run table.toml --set data.test_share=1", "test_share = 1.0: expected a share in (0, 1)"),
+    ("run table.toml --set data.test_share=1", "data.test_share = 1.0: expected a number in (0, 1)"),
     ("run table.toml --set data.value_range=[1,0]", "value_range = (1.0, 0.0)"),
     ("run ok.toml --set data.rotations=[45]", "45 is not a multiple of 90"),
     ("run ok.toml --set training.lr=true", "lr = True"),

@@ -170,7 +170,12 @@ def pacfl(
     linkage: Annotated[Linkage | None, Key("Linkage of the tree.", default="`average`; `weighted` for the authors' variant")] = None,
     beta: Annotated[
         float | None,
-        Key("Cut the tree at this distance of angles.", "[0, inf)", "degrees", default="the number of clusters is found by `cut`"),
+        Key(
+            "Cut the tree at this distance of angles; inf: one cluster.",
+            "[0, inf]",
+            "degrees",
+            default="the number of clusters is found by `cut`",
+        ),
     ] = None,
     k: Annotated[int | None, Key("Number of clusters, if it is given.", "[1, inf)", "clusters", default="found by `cut`")] = None,
     cut: Annotated[

@@ -1,9 +1,10 @@
 """The settings of a client, which only its operator can change."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from ..contract.protection import Protection
+from ..keys import Key, check_ranges
 from ..privacy.settings import Privacy
 from ..protocols.keys import Identity, Roster
 
@@ -26,4 +27,7 @@ class Settings:
     roster: Roster | None = None
     privacy: Privacy = field(default_factory=Privacy)
     role: Literal["client", "key-holder"] = "client"
-    models: int = 1
+    models: Annotated[int, Key("Models that the members of one secure sum may have been sent.", "[1, inf)", "models")] = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(type(self), vars(self))

@@ -93,10 +93,11 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
         raise InputError(f"{path}: [protection] secagg_mode = 'active': give the roster of pinned keys, or use 'passive'")
     if privacy.unit != "none" and "state" not in tree:
         raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, which keeps the record of what was spent")
-    models = tree.get("models", 1)
-    if isinstance(models, bool) or not isinstance(models, int) or models < 1:
-        raise InputError(f"{path}: models = {models!r}: give how many models the members of one secure sum may have been sent, 1 or more")
-    settings = Settings(identity, protection, roster, privacy, _role(path, tree, identity, protection, roster), models)
+    role = _role(path, tree, identity, protection, roster)
+    try:
+        settings = Settings(identity, protection, roster, privacy, role, tree.get("models", 1))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     state = path.parent / tree["state"] if "state" in tree else None
     app = tree.get("app", {})
     if not isinstance(app, dict):

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -27,6 +27,7 @@ from ..errors import InputError, TrainingDiverged
 from ..federation.foreign import Foreign
 from ..federation.server import ClientsLost, FederationServer, KeyHolderLost
 from ..federation.transport import OverBytes
+from ..keys import Key, check_ranges
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import TooFewClients
 from ..protocols.fixedpoint import largest_levels
@@ -71,22 +72,23 @@ class ClusteredAveraging:
     """
 
     protection: Protection = field(default_factory=Protection)
-    clients: int = 2
-    k: int | None = None
-    beta: float | None = None
+    clients: Annotated[int, Key("Clients that must have answered before the first round.", "[0, inf)", "clients")] = 2
+    k: Annotated[int | None, Key("Number of clusters.", "[1, inf)", "clusters")] = None
+    beta: Annotated[float | None, Key("Cut the tree at this distance of angles; inf: one cluster.", "[0, inf]", "degrees")] = None
     sampling: Sampling = field(default_factory=Sampling)
     roster: Roster | None = None
     seed: int = 0
     wait_seconds: float = 120.0
     deadline_seconds: float = 60.0
     train_seconds: float = 3600.0
-    clip_norm: float = 0.0
-    noise_multiplier: float = 0.0
+    clip_norm: Annotated[float, Key("Norm to which updates are scaled down; 0: not.", "[0, inf)")] = 0.0
+    noise_multiplier: Annotated[float, Key("Noise on a cluster's sum, relative to `clip_norm`; 0: none.", "[0, inf)")] = 0.0
     accountant: PrivacyAccountant | None = None
     entropy: Entropy = system_entropy
     message_type: str = "train"
 
     def __post_init__(self) -> None:
+        check_ranges(type(self), vars(self))
         if self.protection.sum in TRANSFORMS:
             raise InputError(f"protection.sum: {self.protection.sum!r} leaves no model to read here; use 'none' or 'secagg'")
         if self.protection.sum == "secagg-oblivious" and self.k != 1:
@@ -98,8 +100,6 @@ class ClusteredAveraging:
                 f"protection.robust: {self.protection.robust!r} with noise_multiplier = {self.noise_multiplier:g}: the noise is scaled to "
                 "a mean, of which the robust rule makes something else; use robust = 'none'"
             )
-        if self.noise_multiplier < 0 or self.clip_norm < 0:
-            raise InputError("noise_multiplier and clip_norm: give numbers of 0 or more")
         if self.noise_multiplier and not self.clip_norm:
             raise InputError("noise_multiplier: needs clip_norm, the bound that it is relative to")
         if self.accountant is not None and not self.noise_multiplier:

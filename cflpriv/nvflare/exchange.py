@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Condition
-from typing import Any
+from typing import Annotated, Any
 
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.executor import Executor
@@ -33,6 +33,7 @@ from ..federation.settings import Settings
 from ..federation.settings_file import NoSettings, read_roster, read_settings, refused_settings
 from ..federation.stages import StagedTransport
 from ..federation.store import DiskStore, Store
+from ..keys import Key, check_ranges
 from ..protocols.bounded_files import read_json
 from ..transports.deployed import no_data, receive
 from ..types import ClientData
@@ -45,6 +46,8 @@ ANSWERED = "cflpriv answer"
 LOGS = "allow_log_streaming"
 """The key of a site's `local/resources.json` by which NVFlare sends the site's logs to the server unless it is false."""
 SETTINGS = "cflpriv.toml"
+Seconds = Annotated[float, Key("A time.", "(0, inf)", "seconds")]
+Count = Annotated[int, Key("A number; 0: that of the data.", "[0, inf)")]
 """The settings file in a site's folder `local`."""
 log = logging.getLogger("cflpriv.nvflare")
 
@@ -137,13 +140,13 @@ class CflprivController(Controller):  # type: ignore[misc]
         experiment: str,
         out: str = "cflpriv_run",
         roster: str = "",
-        clients: int = 0,
+        clients: Count = 0,
         shape: Sequence[int] = (),
-        classes: int = 0,
-        deadline_seconds: float = 60.0,
-        compute_seconds: float = 600.0,
-        hello_seconds: float = 30.0,
-        wait_seconds: float = 120.0,
+        classes: Count = 0,
+        deadline_seconds: Seconds = 60.0,
+        compute_seconds: Seconds = 600.0,
+        hello_seconds: Seconds = 30.0,
+        wait_seconds: Seconds = 120.0,
     ) -> None:
         super().__init__()
         self.experiment, self.out, self.roster, self.clients = experiment, out, roster, clients
@@ -168,14 +171,7 @@ class CflprivController(Controller):  # type: ignore[misc]
 
     def _check(self) -> None:
         """Raises `InputError` for arguments that cannot be: they come from a file."""
-        for name in ("deadline_seconds", "compute_seconds", "hello_seconds", "wait_seconds"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise InputError(f"{name} = {value!r}: give a number of seconds above 0")
-        for name in ("clients", "classes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 0:
-                raise InputError(f"{name} = {value!r}: give a whole number, 0 or more")
+        check_ranges(type(self).__init__, vars(self))
         sizes: list[Any] = list(self.shape) if isinstance(self.shape, list | tuple) else [None]
         if not all(isinstance(size, int) and size > 0 for size in sizes) or bool(sizes) != bool(self.classes):
             given = f"shape = {self.shape!r}, classes = {self.classes}"

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -30,6 +30,7 @@ from nvflare.app_common.app_constant import AppConstants
 
 from ..errors import InputError
 from ..federation.client_ledger import ClientLedger
+from ..keys import Key, check_ranges
 from ..privacy.settings import Privacy
 from ..protocols.accounting import calibrate
 from ..protocols.entropy import Entropy, system_entropy
@@ -92,10 +93,9 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         releases: how many updates the budget is for. Less noise for few, and the budget ends after so many.
     """
 
-    def __init__(self, releases: int) -> None:
+    def __init__(self, releases: Annotated[int, Key("Updates that the budget is for.", "[1, inf)")]) -> None:
         super().__init__()
-        if not isinstance(releases, int) or releases < 1:
-            raise InputError(f"releases = {releases!r}: give how many updates the budget is for, 1 or more")
+        check_ranges(PrivacyFilter.__init__, {"releases": releases})
         self.releases = releases
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:

@@ -17,7 +17,7 @@ from ...plugins import CALLBACKS
 if TYPE_CHECKING:
     from .config import Config
 
-__all__ = ["Callback", "Callbacks", "found", "register_callback"]
+__all__ = ["Callback", "Callbacks", "known_callbacks", "register_callback"]
 
 
 class Callback:
@@ -53,7 +53,7 @@ def register_callback(name: str, make: Callable[[], Callback]) -> None:
     CALLBACKS.add(name, make)
 
 
-def found(names: Sequence[str]) -> list[tuple[str, Callable[[], Callback]]]:
+def known_callbacks(names: Sequence[str]) -> list[tuple[str, Callable[[], Callback]]]:
     """Names of `[run] callbacks` with what makes each. Raises `InputError` naming one that is not known."""
     pairs = []
     for name in names:
@@ -66,13 +66,13 @@ def found(names: Sequence[str]) -> list[tuple[str, Callable[[], Callback]]]:
 class Callbacks:
     """All callbacks of one run. Lines that are reported before the run starts are kept for its start."""
 
-    def __init__(self, given: Sequence[Callback] = (), say: Callable[[str], None] = lambda line: None) -> None:
-        self._active = [(type(one).__name__, one) for one in given]
+    def __init__(self, callbacks: Sequence[Callback] = (), say: Callable[[str], None] = lambda line: None) -> None:
+        self._active = [(type(callback).__name__, callback) for callback in callbacks]
         self._print, self._early, self._started = say, list[str](), False
 
     def make(self, names: Sequence[str]) -> None:
         """Add one of each name. Raises `InputError` naming one that is not known or cannot be made."""
-        for name, make in found(names):
+        for name, make in known_callbacks(names):
             try:
                 self._active.append((name, make()))
             except Exception as error:
@@ -100,12 +100,12 @@ class Callbacks:
     def end(self, summary: Mapping[str, Any]) -> None:
         self._tell("on_end", summary)
 
-    def _tell(self, method: str, *given: Any) -> None:
+    def _tell(self, method: str, *arguments: Any) -> None:
         """Call a method of each. Raises `CallbackFailed` naming the first that failed, with its error, after all were called."""
         first: tuple[str, Exception] | None = None
         for name, callback in tuple(self._active):
             try:
-                getattr(callback, method)(*(deepcopy(one) if isinstance(one, dict) else one for one in given))
+                getattr(callback, method)(*(deepcopy(value) if isinstance(value, dict) else value for value in arguments))
             except Exception as error:
                 line = f"callback {name!r}, {method}: {_one_line(error)}"
                 if callback.required:

@@ -36,7 +36,7 @@ from ...tasks.training import Train
 from ...types import Population
 from ..newcomers import held_back
 from ..trust import idle_code, may_run, run_sections
-from .callbacks import found
+from .callbacks import known_callbacks
 from .privacy_checks import check_privacy, few_shares
 from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
@@ -97,7 +97,7 @@ class Config:
                 f"model.init_scale = 0 with model.name = {self.model.name!r}: between layers that are zero no gradient "
                 "passes; only 'linear' trains from zero"
             )
-        found(self.run.callbacks)
+        known_callbacks(self.run.callbacks)
         check_privacy(self.privacy, self.protection, self.training, self.run, self.data, self.spec, self.releases)
 
     def sampling(self) -> Sampling:
@@ -127,8 +127,8 @@ class Config:
     @property
     def hyper(self) -> dict[str, Any]:
         """The algorithm's hyper-parameters that were given, and those that follow from the run. Raises `InputError` where none can."""
-        given = {key: value for key, value in self.algorithm.items() if key != "name"}
-        return {**self.spec.defaults(given, self.before), **given}
+        hyper = {key: value for key, value in self.algorithm.items() if key != "name"}
+        return {**self.spec.defaults(hyper, self.before), **hyper}
 
     @property
     def compared(self) -> ComparedValue:
@@ -145,7 +145,7 @@ class Config:
         """What a user should know before the run starts: that it can form no clusters, or adds needless noise, as it is set."""
         reason = self.spec.never_clusters(self.hyper, self.before)
         clusters = f"algorithm {self.spec.name!r} will form no clusters: {reason}" if reason else ""
-        return tuple(one for one in (clusters, few_shares(self.privacy, self.protection, self.cohort)) if one)
+        return tuple(filter(None, (clusters, few_shares(self.privacy, self.protection, self.cohort))))
 
     @property
     def cohort(self) -> int:
@@ -156,7 +156,7 @@ class Config:
         """What a client releases of its samples over the whole run. `InputError` naming an algorithm that cannot be private."""
         spec = self.spec
         if spec.sample_releases is None:
-            private = ", ".join(name for name, one in ALGORITHMS.items() if one.sample_releases is not None)
+            private = ", ".join(name for name, other in ALGORITHMS.items() if other.sample_releases is not None)
             raise InputError(f"algorithm {spec.name!r} under privacy.unit = 'sample': {spec.sample_refused}; there is one for {private}")
         return spec.sample_releases(self.training.rounds, self.hyper)
 
@@ -233,9 +233,8 @@ class Config:
         make = self.spec.make
         t, train = self.training, self.train_for(population)
         wanted = inspect.signature(make).parameters
-        given: dict[str, Any] = {"seed": self.run.seed, "weights": t.weights}
-        given["groups"] = population.group_of
-        extra = {name: value for name, value in given.items() if name in wanted}
+        offered: dict[str, Any] = {"seed": self.run.seed, "weights": t.weights, "groups": population.group_of}
+        extra = {name: value for name, value in offered.items() if name in wanted}
         algorithm = make(train, **extra, **self.hyper)
         self._check_protection(algorithm)
         return algorithm
@@ -370,7 +369,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     _resolve_paths(tree, path.parent)
     for run in run_sections(tree):
         if isinstance(run.get("plugins"), list):
-            run["plugins"] = [str((path.parent / one).resolve()) if isinstance(one, str) else one for one in run["plugins"]]
+            run["plugins"] = [str((path.parent / file).resolve()) if isinstance(file, str) else file for file in run["plugins"]]
     return tree
 
 
@@ -378,9 +377,10 @@ def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
     """Make `data.paths` that are in `folder` absolute, so that a run folder names its data; others may be in the data directory."""
     data = tree.get("data")
     if isinstance(data, dict) and isinstance(data.get("paths"), list):
-        paths = [folder / one if isinstance(one, str) else one for one in data["paths"]]
+        paths = [folder / file if isinstance(file, str) else file for file in data["paths"]]
         data["paths"] = [
-            str(path.resolve()) if isinstance(path, Path) and path.exists() else one for path, one in zip(paths, data["paths"], strict=True)
+            str(path.resolve()) if isinstance(path, Path) and path.exists() else file
+            for path, file in zip(paths, data["paths"], strict=True)
         ]
 
 
@@ -411,9 +411,9 @@ def _section(kind: type[Section], values: Mapping[str, Any], name: str) -> Secti
 
 def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
     name = values.get("name", "pacfl")
-    given = {key: value for key, value in values.items() if key != "name"}
-    checked = _checked("algorithm", _spec(name).make, given)
-    return {"name": name, **{key: value for key, value in checked.items() if key in given}}
+    hyper = {key: value for key, value in values.items() if key != "name"}
+    checked = _checked("algorithm", _spec(name).make, hyper)
+    return {"name": name, **{key: value for key, value in checked.items() if key in hyper}}
 
 
 @lru_cache
@@ -423,7 +423,7 @@ def _validator(section: str, kind: Callable[..., Any]) -> Any:
     Cached, because making one takes some milliseconds.
     """
     hints, signature = get_type_hints(kind), inspect.signature(kind).parameters.items()
-    keys = {key: (hints[key], one.default) for key, one in signature if isinstance(kind, type) or key not in GIVEN}
+    keys = {key: (hints[key], parameter.default) for key, parameter in signature if isinstance(kind, type) or key not in GIVEN}
     return create_model(section, __config__=ConfigDict(strict=True, extra="forbid"), **keys)  # type: ignore[call-overload]
 
 

@@ -6,7 +6,7 @@
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -50,14 +50,14 @@ class Entry:
 def keys_of(section: str, kind: Callable[..., Any]) -> tuple[Entry, ...]:
     """The keys that a section's class, or an algorithm's function, declares. A key without a `Key` has an empty meaning."""
     hints = get_type_hints(kind, include_extras=True)
-    found = []
+    declared = []
     for name, parameter in inspect.signature(kind).parameters.items():
         if not isinstance(kind, type) and name in GIVEN:
             continue
         hint, *rest = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
-        key = next((one for one in rest if isinstance(one, Key)), Key(""))
-        found.append(Entry(section, name, hint, parameter.default, key))
-    return tuple(found)
+        key = next((part for part in rest if isinstance(part, Key)), Key(""))
+        declared.append(Entry(section, name, hint, parameter.default, key))
+    return tuple(declared)
 
 
 def entries() -> tuple[Entry, ...]:
@@ -67,13 +67,13 @@ def entries() -> tuple[Entry, ...]:
     for name, spec in ALGORITHMS.ready().items():
         for entry in keys_of("algorithm", spec.make):
             alike = takers.setdefault(entry.name, [])
-            same = next((names for one, names in alike if one == entry), None)
+            same = next((names for other, names in alike if other == entry), None)
             alike.append((entry, [name])) if same is None else same.append(name)
     named = Entry("algorithm", "name", str, "pacfl", Key("The algorithm; `cflpriv list` describes each.", known=lambda: ALGORITHMS))
     own = [
-        Entry(one.section, one.name, one.hint, one.default, one.key, tuple(names))
+        replace(entry, algorithms=tuple(names))
         for key in sorted(takers)
-        for one, names in takers[key]
+        for entry, names in takers[key]
     ]  # fmt: skip
     first = list(SECTIONS).index("protection")
     before = [entry for entry in plain if list(SECTIONS).index(entry.section) < first]
@@ -98,7 +98,7 @@ def type_text(hint: Any, plural: bool = False) -> str:
     """A type in words: "integer", "list of [integer, integer]", or the values that it allows."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(type_text(one, plural) for one in inner if one is not type(None))
+        return " or ".join(type_text(part, plural) for part in inner if part is not type(None))
     if origin is Literal:
         return ", ".join(map(toml_value, inner))
     if origin is tuple:
@@ -119,13 +119,13 @@ def explained(wanted: str) -> str:
     Raises `InputError` with the nearest names for one that there is not.
     """
     every = entries()
-    found = [one for one in every if wanted in (one.path, one.name, one.section)]
-    if not found:
-        names = sorted({*(one.path for one in every), *(one.name for one in every), *(one.section for one in every)})
+    chosen = [entry for entry in every if wanted in (entry.path, entry.name, entry.section)]
+    if not chosen:
+        names = sorted({name for entry in every for name in (entry.path, entry.name, entry.section)})
         near = get_close_matches(wanted, names, 3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "docs/configuration.md has them all"
         raise InputError(f"{wanted!r}: is not a key or a section; {hint}")
-    return "\n\n".join(_paragraph(one) for one in found)
+    return "\n\n".join(map(_paragraph, chosen))
 
 
 def _paragraph(entry: Entry) -> str:
@@ -157,8 +157,8 @@ def page() -> str:
     """docs/configuration.md."""
     every = entries()
     parts = [_HEAD]
-    for section in dict.fromkeys(one.section for one in every):
-        rows = [one for one in every if one.section == section]
+    for section in dict.fromkeys(entry.section for entry in every):
+        rows = [entry for entry in every if entry.section == section]
         parts.append(f"## [{section}]\n")
         parts.append(_table(rows, "algorithms" if section == "algorithm" else ""))
         if section == "data":
@@ -182,10 +182,10 @@ def page() -> str:
 
 def _table(rows: Sequence[Entry], extra: str) -> str:
     lines = [f"| key |{f' {extra} |' if extra else ''} type | default | range, unit | meaning |", f"|{'---|' * (6 if extra else 5)}"]
-    for one in rows:
-        takers = f" {', '.join(one.algorithms) or 'all'} |" if extra else ""
-        default = one.key.default or f"`{toml_value(one.default)}`"
-        lines.append(f"| `{one.name}` |{takers} {type_text(one.hint)} | {default} | {_range_text(one)} | {one.key.meaning} |")
+    for row in rows:
+        takers = f" {', '.join(row.algorithms) or 'all'} |" if extra else ""
+        default = row.key.default or f"`{toml_value(row.default)}`"
+        lines.append(f"| `{row.name}` |{takers} {type_text(row.hint)} | {default} | {_range_text(row)} | {row.key.meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -206,10 +206,10 @@ def _algorithms() -> str:
 
 def _units(spec: AlgorithmSpec) -> tuple[list[str], bool]:
     """The privacy units that an algorithm with its default keys runs under, and whether newcomers can join."""
-    given = {"groups": {0: 0}, **({"k": 2} if "k" in inspect.signature(spec.make).parameters else {})}
+    offered = {"groups": {0: 0}, **({"k": 2} if "k" in inspect.signature(spec.make).parameters else {})}
     wanted = inspect.signature(spec.make).parameters
     train = Train(Model("mlp", (1, 8, 8), 10, 16), epochs=1)
-    algorithm = spec.make(train, **{name: value for name, value in given.items() if name in wanted})
+    algorithm = spec.make(train, **{name: value for name, value in offered.items() if name in wanted})
     units = ["sample"] if spec.sample_releases is not None else []
     alone = all(operation in ("mean", "gram") for operation in algorithm.operations) and "mean" in algorithm.operations
     if alone and not spec.client_refused:

@@ -30,8 +30,8 @@ def starter(algorithm: str = "pacfl") -> str:
     """
     if ALGORITHMS.find(algorithm) is None:
         raise InputError(f"--algorithm {algorithm}: is not known{near(algorithm, ALGORITHMS.names())}")
-    wanted = [one for one in entries() if not one.algorithms]
-    place = next(i for i, one in enumerate(wanted) if one.path == "algorithm.name")
+    wanted = [entry for entry in entries() if not entry.algorithms]
+    place = next(i for i, entry in enumerate(wanted) if entry.path == "algorithm.name")
     wanted[place + 1 : place + 1] = keys_of("algorithm", ALGORITHMS[algorithm].make)
     values = {**_SET, **ALGORITHMS[algorithm].begins, "algorithm.name": algorithm}
     lines = [
@@ -39,17 +39,17 @@ def starter(algorithm: str = "pacfl") -> str:
         "# A line that begins with # and a key shows a default; remove the # to change it.",
     ]
     section = ""
-    for one in wanted:
-        if one.section != section:
-            section = one.section
+    for entry in wanted:
+        if entry.section != section:
+            section = entry.section
             lines += ["", f"[{section}]"]
-        default = f"; default: {one.default_text}" if one.path in values or one.key.default else ""
-        span = f", {one.key.range_text}" if one.key.range_text else ""
-        unit = f" {one.key.unit}" if one.key.unit else ""
-        lines.append(f"# {one.key.meaning or 'not described'} ({type_text(one.hint)}{span}{unit}{default})")
-        value = values.get(one.path, one.default)
-        shown = toml_value(_example(one) if value is None else value)
-        lines.append(f"{one.name} = {shown}" if one.path in values else f"#{one.name} = {shown}")
+        default = f"; default: {entry.default_text}" if entry.path in values or entry.key.default else ""
+        span = f", {entry.key.range_text}" if entry.key.range_text else ""
+        unit = f" {entry.key.unit}" if entry.key.unit else ""
+        lines.append(f"# {entry.key.meaning or 'not described'} ({type_text(entry.hint)}{span}{unit}{default})")
+        value = values.get(entry.path, entry.default)
+        shown = toml_value(_example(entry) if value is None else value)
+        lines.append(f"{entry.name} = {shown}" if entry.path in values else f"#{entry.name} = {shown}")
     return "\n".join(lines) + "\n"
 
 
@@ -80,7 +80,7 @@ def _example(entry: Entry) -> Any:
     """A value of a key that has none by default: the first that it may have."""
     hint = entry.hint
     if get_origin(hint) in (Union, UnionType):
-        hint = next(one for one in get_args(hint) if one is not type(None))
+        hint = next(part for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is Literal:
         return get_args(hint)[0]
     low, closed, _, _ = entry.key.bounds
@@ -91,8 +91,10 @@ def _example(entry: Entry) -> Any:
 def schema() -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of a configuration, for editors. Registered plugins are in it; names of others are allowed."""
     every = entries()
-    sections = {name: _object([one for one in every if one.section == name]) for name in dict.fromkeys(one.section for one in every)}
-    name = next(one for one in every if one.path == "algorithm.name")
+    sections = {
+        name: _object([entry for entry in every if entry.section == name]) for name in dict.fromkeys(entry.section for entry in every)
+    }
+    name = next(entry for entry in every if entry.path == "algorithm.name")
     sections["algorithm"] = {
         "type": "object",
         "properties": {"name": _value(name)},
@@ -115,13 +117,13 @@ def schema() -> dict[str, Any]:
 
 
 def _object(rows: list[Entry]) -> dict[str, Any]:
-    return {"type": "object", "properties": {one.name: _value(one) for one in rows}, "additionalProperties": False}
+    return {"type": "object", "properties": {row.name: _value(row) for row in rows}, "additionalProperties": False}
 
 
 def _value(entry: Entry) -> dict[str, Any]:
     hint = entry.hint
     if get_origin(hint) in (Union, UnionType):
-        hint = Union[tuple(one for one in get_args(hint) if one is not type(None))]  # noqa: UP007 - made at run time
+        hint = Union[tuple(part for part in get_args(hint) if part is not type(None))]  # noqa: UP007 - made at run time
     value: dict[str, Any] = TypeAdapter(hint).json_schema()
     parts = [_limits(interval) for interval in entry.key.intervals]
     _limit(value, parts[0] if len(parts) == 1 else {"anyOf": parts})

@@ -104,10 +104,10 @@ def _check_shared(protection: Protection, training: TrainingSection, spec: Algor
         )
     if releases.singly or releases.extra_epochs:
         raise InputError(f"algorithm {spec.name!r} {why}: clients' updates leave in other ways than in sums, too; use 'fedavg', {other}")
-    for key, given, plain in (("epochs", training.epochs, 1), ("optimizer", training.optimizer, "sgd")):
-        if given != plain:
+    for key, value, plain in (("epochs", training.epochs, 1), ("optimizer", training.optimizer, "sgd")):
+        if value != plain:
             raise InputError(
-                f"training.{key} = {given!r} {why}: a round is one plain step of one batch; use {plain!r} and more rounds, {other}"
+                f"training.{key} = {value!r} {why}: a round is one plain step of one batch; use {plain!r} and more rounds, {other}"
             )
 
 

@@ -10,14 +10,14 @@
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from ...errors import InputError, near
 from ...files import write_atomically
+from ...keys import Key, check_ranges
 from ...protocols.bounded_files import read_json
 from ...protocols.private_choice import Distribution, Runs, runs_of
 from ..config.config import Config
@@ -34,7 +34,7 @@ class Choose:
     """A private choice as it was asked for."""
 
     by: str
-    runs: float
+    runs: Annotated[float, Key("Expected number of runs.", "(1, inf)", "runs")]
     distribution: Distribution
 
     @property
@@ -87,11 +87,11 @@ def parse_choose(table: Mapping[str, Any]) -> Choose:
     for key, value in table.items():
         if key not in known:
             raise InputError(f"choose.{key} = {value!r}: is not a key here{near(key, known)}")
-    by, runs, distribution = table.get("by"), table.get("runs"), table.get("distribution", "geometric")
+    by, distribution = table.get("by"), table.get("distribution", "geometric")
+    runs: Any = table.get("runs")
     if by not in SCORES:
         raise InputError(f"choose.by = {by!r}: is no score to choose by{near(str(by), list(SCORES))}")
-    if isinstance(runs, bool) or not isinstance(runs, int | float) or not (math.isfinite(runs) and runs > 1):
-        raise InputError(f"choose.runs = {runs!r}: give the expected number of runs, above 1")
+    check_ranges(Choose, {"runs": runs}, "choose")
     if distribution not in get_args(Distribution):
         raise InputError(f"choose.distribution = {distribution!r}: is not known{near(str(distribution), list(get_args(Distribution)))}")
     choose = Choose(str(by), float(runs), distribution)

@@ -182,9 +182,10 @@ def test_the_controller_writes_the_run_folder_of_a_local_run(tmp_path: Path, sma
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"deadline_seconds": "x"}, "deadline_seconds = 'x': give a number of seconds above 0"),
-        ({"hello_seconds": float("inf")}, "hello_seconds = inf: give a number"), ({"wait_seconds": 0}, "wait_seconds = 0: give a number"),
-        ({"clients": -1}, "clients = -1: give a whole number"), ({"classes": "x"}, "classes = 'x': give a whole number"),
+        ({"deadline_seconds": "x"}, "deadline_seconds = 'x': expected a finite number > 0"),
+        ({"hello_seconds": float("inf")}, "hello_seconds = inf: expected a finite number > 0"),
+        ({"wait_seconds": 0}, "wait_seconds = 0: expected"),
+        ({"clients": -1}, "clients = -1: expected an integer ≥ 0"), ({"classes": "x"}, "classes = 'x': expected an integer ≥ 0"),
         ({"shape": ["a"], "classes": 2}, "shape = ['a'], classes = 2: give the sizes"),
         ({"shape": 3, "classes": 2}, "shape = 3, classes = 2: give"),
         ({"shape": [-1], "classes": 2}, "shape = [-1], classes"), ({"classes": 2}, "shape = (), classes = 2"),

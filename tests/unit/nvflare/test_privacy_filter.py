@@ -218,7 +218,7 @@ def test_settings_that_cannot_be_read_let_nothing_out(tmp_path: Path) -> None:
         site.answer(trained())
 
 
-@pytest.mark.parametrize("releases", [0, "3", 2.5, None])
+@pytest.mark.parametrize("releases", [0, "3", 2.5, None, True])
 def test_a_budget_for_no_number_of_releases_is_refused(releases: Any) -> None:
-    with pytest.raises(InputError, match=f"releases = {releases!r}: give how many updates the budget is for"):
+    with pytest.raises(InputError, match=f"releases = {releases!r}: expected an integer ≥ 1"):
         PrivacyFilter(releases)

@@ -96,6 +96,11 @@ def ends(declared: Declared) -> tuple[list[float], list[float]]:
     return [kind(number) for number in outside], [kind(number) for number in inside]
 
 
+def special(declared: Declared) -> tuple[float, ...]:
+    """Numbers that are not finite, without the end of a range that says that it belongs to it."""
+    return (math.nan, -math.inf, *(() if declared.entry.key.range.endswith("inf]") else (math.inf,)))
+
+
 def test_the_keys_are_there() -> None:
     assert len(NUMBERS) > 150
     assert {"data", "model", "training", "algorithm", "protection", "privacy", "run"} == {declared.entry.section for declared in NUMBERS}
@@ -112,7 +117,7 @@ def test_a_number_has_a_range_that_its_default_is_in(declared: Declared) -> None
 def test_values_outside_the_range_are_refused_by_name(declared: Declared) -> None:
     outside, _ = ends(declared)
     assert outside or declared.entry.name in FREE
-    for number in (*outside, *(() if float not in leaves(declared.entry.hint) else (math.nan, math.inf, -math.inf))):
+    for number in (*outside, *(special(declared) if float in leaves(declared.entry.hint) else ())):
         value = valued(declared.entry.hint, number)
         error = declared.error(value)
         assert error.startswith(f"x.toml: {declared.entry.path} = {value!r}: expected "), error
@@ -137,7 +142,7 @@ def test_ends_of_the_range_are_not_refused_by_it(declared: Declared) -> None:
 @pytest.mark.parametrize("declared", NUMBERS, ids=str)
 def test_what_is_made_from_python_refuses_the_same(declared: Declared) -> None:
     arguments = (TRAIN,) if declared.algorithm else ()
-    for number in (*ends(declared)[0], math.nan, math.inf, True):
+    for number in (*ends(declared)[0], *special(declared), True):
         value = valued(declared.entry.hint, number)
         with pytest.raises(InputError, match=rf"^{declared.entry.section}\.{declared.entry.name} = .*: expected"):
             declared.make(*arguments, **{declared.entry.name: tuple(value) if isinstance(value, list) else value})
@@ -169,6 +174,7 @@ def test_ranges_hold_whether_or_not_a_feature_is_on(section: str, key: str, way:
         ({"training": {"rounds": -1}}, "training.rounds = -1: expected an integer ≥ 0"),
         ({"data": {"feature_std": [1.0, 0.0]}}, "data.feature_std = [1.0, 0.0]: expected finite numbers > 0"),
         ({"data": {"sources": [["mnist", 0]]}}, "data.sources = [['mnist', 0]]: expected integers ≥ 1"),
+        ({"algorithm": {"beta": math.nan}}, "algorithm.beta = nan: expected a number in [0, inf]"),
         ({"run": {"workers": 513}}, "run.workers = 513: expected an integer in [1, 512]"),
         ({"algorithm": {"name": "stocfl", "tau": 1.5}}, "algorithm.tau = 1.5: expected a number in [-1, 1]"),
     ],
@@ -220,6 +226,8 @@ def test_a_key_contains_what_its_range_says() -> None:
     assert Key("x", "[2^-20, inf)").bounds == (2.0**-20, True, math.inf, False)
     assert not any(map(Key("x").contains, (math.nan, math.inf, -math.inf)))
     assert Key("x", "(-1, inf)").range_text == "> -1"
+    assert Key("x", "[0, inf]").range_text == "[0, inf]"
+    assert Key("x", "[0, inf]").contains(math.inf)
     for text in ("0..1", "[0, 1", "0 or", "[a, 1]"):
         with pytest.raises(ValueError, match="interval"):
             Key("x", text)

@@ -83,8 +83,8 @@ def price(sweep: Sweep) -> float:
     [
         ({}, {"choose": {"by": "accuracy_mean", "run": 3}}, r"choose\.run = 3: is not a key here; did you mean 'runs'"),
         ({}, {"choose": {"by": "local_accuracy_mean", "runs": 3}}, r"choose\.by = 'local_accuracy_mean': is no score to choose by"),
-        ({}, {"choose": {"by": "accuracy_mean"}}, r"choose\.runs = None: give the expected number"),
-        ({}, {"choose": {"by": "accuracy_mean", "runs": 1}}, r"choose\.runs = 1: give the expected number of runs, above 1"),
+        ({}, {"choose": {"by": "accuracy_mean"}}, r"choose\.runs = None: expected a finite number > 1"),
+        ({}, {"choose": {"by": "accuracy_mean", "runs": 1}}, r"choose\.runs = 1: expected a finite number > 1"),
         ({}, {"choose": {"by": "accuracy_mean", "runs": True}}, r"choose\.runs = True"),
         ({}, {"choose": {**CHOOSE, "distribution": "geometrical"}}, r"choose\.distribution = 'geometrical': is not known; did you mean"),
         ({}, {"choose": {**CHOOSE, "distribution": "poisson", "runs": 501}}, r"choose\.runs = 501: not with distribution = 'poisson'"),
