@@ -707,7 +707,7 @@ def test_cosines_of_representations_against_their_formula(monkeypatch: pytest.Mo
         clients.append(ClientData(number, x, y, x[:0], y[:0]))
     people = Population("drawn", tuple(clients), (0,) * 4, 3)
     monkeypatch.setattr(trials, "_population", lambda *given: people)
-    model = Model("linear", (1, 4, 4), 3, 0, (0.0,), (1.0,))
+    model = Model("linear", (1, 4, 4), 3, mean=(0.0,), std=(1.0,))
     anchor = model.init(5)
     weights, bias = anchor[:48].reshape(3, 16), anchor[48:]
 
