@@ -172,7 +172,7 @@ def test_what_is_not_known_is_refused() -> None:
         relation: Relation = "add_remove"
         unit: str = "sample"
 
-    with pytest.raises(TypeError, match="privacy event: expected GaussianEvent or .*, got Wish"):
+    with pytest.raises(TypeError, match=r"privacy event: expected GaussianEvent or .*, got Wish"):
         epsilon_of([Wish()], 1e-5)  # type: ignore[list-item]
     with pytest.raises(TypeError, match="Wish"):
         event_to(Wish())  # type: ignore[arg-type]
