@@ -32,7 +32,8 @@ def configured(base: Mapping[str, Mapping[str, Any]], algorithm: str | None = No
 
 def digits(clients: int = 8, **options: Any) -> Population:
     """Digits, half of them turned by 90 degrees unless `options` of the data say otherwise."""
-    return build_population(DataSpec(clients=clients, **({"rotations": (0, 90), "test_samples_per_client": 20} | options)))
+    wanted: dict[str, Any] = {"rotations": (0, 90), "test_samples_per_client": 20} | options
+    return build_population(DataSpec(clients=clients, **wanted))
 
 
 def true_groups(scene: Population) -> dict[int, int]:
