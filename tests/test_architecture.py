@@ -499,6 +499,33 @@ def test_every_request_is_made_by_the_server_and_answered_by_one_party() -> None
         assert any(form in texts[name] for form in forms for name in parties), f"nobody answers {kind.__name__}"
 
 
+# --- tests: what several files share is in tests/helpers ---------------------------------------------------------------------------------
+
+MOST_HOMES = 3
+
+
+def repeated_helpers(sources: dict[str, str]) -> dict[str, list[str]]:
+    """The functions beside tests whose name more than `MOST_HOMES` of the files define, with these files."""
+    homes: dict[str, list[str]] = {}
+    for file, text in sources.items():
+        names = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+        for name in names:
+            if not name.startswith(("test_", "_")):
+                homes.setdefault(name, []).append(file)
+    return {name: files for name, files in homes.items() if len(files) > MOST_HOMES}
+
+
+def test_what_many_test_files_need_is_defined_once() -> None:
+    paths = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "helpers" not in path.parts)
+    assert repeated_helpers({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}) == {}
+
+
+def test_a_helper_in_many_test_files_would_be_found() -> None:
+    text = "def config(): ...\n\ndef test_one(): ...\n\ndef _own(): ...\n"
+    assert repeated_helpers(dict.fromkeys("abc", text)) == {}
+    assert repeated_helpers(dict.fromkeys("abcd", text)) == {"config": ["a", "b", "c", "d"]}
+
+
 # --- what a command waits for before it does anything ---------------------------------------------------------------------------------
 
 LATE = ("scipy", "sklearn", "tenseal", "flwr", "ray", "matplotlib", "pandas", "sympy")

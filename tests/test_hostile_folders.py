@@ -55,7 +55,7 @@ def bounded() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hostile_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, and another system's updates without a model."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "c.toml").write_text(CONFIG, encoding="utf-8")
@@ -69,8 +69,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(made, tmp_path / "work")
+def work_folder(hostile_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(hostile_files, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
 
@@ -135,11 +135,16 @@ PARAMETERS = [
 
 @pytest.mark.parametrize(("line", "name", "make"), PARAMETERS)
 def test_a_replaced_file_is_refused_in_one_line(
-    line: str, name: str, make: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str,
+    name: str,
+    make: Callable[[Path], None],
+    work_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = folder / name
+    path = work_folder / name
     if line.startswith(("report", "audit run")) and "summary" not in name:
-        shutil.copy(folder / "summary.json", folder / "run" / "summary.json")
+        shutil.copy(work_folder / "summary.json", work_folder / "run" / "summary.json")
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     make(path)
@@ -154,20 +159,22 @@ def test_a_replaced_file_is_refused_in_one_line(
 @pytest.mark.parametrize("name", ["evidence.npz", "summary.json", "rounds.jsonl", "digests.json"])
 @pytest.mark.parametrize("make", NOT_A_FILE)
 def test_verify_ends(
-    name: str, make: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, make: Callable[[Path], None], work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "run" / name).unlink(missing_ok=True)
-    make(folder / "run" / name)
+    (work_folder / "run" / name).unlink(missing_ok=True)
+    make(work_folder / "run" / name)
     with bounded():
         assert in_process(monkeypatch, "verify", "run") == 1
     assert name in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_bomb_in_a_run_folder_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copy(folder / "summary.json", folder / "run" / "summary.json")
-    bomb(folder / "run" / "evidence.npz")
-    assert (folder / "run" / "evidence.npz").stat().st_size < 310_000
+def test_a_bomb_in_a_run_folder_takes_no_memory(
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(work_folder / "summary.json", work_folder / "run" / "summary.json")
+    bomb(work_folder / "run" / "evidence.npz")
+    assert (work_folder / "run" / "evidence.npz").stat().st_size < 310_000
     with bounded():
         assert in_process(monkeypatch, "report", "run") == 2
     words = capsys.readouterr().err
@@ -195,8 +202,10 @@ def deep(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "transcript/messages.jsonl", "checkpoints/final.json", "config.toml"])
-def test_a_nested_line_is_refused(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    deep(folder / "run" / name)
+def test_a_nested_line_is_refused(
+    name: str, work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep(work_folder / "run" / name)
     assert in_process(monkeypatch, "run", "c.toml", "--out", "run", "--resume") == 2
     words = capsys.readouterr().err
     assert f"run/{name}: " in words

@@ -323,7 +323,7 @@ CASES = [
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def misused_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, content in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -352,12 +352,12 @@ def test_there_are_two_hundred() -> None:
 
 @pytest.mark.parametrize(("line", "words"), CASES, ids=lambda found: found.replace("\0", "NUL"))
 def test_one_line_and_nothing_written(
-    line: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, words: str, misused_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = everything(folder)
+    before = everything(misused_folder)
     assert in_process(monkeypatch, *line.split(" ")) == 2
     assert words in one_line(capsys.readouterr().err)
-    assert everything(folder) == before
+    assert everything(misused_folder) == before
 
 
 @pytest.mark.parametrize(
@@ -373,23 +373,25 @@ def test_one_line_and_nothing_written(
     ids=lambda found: type(found).__name__ if isinstance(found, Exception) else found,
 )
 def test_what_the_machine_refuses(
-    error: Exception, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, words: str, misused_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise error
 
     monkeypatch.setattr("cflpriv.experiments.run.run.build_population", refuse)
-    before = everything(folder)
+    before = everything(misused_folder)
     assert in_process(monkeypatch, "run", "ok.toml") == 1
     assert words in one_line(capsys.readouterr().err)
-    assert everything(folder) == before
+    assert everything(misused_folder) == before
 
 
-def test_what_a_finished_run_is_not_asked(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "ok.toml").write_text(OK + '[run]\nrecord = "full"\n', encoding="utf-8")
+def test_what_a_finished_run_is_not_asked(
+    misused_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (misused_folder / "ok.toml").write_text(OK + '[run]\nrecord = "full"\n', encoding="utf-8")
     assert in_process(monkeypatch, "run", "ok.toml", "--out", "run") == 0
     capsys.readouterr()
-    before = everything(folder)
+    before = everything(misused_folder)
     for line, words, code in (
         ("run ok.toml --out run", "run: the output folder exists", 2),
         ("run ok.toml --out run --resume --set training.lr=0.5", "training.lr is 0.5, but run/config.toml has 0.01", 2),
@@ -405,10 +407,10 @@ def test_what_a_finished_run_is_not_asked(folder: Path, monkeypatch: pytest.Monk
     ):
         assert in_process(monkeypatch, *line.split()) == code, line
         assert words in one_line(capsys.readouterr().err), line
-        assert everything(folder) == before, line
+        assert everything(misused_folder) == before, line
     assert in_process(monkeypatch, "verify", "run", "--digest", "0" * 32) == 1
     assert capsys.readouterr().out.startswith("not verified: run: its digest is ")
-    (folder / "run" / "summary.json").write_text("{}", encoding="utf-8")
+    (misused_folder / "run" / "summary.json").write_text("{}", encoding="utf-8")
     assert in_process(monkeypatch, "verify", "run") == 1
 
 
@@ -433,13 +435,13 @@ def full_disk() -> Iterator[None]:
     ],
 )
 def test_a_full_disk_leaves_nothing_half_written(
-    line: str, words: str, code: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, words: str, code: int, misused_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = everything(folder)
+    before = everything(misused_folder)
     with full_disk():
         assert in_process(monkeypatch, *line.split()) == code
     assert words in one_line(capsys.readouterr().err)
-    assert everything(folder) == before
+    assert everything(misused_folder) == before
 
 
 def test_examples_in_nested_folders_are_copied_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,15 +455,15 @@ def test_examples_in_nested_folders_are_copied_in_any_order(tmp_path: Path, monk
     assert (tmp_path / "new" / "app" / "inner" / "client.py").stat().st_mode & 0o200
 
 
-def test_a_name_that_is_too_long(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    before = everything(folder)
+def test_a_name_that_is_too_long(misused_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    before = everything(misused_folder)
     assert in_process(monkeypatch, "run", "ok.toml", "--out", "n" * 300) == 1
     assert "File name too long" in one_line(capsys.readouterr().err)
-    assert everything(folder) == before
+    assert everything(misused_folder) == before
 
 
 def test_a_training_that_diverges_names_client_and_round(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    misused_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert in_process(monkeypatch, "run", "ok.toml", "--set", "training.lr=1e30", "--set", "training.rounds=3") == 1
     line = one_line(capsys.readouterr().err)
@@ -471,25 +473,30 @@ def test_a_training_that_diverges_names_client_and_round(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "words"), [CASES[0], CASES[4], FILE[5], FILE[7], OPTIONS[3]], ids=lambda found: found)
-def test_the_same_as_a_process_of_its_own(line: str, words: str, folder: Path) -> None:
-    before = everything(folder)
+def test_the_same_as_a_process_of_its_own(line: str, words: str, misused_folder: Path) -> None:
+    before = everything(misused_folder)
     done = subprocess.run(
-        [sys.executable, "-m", "cflpriv", *line.split()], capture_output=True, encoding="utf-8", check=False, cwd=folder, timeout=120
+        [sys.executable, "-m", "cflpriv", *line.split()],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        cwd=misused_folder,
+        timeout=120,
     )
     assert done.returncode == 2
     assert not done.stdout
     assert words in one_line(done.stderr)
-    assert everything(folder) == before
+    assert everything(misused_folder) == before
 
 
 @pytest.mark.slow
-def test_memory_that_is_really_gone(folder: Path) -> None:
+def test_memory_that_is_really_gone(misused_folder: Path) -> None:
     code = (
         "import resource, sys\nfrom cflpriv.cli import main\nimport cflpriv.experiments.run.run\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, -1))\n"
         "sys.argv = ['cflpriv', 'run', 'ok.toml', '--set', 'model.hidden=100000000', '--out', 'run']\nmain()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False, cwd=folder, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False, cwd=misused_folder, timeout=120)
     assert done.returncode == 1
     assert one_line(done.stderr).startswith("cflpriv: out of memory; ")

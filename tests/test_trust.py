@@ -59,7 +59,7 @@ def _as_in_a_new_process() -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stranger_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run and a sweep with a plugin, as a stranger makes them."""
     place = tmp_path_factory.mktemp("stranger")
     (place / "evil.py").write_text(CODE, encoding="utf-8")
@@ -80,22 +80,22 @@ def has_run(ran: Path) -> bool:
     return ran.exists() or any(ran.parent.rglob("*.ran"))
 
 
-def plain(text: str) -> str:
+def without_plugin(text: str) -> str:
     return text.replace('plugins = ["evil.py"]\n', "")
 
 
 @pytest.fixture(params=["as it was made", "changed", "changed and sealed again", "begun only", "config alone"])
-def stranger(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def stranger(request: pytest.FixtureRequest, stranger_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kind of folder; folders `run` and `sweep` with code in them in the working directory, and a user's own `c.toml` without."""
     monkeypatch.chdir(tmp_path)
     for name in ("run", "sweep"):
-        shutil.copytree(made / name, tmp_path / name)
+        shutil.copytree(stranger_files / name, tmp_path / name)
         (tmp_path / name / "evil.py").write_text(CODE, encoding="utf-8")
         for file in (tmp_path / name).rglob("*.toml"):
             text = file.read_text(encoding="utf-8")
-            assert str(made / "evil.py") in text
+            assert str(stranger_files / "evil.py") in text
             if request.param != "as it was made":
-                file.write_text(text.replace(str(made / "evil.py"), str(tmp_path / name / "evil.py")), encoding="utf-8")
+                file.write_text(text.replace(str(stranger_files / "evil.py"), str(tmp_path / name / "evil.py")), encoding="utf-8")
     if request.param == "changed and sealed again":
         record_digests(tmp_path / "run")
     if request.param == "begun only":
@@ -105,8 +105,8 @@ def stranger(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeyp
         for path in (tmp_path / "run").iterdir():
             if path.name not in ("config.toml", "evil.py"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (tmp_path / "c.toml").write_text(plain(CONFIG), encoding="utf-8")
-    (tmp_path / "grid.toml").write_text(plain(SWEEP), encoding="utf-8")
+    (tmp_path / "c.toml").write_text(without_plugin(CONFIG), encoding="utf-8")
+    (tmp_path / "grid.toml").write_text(without_plugin(SWEEP), encoding="utf-8")
     return str(request.param)
 
 
@@ -164,14 +164,14 @@ NAMED = "run.plugins = ['"
 
 
 def test_a_command_that_needs_the_code_says_how_to_allow_it(
-    made: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stranger_files: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run names a callback of the code, so nothing can continue without the code."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text(CODE, encoding="utf-8")
     (tmp_path / "c.toml").write_text(CONFIG + 'callbacks = ["own"]\n', encoding="utf-8")
     run_experiment(load_config(tmp_path / "c.toml"), tmp_path / "run")
-    (tmp_path / "c.toml").write_text(plain(CONFIG) + 'callbacks = ["own"]\n', encoding="utf-8")
+    (tmp_path / "c.toml").write_text(without_plugin(CONFIG) + 'callbacks = ["own"]\n', encoding="utf-8")
     for line in (
         "audit run --budget quick --attacks update_norms", "audit run --active --attacks second_sum", "export run --model 0 --out m.pt",
         "run c.toml --out run --resume", "run run/config.toml --out new",
@@ -194,7 +194,7 @@ def test_a_command_that_needs_the_code_says_how_to_allow_it(
 
 @pytest.mark.parametrize("kind", ["the code", "the configuration", "an earlier version"])
 def test_trust_is_for_the_code_of_the_run(
-    kind: str, made: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str, stranger_files: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text(CODE, encoding="utf-8")
@@ -275,16 +275,17 @@ def test_compiled_code_beside_a_plugin_never_runs(ran: Path, tmp_path: Path) -> 
     assert not ran.exists()
 
 
-def test_functions_run_none_either(made: Path, ran: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "run", tmp_path / "run")
-    shutil.copytree(made / "sweep", tmp_path / "sweep")
+def test_functions_run_none_either(stranger_files: Path, ran: Path, tmp_path: Path) -> None:
+    shutil.copytree(stranger_files / "run", tmp_path / "run")
+    shutil.copytree(stranger_files / "sweep", tmp_path / "sweep")
     assert load_config(tmp_path / "run" / "config.toml").run.plugins == ()
     assert load_view(tmp_path / "run").messages
     export_model(tmp_path / "run", tmp_path / "m.pt", cluster=0)
     audit_run(tmp_path / "run", attacks=["update_norms"], budget="quick")
     assert [cell.seed for cell in load_sweep(tmp_path / "sweep" / "sweep.toml").cells] == [0]
     (tmp_path / "sweep" / "sweep.toml").write_text(  # a name and sections that only the code knows, and code in an entry of its own
-        plain(SWEEP) + f'algorithms = [{{ name = "mine", run = {{ plugins = ["{made / "evil.py"}"] }} }}]\nprotections = ["mine"]\n',
+        without_plugin(SWEEP)
+        + f'algorithms = [{{ name = "mine", run = {{ plugins = ["{stranger_files / "evil.py"}"] }} }}]\nprotections = ["mine"]\n',
         encoding="utf-8",
     )
     sweep = sweep_of(tmp_path / "sweep")
@@ -302,9 +303,9 @@ def test_processes_import_nothing_from_the_working_directory(tmp_path: Path) -> 
     folder.mkdir()
     for name in ("numpy", "struct", "socket", "msgspec", "tenseal", "torch", "signal"):
         (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise ImportError\n", encoding="utf-8")
-    config = plain(CONFIG).replace("[run]", '[protection]\ngram = ["ckks"]\n[run]\nworkers = 2').replace('"fedavg"', '"pacfl"')
+    config = without_plugin(CONFIG).replace("[run]", '[protection]\ngram = ["ckks"]\n[run]\nworkers = 2').replace('"fedavg"', '"pacfl"')
     (folder / "c.toml").write_text(config, encoding="utf-8")
-    (folder / "s.toml").write_text(plain(SWEEP).replace("seeds = [0]", "seeds = [0, 1]"), encoding="utf-8")
+    (folder / "s.toml").write_text(without_plugin(SWEEP).replace("seeds = [0]", "seeds = [0, 1]"), encoding="utf-8")
     command = str(Path(sys.executable).with_name("cflpriv"))
     on_ray = ["run c.toml --out ray --hosts 2 --set protection.gram=[]"] if find_spec("ray") else []
     for line in ("run c.toml --out run", "sweep s.toml --out runs --workers 2", *on_ray):
@@ -319,7 +320,7 @@ def test_nothing_is_written_through_a_link_of_a_folder(
 ) -> None:
     """A link to `.bashrc` would make its user's shell run what the folder's maker has the command write."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.toml").write_text(plain(CONFIG), encoding="utf-8")
+    (tmp_path / "c.toml").write_text(without_plugin(CONFIG), encoding="utf-8")
     run_experiment(load_config(tmp_path / "c.toml"), tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")  # so that a resumed run begins again
     path, target = tmp_path / "run" / name, tmp_path / "bashrc"
@@ -391,7 +392,7 @@ def test_the_code_of_an_entry_of_a_sweep_is_named_and_is_beside_the_file(
     monkeypatch.chdir(tmp_path / "else")
     (tmp_path / "grid" / "evil.py").write_text(CODE, encoding="utf-8")
     entry = 'algorithms = [{ name = "fedavg", run = { plugins = ["evil.py"], callbacks = ["own"] } }]\n'
-    (tmp_path / "grid" / "sweep.toml").write_text(plain(SWEEP) + entry, encoding="utf-8")
+    (tmp_path / "grid" / "sweep.toml").write_text(without_plugin(SWEEP) + entry, encoding="utf-8")
     assert load_sweep(tmp_path / "grid" / "sweep.toml").cells[0].problem == ""
     assert ran.exists()
     _as_in_a_new_process()
@@ -401,34 +402,34 @@ def test_the_code_of_an_entry_of_a_sweep_is_named_and_is_beside_the_file(
     with pytest.raises(InputError, match=named):
         load_sweep(tmp_path / "grid" / "sweep.toml")
     assert not ran.exists()
-    (tmp_path / "grid" / "keys.toml").write_text(plain(SWEEP) + 'keys = { "run.plugins" = [["evil.py"], []] }\n', encoding="utf-8")
+    (tmp_path / "grid" / "keys.toml").write_text(without_plugin(SWEEP) + 'keys = { "run.plugins" = [["evil.py"], []] }\n', encoding="utf-8")
     with pytest.raises(InputError, match="use `\\[run\\] plugins`"):
         load_sweep(tmp_path / "grid" / "keys.toml")
 
 
 def test_run_and_sweep_say_which_code_they_leave_out(
-    made: Path, ran: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stranger_files: Path, ran: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for line in (f"run {made}/run/config.toml --out new", f"sweep {made}/sweep/sweep.toml --out grid --list"):
+    for line in (f"run {stranger_files}/run/config.toml --out new", f"sweep {stranger_files}/sweep/sweep.toml --out grid --list"):
         assert in_process(monkeypatch, *line.split()) == 0
         assert "is code that did not run" in capsys.readouterr().out
         assert not ran.exists()
 
 
-def test_a_link_to_a_configuration_is_trusted_as_the_run_is(made: Path, ran: Path, tmp_path: Path) -> None:
-    (tmp_path / "link.toml").symlink_to(made / "run" / "config.toml")
+def test_a_link_to_a_configuration_is_trusted_as_the_run_is(stranger_files: Path, ran: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.toml").symlink_to(stranger_files / "run" / "config.toml")
     assert load_config(tmp_path / "link.toml").run.plugins == ()
     assert not ran.exists()
-    assert load_config(tmp_path / "link.toml", trust=True).run.plugins == (str(made / "evil.py"),)
+    assert load_config(tmp_path / "link.toml", trust=True).run.plugins == (str(stranger_files / "evil.py"),)
     assert ran.exists()
 
 
-def test_trust_says_where_to_name_a_file_that_is_elsewhere(made: Path, ran: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "run", tmp_path / "run")
+def test_trust_says_where_to_name_a_file_that_is_elsewhere(stranger_files: Path, ran: Path, tmp_path: Path) -> None:
+    shutil.copytree(stranger_files / "run", tmp_path / "run")
     for name in ("config.toml", "environment.json"):
         path = tmp_path / "run" / name
-        path.write_text(path.read_text(encoding="utf-8").replace(str(made), "/another/machine"), encoding="utf-8")
+        path.write_text(path.read_text(encoding="utf-8").replace(str(stranger_files), "/another/machine"), encoding="utf-8")
     record_digests(tmp_path / "run")
     with pytest.raises(InputError, match=r"/another/machine/evil\.py: no such file here; --plugin FILE runs it"):
         load_config(tmp_path / "run" / "config.toml", trust=True)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.false_alarms import two_populations
+from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.figures.leakage import BUDGETS, Case, Cell
 from cflpriv.attacks.figures.pooling import pooled
@@ -49,6 +50,11 @@ def unrelated(made: Config, adversary: str = "server") -> Case:
 
 def population_of(made: Config) -> Population:
     return build_population(made.data)
+
+
+def figures_of(attack: str, seen: Case) -> dict[str, Cell]:
+    """By metric what an attack finds in a case."""
+    return {cell.metric: cell for cell in ATTACKS[attack].cells(seen)[0]}
 
 
 def over_seeds(cells: list[list[Cell]]) -> dict[tuple[str, int], Cell]:

@@ -1,6 +1,6 @@
 """Small scenes that several tests play in: synthetic clients in groups, a linear model, a federation over them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -10,7 +10,7 @@ import numpy as np
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
-from cflpriv.engine import TaskInput
+from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.federation.server import FederationServer
 from cflpriv.protocols.entropy import public_entropy
@@ -71,6 +71,11 @@ def mlp_training(scene: Population, dtype: Any = "float32", hidden: int = 16, **
     """Training of an MLP, for images."""
     network = Model("mlp", scene.shape, scene.classes, hidden=hidden, dtype=dtype)
     return Train(network, **({"epochs": 1, "batch_size": 10, "lr": 0.1} | options))
+
+
+def task_input(data: ClientData, params: Mapping[str, Any], secret: bytes = b"", memory: Mapping[str, Array] | None = None) -> TaskInput:
+    """What a client has for a task in round 0."""
+    return TaskInput(data, params, memory or {}, Streams(0, 0, data.id), secret=secret)
 
 
 _eyes: WeakKeyDictionary[FederationServer, Simulated] = WeakKeyDictionary()

@@ -57,7 +57,7 @@ def labels(algorithm: Algorithm, state: Any) -> tuple[int, ...]:
     return tuple(algorithm.describe(state)["clustering"].labels)
 
 
-def seen(fed: FederationServer, adversary: str) -> list[Message]:
+def gram_messages(fed: FederationServer, adversary: str) -> list[Message]:
     return [message for message in view_of(fed.transcript.messages, adversary, {}).messages if message.operation == "gram"]
 
 
@@ -89,7 +89,7 @@ def released(request: pytest.FixtureRequest) -> tuple[str, FederationServer, Alg
 
 def test_the_server_reads_what_the_release_says_and_nothing_else(released: tuple[str, FederationServer, Algorithm, Any]) -> None:
     release, fed, _, state = released
-    found = numbers_in(seen(fed, "server"))
+    found = numbers_in(gram_messages(fed, "server"))
     result = {"result/labels", "result/k", "result/clear"}
     if release == "labels":
         assert set(found) == result
@@ -100,7 +100,7 @@ def test_the_server_reads_what_the_release_says_and_nothing_else(released: tuple
         assert set(state.evidence) == {"distance", "clients"}
     else:
         assert set(found) == {"gram/pair", "gram/block"}
-    assert any(message.kind == "ckks request" and message.payload for message in seen(fed, "server"))  # it is read, not dropped
+    assert any(message.kind == "ckks request" and message.payload for message in gram_messages(fed, "server"))  # it is read, not dropped
 
 
 def test_what_the_server_reads_is_noised_as_stated(released: tuple[str, FederationServer, Algorithm, Any]) -> None:
@@ -118,7 +118,7 @@ def test_what_the_server_reads_is_noised_as_stated(released: tuple[str, Federati
     # 189 numbers, 171 of them independent normals: rms 1 ± 5/√342 in all but 1 of 10^6 runs
     assert abs(np.sqrt(np.mean(errors**2)) - 1) < 5 / np.sqrt(342)
     if release == "gram":
-        found = numbers_in(seen(fed, "server"))
+        found = numbers_in(gram_messages(fed, "server"))
         shown = {tuple(pair): block for pair, block in zip(found["gram/pair"].tolist(), found["gram/block"], strict=True)}
         assert all((shown[pair] == block).all() for pair, block in holder.blocks.items())
         assert len(shown) == 21
@@ -126,7 +126,7 @@ def test_what_the_server_reads_is_noised_as_stated(released: tuple[str, Federati
 
 def test_the_key_holder_sees_no_upload(released: tuple[str, FederationServer, Algorithm, Any]) -> None:
     _, fed, _, _ = released
-    kinds = {message.kind for message in seen(fed, "key-holder")}
+    kinds = {message.kind for message in gram_messages(fed, "key-holder")}
     assert "ckks request" in kinds
     assert "signature" not in kinds
     uploads = [message for message in fed.transcript.messages if message.kind == "signature"]

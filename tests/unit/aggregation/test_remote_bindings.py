@@ -29,7 +29,7 @@ TASK = training(SCENE)
 Change = Callable[[int, m.Ask], m.Ask]
 
 
-def federation(change: Change, protection: Protection = ACTIVE) -> tuple[Loopback, FederationServer]:
+def lying_federation(change: Change, protection: Protection = ACTIVE) -> tuple[Loopback, FederationServer]:
     """A federation whose server tells each client what `change` makes of what it would tell it."""
     transport, fed = remote(SCENE, protection)
     lie(transport, change)
@@ -55,7 +55,7 @@ def words(fed: FederationServer) -> set[tuple[int, str]]:
 
 
 def test_what_honest_members_are_told_is_one_thing() -> None:
-    transport, fed = federation(lambda client, ask: ask)
+    transport, fed = lying_federation(lambda client, ask: ask)
     held = fed.compute(TASK, {"model": TASK.model.init(0)})
     (mean,) = fed.mean(held["update"])
     assert mean is not None
@@ -79,7 +79,7 @@ def test_whoever_computes_something_else_is_in_no_sum_with_the_others(what: str,
     def change(client: int, ask: m.Ask) -> m.Ask:
         return OTHER[what](client, ask) if isinstance(ask, m.Compute) and (client == VICTIM) == alone else ask
 
-    _, fed = federation(change)
+    _, fed = lying_federation(change)
     held = fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
     told = {VICTIM} if alone else set(range(8)) - {VICTIM}
     if alone:
@@ -99,7 +99,7 @@ def test_the_value_that_is_added_up_is_that_of_the_invitation() -> None:
         late = isinstance(ask, m.Step) and kind_of(ask.said) == "Deliver" and client == VICTIM
         return structs.replace(ask, held=numbers["private"]) if late else ask
 
-    _, fed = federation(change)
+    _, fed = lying_federation(change)
     held = fed.compute(TASK, {"model": TASK.model.init(0)})
     private = fed.compute(TASK, {"model": TASK.model.init(1)}, on=[VICTIM])
     numbers["private"] = fed._known[private.key].number
@@ -120,7 +120,7 @@ def test_whose_choice_came_about_otherwise_is_in_no_sum_with_the_others() -> Non
         assert isinstance(models.value, m.Many)
         return structs.replace(ask, params=(m.Parameter("model", m.Many(models.value.values[::-1])),))
 
-    _, fed = federation(change)
+    _, fed = lying_federation(change)
     choice = fed.compute(Losses(TASK.model), {"model": [base, 50 * base]})["choice"]
     held = fed.compute(TASK, {"model": [stuck, base]}, which=choice)
     picks = [int(fed.gather(choice)[client]["choice"]) for client in range(8)]
@@ -149,7 +149,7 @@ def test_what_clients_added_up_or_were_sent_by_each_other_is_summed_in_passive_m
 
 
 def test_a_server_that_calls_such_a_value_traced_is_refused() -> None:
-    _, fed = federation(lambda client, ask: ask)
+    _, fed = lying_federation(lambda client, ask: ask)
     held = fed.compute(TASK, {"model": TASK.model.init(0)})
     number, known = fed._number(), fed._known[held.key]
     factors = {client: 1.0 if client == VICTIM else 1e-30 for client in range(8)}
@@ -170,7 +170,7 @@ def test_no_more_models_than_a_client_allows() -> None:
             return structs.replace(ask, models=2)
         return OTHER["model"](client, ask) if isinstance(ask, m.Compute) and client == VICTIM else ask
 
-    _, fed = federation(change)
+    _, fed = lying_federation(change)
     held = fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
     with pytest.raises(TooFewClients):
         fed.mean(held, models=2)
@@ -178,7 +178,7 @@ def test_no_more_models_than_a_client_allows() -> None:
 
 
 def test_an_honest_sum_over_several_models_is_refused_by_name_where_clients_allow_one() -> None:
-    _, fed = federation(lambda client, ask: ask)
+    _, fed = lying_federation(lambda client, ask: ask)
     several = {"model": [TASK.model.init(0), TASK.model.init(1)]}
     held = fed.compute(TASK, several, which={client: client % 2 for client in range(8)})["update"]
     with pytest.raises(InputError, match="models = 2 into their settings"):
@@ -191,7 +191,7 @@ def test_a_value_computed_from_nothing_that_was_sent_is_bound_too() -> None:
     def change(client: int, ask: m.Ask) -> m.Ask:
         return structs.replace(ask, task=m.Carried(other)) if isinstance(ask, m.Compute) and client == VICTIM else ask
 
-    _, fed = federation(change)
+    _, fed = lying_federation(change)
     (mean,) = fed.mean(fed.compute(Start(TASK.model, 1))["model"])
     assert mean is not None
     assert mean.count == 7

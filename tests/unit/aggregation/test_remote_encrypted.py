@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback import ENTROPY, HOLDER, Loopback, remote
 from scenes import federation, population, training
+from small_runs import algorithm_on
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
@@ -37,14 +38,9 @@ from cflpriv.protocols import ckks
 from cflpriv.protocols.codec import CHECKSUM_BYTES
 from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.tasks.training import Train
-from cflpriv.types import Population
 
 STAGES = ("ckks keys", "ckks decrypt", "ckks finish")
 LABELS = Protection(gram=("ckks",))
-
-
-def pacfl(scene: Population, **options: Any) -> Any:
-    return ALGORITHMS["pacfl"].make(training(scene), **options)
 
 
 def watched(transport: Loopback) -> list[tuple[int, m.Answer]]:
@@ -95,7 +91,7 @@ def test_the_same_clusters_of_digits_and_the_same_record_as_in_one_process(relea
 def test_a_released_gram_is_the_true_one_within_the_stated_noise() -> None:
     scene = population(clients_per_group=2)
     protection = Protection(gram=("ckks",), ckks_release="gram")
-    made, seen = pacfl(scene), []
+    made, seen = algorithm_on(scene, "pacfl"), []
 
     def look(view: GramView) -> tuple[dict[str, Any], dict[str, Any]]:
         seen.append((view.gram.matrix(), view.gram.error))
@@ -171,7 +167,7 @@ def test_newcomers_cost_their_own_rows_only(landmarks: int, release: Any) -> Non
     transport.dead = {3, 7}
     fed = FederationServer(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl")
     state = made.init(fed)
 
     def requests() -> int:
@@ -193,7 +189,7 @@ def test_newcomers_cost_their_own_rows_only(landmarks: int, release: Any) -> Non
 def test_a_client_that_is_lost_is_named_and_the_step_is_taken_again(stage: str) -> None:
     scene = population(clients_per_group=3)
     transport, fed = remote(scene, LABELS)
-    made = pacfl(scene, k=2)
+    made = algorithm_on(scene, "pacfl", k=2)
     transport.kill_at = {"gram" if stage == "gram" else "ckks decrypt": {4}}
     if stage == "gram":
         with pytest.raises(ClientsLost, match=r"\[4\]"):
@@ -218,7 +214,7 @@ def test_a_client_that_is_lost_is_named_and_the_step_is_taken_again(stage: str) 
 def test_without_the_key_holder_the_step_ends_and_goes_on_when_it_is_back(stage: str) -> None:
     scene = population(clients_per_group=3)
     transport, fed = remote(scene, LABELS)
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl")
     transport.kill_at = {stage: {HOLDER}}
     with pytest.raises(KeyHolderLost, match=f"the key holder did not answer \\({stage}\\)"):
         made.init(fed)
@@ -240,7 +236,7 @@ def test_newcomers_whose_step_was_broken_off_are_admitted_later(stage: str) -> N
     transport.dead = {3, 7}
     fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl")
     state = made.init(fed)
     transport.dead = set()
     fed.begin_round(0)
@@ -261,7 +257,7 @@ def test_a_restarted_server_has_no_ciphertexts_and_says_so() -> None:
     transport.dead = {5}
     fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl")
     state = made.init(fed)
     again = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1, session=fed.session)
     again.restore(fed.saved())
@@ -303,7 +299,7 @@ def test_a_changed_ciphertext_is_refused_by_word_and_its_client_left_out(where: 
         return m.encode(m.Given((m.Named("bytes", np.frombuffer(changed, dtype=np.uint8)),), 0))
 
     transport.tamper = tamper
-    made = pacfl(scene, k=2)
+    made = algorithm_on(scene, "pacfl", k=2)
     with pytest.raises(ClientsLost, match=r"\[2\]"):
         made.init(fed)
     word = {"ciphertext": "bad-signature", "signature": "bad-signature", "another's": "wrong-sender"}[where]
@@ -367,11 +363,11 @@ def test_the_key_holder_refuses_by_word(change: Any, word: str) -> None:
     fed.enrol()
     transport.change = change
     with pytest.raises(KeyHolderLost, match=word):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl").init(fed)
     assert fed.refusals[-1][2] == word
     assert not fed.holder_missing, "it is there, and refuses"
     transport.change = lambda ask: ask
-    assert pacfl(scene).init(fed).clustering.k == 2
+    assert algorithm_on(scene, "pacfl").init(fed).clustering.k == 2
 
 
 @pytest.mark.slow
@@ -383,13 +379,13 @@ def test_parties_refuse_another_release_than_their_own_settings_say() -> None:
     fed = FederationServer(OverBytes(transport), protection=greedy, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
     with pytest.raises(KeyHolderLost, match="forbidden"):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl").init(fed)
     # with a key holder that goes along, the clients do not; nor do they take a key that is not the pinned holder's
     helpful = Identity.create(0, ENTROPY)
     for roster, protection, word in ((transport.roster, greedy, "forbidden"), (transport.roster, LABELS, "bad-signature")):
         fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
         fed.enrol()
-        held = pacfl(scene).init(fed).signatures
+        held = algorithm_on(scene, "pacfl").init(fed).signatures
         part = fed._known[held.key].layout[0]
         setup = CkksSettings.of(protection).setup(fed.session, 9, roster, *part.shape)
         key = ckks.KeyHolder(setup, helpful, bytes(32), roster).announcement
@@ -460,7 +456,7 @@ def test_each_message_may_find_a_fresh_process(tmp_path: Path) -> None:
     transport.folder = str(tmp_path / "holder")
     fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, seed=1)
     fed.enrol()
-    state = pacfl(scene).init(fed)
-    assert state.clustering == pacfl(scene).init(federation(scene, seed=1)).clustering
+    state = algorithm_on(scene, "pacfl").init(fed)
+    assert state.clustering == algorithm_on(scene, "pacfl").init(federation(scene, seed=1)).clustering
     assert not fed.refusals
     assert (tmp_path / "holder").stat().st_mode & 0o077 == 0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from loopback import ENTROPY, HOLDER, Loopback, remote
 from scenes import federation, population, training
+from small_runs import algorithm_on
 
 from cflpriv.aggregation import holder_party
 from cflpriv.aggregation.share_holders import ShareHolderParty
@@ -37,10 +38,6 @@ from cflpriv.types import Population
 SHARES = Protection(gram=("shares",))
 FIVE = Protection(gram=("shares",), share_holders=5, share_colluding=1)
 STAGES = ("shares keys", "shares deposits", "shares contributions", "shares open")
-
-
-def pacfl(scene: Any, **options: Any) -> Any:
-    return ALGORITHMS["pacfl"].make(training(scene), **options)
 
 
 def labels(fed: FederationServer, made: Any) -> Any:
@@ -79,7 +76,7 @@ def test_one_holder_and_several_find_the_same_clusters() -> None:
     pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
     scene = population(clients_per_group=3)
     protections = (Protection(gram=("ckks",)), SHARES, FIVE, Protection(gram=("shares",), share_holders=5, share_colluding=2))
-    assert len({labels(remote(scene, one)[1], pacfl(scene)) for one in protections}) == 1
+    assert len({labels(remote(scene, one)[1], algorithm_on(scene, "pacfl")) for one in protections}) == 1
 
 
 @pytest.mark.parametrize("gram", ["shares", pytest.param("ckks", marks=pytest.mark.slow)])
@@ -123,7 +120,7 @@ def test_the_server_is_sent_labels_and_what_it_cannot_read() -> None:
         return data
 
     transport.tamper = listen
-    pacfl(scene).init(fed)
+    algorithm_on(scene, "pacfl").init(fed)
     (released,) = (one for _, one in answers if isinstance(one, m.Released))
     assert all(one.value.dtype.kind in "biu" for one in released.result)
     assert not released.evidence
@@ -146,7 +143,7 @@ def test_the_lead_sees_the_matrix_and_the_error_is_that_of_rounding() -> None:
         seen.append((view.gram.matrix(), view.gram.error))
         return {}, {}
 
-    made, clear = pacfl(scene), federation(scene, seed=1)
+    made, clear = algorithm_on(scene, "pacfl"), federation(scene, seed=1)
     held = made.init(clear).signatures["signature"]
     clear.gram(held, look, against=held, on=())
     _, fed = remote(scene, SHARES)
@@ -166,7 +163,7 @@ def test_newcomers_join_an_epoch_from_stores_on_disk(tmp_path: Path) -> None:
     for protection, stores in ((Protection(), None), (SHARES, lambda party: DiskStore(tmp_path / str(party)))):
         transport = Loopback(scene, protection, stores)
         transport, fed = remote(scene, protection) if stores is None else served(transport)
-        made = pacfl(scene)
+        made = algorithm_on(scene, "pacfl")
         transport.dead = {5}
         fed.lose([5])
         state = made.init(fed)
@@ -194,10 +191,10 @@ def served(transport: Loopback) -> tuple[Loopback, FederationServer]:
 @pytest.mark.parametrize("stage", STAGES[1:3])
 def test_with_holders_to_spare_a_comparison_goes_on(stage: str) -> None:
     scene = population(clients_per_group=3)
-    expected = labels(federation(scene, seed=1), pacfl(scene))
+    expected = labels(federation(scene, seed=1), algorithm_on(scene, "pacfl"))
     transport, fed = remote(scene, FIVE)
     transport.kill_at = {stage: {HOLDER - 1, HOLDER - 2}}
-    assert labels(fed, pacfl(scene)) == expected
+    assert labels(fed, algorithm_on(scene, "pacfl")) == expected
 
 
 @pytest.mark.parametrize(("stage", "lost"), [*((stage, 1) for stage in STAGES[:3]), *((stage, 0) for stage in (*STAGES[:2], STAGES[3]))])
@@ -206,13 +203,13 @@ def test_without_enough_holders_it_ends_by_one_clear_line_and_can_be_taken_again
     transport, fed = remote(scene, SHARES)
     transport.kill_at = {stage: {HOLDER - lost}}
     with pytest.raises(KeyHolderLost) as ended:
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl").init(fed)
     assert "hold" in str(ended.value)
     assert stage in str(ended.value)
     assert "\n" not in str(ended.value)
     transport.dead.clear()
     fed.begin_round(0)
-    assert labels(fed, pacfl(scene)) == labels(federation(scene, seed=1), pacfl(scene))
+    assert labels(fed, algorithm_on(scene, "pacfl")) == labels(federation(scene, seed=1), algorithm_on(scene, "pacfl"))
 
 
 def test_a_holder_that_computes_something_else_ends_the_step_by_word() -> None:
@@ -228,7 +225,7 @@ def test_a_holder_that_computes_something_else_ends_the_step_by_word() -> None:
 
     transport.tamper = lie
     with pytest.raises(KeyHolderLost, match="malformed"):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl").init(fed)
 
 
 @pytest.mark.parametrize("code", ["malformed", "bad-signature", "other-contribution"])
@@ -251,7 +248,7 @@ def test_a_holder_whose_contribution_cannot_be_used_is_named_and_another_takes_i
         return m.encode(m.Stepped(said))
 
     transport.tamper = lie
-    assert labels(fed, pacfl(scene)) == labels(federation(scene, seed=1), pacfl(scene))
+    assert labels(fed, algorithm_on(scene, "pacfl")) == labels(federation(scene, seed=1), algorithm_on(scene, "pacfl"))
     assert fed.refusals == [(liar, "shares contributions", code)]
 
 
@@ -268,7 +265,7 @@ def test_more_shares_than_a_message_carries_are_refused_before_anybody_shares() 
 
 def check_left_out(fed: FederationServer, scene: Population, lost: int, stage: str) -> None:
     """The first comparison ends for one client, which the next is without."""
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl")
     with pytest.raises(ClientsLost, match=rf"\[{lost}\]"):
         made.init(fed)
     assert fed.refusals == [(lost, stage, "bad-deposit")]
@@ -307,7 +304,7 @@ def test_a_client_whose_products_are_wrong_is_left_out(monkeypatch: pytest.Monke
 def begun_without(scene: Population, late: tuple[int, ...]) -> tuple[Loopback, FederationServer, Any, Any]:
     """A federation under shares whose clustering is found before some clients come."""
     transport, fed = remote(scene, SHARES)
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl")
     transport.dead = set(late)
     for client in late:
         fed.lose([client])
@@ -361,7 +358,7 @@ def test_a_step_that_is_asked_for_again_gets_the_same_answer_and_no_other_step_i
         return exchange(requests, stage)
 
     transport.exchange = listen  # type: ignore[method-assign]
-    pacfl(scene).init(fed)
+    algorithm_on(scene, "pacfl").init(fed)
     (ask,) = asks
     answers = [fed._registry.ask_holder(ask, "again") for _ in range(2)]
     others = fed._registry.ask_holder(msgspec.structs.replace(ask, contributors=(0, 1, 3), contributions=(b"", b"")), "with others")
@@ -378,7 +375,7 @@ def test_a_step_that_is_asked_for_again_gets_the_same_answer_and_no_other_step_i
 def test_holders_forget_when_the_epoch_closes_and_an_epoch_ends_with_its_server() -> None:
     scene = population(clients_per_group=3)
     transport, fed = remote(scene, SHARES)
-    state = pacfl(scene).init(fed)
+    state = algorithm_on(scene, "pacfl").init(fed)
     assert all("epoch/0" in transport.stores[place].names() for place in transport.holders)
     (epoch,) = {one[1].number: one[1] for entries in fed.epochs.entered.values() for one in entries}.values()
     epoch.session = fed.epochs.make(0)
@@ -402,7 +399,7 @@ def test_clients_and_holders_go_by_their_own_settings(other: Protection, code: s
     transport, fed = remote(scene, SHARES)
     transport.protection = other
     with pytest.raises((KeyHolderLost, ClientsLost)):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl").init(fed)
     assert code in {word for _, _, word in fed.refusals}
 
 
@@ -422,7 +419,7 @@ def test_a_client_checks_the_terms_that_it_is_shown() -> None:
 
     transport.exchange = lie  # type: ignore[method-assign]
     with pytest.raises(ClientsLost, match="did not answer"):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl").init(fed)
     assert {code for _, stage, code in fed.refusals if stage == "gram"} == {"forbidden"}
 
 
@@ -452,7 +449,7 @@ def test_long_vectors_are_refused_by_name_with_the_key_that_helps() -> None:
     scene = population(clients_per_group=3)
     fed = federation(scene, Protection(gram=("shares",), share_bound=0.5), seed=1)
     with pytest.raises(InputError, match=r"above protection\.share_bound = 0\.5, the public bound; raise it"):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl").init(fed)
 
 
 def test_a_run_under_shares_is_audited_without_a_key_holder(tmp_path: Path) -> None:

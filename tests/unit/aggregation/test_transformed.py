@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from scenes import Echo, Make, eye, federation, population
+from small_runs import configured, true_groups
 
 from cflpriv.contract.handles import Held, Shared
 from cflpriv.contract.operations import GramView
@@ -16,7 +17,7 @@ from cflpriv.contract.protection import Protection, listed
 from cflpriv.data import build_population
 from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments.config.config import Config, parse_config
+from cflpriv.experiments.config.config import parse_config
 from cflpriv.experiments.run.checkpoint import load_checkpoint, restore, save_checkpoint
 from cflpriv.experiments.run.run import advance, start
 from cflpriv.federation.server import ClientsLost, FederationServer
@@ -31,6 +32,12 @@ from cflpriv.types import Array, Parts, Population
 KINDS = tuple(TRANSFORMS)
 GRAM_STAGES: tuple[tuple[str, ...], ...] = ((), *((kind,) for kind in KINDS), ("sketch", "haar"), ("sketch", "hadamard"))
 SUM_KINDS = ("none", *KINDS)
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"clients": 8, "rotations": [0, 90], "test_samples_per_client": 30},
+    "model": {"name": "mlp", "hidden": 8, "dtype": "float64"},
+    "training": {"rounds": 3, "lr": 0.1, "epochs": 3, "weights": "equal"},
+    "run": {"insecure_test_entropy": True, "record": "headers"},
+}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "pacfl": {},
     "fedavg": {},
@@ -49,34 +56,22 @@ def everything(view: GramView) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"n": view.gram.n}, {"gram": view.gram.matrix()}
 
 
-def rows_of(fed: FederationServer, held: Held, *clients: int) -> Array:
+def client_rows(fed: FederationServer, held: Held, *clients: int) -> Array:
     return np.concatenate([np.atleast_2d(eye(fed).peek(client, held)) for client in clients])
 
 
 # --- all algorithms, the same clusters
 
 
-def config(algorithm: str, protection: dict[str, Any]) -> Config:
-    return parse_config(
-        {
-            "data": {"clients": 8, "rotations": [0, 90], "test_samples_per_client": 30},
-            "model": {"name": "mlp", "hidden": 8, "dtype": "float64"},
-            "training": {"rounds": 3, "lr": 0.1, "epochs": 3, "weights": "equal"},
-            "algorithm": {"name": algorithm, **ALGORITHMS[algorithm]},
-            "protection": protection,
-            "run": {"insecure_test_entropy": True, "record": "headers"},
-        }
-    )
-
-
 @cache
-def digits() -> Population:
-    return build_population(config("pacfl", {}).data)
+def eight_clients() -> Population:
+    return build_population(configured(BASE).data)
 
 
 def outcome(algorithm: str, protection: dict[str, Any], rounds: int = 3) -> tuple[Any, list[float]]:
     """The clusters, and every client's accuracy after the last round; of pairs, too, under which strict clients compare no updates."""
-    simulation = start(config(algorithm, protection).with_("run", release_policy="off"), population=digits())
+    config = configured(BASE, algorithm, algorithm=ALGORITHMS[algorithm], protection=protection, run={"release_policy": "off"})
+    simulation = start(config, population=eight_clients())
     rows = [advance(simulation) for _ in range(rounds)]
     clustering = simulation.algorithm.describe(simulation.state).get("clustering")
     labels = None if clustering is None else dict(zip(clustering.clients, clustering.labels, strict=True))
@@ -97,7 +92,7 @@ def agree(algorithm: str, gram: tuple[str, ...], total: str, mode: str = "per_ro
 @pytest.mark.slow
 def test_the_scene_has_clusters_to_find() -> None:
     """Without a protection every clustering algorithm finds the two rotations here, so that agreeing with it means something."""
-    truth = {client.id: group for client, group in zip(digits().clients, digits().groups, strict=True)}
+    truth = true_groups(eight_clients())
     for algorithm in ("pacfl", "ifca", "cfl", "stocfl"):
         labels = clear(algorithm)[0]
         assert len({(labels[client], truth[client]) for client in labels}) == 2 == len(set(labels.values())), algorithm
@@ -142,7 +137,7 @@ def test_the_gram_grows_by_new_rows_only(kind: str) -> None:
     later = fed.compute(Make(), on=[6, 7])
     third = fed.gram(later["rows"], then=everything, against=held["rows"])
     order = [0, 1, 3, 4, 2, 5]
-    exact = np.concatenate([rows_of(fed, held["rows"], *order), rows_of(fed, later["rows"], 6, 7)])
+    exact = np.concatenate([client_rows(fed, held["rows"], *order), client_rows(fed, later["rows"], 6, 7)])
     assert first.evidence is not None
     assert second.evidence is not None
     assert third.evidence is not None
@@ -159,7 +154,7 @@ def test_the_server_reads_transformed_rows_that_only_the_secret_opens(kind: str)
     fed.gram(held["vector"], then=everything)
     (message,) = (m for m in fed.transcript.messages if m.operation == "gram")
     assert message.payload is not None
-    sent, plain = message.payload["rows"][:, 0], rows_of(fed, held["vector"], *fed.clients)
+    sent, plain = message.payload["rows"][:, 0], client_rows(fed, held["vector"], *fed.clients)
     assert not np.isclose(sent[:, :10], plain).all(axis=1).any()
     (secrets,) = {eye(fed).secrets(f"client:{client}")["epoch_secrets"] for client in fed.clients}
     number = message.context["epoch"]
@@ -192,11 +187,11 @@ def test_the_gram_of_sketched_vectors_is_that_of_the_sketch(gram: tuple[str, ...
     for epoch in range(2):
         released = fed.gram(held["vector"], then=everything)
         assert released.evidence is not None
-        short = sketch(public_seed("gram", epoch), 10, 8).apply(rows_of(fed, held["vector"], *fed.clients))
+        short = sketch(public_seed("gram", epoch), 10, 8).apply(client_rows(fed, held["vector"], *fed.clients))
         np.testing.assert_allclose(released.evidence["gram"], short @ short.T, atol=1e-8)
     released = fed.gram(held["rows"], then=everything)  # 4 numbers: short enough
     assert released.evidence is not None
-    rows = rows_of(fed, held["rows"], *fed.clients)
+    rows = client_rows(fed, held["rows"], *fed.clients)
     np.testing.assert_allclose(released.evidence["gram"], rows @ rows.T, atol=1e-10)
 
 
@@ -322,7 +317,7 @@ def opened_by(fed: FederationServer, client: int, number: int) -> bool:
     """Whether the secrets that this client has now open the recorded vectors of a clustering epoch."""
     (message,) = (m for m in fed.transcript.messages if m.operation == "gram" and m.kind == "vector" and m.context["epoch"] == number)
     assert message.payload is not None
-    plain = rows_of(fed, HELD[number], *message.clients)
+    plain = client_rows(fed, HELD[number], *message.clients)
     for one in eye(fed).secrets(f"client:{client}").values():
         ways = [bytes.fromhex(one)]
         if len(one) > 64:
@@ -371,8 +366,8 @@ def test_whoever_missed_epochs_enters_later_ones_and_those_that_are_open() -> No
             grown = fed.gram(late, then=everything, against=against, on=newcomers)
             assert grown.evidence is not None
             there += newcomers
-            exact = rows_of(fed, against, *there[: -3 if 4 in there else -2])
-            exact = np.concatenate([exact, rows_of(fed, late, *[one for one in there if one in (6, 7, 4)])])
+            exact = client_rows(fed, against, *there[: -3 if 4 in there else -2])
+            exact = np.concatenate([exact, client_rows(fed, late, *[one for one in there if one in (6, 7, 4)])])
             np.testing.assert_allclose(grown.evidence["gram"], exact @ exact.T, atol=1e-9)
     assert [m.clients for m in fed.transcript.messages if m.operation == "gram" and m.kind == "rows"][4:] == [(6, 7), (4,)] * 3
 
@@ -516,7 +511,9 @@ def test_a_federation_that_goes_on_from_a_checkpoint_has_the_same_secret(tmp_pat
     assert eye(other).secrets("client:6") == eye(one).secrets("client:6") == eye(one).secrets("client:0")
     (mean,) = other.mean(held["vector"])
     assert mean is not None
-    np.testing.assert_allclose(eye(other).peek(6, mean.parts["vector"]), rows_of(other, held["vector"], *range(6)).mean(axis=0), atol=1e-9)
+    np.testing.assert_allclose(
+        eye(other).peek(6, mean.parts["vector"]), client_rows(other, held["vector"], *range(6)).mean(axis=0), atol=1e-9
+    )
     assert group_messages(other) == []
     eye(other).join([7])
     assert [row[1] for row in group_messages(other)] == ["Invite", "Advert", "Admit", "Grant", "Handover"]
@@ -537,7 +534,7 @@ def test_after_a_restart_removed_clients_stay_out_and_open_epochs_keep_their_tra
     assert set(eye(other).secrets("client:7")) == {"group_secret", "epoch_secrets"}
     grown = other.gram(held["rows"], then=everything, against=held["rows"], on=[4, 5])
     assert grown.evidence is not None
-    exact = rows_of(other, held["rows"], *range(6))
+    exact = client_rows(other, held["rows"], *range(6))
     np.testing.assert_allclose(grown.evidence["gram"], exact @ exact.T, atol=1e-9)
     other.mean(held["vector"])
     assert [m.context["transform"][-2:] for m in other.transcript.messages if m.operation == "mean"] == ["@1"]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, mlp_training, model, population, training
+from small_runs import agreement, recorded_rounds, true_groups
 
 from cflpriv.algorithms.cfl.cfl import EPS1, EPS2, cfl, gaps, offer, path
 from cflpriv.algorithms.cfl.parameter_tree import TreeNode
@@ -60,21 +61,8 @@ def swapped(clients: int = 12, swaps: tuple[tuple[int, int], ...] = SWAPS[:2], *
 train_on = partial(mlp_training, epochs=3, lr=0.3)
 
 
-def rounds(algorithm: Algorithm, fed: FederationServer, count: int, state: Any = None, start: int = 0) -> tuple[Any, list[Any]]:
-    state, records = algorithm.init(fed) if state is None else state, []
-    for number in range(start, start + count):
-        fed.begin_round(number)
-        state, record = algorithm.round(fed, state)
-        records.append(record)
-    return state, records
-
-
-def truth(scene: Population) -> dict[int, int]:
-    return {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
-
-
 def score(scene: Population, state: Any) -> float:
-    return ari([truth(scene)[client] for client in state.clustering.clients], state.clustering.labels)
+    return agreement(scene, state.clustering)
 
 
 def served(fed: FederationServer, state: Any) -> Array:
@@ -97,8 +85,8 @@ def test_unsplit_it_is_fedavg_bit_for_bit(weights: Any, kind: Any) -> None:
     train = train_on(scene, momentum=0.5, lr_decay=0.9)
     for watch in (False, True):
         one, two = (federation(scene.clients, seed=3, engine=Engine(kind)) for _ in range(2))
-        a, _ = rounds(cfl(train, eps1=1e-9, weights=weights, watch=watch), one, 4)
-        b, _ = rounds(fedavg(train, weights=weights), two, 4)
+        a, _ = recorded_rounds(cfl(train, eps1=1e-9, weights=weights, watch=watch), one, 4)
+        b, _ = recorded_rounds(fedavg(train, weights=weights), two, 4)
         assert len(a.tree) == 1
         np.testing.assert_array_equal(eye(one).peek(0, a.tree[0].model), eye(two).peek(0, b.model))
 
@@ -223,7 +211,7 @@ def test_label_swaps_are_found_without_a_number_of_clusters(variant: Any) -> Non
     fed = federation(scene.clients)
     options: dict[str, Any] = {"eps2": EPS2} if variant == "paper" else {"eps1": 0.3, "eps2": 0.9, "first_split": 5}
     algorithm = cfl(train_on(scene), variant=variant, watch=True, **options)
-    state, records = rounds(algorithm, fed, 40)
+    state, records = recorded_rounds(algorithm, fed, 40)
     assert score(scene, state) == 1.0
     splits = [split for record in records for split in record.notes["splits"]]
     assert len(splits) == 2
@@ -232,7 +220,7 @@ def test_label_swaps_are_found_without_a_number_of_clusters(variant: Any) -> Non
         scale = unit if variant == "paper" else 1.0
         low, high = (EPS1, EPS2) if variant == "paper" else (0.3, 0.9)
         assert all(split["mean_norm"] < low * scale and split["max_norm"] > high * scale for split in record.notes["splits"])
-    assert min(gaps(state, truth(scene)).values()) < 0  # a pure cluster has no gap
+    assert min(gaps(state, true_groups(scene)).values()) < 0  # a pure cluster has no gap
     if variant == "authors":
         assert all(record.round >= 5 for record in records if record.notes["splits"])
 
@@ -243,7 +231,7 @@ def test_every_split_of_a_mixed_cluster_is_correct_and_has_a_gap() -> None:
     fed = federation(scene.clients)
     algorithm = cfl(train_on(scene), eps2=EPS2, watch=True)
     state = algorithm.init(fed)
-    group = truth(scene)
+    group = true_groups(scene)
     for number in range(40):
         fed.begin_round(number)
         before = state
@@ -260,7 +248,7 @@ def test_every_split_of_a_mixed_cluster_is_correct_and_has_a_gap() -> None:
 def test_congruent_clients_stay_together() -> None:
     scene = swapped(8, ())
     fed = federation(scene.clients)
-    state, records = rounds(cfl(train_on(scene), eps2=EPS2), fed, 40)
+    state, records = recorded_rounds(cfl(train_on(scene), eps2=EPS2), fed, 40)
     assert len(state.tree) == 1
     refused = [one["because"] for record in records for one in record.notes["refused"]]
     assert refused
@@ -277,7 +265,7 @@ def test_in_the_congruent_case_client_norms_vanish_and_in_the_incongruent_they_d
     for name, scene in (("congruent", apart), ("incongruent", swapped(2, SWAPS[:2], samples_per_client=200))):
         fed = federation(scene.clients)
         train = Train(Model("mlp", scene.shape, scene.classes, hidden=32), epochs=3, batch_size=0, lr=0.1)
-        _, records = rounds(cfl(train, eps1=1e-9, eps2=EPS2, watch=True), fed, 400)
+        _, records = recorded_rounds(cfl(train, eps1=1e-9, eps2=EPS2, watch=True), fed, 400)
         norms[name] = [(record.notes["mean_norms"][0], record.notes["max_norms"][0]) for record in records]
     for name in norms:  # both means come to rest
         assert norms[name][-1][0] < 0.15 * max(mean for mean, _ in norms[name])
@@ -291,7 +279,7 @@ def test_in_the_congruent_case_client_norms_vanish_and_in_the_incongruent_they_d
 @pytest.mark.slow
 def test_gamma_max_refuses_what_is_not_clear_enough() -> None:
     scene = swapped()
-    state, records = rounds(cfl(train_on(scene), eps2=EPS2, gamma_max=0.99), federation(scene.clients), 25)
+    state, records = recorded_rounds(cfl(train_on(scene), eps2=EPS2, gamma_max=0.99), federation(scene.clients), 25)
     assert len(state.tree) == 1
     refused = [one["because"] for record in records for one in record.notes["refused"]]
     assert "gamma_max" in refused
@@ -345,7 +333,7 @@ def test_the_result_does_not_depend_on_the_order_of_clients(eps2: float | None) 
     results = []
     for clients in (scene.clients, scene.clients[::-1]):
         fed = federation(clients, sampling=Sampling("global", 0.6))
-        state, _ = rounds(cfl(train_on(scene), eps2=eps2), fed, 25)
+        state, _ = recorded_rounds(cfl(train_on(scene), eps2=eps2), fed, 25)
         results.append((state.clustering, served(fed, state)))
     assert results[0][0] == results[1][0]
     assert results[0][0].k > 1
@@ -360,7 +348,7 @@ def grown() -> tuple[Population, Any, FederationServer, Any]:
     scene = swapped(15, SWAPS[:3])
     fed = federation(scene.clients, present=range(12))
     algorithm = cfl(train_on(scene), eps2=EPS2)
-    state, _ = rounds(algorithm, fed, 30)
+    state, _ = recorded_rounds(algorithm, fed, 30)
     assert len(state.leaves) == 3
     return scene, algorithm, fed, state
 
@@ -436,12 +424,12 @@ def test_who_was_away_at_the_split_walks_down_on_return(eps2: float | None) -> N
     algorithm = cfl(train_on(scene), eps2=eps2)
     state = algorithm.init(fed)
     eye(fed).leave([4, 5])
-    state, _ = rounds(algorithm, fed, 25, state)
+    state, _ = recorded_rounds(algorithm, fed, 25, state)
     assert len(state.leaves) == 2
     assert set(state.waiting) == {4, 5}
     assert state.leaf[4] == state.leaf[5]  # both on the larger side, for the time being
     eye(fed).join([4, 5])
-    state, _ = rounds(algorithm, fed, 10, state, start=25)
+    state, _ = recorded_rounds(algorithm, fed, 10, state, first=25)
     assert score(scene, state) == 1.0
     assert not state.waiting
 
@@ -454,10 +442,10 @@ def test_a_newcomers_first_long_update_splits_nothing_unless_settle_is_zero() ->
     for settle in (0, 5):
         fed = federation(scene.clients, present=[c for c in range(12) if c not in (4, 5)])
         algorithm = cfl(train_on(scene), eps2=EPS2, settle=settle)
-        state, _ = rounds(algorithm, fed, 25)
+        state, _ = recorded_rounds(algorithm, fed, 25)
         assert len(state.leaves) == 2
         eye(fed).join([4, 5])
-        state, _ = rounds(algorithm, fed, 10, state, start=25)
+        state, _ = recorded_rounds(algorithm, fed, 10, state, first=25)
         clusters[settle] = len(state.leaves)
     assert clusters[5] == 2
     assert clusters[0] > 2
@@ -475,7 +463,7 @@ def test_who_missed_several_splits_walks_down_from_the_first() -> None:
     algorithm = restless(scene)
     state = algorithm.init(fed)
     eye(fed).leave([5])
-    state, _ = rounds(algorithm, fed, 4, state)
+    state, _ = recorded_rounds(algorithm, fed, 4, state)
     assert len(path(state, 5)) > 2
     assert state.waiting == {5: 0}
     eye(fed).join([5])
@@ -493,17 +481,17 @@ def test_a_round_without_any_sum_keeps_who_has_walked_down() -> None:
         scene, Protection(min_cohort=2), present=range(6), dropouts=[(number, client, "Masked") for number in (3, 4) for client in range(9)]
     )
     algorithm = restless(scene)
-    state, _ = rounds(algorithm, fed, 3)
+    state, _ = recorded_rounds(algorithm, fed, 3)
     assert len(state.leaves) > 1
     eye(fed).join([6, 7, 8])
-    after, (record,) = rounds(algorithm, fed, 1, state, start=3)
+    after, (record,) = recorded_rounds(algorithm, fed, 1, state, first=3)
     assert set(after.clustering.clients) == set(range(9))
     assert record.notes["unchanged_clusters"] == list(range(len(state.leaves)))
     for old, new in zip(state.tree, after.tree, strict=True):
         assert old.model is new.model
     with pytest.raises(TooFewClients):  # nobody walked: the round is skipped as ever
-        rounds(algorithm, fed, 1, after, start=4)
-    again, _ = rounds(algorithm, fed, 1, after, start=5)
+        recorded_rounds(algorithm, fed, 1, after, first=4)
+    again, _ = recorded_rounds(algorithm, fed, 1, after, first=5)
     assert set(again.clustering.clients) == set(range(9))
     assert algorithm.admit is not None
     assert algorithm.admit(fed, again, [6, 7, 8])[0].leaf == again.leaf
@@ -515,7 +503,7 @@ def test_a_newcomer_whose_training_diverges_goes_to_the_larger_side() -> None:
     fed = federation(broken, present=range(8))
     algorithm = restless(scene, on_divergence="skip", dtype="float32")
     assert algorithm.admit is not None
-    state, _ = rounds(algorithm, fed, 3)
+    state, _ = recorded_rounds(algorithm, fed, 3)
     assert len(state.leaves) > 1
     eye(fed).join([8])
     after, _ = algorithm.admit(fed, state, [8])
@@ -523,7 +511,7 @@ def test_a_newcomer_whose_training_diverges_goes_to_the_larger_side() -> None:
         sizes = [len(state.members(child)) for child in state.tree[node].children]
         larger = state.tree[node].children[int(np.argmax(sizes))]
         assert larger in path(after, 8)
-    state, record = rounds(algorithm, fed, 1, state, start=3)
+    state, record = recorded_rounds(algorithm, fed, 1, state, first=3)
     assert 8 not in record[0].cohort
     assert 8 in state.clustering.clients
 
@@ -561,7 +549,7 @@ def test_it_splits_alike_under_protections(eps2: float | None) -> None:
         fed = federation(scene, protection, present=range(8), transcript=Transcript("headers"))
         algorithm = cfl(train, eps2=eps2, weights="equal")
         assert algorithm.admit is not None
-        state, _ = rounds(algorithm, fed, 18)
+        state, _ = recorded_rounds(algorithm, fed, 18)
         eye(fed).join([8])
         state, _ = algorithm.admit(fed, state, [8])
         results.append((state.clustering, served(fed, state)))
@@ -576,7 +564,7 @@ def test_it_splits_alike_under_protections(eps2: float | None) -> None:
 def test_a_side_below_the_floor_stops_a_split(eps2: float | None) -> None:
     scene = swapped(8)
     for protection, options in ((Protection(min_cohort=5, small_clusters="merge"), {}), (Protection(), {"smallest": 5})):
-        state, records = rounds(cfl(train_on(scene), eps2=eps2, **options), federation(scene.clients, protection=protection), 25)  # type: ignore[arg-type]
+        state, records = recorded_rounds(cfl(train_on(scene), eps2=eps2, **options), federation(scene.clients, protection=protection), 25)  # type: ignore[arg-type]
         assert len(state.tree) == 1
         assert "smallest" in {one["because"] for record in records for one in record.notes["refused"]}
 
@@ -594,7 +582,7 @@ def test_a_test_finds_all_groups_and_newcomers_walk_to_theirs() -> None:
     fed = federation(scene.clients, present=range(15))
     algorithm = cfl(train_on(scene), weights="equal")
     assert algorithm.admit is not None
-    state, records = rounds(algorithm, fed, 30)
+    state, records = recorded_rounds(algorithm, fed, 30)
     assert score(scene, state) == 1.0
     (split,) = [split for record in records for split in record.notes["splits"]]
     assert (len(split["sizes"]), split["answer"]) == (3, "groups")
@@ -612,7 +600,7 @@ def test_a_test_finds_all_groups_and_newcomers_walk_to_theirs() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_clients_that_differ_by_noise_alone_are_tested_and_stay_together(seed: int) -> None:
     scene = without_groups(12, seed=seed)
-    state, records = rounds(cfl(train_on(scene), seed=seed), federation(scene.clients, seed=seed), 40)
+    state, records = recorded_rounds(cfl(train_on(scene), seed=seed), federation(scene.clients, seed=seed), 40)
     assert len(state.tree) == 1
     refused = [one for record in records for one in record.notes["refused"]]
     assert {one["because"] for one in refused} == {"test"}
@@ -648,7 +636,7 @@ def test_too_few_clients_are_not_tested() -> None:
     scene = swapped(3, SWAPS[:2])
     fed = federation(scene.clients)
     algorithm = cfl(train_on(scene))
-    state, _ = rounds(algorithm, fed, 20)
+    state, _ = recorded_rounds(algorithm, fed, 20)
     assert len(state.tree) == 1
     assert not [message for message in fed.transcript.messages if message.operation == "gram"]
     assert algorithm.describe(state)["answer"] == "not tested"
@@ -659,7 +647,7 @@ def test_a_run_goes_on_after_a_split_by_test_as_if_never_interrupted(tmp_path: A
     scene = swapped(12)
     fed = federation(scene.clients)
     algorithm = cfl(train_on(scene))
-    state, _ = rounds(algorithm, fed, 25)
+    state, _ = recorded_rounds(algorithm, fed, 25)
     assert len(state.leaves) == 2
     save_checkpoint(tmp_path, "final", state, fed, simulated=eye(fed))
     nodes = json.loads((tmp_path / "final.json").read_text(encoding="utf-8"))["state"]["fields"]["tree"]["items"]
@@ -730,7 +718,7 @@ def test_updates_drowned_by_errors_split_nothing_and_it_is_said() -> None:
             assert np.isfinite(evidence["largest_norm"])
     scene = swapped(6)
     fed = federation(scene, Protection(gram=("ckks",), ckks_release="gram", ckks_bound=512.0))
-    state, records = rounds(cfl(train_on(scene), eps1=0.5, eps2=EPS2), fed, 12)
+    state, records = recorded_rounds(cfl(train_on(scene), eps1=0.5, eps2=EPS2), fed, 12)
     assert len(state.tree) == 1
     assert "error" in {one["because"] for record in records for one in record.notes["refused"]}
 
@@ -775,5 +763,5 @@ def test_label_swap_on_mnist_with_200_samples_a_client(seed: int) -> None:
     )
     model = Model("lenet5", scene.shape, scene.classes, mean=scene.mean, std=scene.std)
     fed = federation(scene.clients, seed=seed, transcript=Transcript("headers"))
-    state, _ = rounds(cfl(Train(model, epochs=3, batch_size=10, lr=0.03), seed=seed), fed, 40)
+    state, _ = recorded_rounds(cfl(Train(model, epochs=3, batch_size=10, lr=0.03), seed=seed), fed, 40)
     assert score(scene, state) >= 0.99

@@ -3,6 +3,8 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import population
+from scenes import model, population, training
+from small_runs import configured, finished
 
 from cflpriv import Model, Train, simulate
 from cflpriv.algorithms import pina, rr_cluster
@@ -19,9 +22,8 @@ from cflpriv.algorithms.rr_cluster import rebalancing
 from cflpriv.clustering.scores import ari
 from cflpriv.engine import Device, Streams, TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config.config import Config
-from cflpriv.experiments.run.loop import Experiment, advance, begin, finish
+from cflpriv.experiments import run_experiment
+from cflpriv.experiments.run.loop import advance, begin, finish
 from cflpriv.experiments.run.run import prepare
 from cflpriv.protocols.events import GaussianEvent
 from cflpriv.randomness import stream
@@ -29,44 +31,21 @@ from cflpriv.tasks.block_choices import ChooseAndMove, ChooseListed
 from cflpriv.tasks.cluster_shares import BLOCK_COUNT, TrainInBlock, counted_blocks
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.low_rank import LowRankSketch
-from cflpriv.types import Population
 
 SCENE = population(groups=2, clients_per_group=10, samples=30, test_samples=6, shape=(6,), separation=4.0)
 NAMES = ("rr_cluster", "pina")
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"clients": 20}, "model": {"name": "linear"}, "algorithm": {"k": 2}, "run": {"insecure_test_entropy": True},
+    "training": {"rounds": 4, "batch_size": 0, "lr": 0.1, "weights": "equal"},
+}  # fmt: skip
+small_config = partial(configured, BASE)
+MODEL, TRAIN = model(SCENE, "float32"), training(SCENE, dtype="float32", batch_size=0)
 pytestmark = pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
-
-
-def model() -> Model:
-    return Model("linear", SCENE.shape, SCENE.classes)
-
-
-def train(**options: Any) -> Train:
-    return Train(model(), **{"batch_size": 0, "lr": 0.1, **options})
-
-
-def config(name: str, *, rounds: int = 4, **sections: Any) -> Config:
-    tree: dict[str, Any] = {
-        "data": {"clients": 20},
-        "model": {"name": "linear"},
-        "training": {"rounds": rounds, "batch_size": 0, "lr": 0.1, "weights": "equal"},
-        "algorithm": {"name": name, "k": 2, **sections.pop("algorithm", {})},
-        "run": {"insecure_test_entropy": True, **sections.pop("run", {})},
-        **sections,
-    }
-    return parse_config(tree)
 
 
 def client_level(name: str, epsilon: float) -> Mapping[str, Any]:
     private = {"unit": "client", "relation": "add_remove", "epsilon": epsilon, "delta": 1e-3, "clip_norm": 0.5}
     return {**private, "local": ["gram"]} if name == "pina" else private
-
-
-def played(made: Config, scene: Population = SCENE) -> Experiment:
-    run = prepare(made, population=scene)
-    begin(run)
-    for _ in range(made.training.rounds):
-        advance(run)
-    return run
 
 
 def on(client: int, choice: int | None = None, **params: Any) -> TaskInput:
@@ -97,8 +76,8 @@ def test_clients_move_as_often_as_they_should() -> None:
     sizes = np.array([90.0, 10.0, 0.0])
     moves = rebalancing(sizes, 20.0)
     np.testing.assert_allclose(sizes @ moves, [60, 20, 20])
-    models = [model().init(0, 0), model().init(0, 1), model().init(0, 2)]
-    task = ChooseAndMove(Losses(model()))
+    models = [MODEL.init(0, 0), MODEL.init(0, 1), MODEL.init(0, 2)]
+    task = ChooseAndMove(Losses(MODEL))
     inputs = [TaskInput(SCENE.clients[0], {"model": models, "moves": moves}, {}, Streams(0, 0, i)) for i in range(600)]
     results, _ = task.run_many(inputs, Device())
     choice = int(results[0]["choice"])
@@ -136,8 +115,8 @@ def test_a_counted_contribution_is_never_longer_than_the_norm_and_its_count_is_e
 
 
 def test_counts_are_of_the_choice_if_nothing_else_is_given() -> None:
-    task = TrainInBlock(train(), 2, 1.0)
-    counts, _ = counted_blocks(task.run(on(0, choice=1, model=model().init(0)))["blocks"], 1.0)
+    task = TrainInBlock(TRAIN, 2, 1.0)
+    counts, _ = counted_blocks(task.run(on(0, choice=1, model=MODEL.init(0)))["blocks"], 1.0)
     np.testing.assert_allclose(counts, [0, 1], atol=1e-6)
 
 
@@ -145,31 +124,31 @@ def test_counts_are_of_the_choice_if_nothing_else_is_given() -> None:
 
 
 def test_a_sketch_has_norm_one_and_is_the_adapters_own_step() -> None:
-    task = LowRankSketch(train(), rank=2, sketch=64)
-    start = model().init(0)
+    task = LowRankSketch(TRAIN, rank=2, sketch=64)
+    start = MODEL.init(0)
     found = task.run(on(0, model=start))["signature"]
     assert found.shape == (2 * SCENE.classes,)
     assert np.linalg.norm(found) == pytest.approx(1.0)
-    gradient = -train().run(on(0, model=start))["update"] / 0.1
-    ((_, shape, offset), *_) = model().layout
+    gradient = -TRAIN.run(on(0, model=start))["update"] / 0.1
+    ((_, shape, offset), *_) = MODEL.layout
     weights = gradient[offset : offset + math.prod(shape)].reshape(shape)
-    flat = np.zeros(model().dimension)
+    flat = np.zeros(MODEL.dimension)
     flat[offset : offset + math.prod(shape)] = np.eye(math.prod(shape))[0]
     assert task.projected(flat).shape == (2 * SCENE.classes,)
-    whole = LowRankSketch(train(), rank=99, sketch=64).run(on(0, model=start))["signature"]
+    whole = LowRankSketch(TRAIN, rank=99, sketch=64).run(on(0, model=start))["signature"]
     assert whole.shape == (weights.size,), "all directions: nothing is lost but the length"
-    other = LowRankSketch(train(), rank=99, sketch=64).run(on(1, model=start))["signature"]
+    other = LowRankSketch(TRAIN, rank=99, sketch=64).run(on(1, model=start))["signature"]
     mine = -weights.ravel() / np.linalg.norm(weights)
-    theirs = train().run(on(1, model=start))["update"][offset : offset + weights.size]
+    theirs = TRAIN.run(on(1, model=start))["update"][offset : offset + weights.size]
     assert whole @ other == pytest.approx(mine @ theirs / np.linalg.norm(theirs), abs=1e-5)
 
 
 def test_a_long_low_rank_update_is_sketched() -> None:
-    task = LowRankSketch(train(), rank=6, sketch=8)
-    one, other = (task.run(on(i, model=model().init(0)))["signature"] for i in (0, 2))
+    task = LowRankSketch(TRAIN, rank=6, sketch=8)
+    one, other = (task.run(on(i, model=MODEL.init(0)))["signature"] for i in (0, 2))
     assert one.shape == (8,)
     assert one @ other > 0.5, "clients of one group"
-    np.testing.assert_allclose(task.run_many([on(0, model=model().init(0))], Device())[0][0]["signature"], one, atol=1e-5)
+    np.testing.assert_allclose(task.run_many([on(0, model=MODEL.init(0))], Device())[0][0]["signature"], one, atol=1e-5)
 
 
 def test_a_listed_label_is_the_clients_own() -> None:
@@ -201,7 +180,7 @@ def test_normal_numbers_keep_their_step_and_others_lose_it() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_groups_are_found_without_noise_and_trained(name: str) -> None:
-    run = played(config(name, rounds=12, training={"rounds": 12, "batch_size": 0, "lr": 0.3, "weights": "equal"}, run={"seed": 1}))
+    run = finished(small_config(name, training={"rounds": 12, "lr": 0.3}, run={"seed": 1}), SCENE)
     summary = finish(run)
     assert summary["choice_ari"] == 1.0
     assert summary["accuracy_mean"] > run.rows[0]["accuracy_mean"]
@@ -217,11 +196,11 @@ def test_groups_are_found_without_noise_and_trained(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("epsilon", [3.0, 1e4])
 def test_every_round_is_one_gaussian_and_the_run_costs_what_was_asked(name: str, epsilon: float, tmp_path: Path) -> None:
-    made = config(name, rounds=3, privacy=client_level(name, epsilon))
+    made = small_config(name, training={"rounds": 3}, privacy=client_level(name, epsilon))
     summary = run_experiment(made, tmp_path / "run", population=SCENE)
     assert summary["stopped"] is None
     assert summary["epsilon"] == pytest.approx(epsilon, rel=1e-2)
-    run = played(made)
+    run = finished(made, SCENE)
     assert run.run_ledger is not None
     charges = run.run_ledger.ledger.charges
     assert [(one.round, one.purpose) for one in charges if one.purpose == "mean"] == [(0, "mean"), (1, "mean"), (2, "mean")]
@@ -233,8 +212,8 @@ def test_every_round_is_one_gaussian_and_the_run_costs_what_was_asked(name: str,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_little_noise_changes_little(name: str) -> None:
-    private = played(config(name, rounds=3, privacy=client_level(name, 1e7)))
-    plain = played(config(name, rounds=3, algorithm={"norm": 0.5}))
+    private = finished(small_config(name, training={"rounds": 3}, privacy=client_level(name, 1e7)), SCENE)
+    plain = finished(small_config(name, training={"rounds": 3}, algorithm={"norm": 0.5}), SCENE)
     for one, other in zip(private.state.models, plain.state.models, strict=True):
         np.testing.assert_allclose(one.value(), other.value(), atol=0.02)
 
@@ -242,9 +221,11 @@ def test_little_noise_changes_little(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_secure_sum_without_privacy_gives_the_same(name: str) -> None:
-    plain = played(config(name, rounds=3))
+    plain = finished(small_config(name, training={"rounds": 3}), SCENE)
     gram = {"gram": ["haar"]} if name == "pina" else {}
-    secure = played(config(name, rounds=3, protection={"sum": "secagg", "secagg_clip": 2.0, "min_cohort": 3, **gram}))
+    secure = finished(
+        small_config(name, training={"rounds": 3}, protection={"sum": "secagg", "secagg_clip": 2.0, "min_cohort": 3, **gram}), SCENE
+    )
     for one, other in zip(plain.state.models, secure.state.models, strict=True):
         np.testing.assert_allclose(one.value(), other.value(), atol=1e-4)
     assert not {message.operation for message in secure.federation.transcript.messages} & {"gather", "relay"}
@@ -253,7 +234,7 @@ def test_a_secure_sum_without_privacy_gives_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("protection", [{}, {"sum": "secagg", "min_cohort": 16, "secagg_mode": "passive"}], ids=["trusted", "secagg"])
 def test_private_runs_under_a_trusted_and_an_untrusted_server(name: str, protection: Mapping[str, Any]) -> None:
-    run = played(config(name, rounds=2, privacy=client_level(name, 50.0), protection=protection))
+    run = finished(small_config(name, training={"rounds": 2}, privacy=client_level(name, 50.0), protection=protection), SCENE)
     summary = finish(run)
     assert summary["rounds_skipped"] == 0
     assert summary["epsilon"] == pytest.approx(50.0, rel=1e-2)
@@ -261,10 +242,10 @@ def test_private_runs_under_a_trusted_and_an_untrusted_server(name: str, protect
 
 
 def test_rows_without_noise_are_not_compared_under_secure_sums() -> None:
-    secure = config("pina", protection={"sum": "secagg", "min_cohort": 16})
+    secure = small_config("pina", protection={"sum": "secagg", "min_cohort": 16})
     with pytest.raises(InputError, match=r"clients refuse under protection\.sum = 'secagg'"):
         prepare(secure, population=SCENE)
-    private = config("pina", protection={"sum": "secagg", "min_cohort": 16}, privacy=client_level("rr_cluster", 5.0))
+    private = small_config("pina", protection={"sum": "secagg", "min_cohort": 16}, privacy=client_level("rr_cluster", 5.0))
     with pytest.raises(InputError, match=r"clients refuse under protection\.sum = 'secagg'|it uses gram"):
         prepare(private, population=SCENE)
 
@@ -273,8 +254,8 @@ def test_rows_without_noise_are_not_compared_under_secure_sums() -> None:
 def test_a_run_resumes_after_any_round(name: str, tmp_path: Path) -> None:
     from cflpriv.experiments.run.checkpoint import load_checkpoint, restore, save_checkpoint
 
-    made = config(name, rounds=3)
-    whole = played(made)
+    made = small_config(name, training={"rounds": 3})
+    whole = finished(made, SCENE)
     first = prepare(made, population=SCENE)
     begin(first)
     advance(first)
@@ -291,7 +272,7 @@ def test_a_run_resumes_after_any_round(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_newcomers_choose_by_themselves(name: str) -> None:
     simulated = simulate(SCENE.clients, present=range(16), seed=1)
-    made = {"rr_cluster": rr_cluster, "pina": pina}[name](train(lr=0.3), k=2, seed=1)
+    made = {"rr_cluster": rr_cluster, "pina": pina}[name](replace(TRAIN, lr=0.3), k=2, seed=1)
     state = made.init(simulated.federation)
     for number in range(8):
         simulated.federation.begin_round(number)
@@ -307,7 +288,7 @@ def test_newcomers_choose_by_themselves(name: str) -> None:
 
 def test_clients_are_moved_into_a_cluster_that_nobody_chose() -> None:
     """Of three models of two groups one is left over; from the second round on it receives clients."""
-    run = played(config("rr_cluster", rounds=3, algorithm={"k": 3, "smallest": 4}))
+    run = finished(small_config("rr_cluster", training={"rounds": 3}, algorithm={"k": 3, "smallest": 4}), SCENE)
     assert [min(row["sizes"]) >= 4 - 1e-9 for row in run.rows] == [True] * 3
     assert run.rows[0]["moved"] == 0.0
     assert all(0 <= row["moved"] < 0.5 for row in run.rows[1:])
@@ -324,7 +305,7 @@ def test_clients_are_moved_into_a_cluster_that_nobody_chose() -> None:
 )  # fmt: skip
 def test_parameters_that_cannot_be_are_refused(make: Any, key: str, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        make(train(), **{key: value})
+        make(TRAIN, **{key: value})
 
 
 @pytest.mark.parametrize(
@@ -335,25 +316,25 @@ def test_parameters_that_cannot_be_are_refused(make: Any, key: str, value: Any, 
 )  # fmt: skip
 def test_parameters_of_pina_that_cannot_be_are_refused(key: str, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        pina(train(), **{key: value})
+        pina(TRAIN, **{key: value})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_more_clusters_than_clients_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"algorithm\.k: 21 clusters of 20 clients"):
-        played(config(name, algorithm={"k": 21}))
+        finished(small_config(name, algorithm={"k": 21}), SCENE)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sample_level_privacy_and_transformed_sums_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"under privacy\.unit = 'sample': its sums have a private form for whole clients only"):
-        config(name, privacy={"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 30})
+        small_config(name, privacy={"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 30})
     with pytest.raises(InputError, match=rf"keeps means from the server, and that of '{name}'"):
-        prepare(config(name, protection={"sum": "haar", "gram": ["haar"]}), population=SCENE)
+        prepare(small_config(name, protection={"sum": "haar", "gram": ["haar"]}), population=SCENE)
 
 
 def test_contributions_are_as_long_as_they_are_clipped_to() -> None:
     for name in NAMES:
-        assert config(name, privacy=client_level(name, 1.0)).hyper["norm"] == 0.5
-        assert config(name).hyper["norm"] == 1.0
-        assert config(name, algorithm={"norm": 0.3}).hyper["norm"] == 0.3
+        assert small_config(name, privacy=client_level(name, 1.0)).hyper["norm"] == 0.5
+        assert small_config(name).hyper["norm"] == 1.0
+        assert small_config(name, algorithm={"norm": 0.3}).hyper["norm"] == 0.3

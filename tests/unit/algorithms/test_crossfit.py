@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import PROTECTIONS, population
+from scenes import PROTECTIONS, model, population, training
 from torch import nn
 from torch.nn import functional
 
@@ -28,10 +28,7 @@ from cflpriv.tasks.fold_gradients import FoldGradients, fold_weights
 from cflpriv.types import Array, ClientData
 
 SCENE = population(groups=2, clients_per_group=6)
-
-
-def model() -> Model:
-    return Model("linear", SCENE.shape, SCENE.classes)
+MODEL, TRAIN = model(SCENE, "float32"), training(SCENE, dtype="float32", batch_size=0)
 
 
 # --- folds
@@ -61,10 +58,10 @@ def test_one_sample_cannot_be_split() -> None:
 def by_hand(weights: Array, start: Array) -> Array:
     """Weighted sums of the samples' gradients, each scaled to norm 1, one sample at a time."""
     one = SCENE.clients[0]
-    module = model().load(start)
-    total = np.zeros((2, model().dimension))
+    module = MODEL.load(start)
+    total = np.zeros((2, MODEL.dimension))
     for place in range(len(one.y_train)):
-        x, y = model().inputs(one.x_train[place : place + 1]), torch.from_numpy(one.y_train[place : place + 1])
+        x, y = MODEL.inputs(one.x_train[place : place + 1]), torch.from_numpy(one.y_train[place : place + 1])
         made = torch.autograd.grad(functional.cross_entropy(module(x), y), list(module.parameters()))
         row = torch.cat([part.reshape(-1) for part in made]).double().numpy()
         total += weights[:, place : place + 1] * row / np.linalg.norm(row)
@@ -73,22 +70,22 @@ def by_hand(weights: Array, start: Array) -> Array:
 
 @pytest.mark.parametrize("balanced", [True, False])
 def test_folds_are_means_of_gradients_of_norm_one(balanced: bool) -> None:
-    start, streams = model().init(3), Streams(5, -1, 0)
+    start, streams = MODEL.init(3), Streams(5, -1, 0)
     weights = fold_weights(SCENE.clients[0].y_train, balanced, streams("folds"))
     expected = by_hand(weights, start)
     given = TaskInput(SCENE.clients[0], {"model": start}, {}, streams)
-    whole = FoldGradients(model(), balanced, sketch=model().dimension).run(given)["folds"]
+    whole = FoldGradients(MODEL, balanced, sketch=MODEL.dimension).run(given)["folds"]
     np.testing.assert_allclose(whole, expected, atol=1e-6)
-    short = FoldGradients(model(), balanced, sketch=16, seed=9).run(given)["folds"]
-    np.testing.assert_allclose(short, sketch(public_seed("crossfit", 9), model().dimension, 16).apply(whole), atol=1e-12)
+    short = FoldGradients(MODEL, balanced, sketch=16, seed=9).run(given)["folds"]
+    np.testing.assert_allclose(short, sketch(public_seed("crossfit", 9), MODEL.dimension, 16).apply(whole), atol=1e-12)
     assert (np.linalg.norm(whole, axis=1) <= 1 + 1e-9).all()
 
 
 def test_samples_come_in_blocks_that_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = model().init(0)
-    whole = torch.cat(list(sample_gradients(model(), start, SCENE.clients[0])))
+    start = MODEL.init(0)
+    whole = torch.cat(list(sample_gradients(MODEL, start, SCENE.clients[0])))
     monkeypatch.setattr("cflpriv.engine.sample_gradients.SAMPLES_AT_ONCE", 3)
-    blocks = list(sample_gradients(model(), start, SCENE.clients[0]))
+    blocks = list(sample_gradients(MODEL, start, SCENE.clients[0]))
     assert max(map(len, blocks)) == 3
     torch.testing.assert_close(torch.cat(blocks), whole)
 
@@ -129,14 +126,10 @@ def test_sums_of_directions_need_no_single_gradients(
 # --- the system
 
 
-def train() -> Train:
-    return Train(model(), epochs=1, batch_size=0, lr=0.1)
-
-
 def test_groups_are_found_and_newcomers_join_theirs() -> None:
     groups = dict(zip((one.id for one in SCENE.clients), SCENE.groups, strict=True))
     simulated = simulate(SCENE.clients, present=[one for one in groups if one not in (1, 10)])
-    algorithm = crossfit(train())
+    algorithm = crossfit(TRAIN)
     state = algorithm.init(simulated.federation)
     described = algorithm.describe(state)
     found = described["clustering"]
@@ -153,7 +146,7 @@ def test_groups_are_found_and_newcomers_join_theirs() -> None:
 
 def test_one_group_is_one_cluster_and_says_so() -> None:
     alike = population(groups=1, clients_per_group=12)
-    algorithm = crossfit(train())
+    algorithm = crossfit(TRAIN)
     described = algorithm.describe(algorithm.init(simulate(alike.clients).federation))
     assert described["clustering"].k == 1
     assert described["answer"] in ("all alike", "no clear groups")
@@ -161,12 +154,12 @@ def test_one_group_is_one_cluster_and_says_so() -> None:
 
 
 def test_a_given_number_of_groups_is_taken() -> None:
-    algorithm = crossfit(train(), k=3)
+    algorithm = crossfit(TRAIN, k=3)
     described = algorithm.describe(algorithm.init(simulate(SCENE.clients).federation))
     assert described["clustering"].k == 3
     assert described["rule"] == "k = 3"
     with pytest.raises(InputError, match="13 groups of 12 clients"):
-        crossfit(train(), k=13).init(simulate(SCENE.clients).federation)
+        crossfit(TRAIN, k=13).init(simulate(SCENE.clients).federation)
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
@@ -228,7 +221,7 @@ def test_many_clients_are_compared_with_landmarks_only(name: str, monkeypatch: p
 )
 def test_parameters_that_cannot_be_are_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        crossfit(train(), **given)  # type: ignore[arg-type]
+        crossfit(TRAIN, **given)  # type: ignore[arg-type]
 
 
 def test_small_clients_of_the_same_data_are_no_group() -> None:

@@ -15,7 +15,7 @@ SCENES = {"groups": lambda: population(2, 8), "continuum": lambda: continuum(16,
 """One for each answer of the test; p of the continuum is a count that is released as it is."""
 
 
-def described(scene: Population, protection: Protection) -> dict[str, Any]:
+def crossfit_description(scene: Population, protection: Protection) -> dict[str, Any]:
     fed = federation(scene, protection, release_policy="strict", seed=1)
     algorithm = crossfit(training(scene, dtype="float32", batch_size=20))
     return dict(algorithm.describe(algorithm.init(fed)))
@@ -23,7 +23,7 @@ def described(scene: Population, protection: Protection) -> dict[str, Any]:
 
 @cache
 def in_the_clear(name: str) -> dict[str, Any]:
-    return described(SCENES[name](), Protection())
+    return crossfit_description(SCENES[name](), Protection())
 
 
 def test_the_scenes_have_one_answer_each() -> None:
@@ -39,7 +39,7 @@ def test_a_protection_changes_neither_labels_nor_p(name: str, protection: Protec
     """A rotation is exact up to rounding, and the key holder computes with products that err by less than a millionth."""
     if protection is LABELS:
         pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
-    clear, under = in_the_clear(name), described(SCENES[name](), protection)
+    clear, under = in_the_clear(name), crossfit_description(SCENES[name](), protection)
     one, other = ({key: value for key, value in each.items() if key != "evidence"} for each in (clear, under))
     assert one == other
     if protection is LABELS:
@@ -59,8 +59,8 @@ def test_where_more_is_released_noise_changes_no_clear_answer(release: str) -> N
     """The key holder computes the test before noise is added to distances; a released Gram has noise, and the server tests it."""
     pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
     scene = population(2, 4)
-    clear = described(scene, Protection())
-    under = described(scene, Protection(gram=("ckks",), ckks_release=release))  # type: ignore[arg-type]
+    clear = crossfit_description(scene, Protection())
+    under = crossfit_description(scene, Protection(gram=("ckks",), ckks_release=release))  # type: ignore[arg-type]
     assert clear["answer"] == "groups"
     for key in ("clustering", "answer", "directions", "p"):
         assert under[key] == clear[key]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, mlp_training, population, training
+from small_runs import agreement, digits, recorded_rounds, true_groups
 
 from cflpriv.algorithms.fedavg import fedavg
 from cflpriv.algorithms.ifca.ifca import hypcluster, ifca
@@ -31,22 +32,7 @@ from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, Population
 
-
-def digits(clients: int = 8, **more: Any) -> Population:
-    options: dict[str, Any] = {"rotations": (0, 90), "test_samples_per_client": 20} | more
-    return build_population(DataSpec(clients=clients, **options))
-
-
 train_on = partial(mlp_training, dtype="float64")
-
-
-def rounds(algorithm: Algorithm, fed: FederationServer, count: int, state: Any = None) -> tuple[Any, list[Any]]:
-    state, records = algorithm.init(fed) if state is None else state, []
-    for number in range(count):
-        fed.begin_round(number)
-        state, record = algorithm.round(fed, state)
-        records.append(record)
-    return state, records
 
 
 def models(fed: FederationServer, state: Any) -> Array:
@@ -54,13 +40,9 @@ def models(fed: FederationServer, state: Any) -> Array:
     return np.stack([eye(fed).peek(fed.clients[0], model) for model in state.restarts[state.best].models])
 
 
-def truth(scene: Population) -> dict[int, int]:
-    return {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
-
-
 def score(scene: Population, algorithm: Algorithm, state: Any) -> float:
     clustering = algorithm.describe(state)["clustering"]
-    return ari([truth(scene)[client] for client in clustering.clients], clustering.labels)
+    return agreement(scene, clustering)
 
 
 # --- what it must equal
@@ -72,8 +54,8 @@ def test_one_cluster_is_fedavg_bit_for_bit(weights: Any, kind: Any) -> None:
     scene = digits()
     train = train_on(scene, dtype="float32", momentum=0.5, lr_decay=0.9)
     one, two = (federation(scene.clients, seed=3, engine=Engine(kind)) for _ in range(2))
-    a, _ = rounds(ifca(train, k=1, weights=weights), one, 3)
-    b, _ = rounds(fedavg(train, weights=weights), two, 3)
+    a, _ = recorded_rounds(ifca(train, k=1, weights=weights), one, 3)
+    b, _ = recorded_rounds(fedavg(train, weights=weights), two, 3)
     np.testing.assert_array_equal(models(one, a)[0], eye(two).peek(0, b.model))
 
 
@@ -89,7 +71,7 @@ def test_both_averagings_agree_after_one_full_batch_step_per_cluster() -> None:
     after, counts = {}, {}
     for name, algorithm in made.items():
         fed = federation(scene.clients, sampling=Sampling("global", 0.7), seed=1)
-        state, records = rounds(algorithm, fed, 1)
+        state, records = recorded_rounds(algorithm, fed, 1)
         after[name], counts[name] = models(fed, state), records[0].notes["chosen"]
     np.testing.assert_allclose(after["cluster"], after["model"], rtol=0, atol=1e-12)
     start = np.stack([train.model.init(0, attempt) for attempt in range(3)])
@@ -106,7 +88,7 @@ def test_averagings_agree_over_rounds_when_the_step_is_scaled() -> None:
     results = []
     for options in ({}, {"averaging": "gradient", "divide_by": "cluster"}):
         fed = federation(scene)
-        state, _ = rounds(ifca(train, k=2, **options), fed, 5)  # type: ignore[arg-type]
+        state, _ = recorded_rounds(ifca(train, k=2, **options), fed, 5)  # type: ignore[arg-type]
         results.append(models(fed, state))
     np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-12)
 
@@ -116,7 +98,7 @@ def test_a_round_by_hand() -> None:
     scene = population(groups=2, clients_per_group=3)
     train = training(scene, batch_size=0)
     fed = federation(scene)
-    state, (record,) = rounds(ifca(train, k=2), fed, 1)
+    state, (record,) = recorded_rounds(ifca(train, k=2), fed, 1)
     start = [train.model.init(0, attempt) for attempt in range(2)]
     losses = fed.compute(Losses(train.model), {"model": start})
     choices = [int(eye(fed).peek(c, losses["choice"])) for c in fed.clients]
@@ -140,7 +122,7 @@ def test_rotated_digits_are_found_and_the_loss_tells_which_restart() -> None:
     train = train_on(scene, dtype="float32", batch_size=0, epochs=10, lr=0.3)
     fed = federation(scene.clients)
     algorithm = ifca(train, k=4, restarts=4)
-    state, records = rounds(algorithm, fed, 25)
+    state, records = recorded_rounds(algorithm, fed, 25)
     assert score(scene, algorithm, state) == 1.0
     losses = records[-1].notes["restart_losses"]
     assert records[-1].notes["best_restart"] == int(np.argmin(losses))
@@ -155,7 +137,7 @@ def test_clusters_partition_the_clients_seen_and_empty_ones_are_legal(k: int, re
     scene = population(groups=2, clients_per_group=3, samples=6)
     fed = federation(scene, sampling=Sampling("global", share), seed=seed)
     algorithm = ifca(training(scene), k=k, restarts=restarts, seed=seed)
-    state, records = rounds(algorithm, fed, 3)
+    state, records = recorded_rounds(algorithm, fed, 3)
     clustering = algorithm.describe(state)["clustering"]
     assert set(clustering.clients) == {c for record in records for c in record.cohort}
     assert clustering.k == k
@@ -167,7 +149,7 @@ def test_the_result_does_not_depend_on_the_order_of_clients() -> None:
     results = []
     for clients in (scene.clients, scene.clients[::-1]):
         fed = federation(clients, sampling=Sampling("global", 0.5))
-        state, _ = rounds(ifca(train_on(scene), k=2, restarts=2), fed, 3)
+        state, _ = recorded_rounds(ifca(train_on(scene), k=2, restarts=2), fed, 3)
         results.append(models(fed, state))
     np.testing.assert_array_equal(results[0], results[1])
 
@@ -179,13 +161,13 @@ def test_restarts_run_beside_each_other_as_if_alone() -> None:
     scene = digits()
     train = train_on(scene)
     fed = federation(scene)
-    state, records = rounds(ifca(train, k=2, restarts=3), fed, 3)
+    state, records = recorded_rounds(ifca(train, k=2, restarts=3), fed, 3)
     alone = federation(scene)
-    first, _ = rounds(ifca(train, k=2), alone, 3)
+    first, _ = recorded_rounds(ifca(train, k=2), alone, 3)
     opened = [eye(fed).peek(0, model) for model in state.restarts[0].models]
     np.testing.assert_allclose(opened, models(alone, first), rtol=0, atol=1e-12)  # three restarts are stacked, one is not
     assert state.best == int(np.argmin([run.loss for run in state.restarts]))
-    kept, dropped = rounds(ifca(train, k=2, restarts=3, decide_after=2), federation(scene), 3)
+    kept, dropped = recorded_rounds(ifca(train, k=2, restarts=3, decide_after=2), federation(scene), 3)
     assert len(kept.restarts) == 1
     assert "restart_losses" not in dropped[2].notes
     assert kept.restarts[0].loss == min(records[1].notes["restart_losses"])
@@ -196,7 +178,7 @@ def test_the_compared_loss_is_the_mean_training_loss_of_what_clients_chose() -> 
     train = training(scene)
     for protection in PROTECTIONS.values():
         fed = federation(scene, protection)
-        _, (record,) = rounds(ifca(train, k=2, restarts=2), fed, 1)
+        _, (record,) = recorded_rounds(ifca(train, k=2, restarts=2), fed, 1)
         for restart in range(2):
             start = [train.model.init(0, 2 * restart + j) for j in range(2)]
             held = fed.compute(Losses(train.model), {"model": start})
@@ -215,8 +197,8 @@ def test_a_restart_that_gets_no_sum_does_not_stop_the_others() -> None:
     for seed in range(4):
         algorithm = ifca(training(scene), k=2, restarts=3, seed=seed)
         fed, alone = federation(scene, Protection(min_cohort=3), seed=seed), federation(scene, seed=seed)
-        state, (record,) = rounds(algorithm, fed, 1)
-        free, _ = rounds(algorithm, alone, 1)
+        state, (record,) = recorded_rounds(algorithm, fed, 1)
+        free, _ = recorded_rounds(algorithm, alone, 1)
         start = algorithm.init(fed)
         for run, unbound, before in zip(state.restarts, free.restarts, start.restarts, strict=True):
             sizes = np.bincount([run.labels[c] for c in range(4)], minlength=2)
@@ -229,7 +211,7 @@ def test_a_restart_that_gets_no_sum_does_not_stop_the_others() -> None:
     assert moved > 0
     few = federation(scene, Protection(min_cohort=3), sampling=Sampling("global", 0.5))
     with pytest.raises(TooFewClients):  # nobody's sum may be made: the round is skipped as ever
-        rounds(ifca(training(scene), k=2, restarts=3), few, 1)
+        recorded_rounds(ifca(training(scene), k=2, restarts=3), few, 1)
 
 
 def test_a_restart_in_which_all_diverge_does_not_stop_the_others() -> None:
@@ -241,20 +223,20 @@ def test_a_restart_in_which_all_diverge_does_not_stop_the_others() -> None:
     bad = Shared(np.full(train.model.dimension, 1e200) * np.where(np.arange(train.model.dimension) % 2, 1, -1) * 1e108)
     state = replace(state, restarts=(replace(state.restarts[0], models=(bad, bad)), state.restarts[1]))
     with np.errstate(all="ignore"):
-        state, (record,) = rounds(algorithm, fed, 1, state)
+        state, (record,) = recorded_rounds(algorithm, fed, 1, state)
     assert record.notes["best_restart"] == 1
     assert record.notes["restart_losses"][0] is None
     assert set(record.cohort) == set(range(6))
     stop = ifca(replace(train, on_divergence="stop"), k=2, restarts=2)
     with np.errstate(all="ignore"), pytest.raises(TrainingDiverged):
-        rounds(stop, federation(scene), 1, replace(stop.init(fed), restarts=(replace(state.restarts[0], models=(bad, bad)),) * 2))
+        recorded_rounds(stop, federation(scene), 1, replace(stop.init(fed), restarts=(replace(state.restarts[0], models=(bad, bad)),) * 2))
 
 
 def test_members_of_large_clusters_wait_where_few_of_them_are_sampled() -> None:
     """small_clusters = "local" is about clusters, not cohorts; and restarts are compared although no mean of losses may be made."""
     scene = population(groups=2, clients_per_group=6, samples=6)
     fed = federation(scene, Protection(min_cohort=3, small_clusters="local"), sampling=Sampling("global", 0.15))
-    state, records = rounds(ifca(training(scene), k=1, restarts=2), fed, 3)
+    state, records = recorded_rounds(ifca(training(scene), k=1, restarts=2), fed, 3)
     assert [record.notes["chosen"] for record in records] == [[2], [0], [0]]  # two clients met train alone, more than two wait
     assert len(state.restarts[0].models[0].own) == 1
 
@@ -268,7 +250,7 @@ def test_shared_layers_are_trained_where_no_cluster_reaches_the_floor() -> None:
     for seed in range(9):
         fed = federation(scene, Protection(min_cohort=3), seed=seed)
         algorithm = ifca(train, k=3, shared=(ALL_BUT_LAST,), seed=seed)
-        state, (record,) = rounds(algorithm, fed, 1)
+        state, (record,) = recorded_rounds(algorithm, fed, 1)
         before, after = (one.restarts[0] for one in (algorithm.init(fed), state))
         assert np.abs(after.joint.value() - before.joint.value()).max() > 0
         if record.notes["unchanged_clusters"] == [0, 1, 2]:
@@ -283,7 +265,7 @@ def test_shared_layers_are_trained_by_everyone_and_the_rest_by_cluster() -> None
     spans = shared_spans(train.model.layout, (ALL_BUT_LAST,))
     assert spans == ((0, 64 * 16 + 16),)
     fed = federation(scene)
-    state, (record,) = rounds(ifca(train, k=2, shared=(ALL_BUT_LAST,)), fed, 1)
+    state, (record,) = recorded_rounds(ifca(train, k=2, shared=(ALL_BUT_LAST,)), fed, 1)
     run = state.restarts[0]
     assert run.joint is not None
     joint = parted(train.model.init(0, 0), spans)[0]
@@ -303,7 +285,7 @@ def test_sharing_sends_one_copy_of_the_shared_layers() -> None:
     sent = []
     for shared in ((), (ALL_BUT_LAST,)):
         fed = federation(scene)
-        rounds(ifca(train, k=4, shared=shared), fed, 1)
+        recorded_rounds(ifca(train, k=4, shared=shared), fed, 1)
         sent.append(fed.transcript.download_bytes)
     whole, last = train.model.dimension, 16 * 10 + 10
     assert sent == [8 * 8 * 4 * whole, 8 * 8 * (4 * last + whole - last)]
@@ -339,7 +321,7 @@ def test_the_saver_sends_one_model_once_estimates_are_stable_and_changes_nothing
     for stable_rounds in (0, 2):
         fed = federation(scene)
         algorithm = ifca(train, k=2, stable_rounds=stable_rounds)
-        state, records = rounds(algorithm, fed, 12)
+        state, records = recorded_rounds(algorithm, fed, 12)
         results.append(models(fed, state))
         sent = [sum(m.total_bytes for m in fed.transcript.messages if m.operation == "compute" and m.round == r) for r in range(12)]
         traffic.append(sent)
@@ -358,7 +340,7 @@ def test_the_saver_goes_with_secure_sums_and_shared_layers() -> None:
     """Everybody's mean of the shared layers is made of the clusters' sums, each over clients that were sent one model."""
     scene = digits(8, samples_per_client=60)
     fed = federation(scene, Protection(sum="secagg", secagg_mode="passive", secagg_clip=4.0))
-    state, records = rounds(ifca(train_on(scene, batch_size=0, lr=0.3), k=2, stable_rounds=1, shared=(ALL_BUT_LAST,)), fed, 4)
+    state, records = recorded_rounds(ifca(train_on(scene, batch_size=0, lr=0.3), k=2, stable_rounds=1, shared=(ALL_BUT_LAST,)), fed, 4)
     assert records[-1].notes["sent_one_model"]
     assert len(set(state.restarts[state.best].labels.values())) == 2  # or the clients hold the same model
 
@@ -367,7 +349,7 @@ def test_strangers_are_sent_all_models_while_the_others_are_saved() -> None:
     scene = digits(8, samples_per_client=60)
     fed = federation(scene, present=range(6))
     algorithm = ifca(train_on(scene, batch_size=0, epochs=5, lr=0.3), k=2, stable_rounds=1)
-    state, _ = rounds(algorithm, fed, 8)
+    state, _ = recorded_rounds(algorithm, fed, 8)
     assert state.restarts[0].saving
     eye(fed).join([6, 7])
     fed.begin_round(8)
@@ -384,7 +366,7 @@ def test_the_saver_waits_until_everybody_met_was_met_again_unchanged(share: floa
     """The paper: the identities of all machines are stable. A round that meets a few of them again says nothing of the others."""
     scene = digits(8, samples_per_client=60)
     fed = federation(scene, sampling=Sampling("global", share), seed=seed)
-    _, records = rounds(ifca(train_on(scene, batch_size=0, epochs=5, lr=0.3), k=2, stable_rounds=stable_rounds), fed, 30)
+    _, records = recorded_rounds(ifca(train_on(scene, batch_size=0, epochs=5, lr=0.3), k=2, stable_rounds=stable_rounds), fed, 30)
     last: dict[int, int] = {}
     unchanged: dict[int, int] = {}
     expected: list[bool] = []
@@ -411,7 +393,7 @@ def test_inference_takes_the_model_of_lowest_training_loss_not_of_test_loss() ->
     for variant in ("paper", "authors"):
         fed = federation(swapped)
         algorithm = ifca(train_on(scene, batch_size=0, epochs=5, lr=0.3), k=2, variant=variant)
-        state, _ = rounds(algorithm, fed, 12)
+        state, _ = recorded_rounds(algorithm, fed, 12)
         served = algorithm.serve(state)
         held = fed.compute(served.task, served.params)
         choices[variant] = [int(eye(fed).peek(c, held["choice"])) for c in fed.clients]
@@ -426,7 +408,7 @@ def test_newcomers_get_the_model_of_their_group() -> None:
     fed = federation(scene, present=range(8))
     algorithm = ifca(train_on(scene, batch_size=0, epochs=5, lr=0.3), k=2)
     assert algorithm.admit is not None
-    state, _ = rounds(algorithm, fed, 12)
+    state, _ = recorded_rounds(algorithm, fed, 12)
     eye(fed).join([8, 9])
     before = models(fed, state)
     state, notes = algorithm.admit(fed, state, [8, 9])
@@ -449,7 +431,7 @@ def test_it_runs_unchanged_under_protections(options: dict[str, Any], sum_: str)
     train = train_on(scene, batch_size=0, epochs=1, lr=0.3)
     if sum_ == "secagg" and "restarts" in options:
         with pytest.raises(InputError, match="difference of the two sums would show an individual"):
-            rounds(ifca(train, k=2, **options), federation(scene, Protection(sum=sum_, min_cohort=2, secagg_clip=4.0)), 3)
+            recorded_rounds(ifca(train, k=2, **options), federation(scene, Protection(sum=sum_, min_cohort=2, secagg_clip=4.0)), 3)
         return
     results = []
     for protection in (
@@ -458,7 +440,7 @@ def test_it_runs_unchanged_under_protections(options: dict[str, Any], sum_: str)
     ):
         fed = federation(scene, protection)
         algorithm = ifca(train, k=2, weights="equal", **options)
-        state, _ = rounds(algorithm, fed, 3)
+        state, _ = recorded_rounds(algorithm, fed, 3)
         results.append((models(fed, state), algorithm.describe(state)["clustering"]))
         if sum_ == "secagg-oblivious" and protection.sum != "none":
             assert results[1][1] is None
@@ -480,11 +462,11 @@ def test_without_k_the_groups_are_found_and_models_come_apart_at_once(share: flo
     scene = turned()
     fed = federation(scene, sampling=Sampling("global", share))
     algorithm = ifca(train_on(scene))
-    state, records = rounds(algorithm, fed, 8)
+    state, records = recorded_rounds(algorithm, fed, 8)
     assert score(scene, algorithm, state) == 1.0
     assert len(state.restarts[0].models) == 2
     for record in records:
-        assert record.labels == tuple(truth(scene)[client] for client in record.cohort)
+        assert record.labels == tuple(true_groups(scene)[client] for client in record.cohort)
     described = algorithm.describe(state)
     assert (described["rule"], described["answer"], described["clear"]) == ("test at level 0.01", "groups", True)
     assert not {client for record in records for client in record.cohort} & set(state.restarts[0].first)
@@ -492,12 +474,12 @@ def test_without_k_the_groups_are_found_and_models_come_apart_at_once(share: flo
 
 def test_later_estimates_are_those_of_the_lowest_loss() -> None:
     scene = turned()
-    wrong = {client.id: 1 - truth(scene)[client.id] if client.id < 3 else truth(scene)[client.id] for client in scene.clients}
+    wrong = {client.id: 1 - true_groups(scene)[client.id] if client.id < 3 else true_groups(scene)[client.id] for client in scene.clients}
     fed = federation(scene)
     algorithm = ifca(train_on(scene))
     state = algorithm.init(fed)
     (run,) = state.restarts
-    state, records = rounds(algorithm, fed, 6, replace(state, restarts=(replace(run, first=wrong),)))
+    state, records = recorded_rounds(algorithm, fed, 6, replace(state, restarts=(replace(run, first=wrong),)))
     assert records[0].labels == tuple(wrong.values())
     assert score(scene, algorithm, state) == 1.0
 
@@ -507,8 +489,8 @@ def test_without_groups_it_is_fedavg_and_says_so(weights: Any) -> None:
     scene = digits(10, rotations=(), samples_per_client=60)
     one, two = federation(scene), federation(scene)
     algorithm = ifca(train_on(scene), weights=weights)
-    a, _ = rounds(algorithm, one, 3)
-    b, _ = rounds(fedavg(train_on(scene), weights=weights), two, 3)
+    a, _ = recorded_rounds(algorithm, one, 3)
+    b, _ = recorded_rounds(fedavg(train_on(scene), weights=weights), two, 3)
     np.testing.assert_array_equal(models(one, a)[0], eye(two).peek(0, b.model))
     described = algorithm.describe(a)
     assert described["clustering"].k == 1
@@ -525,7 +507,7 @@ def test_found_groups_are_the_same_under_protections(sum_: str, shared: tuple[st
     for protection in (Protection(min_cohort=2), Protection(gram=("haar",), sum=sum_, min_cohort=2, secagg_clip=4.0)):
         fed = federation(scene, protection, sampling=Sampling("global", 0.7))
         algorithm = ifca(train_on(scene, batch_size=0, lr=0.3), shared=shared, weights="equal")
-        state, records = rounds(algorithm, fed, 4)
+        state, records = recorded_rounds(algorithm, fed, 4)
         assert not any(record.notes["unchanged_clusters"] for record in records)
         results.append((models(fed, state), algorithm.describe(state)["clustering"]))
     np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-8 if sum_ == "haar" else 1e-5)
@@ -555,7 +537,7 @@ def test_all_engine_paths_give_the_same() -> None:
     results = []
     for kind in ("auto", "sequential"):
         fed = federation(scene.clients, engine=Engine(kind))
-        state, _ = rounds(ifca(train_on(scene), k=2, shared=("1",)), fed, 3)
+        state, _ = recorded_rounds(ifca(train_on(scene), k=2, shared=("1",)), fed, 3)
         results.append(models(fed, state))
         assert {path for task, path in eye(fed).engine.paths if task == "PickAndTrain"} <= {"stacked", "span", "sequential"}
     np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-12)
@@ -566,7 +548,7 @@ def test_diverged_clients_take_no_part() -> None:
     scene = population(groups=2, clients_per_group=3)
     broken = [replace(c, x_train=c.x_train * np.float32(1e30)) if c.id == 2 else c for c in scene.clients]
     fed = federation(broken)
-    state, (record,) = rounds(ifca(training(scene, on_divergence="skip", dtype="float32", lr=1e30), k=2), fed, 1)
+    state, (record,) = recorded_rounds(ifca(training(scene, on_divergence="skip", dtype="float32", lr=1e30), k=2), fed, 1)
     assert 2 not in record.cohort
     assert all(np.isfinite(models(fed, state)).ravel())
 
@@ -581,9 +563,9 @@ def test_a_client_without_a_finite_gradient_takes_no_part() -> None:
         state = replace(state, restarts=(replace(state.restarts[0], models=tuple(one * 100.0 for one in state.restarts[0].models)),))
         if on_divergence == "stop":
             with pytest.raises(TrainingDiverged, match="client 2"):
-                rounds(algorithm, fed, 1, state)
+                recorded_rounds(algorithm, fed, 1, state)
         else:
-            state, (record,) = rounds(algorithm, fed, 1, state)
+            state, (record,) = recorded_rounds(algorithm, fed, 1, state)
             assert record.cohort == (0, 1, 3, 4, 5)
             assert np.isfinite(models(fed, state)).all()
 
@@ -653,5 +635,5 @@ def test_rotated_mnist_with_200_samples_a_client(seed: int) -> None:
     model = Model("mlp", scene.shape, scene.classes, hidden=200, mean=scene.mean, std=scene.std)
     fed = federation(scene.clients, seed=seed, transcript=Transcript("headers"))
     algorithm = ifca(Train(model, epochs=10, batch_size=0, lr=0.1), k=4, restarts=5, seed=seed)
-    state, _ = rounds(algorithm, fed, 20)
+    state, _ = recorded_rounds(algorithm, fed, 20)
     assert score(scene, algorithm, state) >= 0.99

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scenes import PROTECTIONS, eye, federation, mlp_training, population, served, training
+from small_runs import after_rounds, digits, true_groups
 
 from cflpriv.algorithms import ALGORITHMS, fedavg, local, oracle, pacfl, shuffled
-from cflpriv.algorithms.interface import Algorithm
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram, angles
 from cflpriv.contract.operations import GramView, Sampling
@@ -19,49 +19,32 @@ from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.run.run import start
-from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.signatures import PrincipalHalves, PrincipalVectors, principal_vectors
-from cflpriv.types import Array, ClientData, Population
+from cflpriv.types import Array, ClientData
 
-
-def digits(clients: int = 20, rotations: tuple[int, ...] = (0, 90), **more: Any) -> Population:
-    return build_population(DataSpec(clients=clients, rotations=rotations, test_samples_per_client=40, **more))
-
-
+well_tested_digits = partial(digits, test_samples_per_client=40)
 train_on = partial(mlp_training, momentum=0.5)
 RULES = ("test", "silhouette", "gap")
 
 
-def rounds(algorithm: Algorithm, fed: FederationServer, count: int) -> Any:
-    state = algorithm.init(fed)
-    for number in range(count):
-        fed.begin_round(number)
-        state, _ = algorithm.round(fed, state)
-    return state
-
-
-def truth(scene: Population) -> dict[int, int]:
-    return {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
-
-
 @pytest.mark.parametrize("weights", ["examples", "equal"])
 def test_beta_to_infinity_is_fedavg_bit_for_bit(weights: Any) -> None:
-    scene = digits()
+    scene = well_tested_digits(20)
     sampling = Sampling("global", 0.3)
     one, two = (federation(scene.clients, sampling=sampling, seed=3) for _ in range(2))
     merged, plain = pacfl(train_on(scene), beta=np.inf, weights=weights), fedavg(train_on(scene), weights=weights)
-    a, b = rounds(merged, one, 4), rounds(plain, two, 4)
+    a, b = after_rounds(merged, one, 4), after_rounds(plain, two, 4)
     np.testing.assert_array_equal(served(merged, one, a), served(plain, two, b))
     assert a.clustering.k == 1
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_beta_zero_is_local_training(participation: float) -> None:
-    scene = digits(10)
+    scene = well_tested_digits(10)
     sampling = Sampling("global", participation)
     one, two = (federation(scene.clients, sampling=sampling, seed=3) for _ in range(2))
     alone, solo = pacfl(train_on(scene, dtype="float64"), beta=0.0), local(train_on(scene, "float64"))
-    a, b = rounds(alone, one, 4), rounds(solo, two, 4)
+    a, b = after_rounds(alone, one, 4), after_rounds(solo, two, 4)
     np.testing.assert_allclose(served(alone, one, a), served(solo, two, b), rtol=0, atol=1e-12)
     assert a.clustering.k == 10
     assert two.transcript.messages == []
@@ -69,7 +52,7 @@ def test_beta_zero_is_local_training(participation: float) -> None:
 
 @pytest.mark.parametrize("cut", RULES)
 def test_rotated_digits_are_told_apart_without_a_number_of_clusters(cut: Any) -> None:
-    scene = digits()
+    scene = well_tested_digits(20)
     state = pacfl(train_on(scene), cut=cut).init(federation(scene))
     assert state.notes["clear"]
     assert ari(scene.groups, state.clustering.labels) == 1.0
@@ -77,7 +60,7 @@ def test_rotated_digits_are_told_apart_without_a_number_of_clusters(cut: Any) ->
 
 @pytest.mark.parametrize("cut", RULES)
 def test_no_clear_structure_is_one_cluster(cut: Any) -> None:
-    scene = digits(rotations=())
+    scene = well_tested_digits(20, rotations=())
     state = pacfl(train_on(scene), cut=cut).init(federation(scene))
     assert not state.notes["clear"]
     assert state.clustering.k == 1
@@ -88,7 +71,7 @@ def test_no_clear_structure_is_one_cluster(cut: Any) -> None:
 
 def test_by_default_halves_are_tested() -> None:
     """What is sent, what is said of it, and the evidence."""
-    scene = digits()
+    scene = well_tested_digits(20)
     fed = federation(scene)
     algorithm = pacfl(train_on(scene))
     state = algorithm.init(fed)
@@ -108,7 +91,7 @@ def test_by_default_halves_are_tested() -> None:
 
 
 def test_few_clients_are_one_cluster_and_the_notes_say_why() -> None:
-    scene = digits(3, rotations=(0, 90, 180))
+    scene = well_tested_digits(3, rotations=(0, 90, 180))
     state = pacfl(train_on(scene)).init(federation(scene))
     assert state.clustering.k == 1
     assert state.notes["answer"] == "not tested: fewer than 4 clients"
@@ -133,7 +116,7 @@ def test_halves_are_of_all_samples_each_in_one() -> None:
 
 
 def test_a_half_of_too_few_samples_is_refused_by_name() -> None:
-    scene = digits(5)
+    scene = well_tested_digits(5)
     few = replace(scene.clients[3], x_train=scene.clients[3].x_train[:5], y_train=scene.clients[3].y_train[:5])
     fed = federation([*scene.clients[:3], few, scene.clients[4]])
     with pytest.raises(InputError, match=r"client 3: a half of 5 samples .*p = 3 .* rank 2"):
@@ -145,11 +128,11 @@ def test_a_half_of_too_few_samples_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", PROTECTIONS)
 def test_newcomers_join_the_nearest_group_by_test(name: str) -> None:
-    scene = digits()
+    scene = well_tested_digits(20)
     fed = federation(scene, PROTECTIONS[name], present=range(14))
     algorithm = pacfl(train_on(scene), weights="equal", fine_tune_epochs=1)
     assert algorithm.admit is not None
-    state = rounds(algorithm, fed, 1)
+    state = after_rounds(algorithm, fed, 1)
     before = state.clustering
     eye(fed).join(range(14, 20))
     state, notes = algorithm.admit(fed, state, range(14, 20))
@@ -177,7 +160,7 @@ def test_what_does_not_go_with_a_cut_is_refused(options: dict[str, Any], words: 
 
 
 def test_signatures_per_label_are_cut_by_silhouette() -> None:
-    scene = digits(8)
+    scene = well_tested_digits(8)
     for options in ({"variant": "authors"}, {"per_label": True}):
         algorithm = pacfl(train_on(scene), **options)
         assert algorithm.init(federation(scene)).notes["rule"] == "automatic (silhouette)"
@@ -219,7 +202,7 @@ def test_the_authors_variant_runs_with_ragged_widths() -> None:
 
 
 def test_small_clusters_merge_inside_the_clustering() -> None:
-    scene = digits()
+    scene = well_tested_digits(20)
     state = pacfl(train_on(scene), beta=5.0).init(federation(scene, Protection(min_cohort=4, small_clusters="merge")))
     sizes = np.bincount(state.clustering.labels)
     assert (sizes >= 4).all() or len(sizes) == 1
@@ -232,11 +215,11 @@ def test_small_clusters_merge_inside_the_clustering() -> None:
 @pytest.mark.parametrize("name", PROTECTIONS)
 @pytest.mark.parametrize("linkage", ["average", "weighted", "complete", "single"])
 def test_newcomers_join_their_group(name: str, linkage: Any) -> None:
-    scene = digits()
+    scene = well_tested_digits(20)
     fed = federation(scene, PROTECTIONS[name], present=range(14))
     algorithm = pacfl(train_on(scene), weights="equal", linkage=linkage, cut="silhouette")
     assert algorithm.admit is not None
-    state = rounds(algorithm, fed, 1)
+    state = after_rounds(algorithm, fed, 1)
     before = state.clustering
     eye(fed).join(range(14, 20))
     state, notes = algorithm.admit(fed, state, range(14, 20))
@@ -247,13 +230,13 @@ def test_newcomers_join_their_group(name: str, linkage: Any) -> None:
 
 
 def test_a_newcomer_like_nobody_opens_a_cluster() -> None:
-    scene = digits(10)
-    odd = digits(10, rotations=(180, 270)).clients[1]  # turned by 270 degrees: an angle that no member has
+    scene = well_tested_digits(10)
+    odd = well_tested_digits(10, rotations=(180, 270)).clients[1]  # turned by 270 degrees: an angle that no member has
     stranger = replace(odd, id=10, x_train=1.0 - odd.x_train)
     fed = federation([*scene.clients, stranger], present=range(10))
     algorithm = pacfl(train_on(scene), beta=16.0, weights="equal", fine_tune_epochs=2)
     assert algorithm.admit is not None
-    state = rounds(algorithm, fed, 1)
+    state = after_rounds(algorithm, fed, 1)
     k = state.clustering.k
     eye(fed).join([10])
     state, notes = algorithm.admit(fed, state, [10])
@@ -264,13 +247,13 @@ def test_a_newcomer_like_nobody_opens_a_cluster() -> None:
 
 @pytest.mark.slow
 def test_newcomers_get_the_clusters_model_and_fine_tune_it() -> None:
-    scene = digits()
+    scene = well_tested_digits(20)
     plain, tuned = (pacfl(train_on(scene), weights="equal", fine_tune_epochs=epochs) for epochs in (0, 5))
     results = []
     for algorithm in (plain, tuned):
         fed = federation(scene, present=range(18))
         assert algorithm.admit is not None
-        state = rounds(algorithm, fed, 2)
+        state = after_rounds(algorithm, fed, 2)
         eye(fed).join([18, 19])
         state, _ = algorithm.admit(fed, state, [18, 19])
         results.append((fed, state, served(algorithm, fed, state)))
@@ -284,7 +267,7 @@ def test_the_proximity_matrix_grows_by_new_rows_only() -> None:
     """Old entries are kept as they are, and the whole equals the matrix computed at once."""
     from cflpriv.algorithms.pacfl import ClusterByAngles, PlaceNewcomers
 
-    scene = digits(12)
+    scene = well_tested_digits(12)
     signatures = np.stack([principal_vectors(c.x_train.reshape(len(c.x_train), -1), 3) for c in scene.clients])
     asked: list[tuple[slice, slice]] = []
 
@@ -312,7 +295,7 @@ def test_the_proximity_matrix_grows_by_new_rows_only() -> None:
 
 def test_oracle_and_shuffled_have_the_same_sizes_and_differ_in_who() -> None:
     scene = population(groups=3, clients_per_group=6)
-    groups = truth(scene)
+    groups = true_groups(scene)
     train = training(scene)
     best, control = oracle(train, groups=groups), shuffled(train, groups=groups)
     fed = federation(scene)
@@ -325,9 +308,9 @@ def test_oracle_and_shuffled_have_the_same_sizes_and_differ_in_who() -> None:
 
 
 def test_unsampled_clusters_keep_their_model() -> None:
-    scene = digits(10)
+    scene = well_tested_digits(10)
     fed = federation(scene, sampling=Sampling("global", 0.1))
-    algorithm = oracle(train_on(scene), groups=truth(scene))
+    algorithm = oracle(train_on(scene), groups=true_groups(scene))
     state = algorithm.init(fed)
     fed.begin_round(0)
     after, record = algorithm.round(fed, state)

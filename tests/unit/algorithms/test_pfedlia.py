@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, population, served, training
 from scenes import mlp_training as train_on
 from sklearn.cluster import OPTICS, KMeans
+from small_runs import after_rounds, digits, true_groups
 
 from cflpriv.algorithms import fedavg, oracle
-from cflpriv.algorithms.interface import Algorithm
 from cflpriv.algorithms.pfedlia.influence import Influence, OnPart, better_group, cluster_scores, split_validation, stable_scores
 from cflpriv.algorithms.pfedlia.pfedlia import pfedlia
 from cflpriv.clustering.scores import ari
@@ -27,28 +28,11 @@ from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.run.checkpoint import flatten
-from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData, Population
 
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
-
-
-def digits(clients: int = 20, **more: Any) -> Population:
-    options: dict[str, Any] = {"clients": clients, "test_samples_per_client": 20, "partition": "pathological", "groups": PAIRS} | more
-    return build_population(DataSpec(**options))
-
-
-def run(algorithm: Algorithm, fed: FederationServer, count: int, first: int = 0, state: Any = None) -> Any:
-    state = algorithm.init(fed) if state is None else state
-    for number in range(first, first + count):
-        fed.begin_round(number)
-        state, _ = algorithm.round(fed, state)
-    return state
-
-
-def truth(scene: Population) -> dict[int, int]:
-    return {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
+digit_pairs = partial(digits, rotations=(), partition="pathological", groups=PAIRS)
 
 
 def training_parts(scene: Population, seed: int = 0) -> tuple[ClientData, ...]:
@@ -83,7 +67,7 @@ def test_the_split_is_a_partition_with_something_on_both_sides(count: int, share
 
 
 def test_three_to_one_is_the_default_and_the_split_never_changes() -> None:
-    scene = digits(5)
+    scene = digit_pairs(5)
     for client in scene.clients:
         train, held_back = split_validation(client, 0.25, 7)
         assert abs(len(train) - 3 * len(held_back)) <= 2
@@ -94,13 +78,13 @@ def test_three_to_one_is_the_default_and_the_split_never_changes() -> None:
 @pytest.mark.parametrize("mode", ["central", "peer"])
 def test_test_data_change_nothing(mode: Any) -> None:
     """The pitfall of scoring on test data: other test data, the same scores, groups and models, bit for bit."""
-    scene = digits(10)
+    scene = digit_pairs(10)
     other = [replace(client, x_test=1 - client.x_test[::-1], y_test=(client.y_test + 1) % 10) for client in scene.clients]
     results = []
     for clients in (scene.clients, other):
         fed = federation(clients, seed=1)
         algorithm = pfedlia(train_on(scene), warm_up=1, mode=mode)
-        state = run(algorithm, fed, 4)
+        state = after_rounds(algorithm, fed, 4)
         results.append((state.groups, state.scores, served(algorithm, fed, state)))
     assert results[0][0] == results[1][0]
     if mode == "central":
@@ -110,7 +94,7 @@ def test_test_data_change_nothing(mode: Any) -> None:
 
 def test_held_back_data_are_not_trained_on() -> None:
     """Other samples in the validation part: the same models before clustering; other samples in the training part: others."""
-    scene = digits(5)
+    scene = digit_pairs(5)
 
     def spoilt(part: int) -> list[ClientData]:
         clients = []
@@ -123,7 +107,7 @@ def test_held_back_data_are_not_trained_on() -> None:
     models = []
     for clients in (scene.clients, spoilt(1), spoilt(0)):
         fed = federation(clients)
-        models.append(run(pfedlia(train_on(scene), warm_up=9), fed, 3).warm.value())
+        models.append(after_rounds(pfedlia(train_on(scene), warm_up=9), fed, 3).warm.value())
     np.testing.assert_array_equal(models[0], models[1])
     assert not np.array_equal(models[0], models[2])
 
@@ -137,8 +121,8 @@ def test_lazy_scores_are_equation_one() -> None:
     train = training(scene)
     algorithm = pfedlia(train, warm_up=2, local_epochs=3, weights="equal")
     fed = federation(scene)
-    warm = run(algorithm, fed, 2).warm.value()
-    state = run(algorithm, fed, 1, 2, replace(run(algorithm, federation(scene), 2)))
+    warm = after_rounds(algorithm, fed, 2).warm.value()
+    state = after_rounds(algorithm, fed, 1, replace(after_rounds(algorithm, federation(scene), 2)), first=2)
     tilde = {}
     for client in training_parts(scene):
         given = TaskInput(client, {"model": warm}, {}, Streams(0, 2, client.id))
@@ -155,7 +139,7 @@ def test_lazy_scores_are_equation_one() -> None:
 
 
 def test_a_batch_of_the_data_may_do() -> None:
-    scene = digits(5)
+    scene = digit_pairs(5)
     task = OnPart(train_on(scene, epochs=2), 0.25, samples=12)
     fed = federation(scene)
     held = fed.compute(task, {"model": task.train.model.init(0)})
@@ -169,11 +153,11 @@ def test_a_batch_of_the_data_may_do() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_engine_gives_the_same_scores(workers: int) -> None:
-    scene = digits(5)
+    scene = digit_pairs(5)
     results = []
     for engine in (Engine("sequential"), Engine("auto", workers=workers)):
         fed = federation(scene, engine=engine)
-        results.append(run(pfedlia(train_on(scene, "float64"), warm_up=1), fed, 2).scores)
+        results.append(after_rounds(pfedlia(train_on(scene, "float64"), warm_up=1), fed, 2).scores)
         engine.close()
     np.testing.assert_allclose(results[0], results[1], rtol=1e-9)
 
@@ -184,7 +168,7 @@ def test_exact_influence_is_retraining_with_and_without() -> None:
     scene = population(groups=2, clients_per_group=3, samples=24)
     train = training(scene, batch_size=0, lr=0.3)
     fed = federation(scene)
-    state = run(pfedlia(train, warm_up=0, influence="exact", exact_rounds=40, weights="equal"), fed, 1)
+    state = after_rounds(pfedlia(train, warm_up=0, influence="exact", exact_rounds=40, weights="equal"), fed, 1)
     classes, parts = scene.classes, {c.id: flat(c, split_validation(c, 0.25, 0)[0]) for c in scene.clients}
 
     def gradient(theta: Array, x: Array, y: Array) -> Array:
@@ -218,8 +202,8 @@ def test_lazy_scores_have_the_signs_of_exact_influence() -> None:
     shifted = [replace(c, y_train=(c.y_train + c.id % 2) % 3, x_train=scene.clients[0].x_train + 0 * c.x_train[:1]) for c in scene.clients]
     fed = federation([replace(c, y_train=(scene.clients[0].y_train + c.id % 2) % 3) for c in shifted])
     train = training(scene, batch_size=0, lr=0.3)
-    lazy = run(pfedlia(train, warm_up=2, local_epochs=10), fed, 3).scores
-    exact = run(pfedlia(train, warm_up=0, influence="exact", exact_rounds=60), fed, 1).scores
+    lazy = after_rounds(pfedlia(train, warm_up=2, local_epochs=10), fed, 3).scores
+    exact = after_rounds(pfedlia(train, warm_up=0, influence="exact", exact_rounds=60), fed, 1).scores
     others = ~np.eye(8, dtype=bool)
     assert ((lazy > 0) == (exact > 0))[others].mean() > 0.95
 
@@ -367,20 +351,23 @@ def test_any_scores_give_a_partition(seed: int, n: int, min_samples: int, scores
 
 
 def test_the_warm_up_is_fedavg_on_the_training_part() -> None:
-    scene = digits(10)
+    scene = digit_pairs(10)
     sampling = Sampling("global", 0.5)
     one, two = federation(scene.clients, sampling=sampling), federation(training_parts(scene), sampling=sampling)
-    a, b = run(pfedlia(train_on(scene), warm_up=9, weights="equal"), one, 4), run(fedavg(train_on(scene), weights="equal"), two, 4)
+    a, b = (
+        after_rounds(pfedlia(train_on(scene), warm_up=9, weights="equal"), one, 4),
+        after_rounds(fedavg(train_on(scene), weights="equal"), two, 4),
+    )
     np.testing.assert_array_equal(a.warm.value(), b.model.value())
 
 
 def test_clusters_found_are_trained_like_clusters_given() -> None:
     """After the clustering round, FedAvg per cluster: bit for bit the oracle's on the training parts."""
-    scene = digits()
+    scene = digit_pairs(20)
     sampling = Sampling("global", 0.5)
     one, two = federation(scene.clients, sampling=sampling), federation(training_parts(scene), sampling=sampling)
-    found, given = pfedlia(train_on(scene), warm_up=0, weights="equal"), oracle(train_on(scene), groups=truth(scene), weights="equal")
-    a, b = run(found, one, 4), run(given, two, 3, 1)
+    found, given = pfedlia(train_on(scene), warm_up=0, weights="equal"), oracle(train_on(scene), groups=true_groups(scene), weights="equal")
+    a, b = after_rounds(found, one, 4), after_rounds(given, two, 3, first=1)
     assert ari(scene.groups, found.describe(a)["clustering"].labels) == 1.0
     np.testing.assert_array_equal(served(found, one, a), served(given, two, b))
 
@@ -388,12 +375,12 @@ def test_clusters_found_are_trained_like_clusters_given() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scores", ["value", "sign"])
 def test_exact_neighbourhoods_are_the_clusters(scores: Any) -> None:
-    scene = digits()
+    scene = digit_pairs(20)
     results = []
     for mode in ("central", "peer"):
         fed = federation(scene.clients, sampling=Sampling("global", 0.5))
         algorithm = pfedlia(train_on(scene, "float64"), warm_up=3, mode=mode, scores=scores)
-        state = run(algorithm, fed, 7)
+        state = after_rounds(algorithm, fed, 7)
         results.append((algorithm.describe(state)["clustering"], served(algorithm, fed, state)))
     assert ari(scene.groups, results[0][0].labels) == 1.0
     assert results[0][0] == results[1][0]
@@ -403,11 +390,11 @@ def test_exact_neighbourhoods_are_the_clusters(scores: Any) -> None:
 @pytest.mark.parametrize("weights", ["equal", "examples"])
 def test_overlapping_neighbourhoods_against_a_plain_retelling(weights: Any) -> None:
     """Each sampled client trains its own model; θ_i ← the mean over N_i ∩ S of what came out; unheard clients keep theirs."""
-    scene = digits(10, partition="iid", groups=(), samples_per_client=60)
+    scene = digit_pairs(10, partition="iid", groups=(), samples_per_client=60)
     train = train_on(scene, "float64")
     algorithm = pfedlia(train, warm_up=1, mode="peer", weights=weights)
     fed = federation(scene.clients, sampling=Sampling("global", 0.5), seed=4)
-    state = run(algorithm, fed, 2)
+    state = after_rounds(algorithm, fed, 2)
     neighbours = {client: state.groups[state.uses[client]] for client in fed.clients}
     assert any(sum(client in its for its in neighbours.values()) > 1 for client in fed.clients)
     assert len(state.groups) > 2
@@ -430,10 +417,10 @@ def test_overlapping_neighbourhoods_against_a_plain_retelling(weights: Any) -> N
 
 
 def test_clustering_happens_once_and_trains_nothing() -> None:
-    scene = digits(10)
+    scene = digit_pairs(10)
     fed = federation(scene)
     algorithm = pfedlia(train_on(scene), warm_up=2)
-    state = run(algorithm, fed, 6)
+    state = after_rounds(algorithm, fed, 6)
     relays = [
         message for message in fed.transcript.messages if message.operation == "relay" and message.source == message.target == "clients"
     ]
@@ -452,24 +439,24 @@ def test_clustering_waits_until_enough_clients_are_there(mode: Any) -> None:
     algorithm = pfedlia(training(scene), warm_up=1, mode=mode, min_samples=4, local_epochs=2, weights="equal")
     state = algorithm.init(fed)
     eye(fed).leave(range(3, 8))
-    state = run(algorithm, fed, 3, state=state)
+    state = after_rounds(algorithm, fed, 3, state=state)
     assert not state.clustered
     assert not [message for message in fed.transcript.messages if message.operation == "relay"]
     alone = federation(training_parts(scene), present=range(3))
-    plain = run(fedavg(training(scene), weights="equal"), alone, 3)
+    plain = after_rounds(fedavg(training(scene), weights="equal"), alone, 3)
     np.testing.assert_array_equal(state.warm.value(), plain.model.value())  # the warm-up goes on
     eye(fed).join(range(3, 8))
-    state = run(algorithm, fed, 1, 3, state)
+    state = after_rounds(algorithm, fed, 1, state, first=3)
     assert state.clustered
     assert set(state.uses) == set(range(8))
 
 
 def test_members_of_large_clusters_wait_where_few_of_them_are_sampled() -> None:
     """small_clusters = "local" is about clusters, not about who of them is in the cohort."""
-    scene = digits(10)
+    scene = digit_pairs(10)
     fed = federation(scene, Protection(min_cohort=2, small_clusters="local"), sampling=Sampling("global", 0.1))
     algorithm = pfedlia(train_on(scene), warm_up=0, min_samples=2)
-    state = run(algorithm, fed, 4)
+    state = after_rounds(algorithm, fed, 4)
     assert all(not model.own for model in state.models)
     assert min(map(len, state.groups)) >= 2
 
@@ -484,7 +471,7 @@ def test_a_newcomer_scores_and_trains_nothing_first() -> None:
     fed = federation(broken, present=range(7))
     algorithm = pfedlia(training(scene, on_divergence="skip", dtype="float32"), warm_up=1, local_epochs=2)
     assert algorithm.admit is not None
-    state = run(algorithm, fed, 2)
+    state = after_rounds(algorithm, fed, 2)
     eye(fed).join([7])
     before = sum(count for (task, _), count in eye(fed).engine.paths.items() if task == "OnPart")
     after, _ = algorithm.admit(fed, state, [7])
@@ -496,11 +483,11 @@ def test_a_newcomer_scores_and_trains_nothing_first() -> None:
 @pytest.mark.parametrize("mode", ["central", "peer"])
 @pytest.mark.parametrize("name", PROTECTIONS)
 def test_newcomers_find_their_group(name: str, mode: Any) -> None:
-    scene = digits()
+    scene = digit_pairs(20)
     fed = federation(scene, PROTECTIONS[name], present=range(15))
     algorithm = pfedlia(train_on(scene, "float64", hidden=8), warm_up=2, mode=mode, weights="equal")
     assert algorithm.admit is not None
-    state = run(algorithm, fed, 4)
+    state = after_rounds(algorithm, fed, 4)
     before = algorithm.describe(state)["clustering"]
     eye(fed).join(range(15, 20))
     if mode == "central":  # peer to peer, whoever is away cannot be chosen
@@ -518,16 +505,16 @@ def test_newcomers_find_their_group(name: str, mode: Any) -> None:
         assert notes == {"opened_clusters": 0}
     else:
         assert all(set(state.groups[state.uses[c]]) >= {c, c - 10} for c in range(15, 20))
-    run(algorithm, fed, 1, 4, state)
+    after_rounds(algorithm, fed, 1, state, first=4)
 
 
 def test_a_newcomer_that_nobody_helps_opens_a_cluster() -> None:
-    scene = digits(15)
+    scene = digit_pairs(15)
     kept = [client for client in range(15) if scene.groups[client] != scene.groups[4]]
     fed = federation(scene, present=kept)
     algorithm = pfedlia(train_on(scene), warm_up=2, min_samples=2)
     assert algorithm.admit is not None
-    state = run(algorithm, fed, 3)
+    state = after_rounds(algorithm, fed, 3)
     eye(fed).join([4])
     state, notes = algorithm.admit(fed, state, [4])
     assert notes == {"opened_clusters": 1}
@@ -570,12 +557,12 @@ def test_every_client_sampled_is_placed_through_joins_and_leaves(mode: Any, warm
 
 @pytest.mark.parametrize("mode", ["central", "peer"])
 def test_clear_and_hidden_runs_are_the_same(mode: Any) -> None:
-    scene = digits(10, partition="iid", groups=(), samples_per_client=60)
+    scene = digit_pairs(10, partition="iid", groups=(), samples_per_client=60)
     results = []
     for protection in PROTECTIONS.values():
         fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.5), seed=2)
         algorithm = pfedlia(train_on(scene, "float64", hidden=4), warm_up=2, mode=mode, weights="equal")
-        state = run(algorithm, fed, 5)
+        state = after_rounds(algorithm, fed, 5)
         results.append((state.groups, served(algorithm, fed, state)))
     assert results[0][0] == results[1][0]
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-8)
@@ -584,23 +571,23 @@ def test_clear_and_hidden_runs_are_the_same(mode: Any) -> None:
 @pytest.mark.slow
 def test_secure_sums_train_clusters_and_refuse_overlapping_neighbourhoods() -> None:
     protection = Protection(sum="secagg", secagg_mode="passive")
-    scene = digits()
+    scene = digit_pairs(20)
     algorithm = pfedlia(train_on(scene), warm_up=1, weights="equal")
     fed = federation(scene.clients, protection=protection)
-    state = run(algorithm, fed, 3)
+    state = after_rounds(algorithm, fed, 3)
     assert ari(scene.groups, algorithm.describe(state)["clustering"].labels) == 1.0
-    overlapping = digits(10, partition="iid", groups=(), samples_per_client=60)
+    overlapping = digit_pairs(10, partition="iid", groups=(), samples_per_client=60)
     fed = federation(overlapping.clients, protection=protection, seed=4)
     algorithm = pfedlia(train_on(overlapping), warm_up=1, mode="peer", weights="equal")
-    state = run(algorithm, fed, 2)
+    state = after_rounds(algorithm, fed, 2)
     with pytest.raises(InputError, match="overlapping groups under sum = 'secagg'"):
-        run(algorithm, fed, 1, 2, state)
+        after_rounds(algorithm, fed, 1, state, first=2)
 
 
 def test_peer_mode_shows_the_server_no_scores() -> None:
-    scene = digits(10)
+    scene = digit_pairs(10)
     fed = federation(scene)
-    run(pfedlia(train_on(scene), warm_up=1, mode="peer"), fed, 2)
+    after_rounds(pfedlia(train_on(scene), warm_up=1, mode="peer"), fed, 2)
     gathered = [message for message in fed.transcript.messages if message.operation == "gather"]
     assert [message.kind for message in gathered] == ["neighbours"]
     assert all(set(np.unique(value)) <= {0, 1} for message in gathered for value in (message.payload or {}).values())
@@ -624,10 +611,10 @@ def test_pathological_fashion_is_found(mode: Any, scores: Any) -> None:
     model = Model("mlp", scene.shape, scene.classes, 64, scene.mean, scene.std)
     algorithm = pfedlia(Train(model, epochs=1, batch_size=10, lr=0.01), mode=mode, scores=scores)
     fed = federation(scene.clients, sampling=Sampling("global", 0.1))
-    state = run(algorithm, fed, 21)
+    state = after_rounds(algorithm, fed, 21)
     assert ari(scene.groups, algorithm.describe(state)["clustering"].labels) == 1.0
     if mode == "peer":
-        groups = truth(scene)
+        groups = true_groups(scene)
         assert all(set(state.groups[state.uses[c]]) == {o for o in fed.clients if groups[o] == groups[c]} for c in fed.clients)
 
 
@@ -672,7 +659,7 @@ def test_newcomers_and_exact_influence_do_not_go_together() -> None:
     fed = federation(scene, present=range(6))
     algorithm = pfedlia(training(scene, batch_size=0), warm_up=0, influence="exact", exact_rounds=2)
     assert algorithm.admit is not None
-    state = run(algorithm, fed, 1)
+    state = after_rounds(algorithm, fed, 1)
     eye(fed).join([6])
     with pytest.raises(InputError, match="exact influence of newcomers"):
         algorithm.admit(fed, state, [6])

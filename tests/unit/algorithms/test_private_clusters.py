@@ -3,13 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from scenes import population
+from scenes import model, population, task_input, training
+from small_runs import configured, finished
 
-from cflpriv import Model, Train, simulate
+from cflpriv import simulate
 from cflpriv.algorithms import private_clusters
 from cflpriv.algorithms.private_clusters import PrivateClustersState
 from cflpriv.clustering.noisy_sums import directions_of, tree_of
@@ -18,7 +20,6 @@ from cflpriv.contract.handles import Shared
 from cflpriv.engine import Device, Streams, Task, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.experiments import parse_config
-from cflpriv.experiments.config.config import Config
 from cflpriv.experiments.run.loop import Experiment, advance, begin, finish
 from cflpriv.experiments.run.run import prepare
 from cflpriv.randomness import stream
@@ -36,44 +37,23 @@ from cflpriv.tasks.cluster_shares import (
     noise_in,
 )  # fmt: skip
 from cflpriv.tasks.with_update import WithUpdate, update_in
-from cflpriv.types import Array, Population
+from cflpriv.types import Array
 
 GROUPS = 3
 SCENE = population(groups=GROUPS, clients_per_group=40, samples=30, test_samples=4, shape=(6,), separation=4.0)
 SHORT = {"moments": 2, "cell_steps": 2, "centre_steps": 1}
 FINDING = 6
+BASE: dict[str, dict[str, Any]] = {
+    "model": {"name": "linear"}, "training": {"rounds": FINDING + 2, "batch_size": 0, "lr": 0.1, "weights": "equal"},
+    "algorithm": {"name": "private_clusters", **SHORT}, "run": {"insecure_test_entropy": True},
+}  # fmt: skip
+small_config = partial(configured, BASE)
+MODEL, TRAIN = model(SCENE, "float32"), training(SCENE, dtype="float32", batch_size=0)
 pytestmark = pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
-
-
-def model() -> Model:
-    return Model("linear", SCENE.shape, SCENE.classes)
-
-
-def train() -> Train:
-    return Train(model(), batch_size=0, lr=0.1)
-
-
-def config(*, rounds: int = FINDING + 2, **sections: Any) -> Config:
-    tree: dict[str, Any] = {
-        "model": {"name": "linear"},
-        "training": {"rounds": rounds, "batch_size": 0, "lr": 0.1, "weights": "equal"},
-        "algorithm": {"name": "private_clusters", **SHORT, **sections.pop("algorithm", {})},
-        "run": {"insecure_test_entropy": True, **sections.pop("run", {})},
-        **sections,
-    }
-    return parse_config(tree)
 
 
 def client_level(epsilon: float) -> Mapping[str, Any]:
     return {"unit": "client", "relation": "add_remove", "epsilon": epsilon, "delta": 1e-3, "clip_norm": 0.5}
-
-
-def played(made: Config, scene: Population = SCENE) -> Experiment:
-    run = prepare(made, population=scene)
-    begin(run)
-    for _ in range(made.training.rounds):
-        advance(run)
-    return run
 
 
 def choices(run: Experiment) -> list[int]:
@@ -83,8 +63,8 @@ def choices(run: Experiment) -> list[int]:
     return [int(served.task.run(one).get("choice", 0)) for one in inputs]
 
 
-def given(params: Mapping[str, Array]) -> TaskInput:
-    return TaskInput(SCENE.clients[0], {"start": model().init(0), **params}, {}, Streams(0, 0, 0))
+def input_of_first(params: Mapping[str, Array]) -> TaskInput:
+    return task_input(SCENE.clients[0], {"start": MODEL.init(0), **params})
 
 
 # --- what clients contribute
@@ -92,7 +72,7 @@ def given(params: Mapping[str, Array]) -> TaskInput:
 
 def shares(norm: float) -> list[Array]:
     """A contribution to each kind of sum."""
-    m, r = model(), 4
+    m, r = MODEL, 4
     size = m.dimension
     options: dict[str, Any] = {"directions": r, "norm": norm}
     around = {"short_centre": np.full(r, 0.1)}
@@ -103,7 +83,7 @@ def shares(norm: float) -> list[Array]:
         (CellShare(m, **options), {**around, "basis": np.eye(r)[:, :2], "cells": cells, "radius": np.array(0.01)}),
         (ClusterShare(m, **options, k=3), {"centre": np.full(size, 9.0), "radius": np.array(0.5), "choice": np.array(1)}),
     ]
-    return [np.asarray(task.run(given(params))["contribution"]) for task, params in tasks]
+    return [np.asarray(task.run(input_of_first(params))["contribution"]) for task, params in tasks]
 
 
 @pytest.mark.parametrize("norm", [1.0, 0.2])
@@ -133,17 +113,17 @@ def test_a_client_with_one_sample_adds_nothing_to_a_moment() -> None:
     one = SCENE.clients[0]
     single = TaskInput(
         type(one)(0, one.x_train[:1], one.y_train[:1], one.x_test, one.y_test),
-        {"start": model().init(0), "short_centre": np.zeros(4)}, {}, Streams(0, 0, 0),
+        {"start": MODEL.init(0), "short_centre": np.zeros(4)}, {}, Streams(0, 0, 0),
     )  # fmt: skip
-    np.testing.assert_array_equal(MomentShare(model(), directions=4).run(single)["contribution"], 0.0)
+    np.testing.assert_array_equal(MomentShare(MODEL, directions=4).run(single)["contribution"], 0.0)
 
 
 def test_an_update_stands_in_the_block_of_its_choice_alone() -> None:
-    task, start = TrainInBlock(train(), 3), model().init(0)
+    task, start = TrainInBlock(TRAIN, 3), MODEL.init(0)
     inputs = [TaskInput(SCENE.clients[i], {"model": start}, {}, Streams(0, 0, i), choice=i % 3) for i in range(4)]
     together, _ = task.run_many(inputs, Device())
     for one, result in zip(inputs, together, strict=True):
-        update = train().run(one)["update"]
+        update = TRAIN.run(one)["update"]
         expected = np.zeros((3, len(update)), update.dtype)
         expected[one.choice] = update
         np.testing.assert_allclose(task.run(one)["blocks"], expected, atol=1e-7)
@@ -152,17 +132,17 @@ def test_an_update_stands_in_the_block_of_its_choice_alone() -> None:
 
 @pytest.mark.parametrize("norm", [1e-3, 1e3])
 def test_an_update_beside_a_contribution_has_its_part_of_the_length(norm: float) -> None:
-    share, start, k, part = CentreShare(model(), norm=norm), model().init(0), 3, 0.2
-    task = WithUpdate(share, train(), k, part)
+    share, start, k, part = CentreShare(MODEL, norm=norm), MODEL.init(0), 3, 0.2
+    task = WithUpdate(share, TRAIN, k, part)
     inputs = [TaskInput(SCENE.clients[i], {"start": start, "model": start + 0.1}, {}, Streams(0, 0, i), choice=i % 3) for i in range(4)]
     together, _ = task.run_many(inputs, Device())
     for one, result in zip(inputs, together, strict=True):
         contribution = np.asarray(task.run(one)["contribution"])
         assert np.linalg.norm(contribution) <= norm * (1 + 1e-12)
         np.testing.assert_allclose(result["contribution"], contribution, atol=1e-6 * norm)
-        found, updates = update_in(contribution, k, model().dimension, part)
+        found, updates = update_in(contribution, k, MODEL.dimension, part)
         np.testing.assert_allclose(found, share.run(one)["contribution"], rtol=1e-12)
-        update = np.asarray(train().run(one)["update"], np.float64)
+        update = np.asarray(TRAIN.run(one)["update"], np.float64)
         expected = np.zeros((k, len(update)))
         expected[one.choice] = update * min(1.0, norm / float(np.linalg.norm(update)))
         np.testing.assert_allclose(updates, expected, rtol=1e-6)
@@ -222,7 +202,7 @@ def test_a_tree_takes_the_cheapest_merges_first() -> None:
 
 @pytest.mark.slow
 def test_groups_are_found_without_noise_and_trained() -> None:
-    run = played(config())
+    run = finished(small_config(), SCENE)
     described = run.algorithm.describe(run.state)
     assert described["answer"] == "groups"
     assert described["k"] == GROUPS
@@ -238,7 +218,7 @@ def test_groups_are_found_without_noise_and_trained() -> None:
 
 @pytest.mark.slow
 def test_groups_are_found_under_client_level_noise_and_cost_what_was_asked() -> None:
-    run = played(config(privacy=client_level(200.0), algorithm={"k": GROUPS}))
+    run = finished(small_config(privacy=client_level(200.0), algorithm={"k": GROUPS}), SCENE)
     assert ari(list(SCENE.groups), choices(run)) > 0.9
     summary = finish(run)
     assert summary["epsilon"] == pytest.approx(200.0, rel=1e-2)
@@ -247,7 +227,7 @@ def test_groups_are_found_under_client_level_noise_and_cost_what_was_asked() -> 
 @pytest.mark.slow
 def test_sums_that_find_clusters_train_the_model_that_clusters_begin_with() -> None:
     """Without noise and with a norm that clips nothing the first rounds are FedAvg's, and those after the cells are of each cluster."""
-    run = prepare(config(algorithm={"k": GROUPS, "train_early": True, "norm": 100.0}), population=SCENE)
+    run = prepare(small_config(algorithm={"k": GROUPS, "train_early": True, "norm": 100.0}), population=SCENE)
     tree = {"model": {"name": "linear"}, "training": {"rounds": FINDING, "batch_size": 0, "lr": 0.1, "weights": "equal"}}
     fedavg = prepare(parse_config({**tree, "algorithm": {"name": "fedavg"}}), population=SCENE)
     for one in (run, fedavg):
@@ -262,13 +242,13 @@ def test_sums_that_find_clusters_train_the_model_that_clusters_begin_with() -> N
     chosen, expected = choices(run), []
     for label in range(GROUPS):
         inputs = [TaskInput(SCENE.clients[i], {"model": start}, {}, Streams(0, 0, i)) for i, own in enumerate(chosen) if own == label]
-        expected.append(start + np.mean([train().run(one)["update"] for one in inputs], axis=0))
+        expected.append(start + np.mean([TRAIN.run(one)["update"] for one in inputs], axis=0))
     for mine, other in zip(run.state.models, expected, strict=True):
         np.testing.assert_allclose(mine.value(), other, atol=1e-4)
 
 
 def test_clients_use_the_mean_of_the_last_two_models() -> None:
-    run = prepare(config(algorithm={"k": 1}), population=SCENE)
+    run = prepare(small_config(algorithm={"k": 1}), population=SCENE)
     begin(run)
     for _ in range(3):
         before = run.state.models[0].value()
@@ -279,7 +259,7 @@ def test_clients_use_the_mean_of_the_last_two_models() -> None:
 
 @pytest.mark.slow
 def test_groups_are_found_from_a_model_of_zeros() -> None:
-    run = played(config(model={"name": "linear", "init_scale": 0.0}))
+    run = finished(small_config(model={"name": "linear", "init_scale": 0.0}), SCENE)
     assert run.algorithm.describe(run.state)["k"] == GROUPS
     assert ari(list(SCENE.groups), choices(run)) == 1.0
 
@@ -290,7 +270,7 @@ def test_a_group_too_small_for_the_noise_is_left_whole() -> None:
 
     At ε = 0.5 three groups were seen as two in 2 of 24 runs.
     """
-    run = played(config(privacy=client_level(0.1)))
+    run = finished(small_config(privacy=client_level(0.1)), SCENE)
     assert run.algorithm.describe(run.state)["clear"] is False
     assert len(run.state.models) == 1
 
@@ -301,14 +281,14 @@ def test_one_group_is_one_cluster() -> None:
     wrong = 0
     for seed in range(5):
         alike = population(groups=1, clients_per_group=80, samples=30, test_samples=2, shape=(6,), separation=4.0, seed=seed)
-        run = played(config(rounds=FINDING + 1, privacy=client_level(20.0), run={"seed": seed}), alike)
+        run = finished(small_config(training={"rounds": FINDING + 1}, privacy=client_level(20.0), run={"seed": seed}), alike)
         wrong += len(run.state.models) > 1
     assert wrong <= 1
 
 
 @pytest.mark.slow
 def test_noise_is_measured_where_nobody_adds_anything() -> None:
-    run = played(config(privacy=client_level(10.0)))
+    run = finished(small_config(privacy=client_level(10.0)), SCENE)
     assert run.run_ledger is not None
     assert run.run_ledger.noise is not None
     clipped, _ = run.run_ledger.noise(run.config.protection)
@@ -319,10 +299,10 @@ def test_noise_is_measured_where_nobody_adds_anything() -> None:
 @pytest.mark.parametrize(("sum_", "early", "transport"), [("secagg", True, "bytes"), ("secagg-oblivious", False, "memory")])
 def test_a_secure_sum_finds_the_same(sum_: str, early: bool, transport: str) -> None:
     small = population(groups=2, clients_per_group=8, samples=40, test_samples=2, shape=(6,), separation=4.0)
-    options: dict[str, Any] = {"rounds": FINDING + 1, "algorithm": {"k": 2, "train_early": early}}
+    options: dict[str, Any] = {"training": {"rounds": FINDING + 1}, "algorithm": {"k": 2, "train_early": early}}
     protection = {"sum": sum_, "secagg_clip": 2.0, "min_cohort": 3}
-    plain = played(config(**options), small)
-    secure = played(config(**options, run={"release_policy": "strict", "transport": transport}, protection=protection), small)
+    plain = finished(small_config(**options), small)
+    secure = finished(small_config(**options, run={"release_policy": "strict", "transport": transport}, protection=protection), small)
     assert choices(plain) == choices(secure)
     for one, other in zip(plain.state.models, secure.state.models, strict=True):
         np.testing.assert_allclose(one.value(), other.value(), atol=1e-4)
@@ -332,7 +312,7 @@ def test_a_secure_sum_finds_the_same(sum_: str, early: bool, transport: str) -> 
 @pytest.mark.slow
 def test_newcomers_choose_by_themselves() -> None:
     simulated = simulate(SCENE.clients, present=range(100))
-    algorithm = private_clusters(train(), moments=2, cell_steps=2, centre_steps=1)
+    algorithm = private_clusters(TRAIN, moments=2, cell_steps=2, centre_steps=1)
     state: PrivateClustersState = algorithm.init(simulated.federation)
     for number in range(FINDING + 1):
         simulated.federation.begin_round(number)
@@ -363,7 +343,7 @@ def test_newcomers_choose_by_themselves() -> None:
 def test_parameters_that_cannot_be_are_refused(key: str, value: Any, message: str) -> None:
     given: dict[str, Any] = {key: value}
     with pytest.raises(InputError, match=message):
-        private_clusters(train(), **given)
+        private_clusters(TRAIN, **given)
 
 
 def test_more_rounds_with_noise_find_clusters_by_as_many_more_sums() -> None:
@@ -378,11 +358,11 @@ def test_more_rounds_with_noise_find_clusters_by_as_many_more_sums() -> None:
 
 
 def test_a_process_remembers_a_mean_by_its_content() -> None:
-    task = CentreShare(train().model)
+    task = CentreShare(TRAIN.model)
     simulated = simulate(SCENE.clients, present=range(2))
-    start = train().model.init(0)
+    start = TRAIN.model.init(0)
     one, other = simulated.resolve(task, {"start": Shared(start)}, None, range(2))
-    found = [task.whole(one), task.whole(other), task.whole(one), task.whole(replace(one, params={"start": train().model.init(1)}))]
+    found = [task.whole(one), task.whole(other), task.whole(one), task.whole(replace(one, params={"start": TRAIN.model.init(1)}))]
     np.testing.assert_array_equal(found[0], found[2])
     assert not np.array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[3])
@@ -392,20 +372,20 @@ def test_a_process_remembers_a_mean_by_its_content() -> None:
 
 def test_a_transformed_sum_is_refused_because_the_server_computes_with_means() -> None:
     with pytest.raises(InputError, match=r"protection\.sum = 'haar': keeps means from the server, and that of 'private_clusters'"):
-        prepare(config(protection={"sum": "haar", "gram": ["haar"]}), population=SCENE)
+        prepare(small_config(protection={"sum": "haar", "gram": ["haar"]}), population=SCENE)
 
 
 def test_sample_level_privacy_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"under privacy\.unit = 'sample': its sums have a private form for whole clients only"):
-        config(privacy={"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 30})
+        small_config(privacy={"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 30})
 
 
 def test_too_few_rounds_are_warned_of() -> None:
     with pytest.warns(CflprivWarning, match="finds them in its first 6 rounds and trains in later ones; training.rounds = 6 leaves none"):
-        prepare(config(rounds=6), population=SCENE)
+        prepare(small_config(training={"rounds": 6}), population=SCENE)
 
 
 def test_contributions_are_as_long_as_they_are_clipped_to() -> None:
-    assert config(privacy=client_level(1.0)).hyper["norm"] == 0.5
-    assert config().hyper["norm"] == 1.0
-    assert config(algorithm={"norm": 0.3}).hyper["norm"] == 0.3
+    assert small_config(privacy=client_level(1.0)).hyper["norm"] == 0.5
+    assert small_config().hyper["norm"] == 1.0
+    assert small_config(algorithm={"norm": 0.3}).hyper["norm"] == 0.3

@@ -34,7 +34,7 @@ SCENE = population(groups=2, clients_per_group=6)
 MODEL = Model("linear", SCENE.shape, SCENE.classes)
 
 
-def given(data: ClientData, params: dict[str, Any], draw: int = 0) -> TaskInput:
+def input_of_draw(data: ClientData, params: dict[str, Any], draw: int = 0) -> TaskInput:
     return TaskInput(data, params, {}, Streams(0, 0, 0), secret=public_entropy(f"groups {draw}")(32))
 
 
@@ -46,11 +46,11 @@ def test_a_private_fold_is_one_mean_of_sketched_gradients_of_norm_one() -> None:
     one, start = SCENE.clients[0], MODEL.init(0)
     task = FoldGradients(MODEL, True, 1024, 3).private(NOISE)
     assert task == NoisyMeanGradient(MODEL, 16, 1e-9, "add_remove", 20, 3)
-    made = task.run(given(one, {"model": start}))["folds"]
+    made = task.run(input_of_draw(one, {"model": start}))["folds"]
     whole = np.concatenate([block.double().numpy() for block in sample_gradients(MODEL, start, one)])
     short = public_sketch("crossfit", 3, MODEL.dimension, 16).apply(whole)
     np.testing.assert_allclose(made, unit_rows(short).sum(0) / 20, atol=1e-6)
-    fewer = task.run(given(without_last(one), {"model": start}))["folds"]
+    fewer = task.run(input_of_draw(without_last(one), {"model": start}))["folds"]
     assert np.linalg.norm(made - fewer) == pytest.approx(1 / 20, abs=1e-6), "one sample moves it by its full bound, and no more"
     assert task.events == {"gradient": GaussianEvent(1e-9, 1.0, "add_remove", "sample")}
     assert replace(task, relation="replace_one").events == {"gradient": GaussianEvent(1e-9, 2.0, "replace_one", "sample")}
@@ -62,10 +62,10 @@ def test_a_private_moment_is_its_matrix_with_its_products() -> None:
     directions = sketch_directions(3, 8, 5)
     rows = [unit_rows(data.x_train.reshape(20, -1).astype(np.float64) @ directions) for data in (one, other)]
     matrices = [x.T @ x / 20 for x in rows]
-    vectors = [task.run(given(data, {}))["signature"] for data in (one, other)]
+    vectors = [task.run(input_of_draw(data, {}))["signature"] for data in (one, other)]
     assert vectors[0].shape == (15,)
     assert vectors[0] @ vectors[1] == pytest.approx((matrices[0] * matrices[1]).sum(), abs=1e-6)
-    fewer = task.run(given(without_last(one), {}))["signature"]
+    fewer = task.run(input_of_draw(without_last(one), {}))["signature"]
     assert np.linalg.norm(vectors[0] - fewer) == pytest.approx(1 / 20, abs=1e-6)
     assert task.events == {"moment": GaussianEvent(1e-9, 1.0, "add_remove", "sample")}
 
@@ -81,8 +81,8 @@ def test_the_law_that_the_test_is_told_is_that_of_the_noise(relation: Any, kind:
         task, name = NoisyMoment(5, 2.0, relation, 20, 3), "signature"
         find = FindGroups(subspaces=3, numbers=8).private(noise)
     one, params = SCENE.clients[0], {"model": MODEL.init(0)}
-    clean = replace(task, noise_multiplier=1e-9).run(given(one, params))[name]
-    errors = np.array([task.run(given(one, params, draw))[name] - clean for draw in range(200)])
+    clean = replace(task, noise_multiplier=1e-9).run(input_of_draw(one, params))[name]
+    errors = np.array([task.run(input_of_draw(one, params, draw))[name] - clean for draw in range(200)])
     assert errors.shape[1] == find.dimensions
     assert stats.chi2.sf((errors**2).sum() / find.sigma**2, errors.size) > 1e-6
     assert stats.chi2.cdf((errors**2).sum() / find.sigma**2, errors.size) > 1e-6

@@ -16,6 +16,7 @@ from scenes import PROTECTIONS, eye, federation, population, training
 from scipy import integrate, stats
 from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture
+from small_runs import recorded_rounds
 
 from cflpriv.algorithms.r_dpcfl import DrawByMixture, Mixture, choice_rounds, drawn, fitted, principal_points, r_dpcfl
 from cflpriv.clustering.scores import ari
@@ -25,7 +26,6 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config.config import Config
 from cflpriv.federation.function_encoding import check_small, fits, then_from_bytes, then_to_bytes
-from cflpriv.federation.server import FederationServer
 from cflpriv.randomness import stream
 from cflpriv.types import Array
 
@@ -201,15 +201,6 @@ def test_a_tenth_of_the_rounds_is_for_choices() -> None:
 # --- a run
 
 
-def play(fed: FederationServer, made: Any, rounds: int) -> tuple[Any, list[Any]]:
-    state, records = made.init(fed), []
-    for number in range(rounds):
-        fed.begin_round(number)
-        state, record = made.round(fed, state)
-        records.append(record)
-    return state, records
-
-
 @pytest.mark.parametrize("k", [3, None])
 @pytest.mark.parametrize("protection", PROTECTIONS)
 def test_groups_are_found_and_the_stages_follow_each_other(k: int | None, protection: str) -> None:
@@ -217,7 +208,7 @@ def test_groups_are_found_and_the_stages_follow_each_other(k: int | None, protec
     scene = population(groups=3, clients_per_group=4, separation=3.0)
     fed = federation(scene, PROTECTIONS[protection])
     made = r_dpcfl(training(scene), k=k, rounds=12)
-    state, records = play(fed, made, 12)
+    state, records = recorded_rounds(made, fed, 12)
     soft = int((1 - state.evidence["overlap"]) * 6)
     assert 4 <= soft <= 6
     assert [one.notes["stage"] for one in records] == ["drawn"] * soft + ["chosen"] * 2 + ["fixed"] * (10 - soft)
@@ -237,7 +228,7 @@ def test_choices_mend_what_was_drawn() -> None:
     """From labels that are all wrong but the models' own, clients find their group in stage 2."""
     fed = federation(SCENE)
     made = r_dpcfl(training(SCENE), k=2, rounds=10)
-    state, _ = play(fed, made, 4)
+    state, _ = recorded_rounds(made, fed, 4)
     state = replace(state, labels={client: 1 - label for client, label in state.labels.items()}, chosen_from=5)
     fed.begin_round(5)
     state, record = made.round(fed, state)
@@ -251,7 +242,7 @@ def test_choices_mend_what_was_drawn() -> None:
 def test_a_client_that_came_later_is_served_by_its_loss_and_joins_so() -> None:
     fed = federation(SCENE, present=range(8))
     made = r_dpcfl(training(SCENE), k=2, rounds=6)
-    state, _ = play(fed, made, 6)
+    state, _ = recorded_rounds(made, fed, 6)
     eye(fed).join([8, 9])
     served = made.serve(state)
     used = [served.task.used(one) for one in eye(fed).resolve(served.task, served.params, served.which, [8, 9])]  # type: ignore[attr-defined]
@@ -267,7 +258,7 @@ def test_small_clusters_are_merged_in_each_draw() -> None:
     scene = population(groups=4, clients_per_group=2, separation=3.0)
     fed = federation(scene, Protection(min_cohort=3, small_clusters="merge"))
     made = r_dpcfl(training(scene), k=4, rounds=8)
-    state, records = play(fed, made, 2)
+    state, records = recorded_rounds(made, fed, 2)
     for record in records:
         assert min(Counter(record.labels).values()) >= 3
     assert len(state.models) == 4
@@ -285,7 +276,7 @@ def test_parameters_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match=r"algorithm\.rounds: 7, but training\.rounds = 5; leave it out"):
         _ = parse_config({"training": {"rounds": 5}, "algorithm": {"name": "r_dpcfl", "rounds": 7}}).hyper
     with pytest.raises(InputError, match=r"algorithm 'r_dpcfl' under privacy\.unit = 'client': it uses gram and gather"):
-        run_experiment(private(unit="client", samples=0), Path("nowhere"), population=SCENE)
+        run_experiment(private_config(unit="client", samples=0), Path("nowhere"), population=SCENE)
 
 
 def test_what_a_run_is_told_is_declared() -> None:
@@ -293,7 +284,7 @@ def test_what_a_run_is_told_is_declared() -> None:
     assert found == ["the number of groups, k = 4", "none: the best separated mixture of 2 to 10"]
 
 
-def private(protection: dict[str, Any] | None = None, **privacy: Any) -> Config:
+def private_config(protection: dict[str, Any] | None = None, **privacy: Any) -> Config:
     return parse_config({
         "data": {"clients": 10}, "model": {"name": "linear"},
         "training": {"rounds": 4, "batch_size": 5, "lr": 0.3, "weights": "equal"},
@@ -309,7 +300,7 @@ def private(protection: dict[str, Any] | None = None, **privacy: Any) -> Config:
 def test_a_private_run_pays_what_was_planned(noise: str, tmp_path: Path) -> None:
     """One first step, four rounds, one choice; all of the budget, and no more."""
     protection = {"gram": ["haar"], "sum": "secagg", "secagg_mode": "passive", "min_cohort": 3} if noise == "shared" else {}
-    config = private(protection, noise=noise)
+    config = private_config(protection, noise=noise)
     releases = config.releases()
     assert (releases.signatures, releases.trainings, releases.choices, releases.mechanism) == (1, 4, 1, "total")
     summary = run_experiment(config, tmp_path / "run", population=SCENE)

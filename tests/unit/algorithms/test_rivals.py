@@ -45,7 +45,7 @@ def cosine(a: Array, b: Array) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-def played(name: str, rounds: int, participation: float = 1.0, **options: Any) -> tuple[Any, Any, Any]:
+def rival_rounds(name: str, rounds: int, participation: float = 1.0, **options: Any) -> tuple[Any, Any, Any]:
     algorithm = ALGORITHMS[name].make(training(SCENE), **options)
     fed = federation(SCENE, sampling=Sampling("global", participation))
     state = algorithm.init(fed)
@@ -86,7 +86,7 @@ def test_a_newcomer_joins_by_the_largest_cosine_with_a_mean() -> None:
 
 
 def test_clients_beyond_the_scale_are_placed_and_not_clustered() -> None:
-    _, fed, state = played("flexcfl", 1, pretrain_scale=2)
+    _, fed, state = rival_rounds("flexcfl", 1, pretrain_scale=2)
     assert ari(list(SCENE.groups), state.clustering.labels) == 1.0
     assert [len(message.clients) for message in fed.transcript.messages if message.operation == "gram"] == [4, 4]
 
@@ -309,7 +309,7 @@ def test_fedgwc_with_everybody_in_every_round_says_that_it_forms_no_clusters() -
 
 
 def test_a_settled_cluster_of_fedgwc_splits_and_its_parts_keep_their_rows() -> None:
-    _, _, state = played("fedgwc", 40, 0.5, eps=0.02, gamma=4.0)
+    _, _, state = rival_rounds("fedgwc", 40, 0.5, eps=0.02, gamma=4.0)
     assert len(state.clusters) > 1
     assert sorted(client for cluster in state.clusters for client in cluster.clients) == list(range(8))
     assert all(cluster.matrix.shape == (len(cluster.clients),) * 2 for cluster in state.clusters)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, eye, federation, population, served, training
 from scenes import mlp_training as train_on
+from small_runs import after_rounds, agreement, digits
 
 from cflpriv.algorithms import ALGORITHMS, fedavg
 from cflpriv.algorithms.interface import Algorithm
@@ -29,29 +30,10 @@ from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments import parse_config
 from cflpriv.experiments.run.checkpoint import flatten
 from cflpriv.experiments.run.run import advance, start
-from cflpriv.federation.server import FederationServer
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, ClientData, Clustering, Population
 
 PATHOLOGICAL = ((0, 1, 2), (3, 4), (5, 6), (7, 8, 9))
-
-
-def digits(clients: int = 20, **more: Any) -> Population:
-    options: dict[str, Any] = {"clients": clients, "test_samples_per_client": 20, "rotations": (0, 90)} | more
-    return build_population(DataSpec(**options))
-
-
-def run(algorithm: Algorithm, fed: FederationServer, count: int, first: int = 0, state: Any = None) -> Any:
-    state = algorithm.init(fed) if state is None else state
-    for number in range(first, first + count):
-        fed.begin_round(number)
-        state, _ = algorithm.round(fed, state)
-    return state
-
-
-def truth(scene: Population, clients: Sequence[int]) -> list[int]:
-    group = {client.id: its for client, its in zip(scene.clients, scene.groups, strict=True)}
-    return [group[client] for client in clients]
 
 
 def view(vectors: Array, clients: Sequence[int], new: Sequence[int], memory: dict[str, Any]) -> GramView:
@@ -395,7 +377,7 @@ def test_tau_minus_one_and_lambda_zero_is_fedavg(weights: Any, participation: fl
     scene = digits(10)
     one, two = (federation(scene.clients, sampling=Sampling("global", participation), seed=3) for _ in range(2))
     merged, plain = stocfl(train_on(scene, "float64"), tau=-1, lam=0, weights=weights), fedavg(train_on(scene, "float64"), weights=weights)
-    a, b = run(merged, one, 5), run(plain, two, 5)
+    a, b = after_rounds(merged, one, 5), after_rounds(plain, two, 5)
     assert a.clustering.k == 1
     np.testing.assert_allclose(served(merged, one, a), served(plain, two, b), rtol=0, atol=1e-12)
 
@@ -406,9 +388,9 @@ def test_the_global_model_is_fedavgs_and_no_chain() -> None:
     scene = digits(10)
     sampling = Sampling("global", 0.5)
     one, two, three = (federation(scene.clients, sampling=sampling, seed=3) for _ in range(3))
-    a, b = run(stocfl(train_on(scene)), one, 4), run(fedavg(train_on(scene)), two, 4)
+    a, b = after_rounds(stocfl(train_on(scene)), one, 4), after_rounds(fedavg(train_on(scene)), two, 4)
     np.testing.assert_allclose(a.global_model.value(), b.model.value(), rtol=0, atol=1e-7)  # rounding: the mean is made of clusters' means
-    chained = run(stocfl(train_on(scene), variant="authors"), three, 4)
+    chained = after_rounds(stocfl(train_on(scene), variant="authors"), three, 4)
     assert np.abs(chained.global_model.value() - b.model.value()).max() > 1e-3
 
 
@@ -430,7 +412,7 @@ def test_tau_one_takes_dittos_steps() -> None:
     train, lam, rounds = training(scene, batch_size=0, epochs=3, lr=0.2), 0.7, 4
     algorithm = stocfl(train, tau=1, lam=lam, weights="equal")
     fed = federation(twins)
-    state = run(algorithm, fed, rounds)
+    state = after_rounds(algorithm, fed, rounds)
     w = train.model.init(0)
     v = {client.id: w for client in twins}
     for _ in range(rounds):
@@ -456,7 +438,7 @@ def test_lambda_draws_clusters_together() -> None:
     for lam in (0.0, 0.5, 5.0):
         fed = federation(scene)
         algorithm = stocfl(train_on(scene), tau=0.4, lam=lam, representation="movement")
-        state = run(algorithm, fed, 5)
+        state = after_rounds(algorithm, fed, 5)
         assert state.clustering.k == 2
         apart.append(float(np.linalg.norm(state.models[0].value() - state.models[1].value())))
     assert apart[0] > apart[1] > apart[2]
@@ -530,7 +512,7 @@ def test_clients_not_met_use_the_global_model() -> None:
     scene = digits(10)
     fed = federation(scene, sampling=Sampling("global", 0.2))
     algorithm = stocfl(train_on(scene))
-    state = run(algorithm, fed, 1)
+    state = after_rounds(algorithm, fed, 1)
     unmet = [client for client in fed.clients if client not in state.clustering.clients]
     assert len(unmet) == 8
     np.testing.assert_array_equal(served(algorithm, fed, state, unmet), np.stack([state.global_model.value()] * 8))
@@ -542,7 +524,7 @@ def test_clients_not_met_use_the_global_model() -> None:
 def test_sampling_per_cluster_takes_the_unmet_as_a_group() -> None:
     scene = digits(12)
     fed = federation(scene, sampling=Sampling("per_cluster", 0.25))
-    state = run(stocfl(train_on(scene), tau=0.5), fed, 12)
+    state = after_rounds(stocfl(train_on(scene), tau=0.5), fed, 12)
     assert len(state.clustering.clients) == 12
 
 
@@ -565,7 +547,7 @@ def test_by_default_halves_are_tested() -> None:
     said = algorithm.describe(state)
     assert {key: said[key] for key in ("rule", "clear", "answer")} == {"rule": "test at level 0.01", "clear": True, "answer": "groups"}
     assert said["evidence"].keys() >= {"spectrum", "edge", "tree", "tests", "distance", "clients"}
-    assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
+    assert agreement(scene, state.clustering) == 1.0
     assert record.notes["newly_met"] == 20
     assert record.notes["answer"] == "groups"
     assert record.notes["p"] == said["p"] <= 0.01
@@ -585,10 +567,10 @@ def test_few_clients_met_are_one_cluster_and_more_come_apart() -> None:
     assert answers == ["not tested: fewer than 4 clients"] * 3
     assert set(state.trained[0]) == set(state.clustering.clients)
     whole = federation(scene, seed=1)
-    state = run(algorithm, whole, 3)
+    state = after_rounds(algorithm, whole, 3)
     grams = [one for one in whole.transcript.messages if one.operation == "gram"]
     assert len(grams) == 1
-    assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
+    assert agreement(scene, state.clustering) == 1.0
 
 
 @settings(max_examples=30, deadline=None)
@@ -633,14 +615,14 @@ def test_by_test_clear_and_hidden_runs_are_the_same_and_newcomers_join(name: str
         fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.5), seed=2, present=range(20))
         algorithm = stocfl(train_on(scene, "float64", hidden=4, batch_size=50), weights="equal")
         assert algorithm.admit is not None
-        state = run(algorithm, fed, 4)
+        state = after_rounds(algorithm, fed, 4)
         before = state.clustering
         eye(fed).join(range(20, 24))
         state, notes = algorithm.admit(fed, state, range(20, 24))
         assert notes == {"opened_clusters": 0}
         assert state.clustering.labels[: len(before.labels)] == before.labels
-        assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
-        state = run(algorithm, fed, 1, first=4, state=state)  # and training goes on with them
+        assert agreement(scene, state.clustering) == 1.0
+        state = after_rounds(algorithm, fed, 1, first=4, state=state)  # and training goes on with them
         results.append((state.clustering, served(algorithm, fed, state)))
     assert results[0][0] == results[1][0]
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-8)
@@ -652,7 +634,7 @@ def test_newcomers_before_anybody_was_met_are_tested_themselves() -> None:
     algorithm = stocfl(train_on(scene))
     assert algorithm.admit is not None
     state, notes = algorithm.admit(fed, algorithm.init(fed), fed.clients)
-    assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
+    assert agreement(scene, state.clustering) == 1.0
     assert notes == {"opened_clusters": 4}
     for model in state.models:
         np.testing.assert_array_equal(model.value(), state.global_model.value())
@@ -660,7 +642,7 @@ def test_newcomers_before_anybody_was_met_are_tested_themselves() -> None:
 
 def test_small_groups_join_the_nearest_under_a_minimum_cohort() -> None:
     scene = digits(20, partition="pathological", rotations=(), groups=PATHOLOGICAL)
-    state = run(stocfl(train_on(scene)), federation(scene, Protection(min_cohort=6, small_clusters="merge")), 1)
+    state = after_rounds(stocfl(train_on(scene)), federation(scene, Protection(min_cohort=6, small_clusters="merge")), 1)
     assert min(len(state.clustering.members(label)) for label in range(state.clustering.k)) >= 6
 
 
@@ -688,7 +670,7 @@ def test_halves_are_of_one_scale_and_their_mean_is_the_whole() -> None:
 def test_tau_is_the_papers_rule_and_half_where_it_is_only_named() -> None:
     scene = digits(10)
     for one, other in (({"cut": "tau"}, {"tau": 0.5}), ({"variant": "authors"}, {"variant": "authors", "tau": 0.5, "cut": "tau"})):
-        states = [run(stocfl(train_on(scene), **options), federation(scene), 2) for options in (one, other)]
+        states = [after_rounds(stocfl(train_on(scene), **options), federation(scene), 2) for options in (one, other)]
         assert states[0].clustering == states[1].clustering
         np.testing.assert_array_equal(states[0].global_model.value(), states[1].global_model.value())
     rows = [ALGORITHMS["stocfl"].compared(given).rows for given in ({}, {"cut": "test"}, {"tau": 0.3}, {"variant": "authors"})]
@@ -730,10 +712,10 @@ def test_a_client_without_a_representation_is_not_met_and_stops_nobody(variant: 
     algorithm = stocfl(train, tau=0.3, variant=variant, representation="movement", movement_epochs=1)
     assert algorithm.admit is not None
     fed, without = federation(broken(scene, 5), present=range(5)), federation(scene, present=range(5))
-    state = run(algorithm, fed, 1)
+    state = after_rounds(algorithm, fed, 1)
     eye(fed).join([5])  # now the only one who is new
-    state = run(algorithm, fed, 2, first=1, state=state)
-    expected = run(algorithm, without, 3)
+    state = after_rounds(algorithm, fed, 2, first=1, state=state)
+    expected = after_rounds(algorithm, without, 3)
     assert state.clustering == expected.clustering
     pairs = [  # float32, and six clients are stacked in one, five in the other
         (served(algorithm, fed, state, range(5)), served(algorithm, without, expected, range(5))),
@@ -747,7 +729,7 @@ def test_a_client_without_a_representation_is_not_met_and_stops_nobody(variant: 
     np.testing.assert_array_equal(served(algorithm, fed, after, [5])[0], state.global_model.value())
     stop = stocfl(replace(train, on_divergence="stop"), variant=variant, representation="movement", movement_epochs=1)
     with pytest.raises(TrainingDiverged, match="client 5"):
-        run(stop, fed, 1)
+        after_rounds(stop, fed, 1)
 
 
 # --- what is sent as a representation
@@ -795,10 +777,10 @@ def test_large_models_are_sketched_so_that_a_rotation_can_hide_them() -> None:
     model = Model("mlp", scene.shape, scene.classes, hidden=200)
     assert model.dimension > 8192
     fed = federation(scene, Protection(gram=("haar",)))
-    state = run(stocfl(Train(model, lr=0.1), tau=0.4), fed, 1)
+    state = after_rounds(stocfl(Train(model, lr=0.1), tau=0.4), fed, 1)
     rows = next(message for message in fed.transcript.messages if message.operation == "gram")
     assert rows.bytes_each == 8 * 4096
-    assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
+    assert agreement(scene, state.clustering) == 1.0
 
 
 # --- newcomers
@@ -811,14 +793,14 @@ def test_newcomers_after_training_join_their_group(name: str, variant: Any) -> N
     fed = federation(scene, PROTECTIONS[name], present=range(10))
     algorithm = stocfl(train_on(scene, hidden=8), tau=0.4, weights="equal", variant=variant)
     assert algorithm.admit is not None
-    state = run(algorithm, fed, 2)
+    state = after_rounds(algorithm, fed, 2)
     before = state.clustering
     eye(fed).join(range(10, 16))
     eye(fed).leave([0])
     state, notes = algorithm.admit(fed, state, range(10, 16))
     assert notes == {"opened_clusters": 0}
     assert state.clustering.labels[:10] == before.labels
-    assert ari(truth(scene, state.clustering.clients), state.clustering.labels) == 1.0
+    assert agreement(scene, state.clustering) == 1.0
     again, _ = algorithm.admit(fed, state, [12])
     assert again.clustering == state.clustering
 
@@ -831,7 +813,7 @@ def test_a_newcomer_like_nobody_starts_from_the_nearest_clusters_model(variant: 
     fed = federation(scene, present=kept)
     algorithm = stocfl(train_on(scene), tau=0.4, variant=variant)
     assert algorithm.admit is not None
-    state = run(algorithm, fed, 3)
+    state = after_rounds(algorithm, fed, 3)
     eye(fed).join([stranger])
     fed.begin_round(3)
     state, notes = algorithm.admit(fed, state, [stranger])
@@ -853,7 +835,7 @@ def test_a_newcomer_during_training_is_met_when_it_is_sampled() -> None:
         state = algorithm.init(fed)
         if founder:
             eye(fed).leave([stranger])
-        state = run(algorithm, fed, 3, state=state)
+        state = after_rounds(algorithm, fed, 3, state=state)
         models = [model.value() for model in state.models]
         eye(fed).join([stranger])
         fed.begin_round(3)
@@ -885,7 +867,7 @@ def test_clear_and_hidden_runs_are_the_same(variant: Any, tau: float) -> None:
     for protection in PROTECTIONS.values():
         fed = federation(scene.clients, protection=protection, sampling=Sampling("global", 0.5), seed=2)
         algorithm = stocfl(train_on(scene, "float64", hidden=4, batch_size=50), tau=tau, weights="equal", variant=variant)
-        state = run(algorithm, fed, 4)
+        state = after_rounds(algorithm, fed, 4)
         results.append((state.clustering, served(algorithm, fed, state)))
     assert results[0][0] == results[1][0]
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-8)
@@ -914,7 +896,7 @@ def test_secure_sums_train_clusters_that_reach_the_floor() -> None:
     for protection in (Protection(min_cohort=3), Protection(sum="secagg", secagg_mode="passive")):
         fed = federation(scene.clients, protection=protection, seed=2)
         algorithm = stocfl(train_on(scene, "float64"), tau=0.4, weights="equal")
-        state = run(algorithm, fed, 2)
+        state = after_rounds(algorithm, fed, 2)
         results.append((state.clustering, served(algorithm, fed, state)))
     assert results[0][0] == results[1][0]
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-6)  # fixed point of 32 bits
@@ -941,7 +923,7 @@ def test_newcomers_open_no_cluster_below_what_is_wanted() -> None:
     fed = federation(scene, Protection(min_cohort=3, small_clusters="merge"), present=range(9))
     algorithm = stocfl(training(scene), tau=0.999)
     assert algorithm.admit is not None
-    state = run(algorithm, fed, 1)
+    state = after_rounds(algorithm, fed, 1)
     eye(fed).join([9, 10, 11])
     state, _ = algorithm.admit(fed, state, [9, 10, 11])
     assert min(len(state.clustering.members(label)) for label in range(state.clustering.k)) >= 3
@@ -952,14 +934,14 @@ def test_newcomers_open_no_cluster_below_what_is_wanted() -> None:
 def test_small_clusters_merge_inside_the_clustering() -> None:
     scene = digits(12)
     protection = Protection(min_cohort=3, small_clusters="merge")
-    state = run(stocfl(train_on(scene), tau=0.9), federation(scene, protection), 2)
+    state = after_rounds(stocfl(train_on(scene), tau=0.9), federation(scene, protection), 2)
     assert min(len(state.clustering.members(label)) for label in range(state.clustering.k)) >= 3
 
 
 def test_representations_are_sent_once_and_updates_never_models() -> None:
     scene = digits(8)
     fed = federation(scene)
-    run(stocfl(train_on(scene), tau=0.4), fed, 3)
+    after_rounds(stocfl(train_on(scene), tau=0.4), fed, 3)
     grams = [message for message in fed.transcript.messages if message.operation == "gram"]
     assert [message.clients for message in grams] == [tuple(range(8))]
     models = {vector.tobytes() for client in fed.clients if (vector := eye(fed).recall(client, "trained")) is not None}
@@ -976,8 +958,8 @@ def clusters_of(scene: Population, algorithm_of: Callable[[Train], Algorithm], r
     model = Model("mlp", scene.shape, scene.classes, hidden, scene.mean, scene.std)
     algorithm = algorithm_of(Train(model, epochs=1, batch_size=0, lr=0.1))
     fed = federation(scene.clients, sampling=Sampling("global", share), seed=0)
-    state: StocflState = run(algorithm, fed, rounds)
-    return ari(truth(scene, state.clustering.clients), state.clustering.labels), state.clustering.k
+    state: StocflState = after_rounds(algorithm, fed, rounds)
+    return agreement(scene, state.clustering), state.clustering.k
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], int]] = {

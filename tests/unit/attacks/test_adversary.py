@@ -36,7 +36,7 @@ def transcript() -> list[Message]:
 SECRETS = {"client:0": {"group_secret": "00"}, "client:2": {"group_secret": "01"}}
 
 
-def seen(adversary: str) -> dict[tuple[str, str], list[Message]]:
+def seen_by(adversary: str) -> dict[tuple[str, str], list[Message]]:
     found: dict[tuple[str, str], list[Message]] = {}
     for message in view_of(transcript(), adversary, SECRETS).messages:
         found.setdefault((message.operation, message.kind), []).append(message)
@@ -49,7 +49,7 @@ def rows(message: Message) -> list[int]:
 
 @pytest.mark.parametrize("adversary", ["server", "active-server"])
 def test_the_server_reads_what_reaches_it(adversary: str) -> None:
-    view = seen(adversary)
+    view = seen_by(adversary)
     assert rows(view["mean", "update"][0]) == [0, 1, 2, 3]
     assert view["relay", "update"][0].payload is None
     assert view["relay", "update"][0].digest == ""
@@ -59,19 +59,19 @@ def test_the_server_reads_what_reaches_it(adversary: str) -> None:
 
 
 def test_colluding_clients_add_what_they_were_sent_and_sent() -> None:
-    view = seen("server+2")
+    view = seen_by("server+2")
     relay = view["relay", "update"][0]
     assert rows(relay) == [0, 1, 2, 3]  # 1 sent to 0, 3 sent to 2; 0 and 2 know their own
-    alone = seen("server+1")["relay", "update"][0]
+    alone = seen_by("server+1")["relay", "update"][0]
     assert rows(alone) == [0, 1]
     assert alone.payload is not None
     assert alone.payload["update"].tolist() == [[0.0] * 3, [1.0] * 3]
-    assert rows(seen("server+1")["gram", "signature"][0]) == [0]
+    assert rows(seen_by("server+1")["gram", "signature"][0]) == [0]
     assert view_of(transcript(), "server+2", SECRETS).secrets == SECRETS
 
 
 def test_the_key_holder_reads_the_gram_and_no_more() -> None:
-    view = seen("key-holder")
+    view = seen_by("key-holder")
     assert set(view) == {("gram", "signature"), ("gram", "result")}
     assert rows(view["gram", "signature"][0]) == [0, 1, 2, 3]
     without = [message for message in transcript() if message.operation != "gram"]
@@ -82,7 +82,7 @@ def test_the_key_holder_reads_the_gram_and_no_more() -> None:
 
 
 def test_a_client_sees_its_own_messages_only() -> None:
-    view = seen("client")
+    view = seen_by("client")
     (sent,) = view["compute", "parameters"]
     assert sent.clients == (0,)
     assert sent.payload is not None

@@ -37,7 +37,7 @@ LONG = ("cluster_identity", "anchor_counts", "influence")
 """Their views of unrelated clients take a while: thorough runs only."""
 
 
-def made(name: str, seed: int) -> Any:
+def config_of(name: str, seed: int) -> Any:
     algorithm, training = SCENES[name]
     return config(algorithm, training=training, seed=seed)
 
@@ -45,7 +45,7 @@ def made(name: str, seed: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENES)
 def test_beats_its_baseline_unprotected_over_seeds(name: str) -> None:
-    cells = over_seeds([ATTACKS[name].cells(case(made(name, seed)))[0] for seed in SEEDS])
+    cells = over_seeds([ATTACKS[name].cells(case(config_of(name, seed)))[0] for seed in SEEDS])
     judged = {key: cell for key, cell in cells.items() if key != ("label_set_accuracy", 0) or name != "gram_geometry"}
     assert judged
     for (metric, _), cell in judged.items():
@@ -66,7 +66,7 @@ def test_beats_its_baseline_unprotected_over_seeds(name: str) -> None:
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in SCENES if name != "disaggregation"]
 )
 def test_falls_to_its_baseline_on_unrelated_clients(name: str) -> None:
-    several: list[list[Cell]] = [ATTACKS[name].cells(unrelated(made(name, seed)))[0] for seed in SEEDS]
+    several: list[list[Cell]] = [ATTACKS[name].cells(unrelated(config_of(name, seed)))[0] for seed in SEEDS]
     cells = over_seeds(several)
     judged = {key: cell for key, cell in cells.items() if cell.value is not None}
     assert judged
@@ -78,7 +78,7 @@ def test_falls_to_its_baseline_on_unrelated_clients(name: str) -> None:
 @pytest.mark.slow
 def test_an_update_from_an_unrelated_sum_is_no_recovery() -> None:
     """A sum over one client that belongs to another run gives none of these clients' updates."""
-    cells, _ = ATTACKS["disaggregation"].cells(unrelated(made("disaggregation", 0)))
+    cells, _ = ATTACKS["disaggregation"].cells(unrelated(config_of("disaggregation", 0)))
     (single,) = [cell for cell in cells if cell.metric == "singleton_exact"]
     assert single.value == 0.0
     assert single.reference is not None
@@ -88,7 +88,7 @@ def test_an_update_from_an_unrelated_sum_is_no_recovery() -> None:
 
 @pytest.mark.slow
 def test_gram_geometry_states_its_k() -> None:
-    cells, _ = ATTACKS["gram_geometry"].cells(case(made("gram_geometry", 0)))
+    cells, _ = ATTACKS["gram_geometry"].cells(case(config_of("gram_geometry", 0)))
     assert [cell.k_known for cell in cells] == [0, 3, 10]
     assert cells[0].status == "leaks"  # by the solver of `assignment` and several simulated clients for each label set
 
@@ -96,7 +96,7 @@ def test_gram_geometry_states_its_k() -> None:
 @pytest.mark.slow
 def test_gram_geometry_without_known_clients_over_seeds() -> None:
     """Four of five seeds come out whole, one not at all: a wrong naming fits better there."""
-    values = [ATTACKS["gram_geometry"].cells(case(made("gram_geometry", seed)))[0][0].value or 0.0 for seed in SEEDS]
+    values = [ATTACKS["gram_geometry"].cells(case(config_of("gram_geometry", seed)))[0][0].value or 0.0 for seed in SEEDS]
     print(values)
     assert sum(values) / len(values) >= 0.7
 

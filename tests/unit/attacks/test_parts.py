@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attack_scenes import QUICK, config
+from attack_scenes import QUICK, config, figures_of
 
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import load_view, parts_in, recorded_messages
@@ -120,7 +120,7 @@ def test_other_parts_do_not_hide_labels_under_a_permutation(algorithm: str, kind
     """What travels in the same vector is public but for the update, and taken out first: labels show as those of FedAvg's clients do."""
     made = config({"name": algorithm}, {"sum": kind}, data=DATA, training={"rounds": 1, "batch_size": 10})
     seen = case_of(fresh_scene(made, build_population(made.data), 1, QUICK), "server", QUICK)
-    found = {cell.metric: cell for cell in ATTACKS["key_recovery"].cells(seen)[0]}
+    found = figures_of("key_recovery", seen)
     assert found["label_set_accuracy"].value == 1.0
     assert found["coordinates_exact"].status == "leaks"
 

@@ -36,7 +36,7 @@ def test_both_ways_agree(form: Form, clients: int, batch: int, channels: int, ou
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
-def scene() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Form]:
+def convolution_inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Form]:
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn((2, 6, 8, 8), generator=generator), torch.randn((3, 4, 2, 3, 3), generator=generator)
     return x, weight, torch.randn((3, 4), generator=generator), Form((3, 3), (1, 1), (1, 1), (1, 1))
@@ -53,7 +53,7 @@ def test_the_quicker_way_by_a_margin_is_taken_and_measured_once(quick: str, take
 
     monkeypatch.setattr(convolutions, "_seconds", seconds)
     with pretended(None) as counts:
-        x, weight, bias, form = scene()
+        x, weight, bias, form = convolution_inputs()
         there = x.to("cuda"), weight.to("cuda"), bias.to("cuda"), form
         before = sum(counts.waits.values())
         made = [convolved(*there) for _ in range(3)]
@@ -66,10 +66,10 @@ def test_the_quicker_way_by_a_margin_is_taken_and_measured_once(quick: str, take
 
 def test_patches_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 10, 1 << 10))
-    assert convolutions.measured(*scene()) == "grouped"
+    assert convolutions.measured(*convolution_inputs()) == "grouped"
 
 
 def test_the_cpu_takes_groups_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolutions, "measured", lambda *given: pytest.fail("measured on the CPU"))
-    x, weight, bias, form = scene()
+    x, weight, bias, form = convolution_inputs()
     assert torch.equal(convolved(x, weight, bias, form), grouped(x, weight, bias, form))

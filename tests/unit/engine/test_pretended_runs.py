@@ -120,7 +120,7 @@ def test_protections_give_there_what_they_give_on_the_cpu(algorithm: str, gram: 
 
 
 @cache
-def scene(of: str) -> fresh_runs.AuditedRun:
+def scene_of_run(of: str) -> fresh_runs.AuditedRun:
     """A run of two rounds with four samples a client, all in one batch, on the CPU."""
     more = {"algorithm": SIGNATURES, **SCENES.get(of, {})}
     made = config(samples=4, **{**more, "training": {"batch_size": 0, **more.get("training", {})}})
@@ -131,7 +131,7 @@ def scene(of: str) -> fresh_runs.AuditedRun:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in ATTACKS])
 def test_every_attack_finds_there_what_it_finds_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same bytes from the system's source, which privacy noise comes from."""
-    made = scene(name if name in SCENES else "")
+    made = scene_of_run(name if name in SCENES else "")
     adversary = "active-server" if name in ACTIVE else "server"
     monkeypatch.setattr(os, "urandom", public_entropy("noise"))
     here = audits._attacked(name, adversary, made, BUDGET, None)

@@ -96,7 +96,7 @@ def compares(name: str) -> bool:
     return "gram" in algorithm_of(name).operations
 
 
-def refused(name: str, protection: Protection) -> bool:
+def ruled_out(name: str, protection: Protection) -> bool:
     """Whether declarations rule it out: public groups where sums keep groups private; several groupings in a round where they are secure
     and do not; means that a server computes with, where they are transformed; vectors of a model in the clear, sums hidden.
     """
@@ -121,7 +121,7 @@ def cells() -> list[Any]:
         for of_gram in grams() if compares(name) else [{"gram": ["none"]}]:
             options = {**of_sum, **of_gram}
             protection = config_of(name, options, release_policy="off").protection
-            if not refused(name, protection):
+            if not ruled_out(name, protection):
                 marks = () if not compares(name) or often(protection.sum, *protection.gram) else pytest.mark.slow
                 mode = f"-{protection.secagg_mode}" if protection.secure else ""
                 found.append(pytest.param(name, options, id=f"{name}-{protection.name}{mode}", marks=marks))
@@ -255,7 +255,7 @@ def test_what_declarations_rule_out_is_refused_before_anything_runs(name: str) -
     """And nothing else is, but sample counts as weights where sums hide them."""
     for of_sum, of_gram in product(sums(), grams()):
         config = config_of(name, {**of_sum, **of_gram})
-        if refused(name, config.protection):
+        if ruled_out(name, config.protection):
             with pytest.raises(InputError, match=rf"protection\.(sum|gram) = .*'{name}'"):
                 prepare(config, population=SCENE)
         else:
@@ -266,7 +266,7 @@ def test_what_declarations_rule_out_is_refused_before_anything_runs(name: str) -
 def test_updates_are_relayed_under_secure_sums_by_permission_only(name: str) -> None:
     for options in sums():
         config = config_of(name, {**options, "gram": ["haar"], "relay_updates": False})
-        if not config.protection.secure or refused(name, config.protection):
+        if not config.protection.secure or ruled_out(name, config.protection):
             continue
         if "relay" in algorithm_of(name).operations:
             with pytest.raises(InputError, match=rf"clients of '{name}' send each other .* protection\.relay_updates = true"):

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loopback import ENTROPY, Loopback, RawArray, remote
 from scenes import eye, federation, population, training
+from small_runs import after_rounds
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.operations import Sampling
@@ -45,14 +46,6 @@ def algorithm(name: str, scene: Population) -> Any:  # an Algorithm, whose `admi
     return ALGORITHMS[name].make(training(scene), **options)
 
 
-def run(made: Any, fed: Any, rounds: int = 2) -> Any:
-    state = made.init(fed)
-    for number in range(rounds):
-        fed.begin_round(number)
-        state, _ = made.round(fed, state)
-    return state
-
-
 @pytest.mark.parametrize("name", ["pacfl", "ifca", "fedavg", "oracle", "scaffold"])
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
@@ -61,7 +54,7 @@ def test_secure_sums_equal_the_sums_in_the_clear(name: str, mode: Any) -> None:
     _, plain = remote(scene)
     transport, secure = remote(scene, protection)
     made = algorithm(name, scene)
-    a, b = run(made, plain), run(made, secure)
+    a, b = after_rounds(made, plain, 2), after_rounds(made, secure, 2)
     assert not secure.refusals
     losses = []
     for state in (a, b):  # models of secure sums are in the clear; single clients' losses there are not
@@ -84,7 +77,7 @@ def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, ki
     transport, blind = remote(scene, Protection(gram=(kind,), sum=kind))
     _, plain = remote(scene)
     made = algorithm(name, scene)
-    a, b = run(made, plain), run(made, blind)
+    a, b = after_rounds(made, plain, 2), after_rounds(made, blind, 2)
     assert not blind.refusals
     assert made.describe(a).get("clustering") == made.describe(b).get("clustering")
     losses = []
@@ -101,7 +94,7 @@ def test_under_a_shared_transform_clusters_and_models_are_the_same(name: str, ki
         if one.kind == "blind update":  # where the parts lie in the vectors that were opened is on record
             assert one.context["dimension"] == max(stop for _, stop in one.context["parts"].values())
     here = federation(scene.clients, protection=Protection(gram=(kind,), sum=kind), seed=1, transcript=Transcript("full"))
-    run(made, here)
+    after_rounds(made, here, 2)
     sent = [  # what clients are sent is on record whole, sums that the server cannot read among it
         {
             (name, np.shape(value), tuple(one.context.get("blind", {}).get(name, ())))
@@ -153,7 +146,7 @@ def test_oblivious_sums_keep_the_choice_with_the_client() -> None:
     _, plain = remote(scene)
     transport, secure = remote(scene, Protection(sum="secagg-oblivious", min_cohort=2))
     made = algorithm("ifca", scene)
-    a, b = run(made, plain), run(made, secure)
+    a, b = after_rounds(made, plain, 2), after_rounds(made, secure, 2)
     assert not secure.refusals
     assert "gather" not in transport.stages
     for one, two in zip(a.restarts[0].models, b.restarts[0].models, strict=True):
@@ -347,7 +340,7 @@ def test_state_lives_in_files_as_well_and_old_values_are_dropped(tmp_path: Any) 
     fed = FederationServer(OverBytes(transport), entropy=ENTROPY, seed=1)
     fed.enrol()
     made = algorithm("stocfl", scene)
-    run(made, fed, 4)
+    after_rounds(made, fed, 4)
     assert not fed.refusals
     assert (tmp_path / "0").stat().st_mode & 0o077 == 0
     kept = [name for name in transport.stores[0].names() if name.startswith("held/")]
@@ -374,7 +367,7 @@ def test_cohorts_and_batches_are_the_same_in_memory_and_over_bytes() -> None:
     one = federation(scene.clients, seed=1, sampling=sampling)
     _, two = remote(scene, sampling=sampling)
     made = algorithm("fedavg", scene)
-    a, b = run(made, one, 3), run(made, two, 3)
+    a, b = after_rounds(made, one, 3), after_rounds(made, two, 3)
     np.testing.assert_allclose(a.model.value(), b.model.value(), rtol=1e-9)
 
 
@@ -583,10 +576,10 @@ def test_a_fold_of_another_length_is_not_taken_and_the_next_client_is_asked() ->
     transport, fed = remote(scene, Protection(gram=("haar",), sum="hadamard"))
     made, blind = algorithm("fedavg", scene), m.Named("blind", np.zeros(3))
     told(transport, "fold", {0: m.Given((blind,), 0), 1: m.Given((blind,), 0)})
-    state = run(made, fed, 3)
+    state = after_rounds(made, fed, 3)
     assert {one for one in fed.refusals if one[1] == "fold"} == {(0, "fold", "malformed"), (1, "fold", "malformed")}
     _, honest = remote(scene, Protection(gram=("haar",), sum="hadamard"))
-    other, what = run(made, honest, 3), made.serve(state)
+    other, what = after_rounds(made, honest, 3), made.serve(state)
     losses = [each.gather(each.compute(what.task, made.serve(one).params)["loss"]) for each, one in ((fed, state), (honest, other))]
     for client in range(4):
         np.testing.assert_allclose(losses[0][client]["loss"], losses[1][client]["loss"], rtol=1e-6)
@@ -597,7 +590,7 @@ def test_who_asks_for_more_than_there_are_asks_for_nobody() -> None:
     transport, fed = remote(scene)
     told(transport, "request", {1: np.arange(1 << 20), 2: np.zeros(2), 3: np.arange(6)})
     made = algorithm("fedfomo", scene)
-    run(made, fed, 2)
+    after_rounds(made, fed, 2)
     assert [one for one in fed.refusals if one[1] == "request"] == [(1, "request", "malformed"), (2, "request", "malformed")]
 
 
@@ -622,7 +615,7 @@ def test_one_bad_box_costs_its_sender_and_nobody_else(how: str) -> None:
         transport, fed = remote(scene)
         if how == "garbage":
             told(transport, "seal", {3: m.Sealed((bytes(60),) * 4)})
-        run(algorithm(name, scene), fed, 2)
+        after_rounds(algorithm(name, scene), fed, 2)
     told(transport, "seal", dict.fromkeys(range(5), m.Sealed((bytes(60),) * 4)))
     with pytest.raises(TooFewClients):
         fed.relay(fed.compute(task, {"model": task.model.init(0)})["update"])

@@ -71,7 +71,7 @@ class Lossy:
         return {client: answer for client, answer in answers.items() if client not in gone}
 
 
-def federation(protection: Protection, clients: int = 5) -> tuple[Population, Lossy, FederationServer]:
+def lossy_federation(protection: Protection, clients: int = 5) -> tuple[Population, Lossy, FederationServer]:
     scene = population(groups=1, clients_per_group=clients)
     transport = Lossy(scene, protection)
     roster = transport.roster if protection.secure or protection.transformed else None
@@ -101,7 +101,7 @@ def test_a_client_whose_answer_is_lost_is_in_the_next_sum_again(stage: str, mode
     """Whatever keys it advertised, and whether it still has them: it is invited again, and every sum is that of those who are in it."""
     if stage == "secagg Survivors" and mode == "passive":
         pytest.skip("the passive mode has no such stage")
-    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2, secagg_mode=mode))
+    scene, transport, fed = lossy_federation(Protection(sum="secagg", min_cohort=2, secagg_mode=mode))
     one_round(scene, fed, 0, range(5))  # keys for the next sum are advertised now
     if stage == "secagg Invite":
         sums_of(fed)._sums.adverts.clear()
@@ -152,7 +152,7 @@ def test_a_broken_comparison_is_on_record_and_is_taken_again_under_another_trans
 
 
 def test_a_client_that_missed_one_call_is_in_the_next_attempt() -> None:
-    scene, transport, fed = federation(Protection(gram=("haar",)))
+    scene, transport, fed = lossy_federation(Protection(gram=("haar",)))
     made: Any = ALGORITHMS["pacfl"].make(training(scene), k=2, weights="equal")
     transport.lost = {"gram": {2}}
     with pytest.raises(ClientsLost, match=r"\[2\]"):
@@ -164,7 +164,7 @@ def test_a_client_that_missed_one_call_is_in_the_next_attempt() -> None:
 
 @pytest.mark.parametrize("at", ["compute", "gram"])
 def test_one_that_sends_another_shape_than_the_rest_is_left_out(at: str) -> None:
-    scene, transport, fed = federation(Protection())
+    scene, transport, fed = lossy_federation(Protection())
     exchange = transport.exchange
 
     def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
@@ -200,7 +200,7 @@ def ask(fed: FederationServer, number: int, task: Any, **params: Any) -> m.Compu
 @pytest.mark.parametrize("trick", ["padding", "a copy", "a copy of a copy", "trained from it", "added up"])
 def test_no_dressing_up_makes_an_update_releasable(trick: str) -> None:
     """Under secure sums a client gives nothing away that is as large as the smallest model it came from, under whatever name."""
-    scene, _, fed = federation(Protection(sum="secagg", min_cohort=2))
+    scene, _, fed = lossy_federation(Protection(sum="secagg", min_cohort=2))
     fed.begin_round(0)
     task = training(scene)
     model, part = task.model.init(0), "update"
@@ -255,7 +255,7 @@ def test_every_word_of_a_refusal_is_in_the_docs() -> None:
 
 def test_what_the_server_refuses_is_noted_and_lies_cost_a_sum_not_the_run() -> None:
     """A client that signs for another is out of the sum; one that reveals wrong shares leaves none, and is out of later ones."""
-    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2, secagg_mode="passive"))
+    scene, transport, fed = lossy_federation(Protection(sum="secagg", min_cohort=2, secagg_mode="passive"))
     exchange = transport.exchange
 
     def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
@@ -305,7 +305,7 @@ def zeros(opening: Any) -> Any:
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_who_deals_shares_that_are_none_is_named_and_the_sum_is_taken_again_in_the_round(mode: Any) -> None:
     """Before, one client with bad boxes stopped every round, and the refusals named all others."""
-    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2, secagg_mode=mode), 7)
+    scene, transport, fed = lossy_federation(Protection(sum="secagg", min_cohort=2, secagg_mode=mode), 7)
     original = transport.exchange
     # Two keepers get no shares: as many as an honest dealer opens to in a cohort of seven.
     spoil = lambda shares: msgspec.structs.replace(shares, boxes=(*bad_boxes(shares).boxes[:2], *shares.boxes[2:]))  # noqa: E731
@@ -320,7 +320,7 @@ def test_who_deals_shares_that_are_none_is_named_and_the_sum_is_taken_again_in_t
 
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_bad_boxes_whose_shares_are_opened_cost_nobody_anything(mode: Any) -> None:
-    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2, secagg_mode=mode), 7)
+    scene, transport, fed = lossy_federation(Protection(sum="secagg", min_cohort=2, secagg_mode=mode), 7)
     changed(
         transport,
         {"secagg Adverts": lambda shares: msgspec.structs.replace(shares, boxes=(*bad_boxes(shares).boxes[:2], *shares.boxes[2:]))},
@@ -331,21 +331,21 @@ def test_bad_boxes_whose_shares_are_opened_cost_nobody_anything(mode: Any) -> No
 
 
 def test_a_dealer_that_everybody_accuses_is_left_out_of_this_sum() -> None:
-    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2), 7)
+    scene, transport, fed = lossy_federation(Protection(sum="secagg", min_cohort=2), 7)
     changed(transport, {"secagg Adverts": bad_boxes})
     one_round(scene, fed, 0, [0, 1, 2, 4, 5, 6])
     assert fed.refusals == [(3, "secagg Challenge", "too-many-complaints")]
 
 
 def test_a_false_complaint_costs_the_one_that_cannot_go_on() -> None:
-    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2), 7)
+    scene, transport, fed = lossy_federation(Protection(sum="secagg", min_cohort=2), 7)
     changed(transport, {"secagg Deliver": lambda masked: messages.Complaint(3, masked.context, messages.ids([0, 5]))})
     one_round(scene, fed, 0, [0, 1, 2, 4, 5, 6])
     assert fed.refusals == [(3, "secagg Settle", "wrong-stage")]
 
 
 def test_oblivious_sums_are_taken_again_too() -> None:
-    scene, transport, fed = federation(Protection(sum="secagg-oblivious", min_cohort=2), 7)
+    scene, transport, fed = lossy_federation(Protection(sum="secagg-oblivious", min_cohort=2), 7)
     spoil = lambda shares: msgspec.structs.replace(shares, boxes=(*bad_boxes(shares).boxes[:2], *shares.boxes[2:]))  # noqa: E731
     changed(transport, {"secagg Adverts": spoil, "secagg Challenge": zeros})
     made: Any = ALGORITHMS["ifca"].make(training(scene), k=2, weights="equal")
@@ -359,7 +359,7 @@ def test_oblivious_sums_are_taken_again_too() -> None:
 
 
 def test_shares_of_another_secret_cost_one_sum_and_their_dealer_the_session() -> None:
-    scene, transport, fed = federation(Protection(sum="secagg", min_cohort=2), 5)
+    scene, transport, fed = lossy_federation(Protection(sum="secagg", min_cohort=2), 5)
     changed(transport, {"secagg Adverts": lambda shares: msgspec.structs.replace(shares, commitment=bytes(32))})
     fed.begin_round(0)
     task = training(scene)
@@ -418,7 +418,7 @@ def test_whose_answer_is_lost_while_clients_agree_is_in_all_the_same(late: bool,
 
 
 def test_a_client_that_lost_the_secret_gets_it_again_as_often_as_it_does_and_from_whoever_gives_it() -> None:
-    scene, transport, fed = federation(Protection(gram=("haar",), sum="haar"))
+    scene, transport, fed = lossy_federation(Protection(gram=("haar",), sum="haar"))
     task = training(scene)
     for number in range(12):
         if number in (1, 5, 8):

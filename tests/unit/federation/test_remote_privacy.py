@@ -79,7 +79,7 @@ def accounts(privacy: Privacy) -> PrivacyLedger:
     return PrivacyLedger(replace(NOISE, relation=privacy.relation), Ledger(privacy.budget))
 
 
-def private(
+def private_server(
     scene: Population, privacy: Privacy, protection: Protection | None = None, entropy: Any = None, **options: Any
 ) -> tuple[Loopback, FederationServer]:
     """A federation over messages whose clients demand `privacy`."""
@@ -92,7 +92,7 @@ def private(
     return transport, fed
 
 
-def run(made: Any, fed: Any, ledger: Ledger, rounds: int = 2) -> Any:
+def charged_rounds(made: Any, fed: Any, ledger: Ledger, rounds: int = 2) -> Any:
     state = made.init(fed)
     for number in range(rounds):
         fed.begin_round(number)
@@ -127,13 +127,13 @@ def test_with_the_same_secrets_results_and_bill_are_the_same_in_memory_and_over_
     here, there, engine = accounts(privacy), accounts(privacy), Taped()
     one = federation(scene, seed=1, accounts=here, privacy=privacy, engine=engine)
     made = algorithm(name, scene)
-    a = run(made, one, here.ledger)
+    a = charged_rounds(made, one, here.ledger)
 
     def entropy(client: int) -> Entropy:
         return lambda count: engine.secrets[client].popleft() if count == 32 else ENTROPY(count)
 
-    transport, two = private(scene, privacy, accounts=there, entropy=entropy)
-    b = run(made, two, there.ledger)
+    transport, two = private_server(scene, privacy, accounts=there, entropy=entropy)
+    b = charged_rounds(made, two, there.ledger)
     assert not [*one.refusals, *two.refusals]
     assert there.ledger.charges == here.ledger.charges != []
     assert max(there.ledger.spent(client) for client in there.ledger.clients) <= privacy.epsilon
@@ -155,10 +155,10 @@ def test_under_protections_the_bill_is_the_same(name: str, protection: Protectio
     scene = population(groups=1, clients_per_group=6)
     here, there = accounts(SAMPLE), accounts(SAMPLE)
     one = federation(scene, protection, seed=1, accounts=here, privacy=SAMPLE)
-    transport, two = private(scene, SAMPLE, protection, accounts=there)
+    transport, two = private_server(scene, SAMPLE, protection, accounts=there)
     for fed, its in ((one, here), (two, there)):
         try:
-            run(algorithm(name, scene), fed, its.ledger)
+            charged_rounds(algorithm(name, scene), fed, its.ledger)
         except Exception as error:
             if "no group reaches the minimum cohort size" not in str(error):
                 raise
@@ -181,7 +181,7 @@ def sent(fed: FederationServer, scene: Population, noise: Any, task: Any = None,
 
 def test_a_client_that_demands_privacy_computes_nothing_without_it() -> None:
     scene = population(clients_per_group=3)
-    transport, plain = private(scene, SAMPLE)
+    transport, plain = private_server(scene, SAMPLE)
     plain.begin_round(0)
     task = training(scene)
     assert sent(plain, scene, None) is None
@@ -212,7 +212,7 @@ def _fields(noise: m.NoisySteps) -> dict[str, Any]:
 @pytest.mark.slow
 def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_refill_it() -> None:
     scene = population(clients_per_group=3)
-    transport, fed = private(scene, TIGHT)
+    transport, fed = private_server(scene, TIGHT)
     fed.begin_round(0)
     noise = m.NoisySteps(**vars(NOISE))
     assert sent(fed, scene, m.NoisySteps(**{**_fields(noise), "training": 0.3})) is None
@@ -233,7 +233,7 @@ def test_too_little_noise_is_over_the_clients_own_budget_and_sessions_do_not_ref
 
 def test_what_has_no_noise_is_not_released_and_counts_never_are() -> None:
     scene = population(clients_per_group=3)
-    _, fed = private(scene, SAMPLE)
+    _, fed = private_server(scene, SAMPLE)
     fed.begin_round(0)
     noise = m.NoisySteps(**vars(NOISE))
     assert isinstance(sent(fed, scene, noise), m.Computed)
@@ -248,7 +248,7 @@ def test_what_has_no_noise_is_not_released_and_counts_never_are() -> None:
 def test_what_starts_from_a_value_costs_that_value_too_whatever_the_server_forgets() -> None:
     """A server cannot wash the price of a value off by dropping it in the very request that uses it."""
     scene = population(clients_per_group=3)
-    transport, fed = private(scene, SAMPLE)
+    transport, fed = private_server(scene, SAMPLE)
     fed.begin_round(0)
     noise = m.NoisySteps(**vars(NOISE))
     first = training(scene).model.init(0)
@@ -264,13 +264,13 @@ def test_what_starts_from_a_value_costs_that_value_too_whatever_the_server_forge
 def test_the_server_asks_its_ledger_before_anybody_else() -> None:
     scene = population(clients_per_group=3)
     its = accounts(replace(SAMPLE, epsilon=0.5))
-    transport, fed = private(scene, SAMPLE, accounts=its)
+    transport, fed = private_server(scene, SAMPLE, accounts=its)
     fed.begin_round(0)
     task, before = training(scene), list(transport.stages)
     with pytest.raises(BudgetExceeded, match="compute of Train: refused by the privacy ledger"):
         fed.compute(task, {"model": task.model.init(0)})
     assert transport.stages == before
-    transport, fed = private(scene, SAMPLE, accounts=accounts(SAMPLE))
+    transport, fed = private_server(scene, SAMPLE, accounts=accounts(SAMPLE))
     fed.begin_round(0)
     held = fed.compute(task, {"model": task.model.init(0)})
     operations: list[Any] = [fed.mean, fed.gather, fed.relay, lambda held: fed.gram(held, then=lambda view: ({}, {}))]
@@ -285,7 +285,7 @@ def test_the_server_asks_its_ledger_before_anybody_else() -> None:
 
 def test_a_client_without_budget_computes_nothing_and_is_left_out() -> None:
     scene, its = population(clients_per_group=3), accounts(SAMPLE)
-    transport, fed = private(scene, SAMPLE, accounts=its)
+    transport, fed = private_server(scene, SAMPLE, accounts=its)
     settings = transport.settings
     poor = replace(SAMPLE, epsilon=0.1)
     transport.settings = lambda client: replace(settings(client), privacy=poor if client == 5 else SAMPLE)  # type: ignore[method-assign]
@@ -298,7 +298,7 @@ def test_a_client_without_budget_computes_nothing_and_is_left_out() -> None:
 def thresholds(noise: m.NoisySteps, privacy: Privacy) -> tuple[set[str], float]:
     """What a server sees of client 0 that tries out learning rates by which sums of gradients overflow, and what the client was charged."""
     scene = population(clients_per_group=3)
-    transport, fed = private(scene, privacy, protection=Protection(sum="secagg"))
+    transport, fed = private_server(scene, privacy, protection=Protection(sum="secagg"))
     fed.begin_round(0)
     seen = set()
     for number, lr in enumerate(10.0 ** np.arange(30, 45, 0.5)):
@@ -321,7 +321,7 @@ def test_whether_a_task_has_a_result_is_paid_for_or_does_not_depend_on_the_data(
 def test_a_task_inside_a_task_does_not_hide_the_price_of_another() -> None:
     """Events go by name: of two inner trainings one would be for nothing."""
     scene = population(clients_per_group=3)
-    _, fed = private(scene, SAMPLE)
+    _, fed = private_server(scene, SAMPLE)
     fed.begin_round(0)
     inner = PickAndTrain(Losses(training(scene).model), replace(training(scene), epochs=100), "update")
     assert sent(fed, scene, m.NoisySteps(**vars(NOISE)), PickAndTrain(inner, training(scene), "update")) is None
@@ -330,7 +330,7 @@ def test_a_task_inside_a_task_does_not_hide_the_price_of_another() -> None:
 
 def test_a_failed_training_is_paid_for_because_it_is_told() -> None:
     scene, its = population(clients_per_group=3), accounts(SAMPLE)
-    transport, fed = private(scene, SAMPLE, accounts=its)
+    transport, fed = private_server(scene, SAMPLE, accounts=its)
     fed.begin_round(0)
     task = replace(training(scene), lr=1e200, weight_decay=1e200)
     with np.errstate(all="ignore"), pytest.raises(TrainingDiverged, match="no client has a result"):
@@ -342,12 +342,12 @@ def test_a_failed_training_is_paid_for_because_it_is_told() -> None:
 
 def test_a_client_without_demands_adds_the_noise_it_is_asked_for() -> None:
     scene, its = population(clients_per_group=3), accounts(SAMPLE)
-    transport, fed = private(scene, Privacy(), accounts=its)
+    transport, fed = private_server(scene, Privacy(), accounts=its)
     made = algorithm("fedavg", scene)
-    noisy = run(made, fed, its.ledger)
+    noisy = charged_rounds(made, fed, its.ledger)
     _, plain = remote(scene)
     assert not fed.refusals
-    assert not np.allclose(noisy.model.value(), run(made, plain, Ledger(SAMPLE.budget)).model.value())
+    assert not np.allclose(noisy.model.value(), charged_rounds(made, plain, Ledger(SAMPLE.budget)).model.value())
     assert all(store.get(SPENT) is None for store in transport.stores.values())
 
 
@@ -366,7 +366,7 @@ class Dies(MemoryStore):
 def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_less(by: str) -> None:
     """What is held as a number and what that number costs never belong to two values."""
     scene = population(clients_per_group=3)
-    transport, fed = private(scene, SAMPLE)
+    transport, fed = private_server(scene, SAMPLE)
     transport.stores[0] = store = Dies()
     fed._registry.lose(0)
     fed.enrol()
@@ -404,7 +404,7 @@ def clipped(privacy: Privacy, protection: Protection) -> tuple[dict[str, Any], L
 
 def client_level(scene: Population, privacy: Privacy, protection: Protection | None = None) -> tuple[Loopback, FederationServer, Ledger]:
     made, ledger = clipped(privacy, protection or Protection())
-    return *private(scene, privacy, protection, **made), ledger
+    return *private_server(scene, privacy, protection, **made), ledger
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])

@@ -33,7 +33,7 @@ PLAYED = (
 )  # fmt: skip
 
 
-def scene(folder: Path) -> Scene:
+def deployed_scene(folder: Path) -> Scene:
     """Nodes in this process, each with a settings file; a session of its own for each attack."""
     roster = write_identities(folder / "keys", CLIENTS)
     configs: dict[int, dict[str, Any]] = {}
@@ -55,7 +55,7 @@ def scene(folder: Path) -> Scene:
 
 @pytest.mark.slow
 def test_over_a_grid_clients_answer_as_in_one_process(tmp_path: Path) -> None:
-    there = run_all(scene(tmp_path), PLAYED)
+    there = run_all(deployed_scene(tmp_path), PLAYED)
     here = active_audit(CONFIG, attacks=PLAYED, population=SCENE)
     for one, two in zip(there, here, strict=True):
         assert (one.attack, one.status, one.code, one.stage) == (two.attack, two.status, two.code, two.stage)

@@ -47,7 +47,7 @@ def applied(folder: Path, text: str) -> Path:
     return folder
 
 
-def run(app: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, FakeGrid]:
+def run_app(app: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, FakeGrid]:
     """What the app saves, and the grid that it ran on."""
     monkeypatch.syspath_prepend(str(app.parent))
     server, client = (importlib.import_module(f"{app.name}.{side}").app for side in ("server_app", "client_app"))
@@ -82,7 +82,7 @@ def test_the_stock_app_becomes_clustered_and_secure(tmp_path: Path, monkeypatch:
             return super().push_messages(messages)
 
     monkeypatch.setitem(globals(), "FakeGrid", Watched)
-    models, grid = run(applied(tmp_path / "private_app", diff()), tmp_path, monkeypatch)
+    models, grid = run_app(applied(tmp_path / "private_app", diff()), tmp_path, monkeypatch)
     assert {"gram", "secagg Deliver", "secagg Unmask"} <= set(seen)
     assert "sum" not in seen
     assert not grid.errors

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import scenes
 from loopback import ENTROPY, Loopback
 from msgspec import structs
 from scipy import stats
+from small_runs import configured
 
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
-from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config.config import Config
+from cflpriv.experiments import run_experiment
 from cflpriv.experiments.run.run import prepare
 from cflpriv.federation import messages as m
 from cflpriv.federation.client_ledger import ClientLedger
@@ -36,7 +37,7 @@ ROUNDS = 6
 MOVING = Privacy("client", "add_remove", 4.0, 1e-3, clip_norm=0.05, clip_quantile=0.5)
 
 
-def noised(privacy: Privacy, protection: Protection, cohort: int) -> tuple[ClippedMean, Ledger]:
+def clipped_mean(privacy: Privacy, protection: Protection, cohort: int) -> tuple[ClippedMean, Ledger]:
     """The server's half for a run of `ROUNDS` rounds, and its ledger."""
     ledger = Ledger(privacy.budget)
     adaptive = AdaptiveClip(privacy.clip_quantile, privacy.clip_rate, cohort, privacy.clip_norm) if privacy.clip_quantile else None
@@ -65,7 +66,7 @@ class Paper:
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_a_trusted_server_does_what_the_paper_says(relation: Relation) -> None:
     scene, privacy = scenes.population(clients_per_group=10), replace(MOVING, relation=relation, epsilon=40.0, clip_norm=0.8)
-    clipped, ledger = noised(privacy, Protection(), 20)
+    clipped, ledger = clipped_mean(privacy, Protection(), 20)
     fed = scenes.federation(scene, seed=1, privacy=privacy, clipped=clipped)
     sigma_b = max(20 / 20, 2.5 * clipped.multiplier * (1 if relation == "add_remove" else 2))
     paper, source, task = Paper(privacy, clipped.multiplier, sigma_b), public_entropy("noise"), scenes.training(scene)
@@ -129,7 +130,7 @@ def test_the_clip_norm_finds_its_quantile_and_stays_there() -> None:
 
 def sums(scene: Any, privacy: Privacy, protection: Protection) -> tuple[Loopback, FederationServer, ClippedMean, Ledger]:
     """A federation over messages whose clients demand `privacy`."""
-    clipped, ledger = noised(privacy, protection, len(scene.clients))
+    clipped, ledger = clipped_mean(privacy, protection, len(scene.clients))
     transport = Loopback(scene, protection)
     transport.privacy = privacy
     fed = FederationServer(
@@ -222,17 +223,12 @@ def test_a_client_pays_for_the_count_that_it_is_asked_for(word: str, change: dic
 # --- runs
 
 
-def config(**changes: dict[str, Any]) -> Config:
-    tree: dict[str, Any] = {
-        "data": {"clients": 8}, "model": {"name": "linear"}, "algorithm": {"name": "fedavg"},
-        "training": {"rounds": ROUNDS, "batch_size": 5, "lr": 0.1, "weights": "equal"},
-        "privacy": {"unit": "client", "epsilon": 2.0, "delta": 1e-4, "clip_norm": 0.1, "clip_quantile": 0.5},
-    }  # fmt: skip
-    for section, values in changes.items():
-        tree[section] = {**tree.get(section, {}), **values}
-    return parse_config(tree)
-
-
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"clients": 8}, "model": {"name": "linear"}, "algorithm": {"name": "fedavg"},
+    "training": {"rounds": ROUNDS, "batch_size": 5, "lr": 0.1, "weights": "equal"},
+    "privacy": {"unit": "client", "epsilon": 2.0, "delta": 1e-4, "clip_norm": 0.1, "clip_quantile": 0.5},
+}  # fmt: skip
+adaptive_config = partial(configured, BASE)
 SECURE = {"sum": "secagg", "secagg_mode": "passive"}
 
 
@@ -240,7 +236,7 @@ SECURE = {"sum": "secagg", "secagg_mode": "passive"}
 def test_a_run_costs_what_it_costs_with_a_fixed_clip_norm_and_the_same_noise(protection: dict[str, Any], tmp_path: Path) -> None:
     summaries, multipliers = [], []
     for quantile in (0.5, 0.0):
-        made = config(protection=protection, privacy={"clip_quantile": quantile})
+        made = adaptive_config(protection=protection, privacy={"clip_quantile": quantile})
         summaries.append(run_experiment(made, tmp_path / str(quantile), population=scenes.population()))
         ledger = json.loads((tmp_path / str(quantile) / "ledger.json").read_text(encoding="utf-8"))
         multipliers.append([event["noise_multiplier"] for line in ledger["charges"] for event in line["events"]])
@@ -253,7 +249,7 @@ def test_a_run_costs_what_it_costs_with_a_fixed_clip_norm_and_the_same_noise(pro
 
 @pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
 def test_a_resumed_run_goes_on_from_the_clip_norm_of_its_checkpoint(tmp_path: Path) -> None:
-    made, scene = config(run={"insecure_test_entropy": True}), scenes.population()
+    made, scene = adaptive_config(run={"insecure_test_entropy": True}), scenes.population()
 
     class Cut(Exception):
         pass
@@ -285,7 +281,7 @@ def test_a_resumed_run_goes_on_from_the_clip_norm_of_its_checkpoint(tmp_path: Pa
 )
 def test_keys_that_do_not_go_together_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        config(**changes)
+        adaptive_config(**changes)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +294,7 @@ def test_keys_that_do_not_go_together_are_refused_by_name(changes: dict[str, Any
 )
 def test_algorithms_for_which_a_moving_clip_norm_has_no_meaning_are_refused_by_name(algorithm: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=rf"privacy\.clip_quantile = 0\.5: algorithm {message}"):
-        prepare(config(algorithm=algorithm, training={"rounds": 40}), population=scenes.population())
+        prepare(adaptive_config(algorithm=algorithm, training={"rounds": 40}), population=scenes.population())
 
 
 def test_a_sum_that_nobody_took_part_in_leaves_the_clip_norm() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import scenes
+from small_runs import configured
 
 from cflpriv.engine import TaskInput
 from cflpriv.errors import InputError
-from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config.config import Config
+from cflpriv.experiments import run_experiment
 from cflpriv.experiments.run.run import prepare
 from cflpriv.privacy.correlated import CorrelatedNoise
 from cflpriv.protocols.banded import optimised_coefficients, prefix_variances, separated_sensitivity, strategy
@@ -22,19 +23,12 @@ from cflpriv.protocols.ledger import Ledger
 from cflpriv.types import Array, Parts
 
 SCENE = scenes.population(groups=1, clients_per_group=40)
-
-
-def config(name: str = "fedavg", **changes: dict[str, Any]) -> Config:
-    tree: dict[str, Any] = {
-        "data": {"clients": 40}, "model": {"name": "linear"}, "algorithm": {"name": name}, "run": {"evaluate_every": 1000},
-        "training": {
-            "rounds": 12, "batch_size": 5, "lr": 0.05, "weights": "equal", "participation": 0.25, "sampling": "fixed_cohorts",
-        },
-        "privacy": {"unit": "client", "epsilon": 3.0, "delta": 1e-3, "correlated": True},
-    }  # fmt: skip
-    for section, values in changes.items():
-        tree[section] = {**tree.get(section, {}), **values}
-    return parse_config(tree)
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"clients": 40}, "model": {"name": "linear"}, "algorithm": {"name": "fedavg"}, "run": {"evaluate_every": 1000},
+    "training": {"rounds": 12, "batch_size": 5, "lr": 0.05, "weights": "equal", "participation": 0.25, "sampling": "fixed_cohorts"},
+    "privacy": {"unit": "client", "epsilon": 3.0, "delta": 1e-3, "correlated": True},
+}  # fmt: skip
+correlated_config = partial(configured, BASE)
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class Zeros:
         return {"vector": np.zeros(20_000)}
 
 
-def played(noise: CorrelatedNoise, cohorts: dict[int, list[int]], count: int = 30_000, scale: float = 2.0) -> Array:
+def scaled_rows(noise: CorrelatedNoise, cohorts: dict[int, list[int]], count: int = 30_000, scale: float = 2.0) -> Array:
     source = public_entropy("rows")
     return np.stack([noise.row(0, turn, clients, scale, count, source) for turn, clients in cohorts.items()]) / scale
 
@@ -56,7 +50,7 @@ def played(noise: CorrelatedNoise, cohorts: dict[int, list[int]], count: int = 3
 def test_rows_have_the_covariance_of_the_matrix() -> None:
     coefficients = optimised_coefficients(3, 9)
     noise = CorrelatedNoise(coefficients)
-    rows = played(noise, {turn: [turn % 3] for turn in range(9)})
+    rows = scaled_rows(noise, {turn: [turn % 3] for turn in range(9)})
     inverse = np.linalg.inv(strategy(coefficients, 9)) * math.hypot(*coefficients)
     assert noise.begun == 1
     assert np.abs(rows @ rows.T / rows.shape[1] - inverse @ inverse.T).max() < 6 * np.square(inverse).sum(axis=1).max() / 170
@@ -77,7 +71,7 @@ def test_rows_have_the_covariance_of_the_matrix() -> None:
 def test_a_client_that_comes_back_too_early_gets_a_stream_of_its_own(cohorts: dict[int, list[int]], streams: list[list[int]]) -> None:
     """The rows of different streams are independent, those of one are not, and each client's rounds in a stream are 3 apart."""
     noise = CorrelatedNoise(optimised_coefficients(3, 9))
-    rows = dict(zip(cohorts, played(noise, cohorts), strict=True))
+    rows = dict(zip(cohorts, scaled_rows(noise, cohorts), strict=True))
     assert noise.begun == len(streams)
     for stream in streams:
         for client in (1, 2, 3):
@@ -110,12 +104,14 @@ def test_groups_have_noise_of_their_own() -> None:
 
 @pytest.mark.slow
 def test_a_run_is_charged_as_with_independent_noise_and_keeps_one_stream(tmp_path: Path) -> None:
-    summaries = [run_experiment(config(privacy={"correlated": one}), tmp_path / str(one), population=SCENE) for one in (True, False)]
+    summaries = [
+        run_experiment(correlated_config(privacy={"correlated": one}), tmp_path / str(one), population=SCENE) for one in (True, False)
+    ]
     charges = [Ledger.open(tmp_path / str(one) / "ledger.json").charges for one in (True, False)]
     assert charges[0] == charges[1]
     assert [one["epsilon"] for one in summaries] == pytest.approx([3.0, 3.0], rel=1e-3)
     assert [one["stopped"] for one in summaries] == [None, None]
-    made: Any = prepare(config(), population=SCENE).federation._sums
+    made: Any = prepare(correlated_config(), population=SCENE).federation._sums
     correlated, clipped = made._parts.clipped.correlated, made._parts.clipped
     assert len(correlated.coefficients) == 4
     once = clipped.multiplier / math.sqrt(3) * separated_sensitivity(correlated.coefficients, 12, 3, 4)
@@ -125,7 +121,7 @@ def test_a_run_is_charged_as_with_independent_noise_and_keeps_one_stream(tmp_pat
 @pytest.mark.parametrize("correlated", [True, False])
 def test_running_totals_of_means_have_the_stated_error(correlated: bool) -> None:
     """Whole rounds of a federation, contributions that are all zero: what is left of a sum is noise."""
-    made = config(privacy={"correlated": correlated})
+    made = correlated_config(privacy={"correlated": correlated})
     federation: Any = prepare(made, population=SCENE).federation
     clipped = federation._sums._parts.clipped
     rows = []
@@ -151,7 +147,7 @@ def test_running_totals_of_means_have_the_stated_error(correlated: bool) -> None
 )
 def test_noise_that_no_server_adds_cannot_be_correlated(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        config(**changes)
+        correlated_config(**changes)
 
 
 @pytest.mark.parametrize(
@@ -159,4 +155,4 @@ def test_noise_that_no_server_adds_cannot_be_correlated(changes: dict[str, Any],
 )
 def test_clients_that_may_be_asked_in_two_rounds_in_a_row_are_refused_by_name(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"privacy\.correlated = true: .* two rounds in a row"):
-        prepare(config(**changes), population=SCENE)
+        prepare(correlated_config(**changes), population=SCENE)

@@ -142,7 +142,7 @@ def algorithm_of(name: str) -> Algorithm:
     return make(scenes.training(SCENE), **{key: value for key, value in given.items() if key in known})
 
 
-def made(name: str, mode: Mode) -> Config:
+def config_of(name: str, mode: Mode) -> Config:
     protection: dict[str, Any] = {"sum": "secagg", "secagg_mode": "passive"} if mode.secure else {}
     if mode.secure and "gram" in algorithm_of(name).operations:
         protection["gram"] = ["haar"]
@@ -203,10 +203,10 @@ def test_epsilon_is_that_of_the_ledger_by_another_accountant(name: str, mode: st
     """Every algorithm in every mode, or an error that names the algorithm or its key."""
     if not offered(name, MODES[mode]):
         with pytest.raises(InputError, match="algorithm.alpha" if name in TWO_GRADIENTS else f"'{name}'"):
-            run_experiment(made(name, MODES[mode]), tmp_path / "run", population=SCENE)
+            run_experiment(config_of(name, MODES[mode]), tmp_path / "run", population=SCENE)
         assert not (tmp_path / "run" / "summary.json").exists()
         return
-    summary = run_experiment(made(name, MODES[mode]), tmp_path / "run", population=SCENE)
+    summary = run_experiment(config_of(name, MODES[mode]), tmp_path / "run", population=SCENE)
     if not algorithm_of(name).operations:
         assert summary["epsilon"] == 0.0, "nothing leaves its clients"
         assert not (tmp_path / "run" / "ledger.json").exists()

@@ -1,6 +1,7 @@
 """How often each client is asked is known before a run, by the code that draws the cohorts; noise is calibrated for that, and no more."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import scenes
 from loopback import ENTROPY, Loopback
+from small_runs import configured
 
 from cflpriv.attacks.dp.dp_run import releases
 from cflpriv.contract.operations import Sampling
@@ -31,17 +33,12 @@ from cflpriv.protocols.events import GaussianEvent, SampledGaussianEvent
 from cflpriv.protocols.ledger import Ledger, PrivacyBudget
 
 SCENE = scenes.population(groups=2, clients_per_group=20)
-
-
-def config(name: str = "fedavg", unit: str = "client", **changes: dict[str, Any]) -> Config:
-    tree: dict[str, Any] = {
-        "data": {"clients": 40}, "model": {"name": "linear"}, "algorithm": {"name": name}, "run": {"evaluate_every": 1000},
-        "training": {"rounds": 20, "batch_size": 5, "lr": 0.05, "weights": "equal", "participation": 0.1},
-        "privacy": {"unit": unit, "epsilon": 3.0, "delta": 1e-3, "samples": 20, "sketch_dim": 0},
-    }  # fmt: skip
-    for section, values in changes.items():
-        tree[section] = {**tree.get(section, {}), **values}
-    return parse_config(tree)
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"clients": 40}, "model": {"name": "linear"}, "algorithm": {"name": "fedavg"}, "run": {"evaluate_every": 1000},
+    "training": {"rounds": 20, "batch_size": 5, "lr": 0.05, "weights": "equal", "participation": 0.1},
+    "privacy": {"unit": "client", "epsilon": 3.0, "delta": 1e-3, "samples": 20, "sketch_dim": 0},
+}  # fmt: skip
+sampled_config = partial(configured, BASE)
 
 
 @pytest.mark.parametrize("mode", ["global", "per_cluster", "fixed_cohorts"])
@@ -76,9 +73,9 @@ def test_a_schedule_of_little_or_nothing() -> None:
 def test_groups_that_are_found_in_the_run_are_counted_in_every_round(mode: Any) -> None:
     assert schedule(Sampling(mode, 0.1), range(50), 1, 0, 20, labels=True).most == 20
     assert schedule(Sampling("global", 0.1), range(50), 1, 0, 20, labels=True).most < 10
-    made = config("pacfl", "sample", algorithm={"k": 2}, training={"sampling": mode})
+    made = sampled_config("pacfl", "sample", algorithm={"k": 2}, training={"sampling": mode})
     assert made.schedule(range(40)).most == 20
-    assert config("pacfl", "sample", algorithm={"k": 2}).schedule(range(40)).most < 10
+    assert sampled_config("pacfl", "sample", algorithm={"k": 2}).schedule(range(40)).most < 10
 
 
 def test_one_hundred_clients_at_a_tenth_pay_for_the_rounds_that_they_are_asked_in() -> None:
@@ -126,7 +123,7 @@ CASES: list[Any] = [
 def test_the_most_frequent_client_spends_its_budget_and_the_run_never_stops_early(
     name: str, unit: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = config(name, unit, **changes)
+    made = sampled_config(name, unit, **changes)
     summary = run_experiment(made, tmp_path / "run", population=SCENE)
     assert summary["stopped"] is None
     assert summary["rounds"] == 20
@@ -141,7 +138,7 @@ def test_the_most_frequent_client_spends_its_budget_and_the_run_never_stops_earl
 
 @pytest.mark.slow
 def test_a_run_resumed_between_rounds_goes_on_to_the_end(tmp_path: Path) -> None:
-    made = config("fedavg", "client", training={"rounds": 12})
+    made = sampled_config("fedavg", "client", training={"rounds": 12})
     whole = run_experiment(made, tmp_path / "whole", population=SCENE)
 
     class Cut(Exception):
@@ -174,13 +171,13 @@ def test_an_algorithm_that_declares_no_cohorts_is_counted_in_every_round(monkeyp
 
     from cflpriv.algorithms import ALGORITHMS
 
-    made = config()
+    made = sampled_config()
     spec = replace(made.spec, cohorts="")
     monkeypatch.setattr(Config, "spec", property(lambda self: spec))
     assert made.schedule(range(40)).most == 20
     assert ALGORITHMS["fedavg"].cohorts == "one"
     with pytest.raises(InputError):
-        config(training={"participation": 0.0})
+        sampled_config(training={"participation": 0.0})
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 import scenes
 from checkout import ROOT
+from scenes import task_input
 from scipy import stats
+from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.handles import Own, Shared
@@ -47,7 +50,7 @@ RELATIONS: tuple[Literal["add_remove", "replace_one"], ...] = ("add_remove", "re
 NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 0, 4.0, 0)
 
 
-def federation(
+def private_federation(
     scene: Population, noise: Noise = NOISE, epsilon: float = 50.0, demand: bool = True, **options: Any
 ) -> tuple[FederationServer, Ledger]:
     """A server with its ledger. Its clients `demand` the same, by ledgers of their own, or take the server's word."""
@@ -94,8 +97,8 @@ class Recall:
         return {"value": given.memory[self.name]}
 
 
-def given(data: ClientData, params: dict[str, Any], label: str = "secret") -> TaskInput:
-    return TaskInput(data, params, {}, Streams(0, 0, data.id), secret=public_entropy(label)(32))
+def input_with_secret(data: ClientData, params: dict[str, Any], label: str = "secret") -> TaskInput:
+    return task_input(data, params, public_entropy(label)(32))
 
 
 # --- what leaves, and what it costs -------------------------------------------------------------------------------------------------------
@@ -103,7 +106,7 @@ def given(data: ClientData, params: dict[str, Any], label: str = "secret") -> Ta
 
 def test_an_update_is_charged_once_and_showing_it_again_is_free() -> None:
     scene = scenes.population()
-    fed, ledger = federation(scene)
+    fed, ledger = private_federation(scene)
     task = scenes.training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
     steps = SampledGaussianEvent(1.5, 0.25, 4, 1.0, "add_remove")
@@ -120,7 +123,7 @@ def test_an_update_is_charged_once_and_showing_it_again_is_free() -> None:
 @pytest.mark.parametrize("operation", ["mean", "gram", "gather", "relay"])
 def test_no_operation_releases_what_has_no_noise(operation: str) -> None:
     scene = scenes.population()
-    fed, ledger = federation(scene)
+    fed, ledger = private_federation(scene)
     held = fed.compute(Half())["vector"]
     before, paid = len(fed.transcript.messages), list(ledger.charges)
     operations: dict[str, Any] = {"mean": fed.mean, "gather": fed.gather, "relay": fed.relay}
@@ -135,7 +138,7 @@ def test_no_operation_releases_what_has_no_noise(operation: str) -> None:
 
 def test_who_asks_for_whom_is_paid_before_it_is_read() -> None:
     scene = scenes.population()
-    fed, ledger = federation(scene)
+    fed, ledger = private_federation(scene)
     task = scenes.training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     wanted = fed.compute(Half())["vector"]  # of the data, without noise
@@ -147,7 +150,7 @@ def test_who_asks_for_whom_is_paid_before_it_is_read() -> None:
 
 def test_counts_are_never_released() -> None:
     scene = scenes.population()
-    fed, _ = federation(scene)
+    fed, _ = private_federation(scene)
     task = scenes.training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
     with pytest.raises(InputError, match="'count' of Train"):
@@ -161,7 +164,7 @@ def test_noise_does_not_wash_out_what_it_was_computed_from() -> None:
     scene = scenes.population()
     task = scenes.training(scene)
     for demand in (False, True):
-        fed, ledger = federation(scene, demand=demand)
+        fed, ledger = private_federation(scene, demand=demand)
         secret_start = fed.compute(Half(task.model.dimension))["vector"]
         start = {"model": Shared(task.model.init(0), own=(Own(secret_start),))}
         half = [ChoiceEvent(0.5, "add_remove", "sample")]
@@ -173,7 +176,7 @@ def test_noise_does_not_wash_out_what_it_was_computed_from() -> None:
             with pytest.raises(InputError, match="without noise"):
                 fed.mean(fed.compute(task, start)["update"])
     # and one that starts from a private value costs both, each once
-    fed, ledger = federation(scene)
+    fed, ledger = private_federation(scene)
     first = fed.compute(task, {"model": task.model.init(0)})["update"]
     second = fed.compute(task, {"model": Shared(task.model.init(0), own=(Own(first),))})["update"]
     fed.mean(second)
@@ -184,7 +187,7 @@ def test_noise_does_not_wash_out_what_it_was_computed_from() -> None:
 def test_a_training_that_diverges_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends and names a client, which tells something of its samples, and of those of whoever came before."""
     scene = scenes.population()
-    fed, ledger = federation(scene)
+    fed, ledger = private_federation(scene)
     task = scenes.training(scene, lr=1e300, weight_decay=10.0)
     start = {"model": task.model.init(0)}
     with pytest.raises(TrainingDiverged, match="client 0: training in round"):
@@ -192,10 +195,10 @@ def test_a_training_that_diverges_is_paid_for(monkeypatch: pytest.MonkeyPatch) -
     assert [(one.clients, one.events) for one in ledger.charges] == [
         (fed.clients, (SampledGaussianEvent(1.5, 0.25, 4, 1.0, "add_remove"),))
     ]
-    fed, ledger = federation(scene, epsilon=0.01)
+    fed, ledger = private_federation(scene, epsilon=0.01)
     with pytest.raises(BudgetExceeded):  # and nobody is named whose budget does not allow it
         fed.compute(task, start)
-    fed, ledger = federation(scene)
+    fed, ledger = private_federation(scene)
     result = Train._result
     monkeypatch.setattr(Train, "_result", lambda self, one, *rest: {} if one.data.id == 3 else result(self, one, *rest))
     held = fed.compute(scenes.training(scene), start)
@@ -207,7 +210,7 @@ def test_what_clients_remember_keeps_its_price() -> None:
     scene = scenes.population()
     task = scenes.training(scene)
     for demand in (False, True):
-        fed, ledger = federation(scene, demand=demand)
+        fed, ledger = private_federation(scene, demand=demand)
         fed.compute(task, {"model": task.model.init(0)})
         fed.compute(Half())
         paid = list(ledger.charges)
@@ -221,7 +224,7 @@ def test_what_clients_remember_keeps_its_price() -> None:
 def test_what_was_remembered_before_a_resume_is_not_taken_for_public() -> None:
     scene = scenes.population()
     for demand in (False, True):
-        fed, ledger = federation(scene, demand=demand)
+        fed, ledger = private_federation(scene, demand=demand)
         for client in fed.clients:  # as a checkpoint puts it back, without its receipts
             scenes.eye(fed).client(client).values.remember("trained", np.zeros(3), Origin())
         fed.restore(fed.saved())
@@ -234,7 +237,7 @@ def test_a_release_over_budget_is_refused_before_anything_is_sent() -> None:
     scene = scenes.population()
     task = scenes.training(scene)
     steps = SampledGaussianEvent(1.5, 0.25, 4, 1.0, "add_remove")
-    fed, ledger = federation(scene, epsilon=epsilon_of([steps] * 2, 1e-5))
+    fed, ledger = private_federation(scene, epsilon=epsilon_of([steps] * 2, 1e-5))
     for round in range(2):
         fed.begin_round(round)
         fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
@@ -255,7 +258,7 @@ def test_clients_in_groups_too_small_pay_for_no_sum() -> None:
         (NOISE, Protection(min_cohort=3), range(8)),
         (replace(NOISE, shares=3), secure, range(2, 8)),
     ):
-        fed, ledger = federation(scene, noise, demand=not noise.shares, protection=protection)
+        fed, ledger = private_federation(scene, noise, demand=not noise.shares, protection=protection)
         held = fed.compute(scenes.training(scene), {"model": scenes.training(scene).model.init(0)})["update"]
         fed.mean(held, groups=groups, k=2)
         assert sorted(ledger.clients) == list(paying)
@@ -279,7 +282,7 @@ def client(n: int = 40, features: int = 6, seed: int = 0, id: int = 0) -> Client
 def test_the_engine_adds_the_same_noise_as_the_plain_loop(name: str, options: dict[str, float]) -> None:
     model = Model(name, (6,), 3, hidden=5, dtype="float64")
     task = Train(model, epochs=2, lr=0.2, **options).private(replace(NOISE, samples=40))  # type: ignore[arg-type]
-    inputs = [given(client(30 + 5 * i, seed=i, id=i), {"model": model.init(0)}, f"{i}") for i in range(5)]
+    inputs = [input_with_secret(client(30 + 5 * i, seed=i, id=i), {"model": model.init(0)}, f"{i}") for i in range(5)]
     plain = Engine("sequential").run(task, inputs)
     fast = Engine()
     for one, other in zip(fast.run(task, inputs), plain, strict=True):
@@ -293,17 +296,17 @@ def test_training_noise_has_its_size_and_its_own_secret() -> None:
     noise = replace(NOISE, sampling_rate=1.0, samples=25, training=1.7, clip_norm=0.6)
     task = Train(model, epochs=1, lr=1.0).private(noise)
     data = client()
-    updates = np.stack([np.asarray(task.run(given(data, {"model": model.init(0)}, str(i)))["update"]) for i in range(150)])
+    updates = np.stack([np.asarray(task.run(input_with_secret(data, {"model": model.init(0)}, str(i)))["update"]) for i in range(150)])
     residual = (updates - updates.mean(axis=0)).ravel()
     sigma = 1.7 * 0.6 / 25
     degrees = (len(updates) - 1) * updates.shape[1]
     total = float(np.square(residual / sigma).sum())
     assert stats.chi2(degrees).sf(total / (1 + 1 / 768)) > ALPHA
     assert stats.chi2(degrees).cdf(total) > ALPHA
-    again = task.run(given(data, {"model": model.init(0)}, "7"))["update"]
+    again = task.run(input_with_secret(data, {"model": model.init(0)}, "7"))["update"]
     assert np.array_equal(again, updates[7]), "noise comes from the secret"
     with pytest.raises(InputError, match="secret randomness"):
-        task.run(replace(given(data, {"model": model.init(0)}), secret=b""))
+        task.run(replace(input_with_secret(data, {"model": model.init(0)}), secret=b""))
 
 
 @pytest.mark.parametrize("kind", ["auto", "sequential"])
@@ -313,7 +316,7 @@ def test_a_sample_whose_gradient_overflows_moves_the_sum_by_nothing(kind: Any) -
     wild = ClientData(0, np.vstack([data.x_train, np.full((1, 6), 1e308)]), np.append(data.y_train, 0), data.x_test, data.y_test)
     task = Train(model, epochs=1, lr=1.0).private(replace(NOISE, sampling_rate=1.0, training=1e-9))
     start = model.init(0) * 100
-    one, other = (np.asarray(Engine(kind).run(task, [given(each, {"model": start})])[0]["update"]) for each in (data, wild))
+    one, other = (np.asarray(Engine(kind).run(task, [input_with_secret(each, {"model": start})])[0]["update"]) for each in (data, wild))
     assert np.isfinite(other).all()
     np.testing.assert_allclose(one, other, atol=1e-6)
 
@@ -330,7 +333,7 @@ def test_a_convolution_whose_product_overflows_spoils_nobody_else(kind: Any) -> 
     more = np.concatenate([x, np.full((1, 1, 28, 28), 1e30, np.float32)])
     pair = (ClientData(0, x, y, x[:1], y[:1]), ClientData(0, more, np.append(y, 0), x[:1], y[:1]))
     task = Train(model, epochs=1, lr=1.0).private(replace(NOISE, sampling_rate=1.0, training=1e-9))
-    one, other = (np.asarray(Engine(kind).run(task, [given(data, {"model": start})])[0]["update"]) for data in pair)
+    one, other = (np.asarray(Engine(kind).run(task, [input_with_secret(data, {"model": start})])[0]["update"]) for data in pair)
     np.testing.assert_allclose(one, other, atol=1e-6)
 
 
@@ -341,7 +344,7 @@ def test_masks_of_a_dropout_are_drawn_from_the_secret() -> None:
     model = Model("dropping", (6,), 3, dtype="float64", factory=lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)))
     task = Train(model, epochs=1, lr=1.0).private(replace(NOISE, sampling_rate=1.0, training=1e-9))
     start = model.init(0)
-    inputs = [given(client(), {"model": start}, label) for label in ("a", "a", "b")]
+    inputs = [input_with_secret(client(), {"model": start}, label) for label in ("a", "a", "b")]
     inputs[1] = replace(inputs[1], streams=Streams(9, 9, 0))
     one, same, other = (np.asarray(task.run(each)["update"]) for each in inputs)
     np.testing.assert_allclose(one, same, atol=1e-12)
@@ -350,7 +353,7 @@ def test_masks_of_a_dropout_are_drawn_from_the_secret() -> None:
 
 def test_poisson_batches_come_from_the_secret_and_not_from_the_public_seed() -> None:
     task = Train(linear(), epochs=50, lr=1.0).private(replace(NOISE, sampling_rate=0.25))
-    one, same, other = (task.batches(given(client(), {}, label)) for label in ("a", "a", "b"))
+    one, same, other = (task.batches(input_with_secret(client(), {}, label)) for label in ("a", "a", "b"))
     assert all(np.array_equal(x, y) for x, y in zip(one, same, strict=True))
     assert not all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
     assert len(one) == task.steps == 200
@@ -380,7 +383,8 @@ def test_no_neighbouring_clients_train_further_apart_than_the_event_says(relatio
             other = ClientData(0, x2, y2, x[:1], y[:1])
         start = model.init(i)
         results = [
-            Engine("auto" if kind == "stacked" else "sequential").run(task, [given(one, {"model": start})])[0] for one in (last, other)
+            Engine("auto" if kind == "stacked" else "sequential").run(task, [input_with_secret(one, {"model": start})])[0]
+            for one in (last, other)
         ]
         furthest = max(furthest, float(np.linalg.norm(np.asarray(results[0]["update"]) - np.asarray(results[1]["update"]))) * 10)
     limit = 0.8 * (1 if relation == "add_remove" else 2)
@@ -395,7 +399,7 @@ def test_signatures_are_sketched_scaled_and_noised_in_this_order() -> None:
     np.testing.assert_allclose(directions.T @ directions, np.eye(5), atol=1e-12)
     rows = unit_rows(data.x_train @ directions)
     values, vectors = np.linalg.eigh(rows.T @ rows)
-    signature = task.run(given(data, {}))["signature"]
+    signature = task.run(input_with_secret(data, {}))["signature"]
     assert signature.shape == (2, 5)
     for row, expected in zip(signature, vectors[:, ::-1][:, :2].T, strict=True):
         assert abs(abs(row @ expected) - 1) < 1e-6
@@ -425,7 +429,8 @@ def test_gradient_signatures_clip_each_sample(relation: Any) -> None:
         changed = ClientData(0, data.x_train, np.append(data.y_train[:-1], (data.y_train[-1] + 1 + i % 2) % 3), data.x_test, data.y_test)
         start = model.init(i)
         one, other = (
-            task.run(given(each, {"model": start}))["representation"] for each in (data, fewer if relation == "add_remove" else changed)
+            task.run(input_with_secret(each, {"model": start}))["representation"]
+            for each in (data, fewer if relation == "add_remove" else changed)
         )
         furthest = max(furthest, float(np.linalg.norm(one - other)))
     assert 0.8 * limit < furthest <= limit * (1 + 1e-6)
@@ -434,7 +439,9 @@ def test_gradient_signatures_clip_each_sample(relation: Any) -> None:
 def test_a_gradient_signature_without_noise_or_clip_is_the_gradient() -> None:
     model, data = linear(), client(30)
     plain = Gradient(model).run(TaskInput(data, {"model": model.init(1)}, {}, Streams(0, 0, 0)))["gradient"]
-    noisy = NoisyGradient(model, "representation", True, 0, 1e6, 1e-12, "add_remove", 0).run(given(data, {"model": model.init(1)}))
+    noisy = NoisyGradient(model, "representation", True, 0, 1e6, 1e-12, "add_remove", 0).run(
+        input_with_secret(data, {"model": model.init(1)})
+    )
     np.testing.assert_allclose(noisy["representation"], plain / np.linalg.norm(plain), atol=1e-5)
 
 
@@ -443,13 +450,15 @@ def test_a_gradient_signature_does_not_fail_for_one_sample_whose_gradient_overfl
     wild = ClientData(0, np.vstack([data.x_train, np.full((1, 6), 1e30)]), np.append(data.y_train, 0), data.x_test, data.y_test)
     task = NoisyGradient(model, "representation", False, 4, 0.3, 1e-9, "add_remove", 0)
     start = model.init(0) * np.float32(1e10)
-    one, other = (task.run(given(each, {"model": start}))["representation"] for each in (data, wild))
+    one, other = (task.run(input_with_secret(each, {"model": start}))["representation"] for each in (data, wild))
     np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def test_without_a_sketch_no_square_matrix_of_the_models_size_is_made() -> None:
     model, data = Model("linear", (30_000,), 10), client(3, 30_000)
-    made = NoisyGradient(model, "representation", False, 0, 0.3, 1e-9, "add_remove", 0).run(given(data, {"model": model.init(0)}))
+    made = NoisyGradient(model, "representation", False, 0, 0.3, 1e-9, "add_remove", 0).run(
+        input_with_secret(data, {"model": model.init(0)})
+    )
     assert made["representation"].shape == (model.dimension,)  # an identity of that size would take 670 GiB
 
 
@@ -461,10 +470,10 @@ def test_a_noisy_choice_cuts_losses_and_prefers_the_lowest(relation: Any) -> Non
     task = Losses(model).private(replace(NOISE, relation=relation, choice=0.4, loss_cap=4.0))
     assert task.events == {"choice": ChoiceEvent(0.4, relation, "sample")}
     assert task.covers == {"choice": ("choice",)}, "the losses themselves are never covered"
-    assert int(Losses(model).run(given(data, {"model": models}))["choice"]) == 1
-    drawn = [int(task.run(given(data, {"model": models}, str(i)))["choice"]) for i in range(60)]
+    assert int(Losses(model).run(input_with_secret(data, {"model": models}))["choice"]) == 1
+    drawn = [int(task.run(input_with_secret(data, {"model": models}, str(i)))["choice"]) for i in range(60)]
     assert drawn.count(1) > 40
-    free = [int(replace(task, epsilon=1e-6).run(given(data, {"model": models}, str(i)))["choice"]) for i in range(60)]
+    free = [int(replace(task, epsilon=1e-6).run(input_with_secret(data, {"model": models}, str(i)))["choice"]) for i in range(60)]
     assert set(free) == {0, 1, 2}, "with next to no epsilon anything is chosen"
 
 
@@ -509,7 +518,7 @@ def test_a_sample_moves_no_more_than_its_own_loss(module: str, monkeypatch: pyte
     monkeypatch.setattr(evaluation, "noisy_argmin", draw)
     for count in (60, 61):
         more, label = np.concatenate([x, np.full((1, 1, 2, 2), 1e6)])[:count], np.append(y, 0)[:count]
-        Losses(model).private(replace(NOISE, choice=0.5)).run(given(ClientData(0, more, label, x[:1], y[:1]), two))
+        Losses(model).private(replace(NOISE, choice=0.5)).run(input_with_secret(ClientData(0, more, label, x[:1], y[:1]), two))
     assert np.abs(seen[1] - seen[0]).max() <= 4.0 * (1 + 1e-9)
 
     held_back = split_validation(ClientData(0, x, y, x[:1], y[:1]), 0.25, 0)[1]
@@ -517,7 +526,7 @@ def test_a_sample_moves_no_more_than_its_own_loss(module: str, monkeypatch: pyte
     wild[held_back[0]] = np.array([1e6, 0, 0, 0]).reshape(1, 2, 2)
     params = {"model": np.zeros(model.dimension), "own": up, "updates": {1: up}}
     task = Influence(model, 0.25, (0, 1), 1e-9, 4.0)
-    one, other = (np.asarray(task.run(given(ClientData(0, each, y, x[:1], y[:1]), params))["scores"]) for each in (x, wild))
+    one, other = (np.asarray(task.run(input_with_secret(ClientData(0, each, y, x[:1], y[:1]), params))["scores"]) for each in (x, wild))
     assert np.linalg.norm(one - other) <= 8.0 * (1 + 1e-6)
 
 
@@ -527,7 +536,7 @@ def test_a_model_that_takes_no_single_sample_has_no_private_choice() -> None:
     model = Model("normed", (6,), 3, factory=lambda: nn.Sequential(nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)))
     task = Losses(model).private(replace(NOISE, choice=0.5))
     with pytest.raises(InputError, match="model 'normed': takes no single sample"):
-        task.run(given(client(), {"model": [model.init(0), model.init(1)]}))
+        task.run(input_with_secret(client(), {"model": [model.init(0), model.init(1)]}))
 
 
 def test_models_of_known_layers_are_passed_whole_batches() -> None:
@@ -677,20 +686,16 @@ def test_noise_that_does_not_fit_the_modulus_is_refused_before_anything_is_sent(
 # --- [privacy], runs, and every algorithm -------------------------------------------------------------------------------------------------
 
 
-def config(name: str = "fedavg", unit: str = "sample", **changes: dict[str, Any]) -> Config:
-    tree: dict[str, Any] = {
-        "data": {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 2, "batch_size": 5, "lr": 0.1, "weights": "equal"},
-        "algorithm": {"name": name}, "privacy": {"unit": unit, "epsilon": 3.0, "delta": 1e-3, "samples": 20, "sketch_dim": 0},
-    }  # fmt: skip
-    for section, values in changes.items():
-        tree[section] = {**tree.get(section, {}), **values}
-    return parse_config(tree)
-
-
 MEANS_ONLY = {
     "fedavg", "fedprox", "ditto", "lg_fedavg", "per_fedavg", "local", "oracle", "shuffled", "private_clusters", "rr_cluster", "fedrc",
 }  # fmt: skip
 """Algorithms that release nothing but means: those that run under unit = "client"."""
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 2, "batch_size": 5, "lr": 0.1, "weights": "equal"},
+    "algorithm": {"name": "fedavg"}, "privacy": {"unit": "sample", "epsilon": 3.0, "delta": 1e-3, "samples": 20, "sketch_dim": 0},
+}  # fmt: skip
+private_config = partial(configured, BASE)
+
 MORE: dict[str, dict[str, Any]] = {
     "ifca": {"algorithm": {"k": 2}},
     "hypcluster": {"algorithm": {"k": 2}},
@@ -709,10 +714,10 @@ def test_every_algorithm_is_private_or_refused_by_name(name: str, unit: str, tmp
     refused = ALGORITHMS[name].sample_releases is None if unit == "sample" else name not in MEANS_ONLY
     if refused:
         with pytest.raises(InputError, match=rf"algorithm '{name}' under privacy\.unit = '{unit}': "):
-            run_experiment(config(name, unit, **MORE.get(name, {})), out, population=scene)
+            run_experiment(private_config(name, unit, **MORE.get(name, {})), out, population=scene)
         assert not out.exists(), "refused before anything is written"
         return
-    summary = run_experiment(config(name, unit, **MORE.get(name, {})), out, population=scene)
+    summary = run_experiment(private_config(name, unit, **MORE.get(name, {})), out, population=scene)
     assert summary["epsilon"] <= 3.0
     assert summary["delta"] == 1e-3
     assert summary["rounds"] == summary["rounds_planned"]
@@ -731,7 +736,7 @@ def test_a_run_whose_clients_have_spent_their_budgets_ends_with_what_it_has(
     unit: str, operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where they paid for other sessions: the server's ledger allows more."""
-    experiment = config(unit=unit, training={"rounds": 4})
+    experiment = private_config("fedavg", unit, training={"rounds": 4})
     budget = replace(experiment.privacy.budget, epsilon=2.0)
 
     def poor(self: ClientLedger) -> Ledger:
@@ -747,7 +752,7 @@ def test_a_run_whose_clients_have_spent_their_budgets_ends_with_what_it_has(
 @pytest.mark.slow
 def test_a_run_over_budget_ends_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = scenes.population()
-    experiment = config(training={"rounds": 6})
+    experiment = private_config(training={"rounds": 6})
     short = plan_noise(experiment.privacy, Releases(trainings=3), epochs=1, batch_size=5, seed=0)
     monkeypatch.setattr(Config, "noise", lambda self, asked: short)  # noise for three rounds, where six are asked for
     said: list[str] = []
@@ -765,7 +770,7 @@ def test_a_run_over_budget_ends_with_what_it_has(tmp_path: Path, monkeypatch: py
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = scenes.population()
-    experiment = config(training={"rounds": 4})
+    experiment = private_config(training={"rounds": 4})
     done = []
 
     def dying(simulation: Any) -> Any:
@@ -815,19 +820,19 @@ def test_an_interrupted_run_goes_on_with_its_ledger(tmp_path: Path, monkeypatch:
 )
 def test_invalid_parameters_are_refused_before_data_are_touched(section: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        config("fedavg", "sample", **{section: changes})
+        private_config("fedavg", "sample", **{section: changes})
 
 
 def test_sums_that_cannot_have_noise_are_refused_before_data_are_touched() -> None:
     with pytest.raises(InputError, match=r"protection\.sum = 'haar' under privacy\.unit = 'client'"):
-        config("fedavg", "client", protection={"sum": "haar"})
+        private_config("fedavg", "client", protection={"sum": "haar"})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ifca", "cfl"])
 def test_defaults_are_found_within_the_budget(name: str, tmp_path: Path) -> None:
     """IFCA's number of models costs one noisy vector a client; CFL keeps to the paper's rule."""
-    summary = run_experiment(config(name, training={"rounds": 6}), tmp_path / "run", population=scenes.population())
+    summary = run_experiment(private_config(name, training={"rounds": 6}), tmp_path / "run", population=scenes.population())
     assert summary["stopped"] is None
     assert 2.9 < summary["epsilon"] <= 3.0
     found = "none: a test at level 0.01" if name == "ifca" else "thresholds on norms of updates, eps1 = 0.2 and eps2 = 0.75"
@@ -837,7 +842,7 @@ def test_defaults_are_found_within_the_budget(name: str, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_run_of_the_scoring_round_alone_is_planned(tmp_path: Path) -> None:
     asked = MORE["pfedlia"] | {"algorithm": {"warm_up": 0, "local_epochs": 2}, "training": {"rounds": 1}}
-    summary = run_experiment(config("pfedlia", **asked), tmp_path / "run", population=scenes.population())
+    summary = run_experiment(private_config("pfedlia", **asked), tmp_path / "run", population=scenes.population())
     assert 2.9 < summary["epsilon"] <= 3.0
 
 
@@ -853,7 +858,7 @@ def test_newcomers_who_cannot_pay_again_end_a_run_with_what_it_has(tmp_path: Pat
 
     monkeypatch.setattr(Real, "settle", poor)
     scene = scenes.population()
-    summary = run_experiment(config("pacfl", algorithm={"k": 2}, data={"newcomers": 1}), tmp_path / "run", population=scene)
+    summary = run_experiment(private_config("pacfl", algorithm={"k": 2}, data={"newcomers": 1}), tmp_path / "run", population=scene)
     assert "refused by the privacy ledger" in summary["stopped"]
     assert summary["newcomers"] is None
     assert summary["rounds"] == summary["rounds_planned"]
@@ -863,14 +868,14 @@ def test_newcomers_who_cannot_pay_again_end_a_run_with_what_it_has(tmp_path: Pat
 @pytest.mark.parametrize(("unit", "said"), [("sample", True), ("client", False)])
 def test_a_private_run_on_texts_says_what_a_sample_is(unit: str, said: bool, tmp_path: Path) -> None:
     lines: list[str] = []
-    asked = config("fedavg", unit, data={"source": "ag_news", "sequence_length": 7}, training={"rounds": 1})
+    asked = private_config("fedavg", unit, data={"source": "ag_news", "sequence_length": 7}, training={"rounds": 1})
     run_experiment(asked, tmp_path / "run", population=scenes.population(), report=lines.append)
     assert any("a window of 7 words and the next; a word is in 8 of them" in line for line in lines) == said
 
 
 def test_a_missing_public_size_is_refused_before_data_are_touched(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"privacy\.samples"):
-        run_experiment(config(privacy={"samples": 0}, data={"source": "mnist"}), tmp_path / "run", tmp_path)
+        run_experiment(private_config(privacy={"samples": 0}, data={"source": "mnist"}), tmp_path / "run", tmp_path)
 
 
 def test_epsilon_without_a_unit_is_refused() -> None:
@@ -881,12 +886,12 @@ def test_epsilon_without_a_unit_is_refused() -> None:
 @pytest.mark.parametrize(("unit", "changes"), [("sample", {"samples": 1000}), ("client", {"delta": 0.2})])
 def test_a_delta_that_allows_publishing_one_is_warned_of(unit: str, changes: dict[str, Any]) -> None:
     with pytest.warns(CflprivWarning, match="is not below 1/"):
-        config(unit=unit, privacy=changes, training={"weights": "equal"})
+        private_config("fedavg", unit, privacy=changes, training={"weights": "equal"})
 
 
 def test_noise_of_a_public_key_is_warned_of() -> None:
     with pytest.warns(CflprivWarning, match="protects nothing"):
-        config(run={"insecure_test_entropy": True})
+        private_config(run={"insecure_test_entropy": True})
 
 
 def test_without_privacy_a_summary_promises_nothing(tmp_path: Path) -> None:
@@ -938,7 +943,7 @@ def test_an_independent_script_comes_to_the_same_epsilon(tmp_path: Path) -> None
     ]  # fmt: skip
     for place, (name, unit, more) in enumerate(cases):
         out = tmp_path / str(place)
-        run_experiment(config(name, unit, **more), out, population=scenes.population())
+        run_experiment(private_config(name, unit, **more), out, population=scenes.population())
         assert script.main([str(out / "ledger.json"), str(out / "summary.json")]) == 0
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     (out / "summary.json").write_text(json.dumps(summary | {"epsilon": summary["epsilon"] - 0.05}), encoding="utf-8")
@@ -949,7 +954,7 @@ def test_an_independent_script_comes_to_the_same_epsilon(tmp_path: Path) -> None
 def test_the_report_shows_what_was_spent_by_round_and_by_client(tmp_path: Path) -> None:
     from cflpriv.experiments.report.report import write_report
 
-    run_experiment(config(), tmp_path / "run", population=scenes.population())
+    run_experiment(private_config(), tmp_path / "run", population=scenes.population())
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert "Privacy spent" in page
     assert "2 × compute of Train" in page
@@ -986,7 +991,7 @@ def test_clipped_gradients_equal_those_of_opacus(name: str, shape: tuple[int, ..
     data = ClientData(0, x, y, x[:1], y[:1])
     start = model.init(0)
     task = Train(model, epochs=1, batch_size=0, lr=1.0, clip_norm=0.1, sampling_rate=1.0)
-    (result,) = Engine().run(task, [given(data, {"model": start})])
+    (result,) = Engine().run(task, [input_with_secret(data, {"model": start})])
     ours = -np.asarray(result["update"]) * 32
     theirs = opacus_clipped_sum(model, start, data, 0.1)
     assert np.abs(ours - theirs).max() / np.abs(theirs).max() < slack

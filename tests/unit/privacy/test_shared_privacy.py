@@ -6,22 +6,24 @@ Statistical tests run on fixed public entropy and reject at p < 1e-6.
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scenes
+from scenes import task_input
 from scipy import stats
+from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.handles import Own, Shared
 from cflpriv.contract.protection import Protection
-from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
-from cflpriv.experiments import parse_config, run_experiment
-from cflpriv.experiments.config.config import Config
+from cflpriv.experiments import run_experiment
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
 from cflpriv.privacy.receipts import PrivacyLedger
@@ -40,7 +42,7 @@ NOISE = Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 0, 4.0, 0, shares=3)
 SECURE = Protection(sum="secagg", min_cohort=4, secagg_mode="passive")
 
 
-def federation(
+def private_federation(
     scene: Population, noise: Noise = NOISE, label: str = "noise", protection: Protection = SECURE, demand: str = "shared", **options: Any
 ) -> tuple[FederationServer, Ledger]:
     ledger = Ledger(PrivacyBudget(50.0, 1e-5, noise.relation, "sample"))
@@ -50,11 +52,7 @@ def federation(
     return scenes.federation(scene, protection, **options), ledger
 
 
-def given(data: ClientData, params: dict[str, Any], secret: bytes) -> TaskInput:
-    return TaskInput(data, params, {}, Streams(0, 0, data.id), secret=secret)
-
-
-def private(task: Train, **changes: Any) -> Train:
+def with_noise(task: Train, **changes: Any) -> Train:
     made = task.private(NOISE)
     return replace(made, **changes)
 
@@ -66,10 +64,10 @@ def private(task: Train, **changes: Any) -> Train:
 def test_a_training_is_one_step_without_noise(extra: dict[str, float]) -> None:
     """−lr (Σ clipped gradients / (q·public samples) + weight decay + the anchor's pull), of the secret's Poisson batch."""
     scene = scenes.population(clients_per_group=1)
-    task = private(scenes.training(scene, lr=0.3, **extra))
+    task = with_noise(scenes.training(scene, lr=0.3, **extra))
     start, anchor = task.model.init(0), task.model.init(1)
     params = {"model": start} | ({"anchor": anchor} if "prox" in extra else {})
-    one = given(scene.clients[0], params, bytes(range(32)))
+    one = task_input(scene.clients[0], params, bytes(range(32)))
     (batch,) = task.batches(one)
     coins = uniforms(derive(one.secret, "batches"), len(one.data.y_train))
     assert np.array_equal(batch, np.flatnonzero(coins < 0.25))
@@ -77,7 +75,7 @@ def test_a_training_is_one_step_without_noise(extra: dict[str, float]) -> None:
     summed = np.zeros(len(start))
     for i in batch:
         alone = replace(one.data, x_train=one.data.x_train[i : i + 1], y_train=one.data.y_train[i : i + 1])
-        gradient = -np.asarray(plain.run(given(alone, {"model": start}, one.secret))["update"], np.float64)
+        gradient = -np.asarray(plain.run(task_input(alone, {"model": start}, one.secret))["update"], np.float64)
         summed += gradient / max(1.0, float(np.linalg.norm(gradient)))
     public = extra.get("weight_decay", 0.0) * start + extra.get("prox", 0.0) * (start - anchor)
     expected = -0.3 * (summed / (0.25 * 20) + public)
@@ -89,7 +87,7 @@ def test_a_training_is_one_step_without_noise(extra: dict[str, float]) -> None:
 def test_one_sample_moves_the_update_by_no_more_than_its_event_says(relation: Any) -> None:
     scene = scenes.population(clients_per_group=1)
     data = scene.clients[0]
-    task = private(scenes.training(scene, lr=0.5), sampling_rate=1.0, public_samples=7)
+    task = with_noise(scenes.training(scene, lr=0.5), sampling_rate=1.0, public_samples=7)
     start = task.model.init(0)
     event = task.events["steps"]
     assert isinstance(event, SampledGaussianEvent)
@@ -98,7 +96,7 @@ def test_one_sample_moves_the_update_by_no_more_than_its_event_says(relation: An
 
     def update(keep: list[int], of: ClientData) -> Any:
         less = replace(of, x_train=of.x_train[keep], y_train=of.y_train[keep])
-        return np.asarray(task.run(given(less, {"model": start}, bytes(32)))["update"], np.float64)
+        return np.asarray(task.run(task_input(less, {"model": start}, bytes(32)))["update"], np.float64)
 
     most = 0.0
     everybody = list(range(len(data.y_train)))
@@ -116,11 +114,11 @@ def test_large_parameters_do_not_round_an_update_further_than_one_sample_moves_i
     """A server that lies chooses them: parameters of 2²⁰ are multiples of ⅛, their differences too, and a clipped gradient has norm 1."""
     rng = np.random.default_rng(0)
     x, y = rng.random((61, 1, 28, 28)).astype(np.float32), np.arange(61) % 10
-    task = private(Train(Model("linear", (1, 28, 28), 10), lr=0.1), sampling_rate=1.0, public_samples=60)
+    task = with_noise(Train(Model("linear", (1, 28, 28), 10), lr=0.1), sampling_rate=1.0, public_samples=60)
     start = np.full(task.model.dimension, 2.0**20, np.float32)  # all classes alike, so gradients are as usual
 
     def update(count: int) -> Any:
-        one = given(ClientData(0, x[:count], y[:count], x[:1], y[:1]), {"model": start}, bytes(32))
+        one = task_input(ClientData(0, x[:count], y[:count], x[:1], y[:1]), {"model": start}, bytes(32))
         return np.asarray(task.run(one)["update"] if way == "loop" else Engine().run(task, [one, one])[0]["update"], np.float64)
 
     assert float(np.linalg.norm(update(61) - update(60))) == pytest.approx(task.moves, rel=1e-4)
@@ -128,16 +126,16 @@ def test_large_parameters_do_not_round_an_update_further_than_one_sample_moves_i
 
 def test_a_public_part_that_would_round_it_is_refused_whatever_the_data_are() -> None:
     scene = scenes.population(clients_per_group=1)
-    task = private(scenes.training(scene, lr=0.3, weight_decay=1.0))
+    task = with_noise(scenes.training(scene, lr=0.3, weight_decay=1.0))
     task = replace(task, model=replace(task.model, dtype="float32"))
-    one = given(scene.clients[0], {"model": np.full(task.model.dimension, 2.0**20, np.float32)}, bytes(32))
+    one = task_input(scene.clients[0], {"model": np.full(task.model.dimension, 2.0**20, np.float32)}, bytes(32))
     with pytest.raises(InputError, match="float32 rounding of weight decay and pull takes"):
         task.run(one)
     assert np.isfinite(replace(task, weight_decay=1e-4).run(one)["update"]).all()
 
 
 def test_what_a_client_keeps_is_not_covered() -> None:
-    task = private(scenes.training(scenes.population()))
+    task = with_noise(scenes.training(scenes.population()))
     assert set(task.covers) == {"update"}
 
 
@@ -147,7 +145,7 @@ def test_what_a_client_keeps_is_not_covered() -> None:
 )
 def test_trainings_that_are_no_plain_step_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
-        private(scenes.training(scenes.population()), **changes)
+        with_noise(scenes.training(scenes.population()), **changes)
 
 
 # --- the sum ------------------------------------------------------------------------------------------------------------------------------
@@ -160,7 +158,7 @@ def test_a_secure_sum_has_the_noise_of_its_shares_and_every_sum_is_paid_for(mode
     start = {"model": task.model.init(0)}
     errors, event = [], None
     for i in range(6 if mode == "passive" else 1):
-        fed, ledger = federation(scene, label=str(i), protection=replace(SECURE, secagg_mode=mode))
+        fed, ledger = private_federation(scene, label=str(i), protection=replace(SECURE, secagg_mode=mode))
         fed.begin_round(0)
         held = fed.compute(task, start)["update"]
         assert ledger.charges == [], "computing releases nothing"
@@ -188,7 +186,7 @@ def test_a_secure_sum_has_the_noise_of_its_shares_and_every_sum_is_paid_for(mode
 def test_sums_of_one_batch_cost_what_one_sum_with_less_noise_does() -> None:
     """A server that lies has one value summed nine times: the mean of these has a third of the noise on one Poisson batch."""
     scene = scenes.population(groups=1, clients_per_group=6)
-    fed, ledger = federation(scene)
+    fed, ledger = private_federation(scene)
     task = scenes.training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     for number in range(9):
@@ -203,7 +201,7 @@ def test_sums_of_one_batch_cost_what_one_sum_with_less_noise_does() -> None:
 @pytest.mark.parametrize("operation", ["gram", "gather", "relay"])
 def test_no_other_operation_releases_it(operation: str) -> None:
     scene = scenes.population(groups=1, clients_per_group=6)
-    fed, ledger = federation(scene)
+    fed, ledger = private_federation(scene)
     task = scenes.training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     operations: dict[str, Any] = {"gather": fed.gather, "relay": fed.relay, "gram": lambda one: fed.gram(one, then=lambda view: ({}, {}))}
@@ -215,7 +213,7 @@ def test_no_other_operation_releases_it(operation: str) -> None:
 def test_sums_in_the_clear_are_refused() -> None:
     scene = scenes.population(groups=1, clients_per_group=6)
     task = scenes.training(scene)
-    fed, ledger = federation(scene, protection=Protection())
+    fed, ledger = private_federation(scene, protection=Protection())
     fed.begin_round(0)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     with pytest.raises(InputError, match="it leaves in secure sums only"):
@@ -226,7 +224,7 @@ def test_sums_in_the_clear_are_refused() -> None:
 def test_what_is_computed_from_it_is_not_covered() -> None:
     scene = scenes.population(groups=1, clients_per_group=6)
     task = scenes.training(scene)
-    fed, ledger = federation(scene, demand="")
+    fed, ledger = private_federation(scene, demand="")
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     second = fed.compute(task, {"model": Shared(task.model.init(0), own=(Own(held),))})["update"]
     with pytest.raises(InputError, match="made of samples without noise"):
@@ -237,7 +235,7 @@ def test_what_is_computed_from_it_is_not_covered() -> None:
 def test_values_beside_each_other_keep_their_noise_and_one_value_twice_does_not() -> None:
     scene = scenes.population(groups=1, clients_per_group=6)
     task = scenes.training(scene)
-    fed, ledger = federation(scene)
+    fed, ledger = private_federation(scene)
     fed.begin_round(0)
     first, second = (fed.compute(task, {"model": task.model.init(i)})["update"] for i in range(2))
     (mean,) = fed.mean(fed.compute(Join(("a", "b")), {"a": first, "b": second}))
@@ -250,7 +248,7 @@ def test_values_beside_each_other_keep_their_noise_and_one_value_twice_does_not(
 def test_clients_refuse_noise_that_others_add_unless_their_settings_say_so() -> None:
     scene = scenes.population(groups=1, clients_per_group=6)
     task = scenes.training(scene)
-    fed, _ = federation(scene, demand="per_client")
+    fed, _ = private_federation(scene, demand="per_client")
     with pytest.raises(InputError, match="'forbidden'"):
         fed.compute(task, {"model": task.model.init(0)})
 
@@ -264,7 +262,7 @@ def test_clients_refuse_less_noise_than_their_price_counts_on(change: dict[str, 
 
     scene = scenes.population(groups=1, clients_per_group=6)
     task = scenes.training(scene)
-    fed, _ = federation(scene)
+    fed, _ = private_federation(scene)
     fed.begin_round(0)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     means = fed._sums
@@ -288,7 +286,7 @@ def test_clients_refuse_less_noise_than_their_price_counts_on(change: dict[str, 
 def test_clients_add_no_shares_to_sums_that_hide_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts are not verified there: a server that lies opens a block of one client, with the one share of its own."""
     scene = scenes.population(groups=1, clients_per_group=6)
-    fed, _ = federation(scene, protection=replace(SECURE, sum="secagg-oblivious"))
+    fed, _ = private_federation(scene, protection=replace(SECURE, sum="secagg-oblivious"))
     fed.begin_round(0)
     task = scenes.training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
@@ -306,16 +304,12 @@ def test_clients_add_no_shares_to_sums_that_hide_the_groups(monkeypatch: pytest.
 # --- runs ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def config(name: str = "fedavg", **changes: dict[str, Any]) -> Config:
-    tree: dict[str, Any] = {
-        "data": {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 3, "batch_size": 5, "lr": 0.1, "weights": "equal"},
-        "algorithm": {"name": name}, "protection": {"gram": ["haar"], "sum": "secagg", "secagg_mode": "passive"},
-        "privacy": {"unit": "sample", "noise": "shared", "epsilon": 3.0, "delta": 1e-3, "samples": 20, "sketch_dim": 0},
-    }  # fmt: skip
-    for section, values in changes.items():
-        tree[section] = {**tree.get(section, {}), **values}
-    return parse_config(tree)
-
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 3, "batch_size": 5, "lr": 0.1, "weights": "equal"},
+    "algorithm": {"name": "fedavg"}, "protection": {"gram": ["haar"], "sum": "secagg", "secagg_mode": "passive"},
+    "privacy": {"unit": "sample", "noise": "shared", "epsilon": 3.0, "delta": 1e-3, "samples": 20, "sketch_dim": 0},
+}  # fmt: skip
+shared_noise_config = partial(configured, BASE)
 
 MORE: dict[str, dict[str, Any]] = {"ifca": {"algorithm": {"k": 2}}, "hypcluster": {"algorithm": {"k": 2}}}
 SINGLY = {"cfl", "pfedlia", "per_fedavg"}
@@ -331,9 +325,11 @@ def test_every_private_algorithm_runs_or_is_refused_by_name(name: str, transport
     if name in SINGLY:
         more = {"privacy": {"relation": "replace_one"}} if name == "pfedlia" else {}
         with pytest.raises(InputError, match=rf"algorithm '{name}' under privacy\.noise = 'shared'|algorithm\.alpha"):
-            run_experiment(config(name, **more), tmp_path / "run", population=scene)
+            run_experiment(shared_noise_config(name, **more), tmp_path / "run", population=scene)
         return
-    made = config(name, **MORE.get(name, {}), run={"transport": transport, "insecure_test_entropy": True})  # what R-DPCFL pays is random
+    made = shared_noise_config(
+        name, **MORE.get(name, {}), run={"transport": transport, "insecure_test_entropy": True}
+    )  # what R-DPCFL pays is random
     summary = run_experiment(made, tmp_path / "run", population=scene)
     assert summary["stopped"] is None
     assert summary["rounds"] == summary["rounds_planned"]
@@ -362,13 +358,13 @@ def test_every_private_algorithm_runs_or_is_refused_by_name(name: str, transport
 )
 def test_what_does_not_go_together_is_refused_by_key(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        config(**changes)
+        shared_noise_config(**changes)
 
 
 @pytest.mark.slow
 def test_the_noise_of_a_sum_is_that_of_one_client_not_of_all() -> None:
     """The gain: with as many members as shares counted, the mean has noise smaller by the root of their number."""
-    made = config(protection={"min_cohort": 8})
+    made = shared_noise_config(protection={"min_cohort": 8})
     shared = made.noise()
     own = plan_noise(made.privacy, made.releases(), epochs=1, batch_size=5, seed=0)
     assert shared is not None
@@ -380,7 +376,7 @@ def test_the_noise_of_a_sum_is_that_of_one_client_not_of_all() -> None:
 def test_a_sum_that_fails_through_dropouts_does_not_end_a_run(tmp_path: Path) -> None:
     """StoCFL's members of it would be in a second sum of the same batch, which is beyond the budget: they are left out."""
     scene = scenes.population(clients_per_group=5)
-    made = config("stocfl", training={"rounds": 4, "dropout": 0.3}, run={"seed": 3})
+    made = shared_noise_config("stocfl", training={"rounds": 4, "dropout": 0.3}, run={"seed": 3})
     summary = run_experiment(made, tmp_path / "run", population=scene)
     rows = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     assert any(row.get("unchanged_clusters") for row in rows), "a sum failed"
@@ -402,9 +398,9 @@ def test_an_interrupted_run_goes_on_and_pays_again(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("cflpriv.experiments.run.folder.advance", dying)
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(config(), tmp_path / "run", population=scene)
+        run_experiment(shared_noise_config(), tmp_path / "run", population=scene)
     monkeypatch.setattr("cflpriv.experiments.run.folder.advance", advance)
-    summary = run_experiment(config(), tmp_path / "run", population=scene, resume=True)
+    summary = run_experiment(shared_noise_config(), tmp_path / "run", population=scene, resume=True)
     tree = json.loads((tmp_path / "run" / "ledger.json").read_text(encoding="utf-8"))
     assert [line["round"] for line in tree["charges"]][:3] == [0, 1, 1]
     assert summary["epsilon"] <= 3.0
@@ -412,7 +408,7 @@ def test_an_interrupted_run_goes_on_and_pays_again(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_the_summary_says_what_colluding_members_leave(tmp_path: Path) -> None:
-    summary = run_experiment(config(protection={"min_cohort": 8}), tmp_path / "run", population=scenes.population())
+    summary = run_experiment(shared_noise_config(protection={"min_cohort": 8}), tmp_path / "run", population=scenes.population())
     left = summary["epsilon_if_colluding"]
     assert list(left) == ["10%", "25%", "50%"]
     assert summary["epsilon"] < left["10%"] < left["25%"] < left["50%"]
@@ -428,17 +424,17 @@ def test_the_summary_says_what_colluding_members_leave(tmp_path: Path) -> None:
 
 
 def test_a_small_minimum_cohort_size_is_warned_of() -> None:
-    (doubt,) = config(data={"clients": 20}).doubts
+    (doubt,) = shared_noise_config(data={"clients": 20}).doubts
     assert "protection.min_cohort = 3" in doubt
     assert "3.2 times the noise that it needs" in doubt
     assert "min_cohort = 16" in doubt
-    assert config(data={"clients": 20}, protection={"min_cohort": 16}).doubts == ()
-    assert config(data={"clients": 20}, privacy={"noise": "per_client"}).doubts == ()
+    assert shared_noise_config(data={"clients": 20}, protection={"min_cohort": 16}).doubts == ()
+    assert shared_noise_config(data={"clients": 20}, privacy={"noise": "per_client"}).doubts == ()
 
 
 @pytest.mark.slow
 def test_the_console_says_what_is_guaranteed(tmp_path: Path) -> None:
     said: list[str] = []
-    run_experiment(config(training={"rounds": 1}), tmp_path / "run", population=scenes.population(), report=said.append)
+    run_experiment(shared_noise_config(training={"rounds": 1}), tmp_path / "run", population=scenes.population(), report=said.append)
     line = "privacy: epsilon 3 at delta 0.001 for one sample more or less; noise shared by the members of a secure sum, of which 2 count"
     assert line in said

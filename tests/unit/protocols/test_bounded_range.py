@@ -40,7 +40,7 @@ def chosen(pairs: list[Pair], after: Value) -> Value:
     return lambda u: (p * after(u[..., None, None] * (q / p))).sum(axis=-1).max(axis=-1)
 
 
-def noised(z: float, after: Value) -> Value:
+def after_gaussian(z: float, after: Value) -> Value:
     """A Gaussian release: the expectation over its loss, N(1/2z², 1/z²)."""
     x = np.linspace(-9, 9, 601)
     weights = np.exp(-x * x / 2)
@@ -94,8 +94,12 @@ def test_an_adversary_that_adapts_gains_and_is_covered() -> None:
 @pytest.mark.parametrize("z", [0.8, 3.0])
 def test_a_gaussian_release_before_between_or_after_choices_is_covered(z: float) -> None:
     pairs = neighbours("add_remove", 0.8, 2, tuple(np.linspace(-3, 3, 9)))
-    first, between, last = noised(z, repeated(pairs, 2)), chosen(pairs, noised(z, chosen(pairs, excess))), repeated(pairs, 2)
-    after = chosen(pairs, chosen(pairs, noised(z, excess)))
+    first, between, last = (
+        after_gaussian(z, repeated(pairs, 2)),
+        chosen(pairs, after_gaussian(z, chosen(pairs, excess))),
+        repeated(pairs, 2),
+    )
+    after = chosen(pairs, chosen(pairs, after_gaussian(z, excess)))
     events: list[Event] = [GaussianEvent(z, 1.0, "add_remove", "sample"), *[ChoiceEvent(0.8, "add_remove", "sample")] * 2]
     for epsilon in (0.3, 1.0, 2.0):
         u = np.array([math.exp(epsilon)])

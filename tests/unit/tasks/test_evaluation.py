@@ -4,12 +4,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scenes import task_input
 from torch import nn
 
 from cflpriv.algorithms.shared.choosing import EvaluateLowest
 from cflpriv.clustering.cuts import _silhouette
 from cflpriv.clustering.scores import ari
-from cflpriv.engine import Deferred, Engine, Streams, TaskInput
+from cflpriv.engine import Deferred, Engine, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.experiments.run.measure import local_scores
 from cflpriv.tasks.evaluation import Evaluate, EvaluateOwn, Losses
@@ -39,8 +40,8 @@ def clients(model: Model, sizes: list[int], seed: int = 0) -> list[ClientData]:
     return made
 
 
-def given(data: ClientData, model: object, memory: dict[str, Array] | None = None) -> TaskInput:
-    return TaskInput(data, {"model": model}, memory or {}, Streams(0, 0, data.id))  # type: ignore[dict-item]
+def evaluation_input(data: ClientData, model: object, memory: dict[str, Array] | None = None) -> TaskInput:
+    return task_input(data, {"model": model}, memory=memory)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -49,7 +50,9 @@ def test_clients_evaluated_together_have_the_scores_of_one_after_the_other(name:
     model = MODELS[name]
     vectors = [model.init(seed) for seed in range(12)]
     picked = {"none": range(12), "some": [0, 1, 0, 2, 1, 5, 0, 3, 3, 0, 8, 9], "all": [0] * 12}[sharing]
-    inputs = [given(one, vectors[i]) for one, i in zip(clients(model, [5, 60, 1, 0, 7, 5, 5, 110, 2, 5, 0, 9]), picked, strict=True)]
+    inputs = [
+        evaluation_input(one, vectors[i]) for one, i in zip(clients(model, [5, 60, 1, 0, 7, 5, 5, 110, 2, 5, 0, 9]), picked, strict=True)
+    ]
     for task in (Evaluate(model), Evaluate(model, "train")):
         plain, together = (Engine(kind).run(task, inputs) for kind in ("sequential", "auto"))
         for one, other in zip(plain, together, strict=True):
@@ -63,36 +66,36 @@ def test_clients_evaluated_together_have_the_scores_of_one_after_the_other(name:
 def test_the_model_of_lowest_loss_is_the_same_for_many_clients_as_for_one(name: str, by: str) -> None:
     model = MODELS[name]
     models = [model.init(seed) for seed in range(3)]
-    inputs = [given(one, models) for one in clients(model, [5, 60, 1, 7, 5])]
+    inputs = [evaluation_input(one, models) for one in clients(model, [5, 60, 1, 7, 5])]
     task = EvaluateLowest(Losses(model), Evaluate(model), by)  # type: ignore[arg-type]
     for data, one in zip(inputs, Engine().run(task, inputs), strict=True):
-        single = [Evaluate(model, by).run(given(data.data, vector)) for vector in models]
+        single = [Evaluate(model, by).run(evaluation_input(data.data, vector)) for vector in models]
         lowest = int(np.argmin([float(result["loss"]) for result in single]))
         assert int(one["choice"]) == lowest
-        assert float(one["correct"]) == float(Evaluate(model).run(given(data.data, models[lowest]))["correct"])
+        assert float(one["correct"]) == float(Evaluate(model).run(evaluation_input(data.data, models[lowest]))["correct"])
 
 
 def test_lists_of_unlike_length_and_models_that_diverged_have_their_own_losses() -> None:
     model = MODELS["mlp"]
     bad, good = np.full(model.dimension, np.nan), model.init(0)
     data = clients(model, [4, 4])
-    first, second = Engine().run(Losses(model), [given(data[0], [bad, good, bad]), given(data[1], [good])])
+    first, second = Engine().run(Losses(model), [evaluation_input(data[0], [bad, good, bad]), evaluation_input(data[1], [good])])
     assert first["losses"].shape == (3,)
     assert second["losses"].shape == (1,)
     assert np.isnan(first["losses"][[0, 2]]).all()
     assert int(first["choice"]) == 1
     assert int(second["choice"]) == 0
-    assert first["losses"][1] == pytest.approx(float(Evaluate(model, "train").run(given(data[0], good))["loss"]) / 3, rel=1e-12)
+    assert first["losses"][1] == pytest.approx(float(Evaluate(model, "train").run(evaluation_input(data[0], good))["loss"]) / 3, rel=1e-12)
 
 
 def test_a_kept_model_is_evaluated_in_place_of_the_given_one() -> None:
     model = MODELS["mlp"]
     own, other = model.init(1), model.init(0)
     data = clients(model, [9, 9])
-    inputs = [given(data[0], other, {"mine": own}), given(data[1], other)]
+    inputs = [evaluation_input(data[0], other, {"mine": own}), evaluation_input(data[1], other)]
     found = Engine().run(EvaluateOwn(model, "mine"), inputs)
     for one, vector, result in zip(data, (own, other), found, strict=True):
-        assert float(result["loss"]) == pytest.approx(float(Evaluate(model).run(given(one, vector))["loss"]), rel=1e-12)
+        assert float(result["loss"]) == pytest.approx(float(Evaluate(model).run(evaluation_input(one, vector))["loss"]), rel=1e-12)
 
 
 def test_a_local_model_is_evaluated_again_when_it_changed_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +120,7 @@ def test_a_local_model_is_evaluated_again_when_it_changed_and_only_then(monkeypa
     changed = local_scores(simulated, model, range(4))
     assert asked == [0, 1, 2, 3, 1]
     assert changed[1][1] != first[1][1]
-    plain = Evaluate(model).run(given(simulated.data[1], model.init(7)))
+    plain = Evaluate(model).run(evaluation_input(simulated.data[1], model.init(7)))
     assert changed[1][1] == pytest.approx(float(plain["loss"]) / 20, rel=1e-12)
     assert simulated.engine.paths == Counter(), "measurements are no part of the record"
 

@@ -13,6 +13,7 @@ import pytest
 from checkout import ROOT
 from command_line import in_process
 from scenes import population
+from small_runs import configured
 
 from cflpriv.aggregation import buckets, transformed
 from cflpriv.aggregation import secagg as sums
@@ -21,7 +22,7 @@ from cflpriv.attacks.active.audit import active_audit, run_all, table, written
 from cflpriv.attacks.active.outcome import ActiveGuess, ActiveResult
 from cflpriv.attacks.active.scene import scene_of
 from cflpriv.errors import InputError
-from cflpriv.experiments import Config, parse_config
+from cflpriv.experiments import Config
 from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy, values
 from cflpriv.federation.client_ledger import ClientLedger
@@ -49,23 +50,23 @@ CLIENT = {"unit": "client", "epsilon": 8.0, "delta": 1e-2}
 Hole = Callable[[pytest.MonkeyPatch], None]
 
 
-def config(
-    protection: dict[str, Any], privacy: dict[str, Any] | None = None, name: str = "fedavg", data: dict[str, Any] | None = None, **more: Any
-) -> Config:
-    return parse_config({
-        "data": data or {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 1, "weights": "equal", "lr": 0.1},
-        "algorithm": {"name": name}, "protection": protection, "privacy": privacy or {}, "run": more,
-    })  # fmt: skip
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"clients": 8}, "model": {"name": "linear"}, "training": {"rounds": 1, "weights": "equal", "lr": 0.1},
+}  # fmt: skip
 
 
-ACTIVE = config({"sum": "secagg"})
-PASSIVE = config({"sum": "secagg", "secagg_mode": "passive"})
-HAAR = config({"gram": ["haar"], "sum": "haar"}, name="pacfl")
-HAAR_SECURE = config({"gram": ["haar"], "sum": "secagg"}, name="cfl")
-CKKS = config({"gram": ["ckks"]}, name="pacfl")
-SHARED = config({"gram": ["shares"]}, name="pacfl")
-SHARED_FIVE = config({"gram": ["shares"], "share_holders": 5, "share_colluding": 2}, name="pacfl")
-ROBUST = config({"sum": "secagg", "min_cohort": 3, "robust": "geometric_median"}, data={"clients": 11})
+def attacked_config(protection: dict[str, Any], privacy: dict[str, Any] | None = None, name: str = "fedavg", **changes: Any) -> Config:
+    return configured(BASE, name, protection=protection, privacy=privacy or {}, **changes)
+
+
+ACTIVE = attacked_config({"sum": "secagg"})
+PASSIVE = attacked_config({"sum": "secagg", "secagg_mode": "passive"})
+HAAR = attacked_config({"gram": ["haar"], "sum": "haar"}, name="pacfl")
+HAAR_SECURE = attacked_config({"gram": ["haar"], "sum": "secagg"}, name="cfl")
+CKKS = attacked_config({"gram": ["ckks"]}, name="pacfl")
+SHARED = attacked_config({"gram": ["shares"]}, name="pacfl")
+SHARED_FIVE = attacked_config({"gram": ["shares"], "share_holders": 5, "share_colluding": 2}, name="pacfl")
+ROBUST = attacked_config({"sum": "secagg", "min_cohort": 3, "robust": "geometric_median"}, data={"clients": 11})
 
 REFUSED = {
     "second_sum": ("second-sum", "secagg Adverts"), "computed_again": ("second-sum", "secagg Adverts"),
@@ -185,7 +186,7 @@ def test_the_catalogue_under_shares() -> None:
     assert rows["other_function"].note == "8 thresholds in one epoch"
 
 
-@pytest.mark.parametrize("made", [SHARED, config({"gram": ["shares"], "share_bound": 1.0, "share_holders": 5}, name="pacfl")])
+@pytest.mark.parametrize("made", [SHARED, attacked_config({"gram": ["shares"], "share_bound": 1.0, "share_holders": 5}, name="pacfl")])
 def test_an_accomplice_and_the_first_holder_read_coordinates_in_every_epoch(made: Config) -> None:
     """As Reveals says: all that were asked for, to a hundredth of the largest."""
     (row,) = only(made, "chosen_deposits")
@@ -195,7 +196,7 @@ def test_an_accomplice_and_the_first_holder_read_coordinates_in_every_epoch(made
 
 
 def test_no_more_coordinates_are_read_than_in_the_epochs_that_a_client_allows() -> None:
-    (row,) = only(config({"gram": ["shares"], "most_epochs": 1}, name="pacfl"), "chosen_deposits")
+    (row,) = only(attacked_config({"gram": ["shares"], "most_epochs": 1}, name="pacfl"), "chosen_deposits")
     assert "in 1 epochs" in row.note
     assert row.refusals == "too-many-epochs at gram (6 of 6)"
 
@@ -203,7 +204,7 @@ def test_no_more_coordinates_are_read_than_in_the_epochs_that_a_client_allows() 
 @pytest.mark.slow
 @pytest.mark.parametrize("protection", [{}, {"sum": "secagg"}])
 def test_a_private_step_asked_for_again_is_counted(protection: dict[str, Any]) -> None:
-    (row,) = only(config(protection, PRIVATE), "repeated_release")
+    (row,) = only(attacked_config(protection, PRIVATE), "repeated_release")
     assert (row.status, row.code) == ("refused", "over-budget")
     assert row.value is not None
     assert 0 < row.value <= PRIVATE["epsilon"]  # type: ignore[operator]
@@ -212,7 +213,7 @@ def test_a_private_step_asked_for_again_is_counted(protection: dict[str, Any]) -
 @pytest.mark.slow
 def test_a_second_training_that_no_client_can_pay_is_a_refusal() -> None:
     """A private step is paid before it runs, so under a budget for one the second is never computed."""
-    (row,) = only(config({"sum": "secagg"}, PRIVATE), "computed_again")
+    (row,) = only(attacked_config({"sum": "secagg"}, PRIVATE), "computed_again")
     assert (row.status, row.code) == ("refused", "over-budget")
 
 
@@ -220,7 +221,8 @@ def test_a_second_training_that_no_client_can_pay_is_a_refusal() -> None:
 def test_private_clients_refuse_a_derived_copy_and_an_update_for_an_accomplice(privacy: dict[str, Any]) -> None:
     """They decide, not the ledger of the server, which a server that lies need not keep."""
     rows = {
-        row.attack: row for row in only(config({"sum": "secagg", "relay_updates": True}, privacy), "relay_to_accomplice", "derived_copy")
+        row.attack: row
+        for row in only(attacked_config({"sum": "secagg", "relay_updates": True}, privacy), "relay_to_accomplice", "derived_copy")
     }
     assert {name: (row.status, row.code, row.stage) for name, row in rows.items()} == {
         "relay_to_accomplice": ("refused", "forbidden", "seal"), "derived_copy": ("refused", "second-sum", "secagg Adverts"),
@@ -229,7 +231,7 @@ def test_private_clients_refuse_a_derived_copy_and_an_update_for_an_accomplice(p
 
 def test_a_client_that_forgets_its_unit_seals_an_update_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClientLedger, "unit", "none")
-    (row,) = only(config({"sum": "secagg", "relay_updates": True}, CLIENT), "relay_to_accomplice")
+    (row,) = only(attacked_config({"sum": "secagg", "relay_updates": True}, CLIENT), "relay_to_accomplice")
     assert row.status == "learned", row.result()
     assert row.value == pytest.approx(0.0, abs=1e-6)
 
@@ -379,7 +381,7 @@ def short_lists(patch: pytest.MonkeyPatch) -> None:
 
 summed_twice = no_check(sums, "check_proposed")
 nothing: Hole = lambda patch: None  # noqa: E731
-PASSIVE_OF_SEVEN = config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
+PASSIVE_OF_SEVEN = attacked_config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
 HOLES: dict[str, tuple[Config, Hole]] = {
     "second_sum": (ACTIVE, summed_twice),
     "computed_again": (ACTIVE, summed_twice),
@@ -418,7 +420,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "holder_coalitions": (SHARED, no_check(depositing, "uniform", np.uint64(0))),
     "swapped_shares": (SHARED, no_check(shared_terms, "verify_key")),
     "chosen_deposits": (SHARED, nothing),
-    "repeated_release": (config({}, PRIVATE), several(no_check(ClientLedger, "begin"), no_check(ClientLedger, "settle"))),
+    "repeated_release": (attacked_config({}, PRIVATE), several(no_check(ClientLedger, "begin"), no_check(ClientLedger, "settle"))),
 }
 """By attack: a configuration, and clients without the check. `nothing`: there is no such check, or the configuration is without it."""
 

@@ -161,7 +161,9 @@ def test_label_sets_from_products_of_rotated_updates(seed: int) -> None:
     assert not wrong.fits
 
 
-def made(seed: int, protection: dict[str, Any], algorithm: dict[str, Any] | None = None, clients: int = 20, hidden: int = 16) -> Config:
+def dealt_config(
+    seed: int, protection: dict[str, Any], algorithm: dict[str, Any] | None = None, clients: int = 20, hidden: int = 16
+) -> Config:
     """Clients in five groups, two labels each, dealt by the seed."""
     groups = np.random.default_rng(seed).permutation(10).reshape(5, 2).tolist()
     return config(
@@ -170,13 +172,13 @@ def made(seed: int, protection: dict[str, Any], algorithm: dict[str, Any] | None
     )  # fmt: skip
 
 
-def scene(run: Config, budget: Budget = QUICK) -> Case:
+def case_of_config(run: Config, budget: Budget = QUICK) -> Case:
     return case_of(fresh_scene(run, build_population(run.data), 1, budget), "server", budget)
 
 
 @pytest.mark.slow
 def test_a_rotation_of_updates_hides_no_labels() -> None:
-    seen = scene(made(100, {"sum": "haar"}, hidden=4))
+    seen = case_of_config(dealt_config(100, {"sum": "haar"}, hidden=4))
     (one,), _ = ATTACKS["gram_updates"].cells(seen)
     assert one.status == "leaks", one.line()
     assert one.value is not None
@@ -191,7 +193,7 @@ def test_a_rotation_of_updates_hides_no_labels() -> None:
 
 
 def over_seeds(runs: list[Config]) -> tuple[Cell, list[float | None]]:
-    several = [ATTACKS["gram_updates"].cells(scene(run, BUDGETS["standard"]))[0] for run in runs]
+    several = [ATTACKS["gram_updates"].cells(case_of_config(run, BUDGETS["standard"]))[0] for run in runs]
     (one,) = pooled([cell for cells in several for cell in cells])
     return one, [cells[0].value for cells in several]
 
@@ -200,7 +202,7 @@ def over_seeds(runs: list[Config]) -> tuple[Cell, list[float | None]]:
 @pytest.mark.parametrize("kind", ["haar", "hadamard"])
 def test_five_seeds(kind: str) -> None:
     """The claim: .8 of label sets on average, with no known client, on digits."""
-    one, values = over_seeds([made(seed, {"sum": kind}) for seed in range(5)])
+    one, values = over_seeds([dealt_config(seed, {"sum": kind}) for seed in range(5)])
     print(kind, values, one.line(), one.note)
     assert one.status == "leaks"
     assert one.value is not None
@@ -210,7 +212,7 @@ def test_five_seeds(kind: str) -> None:
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_shows_no_safety() -> None:
     """Auxiliary samples of half the contrast: own clients move less, no label set comes out, and this is not called safe."""
-    seen = scene(made(101, {"sum": "hadamard"}))
+    seen = case_of_config(dealt_config(101, {"sum": "hadamard"}))
     dim = replace(seen.prior, x=seen.prior.x * np.float32(0.5))
     (one,), _ = ATTACKS["gram_updates"].cells(replace(seen, prior=dim))
     assert one.status in ("not_validated", "inconclusive"), one.line()
@@ -221,7 +223,7 @@ def test_a_model_that_does_not_fit_shows_no_safety() -> None:
 def test_gram_matrices_beside_secure_sums() -> None:
     """CFL compares sketched updates under a rotation; sums are secure."""
     protection = {"gram": ["sketch", "haar"], "sketch_dim": 512, "sum": "secagg"}
-    seen = scene(made(100, protection, {"name": "cfl", "eps2": 0.75, "watch": True}))
+    seen = case_of_config(dealt_config(100, protection, {"name": "cfl", "eps2": 0.75, "watch": True}))
     (one,), _ = ATTACKS["gram_updates"].cells(seen)
     assert one.status == "leaks", one.line()
 
@@ -232,5 +234,5 @@ def test_nothing_to_attack_and_what_is_not_attempted() -> None:
         ({"sum": "secagg"}, 10, "nothing_to_see"),
         ({"sum": "haar"}, 5, "not_attempted"),
     ):
-        (one,), _ = ATTACKS["gram_updates"].cells(scene(made(100, protection, clients=clients, hidden=4)))
+        (one,), _ = ATTACKS["gram_updates"].cells(case_of_config(dealt_config(100, protection, clients=clients, hidden=4)))
         assert one.status == status, one.line()

@@ -139,7 +139,7 @@ def people(made: Config) -> Population:
     return replace(drawn, clients=tuple(short))
 
 
-def by_metric(name: str, of: Case) -> dict[tuple[str, int], Cell]:
+def printed_figures(name: str, of: Case) -> dict[tuple[str, int], Cell]:
     cells = ATTACKS[name].cells(of)[0]
     for one in cells:
         print(one.line())
@@ -155,22 +155,22 @@ EXPECTED: dict[str, tuple[str, str]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_counts_leak_with_the_gram_and_members_with_the_folds(release: str) -> None:
-    found = by_metric("fold_release", seen(release))
+    found = printed_figures("fold_release", seen(release))
     counts, members = found["samples_error" if release == "labels" else "samples_order_auc", 0], found["fold_membership_auc", 0]
     assert (counts.status, members.status) == EXPECTED[release], counts.line() + members.line()
 
 
 @pytest.mark.slow
 def test_a_coalition_reads_rotated_folds() -> None:
-    found = by_metric("fold_release", seen("haar", adversary="server+1"))
+    found = printed_figures("fold_release", seen("haar", adversary="server+1"))
     assert found["fold_membership_auc", 1].status == "leaks"
-    assert by_metric("anchor_counts", seen("haar", adversary="server+1", unequal=False))["label_set_accuracy", 1].status == "leaks"
+    assert printed_figures("anchor_counts", seen("haar", adversary="server+1", unequal=False))["label_set_accuracy", 1].status == "leaks"
 
 
 def test_folds_of_nobody_leak_nothing() -> None:
     """The view of other clients: at 2.5 % a figure, and seeded."""
     made = config({"name": "crossfit"}, data=SKEWED, training={"rounds": 0})
-    for one in by_metric("fold_release", unrelated(made)).values():
+    for one in printed_figures("fold_release", unrelated(made)).values():
         assert one.status != "leaks", one.line()
 
 
@@ -178,8 +178,8 @@ def test_folds_of_nobody_leak_nothing() -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_label_sets_are_read_from_folds_and_from_their_gram(release: str) -> None:
     of = seen(release, unequal=False)
-    clear = by_metric("anchor_counts", of)
-    gram = by_metric("gram_geometry", of)
+    clear = printed_figures("anchor_counts", of)
+    gram = printed_figures("gram_geometry", of)
     if release == "clear":
         assert clear["label_set_accuracy", 0].status == "leaks"
     else:
@@ -195,7 +195,7 @@ def test_balanced_folds_hide_proportions_and_plain_ones_do_not() -> None:
     of = {variant: case(config({"name": "crossfit", "variant": variant}, data=SKEWED, training={"rounds": 0})) for variant in VARIANTS}
     errors = {}
     for variant, one in of.items():
-        errors[variant] = by_metric("anchor_counts", one)["histogram_l1", 0]
+        errors[variant] = printed_figures("anchor_counts", one)["histogram_l1", 0]
     assert errors["plain"].status == "leaks", errors["plain"].line()
     assert errors["plain"].value is not None
     assert errors["balanced"].value is not None

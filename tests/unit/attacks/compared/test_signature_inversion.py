@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small_runs import configured
 
 from cflpriv.attacks import ATTACKS, invert_signature, load_view, place_signatures, recover_label_set, view_of
 from cflpriv.attacks.audit import audit_run
@@ -21,21 +22,18 @@ from cflpriv.attacks.figures.significance import confidence_interval, judge, pro
 from cflpriv.attacks.key_recovery import KeyRecoveryGuess
 from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
-from cflpriv.experiments import Config, parse_config, run_experiment
+from cflpriv.experiments import run_experiment
 from cflpriv.tasks.signatures import principal_vectors
 from cflpriv.types import Population
 
 PAIRS = {"partition": "pathological", "groups": [[0, 1], [2, 3], [4, 5], [6, 7]], "clients": 12}
 
 
-def config(protection: dict[str, Any], **more: Any) -> Config:
-    run = {"record": "full", "audit_parties": ["server", "client:0"], **more.pop("run", {})}
-    return parse_config({
-        "data": PAIRS | more.pop("data", {}), "model": {"hidden": 4}, "training": {"rounds": 1, "weights": "equal", "lr": 0.1},
-        "algorithm": {"name": "pacfl"}, "protection": protection, "run": run, **more,
-    })  # fmt: skip
-
-
+BASE: dict[str, dict[str, Any]] = {
+    "data": PAIRS, "model": {"hidden": 4}, "training": {"rounds": 1, "weights": "equal", "lr": 0.1}, "algorithm": {"name": "pacfl"},
+    "run": {"record": "full", "audit_parties": ["server", "client:0"]},
+}  # fmt: skip
+observed_config = partial(configured, BASE)
 ONLY = ("signature_inversion",)
 
 
@@ -50,7 +48,7 @@ def by_metric(cells: list[Cell], adversary: str = "server") -> dict[str, Cell]:
 @pytest.mark.parametrize("cut", ["silhouette", "test"])
 def test_clear_signatures_show_images_and_labels(tmp_path: Path, cut: str) -> None:
     """Of the whole data, and of two halves."""
-    run_experiment(config({}, algorithm={"name": "pacfl", "cut": cut}), tmp_path / "run")
+    run_experiment(observed_config(algorithm={"name": "pacfl", "cut": cut}), tmp_path / "run")
     cells = by_metric(audited(tmp_path / "run", "server"))
     assert cells["mean_image_cosine"].value is not None
     assert cells["mean_image_cosine"].value > 0.99
@@ -75,7 +73,7 @@ def test_clear_signatures_show_images_and_labels(tmp_path: Path, cut: str) -> No
 @pytest.mark.parametrize("sketch_dim", [pytest.param(0, marks=pytest.mark.slow), 32])
 def test_noisy_moments_show_images_where_the_noise_allows_it_and_sketches_by_label_sets_only(tmp_path: Path, sketch_dim: int) -> None:
     privacy = {"unit": "sample", "epsilon": 500.0, "delta": 1e-5, "samples": 100, "sketch_dim": sketch_dim}
-    run_experiment(config({}, algorithm={"name": "pacfl", "cut": "test"}, privacy=privacy), tmp_path / "run")
+    run_experiment(observed_config(algorithm={"name": "pacfl", "cut": "test"}, privacy=privacy), tmp_path / "run")
     cells = by_metric(audited(tmp_path / "run", "server"))
     if sketch_dim:  # 528 numbers, more than the 64 of a sample
         assert cells["mean_image_cosine"].note.startswith("label sets from inner products")
@@ -87,7 +85,7 @@ def test_noisy_moments_show_images_where_the_noise_allows_it_and_sketches_by_lab
 
 @pytest.mark.slow
 def test_under_haar_there_are_label_sets_only_and_a_colluder_breaks_the_transform(tmp_path: Path) -> None:
-    run_experiment(config({"gram": ["haar"], "sum": "haar"}), tmp_path / "run")
+    run_experiment(observed_config(protection={"gram": ["haar"], "sum": "haar"}), tmp_path / "run")
     cells = audited(tmp_path / "run")
     server, coalition = by_metric(cells), by_metric(cells, "server+1")
     assert all(cell.note.startswith("label sets from inner products") for cell in server.values())
@@ -128,7 +126,9 @@ def test_permuted_signatures_are_put_back_in_place(signed: bool, halves: bool) -
 def permuted_case(seed: int, kind: str = "permutation") -> Case:
     """Twenty clients in five groups, two labels each, dealt by the seed; signatures and updates are permuted."""
     groups = np.random.default_rng(seed).permutation(10).reshape(5, 2).tolist()
-    made = config({"gram": [kind], "sum": kind}, data={"groups": groups, "clients": 20, "seed": seed}, run={"seed": seed})
+    made = observed_config(
+        protection={"gram": [kind], "sum": kind}, data={"groups": groups, "clients": 20, "seed": seed}, run={"seed": seed}
+    )
     return case_of(fresh_scene(made, build_population(made.data), 1), "server")
 
 
@@ -206,7 +206,7 @@ def test_unrelated_signatures_are_at_the_baseline() -> None:
 
 
 def test_full_label_sets_are_nothing_to_see(tmp_path: Path) -> None:
-    run_experiment(config({}, data={"partition": "iid", "groups": [], "rotations": [0, 90]}), tmp_path / "run")
+    run_experiment(observed_config(data={"partition": "iid", "groups": [], "rotations": [0, 90]}), tmp_path / "run")
     cells = by_metric(audited(tmp_path / "run", "server"))
     assert cells["label_set_accuracy"].status == "nothing_to_see"
     assert cells["label_set_accuracy"].value is None
@@ -232,7 +232,7 @@ def test_stand_alone_use() -> None:
 
 
 def test_views_hide_what_the_adversary_cannot_read(tmp_path: Path) -> None:
-    run_experiment(config({"gram": ["haar"], "sum": "haar"}), tmp_path / "run")
+    run_experiment(observed_config(protection={"gram": ["haar"], "sum": "haar"}), tmp_path / "run")
     view = load_view(tmp_path / "run")
     assert view.secrets == {}
     assert load_view(tmp_path / "run", "server+1").coalition == (0,)
@@ -246,7 +246,7 @@ def test_views_hide_what_the_adversary_cannot_read(tmp_path: Path) -> None:
 def test_bad_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run folder"):
         audit_run(tmp_path)
-    run_experiment(config({}, run={"record": "headers"}), tmp_path / "run")
+    run_experiment(observed_config(run={"record": "headers"}), tmp_path / "run")
     with pytest.raises(InputError, match="payloads were not recorded"):
         audit_run(tmp_path / "run")
     with pytest.raises(InputError, match="--attacks: 'nothing'"):
@@ -254,13 +254,13 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_without_signatures_is_nothing_to_see(tmp_path: Path) -> None:
-    run_experiment(config({}, algorithm={"name": "fedavg"}), tmp_path / "run")
+    run_experiment(observed_config(algorithm={"name": "fedavg"}), tmp_path / "run")
     (cell,) = audited(tmp_path / "run", "server")
     assert cell.status == "nothing_to_see"
 
 
 def test_newcomers_are_attacked_too(tmp_path: Path) -> None:
-    run_experiment(config({}, data={"newcomers": 4}), tmp_path / "run")
+    run_experiment(observed_config(data={"newcomers": 4}), tmp_path / "run")
     cells = by_metric(audited(tmp_path / "run", "server"))
     assert cells["mean_image_cosine"].status == "leaks"
     with np.load(tmp_path / "run" / "audit" / "signature_inversion_server.npz") as arrays:
@@ -268,15 +268,15 @@ def test_newcomers_are_attacked_too(tmp_path: Path) -> None:
 
 
 def test_the_authors_signatures_show_the_mean_of_the_labels_images(tmp_path: Path) -> None:
-    made = config({}, algorithm={"name": "pacfl", "variant": "authors", "labels_at_most": 3, "k": 4})
+    made = observed_config(algorithm={"name": "pacfl", "variant": "authors", "labels_at_most": 3, "k": 4})
     run_experiment(made, tmp_path / "run")
     cells = by_metric(audited(tmp_path / "run", "server"))
     assert cells["mean_image_cosine"].status == "leaks"
 
 
 def test_other_data_and_cut_transcripts_are_refused(tmp_path: Path) -> None:
-    run_experiment(config({}), tmp_path / "run")
-    other = build_population(config({}, data={"seed": 1}).data)
+    run_experiment(observed_config(), tmp_path / "run")
+    other = build_population(observed_config(data={"seed": 1}).data)
     with pytest.raises(InputError, match="other data"):
         audited(tmp_path / "run", population=other)
     messages = tmp_path / "run" / "transcript" / "messages.jsonl"
@@ -287,7 +287,7 @@ def test_other_data_and_cut_transcripts_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_colluder_counts_as_known(tmp_path: Path) -> None:
-    run_experiment(config({"gram": ["haar"]}), tmp_path / "run")
+    run_experiment(observed_config(protection={"gram": ["haar"]}), tmp_path / "run")
     cells = audited(tmp_path / "run", "server+1")
     assert {cell.k_known for cell in cells if cell.value is not None} == {1}
     secret = tmp_path / "run" / "secrets" / "client_0.json"

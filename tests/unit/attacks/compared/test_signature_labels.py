@@ -35,7 +35,7 @@ def turned(seed: int, kind: str = "haar", groups: tuple[tuple[int, ...], ...] = 
     return case_of(fresh_scene(made, build_population(made.data), 0), "server")
 
 
-def by_metric(case: Case) -> dict[str, Cell]:
+def signature_figures(case: Case) -> dict[str, Cell]:
     return {one.metric: one for one in cells_of_signatures(case)[0]}
 
 
@@ -52,7 +52,7 @@ def test_images_of_label_sets_are_the_means_of_their_samples() -> None:
 @pytest.mark.slow
 def test_a_rotation_leaves_label_sets_and_these_make_images() -> None:
     """Label sets of rotated signatures are figures of `gram_geometry`, and of nothing else."""
-    found = by_metric(turned(0))
+    found = signature_figures(turned(0))
     assert set(found) == set(IMAGE_MARGIN)
     assert {one.status for one in found.values()} == {"leaks"}
     assert (found[COSINE].value or 0.0) > 0.99
@@ -64,7 +64,7 @@ def test_images_dealt_to_other_clients_are_no_leak() -> None:
     made = turned(0)
     names = stream(0, "dealt").permutation(20)
     dealt = {client: made.truth.mean_images[int(names[client])] for client in range(20)}
-    found = by_metric(replace(made, truth=replace(made.truth, mean_images=dealt)))
+    found = signature_figures(replace(made, truth=replace(made.truth, mean_images=dealt)))
     assert "leaks" not in {one.status for one in found.values()}, [one.line() for one in found.values()]
 
 
@@ -81,7 +81,7 @@ def test_clients_with_all_labels_are_not_attempted() -> None:
 def test_a_sketch_is_read_by_its_inner_products() -> None:
     """Here signatures have 64 numbers, and the sketch 48: the figure is by way of label sets, whatever its status."""
     made = config(None, {"gram": ["sketch"], "sketch_dim": 48}, training={"rounds": 0})
-    found = by_metric(case_of(fresh_scene(made, build_population(made.data), 0), "server"))
+    found = signature_figures(case_of(fresh_scene(made, build_population(made.data), 0), "server"))
     assert found[COSINE].note.startswith("label sets from inner products")
 
 
@@ -108,7 +108,7 @@ def test_rotated_signatures_of_others_show_nothing_of_these_clients() -> None:
     """Scored against clients of other groups, on the four seeds where the attack works; every figure is judged by itself."""
     for seed in (0, 2, 3, 4):
         seen = replace(turned(seed), view=turned(seed + 77, groups=pairs(seed)).view)
-        found = by_metric(seen)
+        found = signature_figures(seen)
         assert {one.status for one in found.values()} <= {"at_baseline", "inconclusive"}, [one.line() for one in found.values()]
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attack_scenes import case, config
+from attack_scenes import case, config, figures_of
 
-from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.evidence.coalition import known_sums, sums_of_others, trained_again
 from cflpriv.attacks.evidence.local_training import trainings_in
 from cflpriv.attacks.evidence.sums import sums_in
 from cflpriv.attacks.evidence.updates import public_model, steps_in, updates_in
-from cflpriv.attacks.figures.leakage import Case, Cell
+from cflpriv.attacks.figures.leakage import Case
 from cflpriv.attacks.labels.update_norms import lengths_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
@@ -33,10 +32,6 @@ def colluders(clients: list[int], protection: dict[str, Any], **more: Any) -> Ca
     run = {"audit_parties": ["server", *(f"client:{client}" for client in clients)]}
     data = {"clients": size * len(groups), "groups": groups} | more.pop("data", {})
     return case(config(more.pop("algorithm", None), protection, data=data, run=run, **more), f"server+{len(clients)}")
-
-
-def by_metric(attack: str, seen: Case) -> dict[str, Cell]:
-    return {cell.metric: cell for cell in ATTACKS[attack].cells(seen)[0]}
 
 
 @pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
@@ -62,12 +57,12 @@ def test_who_trains_again_has_the_update_that_it_sent(algorithm: dict[str, Any])
 def test_a_minimum_cohort_size_is_none_to_all_but_one_of_a_sum(min_cohort: int, size: int, clients: list[int]) -> None:
     """Pairs with one colluder each; a group of five, of whom four collude, and one without any."""
     seen = colluders(clients, {"sum": "secagg", "min_cohort": min_cohort}, size=size)
-    single = by_metric("disaggregation", seen)["singleton_exact"]
+    single = figures_of("disaggregation", seen)["singleton_exact"]
     assert single.status == "leaks", single.line()
     assert single.value == pytest.approx(1.0 if size == 2 else 1 / 6)
     assert "colluders, who subtract their own updates" in single.note
     alone = colluders([], {"sum": "secagg", "min_cohort": min_cohort}, size=size)
-    assert by_metric("disaggregation", alone)["singleton_exact"].status == "nothing_to_see"
+    assert figures_of("disaggregation", alone)["singleton_exact"].status == "nothing_to_see"
 
 
 def test_an_update_is_recovered_whatever_the_unprotected_run_made_of_its_round() -> None:
@@ -78,7 +73,7 @@ def test_an_update_is_recovered_whatever_the_unprotected_run_made_of_its_round()
     data = {"clients": 12, "groups": groups, "samples_per_client": 20}
     seen = case(config({"k": 4}, protection, data=data, training=training, run=run), "server+8")
     alone = {one.members for one in known_sums(seen, seen.view) if len(one.members) == 1 and one.mean is not None}
-    assert by_metric("disaggregation", seen)["singleton_exact"].value == len(alone) / 4 == 0.75
+    assert figures_of("disaggregation", seen)["singleton_exact"].value == len(alone) / 4 == 0.75
 
 
 def test_what_colluders_sent_and_a_transcript_does_not_hold_is_not_called_safe() -> None:
@@ -87,7 +82,7 @@ def test_what_colluders_sent_and_a_transcript_does_not_hold_is_not_called_safe()
     protection = {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}
     run = {"audit_parties": ["server", "client:0"]}
     seen = case(config({"name": "scaffold"}, protection, data=data, run=run, training={"rounds": 3}), "server+1")
-    single = by_metric("disaggregation", seen)["singleton_exact"]
+    single = figures_of("disaggregation", seen)["singleton_exact"]
     assert single.status == "not_attempted", single.line()
     assert "the transcript does not hold the colluders' updates" in single.note
 
@@ -106,7 +101,7 @@ def test_membership_says_that_updates_follow_though_not_of_the_last_round() -> N
     data = {"clients": 4, "samples_per_client": 40, "groups": [[0, 1]]}
     run = {"audit_parties": ["server", "client:0", "client:1", "client:2"]}
     protection = {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 2}
-    found = by_metric("membership", case(config({"name": "fedavg"}, protection, data=data, run=run), "server+3"))
+    found = figures_of("membership", case(config({"name": "fedavg"}, protection, data=data, run=run), "server+3"))
     assert found["own_model_lira_auc"].status == "not_attempted", found["own_model_lira_auc"].line()
     assert found["update_gradients_auc"].value is not None
 
@@ -134,8 +129,8 @@ def test_labels_and_images_are_read_off_what_is_left() -> None:
     assert step.members == (3,)
     assert step.update == pytest.approx(updates_in(seen.reference, dimension)[0, 3], abs=1e-5)
     assert steps_in(seen.view, dimension)[3][0].members == (0, 1, 2, 3)
-    assert by_metric("label_inference", seen)["label_set_accuracy"].value == 1.0
-    assert by_metric("gradient_inversion", seen)["image_psnr_db"].value is not None
+    assert figures_of("label_inference", seen)["label_set_accuracy"].value == 1.0
+    assert figures_of("gradient_inversion", seen)["image_psnr_db"].value is not None
 
 
 @pytest.mark.parametrize(

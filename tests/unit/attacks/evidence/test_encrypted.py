@@ -16,7 +16,7 @@ from cflpriv.data import build_population
 
 
 @lru_cache(maxsize=4)
-def scene(release: str = "labels", landmarks: int = 0) -> AuditedRun:
+def encrypted_scene(release: str = "labels", landmarks: int = 0) -> AuditedRun:
     protection = {"gram": ["ckks"], "ckks_release": release, "landmarks": landmarks}
     made = config({"k": 4}, protection, data={"clients": 12}, training={"rounds": 0})
     made = replace(made, run=replace(made.run, audit_parties=("server", "client:0", "key-holder")))
@@ -25,10 +25,10 @@ def scene(release: str = "labels", landmarks: int = 0) -> AuditedRun:
 
 def seen(adversary: str, *of: Any) -> Case:
     pytest.importorskip("tenseal")
-    return case_of(scene(*of), adversary, QUICK)
+    return case_of(encrypted_scene(*of), adversary, QUICK)
 
 
-def figures(name: str, one: Case) -> dict[int, Cell]:
+def figures_by_known(name: str, one: Case) -> dict[int, Cell]:
     return {cell.k_known: cell for cell in ATTACKS[name].cells(one)[0]}
 
 
@@ -55,7 +55,7 @@ def test_half_of_a_gram_is_completed_and_none_is_nothing() -> None:
 ])  # fmt: skip
 def test_landmarks_leave_the_gram_attack_its_known_clients(adversary: str, release: str, sees: bool) -> None:
     one = seen(adversary, release, 6)
-    found = figures("gram_geometry", one)
+    found = figures_by_known("gram_geometry", one)
     if not sees:
         assert {cell.status for cell in found.values()} == {"nothing_to_see"}
         assert products_of(one)[0] is None
@@ -74,14 +74,14 @@ def test_landmarks_leave_the_gram_attack_its_known_clients(adversary: str, relea
 
 @pytest.mark.parametrize("name", ["gram_geometry", "signature_inversion"])
 def test_in_public_key_mode_a_colluder_adds_nothing(name: str) -> None:
-    assert {cell.status for cell in figures(name, seen("server+1")).values()} == {"nothing_to_see"}
+    assert {cell.status for cell in figures_by_known(name, seen("server+1")).values()} == {"nothing_to_see"}
 
 
 # --- differential privacy -------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=6)
-def private(unit: str, epsilon: float, algorithm: str, tested: bool = False) -> Case:
+def private_case(unit: str, epsilon: float, algorithm: str, tested: bool = False) -> Case:
     privacy: dict[str, Any] = {"unit": unit, "epsilon": epsilon, "delta": 1e-4, "clip_norm": 0.2}
     privacy |= {"samples": 70, "sketch_dim": 32} if unit == "sample" else {"local": ["gram"]}
     rules: dict[str, dict[str, Any]] = {"pacfl": {"k": 4}, "stocfl": {"tau": 0.5}}
@@ -96,7 +96,7 @@ def private(unit: str, epsilon: float, algorithm: str, tested: bool = False) -> 
 @pytest.mark.parametrize("tested", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_pretended_clients_clip_sketch_and_scale_as_the_real_ones(unit: str, algorithm: str, tested: bool) -> None:
     """With noise that is next to nothing, what the simulator gives for a client's own data is what that client sent."""
-    one = private(unit, 1e6, algorithm, tested)
+    one = private_case(unit, 1e6, algorithm, tested)
     sent = {c: row for m in one.view.select("gram") for c, row in zip(m.clients, (m.payload or {}).get("rows", ()), strict=False)}
     clients = sorted(sent)[:4]
     made = one.prior.simulate([one.truth.data[client] for client in clients])
@@ -121,7 +121,7 @@ def test_attacks_on_noised_comparisons_are_measured_in_their_own_space(name: str
 
     That labels leak at ε = 1 all the same (StoCFL's anchor gradients) is no fault: it is single samples that the noise protects.
     """
-    for cell in ATTACKS[name].cells(private("sample", 1.0, algorithm, tested))[0]:
+    for cell in ATTACKS[name].cells(private_case("sample", 1.0, algorithm, tested))[0]:
         numbers = [number for number in (cell.value, cell.baseline, cell.reference) if number is not None]
         assert np.isfinite(numbers).all()
         assert cell.metric != "histogram_l1" or cell.value is None or cell.value <= 2.0

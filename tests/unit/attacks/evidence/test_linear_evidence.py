@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attack_scenes import QUICK, case, config, over_seeds
+from attack_scenes import QUICK, case, config, figures_of, over_seeds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -245,11 +245,7 @@ def rounds_of_sums(seed: int, sampling: str = "global", **more: Any) -> Case:
 
 @lru_cache(maxsize=2)
 def cells_of(seed: int, sampling: str = "global") -> dict[str, Cell]:
-    return by_metric("label_inference", rounds_of_sums(seed, sampling))
-
-
-def by_metric(attack: str, seen: Case) -> dict[str, Cell]:
-    return {cell.metric: cell for cell in ATTACKS[attack].cells(seen)[0]}
+    return figures_of("label_inference", rounds_of_sums(seed, sampling))
 
 
 @pytest.mark.slow
@@ -313,18 +309,18 @@ def test_a_member_of_a_cluster_of_two_has_the_others_update(protection: dict[str
     (other,) = {client for one in known_means(seen, seen.view, dimension) for client in one.members}
     (first, *_) = steps_in(seen.view, dimension, seen)[other]
     assert first.update == pytest.approx(updates_in(seen.reference, dimension)[first.round, other], abs=1e-6)
-    single = by_metric("disaggregation", seen)["singleton_exact"]
+    single = figures_of("disaggregation", seen)["singleton_exact"]
     assert single.status == "leaks", single.line()
     assert single.value == pytest.approx(1 / 9)
     assert ("taken to know" in single.note) == ("sum" not in protection)
-    labels = by_metric("label_inference", seen)
+    labels = figures_of("label_inference", seen)
     assert labels["label_set_accuracy"].value == 1.0
 
 
 @pytest.mark.slow
 def test_a_member_of_a_cluster_of_two_gets_the_others_images() -> None:
     data = {"samples_per_client": 2, "clients": 2, "groups": [[0, 1], [2, 3]]}
-    found = by_metric("gradient_inversion", member({"sum": "secagg", "min_cohort": 2}, data=data, algorithm={"name": "fedavg"}))
+    found = figures_of("gradient_inversion", member({"sum": "secagg", "min_cohort": 2}, data=data, algorithm={"name": "fedavg"}))
     assert found["image_psnr_db"].value is not None, found["image_psnr_db"].note
 
 
@@ -336,7 +332,7 @@ def test_a_member_of_a_larger_cluster_has_the_sum_of_the_others() -> None:
     (one, *_) = known_means(seen, seen.view, dimension)
     assert len(one.members) == 4
     assert one.mean == pytest.approx(np.mean([sent[one.round, client] for client in one.members], axis=0), abs=1e-6)
-    single = by_metric("disaggregation", seen)["singleton_exact"]
+    single = figures_of("disaggregation", seen)["singleton_exact"]
     assert single.status == "nothing_to_see"
 
 
@@ -355,7 +351,7 @@ def test_a_member_that_takes_no_part_in_two_successive_rounds_has_no_sum() -> No
 
 @pytest.mark.slow
 def test_the_assumption_that_members_know_each_other_is_stated() -> None:
-    told, assumed = (by_metric("label_inference", member(one))["histogram_l1"] for one in ({"sum": "secagg", "min_cohort": 2}, {}))
+    told, assumed = (figures_of("label_inference", member(one))["histogram_l1"] for one in ({"sum": "secagg", "min_cohort": 2}, {}))
     assert "assumed to be known" not in told.note
     assert "assumed to be known" in assumed.note
 

@@ -1,20 +1,19 @@
 """Label shares under noise: the equations of all rounds, solved once, against a general solver and against runs of every round alone."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
-from attack_scenes import case, config, unrelated
+from attack_scenes import case, config, figures_of, unrelated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.evidence.noisy_shares import WIDTHS, Readings, mode, noise_level, shares_under_noise, width_of
 from cflpriv.attacks.evidence.updates import public_model, steps_in
-from cflpriv.attacks.figures.leakage import Case, Cell
+from cflpriv.attacks.figures.leakage import Case
 from cflpriv.attacks.labels.label_inference import labels_from_bias, readings_of
 from cflpriv.types import Array
 
@@ -101,18 +100,17 @@ def noisy(epsilon: float, **more: Any) -> Any:
     return config({"name": "fedavg"}, data=data, model={"name": "linear"}, training=training, privacy=privacy, run=run, **more)
 
 
+label_figures = partial(figures_of, "label_inference")
+
+
 @lru_cache(maxsize=1)
 def seen_at_eight() -> Case:
     return case(noisy(8.0))
 
 
-def by_metric(seen: Any) -> dict[str, Cell]:
-    return {cell.metric: cell for cell in ATTACKS["label_inference"].cells(seen)[0]}
-
-
 @pytest.mark.slow
 def test_noise_that_hides_labels_in_an_update_does_not_hide_them_in_a_run() -> None:
-    found = by_metric(seen_at_eight())
+    found = label_figures(seen_at_eight())
     assert found["histogram_l1"].status == "leaks", found["histogram_l1"].line()
     assert found["label_set_accuracy"].status == "leaks", found["label_set_accuracy"].line()
     assert (found["histogram_l1"].value or 9) < 0.6
@@ -122,7 +120,7 @@ def test_noise_that_hides_labels_in_an_update_does_not_hide_them_in_a_run() -> N
 @pytest.mark.slow
 def test_where_noise_leaves_nothing_the_guess_is_that_without_a_view() -> None:
     """Clients with the same labels under strong noise: a guess of noise would be four times as far off as the auxiliary shares."""
-    found = by_metric(case(noisy(0.5, data={"partition": "iid", "groups": []}, training={"rounds": 5})))["histogram_l1"]
+    found = label_figures(case(noisy(0.5, data={"partition": "iid", "groups": []}, training={"rounds": 5})))["histogram_l1"]
     assert found.status in ("at_baseline", "not_validated")
     assert found.value is not None
     assert found.baseline is not None
@@ -131,7 +129,7 @@ def test_where_noise_leaves_nothing_the_guess_is_that_without_a_view() -> None:
 
 @pytest.mark.slow
 def test_noisy_updates_of_unrelated_clients_say_nothing_of_these() -> None:
-    found = by_metric(unrelated(noisy(8.0)))
+    found = label_figures(unrelated(noisy(8.0)))
     assert found["histogram_l1"].status == "at_baseline", found["histogram_l1"].line()
     assert found["label_set_accuracy"].status == "at_baseline", found["label_set_accuracy"].line()
 

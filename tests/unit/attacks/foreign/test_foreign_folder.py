@@ -36,7 +36,7 @@ cflpriv.register_model("of my own loop", network)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def updates_folder(tmp_path: Path) -> Iterator[Path]:
     """The scene's updates, saved; a plugin beside them."""
     model, updates, (x, y) = scene()
     (tmp_path / "net.py").write_text(PLUGIN, encoding="utf-8")
@@ -55,23 +55,23 @@ def without_model(folder: Path, **change: Any) -> Path:
 
 
 def test_a_folder_with_a_plugin_says_what_the_loop_says(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    updates_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, updates, auxiliary = scene()
-    assert (folder / "round-0001" / "global.safetensors").is_file()
-    assert in_process(monkeypatch, "audit", "--foreign", str(folder), "--plugin", str(folder.parent / "net.py")) == 0
+    assert (updates_folder / "round-0001" / "global.safetensors").is_file()
+    assert in_process(monkeypatch, "audit", "--foreign", str(updates_folder), "--plugin", str(updates_folder.parent / "net.py")) == 0
     said = capsys.readouterr().out
-    written = json.loads((folder / "audit.json").read_text(encoding="utf-8"))["cells"]
+    written = json.loads((updates_folder / "audit.json").read_text(encoding="utf-8"))["cells"]
     direct = audit_updates(model, updates, auxiliary, SETTINGS)
     assert [one | {"arrays": None} for one in written] == json.loads(json.dumps([one.as_json() for one in direct]))
     assert all(cell.line() in said for cell in direct)
-    assert said.splitlines()[-1] == f"written: {folder / 'audit.json'}"
-    assert np.load(folder / "audit" / "label_inference_server.npz")["label_guess"].shape == (8, 10)
+    assert said.splitlines()[-1] == f"written: {updates_folder / 'audit.json'}"
+    assert np.load(updates_folder / "audit" / "label_inference_server.npz")["label_guess"].shape == (8, 10)
 
 
-def test_a_folder_without_a_model_gives_labels_alone(folder: Path) -> None:
-    (folder / "model.py").write_text("raise SystemExit('a file of the folder was run')", encoding="utf-8")
-    cells = {cell.metric: cell for cell in audit_folder(without_model(folder))}
+def test_a_folder_without_a_model_gives_labels_alone(updates_folder: Path) -> None:
+    (updates_folder / "model.py").write_text("raise SystemExit('a file of the folder was run')", encoding="utf-8")
+    cells = {cell.metric: cell for cell in audit_folder(without_model(updates_folder))}
     assert cells["label_set_accuracy"].status == "leaks", cells["label_set_accuracy"].line()
     assert "no model: predictions taken to be uniform" in cells["histogram_l1"].note
     others = [cell for cell in cells.values() if cell.attack != "label_inference"]
@@ -80,14 +80,17 @@ def test_a_folder_without_a_model_gives_labels_alone(folder: Path) -> None:
 
 
 def test_a_report_shows_verdicts_figures_pictures_and_what_was_assumed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    updates_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert in_process(monkeypatch, "report", str(folder)) == 2
-    assert capsys.readouterr().err == f"cflpriv: {folder / 'audit.json'}: is missing; cflpriv audit --foreign {folder} writes it\n"
-    cells = audit_folder(without_model(folder, iterations=9))
-    assert in_process(monkeypatch, "report", str(folder)) == 0
-    page = Page((folder / "report.html").read_text(encoding="utf-8"))
-    audit = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    assert in_process(monkeypatch, "report", str(updates_folder)) == 2
+    assert (
+        capsys.readouterr().err
+        == f"cflpriv: {updates_folder / 'audit.json'}: is missing; cflpriv audit --foreign {updates_folder} writes it\n"
+    )
+    cells = audit_folder(without_model(updates_folder, iterations=9))
+    assert in_process(monkeypatch, "report", str(updates_folder)) == 0
+    page = Page((updates_folder / "report.html").read_text(encoding="utf-8"))
+    audit = json.loads((updates_folder / "audit.json").read_text(encoding="utf-8"))
     first = audit["verdicts"][0]["sentence"]
     assert page.headings == ["What is learned", "Figures", "Labels: true and inferred", "What was assumed"]
     assert page.words.index(first[1:]) < page.words.index("All figures of the audit")
@@ -97,7 +100,7 @@ def test_a_report_shows_verdicts_figures_pictures_and_what_was_assumed(
     assert f"{shown.value:.3f} [{shown.low:.3f}, {shown.high:.3f}]" in page.words
     assert [str(image["alt"])[:12] for image in page.images] == ["Label shares"]
     assert not any(link.startswith(("http", "//")) for link in page.links)
-    assert not (folder / "results.csv").exists()
+    assert not (updates_folder / "results.csv").exists()
 
 
 @pytest.mark.slow
@@ -224,13 +227,13 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
 
 
 def test_a_bad_folder_is_refused_in_one_line(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, updates_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, (spoil, said) in enumerate(BAD):
         spoilt = tmp_path / f"spoilt-{number}"
-        shutil.copytree(folder, spoilt)
+        shutil.copytree(updates_folder, spoilt)
         spoil(spoilt)
-        assert in_process(monkeypatch, "audit", "--foreign", str(spoilt), "--plugin", str(folder.parent / "net.py")) == 2, said
+        assert in_process(monkeypatch, "audit", "--foreign", str(spoilt), "--plugin", str(updates_folder.parent / "net.py")) == 2, said
         words = capsys.readouterr().err
         assert words.count("\n") == 1, words
         assert said in words
@@ -239,7 +242,10 @@ def test_a_bad_folder_is_refused_in_one_line(
         (("--active",), "--foreign, --active: give one of them"), (("--budget", "standard"), "--budget: does not apply with --foreign"),
         (("--attacks", "imprint"), "attack 'imprint'"),
     ):  # fmt: skip
-        assert in_process(monkeypatch, "audit", "--foreign", str(folder), "--plugin", str(folder.parent / "net.py"), *options) == 2
+        assert (
+            in_process(monkeypatch, "audit", "--foreign", str(updates_folder), "--plugin", str(updates_folder.parent / "net.py"), *options)
+            == 2
+        )
         assert said in capsys.readouterr().err
     assert in_process(monkeypatch, "audit", "--foreign", str(tmp_path / "none")) == 2
     assert "none: no such folder" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attack_scenes import case, config, over_seeds, unrelated
+from attack_scenes import case, config, figures_of, over_seeds, unrelated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
@@ -143,7 +143,7 @@ SCENE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def scene(seed: int = 0, **more: Any) -> Any:
+def scene_config(seed: int = 0, **more: Any) -> Any:
     parts = {key: {**SCENE[key], **more.pop(key, {})} for key in SCENE}
     return config(more.pop("algorithm", {"name": "fedavg"}), more.pop("protection", {}), seed, **parts, **more)
 
@@ -151,12 +151,12 @@ def scene(seed: int = 0, **more: Any) -> Any:
 @pytest.mark.slow
 def test_leaks_unprotected_and_is_at_baseline_on_unrelated_clients() -> None:
     attack = ATTACKS["gradient_inversion"].cells
-    seen = over_seeds([attack(case(scene(seed)))[0] for seed in range(3)])
+    seen = over_seeds([attack(case(scene_config(seed)))[0] for seed in range(3)])
     assert {cell.status for cell in seen.values()} == {"leaks"}
     value = seen["image_psnr_db", 0].value
     assert value is not None
     assert value > 40
-    other = over_seeds([attack(unrelated(scene(seed)))[0] for seed in range(8)])
+    other = over_seeds([attack(unrelated(scene_config(seed)))[0] for seed in range(8)])
     for (metric, _), cell in other.items():
         # Images of other samples have an SSIM of .40, below .58 of the mean image, so that a planted leak comes near the margin only: power
         # .20. The share of exact labels is known to .09 from 64 samples, with the margin at .1. Neither can be called at its baseline.
@@ -169,7 +169,7 @@ def test_leaks_unprotected_and_is_at_baseline_on_unrelated_clients() -> None:
 @pytest.mark.slow
 def test_gradients_that_are_sent_as_such_are_turned() -> None:
     """IFCA's option I sends gradients of all samples, in whatever batches others would train."""
-    seen = case(scene(algorithm={"name": "ifca", "k": 2, "averaging": "gradient"}))
+    seen = case(scene_config(algorithm={"name": "ifca", "k": 2, "averaging": "gradient"}))
     value = {cell.metric: cell.value for cell in ATTACKS["gradient_inversion"].cells(seen)[0]}
     assert value["labels_exact"] == 1.0
     assert value["image_psnr_db"] is not None
@@ -183,24 +183,24 @@ def test_labels_are_read_as_clients_clip(privacy: dict[str, Any], monkeypatch: p
         np.zeros((*labels.shape, *model.shape)), None,
     ))  # fmt: skip
     data = {"samples_per_client": 3, "clients": 24, "groups": [list(range(10))]}
-    seen = case(scene(
+    seen = case(scene_config(
         data=data, model={"name": "linear"}, training={"lr": 0.5}, privacy={"delta": 1e-4, "clip_norm": 0.3, **privacy},
     ))  # fmt: skip
-    found = {cell.metric: cell for cell in ATTACKS["gradient_inversion"].cells(seen)[0]}["labels_exact"]
+    found = figures_of("gradient_inversion", seen)["labels_exact"]
     assert (found.value, found.reference) == (1.0, 1.0), found.line()
 
 
 def test_a_first_update_of_more_steps_is_unrolled_by_as_many() -> None:
     """One-shot clustering trains for `local_epochs` at first, whatever [training] says."""
-    seen = case(scene(algorithm={"name": "one_shot", "k": 2, "local_epochs": 3}, model={"name": "linear"}, data={"clients": 4}))
-    found = {cell.metric: cell for cell in ATTACKS["gradient_inversion"].cells(seen)[0]}["image_psnr_db"]
+    seen = case(scene_config(algorithm={"name": "one_shot", "k": 2, "local_epochs": 3}, model={"name": "linear"}, data={"clients": 4}))
+    found = figures_of("gradient_inversion", seen)["image_psnr_db"]
     assert "3 local step(s)" in found.note
     assert found.value is not None
     assert found.value > 40
 
 
 def test_secure_sums_leave_nothing_to_see() -> None:
-    (cell,) = ATTACKS["gradient_inversion"].cells(case(scene(protection={"sum": "secagg"})))[0]
+    (cell,) = ATTACKS["gradient_inversion"].cells(case(scene_config(protection={"sum": "secagg"})))[0]
     assert cell.status == "nothing_to_see"
     assert "no single client's update" in cell.note
 
@@ -215,7 +215,7 @@ def test_secure_sums_leave_nothing_to_see() -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_attempted_says_so(change: dict[str, Any], why: str) -> None:
-    (cell,) = ATTACKS["gradient_inversion"].cells(case(scene(**change)))[0]
+    (cell,) = ATTACKS["gradient_inversion"].cells(case(scene_config(**change)))[0]
     assert cell.status == "not_attempted"
     assert cell.note.startswith("not attempted")
     assert why in cell.note

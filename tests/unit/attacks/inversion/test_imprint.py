@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attack_scenes import case, config
+from attack_scenes import case, config, figures_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,18 +85,18 @@ def test_a_secure_sum_only_disperses(digits: Population) -> None:
     assert wide > 0.8
 
 
-def made(protection: dict[str, Any] | None = None, **more: Any) -> Any:
+def imprinted_config(protection: dict[str, Any] | None = None, **more: Any) -> Any:
     data = {"clients": 8, "samples_per_client": 20} | more.pop("data", {})
     return config({"name": "fedavg"}, protection, training={"rounds": 1} | more.pop("training", {}), data=data, **more)
 
 
-def figures(protection: dict[str, Any] | None = None, adversary: str = "active-server", **more: Any) -> dict[str, Cell]:
+def imprint_figures(protection: dict[str, Any] | None = None, adversary: str = "active-server", **more: Any) -> dict[str, Cell]:
     more = {"model": {"hidden": 128}} | more
-    return {cell.metric: cell for cell in ATTACKS["imprint"].cells(case(made(protection, **more), adversary))[0]}
+    return figures_of("imprint", case(imprinted_config(protection, **more), adversary))
 
 
 def test_single_updates_are_images() -> None:
-    found = figures()
+    found = imprint_figures()
     for metric, least in (("images_recovered_gradient", 0.6), ("images_recovered_update", 0.3)):
         cell = found[metric]
         assert cell.status == "leaks"
@@ -124,7 +124,7 @@ def test_clients_train_on_the_crafted_model_as_on_any(monkeypatch: pytest.Monkey
 
 
 def test_a_bound_secure_sum_still_shows_images() -> None:
-    cell = figures({"sum": "secagg"})["images_recovered_gradient"]
+    cell = imprint_figures({"sum": "secagg"})["images_recovered_gradient"]
     assert cell.status == "leaks"
     assert cell.value is not None
     assert cell.reference is not None
@@ -135,7 +135,7 @@ def test_a_bound_secure_sum_still_shows_images() -> None:
 @pytest.mark.slow
 def test_noise_on_samples_leaves_no_image_and_that_is_no_proof() -> None:
     privacy = {"unit": "sample", "epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0, "samples": 20}
-    found = figures(training={"batch_size": 10, "epochs": 1}, privacy=privacy)
+    found = imprint_figures(training={"batch_size": 10, "epochs": 1}, privacy=privacy)
     assert {cell.status for cell in found.values()} == {"inconclusive"}
     assert all(cell.value == 0.0 and cell.reference for cell in found.values())
 
@@ -143,7 +143,7 @@ def test_noise_on_samples_leaves_no_image_and_that_is_no_proof() -> None:
 def test_steps_of_adam_are_no_gradients_and_prove_nothing() -> None:
     """It divides gradients by their own sizes; nothing comes out unprotected, so nothing is claimed of sums either."""
     for protection in ({}, {"sum": "secagg"}):
-        found = figures(protection, training={"optimizer": "adam", "lr": 0.01})
+        found = imprint_figures(protection, training={"optimizer": "adam", "lr": 0.01})
         assert {(cell.status, cell.value, cell.reference) for cell in found.values()} == {("not_validated", 0.0, 0.0)}
 
 
@@ -158,7 +158,7 @@ def test_steps_of_adam_are_no_gradients_and_prove_nothing() -> None:
 def test_where_there_is_nothing_to_gain_the_cell_says_why(
     protection: dict[str, Any], adversary: str, model: dict[str, Any], why: str
 ) -> None:
-    (cell,) = figures(protection, adversary, model=model).values()
+    (cell,) = imprint_figures(protection, adversary, model=model).values()
     assert cell.status == "not_attempted"
     assert why in cell.note
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attack_scenes import case, config
+from attack_scenes import case, config, figures_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
@@ -264,7 +264,7 @@ def _inner(model: Model, start: Array, x: Array) -> Array:
 LSTM = Model("lstm", (6,), 30, hidden=16)
 
 
-def rows_of(moved: Array) -> Array:
+def first_rows(moved: Array) -> Array:
     return moved[: 30 * 16].reshape(30, 16)
 
 
@@ -274,7 +274,7 @@ def test_the_words_of_a_client_are_the_rows_that_move(seed: int, windows: int, m
     rng = np.random.default_rng(seed)
     x, y = rng.integers(12, size=(windows, 6)), rng.integers(30, size=windows)
     moved = update(LSTM, LSTM.init(0), x.astype(np.float32), y, epochs=2, momentum=momentum)
-    assert tokens_from_rows(rows_of(moved)).tolist() == np.unique(x).tolist()
+    assert tokens_from_rows(first_rows(moved)).tolist() == np.unique(x).tolist()
 
 
 @pytest.mark.slow
@@ -282,13 +282,13 @@ def test_adam_moves_the_same_rows() -> None:
     """Slow for what `torch.optim` imports."""
     x = np.array([[3, 4, 5, 6, 7, 8]])
     moved = update(LSTM, LSTM.init(0), x.astype(np.float32), np.array([9]), epochs=3, optimizer="adam")
-    assert tokens_from_rows(rows_of(moved)).tolist() == x[0].tolist()
+    assert tokens_from_rows(first_rows(moved)).tolist() == x[0].tolist()
 
 
 def test_rounding_does_not_hide_words() -> None:
     rng = np.random.default_rng(0)
     x = np.array([[3, 4, 5, 6, 7, 8]])
-    moved = rows_of(update(LSTM, LSTM.init(0), x.astype(np.float32), np.array([9]), lr=1.0))
+    moved = first_rows(update(LSTM, LSTM.init(0), x.astype(np.float32), np.array([9]), lr=1.0))
     rounded = moved + 1e-9 * rng.uniform(-1, 1, size=moved.shape)
     assert tokens_from_rows(rounded).tolist() == x[0].tolist()
 
@@ -298,7 +298,7 @@ def test_the_order_of_a_window() -> None:
     for seed in range(6):
         rng = np.random.default_rng(seed)
         x, y, start = rng.integers(2, 30, size=(1, 6)), rng.integers(30, size=1), LSTM.init(seed)
-        found, left = window_from_rows(LSTM, start, -rows_of(update(LSTM, start, x.astype(np.float32), y, lr=1.0)), int(y[0]), 6)
+        found, left = window_from_rows(LSTM, start, -first_rows(update(LSTM, start, x.astype(np.float32), y, lr=1.0)), int(y[0]), 6)
         right.append(float((found == x[0]).mean()))
         assert left >= -1e-9
     assert np.mean(right) == 1.0, right
@@ -311,20 +311,20 @@ def test_the_order_of_a_window() -> None:
 # --- the figures of an audit --------------------------------------------------------------------------------------------------------
 
 
-def figures(**more: Any) -> dict[str, Any]:
+def ladder_figures(**more: Any) -> dict[str, Any]:
     """The cells of gradient inversion by metric, on the scene of `test_gradient_inversion` with another model."""
     parts: dict[str, dict[str, Any]] = {
         "training": {"rounds": 1, "epochs": 1, "batch_size": 0}, "model": {"name": "mlp", "hidden": 64}, "data": {},
     }  # fmt: skip
     made = {key: {**value, **more.pop(key, {})} for key, value in parts.items()}
     scene = config(more.pop("algorithm", {"name": "fedavg"}), more.pop("protection", {}), 0, **made, **more)
-    return {cell.metric: cell for cell in ATTACKS["gradient_inversion"].cells(case(scene))[0]}
+    return figures_of("gradient_inversion", case(scene))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("samples", "method", "least"), [(1, "by closed form", 90), (4, "by SPEAR", 60), (8, "by SPEAR", 50)])
 def test_an_audit_climbs_the_ladder(samples: int, method: str, least: float) -> None:
-    found = figures(data={"samples_per_client": samples, "groups": [list(range(10))], "clients": 4})
+    found = ladder_figures(data={"samples_per_client": samples, "groups": [list(range(10))], "clients": 4})
     cell = found["image_psnr_db"]
     assert method in cell.note
     assert cell.value > least, cell.line()
@@ -332,27 +332,27 @@ def test_an_audit_climbs_the_ladder(samples: int, method: str, least: float) -> 
 
 
 def test_a_secure_sum_hides_images_from_every_rung() -> None:
-    found = figures(data={"samples_per_client": 1}, protection={"sum": "secagg"})
+    found = ladder_figures(data={"samples_per_client": 1}, protection={"sum": "secagg"})
     assert found["image_psnr_db"].status == "nothing_to_see"
 
 
 def test_more_than_eight_are_not_attempted() -> None:
-    found = figures(data={"samples_per_client": 9})
+    found = ladder_figures(data={"samples_per_client": 9})
     assert "at most 8 samples" in found["image_psnr_db"].note
 
 
 def test_a_refused_batch_too_large_for_the_optimisation_gets_the_mean_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_inversion, "images_by_layer", lambda model, layer, starts, *more, **options: [None] * len(starts))
-    found = figures(data={"samples_per_client": 8, "clients": 8, "groups": [list(range(10))]})
+    found = ladder_figures(data={"samples_per_client": 8, "clients": 8, "groups": [list(range(10))]})
     assert found["image_psnr_db"].value == pytest.approx(found["image_psnr_db"].baseline)
     assert "by mean image" in found["image_psnr_db"].note
 
 
 def test_few_clients_cannot_validate_a_yes_or_no_figure() -> None:
-    found = figures(data={"samples_per_client": 1, "clients": 4})["labels_exact"]
+    found = ladder_figures(data={"samples_per_client": 1, "clients": 4})["labels_exact"]
     assert found.status == "not_validated"
     assert "4 client(s) of one run cannot validate a yes-or-no figure, which takes 6" in found.note
-    assert "yes-or-no" not in figures(data={"samples_per_client": 1, "clients": 8})["labels_exact"].note
+    assert "yes-or-no" not in ladder_figures(data={"samples_per_client": 1, "clients": 8})["labels_exact"].note
 
 
 # --- texts --------------------------------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def of_texts(samples: int, **more: Any) -> dict[str, Any]:
         "source": "nordic_wiki", "partition": "kinds", "clients": 6, "vocabulary": 64, "sequence_length": 6, "samples_per_client": samples,
         "groups": [],
     }  # fmt: skip
-    return figures(data=data, model={"name": "lstm", "hidden": 16}, **more)
+    return ladder_figures(data=data, model={"name": "lstm", "hidden": 16}, **more)
 
 
 def test_words_of_a_client_leak(texts: Path) -> None:

@@ -41,7 +41,7 @@ def test_models_without_relu_cannot_be_silenced() -> None:
         deadened(Model("linear", (6,), 3), np.zeros(21))
 
 
-def scene(many: int = 5) -> tuple[dict[int, Array], dict[int, bytes], Array]:
+def updates_of_dead_models(many: int = 5) -> tuple[dict[int, Array], dict[int, bytes], Array]:
     """Updates where all but client 2 train a dead model, the hashes of what they were sent, and client 2's update."""
     model = Model("mlp", (6,), 3, hidden=5)
     start, train = model.init(1), Train(model, epochs=1, batch_size=4, lr=0.1)
@@ -51,7 +51,7 @@ def scene(many: int = 5) -> tuple[dict[int, Array], dict[int, bytes], Array]:
 
 
 def test_without_the_binding_the_sum_is_the_victims_update() -> None:
-    updates, held, truth = scene()
+    updates, held, truth = updates_of_dead_models()
     done = isolate(updates, held, 2, binding=False, entropy=public_entropy("off"))
     assert done.update is not None
     assert np.abs(done.update - truth)[:-3].max() < GRID
@@ -59,7 +59,7 @@ def test_without_the_binding_the_sum_is_the_victims_update() -> None:
 
 
 def test_with_the_binding_there_is_no_sum() -> None:
-    updates, held, _ = scene()
+    updates, held, _ = updates_of_dead_models()
     done = isolate(updates, held, 2, binding=True, entropy=public_entropy("on"))
     assert done.update is None
     assert any("unlisted-model" in word for word in done.refused)
@@ -67,19 +67,19 @@ def test_with_the_binding_there_is_no_sum() -> None:
 
 
 def test_an_honest_server_gets_its_sum_under_the_binding() -> None:
-    updates, _, _ = scene()
+    updates, _, _ = updates_of_dead_models()
     done = isolate(updates, dict.fromkeys(updates, bytes(32)), 2, binding=True, entropy=public_entropy("honest"))
     assert done.update is not None
     assert not done.refused
     assert np.allclose(done.update, sum(updates.values()), atol=5 * GRID)
 
 
-def made(**protection: Any) -> Any:
+def inconsistent_config(**protection: Any) -> Any:
     return config({"name": "fedavg"}, protection, training={"rounds": 1}, data={"clients": 8, "samples_per_client": 20})
 
 
 def test_the_cell_is_at_baseline_beside_a_reference_that_leaks() -> None:
-    cells, _ = ATTACKS["model_inconsistency"].cells(case(made(sum="secagg"), "active-server"))
+    cells, _ = ATTACKS["model_inconsistency"].cells(case(inconsistent_config(sum="secagg"), "active-server"))
     error, cosine = cells
     assert {error.status, cosine.status} == {"at_baseline"}
     assert error.value == error.baseline == 1.0
@@ -99,6 +99,6 @@ def test_the_cell_is_at_baseline_beside_a_reference_that_leaks() -> None:
     ],
 )
 def test_where_there_is_nothing_to_gain_the_cell_says_why(protection: dict[str, Any], adversary: str, status: str, why: str) -> None:
-    (cell,) = ATTACKS["model_inconsistency"].cells(case(made(**protection), adversary))[0]
+    (cell,) = ATTACKS["model_inconsistency"].cells(case(inconsistent_config(**protection), adversary))[0]
     assert cell.status == status
     assert why in cell.note

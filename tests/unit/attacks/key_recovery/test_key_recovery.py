@@ -178,7 +178,7 @@ def test_names_come_from_clouds(signed: bool) -> None:
 # --- recorded runs ------------------------------------------------------------------------------------------------------------------
 
 
-def config(kind: str, transform: str = "fixed", hidden: int = 64, **training: Any) -> Config:
+def transformed_config(kind: str, transform: str = "fixed", hidden: int = 64, **training: Any) -> Config:
     return parse_config({
         "data": {"partition": "pathological", "groups": PAIRS, "clients": 20, "samples_per_client": 60}, "model": {"hidden": hidden},
         "training": {"rounds": 6, "weights": "equal", "lr": 0.1, "batch_size": 10, **training}, "algorithm": {"name": "cfl", "eps2": 0.75},
@@ -188,18 +188,18 @@ def config(kind: str, transform: str = "fixed", hidden: int = 64, **training: An
 
 
 @lru_cache(maxsize=2)
-def scene(kind: str, transform: str = "fixed", hidden: int = 64) -> AuditedRun:
-    made = config(kind, transform, hidden)
+def scene_of_kind(kind: str, transform: str = "fixed", hidden: int = 64) -> AuditedRun:
+    made = transformed_config(kind, transform, hidden)
     return fresh_scene(made, build_population(made.data), made.training.rounds, BUDGETS["quick"])
 
 
-def by_metric(one: AuditedRun, adversary: str = "server") -> dict[str, Cell]:
+def recovered_figures(one: AuditedRun, adversary: str = "server") -> dict[str, Cell]:
     return {cell.metric: cell for cell in cells(case_of(one, adversary))[0]}
 
 
 def test_every_update_adds_up_to_zero_over_the_head() -> None:
     """The fact that the attack rests on, in the engine's own updates: biases, and the weights out of each unit, also with momentum."""
-    made = config("none", momentum=0.9)
+    made = transformed_config("none", momentum=0.9)
     people = build_population(made.data)
     prior = fresh_scene(made, people, 1, BUDGETS["quick"]).prior
     known = knowledge(prior, None)
@@ -217,7 +217,7 @@ def test_every_update_adds_up_to_zero_over_the_head() -> None:
 
 @pytest.mark.slow
 def test_a_shared_permutation_is_broken() -> None:
-    found = by_metric(scene("permutation"))
+    found = recovered_figures(scene_of_kind("permutation"))
     assert {cell.status for cell in found.values()} == {"leaks"}
     assert found["label_set_accuracy"].value is not None
     assert found["label_set_accuracy"].value >= 0.9
@@ -226,14 +226,14 @@ def test_a_shared_permutation_is_broken() -> None:
     assert found["histogram_l1"].value <= 0.5 * 1.6
     assert found["coordinates_exact"].value is not None
     assert found["coordinates_exact"].value > 0.5
-    (opened,) = by_metric(scene("permutation"), "server+1").values()
+    (opened,) = recovered_figures(scene_of_kind("permutation"), "server+1").values()
     assert opened.status == "nothing_to_see"  # a colluder has the key: label inference reads clear updates
 
 
 @pytest.mark.slow
 def test_the_guess_about_other_clients_is_at_the_baseline() -> None:
     """Scored against clients of other pairs of labels, the same guess is never right, and worse than equal shares."""
-    one = scene("permutation")
+    one = scene_of_kind("permutation")
     made = parse_config({"data": {"partition": "pathological", "groups": [[0, 1], [2, 3], [4, 5], [6, 8], [7, 9]], "clients": 20}})
     other, clients = truth_of(build_population(made.data)), list(range(20))
     found = guess(one.view("server"), one.prior)
@@ -287,7 +287,7 @@ def test_a_structure_of_few_clients_that_is_right_by_luck_is_no_leak() -> None:
 
 @pytest.mark.slow
 def test_structure_is_reported_beside_the_same_structure_of_permuted_clients() -> None:
-    found = by_metric(scene("permutation"))["structure_l1"]
+    found = recovered_figures(scene_of_kind("permutation"))["structure_l1"]
     assert found.status == "leaks"
     assert found.value is not None
     assert found.baseline is not None
@@ -296,7 +296,7 @@ def test_structure_is_reported_beside_the_same_structure_of_permuted_clients() -
 
 @pytest.mark.slow
 def test_with_the_wrong_initial_model_the_attacker_abstains_but_keeps_the_structure() -> None:
-    one = scene("permutation")
+    one = scene_of_kind("permutation")
     prior, view = one.prior, one.view("server")
     seen = transformed_rounds(view, knowledge(prior, None).theta0.size)
     assert seen is not None
@@ -333,7 +333,7 @@ def test_the_attackers_own_clients_take_the_steps_of_the_run(algorithm: dict[str
 
 @pytest.mark.slow
 def test_under_hadamard_no_labels_are_named() -> None:
-    found = by_metric(scene("hadamard"))
+    found = recovered_figures(scene_of_kind("hadamard"))
     assert found["label_set_accuracy"].status == "inconclusive"  # it is not made for rotations: gram_updates is
     assert found["histogram_l1"].status == "inconclusive"
     assert found["coordinates_exact"].value == 0.0  # an abstention counts
@@ -343,7 +343,10 @@ def test_under_hadamard_no_labels_are_named() -> None:
 @pytest.mark.slow
 def test_a_seed_in_which_the_attacker_abstains_counts_as_none_right() -> None:
     """Pooled over a success and an abstention the share of coordinates is their mean, over both seeds."""
-    success, failure = by_metric(scene("permutation"))["coordinates_exact"], by_metric(scene("hadamard"))["coordinates_exact"]
+    success, failure = (
+        recovered_figures(scene_of_kind("permutation"))["coordinates_exact"],
+        recovered_figures(scene_of_kind("hadamard"))["coordinates_exact"],
+    )
     seeds = [success, replace(failure, protection=success.protection, seeds=(1,)), replace(success, seeds=(2,))]
     (together,) = pooled(seeds)
     assert together.seeds == (0, 1, 2)
@@ -353,7 +356,7 @@ def test_a_seed_in_which_the_attacker_abstains_counts_as_none_right() -> None:
 
 
 def test_auxiliary_data_without_some_label_is_not_attempted() -> None:
-    one = case_of(scene("permutation"), "server")
+    one = case_of(scene_of_kind("permutation"), "server")
     kept = one.prior.y != 3
     (only,), _ = cells(replace(one, prior=replace(one.prior, x=one.prior.x[kept], y=one.prior.y[kept])))
     assert only.status == "not_attempted"
@@ -363,14 +366,14 @@ def test_auxiliary_data_without_some_label_is_not_attempted() -> None:
 @pytest.mark.slow
 def test_secure_sums_and_open_runs_are_nothing_to_see() -> None:
     for kind in ("secagg", "none"):
-        (only,) = by_metric(scene(kind)).values()
+        (only,) = recovered_figures(scene_of_kind(kind)).values()
         assert only.status == "nothing_to_see"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "transform"), [("signed_permutation", "fixed"), ("permutation", "per_round")])
 def test_signs_and_fresh_permutations_do_not_help(kind: str, transform: str) -> None:
-    found = by_metric(scene(kind, transform))
+    found = recovered_figures(scene_of_kind(kind, transform))
     assert found["label_set_accuracy"].status == "leaks"
     assert found["label_set_accuracy"].value is not None
     assert found["label_set_accuracy"].value >= 0.9
@@ -378,7 +381,7 @@ def test_signs_and_fresh_permutations_do_not_help(kind: str, transform: str) -> 
 
 @pytest.mark.slow
 def test_under_haar_no_labels_are_named() -> None:
-    found = by_metric(scene("haar", hidden=16))
+    found = recovered_figures(scene_of_kind("haar", hidden=16))
     assert found["label_set_accuracy"].status == "inconclusive"  # it is not made for rotations: gram_updates is
     assert found["histogram_l1"].status == "inconclusive"
 

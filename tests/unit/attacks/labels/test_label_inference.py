@@ -1,13 +1,14 @@
 """Label inference: clusters as a whole where only models show, and the public clipping of private runs."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from attack_scenes import QUICK, case, config, over_seeds, unrelated
+from attack_scenes import QUICK, case, config, figures_of, over_seeds, unrelated
 from scipy import stats
 from torch.nn import functional
 
@@ -16,7 +17,6 @@ from cflpriv.attacks.evidence.clipped import clipped_probabilities
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.sums import means_in, sums_in
 from cflpriv.attacks.evidence.updates import asked_in, public_model, steps_in
-from cflpriv.attacks.figures.leakage import Cell
 from cflpriv.attacks.figures.significance import RATE, chance_of_renaming
 from cflpriv.attacks.labels.label_inference import LabelGuess, chance_of_clusters, class_probabilities, set_chance, share_chance
 from cflpriv.data import DataSpec, build_population
@@ -24,12 +24,9 @@ from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.types import Array, ClientData
 
+label_figures = partial(figures_of, "label_inference")
 AGGREGATE = "aggregate_histogram_l1"
 OWNERS = [("none", "leaks"), pytest.param("secagg-oblivious", "not_attempted", marks=pytest.mark.slow)]
-
-
-def by_metric(seen: Any) -> dict[str, Cell]:
-    return {cell.metric: cell for cell in ATTACKS["label_inference"].cells(seen)[0]}
 
 
 def test_a_renaming_is_as_probable_as_all_of_them_say() -> None:
@@ -115,14 +112,14 @@ def test_a_member_sees_its_cluster_as_a_whole() -> None:
     assert all({client for sum_ in sums_in(one.view) for client in sum_.members} == {0, 4, 8, 12, 16} for one in seen)
     whole = over_seeds([ATTACKS["label_inference"].cells(one)[0] for one in seen])[AGGREGATE, 1]
     assert whole.status == "leaks", whole.line()
-    others = by_metric(seen[0])["histogram_l1"]
+    others = label_figures(seen[0])["histogram_l1"]
     assert others.status == "leaks", others.line()
     assert "of 4 clients separated" in others.note
 
 
 @pytest.mark.slow
 def test_a_model_that_stays_transformed_shows_nothing() -> None:
-    found = by_metric(case(config(protection={"sum": "hadamard"})))
+    found = label_figures(case(config(protection={"sum": "hadamard"})))
     assert found[AGGREGATE].status == "nothing_to_see"
     assert found["histogram_l1"].status == "not_attempted"  # coordinates of blind updates have no names
     assert "hadamard" in found["histogram_l1"].note
@@ -130,7 +127,7 @@ def test_a_model_that_stays_transformed_shows_nothing() -> None:
 
 def test_gradients_that_are_averaged_are_read_with_their_own_sign() -> None:
     """IFCA's option I sends gradients: movements are against them, and their length is unknown."""
-    found = by_metric(case(config({"name": "ifca", "k": 4, "averaging": "gradient"}, training={"rounds": 2})))
+    found = label_figures(case(config({"name": "ifca", "k": 4, "averaging": "gradient"}, training={"rounds": 2})))
     assert found["label_set_accuracy"].value is not None
     assert found["label_set_accuracy"].value > 0.9
     assert found["histogram_l1"].status == "leaks"
@@ -141,7 +138,7 @@ def test_gradients_that_are_averaged_are_read_with_their_own_sign() -> None:
 def test_updates_by_adam_are_read_by_comparison(algorithm: str, protection: dict[str, Any]) -> None:
     """Rate × steps says nothing of Adam's updates: clients of the attacker's own, trained by the same steps, do."""
     seen = case(config({"name": algorithm}, protection, training={"optimizer": "adam", "lr": 0.01}))
-    found = by_metric(seen)
+    found = label_figures(seen)
     assert "Adam" in found["histogram_l1"].note
     assert found["label_set_accuracy"].value == 1.0
     assert found["histogram_l1"].value is not None
@@ -152,7 +149,7 @@ def test_updates_by_adam_are_read_by_comparison(algorithm: str, protection: dict
 @pytest.mark.parametrize(("algorithm", "protection"), [("fedavg", {}), ("pacfl", {"sum": "secagg"})])
 def test_updates_by_adam_of_unrelated_clients_say_nothing(algorithm: str, protection: dict[str, Any]) -> None:
     """Of sums a figure is at its baseline where its power is shown only; under Adam two rounds of them have too little."""
-    stranger = by_metric(unrelated(config({"name": algorithm}, protection, training={"optimizer": "adam", "lr": 0.01})))
+    stranger = label_figures(unrelated(config({"name": algorithm}, protection, training={"optimizer": "adam", "lr": 0.01})))
     allowed = {"at_baseline", "inconclusive"} if protection else {"at_baseline"}
     assert {cell.status for metric, cell in stranger.items() if metric != AGGREGATE} <= allowed
 
@@ -220,7 +217,7 @@ def test_renumbered_clusters_are_not_mixed_up() -> None:
 
 def test_parts_of_models_are_not_attempted_and_it_says_so() -> None:
     """LG-FedAvg's clients keep their first layers: the head's updates travel, so nothing may sound safe."""
-    found = by_metric(case(config({"name": "lg_fedavg"})))
+    found = label_figures(case(config({"name": "lg_fedavg"})))
     assert found["histogram_l1"].status == "not_attempted"
     assert "not attempted" in found["histogram_l1"].note
 
@@ -228,7 +225,7 @@ def test_parts_of_models_are_not_attempted_and_it_says_so() -> None:
 @pytest.mark.slow
 def test_centres_are_read_although_clients_are_sent_their_group_in_between() -> None:
     """FeSEM's server sends a message without a model between the centres and the first sum."""
-    found = by_metric(case(config({"name": "fesem", "k": 4}, {"sum": "secagg"}, training={"rounds": 2}, run={"release_policy": "off"})))
+    found = label_figures(case(config({"name": "fesem", "k": 4}, {"sum": "secagg"}, training={"rounds": 2}, run={"release_policy": "off"})))
     assert found[AGGREGATE].value is not None
     assert found["histogram_l1"].value is not None
 
@@ -258,7 +255,7 @@ def test_clipped_probabilities_are_those_of_clipped_gradients(clip_norm: float) 
         assert made[present] == pytest.approx(plain[present], abs=1e-9)
 
 
-def private(unit: str, epsilon: float, **more: Any) -> Any:
+def private_config(unit: str, epsilon: float, **more: Any) -> Any:
     privacy = {"unit": unit, "epsilon": epsilon, "delta": 1e-4, "clip_norm": 0.5}
     if unit == "sample":
         privacy |= {"samples": 70}
@@ -269,12 +266,12 @@ def private(unit: str, epsilon: float, **more: Any) -> Any:
 @pytest.mark.parametrize("unit", [pytest.param("sample", marks=pytest.mark.slow), "client"])
 def test_the_attacker_clips_as_the_pipeline_does(unit: str) -> None:
     """With noise that is next to nothing, clipped updates show the label histograms; reading them as if unclipped is worse."""
-    made = private(unit, 1e6 if unit == "sample" else 1e5)
+    made = private_config(unit, 1e6 if unit == "sample" else 1e5)
     seen = case(made)
-    found = by_metric(seen)["histogram_l1"]
+    found = label_figures(seen)["histogram_l1"]
     assert found.status == "leaks", found.line()
     blind = replace(seen, prior=replace(seen.prior, config=replace(made, privacy=config().privacy)))
-    ignorant = by_metric(blind)["histogram_l1"]
+    ignorant = label_figures(blind)["histogram_l1"]
     assert found.value is not None
     assert ignorant.value is not None
     assert found.value < ignorant.value - 0.1, (found.line(), ignorant.line())
@@ -282,8 +279,8 @@ def test_the_attacker_clips_as_the_pipeline_does(unit: str) -> None:
 
 def test_a_trusted_server_sees_contributions_under_client_level_privacy() -> None:
     """unit = "client" with sums in the clear: the server adds the noise, so its own view has every clipped update."""
-    made = private("client", 4.0)
-    found = by_metric(case_of(fresh_scene(made, build_population(made.data), 2, QUICK), "server", QUICK))
+    made = private_config("client", 4.0)
+    found = label_figures(case_of(fresh_scene(made, build_population(made.data), 2, QUICK), "server", QUICK))
     assert found["label_set_accuracy"].status == "leaks"
 
 
@@ -293,7 +290,7 @@ def test_a_trusted_server_sees_contributions_under_client_level_privacy() -> Non
 def test_a_sketch_hides_no_labels_from_who_can_make_one(gram: list[str], adversary: str, rule: dict[str, Any]) -> None:
     """Templates of what clients would send go through the same public sketch; of halves the mean is read."""
     made = config({"name": "stocfl", **rule}, protection={"gram": gram, "sketch_dim": 256})
-    cells = {cell.metric: cell for cell in ATTACKS["anchor_counts"].cells(case(made, adversary))[0]}
+    cells = figures_of("anchor_counts", case(made, adversary))
     assert cells["label_set_accuracy"].value == 1.0
     assert cells["histogram_l1"].status == "leaks"
     assert (cells["histogram_l1"].value or 9) < 0.2

@@ -104,7 +104,7 @@ def test_confidence_is_the_logit_of_the_true_label() -> None:
 
 
 @pytest.fixture(scope="module")
-def game() -> tuple[Array, Array, Array, Array, Array, Array]:
+def shadow_confidences() -> tuple[Array, Array, Array, Array, Array, Array]:
     """Nine models of 60 of 120 noisy digits each, trained until they remember: confidences on these, and on 300 others; who had what."""
     digits = load_digits()
     rng = np.random.default_rng(0)
@@ -122,9 +122,9 @@ def game() -> tuple[Array, Array, Array, Array, Array, Array]:
     )  # fmt: skip
 
 
-def test_models_that_remember_show_their_members(game: tuple[Array, Array, Array, Array, Array, Array]) -> None:
+def test_models_that_remember_show_their_members(shadow_confidences: tuple[Array, Array, Array, Array, Array, Array]) -> None:
     """All lower ends of 95 % intervals above chance; the seeds are fixed, so outcomes do not change."""
-    shadow, inside, target, member, shadow_others, others = game
+    shadow, inside, target, member, shadow_others, others = shadow_confidences
     found = {
         "loss": roc(loss_threshold(target), member), "lira": roc(lira(target, shadow, inside), member),
         "rmia": roc(rmia(target, shadow, others, shadow_others), member),
@@ -135,9 +135,9 @@ def test_models_that_remember_show_their_members(game: tuple[Array, Array, Array
     assert found["lira"].auc > found["loss"].auc
 
 
-def test_unrelated_membership_is_at_chance(game: tuple[Array, Array, Array, Array, Array, Array]) -> None:
+def test_unrelated_membership_is_at_chance(shadow_confidences: tuple[Array, Array, Array, Array, Array, Array]) -> None:
     """One hundred dealings of membership that have nothing to do with the model: mean AUC within 4 standard errors of one half (6e-5)."""
-    shadow, inside, target, _, _, _ = game
+    shadow, inside, target, _, _, _ = shadow_confidences
     rng = np.random.default_rng(5)
     scores = lira(target, shadow, inside)
     found = [roc(scores, rng.permutation(120) < 60).auc for _ in range(100)]

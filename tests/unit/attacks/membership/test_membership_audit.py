@@ -43,7 +43,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no cluste
 SEEDS = range(3)
 
 
-def made(seed: int = 0, algorithm: dict[str, Any] | None = None, protection: dict[str, Any] | None = None, **more: Any) -> Config:
+def remembered_config(
+    seed: int = 0, algorithm: dict[str, Any] | None = None, protection: dict[str, Any] | None = None, **more: Any
+) -> Config:
     """Twelve clients in four groups with twelve samples each, on which models are trained until they remember them."""
     training = {"rounds": 3, "epochs": 8, "batch_size": 6, "lr": 0.3} | more.pop("training", {})
     data = {"clients": 12, "samples_per_client": 12} | more.pop("data", {})
@@ -58,7 +60,7 @@ def targets(seen: Case, made: Config) -> list[Target]:
 
 
 def test_models_are_followed_back_to_the_initial_one() -> None:
-    run = made()
+    run = remembered_config()
     people, found = population_of(run), targets(case(run), run)
     assert len(found) == 4
     for target in found:
@@ -71,7 +73,7 @@ def test_models_are_followed_back_to_the_initial_one() -> None:
 
 
 def test_a_view_without_names_takes_them_from_the_reference() -> None:
-    run = made(algorithm={"name": "ifca", "k": 4}, protection={"sum": "secagg-oblivious"}, training={"rounds": 3, "epochs": 1})
+    run = remembered_config(algorithm={"name": "ifca", "k": 4}, protection={"sum": "secagg-oblivious"}, training={"rounds": 3, "epochs": 1})
     seen = case(run)
     dimension = run.model_for(population_of(run)).dimension
     assert {turn.clients for turn in turns_in(seen.view, dimension)} == {None}
@@ -82,7 +84,7 @@ def test_a_view_without_names_takes_them_from_the_reference() -> None:
 
 
 def test_a_client_has_its_own_cluster_alone() -> None:
-    run = made()
+    run = remembered_config()
     seen = case(run, "client")
     (target,) = targets(seen, run)
     assert seen.view.coalition[0] in target.owners
@@ -90,7 +92,7 @@ def test_a_client_has_its_own_cluster_alone() -> None:
 
 
 def test_what_stays_transformed_is_nothing_to_see() -> None:
-    run = made(protection={"sum": "haar"}, training={"rounds": 2, "epochs": 1})
+    run = remembered_config(protection={"sum": "haar"}, training={"rounds": 2, "epochs": 1})
     models, updates = cells(case(run))[0]
     assert models.status == "nothing_to_see"
     assert updates.status == "not_attempted"
@@ -104,7 +106,7 @@ def test_what_stays_transformed_is_nothing_to_see() -> None:
 @pytest.mark.parametrize("weights", ["equal", "examples"])
 def test_replicas_are_the_run_itself(weights: str) -> None:
     """In full batches nothing is drawn: a replica on the run's own data ends at the run's own model, to rounding in float64."""
-    run = made(
+    run = remembered_config(
         data={"samples_per_client": 0}, model={"dtype": "float64"},
         training={"batch_size": 0, "epochs": 2, "lr": 0.1, "lr_decay": 0.9, "momentum": 0.5, "weights": weights},
     )  # fmt: skip
@@ -134,7 +136,7 @@ def parts_of(seen: Case) -> dict[int, tuple[Array, Array]]:
 )
 def test_replicas_train_as_clients_do(algorithm: dict[str, Any]) -> None:
     """The same where clients do not train as [training] says, or not on all samples: of those held back nothing is asked."""
-    run = made(algorithm=algorithm, model={"dtype": "float64"}, training={"batch_size": 0, "epochs": 2, "lr": 0.1})
+    run = remembered_config(algorithm=algorithm, model={"dtype": "float64"}, training={"batch_size": 0, "epochs": 2, "lr": 0.1})
     seen = case(run)
     asked, data = trainings_in(seen.view), parts_of(seen)
     for target in targets(seen, run):
@@ -149,7 +151,9 @@ def test_replicas_train_as_clients_do(algorithm: dict[str, Any]) -> None:
 )
 def test_a_clients_own_model_is_one_that_it_trained_from_the_attacked_one(algorithm: dict[str, Any]) -> None:
     """StoCFL's clients train twice a round; those in pFedLIA's neighbourhoods send movements from another model than they start from."""
-    run = made(algorithm=algorithm, model={"dtype": "float64"}, training={"rounds": 4, "batch_size": 0, "epochs": 2, "lr": 0.1})
+    run = remembered_config(
+        algorithm=algorithm, model={"dtype": "float64"}, training={"rounds": 4, "batch_size": 0, "epochs": 2, "lr": 0.1}
+    )
     seen, train, found = case(run), run.train_for(population_of(run)), 0
     for target in targets(seen, run):
         for client, own in target.own.items():
@@ -160,8 +164,8 @@ def test_a_clients_own_model_is_one_that_it_trained_from_the_attacked_one(algori
 
 
 def test_replicas_are_clipped_and_independent() -> None:
-    seen = case(made(training={"rounds": 2, "epochs": 1}))
-    target, train = targets(seen, made())[0], made().train_for(population_of(made()))
+    seen = case(remembered_config(training={"rounds": 2, "epochs": 1}))
+    target, train = targets(seen, remembered_config())[0], remembered_config().train_for(population_of(remembered_config()))
     twice = federated_replicas(train.at, target.start, target.chain[:1], [seen.truth.data] * 2, 0, bound=0.01)
     assert np.linalg.norm(twice - target.start, axis=1).max() <= 0.01 * (1 + 1e-5)
     assert not np.array_equal(twice[0], twice[1])  # batches of their own
@@ -171,7 +175,7 @@ def test_replicas_are_clipped_and_independent() -> None:
 def test_shadows_are_kept_for_one_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two audits of the same images with other labels, or of another round, in one process: each has the shadows of its own run."""
     monkeypatch.setattr(membership_shadows, "_KEPT", {})
-    run = made(training={"rounds": 2, "epochs": 1})
+    run = remembered_config(training={"rounds": 2, "epochs": 1})
     seen, train = case(run), run.train_for(population_of(run))
     (target, *_) = targets(seen, run)
     data, outside = ({c: (x, (y + 1) % 10) for c, (x, y) in one.items()} for one in (seen.truth.data, seen.truth.outside))
@@ -191,7 +195,7 @@ def test_shadows_are_kept_for_one_run_only(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_pairs_are_of_one_label_and_owner_and_no_sample_is_lost() -> None:
-    truth = case(made(training={"rounds": 0})).truth
+    truth = case(remembered_config(training={"rounds": 0})).truth
     owners = [client for client, group in truth.groups.items() if group == 0]
     pairs = pairs_of(truth, owners, np.random.default_rng(0))
     m = len(pairs.y) // 2
@@ -285,7 +289,7 @@ def test_hits_are_those_of_the_curve() -> None:
 @pytest.mark.slow
 def test_models_that_remember_leak_and_other_runs_do_not() -> None:
     """Five seeds, as a standard audit has: three show LiRA's AUC of the models at p = .026."""
-    scenes = [made(seed) for seed in range(5)]
+    scenes = [remembered_config(seed) for seed in range(5)]
     several = [cells(case(one))[0] for one in scenes]
     pooled = {metric: cell for (metric, _), cell in over_seeds(several).items()}
     for metric in ("model_rmia_auc", "model_lira_auc", "own_model_lira_auc"):
@@ -303,7 +307,7 @@ def test_models_that_remember_leak_and_other_runs_do_not() -> None:
 
 @pytest.mark.slow
 def test_secure_sums_leave_the_models() -> None:
-    open_, sealed = ({cell.metric: cell for cell in cells(case(made(protection=how)))[0]} for how in ({}, {"sum": "secagg"}))
+    open_, sealed = ({cell.metric: cell for cell in cells(case(remembered_config(protection=how)))[0]} for how in ({}, {"sum": "secagg"}))
     assert sealed["model_lira_auc"].value == pytest.approx(open_["model_lira_auc"].value, abs=0.02)
     assert sealed["model_lira_auc"].reference == open_["model_lira_auc"].value
     assert sealed["own_model_lira_auc"].status == "nothing_to_see"
@@ -313,7 +317,7 @@ def test_secure_sums_leave_the_models() -> None:
 @pytest.mark.filterwarnings("ignore::cflpriv.errors.CflprivWarning")  # of noise from a public key, which this test wants
 def test_noise_takes_it_to_the_baseline() -> None:
     private = {"unit": "sample", "epsilon": 1.0, "delta": 1e-3, "samples": 12}
-    run = made(algorithm={"name": "oracle"}, privacy=private, run={"insecure_test_entropy": True})
+    run = remembered_config(algorithm={"name": "oracle"}, privacy=private, run={"insecure_test_entropy": True})
     found = {cell.metric: cell for cell in cells(case(run))[0]}
     (member,) = cells(case(run, "client"))[0]
     for metric in ("model_lira_auc", "own_model_lira_auc"):
@@ -325,7 +329,7 @@ def test_noise_takes_it_to_the_baseline() -> None:
 @pytest.mark.slow
 def test_shadows_beyond_the_budget_are_not_trained() -> None:
     """The model of an earlier round is attacked where the last one's shadow federations would take too long."""
-    seen = case(made(training={"rounds": 4, "epochs": 1}))
+    seen = case(remembered_config(training={"rounds": 4, "epochs": 1}))
     whole, cut = cells(seen)[0], cells(replace(seen, budget=replace(seen.budget, seconds=0.05)))[0]
     assert "after 3 round(s)" in whole[0].note
     assert "after 1 round(s)" in cut[0].note
@@ -337,7 +341,7 @@ def test_shadows_beyond_the_budget_are_not_trained() -> None:
 
 @pytest.mark.slow
 def test_an_audit_keeps_its_curves_and_the_report_draws_them(tmp_path: Path) -> None:
-    run_experiment(made(), tmp_path / "run")
+    run_experiment(remembered_config(), tmp_path / "run")
     found = audit_run(tmp_path / "run", adversary="server", attacks=["membership"], budget="quick")
     assert {cell.metric for cell in found} >= {"model_loss_auc", "model_lira_tpr", "own_model_lira_auc"}
     assert json.loads((tmp_path / "run" / "audit.json").read_text(encoding="utf-8"))["cells"][0]["arrays"] == "membership_server.npz"

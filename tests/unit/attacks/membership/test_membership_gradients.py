@@ -27,7 +27,7 @@ IID = {"clients": 12, "samples_per_client": 40, "test_samples_per_client": 40, "
 SHADOWS = 8
 
 
-def made(seed: int = 0, protection: dict[str, Any] | None = None, name: str = "fedavg", **more: Any) -> Config:
+def pooled_config(seed: int = 0, protection: dict[str, Any] | None = None, name: str = "fedavg", **more: Any) -> Config:
     """Twelve clients with forty samples each from one pool, in batches of ten."""
     training = {"rounds": 2, "epochs": 2, "batch_size": 10} | more.pop("training", {})
     model = {"hidden": 16} | more.pop("model", {})
@@ -39,7 +39,7 @@ def asked(seen: Case, steps: list[ClientStep]) -> Pairs:
     return pairs_of(seen.truth, owners, np.random.default_rng(0))
 
 
-def evidence_of(seen: Case, steps: list[ClientStep]) -> tuple[GradientEvidence, Pairs]:
+def evidence_on_pairs(seen: Case, steps: list[ClientStep]) -> tuple[GradientEvidence, Pairs]:
     pairs = asked(seen, steps)
     return evidence(steps, pairs, seen.truth, seen.prior, SHADOWS), pairs
 
@@ -72,8 +72,8 @@ def test_gradients_are_those_of_single_samples() -> None:
 
 def test_an_update_that_is_one_step_tells_everybody() -> None:
     """A full batch, one step: the update is the sum of its samples' gradients, and coefficients are the coins themselves."""
-    seen = case(made(model={"dtype": "float64"}, training={"rounds": 1, "epochs": 1, "batch_size": 0}))
-    found, pairs = evidence_of(seen, steps_of(seen))
+    seen = case(pooled_config(model={"dtype": "float64"}, training={"rounds": 1, "epochs": 1, "batch_size": 0}))
+    found, pairs = evidence_on_pairs(seen, steps_of(seen))
     assert found.scores == pytest.approx(pairs.member - 0.5, abs=0.1)
     assert roc(found.scores, pairs.member).auc == 1.0
     assert np.abs(found.blank).max() < 0.6
@@ -91,12 +91,12 @@ def test_steps_are_taken_as_far_as_the_budget_goes() -> None:
 
 
 def test_long_updates_are_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = case(made(training={"rounds": 1}))
+    seen = case(pooled_config(training={"rounds": 1}))
     monkeypatch.setattr(membership_gradients, "_KEPT", {})
     monkeypatch.setattr(membership_gradients, "_PARTS", {})
     monkeypatch.setattr(membership_gradients, "MOST_PARAMETERS", 600)
     assert public_model(seen.prior).dimension > 1000
-    found, pairs = evidence_of(seen, steps_of(seen))
+    found, pairs = evidence_on_pairs(seen, steps_of(seen))
     assert roc(found.scores, pairs.member).auc > 0.9
 
 
@@ -105,7 +105,7 @@ def test_long_updates_are_sketched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_updates_in_the_clear_show_who_was_trained_on() -> None:
-    found = figures(case(made()))
+    found = figures(case(pooled_config()))
     cell = found["update_gradients_auc"]
     assert cell.value is not None
     assert cell.value > 0.95
@@ -118,11 +118,11 @@ def test_updates_in_the_clear_show_who_was_trained_on() -> None:
 
 def test_other_clients_updates_say_nothing() -> None:
     """Each client's update replaced by another's of the same round: 95 % intervals, three deals."""
-    seen = case(made(training={"rounds": 1}))
+    seen = case(pooled_config(training={"rounds": 1}))
     steps = steps_of(seen)
     for away in (1, 2, 5):
         moved = [replace(step, update=steps[(i + away) % len(steps)].update) for i, step in enumerate(steps)]
-        found, pairs = evidence_of(seen, moved)
+        found, pairs = evidence_on_pairs(seen, moved)
         low, high = roc(found.scores, pairs.member).auc_interval
         assert low < 0.5 < high
 
@@ -130,7 +130,7 @@ def test_other_clients_updates_say_nothing() -> None:
 @pytest.mark.slow
 def test_means_show_less_and_still_more_than_models() -> None:
     """The server of a secure sum, and a member, who is sent nothing but models."""
-    run = made(protection={"sum": "secagg"}, training={"rounds": 3})
+    run = pooled_config(protection={"sum": "secagg"}, training={"rounds": 3})
     sealed, member = figures(case(run)), figures(case(run, "client"))
     cell = sealed["update_gradients_auc"]
     assert cell.status == "leaks", cell.line()
@@ -140,7 +140,7 @@ def test_means_show_less_and_still_more_than_models() -> None:
 
 
 def test_a_transform_stands_before_updates_until_a_member_colludes() -> None:
-    run = made(protection={"sum": "permutation"}, name="pacfl", training={"rounds": 1})
+    run = pooled_config(protection={"sum": "permutation"}, name="pacfl", training={"rounds": 1})
     assert figures(case(run))["update_gradients_auc"].status == "not_attempted"
     open_ = figures(case(run, "server+1"))["update_gradients_auc"]
     assert open_.status == "leaks"
@@ -148,7 +148,7 @@ def test_a_transform_stands_before_updates_until_a_member_colludes() -> None:
 
 
 def test_updates_that_are_not_linear_in_gradients_are_not_attempted() -> None:
-    found = figures(case(made(training={"rounds": 1, "epochs": 1, "optimizer": "adam", "lr": 0.01})))
+    found = figures(case(pooled_config(training={"rounds": 1, "epochs": 1, "optimizer": "adam", "lr": 0.01})))
     assert found["update_gradients_auc"].status == "not_attempted"
     assert "Adam" in found["update_gradients_auc"].note
 
@@ -157,7 +157,7 @@ def test_updates_that_are_not_linear_in_gradients_are_not_attempted() -> None:
 @pytest.mark.filterwarnings("ignore::cflpriv.errors.CflprivWarning")  # of noise from a public key, which this test wants
 def test_strong_noise_takes_it_to_the_baseline() -> None:
     private = {"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 40}
-    cell = figures(case(made(privacy=private, run={"insecure_test_entropy": True})))["update_gradients_auc"]
+    cell = figures(case(pooled_config(privacy=private, run={"insecure_test_entropy": True})))["update_gradients_auc"]
     assert cell.status == "at_baseline", cell.line()
     assert (cell.reference or 0.0) > 0.95
 
@@ -167,10 +167,10 @@ def test_strong_noise_takes_it_to_the_baseline() -> None:
 def test_weak_noise_is_seen_through() -> None:
     """ε = 50, six rounds: the models' confidences show next to nothing, the updates a lot."""
     private = {"unit": "sample", "epsilon": 50.0, "delta": 1e-5, "samples": 40}
-    seen = case(made(privacy=private, training={"rounds": 6}, run={"insecure_test_entropy": True}))
+    seen = case(pooled_config(privacy=private, training={"rounds": 6}, run={"insecure_test_entropy": True}))
     steps = steps_of(seen)
-    assert len(steps) == 6 * len(population_of(made()).clients)
-    found, pairs = evidence_of(seen, steps)
+    assert len(steps) == 6 * len(population_of(pooled_config()).clients)
+    found, pairs = evidence_on_pairs(seen, steps)
     assert roc(found.scores, pairs.member).auc > 0.75
 
 
@@ -181,7 +181,7 @@ def test_weak_noise_is_seen_through() -> None:
 def test_who_can_take_its_own_update_off_a_sum_regresses_what_is_left() -> None:
     """Pairs of clients: the adversary is one of each pair, or one client by itself. Oracle: the other's update in the open run."""
     data = {"clients": 4, "partition": "pathological", "groups": [[0, 1], [2, 3]]}
-    seen = case(made(protection={"sum": "secagg", "min_cohort": 2}, name="pacfl", data=data, training={"rounds": 3}), "client")
+    seen = case(pooled_config(protection={"sum": "secagg", "min_cohort": 2}, name="pacfl", data=data, training={"rounds": 3}), "client")
     open_ = [step for step in read_steps(seen, seen.reference, seen.prior, public_model(seen.prior)) if step.members != (0,)]
     for step in steps_of(seen):
         (member,) = step.members

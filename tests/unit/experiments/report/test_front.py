@@ -65,7 +65,7 @@ def results(sweep: Sweep = SWEEP) -> list[Result]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def sweep_folder(tmp_path: Path) -> Path:
     """A sweep's folder with made-up runs."""
     (tmp_path / "sweep.toml").write_text(SWEEP.text, encoding="utf-8")
     (tmp_path / "failed").mkdir()
@@ -224,15 +224,15 @@ def test_what_is_not_validated_is_on_no_front_and_pushes_nobody_off_it(seeds: tu
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "words"), [("nothing_to_see", "nothing to see"), ("not_attempted", "not attempted")])
-def test_settings_without_a_mark_are_named_with_the_reason(folder: Path, status: str, words: str) -> None:
+def test_settings_without_a_mark_are_named_with_the_reason(sweep_folder: Path, status: str, words: str) -> None:
     found = doubted(status, (0, 1, 2), "secagg", value=None, baseline=None, reference=None, metric="other")
     (key, setting, why) = unmarked(found)[0]
     assert (key[:3], setting.protection, why) == (("inversion", "cosine", "server"), "secagg", words)
     (row,) = [row for row in front_rows(found) if row["protection"] == "secagg"]
     assert (row["metric"], row["no_leakage"], row["on_front"], row["seeds_with_leakage"]) == ("cosine", words, False, 0)
     for one in found:
-        (folder / one.cell.name / "audit.json").write_text(json.dumps(one.audit), encoding="utf-8")
-    page = write_report(folder).read_text(encoding="utf-8")
+        (sweep_folder / one.cell.name / "audit.json").write_text(json.dumps(one.audit), encoding="utf-8")
+    page = write_report(sweep_folder).read_text(encoding="utf-8")
     assert f"<b>fedavg · secagg</b>, {words}: inversion (cosine; server)" in page
     assert "<b>fedavg · none</b>, no such figure: inversion (error; server)" in page
     bare = [replace(one, audit=[]) if one.cell.setting.protection == "haar" else one for one in found]
@@ -246,29 +246,29 @@ def test_a_setting_with_a_figure_in_some_seeds_says_in_how_many() -> None:
     assert counts == {"none": 3, "haar": 3, "secagg": 2}
 
 
-def test_the_files_hold_every_run_and_setting(folder: Path) -> None:
-    (folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "=HYPERLINK()"}', encoding="utf-8")
-    (folder / "pacfl-haar-s1" / "summary.json").unlink()
-    write_tables(folder, SWEEP)
+def test_the_files_hold_every_run_and_setting(sweep_folder: Path) -> None:
+    (sweep_folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "=HYPERLINK()"}', encoding="utf-8")
+    (sweep_folder / "pacfl-haar-s1" / "summary.json").unlink()
+    write_tables(sweep_folder, SWEEP)
     sizes = {}
     for name in ("sweep.csv", "table.csv", "front.csv"):
-        with (folder / name).open(encoding="utf-8", newline="") as file:
+        with (sweep_folder / name).open(encoding="utf-8", newline="") as file:
             sizes[name] = len(list(csv.DictReader(file)))
     assert sizes == {"sweep.csv": 18, "table.csv": 6, "front.csv": 2 * (6 + 6 + 3)}
-    found, failed = read_results(folder, SWEEP)
+    found, failed = read_results(sweep_folder, SWEEP)
     assert len(found) == 17
     assert list(failed) == ["pacfl-haar-s1"]
 
 
 @pytest.mark.slow
-def test_the_report_shows_the_sweep_and_says_what_would_make_it_wrong(folder: Path) -> None:
-    (folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "<b>broke</b>"}', encoding="utf-8")
-    page = write_report(folder).read_text(encoding="utf-8")
+def test_the_report_shows_the_sweep_and_says_what_would_make_it_wrong(sweep_folder: Path) -> None:
+    (sweep_folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "<b>broke</b>"}', encoding="utf-8")
+    page = write_report(sweep_folder).read_text(encoding="utf-8")
     for words in ("The sweep", "Left and up is better", "What would make it wrong", "Utility against ε", "What it costs", "&lt;b&gt;broke"):
         assert words in page
     assert "<b>broke" not in page
     assert "http:" not in page.replace("http://www.w3.org", "")
-    assert write_report(folder).read_text(encoding="utf-8") == page
+    assert write_report(sweep_folder).read_text(encoding="utf-8") == page
     first = [cell.name for cell in SWEEP.cells if cell.seed == 0]
     assert all(name in page for name in first)  # below the sweep's own tables: the runs of the first seed
     unverified = re.compile(r'<p class="warn">Not verified: .*?</p>', re.DOTALL)  # made-up runs, whose figures follow from no rounds
@@ -276,14 +276,14 @@ def test_the_report_shows_the_sweep_and_says_what_would_make_it_wrong(folder: Pa
     assert f"({SWEEP.cells[1].name})" not in unverified.sub("", page)
 
 
-def test_a_damaged_summary_is_named(folder: Path) -> None:
-    (folder / SWEEP.cells[0].name / "audit.json").write_text("[", encoding="utf-8")
+def test_a_damaged_summary_is_named(sweep_folder: Path) -> None:
+    (sweep_folder / SWEEP.cells[0].name / "audit.json").write_text("[", encoding="utf-8")
     with pytest.raises(InputError, match=r"audit\.json: is damaged"):
-        write_tables(folder, SWEEP)
+        write_tables(sweep_folder, SWEEP)
 
 
-def test_a_run_that_stopped_early_is_in_no_mean(folder: Path) -> None:
-    path = folder / SWEEP.cells[0].name / "summary.json"
+def test_a_run_that_stopped_early_is_in_no_mean(sweep_folder: Path) -> None:
+    path = sweep_folder / SWEEP.cells[0].name / "summary.json"
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "rounds": 1}), encoding="utf-8")
-    assert SWEEP.cells[0].name not in {one.cell.name for one in read_results(folder, SWEEP)[0]}
+    assert SWEEP.cells[0].name not in {one.cell.name for one in read_results(sweep_folder, SWEEP)[0]}
     assert replace(SWEEP, workers=3).settings == SWEEP.settings

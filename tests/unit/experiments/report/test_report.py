@@ -65,7 +65,7 @@ def write_arrays(path: Path, m: int = 11, channels: int = 1, **more: Array) -> N
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reported_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real runs; PACFL's is audited, by hand."""
     folder = tmp_path_factory.mktemp("runs")
     experiment(folder / "a_pacfl")
@@ -79,10 +79,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Page]:
+def whole(reported_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Page]:
     """The runs with their report, for tests that only look."""
     folder = tmp_path_factory.mktemp("whole") / "runs"
-    shutil.copytree(made, folder)
+    shutil.copytree(reported_runs, folder)
     return folder, page_of(folder)
 
 
@@ -108,9 +108,9 @@ def _drawn_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def runs(made: Path, tmp_path: Path) -> Path:
+def runs(reported_runs: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
-    shutil.copytree(made, folder)
+    shutil.copytree(reported_runs, folder)
     return folder
 
 

@@ -24,7 +24,7 @@ N = GROUPS * EACH
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def grouped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run that found four groups."""
     folder = tmp_path_factory.mktemp("tested") / "run"
     tree = {
@@ -38,8 +38,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "run"))
+def run(grouped_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(grouped_run, tmp_path / "run"))
 
 
 def words_in(picture: str) -> list[str]:

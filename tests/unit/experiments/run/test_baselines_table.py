@@ -1,6 +1,5 @@
 """What a comparison rests on: no algorithm sees test data, newcomers are scored alike, communication is counted as the papers do."""
 
-import inspect
 import json
 import math
 import os
@@ -16,46 +15,23 @@ import numpy as np
 import pytest
 from checkout import ROOT
 from scenes import PROTECTIONS, eye, federation, mlp_training
+from small_runs import after_rounds, digits, make_algorithm, true_groups
 
 from cflpriv.algorithms import ALGORITHMS, pacfl
-from cflpriv.algorithms.interface import Algorithm
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Message, Transcript
-from cflpriv.data import DataSpec, build_population
 from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import fine_tuned_accuracy
 from cflpriv.experiments.run.run import admit, advance, finish
-from cflpriv.federation.server import FederationServer
 from cflpriv.federation.traffic import client_bytes, megabits, to_target
 from cflpriv.federation.values import to_bytes
-from cflpriv.tasks.training import Train
-from cflpriv.types import Population
 
 REAL = pytest.mark.skipif("CFLPRIV_DATA" not in os.environ, reason="needs Fashion-MNIST in CFLPRIV_DATA")
 
 
-def digits(clients: int = 8, **more: Any) -> Population:
-    options: dict[str, Any] = {"rotations": (0, 90), "samples_per_client": 40, "test_samples_per_client": 20} | more
-    return build_population(DataSpec(clients=clients, **options))
-
-
+small_digits = partial(digits, samples_per_client=40)
 train_on = partial(mlp_training, momentum=0.5)
-
-
-def make(name: str, scene: Population, train: Train, **options: Any) -> Algorithm:
-    function = ALGORITHMS[name].make
-    options["groups"] = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
-    known = inspect.signature(function).parameters
-    return function(train, **{key: value for key, value in options.items() if key in known})
-
-
-def rounds(algorithm: Algorithm, fed: FederationServer, count: int) -> Any:
-    state = algorithm.init(fed)
-    for number in range(count):
-        fed.begin_round(number)
-        state, _ = algorithm.round(fed, state)
-    return state
 
 
 # --- nobody trains or selects on test data
@@ -64,7 +40,7 @@ def rounds(algorithm: Algorithm, fed: FederationServer, count: int) -> Any:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_test_data_have_no_influence_on_training_or_selection(name: str) -> None:
     """A marker in everybody's test data, as loud as can be, changes no message, no record and no model that is used."""
-    scene = digits(8)
+    scene = small_digits(8)
     marked = replace(
         scene,
         clients=tuple(
@@ -77,7 +53,7 @@ def test_test_data_have_no_influence_on_training_or_selection(name: str) -> None
     seen = []
     for population in (scene, marked):
         fed = federation(population.clients, transcript=Transcript("full"), seed=4, present=range(7))
-        algorithm = make(name, population, train_on(population), warm_up=1)
+        algorithm = make_algorithm(name, train_on(population), groups=true_groups(population), warm_up=1)
         state, records = algorithm.init(fed), list[Any]()
         for number in range(3):
             fed.begin_round(number)
@@ -101,7 +77,7 @@ def test_test_data_have_no_influence_on_training_or_selection(name: str) -> None
 
 def test_the_marker_is_loud_enough() -> None:
     """Where something does listen to test data (IFCA's authors' variant, in its inference), the same marker is heard."""
-    scene = digits(6, samples_per_client=60)
+    scene = small_digits(6, samples_per_client=60)
     swapped = replace(
         scene,
         clients=tuple(
@@ -112,8 +88,8 @@ def test_the_marker_is_loud_enough() -> None:
     used = []
     for population in (scene, swapped):
         fed = federation(population.clients)
-        algorithm = make("ifca", population, train_on(population, batch_size=0, epochs=5, lr=0.3), k=2, variant="authors")
-        state = rounds(algorithm, fed, 12)
+        algorithm = make_algorithm("ifca", train_on(population, batch_size=0, epochs=5, lr=0.3), k=2, variant="authors")
+        state = after_rounds(algorithm, fed, 12)
         what = algorithm.serve(state)
         used.append([what.task.used(one) for one in eye(fed).resolve(what.task, what.params, what.which, fed.clients)])  # type: ignore[attr-defined]
     assert not np.array_equal(used[0], used[1])
@@ -146,11 +122,11 @@ def test_every_algorithm_takes_newcomers_and_scores_them_twice(name: str) -> Non
 
 
 def test_fine_tuning_starts_from_what_the_client_would_use_and_sends_nothing() -> None:
-    scene = digits(6)
+    scene = small_digits(6)
     fed = federation(scene.clients)
     train = train_on(scene, dtype="float64")
-    algorithm = make("ifca", scene, train, k=2)
-    state = rounds(algorithm, fed, 2)
+    algorithm = make_algorithm("ifca", train, k=2)
+    state = after_rounds(algorithm, fed, 2)
     count = len(fed.transcript.messages)
     tuned = fine_tuned_accuracy(eye(fed), algorithm.serve(state), replace(train, epochs=3), fed.clients)
     assert len(fed.transcript.messages) == count
@@ -185,9 +161,9 @@ def seal_bytes(message: Message) -> int:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_without_protection_nothing_is_overhead_but_the_seals_of_a_relay(name: str) -> None:
-    scene = digits(8)
+    scene = small_digits(8)
     fed = federation(scene.clients)
-    rounds(make(name, scene, train_on(scene), warm_up=1), fed, 3)
+    after_rounds(make_algorithm(name, train_on(scene), groups=true_groups(scene), warm_up=1), fed, 3)
     relays = [message for message in fed.transcript.messages if message.operation == "relay" and message.target == "clients"]
     relayed = sum(message.copies * seal_bytes(message) for message in relays)
     assert (relayed > 0) == (name in ("pfedlia", "fedfomo"))
@@ -198,7 +174,7 @@ def test_without_protection_nothing_is_overhead_but_the_seals_of_a_relay(name: s
 @pytest.mark.parametrize("kind", ["haar", "secagg", "secagg-oblivious"])
 def test_what_a_protection_adds_is_apart(kind: str) -> None:
     """The bare figures are those of the run without protection; what comes on top is the protection's."""
-    scene = digits(6)
+    scene = small_digits(6)
     name = "ifca" if kind == "secagg-oblivious" else "oracle"
     figures = []
     for protection in (
@@ -206,7 +182,11 @@ def test_what_a_protection_adds_is_apart(kind: str) -> None:
         Protection(gram=PROTECTIONS["haar"].gram if kind == "haar" else (), sum=kind, min_cohort=2),
     ):
         fed = federation(scene.clients, protection=protection)
-        rounds(make(name, scene, train_on(scene), weights="equal", **({"k": 2} if name == "ifca" else {})), fed, 2)
+        after_rounds(
+            make_algorithm(name, train_on(scene), groups=true_groups(scene), weights="equal", **({"k": 2} if name == "ifca" else {})),
+            fed,
+            2,
+        )
         figures.append((fed.bare, fed.transcript))
     (plain, _), (bare, transcript) = figures
     identities = 6 * 2 if kind == "secagg-oblivious" else 0  # in the clear the choices are gathered
@@ -217,9 +197,9 @@ def test_what_a_protection_adds_is_apart(kind: str) -> None:
 
 
 def test_what_arrives_counts_and_what_does_not_does_not() -> None:
-    scene = digits(6)
+    scene = small_digits(6)
     fed = federation(scene.clients, dropouts=[(0, 2, "Masked")])
-    rounds(make("fedavg", scene, train_on(scene)), fed, 1)
+    after_rounds(make_algorithm("fedavg", train_on(scene)), fed, 1)
     dimension = train_on(scene).model.dimension
     assert fed.bare.upload_numbers == 5 * (dimension + 1)  # and a sample count each
     assert fed.bare.download_numbers == 6 * dimension
@@ -227,25 +207,25 @@ def test_what_arrives_counts_and_what_does_not_does_not() -> None:
 
 
 def test_ifca_counts_k_downloads_and_pacfl_its_signatures() -> None:
-    scene = digits(8)
+    scene = small_digits(8)
     train = train_on(scene)
     dimension = train.model.dimension
     fed = federation(scene.clients)
-    rounds(make("ifca", scene, train, k=3, weights="equal"), fed, 2)
+    after_rounds(make_algorithm("ifca", train, k=3, weights="equal"), fed, 2)
     assert fed.bare.download_numbers == 2 * 8 * 3 * dimension
     assert fed.bare.upload_numbers == 2 * 8 * (dimension + 1)  # and the choice
     one = federation(scene.clients)
     algorithm = pacfl(train, p=3, k=2, weights="equal")
     algorithm.init(one)
     assert (one.bare.upload_numbers, one.bare.download_numbers) == (8 * 3 * 64, 0)
-    rounds(algorithm, one, 2)
+    after_rounds(algorithm, one, 2)
     assert one.bare.upload_numbers == 2 * 8 * 3 * 64 + 2 * 8 * dimension  # two beginnings, two rounds
 
 
 def test_bytes_by_client_add_up_and_a_relay_counts_for_both() -> None:
-    scene = digits(6)
+    scene = small_digits(6)
     fed = federation(scene.clients)
-    rounds(make("fedfomo", scene, train_on(scene), models=2), fed, 3)
+    after_rounds(make_algorithm("fedfomo", train_on(scene), models=2), fed, 3)
     sent, received = client_bytes(fed.transcript.messages)
     assert sum(sent.values()) == pytest.approx(fed.transcript.upload_bytes)
     assert sum(received.values()) == pytest.approx(fed.transcript.download_bytes)

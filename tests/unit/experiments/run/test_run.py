@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from checkout import ROOT
 from command_line import forked, in_process
 from safetensors.numpy import load_file
 from scenes import population
+from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks.evidence.updates import public_model
@@ -40,10 +41,7 @@ SMALL: dict[str, Any] = {
     "algorithm": {"name": "pacfl"},
     "run": {"insecure_test_entropy": True, "record": "full"},
 }
-
-
-def small(**sections: dict[str, Any]) -> Config:
-    return parse_config({name: SMALL.get(name, {}) | sections.get(name, {}) for name in {*SMALL, *sections}})
+small_config = partial(configured, SMALL)
 
 
 HAAR = {"gram": ["haar"], "sum": "haar"}
@@ -203,7 +201,7 @@ def test_mistakes_name_file_key_and_value(tree: dict[str, Any], words: str) -> N
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(sections: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=words):
-        run_experiment(small(**sections), tmp_path / "run", data_dir=tmp_path / "nothing here")
+        run_experiment(small_config(**sections), tmp_path / "run", data_dir=tmp_path / "nothing here")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -213,11 +211,13 @@ def test_what_cannot_be_is_refused_before_anything_is_written(sections: dict[str
 @pytest.mark.slow
 @pytest.mark.parametrize("protection", [{}, HAAR], ids=["none", "haar"])
 def test_the_same_config_and_seed_give_the_same_files(protection: dict[str, Any], tmp_path: Path) -> None:
-    scene = build_population(small().data)
+    scene = build_population(small_config().data)
     summaries, checkpoints = [], []
     for number, clients in enumerate((scene.clients, scene.clients[::-1])):
         groups = scene.groups if number == 0 else scene.groups[::-1]
-        run_experiment(small(protection=protection), tmp_path / str(number), population=replace(scene, clients=clients, groups=groups))
+        run_experiment(
+            small_config(protection=protection), tmp_path / str(number), population=replace(scene, clients=clients, groups=groups)
+        )
         summary = json.loads((tmp_path / str(number) / "summary.json").read_text(encoding="utf-8"))
         del summary["seconds"]
         summaries.append(summary)
@@ -230,7 +230,7 @@ def test_the_same_config_and_seed_give_the_same_files(protection: dict[str, Any]
 def test_runs_with_and_without_protection_draw_the_same() -> None:
     pairs = []
     for protection in ({}, HAAR):
-        simulation = start(small(protection=protection, model={"dtype": "float64"}))
+        simulation = start(small_config(protection=protection, model={"dtype": "float64"}))
         rows = [advance(simulation) for _ in range(2)]
         pairs.append(([row["cohort"] for row in rows], rows[-1]["accuracy_mean"]))
     assert pairs[0][0] == pairs[1][0]
@@ -251,7 +251,7 @@ def test_runs_with_and_without_protection_draw_the_same() -> None:
 def test_what_deployed_clients_refuse_is_refused_in_one_line_unless_the_policy_is_off(
     algorithm: str, protection: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    config = small(algorithm={"name": algorithm}, protection=protection)
+    config = small_config(algorithm={"name": algorithm}, protection=protection)
     with pytest.raises(InputError, match=words) as caught:
         run_experiment(config, tmp_path / "strict")
     assert "\n" not in str(caught.value)
@@ -262,7 +262,7 @@ def test_what_deployed_clients_refuse_is_refused_in_one_line_unless_the_policy_i
     assert [line for line in lines["off"] if "release_policy" in line] == [
         "note: run.release_policy = 'off': clients release what deployed clients may refuse"
     ]
-    open_ = run_experiment(small(algorithm={"name": "fedavg"}), tmp_path / "open", report=lines["strict"].append)
+    open_ = run_experiment(small_config(algorithm={"name": "fedavg"}), tmp_path / "open", report=lines["strict"].append)
     assert open_["release_policy"] == "strict"
     assert not any("release_policy" in line for line in lines["strict"])
 
@@ -289,15 +289,15 @@ def test_a_run_folder_of_another_version_is_refused_in_a_line_that_names_it(key:
 @pytest.mark.slow
 def test_cryptographic_secrets_differ_between_runs() -> None:
     secure = {"insecure_test_entropy": False}
-    secrets = [start(small(run=secure, protection=HAAR)).simulated.secrets("client:0")["group_secret"] for _ in range(2)]
+    secrets = [start(small_config(run=secure, protection=HAAR)).simulated.secrets("client:0")["group_secret"] for _ in range(2)]
     assert secrets[0] != secrets[1]
-    fixed = [start(small(protection=HAAR)).simulated.secrets("client:0")["group_secret"] for _ in range(2)]
+    fixed = [start(small_config(protection=HAAR)).simulated.secrets("client:0")["group_secret"] for _ in range(2)]
     assert fixed[0] == fixed[1]
 
 
 def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
     lines: list[str] = []
-    config = small(protection=HAAR, run={"audit_parties": ["server", "client:1"]}, data={"newcomers": 2})
+    config = small_config(protection=HAAR, run={"audit_parties": ["server", "client:1"]}, data={"newcomers": 2})
     summary = run_experiment(config, tmp_path / "run", report=lines.append)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     promised = {"config.toml", "environment.json", "rounds.jsonl", "transcript", "secrets", "summary.json", "checkpoints"}
@@ -327,17 +327,17 @@ def test_the_run_folder_holds_what_is_promised(tmp_path: Path) -> None:
 def test_the_estimate_of_a_record_counts_what_is_compared(gram: list[str]) -> None:
     if "ckks" in gram:
         pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
-    config = small(protection={"gram": gram}, run={"record": "full"}, data={"newcomers": 0}, training={"rounds": 0})
+    config = small_config(protection={"gram": gram}, run={"record": "full"}, data={"newcomers": 0}, training={"rounds": 0})
     simulation = start(config)
     said = sum(message.total_bytes for message in simulation.federation.transcript.messages if message.operation == "gram")
     assert 0.5 < estimate_record_bytes(config, simulation.population) / said < 1.5
     assert estimate_record_bytes(config.with_("run", record="headers"), simulation.population) == 0
-    fedavg = small(algorithm={"name": "fedavg"}, run={"record": "full"}, training={"rounds": 0})
+    fedavg = small_config(algorithm={"name": "fedavg"}, run={"record": "full"}, training={"rounds": 0})
     assert estimate_record_bytes(fedavg, simulation.population) == 0, "it compares nothing"
 
 
 def test_accuracy_is_that_of_each_clients_own_model() -> None:
-    simulation = start(small(algorithm={"name": "local"}))
+    simulation = start(small_config(algorithm={"name": "local"}))
     advance(simulation)
     row = advance(simulation)
     served, own = row["per_client"]["accuracy"], row["per_client"]["local_accuracy"]
@@ -350,7 +350,7 @@ def test_accuracy_is_that_of_each_clients_own_model() -> None:
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_pixels_go_in_normalised_or_as_they_are(normalise: bool) -> None:
-    config = small(model={"normalise": normalise, "dtype": "float64"}, algorithm={"name": "fedavg"})
+    config = small_config(model={"normalise": normalise, "dtype": "float64"}, algorithm={"name": "fedavg"})
     digits = replace(build_population(config.data), mean=(0.25,), std=(0.5,))
     by_hand = replace(
         digits,
@@ -367,7 +367,7 @@ def test_pixels_go_in_normalised_or_as_they_are(normalise: bool) -> None:
 
 
 def test_a_round_below_the_minimum_cohort_size_changes_nothing_and_is_recorded() -> None:
-    simulation = start(small(protection={"min_cohort": 8}))
+    simulation = start(small_config(protection={"min_cohort": 8}))
     row = advance(simulation)
     assert "minimum cohort size of 8" in row["skipped"]
     assert finish(simulation)["rounds_skipped"] == 1
@@ -378,7 +378,7 @@ def test_a_round_below_the_minimum_cohort_size_changes_nothing_and_is_recorded()
 
 @pytest.mark.slow
 def test_newcomers_do_not_disturb_the_training() -> None:
-    with_, without = start(small(data={"newcomers": 2})), start(small(data={"newcomers": 2}))
+    with_, without = start(small_config(data={"newcomers": 2})), start(small_config(data={"newcomers": 2}))
     advance(with_), advance(without)
     admit(with_)
     np.testing.assert_array_equal(with_.state.models[0].value(), without.state.models[0].value())
@@ -388,7 +388,7 @@ def test_newcomers_do_not_disturb_the_training() -> None:
 @pytest.mark.parametrize("name", ["pacfl", "fedavg"])
 def test_too_few_clients_to_agree_on_a_transform_end_the_run_at_its_start(name: str, tmp_path: Path) -> None:
     """FedAvg would skip every round for want of clients."""
-    config = small(data={"clients": 6, "newcomers": 3}, protection=HAAR, algorithm={"name": name})
+    config = small_config(data={"clients": 6, "newcomers": 3}, protection=HAAR, algorithm={"name": name})
     words = r"protection haar: 3 of 6 clients are there; to agree on the secret of their transform 4 are needed \(data\.newcomers = 3"
     with pytest.raises(InputError, match=words):
         run_experiment(config, tmp_path / "run")
@@ -402,9 +402,9 @@ def test_withheld_evidence_is_recomputed_and_marked(tmp_path: Path, monkeypatch:
         begin(simulation)
         simulation.state = replace(simulation.state, evidence=None)
 
-    run_experiment(small(), tmp_path / "seen")
+    run_experiment(small_config(), tmp_path / "seen")
     monkeypatch.setattr("cflpriv.experiments.run.folder.begin", withheld)
-    run_experiment(small(), tmp_path / "withheld")
+    run_experiment(small_config(), tmp_path / "withheld")
     measured = [json.loads((tmp_path / name / "measured.json").read_text(encoding="utf-8")) for name in ("seen", "withheld")]
     assert [one["evidence_source"] for one in measured] == ["server", "recomputed"]
     arrays = [np.load(tmp_path / name / "evidence.npz")["distance"] for name in ("seen", "withheld")]
@@ -412,7 +412,7 @@ def test_withheld_evidence_is_recomputed_and_marked(tmp_path: Path, monkeypatch:
 
 
 def test_an_unevaluated_round_is_left_out() -> None:
-    simulation = start(small(training={"rounds": 15}, run={"evaluate_every": 4}))
+    simulation = start(small_config(training={"rounds": 15}, run={"evaluate_every": 4}))
     rows = [advance(simulation) for _ in range(6)]
     assert [row.get("accuracy_mean") is not None for row in rows] == [True, False, False, False, True, True]
 
@@ -425,7 +425,7 @@ def test_run_list_and_errors_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     path = tmp_path / "small.toml"
-    path.write_text(small().to_toml(), encoding="utf-8")
+    path.write_text(small_config().to_toml(), encoding="utf-8")
     done = command("run", str(path), "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout
@@ -465,7 +465,7 @@ def test_an_unforeseen_error_shows_no_clients_data(
 
     monkeypatch.setattr("cflpriv.experiments.run_experiment", broken)
     path = tmp_path / "small.toml"
-    path.write_text(small().to_toml(), encoding="utf-8")
+    path.write_text(small_config().to_toml(), encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["cflpriv", "run", str(path), "--out", str(tmp_path / "run")])
     with pytest.raises(RuntimeError, match="unforeseen") as caught:
         main()
@@ -483,7 +483,7 @@ def test_how_many_hidden_models_are_in_use_is_not_made_up() -> None:
         "data": {"newcomers": 0},
     }
     for algorithm, clusters in (({"name": "ifca", "k": 2}, None), ({"name": "fedavg"}, 1)):
-        simulation = start(small(algorithm=algorithm, **hidden))
+        simulation = start(small_config(algorithm=algorithm, **hidden))
         advance(simulation)
         summary = finish(simulation)
         assert (summary["clusters"], summary["ari"]) == (clusters, None)
@@ -493,7 +493,7 @@ def test_divergence_ends_with_one_line_and_keeps_what_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "wild.toml"
-    path.write_text(small(training={"lr": 1e30, "epochs": 20, "momentum": 0.9}).to_toml(), encoding="utf-8")
+    path.write_text(small_config(training={"lr": 1e30, "epochs": 20, "momentum": 0.9}).to_toml(), encoding="utf-8")
     assert in_process(monkeypatch, "run", str(path), "--out", str(tmp_path / "run")) == 1
     failed = capsys.readouterr().err
     assert "not finite" in failed
@@ -503,7 +503,7 @@ def test_divergence_ends_with_one_line_and_keeps_what_was_done(
 
 def test_ctrl_c_saves_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.toml"
-    path.write_text(small(training={"rounds": 100000}).to_toml(), encoding="utf-8")
+    path.write_text(small_config(training={"rounds": 100000}).to_toml(), encoding="utf-8")
     monkeypatch.setenv("COLUMNS", "200")
     with forked("run", str(path), "--out", str(tmp_path / "run")) as (pid, out):
         for line in out:

@@ -19,7 +19,7 @@ needs_files = pytest.mark.skipif(not FOLDER.is_dir(), reason="CFLPRIV_DATA names
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def texts_folder(tmp_path: Path) -> Path:
     """Three invented languages of four words each, in which the next word follows from the last; the same start, different orders."""
     (tmp_path / "nordic_wiki").mkdir()
     for language, order in (("nb", "abcd"), ("sv", "acdb"), ("da", "adbc")):
@@ -39,8 +39,8 @@ def tree(**algorithm: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_reports_perplexity(folder: Path, tmp_path: Path) -> None:
-    summary = run_experiment(parse_config(tree(name="fedavg")), tmp_path / "out", folder)
+def test_a_run_reports_perplexity(texts_folder: Path, tmp_path: Path) -> None:
+    summary = run_experiment(parse_config(tree(name="fedavg")), tmp_path / "out", texts_folder)
     rows = [json.loads(line) for line in (tmp_path / "out" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     words = 6  # four, and two that stand for no word and for an unknown one
     assert summary["parameters"] == words * 12 + 2 * (4 * 12 * 26) + 12 * words + words
@@ -53,8 +53,8 @@ def test_a_run_reports_perplexity(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_perplexity_is_exp_of_the_mean_loss_and_falls_with_true_groups(folder: Path) -> None:
-    simulation = start(parse_config(tree(name="oracle")), folder)
+def test_perplexity_is_exp_of_the_mean_loss_and_falls_with_true_groups(texts_folder: Path) -> None:
+    simulation = start(parse_config(tree(name="oracle")), texts_folder)
     rows = [advance(simulation) for _ in range(6)]
     s = simulation
     served = s.algorithm.serve(s.state)
@@ -77,11 +77,11 @@ def test_images_have_no_perplexity() -> None:
     assert not any("perplexity" in name for name in advance(start(config)))
 
 
-def test_pictures_of_text_are_refused(folder: Path) -> None:
+def test_pictures_of_text_are_refused(texts_folder: Path) -> None:
     from cflpriv.errors import InputError
 
     with pytest.raises(InputError, match="needs images"):
-        start(parse_config(tree(name="fedavg") | {"model": {"name": "lenet5"}}), folder)
+        start(parse_config(tree(name="fedavg") | {"model": {"name": "lenet5"}}), texts_folder)
 
 
 @needs_files

@@ -24,15 +24,15 @@ TREE = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verify") / "run"
     run_experiment(parse_config(TREE), folder)
     return folder
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "run"))
+def run_folder(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
 def rewritten(name: str, change: Callable[[dict], None]) -> Callable[[Path], None]:  # type: ignore[type-arg]
@@ -59,80 +59,80 @@ EDITS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.slow
-def test_a_folder_as_its_run_left_it_is_verified(folder: Path) -> None:
-    found = verify(folder)
+def test_a_folder_as_its_run_left_it_is_verified(run_folder: Path) -> None:
+    found = verify(run_folder)
     assert found.problems == ()
     assert len(found.digest) == 32
-    assert read_run(folder).problems == ()
-    assert "Verified:" in write_report(folder).read_text(encoding="utf-8")
-    assert verify(folder) == found  # a report changes nothing that it reads
+    assert read_run(run_folder).problems == ()
+    assert "Verified:" in write_report(run_folder).read_text(encoding="utf-8")
+    assert verify(run_folder) == found  # a report changes nothing that it reads
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_each_file_that_a_report_reads_is_checked(folder: Path, name: str) -> None:
-    EDITS[name](folder)
-    assert any(name in problem and "is not as the run left it" in problem for problem in verify(folder).problems)
+def test_each_file_that_a_report_reads_is_checked(run_folder: Path, name: str) -> None:
+    EDITS[name](run_folder)
+    assert any(name in problem and "is not as the run left it" in problem for problem in verify(run_folder).problems)
 
 
 @pytest.mark.parametrize("name", [name for name in EDITS if name != "config.toml"])
-def test_each_file_that_is_missing_is_named(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    assert any(name in problem for problem in verify(folder).problems)
+def test_each_file_that_is_missing_is_named(run_folder: Path, name: str) -> None:
+    (run_folder / name).unlink()
+    assert any(name in problem for problem in verify(run_folder).problems)
 
 
 @pytest.mark.parametrize("name", ["final.json", "final.safetensors", "final.clients.safetensors"])
-def test_a_checkpoint_that_was_changed_is_found(folder: Path, name: str) -> None:
-    appended(f"checkpoints/{name}")(folder)
-    (problem,) = verify(folder).problems
+def test_a_checkpoint_that_was_changed_is_found(run_folder: Path, name: str) -> None:
+    appended(f"checkpoints/{name}")(run_folder)
+    (problem,) = verify(run_folder).problems
     assert f"checkpoints/{name}: is not as the run left it" in problem
 
 
-def test_a_checkpoint_of_another_name_is_found(folder: Path) -> None:
-    (folder / "checkpoints" / "round_0000009.json").write_text("{}", encoding="utf-8")
-    (problem,) = verify(folder).problems
+def test_a_checkpoint_of_another_name_is_found(run_folder: Path) -> None:
+    (run_folder / "checkpoints" / "round_0000009.json").write_text("{}", encoding="utf-8")
+    (problem,) = verify(run_folder).problems
     assert "checkpoints/round_0000009.json: is not as the run left it" in problem
 
 
 @pytest.mark.parametrize("name", [".DS_Store", ".nfs0000000000000001"])
-def test_hidden_files_of_a_desktop_or_a_file_system_are_no_checkpoints(folder: Path, name: str) -> None:
-    (folder / "checkpoints" / name).write_text("x", encoding="utf-8")
-    assert verify(folder).problems == ()
-    assert f"checkpoints/{name}" not in json.loads((record_digests(folder), (folder / FILE).read_text(encoding="utf-8"))[1])
+def test_hidden_files_of_a_desktop_or_a_file_system_are_no_checkpoints(run_folder: Path, name: str) -> None:
+    (run_folder / "checkpoints" / name).write_text("x", encoding="utf-8")
+    assert verify(run_folder).problems == ()
+    assert f"checkpoints/{name}" not in json.loads((record_digests(run_folder), (run_folder / FILE).read_text(encoding="utf-8"))[1])
 
 
-def test_a_checkpoint_file_named_like_a_pattern_is_found(folder: Path) -> None:
-    (folder / "checkpoints" / "round_[9].json").write_text("{}", encoding="utf-8")
-    (problem,) = verify(folder).problems
+def test_a_checkpoint_file_named_like_a_pattern_is_found(run_folder: Path) -> None:
+    (run_folder / "checkpoints" / "round_[9].json").write_text("{}", encoding="utf-8")
+    (problem,) = verify(run_folder).problems
     assert "checkpoints/round_[9].json: is not as the run left it" in problem
 
 
 def test_a_folder_handed_on_without_checkpoints_is_verified_but_for_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert verify(folder).unchecked == ""
-    (folder / "checkpoints" / "final.clients.safetensors").unlink()
-    assert verify(folder).problems == ()
-    assert verify(folder).unchecked == "checkpoints/final.clients.safetensors is missing or cannot be read"
-    shutil.rmtree(folder / "checkpoints")
-    assert in_process(monkeypatch, "verify", str(folder)) == 0
+    assert verify(run_folder).unchecked == ""
+    (run_folder / "checkpoints" / "final.clients.safetensors").unlink()
+    assert verify(run_folder).problems == ()
+    assert verify(run_folder).unchecked == "checkpoints/final.clients.safetensors is missing or cannot be read"
+    shutil.rmtree(run_folder / "checkpoints")
+    assert in_process(monkeypatch, "verify", str(run_folder)) == 0
     out = capsys.readouterr().out.replace("\n", " ")
     assert "not checked: " in out
     assert "checkpoints/final.json is missing" in out
 
 
-def test_checkpoints_of_an_earlier_version_are_named_as_not_checked(folder: Path) -> None:
-    known = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    (folder / FILE).write_text(
+def test_checkpoints_of_an_earlier_version_are_named_as_not_checked(run_folder: Path) -> None:
+    known = json.loads((run_folder / FILE).read_text(encoding="utf-8"))
+    (run_folder / FILE).write_text(
         json.dumps({name: digest for name, digest in known.items() if not name.startswith("checkpoints/")}), encoding="utf-8"
     )
-    assert verify(folder).problems == ()
-    assert "checkpoints/ has no digests" in verify(folder).unchecked
+    assert verify(run_folder).problems == ()
+    assert "checkpoints/ has no digests" in verify(run_folder).unchecked
 
 
 @pytest.mark.slow
-def test_a_report_says_what_is_not_verified(folder: Path) -> None:
-    EDITS["summary.json"](folder)
-    page = write_report(folder).read_text(encoding="utf-8")
+def test_a_report_says_what_is_not_verified(run_folder: Path) -> None:
+    EDITS["summary.json"](run_folder)
+    page = write_report(run_folder).read_text(encoding="utf-8")
     assert "Not verified:" in page
     assert "summary.json: accuracy_mean = 0.988, where the run" in page
     assert "Verified:" not in page
@@ -141,50 +141,50 @@ def test_a_report_says_what_is_not_verified(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("accuracy_mean", 0.988), ("accuracy_mean_last_rounds", 1.0), ("ari", -0.5), ("rounds_skipped", 7), ("messages", 1)]
 )
-def test_an_edited_figure_is_found_also_where_digests_were_written_anew(folder: Path, key: str, value: float) -> None:
-    before = digest_of(folder)
-    rewritten("summary.json", lambda tree: tree.update({key: value}))(folder)
-    record_digests(folder)
-    assert verify(folder).digest != before  # and by whoever noted it
-    assert [problem for problem in verify(folder).problems if f"{key} = {value!r}, where" in problem]
+def test_an_edited_figure_is_found_also_where_digests_were_written_anew(run_folder: Path, key: str, value: float) -> None:
+    before = digest_of(run_folder)
+    rewritten("summary.json", lambda tree: tree.update({key: value}))(run_folder)
+    record_digests(run_folder)
+    assert verify(run_folder).digest != before  # and by whoever noted it
+    assert [problem for problem in verify(run_folder).problems if f"{key} = {value!r}, where" in problem]
 
 
-def test_an_audit_is_sealed_as_well(folder: Path) -> None:
-    (folder / "audit.json").write_text("[]\n", encoding="utf-8")
-    assert any("audit.json" in problem for problem in verify(folder).problems)
-    record_digests(folder, OF_AUDITS)
-    assert verify(folder).problems == ()
-    EDITS["config.toml"](folder)
-    record_digests(folder, OF_AUDITS)  # an audit seals what it wrote itself, and nothing else
-    assert any("config.toml" in problem for problem in verify(folder).problems)
+def test_an_audit_is_sealed_as_well(run_folder: Path) -> None:
+    (run_folder / "audit.json").write_text("[]\n", encoding="utf-8")
+    assert any("audit.json" in problem for problem in verify(run_folder).problems)
+    record_digests(run_folder, OF_AUDITS)
+    assert verify(run_folder).problems == ()
+    EDITS["config.toml"](run_folder)
+    record_digests(run_folder, OF_AUDITS)  # an audit seals what it wrote itself, and nothing else
+    assert any("config.toml" in problem for problem in verify(run_folder).problems)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"config.toml": 3}', "null"])
-def test_a_damaged_table_of_digests_is_no_crash(folder: Path, content: str) -> None:
-    (folder / FILE).write_text(content, encoding="utf-8")
-    assert verify(folder).problems
-    assert read_run(folder).problems
+def test_a_damaged_table_of_digests_is_no_crash(run_folder: Path, content: str) -> None:
+    (run_folder / FILE).write_text(content, encoding="utf-8")
+    assert verify(run_folder).problems
+    assert read_run(run_folder).problems
 
 
 @pytest.mark.parametrize(("name", "content"), [("summary.json", "[]"), ("summary.json", "null"), ("rounds.jsonl", "[" * 200_000)])
 @pytest.mark.parametrize("measured", [True, False])
-def test_files_of_another_shape_are_no_crash(folder: Path, name: str, content: str, measured: bool) -> None:
-    (folder / name).write_text(content, encoding="utf-8")
+def test_files_of_another_shape_are_no_crash(run_folder: Path, name: str, content: str, measured: bool) -> None:
+    (run_folder / name).write_text(content, encoding="utf-8")
     if not measured:
-        (folder / "measured.json").unlink()
-    assert verify(folder).problems
+        (run_folder / "measured.json").unlink()
+    assert verify(run_folder).problems
 
 
 @pytest.mark.parametrize("left", ["nothing", "those of an earlier summary"])
-def test_a_run_that_was_killed_before_its_digests_is_finished_by_resume(folder: Path, left: str) -> None:
+def test_a_run_that_was_killed_before_its_digests_is_finished_by_resume(run_folder: Path, left: str) -> None:
     if left == "nothing":
-        (folder / FILE).unlink()
+        (run_folder / FILE).unlink()
     else:
-        rewritten(FILE, lambda tree: tree.update({"summary.json": "0" * 32}))(folder)
-    before = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    run_experiment(parse_config(TREE), folder, resume=True)
-    assert verify(folder).problems == ()
-    assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["accuracy_mean"] == before["accuracy_mean"]
+        rewritten(FILE, lambda tree: tree.update({"summary.json": "0" * 32}))(run_folder)
+    before = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
+    run_experiment(parse_config(TREE), run_folder, resume=True)
+    assert verify(run_folder).problems == ()
+    assert json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))["accuracy_mean"] == before["accuracy_mean"]
 
 
 def test_an_active_audit_alone_is_no_run_and_no_contradiction(tmp_path: Path) -> None:
@@ -194,18 +194,18 @@ def test_an_active_audit_alone_is_no_run_and_no_contradiction(tmp_path: Path) ->
     assert verify(tmp_path).problems == ()
 
 
-def test_older_and_unfinished_folders_are_not_verified(folder: Path, tmp_path: Path) -> None:
-    (folder / FILE).unlink()
-    assert any("digests.json: is missing" in problem for problem in verify(folder).problems)
+def test_older_and_unfinished_folders_are_not_verified(run_folder: Path, tmp_path: Path) -> None:
+    (run_folder / FILE).unlink()
+    assert any("digests.json: is missing" in problem for problem in verify(run_folder).problems)
     with pytest.raises(InputError, match="is not a run folder"):
         verify(tmp_path)
 
 
-def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert in_process(monkeypatch, "verify", str(folder), "--digest", digest_of(folder)) == 0
-    assert f"verified: {folder}, digest {digest_of(folder)}" in capsys.readouterr().out
-    assert in_process(monkeypatch, "verify", str(folder), "--digest", "0" * 32) == 1
-    EDITS["summary.json"](folder)
-    assert in_process(monkeypatch, "verify", str(folder)) == 1
+def test_the_command(run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(monkeypatch, "verify", str(run_folder), "--digest", digest_of(run_folder)) == 0
+    assert f"verified: {run_folder}, digest {digest_of(run_folder)}" in capsys.readouterr().out
+    assert in_process(monkeypatch, "verify", str(run_folder), "--digest", "0" * 32) == 1
+    EDITS["summary.json"](run_folder)
+    assert in_process(monkeypatch, "verify", str(run_folder)) == 1
     assert "not verified: " in capsys.readouterr().out
-    assert in_process(monkeypatch, "verify", str(folder / "no")) == 2
+    assert in_process(monkeypatch, "verify", str(run_folder / "no")) == 2

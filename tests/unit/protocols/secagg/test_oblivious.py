@@ -25,7 +25,7 @@ from cflpriv.protocols.secagg import messages as m
 from .scene import MODEL, SESSION, identities, policy, roster, terms
 
 
-def run(
+def oblivious_sums(
     clusters: Mapping[int, tuple[int, ...]],
     k: int,
     drops: tuple[Mapping[int, str], Mapping[int, str]] = ({}, {}),
@@ -60,7 +60,7 @@ def run(
 @pytest.mark.parametrize("following", [True, False])
 def test_means_of_clusters_at_or_above_the_minimum_cohort_size(mode: str, following: bool) -> None:
     clusters = {i: (i % 2,) if i < 9 else (2,) for i in range(11)}
-    outcome = run(clusters, 4, mode=mode, following=following)
+    outcome = oblivious_sums(clusters, 4, mode=mode, following=following)
     assert outcome.counts == (5, 4, 2, 0)
     assert set(outcome.means) == {0, 1}
     for cluster in (0, 1):
@@ -73,14 +73,14 @@ def test_means_of_clusters_at_or_above_the_minimum_cohort_size(mode: str, follow
 
 
 def test_clients_in_several_clusters() -> None:
-    outcome = run({0: (0, 1), 1: (0,), 2: (0, 1, 2), 3: (1,), 4: ()}, 3)
+    outcome = oblivious_sums({0: (0, 1), 1: (0,), 2: (0, 1, 2), 3: (1,), 4: ()}, 3)
     assert outcome.counts == (3, 3, 1)
     assert outcome.means[1][0].tolist() == pytest.approx([0.02 * (1 + 3 + 4) / 3] * 4, abs=1e-6)
 
 
 def test_no_cluster_large_enough() -> None:
     with pytest.raises(TooFewClients) as caught:
-        run({i: (i % 3,) for i in range(6)}, 3)
+        oblivious_sums({i: (i % 3,) for i in range(6)}, 3)
     assert caught.value.counts == (2, 2, 2)
 
 
@@ -88,10 +88,10 @@ def test_dropouts_between_the_sums_count_against_the_smallest_open_block() -> No
     clusters = {i: (0,) if i < 6 else (1,) for i in range(10)}
     with pytest.raises(TooFewClients):
         # Two of cluster 0 go, which would still leave 4 + 4; but nobody can know that they were not of cluster 1, which has 4.
-        run(clusters, 2, ({}, {0: "Masked", 1: "Masked"}))
-    outcome = run(clusters, 2, ({}, {0: "Masked"}))
+        oblivious_sums(clusters, 2, ({}, {0: "Masked", 1: "Masked"}))
+    outcome = oblivious_sums(clusters, 2, ({}, {0: "Masked"}))
     assert {c: weight for c, (_, weight) in outcome.means.items()} == {0: 5.0, 1: 4.0}
-    outcome = run(clusters, 2, ({}, {0: "Masked", 1: "Shares"}), spare=2)
+    outcome = oblivious_sums(clusters, 2, ({}, {0: "Masked", 1: "Shares"}), spare=2)
     assert {c: weight for c, (_, weight) in outcome.means.items()} == {0: 4.0}
 
 
@@ -105,7 +105,7 @@ def test_no_block_with_fewer_contributors_than_the_minimum_is_ever_unmasked(data
     some = st.dictionaries(st.integers(0, n - 1), stages, max_size=3)
     drops = data.draw(some), data.draw(some)
     try:
-        outcome = run(clusters, 3, drops, spare=data.draw(st.integers(0, 2)), following=False)
+        outcome = oblivious_sums(clusters, 3, drops, spare=data.draw(st.integers(0, 2)), following=False)
     except TooFewClients:
         return
     for cluster, (mean, weight) in outcome.means.items():
@@ -126,7 +126,7 @@ def test_the_client_computes_the_fewest_survivors_of_the_second_sum_itself() -> 
 def test_open_blocks_and_terms() -> None:
     assert open_blocks([5, 2, 3, 0], 3) == ((0, 5), (2, 3))
     assert open_blocks([5, 2, 3, 0], 3, spare=1) == ((0, 5),)
-    outcome = run(dict.fromkeys(range(4), (0,)), 1)
+    outcome = oblivious_sums(dict.fromkeys(range(4), (0,)), 1)
     second = block_terms(outcome.first.sum, slot=(5, 2), models=[MODEL], dimension=3, clip=1.0)
     assert (second.cohort, second.blocks, second.min_cohort) == ((0, 1, 2, 3), ((0, 4),), 3)
     with pytest.raises(ValueError, match="cluster"):

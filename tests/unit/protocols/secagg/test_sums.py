@@ -27,7 +27,7 @@ from .scene import MODEL, SESSION, identities, levels, policy, roster, terms
 KINDS = tuple(product((16, 32), (False, True)))
 
 
-def run(agreed: Terms, drops: Mapping[int, str], weights: Mapping[int, float]) -> Outcome:
+def summed(agreed: Terms, drops: Mapping[int, str], weights: Mapping[int, float]) -> Outcome:
     return simulate(
         agreed,
         {i: identities()[i] for i in agreed.cohort},
@@ -47,7 +47,7 @@ def grid(number: int, agreed: Terms, weight: float) -> np.ndarray[Any, Any]:
     return whole * step / agreed.levels * agreed.clip
 
 
-def plain(agreed: Terms, survivors: tuple[int, ...], weights: Mapping[int, float]) -> list[int]:
+def expected_sum(agreed: Terms, survivors: tuple[int, ...], weights: Mapping[int, float]) -> list[int]:
     """The sum in Python integers, with the coordinates of weight and clipping behind it."""
     total = [0] * agreed.dimension
     weight = 0
@@ -75,13 +75,13 @@ def check(agreed: Terms, drops: Mapping[int, str]) -> bool:
         and len(sends["Reveal"]) >= agreed.threshold
     )
     try:
-        outcome = run(agreed, drops, weights)
+        outcome = summed(agreed, drops, weights)
     except TooFewClients:
         assert not enough or agreed.degree < n - 1
         return False
     assert enough
     assert outcome.sum.survivors == tuple(sends["Masked"])
-    assert outcome.sum.levels.tolist() == plain(agreed, outcome.sum.survivors, weights)
+    assert outcome.sum.levels.tolist() == expected_sum(agreed, outcome.sum.survivors, weights)
     return True
 
 
@@ -162,7 +162,7 @@ def test_random_large_cohorts_on_the_sparse_graph(data: st.DataObject) -> None:
 def test_the_largest_sum_that_the_overflow_proof_allows_is_exact(bits: int) -> None:
     agreed = terms(7, "passive", bits=bits)
     assert 7 * agreed.levels <= 2 ** (bits - 1) - 1 < 7 * (agreed.levels + 1)
-    outcome = run(agreed, {}, dict.fromkeys(range(7), 1.0))
+    outcome = summed(agreed, {}, dict.fromkeys(range(7), 1.0))
     assert outcome.sum.levels[:2].tolist() == [7 * agreed.levels, -7 * agreed.levels]
 
 
@@ -228,9 +228,9 @@ def test_keys_advertised_with_the_upload_save_the_first_stage() -> None:
 
 def test_the_minimum_cohort_size_is_enforced_by_client_and_server() -> None:
     with pytest.raises(TooFewClients):
-        run(terms(2, "passive", min_cohort=3), {}, dict.fromkeys(range(2), 1.0))
+        summed(terms(2, "passive", min_cohort=3), {}, dict.fromkeys(range(2), 1.0))
     with pytest.raises(TooFewClients):
-        run(terms(5, "passive", min_cohort=4), {0: "Masked", 1: "Masked"}, dict.fromkeys(range(5), 1.0))
+        summed(terms(5, "passive", min_cohort=4), {0: "Masked", 1: "Masked"}, dict.fromkeys(range(5), 1.0))
     with pytest.raises(RemoteError, match="minimum-too-low"):
         simulate(
             terms(5, "passive", min_cohort=2),
@@ -244,4 +244,4 @@ def test_the_minimum_cohort_size_is_enforced_by_client_and_server() -> None:
 
 def test_unknown_dropout_stage() -> None:
     with pytest.raises(ValueError, match="'Mask'"):
-        run(terms(3, "passive"), {0: "Mask"}, {})
+        summed(terms(3, "passive"), {0: "Mask"}, {})

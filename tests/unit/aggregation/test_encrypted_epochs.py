@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 from loopback import ENTROPY, HOLDER, Loopback
-from scenes import population, training
+from scenes import population
+from small_runs import algorithm_on
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
 from cflpriv.aggregation.key_holder import KeyHolderParty
-from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.pacfl import ClusterByAngles
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Message, Transcript
@@ -24,10 +24,6 @@ from cflpriv.types import Population
 
 LABELS = Protection(gram=("ckks",))
 PLACE = 1000 + HOLDER
-
-
-def pacfl(scene: Population) -> Any:
-    return ALGORITHMS["pacfl"].make(training(scene), cut="silhouette")
 
 
 class Broken(Loopback):
@@ -81,7 +77,7 @@ def said(fed: FederationServer, kind: str) -> list[Message]:
 def test_newcomers_are_admitted_after_a_step_that_broke_off_anywhere(stage: str, how: str, release: Any) -> None:
     scene = population(clients_per_group=4)
     transport, fed = broken(scene, {3, 7}, Protection(gram=("ckks",), ckks_release=release))
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl", cut="silhouette")
     state = made.init(fed)
     fed.begin_round(0)
     transport.breaks = [(stage, how)]
@@ -99,7 +95,7 @@ def test_newcomers_are_admitted_after_a_step_that_broke_off_anywhere(stage: str,
 def test_others_than_those_of_a_step_that_the_holder_ended_are_refused_and_these_still_come() -> None:
     scene = population(clients_per_group=4)
     transport, fed = broken(scene, {3, 7})
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl", cut="silhouette")
     state = made.init(fed)
     fed.begin_round(0)
     transport.breaks = [("ckks finish", "lost")]
@@ -126,7 +122,7 @@ def asked_of(transport: Broken, ask: m.Ask) -> m.Answer:
 def test_the_key_holder_says_its_last_answer_again_to_the_same_bytes_and_to_no_others() -> None:
     scene = population(clients_per_group=3)
     transport, fed = broken(scene, {5})
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl", cut="silhouette")
     state = made.init(fed)
     first, answer = transport.asked[-1], transport.answers[-1]
     assert isinstance(first, m.Finish)
@@ -146,7 +142,7 @@ def test_the_key_holder_says_its_last_answer_again_to_the_same_bytes_and_to_no_o
 def test_a_step_without_newcomers_is_taken_again_too(how: str) -> None:
     scene = population(clients_per_group=3)
     transport, fed = broken(scene, {5})
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl", cut="silhouette")
     state = made.init(fed)
     transport.breaks = [("ckks finish", how)]
     with pytest.raises((OSError, KeyHolderLost)):
@@ -161,7 +157,7 @@ def test_a_step_without_newcomers_is_taken_again_too(how: str) -> None:
 def test_keys_of_an_epoch_that_is_opened_again_take_nothing_from_before() -> None:
     scene = population(clients_per_group=3)
     transport, fed = broken(scene, set())
-    pacfl(scene).init(fed)
+    algorithm_on(scene, "pacfl", cut="silhouette").init(fed)
     keys, decrypt = transport.asked[:2]
     assert isinstance(keys, m.Keys)
     assert isinstance(decrypt, m.Decrypt)
@@ -180,18 +176,18 @@ def test_what_the_key_holder_was_asked_is_on_record_also_where_it_gave_no_answer
     transport, fed = broken(scene, set())
     transport.breaks = [("ckks decrypt", "lost")]
     with pytest.raises(KeyHolderLost):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl", cut="silhouette").init(fed)
     (asked,) = [ask for ask in transport.asked if isinstance(ask, m.Decrypt)]
     assert sum(len(one.clients) for one in said(fed, "ckks request")) == len(asked.requests)
     with pytest.raises(KeyHolderLost):  # it is known to be gone: nothing is sent, so nothing is written
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl", cut="silhouette").init(fed)
     assert len(said(fed, "ckks keys")) == 1
 
 
 def test_keys_and_functions_are_on_record_as_they_were_asked_for_and_nothing_is_free() -> None:
     scene = population(clients_per_group=3)
     transport, fed = broken(scene, set())
-    pacfl(scene).init(fed)
+    algorithm_on(scene, "pacfl", cut="silhouette").init(fed)
     for kind, which in (("ckks keys", m.Keys), ("ckks finish", m.Finish)):
         (message,) = said(fed, kind)
         assert message.payload is not None
@@ -219,7 +215,7 @@ def test_what_a_refused_client_sent_is_on_record_and_what_it_was_sent(sent: str)
 
     transport.tamper = tamper
     with pytest.raises(ClientsLost, match=r"\[2, 4\]"):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl", cut="silhouette").init(fed)
     (uploads,), (key,) = said(fed, "signature"), said(fed, "ckks key")
     assert uploads.clients == (0, 1, 2, 3, 5)
     assert key.clients == (0, 1, 2, 3, 4, 5), "all who were asked: who did not answer may have read it"
@@ -240,7 +236,7 @@ def test_an_answer_of_the_key_holder_that_is_refused_is_on_record(stage: str, an
     transport, fed = broken(scene, set())
     transport.tamper = lambda party, now, data: m.encode(answer) if now == stage else data
     with pytest.raises(KeyHolderLost):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl", cut="silhouette").init(fed)
     (message,) = said(fed, "refused answer")
     assert (message.source, message.context["stage"]) == ("key-holder", stage)
     assert message.payload is not None

@@ -25,12 +25,12 @@ DIGESTS = {8: "c7a5824325aa06b8ee672fc3404a8824", 9: "6c35cb7f7d28548c35ea4b8f59
 """The digest of all messages by version. A changed message gets a new version and a new line; a version's line never changes."""
 
 
-def described(modules: tuple[ModuleType, ...] = MODULES) -> dict[str, Any]:
+def message_types(modules: tuple[ModuleType, ...] = MODULES) -> dict[str, Any]:
     """Each message: its tag, and of each field its name, its type with all limits, and whether it may be missing."""
     return {
         ".".join((*module.__name__.split(".")[-2:], name)): [
             kind.__struct_config__.tag,
-            [[field.encode_name, plain(inspect.type_info(field.type)), field.required] for field in msgspec.structs.fields(kind)],
+            [[field.encode_name, as_json(inspect.type_info(field.type)), field.required] for field in msgspec.structs.fields(kind)],
         ]
         for module in modules
         for name, kind in sorted(vars(module).items())
@@ -38,14 +38,14 @@ def described(modules: tuple[ModuleType, ...] = MODULES) -> dict[str, Any]:
     }
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A type of `msgspec.inspect` as JSON values; classes by their names, because each message stands by itself."""
     if isinstance(value, inspect.StructType | inspect.CustomType):
         return value.cls.__name__
     if isinstance(value, inspect.Type):
-        return [type(value).__name__, {name: plain(one) for name, one in msgspec.structs.asdict(value).items() if one is not None}]
+        return [type(value).__name__, {name: as_json(one) for name, one in msgspec.structs.asdict(value).items() if one is not None}]
     if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
+        return [as_json(one) for one in value]
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
@@ -54,7 +54,7 @@ def digest(found: dict[str, Any]) -> str:
 
 
 def test_changed_messages_have_another_version() -> None:
-    now = digest(described())
+    now = digest(message_types())
     assert DIGESTS.get(m.VERSION) == now, (
         f"the messages are not those of version {m.VERSION}: raise VERSION in cflpriv/federation/messages.py and add its digest {now!r}"
     )
@@ -64,7 +64,7 @@ def test_changed_messages_have_another_version() -> None:
 
 @pytest.mark.parametrize("change", ["a field more", "another limit", "another order", "a default"])
 def test_the_digest_sees_every_change(change: str) -> None:
-    changed = json.loads(json.dumps(described()))
+    changed = json.loads(json.dumps(message_types()))
     (name,) = (name for name in changed if name.endswith("requests.Compute"))
     fields = changed[name][1]
     match change:
@@ -77,11 +77,11 @@ def test_the_digest_sees_every_change(change: str) -> None:
             fields[0], fields[1] = fields[1], fields[0]
         case "a default":
             fields[0][2] = not fields[0][2]
-    assert digest(changed) != digest(described())
+    assert digest(changed) != digest(message_types())
 
 
 def test_the_description_is_of_the_messages_that_are_sent() -> None:
-    names = {name.rpartition(".")[2] for name in described()}
+    names = {name.rpartition(".")[2] for name in message_types()}
     for union in (requests.Ask, answers.Answer, secagg.ClientMessage, secagg.ServerMessage, group.MemberMessage, group.ServerMessage):
         assert {kind.__name__ for kind in union.__args__} <= names
     assert {"Terms", "Setup", "Deposit", "Delivery", "Contribution", "Announced", "HolderKey"} <= names

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scenes import population
+from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.clustering.scores import mean_interval, perplexity, spread
@@ -21,7 +23,7 @@ from cflpriv.contract.transcript import payload_rows, read_transcript
 from cflpriv.data import build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.errors import CflprivWarning, InputError
-from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
+from cflpriv.experiments import advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import held_back
 from cflpriv.experiments.report.report import write_report
 from cflpriv.experiments.run.run import admit
@@ -35,11 +37,8 @@ SMALL: dict[str, Any] = {
     "training": {"rounds": 50, "lr": 0.1, "weights": "equal"},
     "algorithm": {"name": "fedavg"},
 }
+small_config = partial(configured, SMALL)
 SCENE = build_population(parse_config(SMALL).data)
-
-
-def small(**sections: dict[str, Any]) -> Config:
-    return parse_config({name: SMALL.get(name, {}) | sections.get(name, {}) for name in {*SMALL, *sections}})
 
 
 # --- what a run was told of the groups, and whether it can find them
@@ -63,13 +62,13 @@ def small(**sections: dict[str, Any]) -> Config:
     ],
 )  # fmt: skip
 def test_the_knowledge_that_a_run_used_is_one_line(algorithm: dict[str, Any], knowledge: str) -> None:
-    assert small(algorithm=algorithm).knowledge == knowledge
+    assert small_config(algorithm=algorithm).knowledge == knowledge
 
 
 def test_every_registered_algorithm_declares_it_and_a_summary_has_it() -> None:
     for name in ALGORITHMS.ready():
-        assert small(algorithm={"name": name}).knowledge != "not declared", name
-    summary = finish(start(small(training={"rounds": 1}), population=SCENE))
+        assert small_config(algorithm={"name": name}).knowledge != "not declared", name
+    summary = finish(start(small_config(training={"rounds": 1}), population=SCENE))
     assert (summary["knowledge"], summary["warnings"]) == ("none: no groups are formed", [])
 
 
@@ -82,7 +81,7 @@ def test_every_registered_algorithm_declares_it_and_a_summary_has_it() -> None:
     ],
 )
 def test_a_run_that_can_form_no_clusters_says_so_before_it_starts(algorithm: dict[str, Any], words: str) -> None:
-    config = small(algorithm=algorithm, training={"rounds": 20})
+    config = small_config(algorithm=algorithm, training={"rounds": 20})
     with pytest.warns(CflprivWarning, match=words):
         run = start(config, population=SCENE)
     assert re.search(words, finish(run)["warnings"][0])
@@ -96,7 +95,7 @@ def test_a_run_that_can_form_no_clusters_says_so_before_it_starts(algorithm: dic
 
 @pytest.mark.parametrize("name", ["pacfl", "fedavg", "lg_fedavg", "per_fedavg", "fedproto", "ditto", "ifca", "local"])
 def test_the_local_mean_is_over_all_clients_and_who_has_not_trained_has_the_initial_model(name: str) -> None:
-    config = small(algorithm={"name": name}, training={"participation": 0.3}, run={"seed": 3})
+    config = small_config(algorithm={"name": name}, training={"participation": 0.3}, run={"seed": 3})
     simulation = start(config, population=SCENE)
     federation, model = simulation.federation, config.model_for(SCENE)
 
@@ -115,7 +114,7 @@ def test_the_local_mean_is_over_all_clients_and_who_has_not_trained_has_the_init
 
 
 def test_clients_without_a_local_model_have_no_local_accuracy() -> None:
-    simulation = start(small(algorithm={"name": "ifca", "averaging": "gradient"}), population=SCENE)
+    simulation = start(small_config(algorithm={"name": "ifca", "averaging": "gradient"}), population=SCENE)
     assert advance(simulation)["local_accuracy_mean"] is None
 
 
@@ -123,7 +122,7 @@ def test_clients_without_a_local_model_have_no_local_accuracy() -> None:
 
 
 def test_the_last_rounds_are_rounds_not_evaluations() -> None:
-    simulation = start(small(run={"evaluate_every": 12}), population=SCENE)
+    simulation = start(small_config(run={"evaluate_every": 12}), population=SCENE)
     rows = [advance(simulation) for _ in range(13)]
     summary = finish(simulation)
     assert [row["round"] for row in rows if row.get("accuracy_mean") is not None] == [0, 12]
@@ -134,12 +133,12 @@ def test_the_last_rounds_are_rounds_not_evaluations() -> None:
 @pytest.mark.parametrize("target", [75, 1.01, -0.1, float("nan")])
 def test_a_target_that_is_no_share_is_refused(target: float) -> None:
     with pytest.raises(InputError, match=rf"run\.target_accuracy = {target}"):
-        small(run={"target_accuracy": float(target)})
+        small_config(run={"target_accuracy": float(target)})
 
 
 def test_a_client_pays_its_share_of_the_transfers_as_in_the_papers_table() -> None:
     """PACFL's Table 8: participation × rounds × transfers a round × the size of a model."""
-    config = small(training={"participation": 0.25}, data={"newcomers": 2}, run={"target_accuracy": 1e-9})
+    config = small_config(training={"participation": 0.25}, data={"newcomers": 2}, run={"target_accuracy": 1e-9})
     simulation = start(config, population=SCENE)
     for _ in range(3):
         advance(simulation)
@@ -157,7 +156,7 @@ def test_a_client_pays_its_share_of_the_transfers_as_in_the_papers_table() -> No
 
 @pytest.mark.parametrize("name", ["ifca", "fesem"])
 def test_models_that_nobody_chose_are_no_clusters(name: str) -> None:
-    simulation = start(small(algorithm={"name": name, "k": 9}, training={"participation": 0.5}), population=SCENE)
+    simulation = start(small_config(algorithm={"name": name, "k": 9}, training={"participation": 0.5}), population=SCENE)
     last: dict[int, int] = {}
     for row in (advance(simulation) for _ in range(3)):
         last |= dict(zip(row["cohort"], row["labels"], strict=True))
@@ -195,7 +194,7 @@ def sorted_by_group() -> Population:
 
 def test_no_group_is_met_for_the_first_time_after_training_and_newcomers_count_in_no_other_score() -> None:
     scene = sorted_by_group()
-    simulation = start(small(algorithm={"name": "pacfl", "k": 2}, data={"newcomers": 4}), population=scene)
+    simulation = start(small_config(algorithm={"name": "pacfl", "k": 2}, data={"newcomers": 4}), population=scene)
     assert simulation.newcomers == (3, 4, 8, 9)
     nothing_trained = finish(simulation)
     admit(simulation)

@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 from loopback import ENTROPY, HOLDER, Loopback, RawArray, remote
-from scenes import federation, population, training
+from scenes import federation, population
+from small_runs import algorithm_on
 
 pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
 
 from cflpriv.aggregation.ckks_settings import CkksSettings
-from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.one_shot import ClusterByMeans, PlaceByMeans
 from cflpriv.contract.operations import GramView
 from cflpriv.contract.protection import Protection
@@ -28,10 +28,6 @@ from cflpriv.tasks.signatures import PrincipalVectors
 from cflpriv.types import Population
 
 LABELS = Protection(gram=("ckks",))
-
-
-def pacfl(scene: Population, **options: Any) -> Any:
-    return ALGORITHMS["pacfl"].make(training(scene), **options)
 
 
 def epochs_of(transport: Loopback) -> list[str]:
@@ -87,7 +83,7 @@ def test_a_key_holder_that_lies_ends_a_step_by_word_and_leaves_the_server_as_it_
     release, said = LIES[lie]
     scene = population(clients_per_group=2)
     transport, fed = without(scene, {3}, replace(LABELS, ckks_release=release))  # type: ignore[arg-type]
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl")
     state = made.init(fed)
     epoch = fed.epochs.of(state.signatures)
     before = (list(epoch.clients), epoch.session.steps, epoch.session.machine.clients, sorted(epoch.session.blocks))
@@ -129,7 +125,7 @@ def test_bytes_from_a_key_holder_end_a_step_by_word(stage: str, said: bytes) -> 
     transport, fed = remote(scene, LABELS)
     transport.tamper = lambda party, now, data: said if now == stage else data
     with pytest.raises(KeyHolderLost):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl").init(fed)
     assert {(party, now) for party, now, _ in fed.refusals} == {(HOLDER, stage)}
 
 
@@ -164,19 +160,19 @@ def test_a_function_that_fails_on_the_gram_ends_the_epoch() -> None:
 
     transport.change = impossible
     with pytest.raises(KeyHolderLost):
-        pacfl(scene).init(fed)
+        algorithm_on(scene, "pacfl").init(fed)
     assert epochs_of(transport) == []
     transport.change = lambda ask: ask
     with pytest.raises(KeyHolderLost, match="not-held"):
         fed._registry.ask_holder(finish[0], "again")
-    assert pacfl(scene).init(fed).clustering == pacfl(scene).init(federation(scene, seed=1)).clustering
+    assert algorithm_on(scene, "pacfl").init(fed).clustering == algorithm_on(scene, "pacfl").init(federation(scene, seed=1)).clustering
 
 
 @pytest.mark.slow
 def test_no_keys_outlive_a_run_or_stay_for_an_epoch_that_is_over() -> None:
     scene = population(clients_per_group=3)
     transport, fed = remote(scene, LABELS)
-    made = pacfl(scene)
+    made = algorithm_on(scene, "pacfl")
     transport.kill_at = {"ckks finish": {HOLDER}}
     with pytest.raises(KeyHolderLost):
         made.init(fed)  # an epoch is left half open
@@ -211,7 +207,7 @@ def test_a_client_encrypts_under_no_key_and_no_terms_but_its_own() -> None:
         return ask
 
     transport.change = listen
-    pacfl(scene).init(fed)
+    algorithm_on(scene, "pacfl").init(fed)
     good = contributors[0]
     assert good.epoch is not None
     transport.change = lambda ask: ask
@@ -251,7 +247,7 @@ def test_a_client_encrypts_under_no_key_and_no_terms_but_its_own() -> None:
 def test_vectors_that_do_not_fit_are_refused_by_their_own_client(rows: str) -> None:
     scene = population(clients_per_group=3)
     transport, fed = remote(scene, LABELS)
-    made = pacfl(scene, k=2)
+    made = algorithm_on(scene, "pacfl", k=2)
     exchange = transport.exchange
 
     def spoiled(requests: Any, stage: str) -> Any:
@@ -275,7 +271,7 @@ def test_vectors_that_do_not_fit_are_refused_by_their_own_client(rows: str) -> N
 def test_nothing_secret_is_in_a_repr_or_in_what_is_refused() -> None:
     scene = population(clients_per_group=3)
     transport, fed = remote(scene, LABELS)
-    pacfl(scene).init(fed)
+    algorithm_on(scene, "pacfl").init(fed)
     assert transport.holder is not None
     secrets = [transport.holder.signing_seed, transport.holder.encryption_seed]
     settings = transport.settings(0)
