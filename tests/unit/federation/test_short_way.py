@@ -1,0 +1,85 @@
+"""An update's way from the engine's result to the server's sum, and a signature's way to the Gram matrix, are short.
+
+Traced with `sys.setprofile` (`traced_way.Way` says what counts). Run with `-s` to see the rooms.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from loopback import remote
+from scenes import federation, population
+from traced_way import Way
+
+from cflpriv.contract.operations import GramView
+from cflpriv.contract.protection import Protection
+from cflpriv.engine import TaskInput
+from cflpriv.federation.server import FederationServer
+from cflpriv.plugins import TASKS
+from cflpriv.types import Array, Parts
+
+LENGTH, ROW = 20011, 1009
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A task without parameters whose result has a length that nothing else has."""
+
+    part: str
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def parts(self) -> Parts:
+        return {self.part: "summed" if self.part == "update" else "compared"}
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        draws = np.random.default_rng(given.data.id)
+        return {self.part: draws.uniform(-0.5, 0.5, LENGTH if self.part == "update" else ROW).astype(np.float32)}
+
+
+@pytest.fixture(autouse=True)
+def _known() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS.ready(), "Drawn", Drawn)
+        yield
+
+
+def begun(where: str, protection: Protection) -> FederationServer:
+    """A federation in its second round: the clients have advertised keys for its sum, and agreed on their secret."""
+    scene = population(clients_per_group=2)
+    fed = federation(scene, protection, release_policy="strict") if where == "memory" else remote(scene, protection)[1]
+    fed.begin_round(0)
+    fed.mean(fed.compute(Drawn("update")))
+    fed.begin_round(1)
+    return fed
+
+
+@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 23, 346), ("bytes", 25, 399)])
+def test_the_way_of_an_update_to_a_secure_sum(where: str, rooms: int, functions: int) -> None:
+    fed = begun(where, Protection(sum="secagg", min_cohort=2))
+    way = Way(LENGTH)
+    (mean,) = way.trace(lambda: fed.mean(fed.compute(Drawn("update"))))
+    assert mean is not None
+    assert mean.parts["update"].value().shape == (LENGTH,)
+    print(f"\nan update, over {where}: {way}")
+    assert len(way.holds) <= rooms, str(way)
+    assert len(way.functions) <= functions, str(way)
+    assert {"federation.values", "aggregation.secagg", "protocols.secagg.client", "protocols.secagg.server"} <= way.holds
+
+
+@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 16, 165), ("bytes", 21, 215)])
+def test_the_way_of_a_signature_under_haar(where: str, rooms: int, functions: int) -> None:
+    fed = begun(where, Protection(gram=("haar",), sum="hadamard"))
+    way = Way(ROW)
+
+    def first(view: GramView) -> tuple[Any, Any]:
+        return {"labels": np.zeros(view.gram.n, dtype=int)}, {}
+
+    way.trace(lambda: fed.gram(fed.compute(Drawn("signature")), first))
+    print(f"\na signature, over {where}: {way}")
+    assert len(way.holds) <= rooms, str(way)
+    assert len(way.functions) <= functions, str(way)
+    assert {"federation.values", "aggregation.transformed", "aggregation.vectors"} <= way.holds
