@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..contract.calls import Contribution, Recorder, SumCall, clear_means, large_enough
-from ..contract.handles import GroupMean
+from ..contract.handles import GroupMean, PartLayout
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.handler import Apply
-from ..federation.protections import Asked, ClientParts, Layout, ServerParts
+from ..federation.protections import Asked, ClientParts, ServerParts
 from ..federation.transforms import clustering_name, sketched
 from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, check_array
@@ -58,17 +58,17 @@ class ServerSum:
         call = replace(call, contributions=tuple(arrived))
         return clear_means(call, record) if clipped is None else clipped.central(call, record)
 
-    def _update(self, answer: m.Answer, layout: Layout, client: int) -> dict[str, Array] | None:
+    def _update(self, answer: m.Answer, layout: PartLayout, client: int) -> dict[str, Array] | None:
         """The parts of an update, or None if they differ from the declared layout."""
-        if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part.name for part in layout]:
+        if not isinstance(answer, m.Given) or [one.name for one in answer.values] != list(layout.places):
             return None
         try:
             parts = {one.name: one.value for one in answer.values}
-            for part in layout:
-                if parts[part.name].shape != part.shape or parts[part.name].dtype.str != part.dtype:
+            for name, dtype, shape in layout.parts:
+                if parts[name].shape != shape or parts[name].dtype.str != dtype:
                     raise MalformedMessage
-                if isinstance(parts[part.name], np.ndarray):  # what is made on demand was checked by its task
-                    check_array(f"client {client}: {part.name}", parts[part.name])
+                if isinstance(parts[name], np.ndarray):  # what is made on demand was checked by its task
+                    check_array(f"client {client}: {name}", parts[name])
         except (MalformedMessage, InputError):
             self._parts.registry.refusals.append((client, "sum", "malformed"))
             return None

@@ -17,7 +17,7 @@ import numpy as np
 from ..contract.calls import Recorder, SumCall
 from ..contract.handles import GroupMean
 from ..federation import messages as m
-from ..federation.protections import Asked, size_of
+from ..federation.protections import Asked
 from ..protocols import secagg
 from ..protocols.errors import RemoteError, SumFailed, TooFewClients
 from ..protocols.secagg import counts_of
@@ -67,7 +67,7 @@ class ServerSum(by_group.ServerSum):
         terms = self._sums.counts(first, clients, counts, call.k, second)
         counted = self._sums.run_one(terms, self._sender(call, asked, counting), record)
         try:
-            terms = self._sums.blocks(counted, second, blocks, size_of(asked.layout), self._limit(call, call.contributions))
+            terms = self._sums.blocks(counted, second, blocks, asked.layout.size, self._limit(call, call.contributions))
         except SumFailed:  # counts that no members have
             raise TooFewClients((0,), call.min_cohort) from None
         check_balance(call, call.contributions, terms)

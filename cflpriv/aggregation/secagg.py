@@ -22,12 +22,12 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from ..contract.calls import MOST_WEIGHT, Contribution, Recorder, SumCall, cut, large_enough
-from ..contract.handles import GroupMean
+from ..contract.calls import MOST_WEIGHT, Contribution, Recorder, SumCall, large_enough
+from ..contract.handles import GroupMean, PartLayout, Shared, join
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.handler import Apply
-from ..federation.protections import Asked, ClientParts, Layout, ServerParts, joined, size_of
+from ..federation.protections import Asked, ClientParts, ServerParts
 from ..federation.values import UNTRACED
 from ..privacy.adaptive_clip import with_count
 from ..privacy.settings import SumNoise
@@ -168,7 +168,7 @@ class ClientSum:
         terms, ledger, protection = machine.terms, self._parts.ledger, self._settings.protection
         assert terms is not None
         values = self._parts.allowed("sum", ask.held, ask.parts)
-        vector = joined(values).astype(np.float64)
+        vector = join(values, np.float64)
         if not ask.weight and ledger.unit != "none":
             raise RemoteError("forbidden")
         noise = None if ask.noise is None else noise_of(ask.noise)
@@ -280,7 +280,7 @@ class ServerSum:
             noise = clipped.inside
         shares = None
         if noise is not None:
-            asked = replace(asked, layout=(m.Described("shares", "<f8", (size_of(whole) + bool(noise.count),)),))
+            asked = replace(asked, layout=PartLayout((("shares", "<f8", (whole.size + bool(noise.count),)),)))
             shares = m.Shares(noise.noise.deviation, noise.noise.survivors, noise.clip_norm, noise.count)
         slot, following = (call.round + 1, call.number * ATTEMPTS), (call.round + 2, call.number * ATTEMPTS)
         self._check_groups(call, groups)
@@ -290,7 +290,7 @@ class ServerSum:
             weighted = not call.public_weights or len({one.weight for one in members}) > 1
             limit = self._limit(call, members) if weighted else 0.0
             cohort = [one.client for one in members]
-            terms[label] = self._sums.terms(slot, cohort, self._listed(call, cohort, like), size_of(asked.layout), limit, following)
+            terms[label] = self._sums.terms(slot, cohort, self._listed(call, cohort, like), asked.layout.size, limit, following)
             check_balance(call, members, terms[label])
             if noise is not None and noise.noise.room(noise.length) > terms[label].levels:
                 raise InputError(
@@ -313,10 +313,10 @@ class ServerSum:
         return tuple(means) if noise is None else self._opened(means, terms, noise, whole)
 
     def _opened(
-        self, means: Sequence[GroupMean | None], terms: Mapping[int, Terms], noise: SumNoise, whole: Layout
+        self, means: Sequence[GroupMean | None], terms: Mapping[int, Terms], noise: SumNoise, whole: PartLayout
     ) -> tuple[GroupMean | None, ...]:
         """The means of contributions that sums of integers stand for. A clip norm that moves follows their counts."""
-        shapes, below, clients = {part.name: (part.shape, np.dtype(part.dtype)) for part in whole}, 0.0, 0
+        below, clients = 0.0, 0
         opened: list[GroupMean | None] = []
         for label, mean in enumerate(means):
             if mean is None:
@@ -324,7 +324,7 @@ class ServerSum:
                 continue
             steps = np.rint(mean.parts["shares"].value() * mean.count * (terms[label].levels / terms[label].clip))
             total = noise.noise.opened(steps)
-            opened.append(replace(mean, parts=cut(total / mean.count, shapes)))
+            opened.append(replace(mean, parts={name: Shared(part) for name, part in whole.split(total / mean.count).items()}))
             if noise.count:
                 below, clients = below + float(total[-1]) / noise.count + mean.count / 2, clients + mean.count
         adaptive = None if self._parts.clipped is None else self._parts.clipped.adaptive
@@ -418,10 +418,10 @@ def check_balance(call: SumCall, members: Sequence[Contribution], terms: Terms) 
         )
 
 
-def group_mean(total: Sum, cluster: int | None, layout: Layout, count: int, common: float = 1.0) -> GroupMean | None:
+def group_mean(total: Sum, cluster: int | None, layout: PartLayout, count: int, common: float = 1.0) -> GroupMean | None:
     """The mean of a sum; None if its weight is zero. `common`: the weight of each client in an unweighted sum."""
     weight = total.weight(cluster)
     if weight <= 0:
         return None
-    parts = cut(total.mean(cluster), {part.name: (part.shape, np.dtype(part.dtype)) for part in layout})
+    parts = {name: Shared(part) for name, part in layout.split(total.mean(cluster)).items()}
     return GroupMean(parts, weight * common, count, total.clipped_clients, tuple(total.survivors))

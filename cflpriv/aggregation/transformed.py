@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from ..contract.calls import Recorder, SumCall, large_enough, places, weighted_mean
-from ..contract.handles import Blind, GroupMean, Shared, times
+from ..contract.calls import Recorder, SumCall, large_enough, weighted_mean
+from ..contract.handles import Blind, GroupMean, Shared, join, times
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.handler import Apply
-from ..federation.protections import Asked, ClientParts, Folding, ServerParts, joined, size_of
+from ..federation.protections import Asked, ClientParts, Folding, ServerParts
 from ..federation.store import Store
 from ..federation.transforms import check_hidden, clustering_name, group_epoch, sketched
 from ..federation.values import Exchange
@@ -77,7 +77,7 @@ class ClientSum:
         fixed = self._parts.settings.protection.transform == "fixed"
         if ask.weigh or not (ask.transform.partition("@")[0] == "sum/fixed" if fixed else ask.transform.startswith("sum/")):
             raise RemoteError("forbidden")
-        vector = joined(values)
+        vector = join(values)
         if not np.isfinite(vector).all():
             raise RemoteError("bad-input")
         return (yield from self._hidden("mean", ask.transform, vector, fixed))
@@ -122,7 +122,7 @@ class ServerSum:
     def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """Means of transformed updates. Groups that share no client are asked together."""
         groups = large_enough(call)
-        dimension, where = size_of(asked.layout), places({part.name: part.shape for part in asked.layout})
+        dimension, where = asked.layout.size, asked.layout.places
         check_hidden("mean", dimension, self._parts.protection.sum)
         check_length("sum", "updates", self._parts.protection.sum, dimension, "'hadamard' or 'secagg'")
         fixed = self._parts.protection.transform == "fixed"
@@ -160,7 +160,8 @@ class ServerSum:
             weights = [one.weight for one in members]
             value = weighted_mean(rows, weights)
             parts = {
-                part.name: Shared(blind=(Blind(purposes[label], value, *where[part.name], part.shape, dimension),)) for part in asked.layout
+                name: Shared(blind=(Blind(purposes[label], value, *where[name], shape, dimension),))
+                for name, _, shape in asked.layout.parts
             }
             means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(one.client for one in members))
         if not any(means):

@@ -12,7 +12,7 @@ from ..types import Array
 from .handles import GroupMean, Shared
 
 __all__ = [
-    "MOST_WEIGHT", "Contribution", "Recorder", "SumCall", "large_enough", "clear_means", "places", "weighted_mean",
+    "MOST_WEIGHT", "Contribution", "Recorder", "SumCall", "large_enough", "clear_means", "weighted_mean",
 ]  # fmt: skip
 
 
@@ -87,21 +87,6 @@ def weighted_mean(vectors: Sequence[Any], weights: Sequence[float]) -> Array:
     for several in apart.values():
         total += several[0][0].added_up([vector for vector, _ in several], [weight for _, weight in several])
     return np.asarray(total / sum(weights), dtype=vectors[0].dtype)
-
-
-def cut(vector: Array, like: Mapping[str, tuple[tuple[int, ...], Any]]) -> dict[str, Shared]:
-    """The vector of all parts one after the other, cut into parts of these (shape, dtype)."""
-    where = places({name: shape for name, (shape, _) in like.items()})
-    return {name: Shared(vector[slice(*where[name])].reshape(shape).astype(dtype)) for name, (shape, dtype) in like.items()}
-
-
-def places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
-    """Where each part lies, [start, stop), in the vector of all parts one after the other."""
-    found, start = {}, 0
-    for name, shape in shapes.items():
-        found[name] = (start, start + int(np.prod(shape, dtype=int)))
-        start = found[name][1]
-    return found
 
 
 MOST_WEIGHT = 0.9

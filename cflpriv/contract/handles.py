@@ -1,4 +1,4 @@
-"""Opaque handles to values that the server must not see, and sums of which it knows only a part.
+"""Opaque handles to values that the server must not see, sums of which it knows only a part, and the layout of values in one vector.
 
 An algorithm passes these between the operations of a federation. They carry no client value that the protection in force hides.
 """
@@ -6,6 +6,8 @@ An algorithm passes these between the operations of a federation. They carry no 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +15,10 @@ import numpy as np
 from ..errors import InputError, TooFewClients
 from ..types import Array
 
-__all__ = ["Blind", "GroupMean", "Held", "HeldKey", "Labels", "Own", "Released", "Shared", "at_server", "label_sets", "placed", "times"]
+__all__ = [
+    "Blind", "GroupMean", "Held", "HeldKey", "Labels", "Own", "PartLayout", "Released", "Shared", "at_server", "join", "label_sets",
+    "placed", "times",
+]  # fmt: skip
 
 
 class Labels(Protocol):
@@ -169,6 +174,65 @@ class Released:
 
     result: Mapping[str, Any]
     evidence: Mapping[str, Any] | None
+
+
+# --- values as one vector
+
+
+@dataclass(frozen=True)
+class PartLayout:
+    """The `parts` (name, dtype, shape) of values, in the order in which they lie in one vector."""
+
+    parts: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "PartLayout":
+        """The layout of arrays by name."""
+        return cls(tuple((name, value.dtype.str, tuple(np.shape(value))) for name, value in values.items()))
+
+    def some(self, names: tuple[str, ...]) -> "PartLayout":
+        """The layout of the parts of these names, in their order."""
+        return PartLayout(tuple(part for name in names for part in self.parts if part[0] == name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a part; () if there is none of this name."""
+        return next((shape for known, _, shape in self.parts if known == name), ())
+
+    @cached_property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Where each part lies, [start, stop), in the vector of all parts."""
+        places, start = {}, 0
+        for name, _, shape in self.parts:
+            places[name] = (start, start + prod(shape))
+            start = places[name][1]
+        return places
+
+    @property
+    def size(self) -> int:
+        """The numbers of all parts."""
+        return sum(prod(shape) for _, _, shape in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all parts."""
+        return sum(prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in self.parts)
+
+    def split(self, vector: Array) -> dict[str, Array]:
+        """The parts of a vector, each in its shape and dtype. Numbers beyond the last part are left out."""
+        parts, start = {}, 0
+        for name, dtype, shape in self.parts:
+            stop = start + prod(shape)
+            parts[name] = vector[start:stop].reshape(shape).astype(dtype)
+            start = stop
+        return parts
+
+
+def join(values: Mapping[str, Any], dtype: Any = None) -> Array:
+    """All parts as one vector, in their order; in the dtype that holds them all, or in `dtype`."""
+    return np.concatenate([np.ravel(np.asarray(value)) for value in values.values()], dtype=dtype, casting="unsafe")
+
+
+# --- products and labels
 
 
 def at_server(shared: Shared, number: Shared) -> bool:

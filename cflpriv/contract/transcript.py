@@ -21,7 +21,10 @@ from ..files import append, write_arrays, write_atomically
 from ..protocols.bounded_files import LARGEST_TABLE_BYTES, in_place, parse_json, read_bytes, read_text
 from ..types import Array
 
-__all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "cut_transcript", "read_transcript", "settings_of", "what_was_kept"]
+__all__ = [
+    "LEVELS", "Level", "Message", "RoundRecord", "Transcript", "Unprotected", "cut_transcript", "read_transcript", "settings_of",
+    "what_was_kept",
+]  # fmt: skip
 
 Level = Literal["headers", "attackable", "full"]
 LEVELS: dict[str, str] = {
@@ -75,12 +78,36 @@ class RoundRecord:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class Unprotected:
+    """Bytes (in the dtypes of the run) and numbers from and to clients, since the start, that operations would send without a protection.
+
+    The difference to the bytes that were sent is the cost of the protection: masks, shares, transforms, nonces, wider numbers.
+    """
+
+    upload_bytes: int = 0
+    download_bytes: int = 0
+    upload_numbers: int = 0
+    download_numbers: int = 0
+
+    def up(self, numbers: int, size: int, copies: int = 1) -> None:
+        """Count `numbers` of `size` bytes that clients send, `copies` times."""
+        self.upload_numbers += copies * numbers
+        self.upload_bytes += copies * size
+
+    def down(self, numbers: int, size: int, copies: int = 1) -> None:
+        """Count `numbers` of `size` bytes that clients are sent, `copies` times."""
+        self.download_numbers += copies * numbers
+        self.download_bytes += copies * size
+
+
 LARGEST_DIGESTED_BYTES = 1 << 26
 """At level "headers" larger payloads get no digest, since they are not kept."""
 
 
 class Transcript:
-    """Collects messages at a record level. `upload_bytes` and `download_bytes` count everything, kept or not.
+    """Collects messages at a record level. `upload_bytes` and `download_bytes` count everything, kept or not; `unprotected` what would be
+    sent without any protection.
 
     A payload is copied when it is kept, so that later changes by its owner do not reach the record.
     """
@@ -94,6 +121,7 @@ class Transcript:
         self.messages: list[Message] = []
         self.upload_bytes = 0
         self.download_bytes = 0
+        self.unprotected = Unprotected()
         self._chain = ""
 
     def add(

@@ -8,7 +8,7 @@
     host             many clients at one place, with equal work done at once
     settings, release_policy, client_ledger      the client operator's decisions, what may leave, what was spent
     store, values, work, transforms              what a client keeps, holds and computes, and the shared transforms
-    cohort, epochs, parameters, known_values, server_ledger, traffic      parts of the server
+    cohort, epochs, parameters, known_values, server_ledger      parts of the server
     relay, group_secret, enrolment, protections  what has two halves: relays, the agreement on a secret, identities, protections
     foreign          tasks that an application's own code runs
 

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from ..contract.handles import PartLayout
 from .message_values import Bytes32, Bytes64, Count, Message, Name, Named, Value
 
 __all__ = ["Answer", "Computed", "Described", "Done", "Enrolled", "Given", "Refused", "Released", "Sealed", "Stepped", "Unusable"]
@@ -35,6 +36,10 @@ class Computed(Message, frozen=True, tag="computed"):
 
     result: bool
     parts: tuple[Described, ...]
+
+    @property
+    def layout(self) -> PartLayout:
+        return PartLayout(tuple((part.name, part.dtype, part.shape) for part in self.parts))
 
 
 class Given(Message, frozen=True, tag="given"):

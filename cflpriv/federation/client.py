@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..contract.handles import PartLayout, join
 from ..privacy.client_level import local_event, local_rows
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import RemoteError
@@ -167,15 +168,10 @@ class FederationClient:
         if ask.operation == "gram":
             event = local_event(noise.noise_multiplier, noise.relation)
             return {part: local_rows(np.atleast_2d(value).astype(np.float64), event, self._parts.entropy) for part, value in values.items()}
-        vector = np.concatenate([np.ravel(np.asarray(value)).astype(np.float64) for value in values.values()])
+        vector = join(values, np.float64)
         if not np.isfinite(vector).all():
             raise RemoteError("bad-input")
-        clipped, cut, start = clip(vector, noise.clip_norm), {}, 0
-        for part, value in values.items():
-            stop = start + int(np.size(value))
-            cut[part] = clipped[start:stop].reshape(np.shape(value)).astype(np.asarray(value).dtype)
-            start = stop
-        return cut
+        return PartLayout.of(values).split(clip(vector, noise.clip_norm))
 
 
 def _allowed(

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..contract.handles import PartLayout
 from ..types import PartKind
-from . import messages as m
 
 __all__ = ["Known"]
 
@@ -19,7 +19,7 @@ class Known:
     """
 
     number: int
-    layout: tuple[m.Described, ...]
+    layout: PartLayout
     models: Mapping[int, bytes]
     odd: frozenset[int] = frozenset()
     at_model: bool = True
@@ -27,7 +27,7 @@ class Known:
 
     def saved(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
-        layout = [[part.name, part.dtype, list(part.shape)] for part in self.layout]
+        layout = [[name, dtype, list(shape)] for name, dtype, shape in self.layout.parts]
         models = [[client, model.hex()] for client, model in sorted(self.models.items())]
         rest = {"odd": sorted(self.odd), "at_model": self.at_model, "kinds": dict(self.kinds)}
         return {"number": self.number, "layout": layout, "models": models, **rest}
@@ -35,7 +35,7 @@ class Known:
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> "Known":
         """The inverse of `saved`."""
-        layout = tuple(m.Described(name, dtype, tuple(shape)) for name, dtype, shape in saved["layout"])
+        layout = PartLayout(tuple((name, dtype, tuple(shape)) for name, dtype, shape in saved["layout"]))
         models = {client: bytes.fromhex(model) for client, model in saved["models"]}
         rest = (frozenset(saved.get("odd", ())), saved.get("at_model", True), saved.get("kinds", {}))
         return cls(saved["number"], layout, models, *rest)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import msgspec
@@ -74,6 +75,18 @@ class TaskParameters:
                 yield from ((f"{name}/{i}", self.lists[name][i]) for i in chosen or range(len(self.lists[name])))
             elif not isinstance(value, Held):
                 yield name, value
+
+    def unprotected(self, chosen: Sequence[int]) -> tuple[int, int]:
+        """The numbers and bytes that these clients would be sent without a protection: nothing of a sum that has only their own parts."""
+        numbers = size = 0
+        for _, value in self.sent(chosen):
+            array = np.asarray(value) if not isinstance(value, Shared) else value.clear
+            if array is not None:
+                numbers, size = numbers + array.size, size + array.nbytes
+            elif value.blind:
+                first = value.blind[0]
+                numbers, size = numbers + prod(first.shape), size + prod(first.shape) * first.value.itemsize
+        return numbers, size
 
     def recorded(self, chosen: Sequence[int]) -> tuple[dict[str, Array], dict[str, tuple[int, int, int]]]:
         """For the transcript: what these clients are sent, and of each transformed part [start, stop, dimension] in its opened vector."""

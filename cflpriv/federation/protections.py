@@ -4,10 +4,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from ..contract.calls import Recorder, SumCall
-from ..contract.handles import Blind, GroupMean, Held, Released
+from ..contract.handles import Blind, GroupMean, Held, PartLayout, Released
 from ..contract.operations import Then
 from ..contract.protection import Protection
 from ..privacy.client_level import ClippedMean, LocalGram
@@ -28,12 +26,9 @@ from .transforms import ClusteringName, Transforms
 from .values import Values
 
 __all__ = [
-    "Allowed", "Asked", "ClientParts", "ComparisonServer", "Folding", "Layout", "ServerParts", "SumServer", "joined", "no_stage", "size_of",
-    "zeros_of",
+    "Allowed", "Asked", "ClientParts", "ComparisonServer", "Folding", "ServerParts", "SumServer", "no_stage",
 ]  # fmt: skip
 
-Layout = tuple[m.Described, ...]
-"""The names, dtypes and shapes of parts, in order."""
 Allowed = Callable[[Operation, int, tuple[str, ...]], dict[str, Any]]
 """Parts of a held value that an operation releases. Raises `RemoteError` "forbidden" if the client's release policy keeps them."""
 
@@ -85,7 +80,7 @@ class Asked:
 
     number: int
     parts: tuple[str, ...]
-    layout: Layout
+    layout: PartLayout
     weight: Mapping[int, float]
     noise: SumNoise | None = None
 
@@ -143,18 +138,3 @@ class ComparisonServer(Protocol):
     def end(self) -> None: ...
 
     def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None: ...
-
-
-def size_of(layout: Layout) -> int:
-    """The total size of the parts."""
-    return sum(int(np.prod(part.shape, dtype=int)) for part in layout)
-
-
-def zeros_of(part: m.Described) -> Any:
-    """An array of a part's dtype and shape that needs no memory."""
-    return np.broadcast_to(np.zeros((), part.dtype), part.shape)
-
-
-def joined(values: Mapping[str, Any]) -> Any:
-    """All parts as one vector, in order."""
-    return np.concatenate([np.ravel(np.asarray(value)) for value in values.values()])

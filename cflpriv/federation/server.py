@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from ..contract.calls import Contribution, SumCall
-from ..contract.handles import Blind, GroupMean, Held, HeldKey, Labels, Own, Released, Shared, at_server, label_sets
+from ..contract.handles import Blind, GroupMean, Held, HeldKey, Labels, Own, PartLayout, Released, Shared, at_server, label_sets
 from ..contract.operations import Parameter, Then
 from ..contract.transcript import settings_of
 from ..engine import Task
@@ -23,12 +23,11 @@ from . import messages as m
 from .cohort import check_mean, group_sizes, public_weights
 from .known_values import Known
 from .parameters import TaskParameters
-from .protections import Asked, Folding, zeros_of
+from .protections import Asked, Folding
 from .registry import BudgetsSpent, ClientsLost, EpochEnded, KeyHolderLost, majority
 from .relay import Relay, relay, requested_senders
 from .release_policy import kinds_of, may_leave
 from .server_state import ServerState
-from .traffic import plain
 from .transport import Transport
 from .values import UNTRACED, Origin, trace
 from .work import request_digest
@@ -60,16 +59,16 @@ class FederationServer(ServerState):
                 traced |= {client: trace([name, *self._earlier(given, client)]) for client in members}
             payload, places = given.recorded(chosen)
             if payload:
-                self.bare.down(plain(value for _, value in given.sent(chosen)), copies=len(members))
+                self.transcript.unprotected.down(*given.unprotected(chosen), len(members))
                 context = {"task": key.name, "settings": settings, "which": list(chosen)} | ({"blind": places} if places else {})
                 record("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         before = len(self.refusals)
         answers = self._ask(asks, "compute")
-        layouts = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
+        layouts = {client: answer.layout for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
         if not layouts:
             self._check_budgets(f"compute of {key.name}", asks, before)
             raise TrainingDiverged(f"{key.name} in round {self._round}: no client has a result")
-        layout = majority(list(layouts.values())) or ()
+        layout = majority(list(layouts.values())) or PartLayout()
         at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in given.values.values())
         odd = frozenset(client for client, declared in layouts.items() if declared != layout)
         self._known[key] = Known(number, layout, traced, odd, at_model, kinds_of(private))
@@ -118,7 +117,7 @@ class FederationServer(ServerState):
     def gram(self, held: Held, then: Then, against: Held | None = None, on: Sequence[int] | None = None) -> Released:
         self._greet_lost()
         clients = [] if against is not None and on is not None and not on else self._holders(held, on)
-        known = self._known[held.key] if clients else Known(0, (), {}, at_model=False)
+        known = self._known[held.key] if clients else Known(0, PartLayout(), {}, at_model=False)
         origin = Origin(size=known.at_model, kinds=tuple(known.kinds.items()))
         if clients and self._strict and not may_leave(self.protection, "gram", held.part, 0, origin, self._noisy_rows):
             raise InputError(
@@ -127,12 +126,11 @@ class FederationServer(ServerState):
             )
         self._ledger.settle(held, clients, "gram", self._round)
         record, began = self._record("gram"), perf_counter()
-        part = next((part for part in known.layout if part.name == held.part), None)
-        if part is not None:
-            self.bare.up([zeros_of(part)], copies=len(clients))
+        layout = known.layout.some(held.parts)
+        self.transcript.unprotected.up(layout.size, layout.nbytes, len(clients))
         try:
             return self._comparisons.gram(
-                held, known.number, clients, self._ledger.with_noise(then), against, record, () if part is None else part.shape
+                held, known.number, clients, self._ledger.with_noise(then), against, record, layout.shape(held.part)
             )
         finally:
             self.protection_seconds += perf_counter() - began
@@ -160,11 +158,11 @@ class FederationServer(ServerState):
         oblivious = protection.sums.oblivious
         check_mean(protection, weights, groups, k)
         known = self._known[held.key]
-        if not known.layout:
+        if not known.layout.parts:
             raise InputError(f"mean: clients hold {held.key.name} in different shapes")
         self.refusals.extend((client, "mean", "malformed") for client in clients if client in known.odd)
         clients = [client for client in clients if client not in known.odd]
-        layout = tuple(part for name in held.parts for part in known.layout if part.name == name)
+        layout = known.layout.some(held.parts)
         weight = public_weights(weights, clients)
         labels = self._group_labels(None if oblivious else groups, clients, k)
         clients = [client for client in clients if client in labels]
@@ -192,7 +190,9 @@ class FederationServer(ServerState):
             raise
         finally:
             self.protection_seconds += perf_counter() - began
-        self.bare.mean(call, layout, means)
+        contributors = set[int]().union(*(mean.contributors for mean in means if mean is not None))
+        added = 0 if public else 1  # a private weight is sent, too
+        self.transcript.unprotected.up(layout.size + added, layout.nbytes + 8 * added, len(contributors))
         return means
 
     def _group_labels(self, groups: Labels | Held | None, clients: Sequence[int], k: int | None) -> dict[int, tuple[int, ...]]:
@@ -245,14 +245,14 @@ class FederationServer(ServerState):
         what = Relay(known.number, arrives, held.parts, present, wanted, requested=to is not None)
         took = relay(self._registry, self.session, what, self._record("relay"), self._witness)
         key = HeldKey(f"relayed {held.key.name}")
-        self._known[key] = Known(arrives, (), dict.fromkeys(took, UNTRACED))
+        self._known[key] = Known(arrives, PartLayout(), dict.fromkeys(took, UNTRACED))
         relayed = Held(key, took, held.parts)
         copies = sum(map(len, wanted.values()))
-        values = [zeros_of(part) for part in known.layout if part.name in held.parts]
+        layout = known.layout.some(held.parts)
         if to is not None:
-            self.bare.up([np.zeros(len(present), dtype=bool)], copies=len(recipients))
-        self.bare.up(values, copies=copies)
-        self.bare.down(values, copies=copies)
+            self.transcript.unprotected.up(len(present), len(present), len(recipients))  # one bit of a byte for each sender
+        self.transcript.unprotected.up(layout.size, layout.nbytes, copies)
+        self.transcript.unprotected.down(layout.size, layout.nbytes, copies)
         self._ledger.public(relayed)
         return relayed
 
@@ -267,7 +267,7 @@ class FederationServer(ServerState):
         self._ledger.settle(held, clients, "gather", self._round)
         known = self._known[held.key]
         ask = m.Give(self.session, "gather", known.number, held.parts, "", False)
-        layout = {part.name: (part.dtype, part.shape) for part in known.layout}
+        layout = {name: (dtype, shape) for name, dtype, shape in known.layout.parts}
         released: dict[int, dict[str, Array]] = {}
         for client, answer in sorted(self._ask(dict.fromkeys(clients, ask), "gather").items()):
             if isinstance(answer, m.Given) and tuple(one.name for one in answer.values) == held.parts:
@@ -278,7 +278,8 @@ class FederationServer(ServerState):
                         if declared != layout.get(name, declared) or not np.isfinite(value).all():
                             raise MalformedMessage
                     released[client] = values
-                    self.bare.up(values.values())
+                    sent = PartLayout.of(values)
+                    self.transcript.unprotected.up(sent.size, sent.nbytes)
                 except MalformedMessage:
                     self.refusals.append((client, "gather", "malformed"))
         record = self._record("gather")
@@ -302,10 +303,10 @@ class FederationServer(ServerState):
         addends = tuple(m.OwnPart(self._known[own.held.key].number, own.held.part, own.factor) for own in shared.own)
         clients = sorted({client for own in shared.own for client in own.held.clients} & set(self.clients))
         answers = self._ask(dict.fromkeys(clients, m.AddUp(self.session, number, addends)), "add up")
-        done = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.parts}
+        done = {client: answer.layout for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.parts}
         if not done:
             raise TooFewClients((), 1)  # no client with an own part is present
-        self._known[key] = Known(number, majority(list(done.values())) or (), dict.fromkeys(done, UNTRACED))
+        self._known[key] = Known(number, majority(list(done.values())) or PartLayout(), dict.fromkeys(done, UNTRACED))
         total = Held(key, tuple(sorted(done)), ("own",))
         self._ledger.derive(total, [own.held for own in shared.own])
         return Shared(shared.clear, shared.blind, (Own(total),))

@@ -2,13 +2,14 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from ..contract.handles import Held, HeldKey, Labels
 from ..contract.operations import Sampling
 from ..contract.protection import Protection
-from ..contract.transcript import Transcript
+from ..contract.transcript import Transcript, Unprotected
 from ..errors import InputError
 from ..privacy.client_level import ClippedMean, LocalGram
 from ..privacy.receipts import PrivacyLedger
@@ -24,7 +25,6 @@ from .protections import ComparisonServer, ServerParts, SumServer
 from .registry import ClientRegistry
 from .relay import Witness
 from .server_ledger import ServerLedger
-from .traffic import Bare
 from .transport import Transport
 
 __all__ = ["ServerState"]
@@ -95,7 +95,6 @@ class ServerState:
         self._adaptive = None if clipped is None else clipped.adaptive
         without_form = () if clipped is None else ("gather", "relay") if local is not None else ("gather", "relay", "gram")
         self._ledger = ServerLedger(accounts, without_form)
-        self.bare = Bare()  # what would be sent without any protection
         self.protection_seconds = 0.0
         self._drawn_from = None if drawn_from is None else tuple(sorted(drawn_from))
         self._strict, self._witness, self._noisy_rows = strict, witness, local is not None
@@ -278,7 +277,7 @@ class ServerState:
         agreement = None if self._agreement is None else self._agreement.saved()
         who = {"removed": sorted(self.removed), "agreement": agreement}
         moving = {} if self._adaptive is None else {"clip_norm": self._adaptive.norm}
-        rest = {"calls": self._calls, "resumed": self._resumed, "bare": self.bare.saved()}
+        rest = {"calls": self._calls, "resumed": self._resumed, "bare": asdict(self.transcript.unprotected)}
         return {"session": self.session, **counters, **rest, **who, **moving}
 
     def restore(self, saved: Mapping[str, Any], resumed: int | None = None) -> None:
@@ -296,7 +295,7 @@ class ServerState:
         self._round, self._turn, self._calls = saved["round"], saved["turn"] + since * SKIPPED, saved["calls"]
         self._numbers, self.epochs.count = saved["numbers"] + since * SKIPPED, saved["epochs"] + since * SKIPPED_EPOCHS
         self._resumed, self._at_checkpoint = max(resumed, before), (self._turn, self.epochs.count)
-        self.bare = Bare(**saved["bare"])
+        self.transcript.unprotected = Unprotected(**saved["bare"])
         if self._adaptive is not None:
             self._adaptive.norm = saved["clip_norm"]
         self._registry.remove(saved["removed"])

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..contract.calls import Contribution, Recorder, SumCall, clear_means, cut, large_enough
-from ..contract.handles import GroupMean
+from ..contract.calls import Contribution, Recorder, SumCall, clear_means, large_enough
+from ..contract.handles import GroupMean, PartLayout, Shared, join
 from ..contract.protection import Protection
 from ..errors import InputError
 from ..protocols.accounting import calibrate
@@ -135,7 +135,10 @@ class ClippedMean:
         """The means of contributions, each clipped, with noise on their sums; it was paid for."""
         norm, count, below, clients = self.clip_norm, self.count, 0.0, 0
         call = replace(
-            like, contributions=tuple(replace(one, parts={"contribution": clip(_vector(one), norm)}) for one in like.contributions)
+            like,
+            contributions=tuple(
+                replace(one, parts={"contribution": clip(join(one.parts, np.float64), norm)}) for one in like.contributions
+            ),
         )
         means: list[GroupMean | None] = []
         for label, mean in enumerate(clear_means(call, record)):
@@ -169,13 +172,9 @@ def _central_multiplier(privacy: Privacy, trainings: int, before: tuple[Event, .
     )
 
 
-def _vector(one: Contribution) -> Array:
-    return np.concatenate([np.ravel(np.asarray(part)).astype(np.float64) for part in one.parts.values()])
-
-
 def _mean(vector: Array, like: Contribution, mean: GroupMean) -> GroupMean:
     """A mean cut into the parts of a contribution, in their dtypes."""
-    return replace(mean, parts=cut(vector, {name: (np.shape(value), value.dtype) for name, value in like.parts.items()}))
+    return replace(mean, parts={name: Shared(part) for name, part in PartLayout.of(like.parts).split(vector).items()})
 
 
 # --- signatures by local noise --------------------------------------------------------------------------------------------------------

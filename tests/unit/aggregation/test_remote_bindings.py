@@ -11,7 +11,7 @@ from msgspec import structs
 from scenes import population, training
 
 from cflpriv.aggregation.secagg import kind_of
-from cflpriv.contract.handles import Held, HeldKey, Own, Shared
+from cflpriv.contract.handles import Held, HeldKey, Own, PartLayout, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
@@ -157,8 +157,8 @@ def test_a_server_that_calls_such_a_value_traced_is_refused() -> None:
         client: m.AddUp(fed.session, number, (m.OwnPart(known.number, "update", factor),)) for client, factor in factors.items()
     }
     fed._ask(asks, "add up")
-    key, like = HeldKey("own"), next(part for part in known.layout if part.name == "update")
-    fed._known[key] = _Known(number, (m.Described("own", like.dtype, like.shape),), known.models)
+    key, (_, dtype, shape) = HeldKey("own"), *known.layout.some(("update",)).parts
+    fed._known[key] = _Known(number, PartLayout((("own", dtype, shape),)), known.models)
     with pytest.raises(TooFewClients):
         fed.mean(Held(key, tuple(range(8)), ("own",)))
     assert words(fed) == {(client, "forbidden") for client in range(8)}

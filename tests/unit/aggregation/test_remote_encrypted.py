@@ -390,13 +390,13 @@ def test_parties_refuse_another_release_than_their_own_settings_say() -> None:
         fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
         fed.enrol()
         held = pacfl(scene).init(fed).signatures
-        part = fed._known[held.key].layout[0]
-        setup = CkksSettings.of(protection).setup(fed.session, 9, roster, *part.shape)
+        ((part, _, shape),) = fed._known[held.key].layout.parts
+        setup = CkksSettings.of(protection).setup(fed.session, 9, roster, *shape)
         key = ckks.KeyHolder(setup, helpful, bytes(32), roster).announcement
-        give = m.Give(fed.session, "gram", fed._known[held.key].number, (part.name,), "", False, None, m.Epoch(9, setup.digest, key))
+        give = m.Give(fed.session, "gram", fed._known[held.key].number, (part,), "", False, None, m.Epoch(9, setup.digest, key))
         assert fed._ask({0: give}, "gram") == {}
         assert fed.refusals[-1][2] == word
-        plain = m.Give(fed.session, "gram", fed._known[held.key].number, (part.name,), "", False)
+        plain = m.Give(fed.session, "gram", fed._known[held.key].number, (part,), "", False)
         assert fed._ask({0: plain}, "gram") == {}
         assert fed.refusals[-1][2] == "forbidden"
 

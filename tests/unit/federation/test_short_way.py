@@ -3,7 +3,7 @@
 Traced with `sys.setprofile` (`traced_way.Way` says what counts). Run with `-s` to see the rooms.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,21 +47,22 @@ def _known() -> Iterator[None]:
         yield
 
 
-def begun(where: str, protection: Protection) -> FederationServer:
-    """A federation in its second round: the clients have advertised keys for its sum, and agreed on their secret."""
+def traced(length: int, where: str, protection: Protection, call: Callable[[FederationServer], Any]) -> tuple[Way, Any]:
+    """The way in the second round, when all modules are loaded and the clients have advertised keys for the sum; the result."""
     scene = population(clients_per_group=2)
     fed = federation(scene, protection, release_policy="strict") if where == "memory" else remote(scene, protection)[1]
     fed.begin_round(0)
-    fed.mean(fed.compute(Drawn("update")))
+    call(fed)
     fed.begin_round(1)
-    return fed
+    way = Way(length)
+    result = way.trace(lambda: call(fed))
+    return way, result
 
 
-@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 23, 346), ("bytes", 25, 399)])
+@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 20, 350), ("bytes", 22, 405)])
 def test_the_way_of_an_update_to_a_secure_sum(where: str, rooms: int, functions: int) -> None:
-    fed = begun(where, Protection(sum="secagg", min_cohort=2))
-    way = Way(LENGTH)
-    (mean,) = way.trace(lambda: fed.mean(fed.compute(Drawn("update"))))
+    protection = Protection(sum="secagg", min_cohort=2)
+    way, (mean,) = traced(LENGTH, where, protection, lambda fed: fed.mean(fed.compute(Drawn("update"))))
     assert mean is not None
     assert mean.parts["update"].value().shape == (LENGTH,)
     print(f"\nan update, over {where}: {way}")
@@ -70,15 +71,12 @@ def test_the_way_of_an_update_to_a_secure_sum(where: str, rooms: int, functions:
     assert {"federation.values", "aggregation.secagg", "protocols.secagg.client", "protocols.secagg.server"} <= way.holds
 
 
-@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 16, 165), ("bytes", 21, 215)])
+@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 14, 175), ("bytes", 19, 230)])
 def test_the_way_of_a_signature_under_haar(where: str, rooms: int, functions: int) -> None:
-    fed = begun(where, Protection(gram=("haar",), sum="hadamard"))
-    way = Way(ROW)
-
     def first(view: GramView) -> tuple[Any, Any]:
         return {"labels": np.zeros(view.gram.n, dtype=int)}, {}
 
-    way.trace(lambda: fed.gram(fed.compute(Drawn("signature")), first))
+    way, _ = traced(ROW, where, Protection(gram=("haar",)), lambda fed: fed.gram(fed.compute(Drawn("signature")), first))
     print(f"\na signature, over {where}: {way}")
     assert len(way.holds) <= rooms, str(way)
     assert len(way.functions) <= functions, str(way)
