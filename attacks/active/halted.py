@@ -8,11 +8,10 @@ import numpy as np
 
 from ...contract.handles import Held
 from ...federation import messages as m
-from ...protocols import fixedpoint, secagg
+from ...protocols import secagg
 from ...protocols.keys import public_key
 from ...protocols.secagg.bindings import binding, pair_key, self_key
 from ...protocols.secagg.graph import neighbours
-from ...protocols.secagg.masks import Mask, total_mask
 from ...protocols.secagg.messages import (
     Advert,
     Adverts,
@@ -32,6 +31,7 @@ from ...protocols.secagg.messages import (
     names,
 )
 from ...protocols.secagg.shamir import combine
+from ...protocols.secagg.vectors import Mask, total_mask, unwrap
 from ...types import Array
 from .liar import honest_answer
 from .scene import Play
@@ -126,7 +126,7 @@ class Halted:
         dtype = "<u2" if self.terms.bits == 16 else "<u4"
         total = np.sum([np.frombuffer(self.uploads[one], dtype) for one in survivors], axis=0, dtype=dtype)
         total += total_mask((masks, total.size, dtype))
-        levels = fixedpoint.unwrap(total, self.terms.bits)
+        levels = unwrap(total, self.terms.bits)
         cluster = self.terms.blocks[0][0] if self.terms.blocks else None  # of an oblivious sum over one group
         return np.asarray(secagg.Sum(self.terms, tuple(survivors), levels).mean(cluster))
 

@@ -27,12 +27,10 @@ from numpy.typing import NDArray
 
 from ..entropy import Entropy, system_entropy
 from ..errors import SumFailed, TooFewClients
-from ..fixedpoint import Bits
 from ..keys import Identity, Roster
-from .inputs import Contribution
 from .messages import Slot, Terms, make_terms
-from .result import Sum
 from .simulation import Outcome, simulate
+from .vectors import Bits, Contribution, Sum
 
 __all__ = ["ObliviousOutcome", "block_terms", "count_terms", "counts_of", "membership", "open_blocks", "simulate_oblivious"]
 

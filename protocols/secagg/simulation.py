@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from ..entropy import Entropy, system_entropy
 from ..keys import Identity, Roster
 from .client import Client
-from .inputs import Contribution
-from .masks import MapJobs
 from .messages import Terms
 from .policy import MaskKey, Policy
-from .result import Sum
 from .server import Server
 from .states import ServerStage
+from .vectors import Contribution, MapJobs, Sum
 
 __all__ = ["STAGES", "Outcome", "simulate"]
 

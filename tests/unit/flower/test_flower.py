@@ -43,7 +43,7 @@ from cflpriv.flower import ClusteredAveraging, GridTransport, PldAccountant, cfl
 from cflpriv.flower.client import ContextStore, read_roster, read_settings
 from cflpriv.flower.transport import ANSWER, RECORD
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.protocols.fixedpoint import largest_levels
+from cflpriv.protocols.secagg.vectors import largest_levels
 from cflpriv.tasks.signatures import principal_vectors
 from cflpriv.types import Population
 

@@ -36,7 +36,7 @@ from cflpriv.federation import messages as m
 from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import LocalError, MalformedMessage, ProtocolError, RemoteError, SumFailed, TooFewClients
-from cflpriv.protocols.fixedpoint import largest_levels
+from cflpriv.protocols.secagg.vectors import largest_levels
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.transports.hosts import SplitHosts
 from cflpriv.transports.partial_sums import may_stay
