@@ -14,7 +14,7 @@ import numpy as np
 
 from cflpriv.engine import TaskInput
 from cflpriv.federation import messages as m
-from cflpriv.federation.handler import Handler
+from cflpriv.federation.host import Handler
 from cflpriv.federation.values import Exchange
 from cflpriv.transports.simulation import Simulated
 from cflpriv.types import Array, ClientData

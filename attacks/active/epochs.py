@@ -37,7 +37,7 @@ def unit_row(play: Play, client: int, coordinate: int, number: int) -> bool:
     """Have a client hold −SIZE times a unit vector as its update; whether it does."""
     model = np.zeros_like(play.scene.model)
     model[coordinate] = SIZE
-    sent = m.Parameter("model", m.One(m.Addends((model,), (), ())))
+    sent = ("model", m.Addends(model, (), ()))
     ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, number, (number, FIRST), m.Carried(_to_zero(play)), (sent,), None)
     answer = play.liar.ask({client: ask}, "compute").get(client)
     return isinstance(answer, m.Computed) and answer.result
@@ -63,7 +63,7 @@ def row_of(play: Play, client: int, number: int, transform: str) -> Array | None
 
 def _first_row(play: Play) -> Array | None:
     """The victim's update, trained from the honest model, under the epoch's transform."""
-    sent = m.Parameter("model", m.One(m.Addends((play.scene.model,), (), ())))
+    sent = ("model", m.Addends(play.scene.model, (), ()))
     ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, FIRST, (), m.Carried(play.scene.train), (sent,), None)
     play.liar.ask({play.victim: ask}, "compute")
     return row_of(play, play.victim, FIRST, ALIASES[0])
@@ -107,8 +107,8 @@ def opened_by_another(play: Play) -> Guess:
     row, dimension = _first_row(play), play.scene.train.model.dimension
     guess = None
     if row is not None:
-        sent = m.BlindPart(ALIASES[0], row.astype(play.scene.model.dtype), 0, dimension, (dimension,), dimension)
-        model = m.Parameter("model", m.One(m.Addends((), (sent,), ())))
+        sent = m.Transformed(ALIASES[0], row.astype(play.scene.model.dtype), 0, dimension, (dimension,), dimension)
+        model = ("model", m.Addends(None, (sent,), ()))
         ask = m.Compute(play.fed.session, 0, play.scene.config.run.seed, NUMBER, (), m.Carried(_to_zero(play)), (model,), None)
         answers = play.liar.ask(dict.fromkeys(play.others, ask), "compute")
         clients = tuple(sorted(one for one, answer in answers.items() if isinstance(answer, m.Computed) and answer.result))

@@ -73,7 +73,7 @@ class Halted:
         kinds = {type(one).__name__ for one in requests.values()}
         kept = {one: dict(self.play.stores[one]) for one in requests if one in self.play.stores}
         asks: dict[int, m.Ask] = {
-            client: msgspec.structs.replace(self.steps[client], said=encode(one)) for client, one in requests.items()
+            client: msgspec.structs.replace(self.steps[client], message=encode(one)) for client, one in requests.items()
             if client in self.steps
         }  # fmt: skip
         answers = self.play.liar.ask(asks, f"secagg {'+'.join(sorted(kinds))}") if asks else {}
@@ -81,7 +81,7 @@ class Halted:
             for one, before in kept.items():
                 self.play.stores[one].clear()
                 self.play.stores[one].update(before)
-        return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped) and answer.said}
+        return {client: answer.message for client, answer in answers.items() if isinstance(answer, m.Stepped) and answer.message}
 
     def agree(self, lists: Mapping[int, Collection[int]]) -> dict[int, bytes]:
         """Send each client its list of survivors; the signatures of those who agree. In passive mode no client is asked."""
@@ -162,12 +162,12 @@ def halted(play: Play, held: Held, on: Collection[int]) -> Halted | None:
     terms, context, members = None, b"", b""
     for one in asked:
         assert isinstance(one.ask, m.Step)
-        request = decode_server(one.ask.said)
+        request = decode_server(one.ask.message)
         if isinstance(request, Adverts):
             terms = request.terms
             adverts |= {advert.client: advert for advert in request.adverts}
         elif isinstance(request, Deliver) and isinstance(one.answer, m.Stepped):
-            masked = decode_client(one.answer.said, LARGEST)
+            masked = decode_client(one.answer.message, LARGEST)
             if isinstance(masked, Masked):
                 steps[one.client], uploads[one.client] = one.ask, masked.vector
                 context, members = request.context, request.members

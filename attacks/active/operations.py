@@ -64,7 +64,7 @@ def dressed_task(play: Play) -> Guess:
     )  # fmt: skip
     found = None
     for number, task in enumerate(tasks, NUMBER):
-        sent = m.Parameter("model", m.One(m.Addends((play.scene.model,), (), ())))
+        sent = ("model", m.Addends(play.scene.model, (), ()))
         ask = m.Compute(
             play.fed.session, 0, play.scene.config.run.seed, number, (), m.Carried(UnknownTask(task.encode())), (sent,), None
         )  # fmt: skip

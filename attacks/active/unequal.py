@@ -63,7 +63,7 @@ def _among_next_to_nothing(play: Play, held: Held, summed: Summed | None) -> Gue
 
 def other_model(play: Play) -> Guess:
     """All but the victim are sent a model that training does not move; the sum names the victim's."""
-    sent = m.Parameter("model", m.One(m.Addends((useless(play),), (), ())))
+    sent = ("model", m.Addends(useless(play), (), ()))
     return isolated(play, lambda ask: msgspec.structs.replace(ask, params=(sent,)))
 
 
@@ -87,7 +87,7 @@ def switched_value(play: Play) -> Guess:
     number = play.number(nothing)
 
     def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
-        late = isinstance(ask, m.Step) and client != play.victim and kind_of(ask.said) == "Deliver"
+        late = isinstance(ask, m.Step) and client != play.victim and kind_of(ask.message) == "Deliver"
         return msgspec.structs.replace(ask, held=number) if late and isinstance(ask, m.Step) else ask
 
     play.liar.say = say

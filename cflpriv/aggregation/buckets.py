@@ -228,8 +228,8 @@ class InBuckets:
         answers = self._parts.registry.ask(present, stage) if present else {}
         replies: dict[int, bytes] = {}
         for client, answer in sorted(answers.items()):
-            if isinstance(answer, m.Stepped) and len(answer.said) == (0 if stage == "deal" else dealing.NONCE_BYTES):
-                replies[client] = answer.said
+            if isinstance(answer, m.Stepped) and len(answer.message) == (0 if stage == "deal" else dealing.NONCE_BYTES):
+                replies[client] = answer.message
             else:
                 self._parts.registry.refusals.append((client, stage, MalformedMessage().code))
         for label, clients in lists.items():

@@ -23,12 +23,11 @@ from ..contract.handles import Held, Released
 from ..contract.operations import Then
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.epoch_limit import enter
-from ..federation.epochs import Epoch, Epochs
-from ..federation.function_encoding import then_to_bytes
-from ..federation.handler import Apply
+from ..federation.epochs import Epoch, Epochs, enter
+from ..federation.host import ApplyTransform
 from ..federation.protections import ClientParts, ServerParts
 from ..federation.registry import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost
+from ..federation.task_encoding import then_to_bytes
 from ..federation.transforms import sketched
 from ..protocols import ckks
 from ..protocols.ckks import Identity
@@ -50,7 +49,7 @@ class ClientComparison:
     def __init__(self, parts: ClientParts) -> None:
         self._settings, self._store = parts.settings, parts.store
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         """The client's upload.
 
         Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature" and "malformed" for another key,
@@ -187,12 +186,12 @@ class ServerComparison:
             if not isinstance(answer, m.Stepped):
                 raise MalformedMessage
             session.server = ckks.Server(
-                setup, answer.said, self._roster.holder, self._roster, self._identity, landmarks=self._settings.landmarks,
+                setup, answer.message, self._roster.holder, self._roster, self._identity, landmarks=self._settings.landmarks,
                 entropy=self._entropy,
             )  # fmt: skip
         except RemoteError as error:
             raise self._refused(answer, "ckks keys", error.code, epoch.number, record) from None
-        session.announcement = answer.said
+        session.announcement = answer.message
         return session
 
     def _ask(self, ask: m.Keys | m.Finish, stage: str, record: Recorder) -> m.Answer:

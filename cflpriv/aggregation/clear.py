@@ -13,7 +13,7 @@ from ..contract.calls import Contribution, Recorder, SumCall, clear_means, large
 from ..contract.handles import GroupMean, PartLayout
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.handler import Apply
+from ..federation.host import ApplyTransform
 from ..federation.protections import Asked, ClientParts, ServerParts
 from ..federation.transforms import clustering_name, sketched
 from ..protocols.errors import MalformedMessage, RemoteError
@@ -29,7 +29,7 @@ class ClientSum:
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         yield from ()
         return m.Given(tuple(m.Named(part, value) for part, value in values.items()), self._parts.samples() if ask.weigh else 0)
 
@@ -81,7 +81,7 @@ class ClientComparison:
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         yield from ()
         width = self._parts.settings.protection.sketched
         if width is None:

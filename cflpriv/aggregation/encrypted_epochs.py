@@ -14,7 +14,7 @@ from ..contract.operations import GramView, Then
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.epochs import Epoch, Epochs
-from ..federation.function_encoding import check_small, fits
+from ..federation.task_encoding import check_small, fits
 from ..protocols import ckks
 from ..protocols.errors import MalformedMessage
 from ..types import Array, check_array

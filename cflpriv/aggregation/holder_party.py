@@ -11,11 +11,11 @@ import numpy as np
 from ..clustering.similarity import Gram
 from ..contract.operations import GramView, Then
 from ..federation import messages as m
-from ..federation.enrolment import enrolled, new_session
-from ..federation.function_encoding import check_small, then_from_bytes
-from ..federation.handler import Handler, answered, driven
+from ..federation.host import Handler, received
+from ..federation.registry import enrolled, new_session
 from ..federation.settings import Settings
 from ..federation.store import Store
+from ..federation.task_encoding import check_small, then_from_bytes
 from ..federation.values import Exchange
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import MalformedMessage, RemoteError
@@ -39,7 +39,7 @@ class HolderParty:
 
     def receive(self, data: bytes) -> bytes:
         """The answer to a request, whatever its bytes. Requests that use one store are handled one after the other."""
-        return answered("key holder", lambda ask: driven(self.handle(ask, Exchange())), data)
+        return received("key holder", self, data)
 
     def handle(self, ask: m.Ask, exchange: Exchange) -> Handler:
         """Handle a request. Raises an error for a refusal."""

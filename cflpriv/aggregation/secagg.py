@@ -26,7 +26,7 @@ from ..contract.calls import MOST_WEIGHT, Contribution, Recorder, SumCall, large
 from ..contract.handles import GroupMean, PartLayout, Shared, join
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.handler import Apply
+from ..federation.host import ApplyTransform
 from ..federation.protections import Asked, ClientParts, ServerParts
 from ..federation.values import UNTRACED
 from ..privacy.adaptive_clip import with_count
@@ -64,7 +64,7 @@ class ClientSum:
         self._dealings = Dealings(parts)
         self.deal = self._dealings.deal
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         """Refused: a single update never leaves."""
         yield from ()
         raise RemoteError("forbidden")
@@ -76,7 +76,7 @@ class ClientSum:
             raise RemoteError("forbidden")
         name = _name("sum", ask.slot)
         read = partial(secagg.Client.from_bytes, identity=settings.identity, roster=self._roster(), entropy=self._entropy)
-        message, rounds = decode_server(ask.said), self._values.origin(ask.held).rounds
+        message, rounds = decode_server(ask.message), self._values.origin(ask.held).rounds
         if isinstance(message, Invite | Adverts):
             check_proposed(self._store, ask.kind, rounds, message.terms.cohort, complete=False)
         survivors = survivors_of(message)
@@ -93,7 +93,7 @@ class ClientSum:
         if machine.wants_values and isinstance(message, Deliver):
             contributions = self._contributions(ask, machine)
         try:
-            answer = machine.receive(ask.said, *contributions)
+            answer = machine.receive(ask.message, *contributions)
         except LocalError:  # the machine has ended and erased its secrets
             self._store.drop(name)
             raise
@@ -129,7 +129,7 @@ class ClientSum:
         key = None
         if kept is not None:
             self._store.drop(name)  # before its only use
-            if kind_of(ask.said) != "Invite":  # else the server lost the advert of this key
+            if kind_of(ask.message) != "Invite":  # else the server lost the advert of this key
                 key = MaskKey.from_bytes(kept)
         for other in self._store.names():
             if other.startswith("sum/"):
@@ -213,7 +213,7 @@ def bound(ask: m.Step, received: bytes) -> bytes:
 
     A client that is sent something else than the others could be alone in a sum of known values, so it gets another name.
     """
-    alike = msgspec.structs.replace(ask, slot=(0, 0), weight=0.0, models=0, said=b"")
+    alike = msgspec.structs.replace(ask, slot=(0, 0), weight=0.0, models=0, message=b"")
     return sha256(received + m.encode(alike)).digest()
 
 
@@ -381,7 +381,7 @@ class ServerSum:
 
         def exchange(sent: Mapping[int, tuple[Slot, bytes]], stage: str) -> Mapping[int, bytes]:
             steps = {
-                client: msgspec.structs.replace(like, slot=slot, weight=asked.weight[client], models=lists[client], said=message)
+                client: msgspec.structs.replace(like, slot=slot, weight=asked.weight[client], models=lists[client], message=message)
                 for client, (slot, message) in sent.items()
             }
             return self._exchange(steps, stage)
@@ -400,7 +400,7 @@ class ServerSum:
                 f"mean: the members of one sum were sent {most} different models (as the algorithm says), and clients allow fewer: write "
                 f"models = {most} into their settings"
             )
-        return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
+        return {client: answer.message for client, answer in answers.items() if isinstance(answer, m.Stepped)}
 
 
 def check_balance(call: SumCall, members: Sequence[Contribution], terms: Terms) -> None:

@@ -22,12 +22,11 @@ from ..contract.handles import Held, Released
 from ..contract.operations import Then
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.epoch_limit import enter
-from ..federation.epochs import Epoch, Epochs
-from ..federation.function_encoding import then_to_bytes
-from ..federation.handler import Apply
+from ..federation.epochs import Epoch, Epochs, enter
+from ..federation.host import ApplyTransform
 from ..federation.protections import ClientParts, ServerParts
 from ..federation.registry import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost
+from ..federation.task_encoding import then_to_bytes
 from ..federation.transforms import sketched
 from ..protocols.errors import LocalError, MalformedMessage, RemoteError
 from ..protocols.shared_gram import LEAD, Terms, check_contribution, deliveries, deposit, digest_of, gathered
@@ -51,7 +50,7 @@ class ClientComparison:
     def __init__(self, parts: ClientParts) -> None:
         self._settings, self._entropy, self._store = parts.settings, parts.entropy, parts.store
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         """The client's deposit.
 
         Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature", "bad-key" and "too-few-holders" for other keys,
@@ -211,7 +210,7 @@ class ServerComparison:
             raise InputError(f"protection.share_bound: {self._protection.share_bound:g} does not fit vectors {epoch.shape}") from None
         ask = m.ShareKey(self._session, epoch.number, *epoch.shape, terms.digest, self._live())
         answers = self._ask(dict.fromkeys(self._registry.holders, ask), "shares keys", epoch.number, record)
-        said = {number: one.said for number, one in answers.items() if isinstance(one, m.Stepped)}
+        said = {number: one.message for number, one in answers.items() if isinstance(one, m.Stepped)}
         self._enough(tuple(said), "shares keys", answers)
         try:
             session.keys = gathered(terms, tuple(said.values()), self._roster)
@@ -290,9 +289,9 @@ class ServerComparison:
             for number, answer in answers.items():
                 if isinstance(answer, m.Stepped):
                     context = {"epoch": step.epoch.number, "holder": number}
-                    step.record("contribution", "key-holder", "server", (), payloads([answer.said])[0], readers=HOLDERS, context=context)
+                    step.record("contribution", "key-holder", "server", (), payloads([answer.message])[0], readers=HOLDERS, context=context)
             answers = {one: self._checked(step, one, contributors, answer) for one, answer in answers.items()}
-            parts = {one: answer.said for one, answer in answers.items() if isinstance(answer, m.Stepped)}
+            parts = {one: answer.message for one, answer in answers.items() if isinstance(answer, m.Stepped)}
             if len(parts) == len(contributors) - 1:
                 return contributors, tuple(parts[one] for one in contributors if one != LEAD)
             left = [one for one in left if one == LEAD or one not in contributors or one in parts]
@@ -304,7 +303,15 @@ class ServerComparison:
             return answer
         try:
             check_contribution(
-                answer.said, session.terms, session.keys, self._roster, holder, step.order, len(step.clients), contributors, session.digests
+                answer.message,
+                session.terms,
+                session.keys,
+                self._roster,
+                holder,
+                step.order,
+                len(step.clients),
+                contributors,
+                session.digests,
             )
         except RemoteError as error:
             self._registry.refusals.append((KEY_HOLDER - holder, "shares contributions", error.code))

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from ..contract.calls import Recorder, SumCall, large_enough, weighted_mean
-from ..contract.handles import Blind, GroupMean, Shared, join, times
+from ..contract.handles import GroupMean, Shared, Transformed, join, times
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.handler import Apply
+from ..federation.host import ApplyTransform
 from ..federation.protections import Asked, ClientParts, Folding, ServerParts
 from ..federation.store import Store
 from ..federation.transforms import check_hidden, clustering_name, group_epoch, sketched
@@ -46,7 +46,7 @@ class ClientComparison:
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         protection, named = self._parts.settings.protection, clustering_name(ask.transform)
         if len(values) != 1 or named is None:
             raise RemoteError("forbidden")
@@ -55,7 +55,7 @@ class ClientComparison:
         check_length("gram", "vectors", kind, reduced.shape[-1], '["sketch", "haar"] or ["hadamard"]')
         made = self._parts.compared(named, reduced.shape[-1], kind)
         take(self._parts.store, named.purpose, rows)
-        hidden = yield Apply(made, reduced)
+        hidden = yield ApplyTransform(made, reduced)
         return m.Given((m.Named("rows", hidden),), 0)
 
 
@@ -72,7 +72,7 @@ class ClientSum:
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         """An update under a transform, fresh for each sum unless the settings say "fixed". Sample counts are never sent."""
         fixed = self._parts.settings.protection.transform == "fixed"
         if ask.weigh or not (ask.transform.partition("@")[0] == "sum/fixed" if fixed else ask.transform.startswith("sum/")):
@@ -82,12 +82,12 @@ class ClientSum:
             raise RemoteError("bad-input")
         return (yield from self._hidden("mean", ask.transform, vector, fixed))
 
-    def fold(self, ask: m.Fold, exchange: Exchange) -> Generator[Apply, Array, m.Given]:
+    def fold(self, ask: m.Fold, exchange: Exchange) -> Generator[ApplyTransform, Array, m.Given]:
         """Open transformed parts, add them up, multiply them by `times`, and send the result back under a fresh transform.
 
         Clear and own parts are refused, because the result would reveal them.
         """
-        shown = any(part.clear or part.own for part in (ask.value, *ask.times))
+        shown = any(part.clear is not None or part.own for part in (ask.value, *ask.times))
         if shown or len(ask.times) > 1 or not ask.transform.startswith("apply/"):
             raise RemoteError("forbidden")
         opened = self._parts.values.open
@@ -102,14 +102,14 @@ class ClientSum:
             raise RemoteError("bad-input") from None
         return (yield from self._hidden("apply", ask.transform, np.ravel(value), False))
 
-    def _hidden(self, operation: str, purpose: str, vector: Array, fixed: bool) -> Generator[Apply, Array, m.Given]:
+    def _hidden(self, operation: str, purpose: str, vector: Array, fixed: bool) -> Generator[ApplyTransform, Array, m.Given]:
         kind = self._parts.settings.protection.sum
         check_hidden(operation, len(vector), kind)
         check_length("sum", "updates", kind, len(vector), "'hadamard' or 'secagg'")
         made = self._parts.transforms()(purpose, len(vector))
         if not fixed:
             take(self._parts.store, purpose, vector)
-        (blind,) = yield Apply(made, vector[None])
+        (blind,) = yield ApplyTransform(made, vector[None])
         return m.Given((m.Named("blind", blind),), 0)
 
 
@@ -160,7 +160,7 @@ class ServerSum:
             weights = [one.weight for one in members]
             value = weighted_mean(rows, weights)
             parts = {
-                name: Shared(blind=(Blind(purposes[label], value, *where[name], shape, dimension),))
+                name: Shared(transformed=(Transformed(purposes[label], value, *where[name], shape, dimension),))
                 for name, _, shape in asked.layout.parts
             }
             means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(one.client for one in members))
@@ -184,12 +184,12 @@ class ServerSum:
                 self._parts.registry.refusals.append((client, "sum", "malformed"))
         return contributors
 
-    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Blind | None:
+    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Transformed | None:
         """Transformed parts made one under a fresh transform, by the first of `clients` that returns a vector of the right length."""
-        parts, kind, operation, blind = self._parts, self._parts.protection.sum, folding.operation, folding.blind
-        value = m.to_one(Shared(blind=tuple(blind)), {})
-        number = (m.to_one(Shared(blind=tuple(folding.times)), {}),) if folding.times else ()
-        size = prod(blind[0].shape)
+        parts, kind, operation, terms = self._parts, self._parts.protection.sum, folding.operation, folding.transformed
+        value = m.Addends(None, tuple(terms), ())
+        number = (m.Addends(None, tuple(folding.times), ()),) if folding.times else ()
+        size = prod(terms[0].shape)
         for turn, client in enumerate(clients):
             purpose = parts.named(f"{folding.place}/{turn}")
             answer = parts.registry.ask({client: m.Fold(parts.session, purpose, value, number)}, operation).get(client)
@@ -202,12 +202,12 @@ class ServerSum:
             except (MalformedMessage, InputError):
                 parts.registry.refusals.append((client, operation, "malformed"))
                 continue
-            named = ((operation, blind), ("times", folding.times))
-            arguments = {f"{name}/{one.transform}": one.value for name, terms in named for one in terms}
+            named = ((operation, terms), ("times", folding.times))
+            arguments = {f"{name}/{term.transform}": term.value for name, several in named for term in several}
             record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
             context = {"transform": purpose, "kind": kind}
             record("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)
-            return Blind(purpose, hidden, 0, size, blind[0].shape, size)
+            return Transformed(purpose, hidden, 0, size, terms[0].shape, size)
         return None
 
 

@@ -13,9 +13,9 @@ from ..contract.operations import GramView, Then
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.epochs import Epoch, Epochs
-from ..federation.function_encoding import check_small
 from ..federation.protections import ServerParts
 from ..federation.registry import ClientsLost, majority
+from ..federation.task_encoding import check_small
 from ..federation.transforms import clustering_purpose
 from ..privacy.client_level import LOCAL
 from ..protocols.errors import MalformedMessage

@@ -24,16 +24,16 @@ from ..types import Array, ClientData, check_array
 from . import messages as m
 from . import release_policy as releases
 from .client_ledger import ClientLedger
-from .enrolment import enrolled, new_session
 from .group_secret import GroupMember
-from .handler import Apply, Handler, answered, driven
+from .host import ApplyTransform, Handler, received
 from .protections import ClientParts, no_stage
+from .registry import enrolled, new_session
 from .relay import Relaying
 from .settings import Settings
 from .store import Store
 from .transforms import TransformCache
 from .values import Exchange, Values
-from .work import Own, Work
+from .work import OwnFunction, Work
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
@@ -51,7 +51,7 @@ class FederationClient:
 
     def __init__(
         self, settings: Settings, data: Callable[[], ClientData], store: Store, entropy: Entropy = system_entropy,
-        own: Mapping[str, Own] | None = None, cache: TransformCache | None = None, strict: bool = True,
+        own: Mapping[str, OwnFunction] | None = None, cache: TransformCache | None = None, strict: bool = True,
     ) -> None:  # fmt: skip
         self._settings, self._store, self._strict = settings, store, strict
         self.values = Values(store)
@@ -82,7 +82,7 @@ class FederationClient:
 
     def receive(self, data: bytes) -> bytes:
         """The answer to a request, whatever its bytes. Requests that use one store are handled one after the other."""
-        return answered(f"client {self.number}", lambda ask: driven(self.handle(ask, Exchange())), data)
+        return received(f"client {self.number}", self, data)
 
     def handle(self, ask: m.Ask, exchange: Exchange) -> Handler:
         """Handle a request: the client's own checks, its release policy, its ledger, then the work. Raises an error for a refusal."""
@@ -135,7 +135,7 @@ class FederationClient:
         new_session(self._store, ask.session)
         return enrolled(identity, ask, "client")
 
-    def _give(self, ask: m.Give) -> Generator[Apply, Array, m.Given]:
+    def _give(self, ask: m.Give) -> Generator[ApplyTransform, Array, m.Given]:
         protection, values = self._settings.protection, self._allowed(ask.operation, ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()):
             raise RemoteError("forbidden")

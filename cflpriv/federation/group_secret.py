@@ -63,7 +63,7 @@ class GroupMember:
             member = group.Member(settings.identity, settings.roster, ask.session, smallest=smallest, entropy=self._entropy)
         before, ratchet = member.epoch, member.ratchet
         try:
-            answer = member.receive(ask.said)
+            answer = member.receive(ask.message)
         except LocalError:  # the machine has ended and erased its secrets
             self._store.drop("group")
             raise
@@ -253,7 +253,7 @@ class Agreement:
             client: m.Group(self._session, message) for client, message in outbox.items() if client in self._registry.present
         }
         answers = self._registry.ask(asks, "group") if asks else {}
-        replies = {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
+        replies = {client: answer.message for client, answer in answers.items() if isinstance(answer, m.Stepped)}
         ways = (
             ("server", "clients", dict(outbox), ("server", "clients"), group.decode_server),
             ("clients", "server", replies, ("server",), group.decode_member),

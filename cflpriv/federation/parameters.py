@@ -83,8 +83,8 @@ class TaskParameters:
             array = np.asarray(value) if not isinstance(value, Shared) else value.clear
             if array is not None:
                 numbers, size = numbers + array.size, size + array.nbytes
-            elif value.blind:
-                first = value.blind[0]
+            elif value.transformed:
+                first = value.transformed[0]
                 numbers, size = numbers + prod(first.shape), size + prod(first.shape) * first.value.itemsize
         return numbers, size
 
@@ -98,38 +98,33 @@ class TaskParameters:
                 continue
             if value.clear is not None:
                 payload[name] = value.clear
-            for term in value.blind:
+            for term in value.transformed:
                 payload[f"{name}/{term.transform}"] = term.value
-                places[f"{name}/{term.transform}"] = (term.start, term.stop, term.dimension or len(term.value))
+                places[f"{name}/{term.transform}"] = (term.start, term.stop, term.dimension)
         return payload, places
 
 
 def parameter_messages(
     params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...] | None, several: bool,
     numbers: Mapping[HeldKey, int], sums: dict[int, m.Addends],
-) -> tuple[m.Parameter, ...]:  # fmt: skip
+) -> m.Parameters:  # fmt: skip
     """Parameters for clients that pick the positions `chosen` from `lists` (None: they get whole lists, or pick themselves).
 
     `sums` keeps the message of each value, so that the same value is the same object in all requests.
     """
 
-    def one(value: Any) -> m.Addends:
+    def addends(value: Any) -> m.Addends:
         if id(value) not in sums:
-            sums[id(value)] = m.to_one(value, numbers)
+            sums[id(value)] = m.to_addends(value, numbers)
         return sums[id(value)]
 
-    sent = []
-    for name, value in params.items():
-        of: m.One | m.Many | m.Mine
+    def message(name: str, value: Parameter) -> m.Addends | m.Many | m.Mine:
         if isinstance(value, Held):
-            of = m.Mine(numbers[value.key], value.part)
-        elif name not in lists:
-            of = m.One(one(value))
-        elif chosen is None:
-            of = m.Many(tuple(one(item) for item in lists[name]))
-        elif several:
-            of = m.Many(tuple(one(lists[name][label]) for label in chosen))
-        else:
-            of = m.One(one(lists[name][chosen[0]]))
-        sent.append(m.Parameter(name, of))
-    return tuple(sent)
+            return m.Mine(numbers[value.key], value.part)
+        if name not in lists:
+            return addends(value)
+        if chosen is not None and not several:
+            return addends(lists[name][chosen[0]])
+        return m.Many(tuple(addends(lists[name][label]) for label in (range(len(lists[name])) if chosen is None else chosen)))
+
+    return tuple((name, message(name, value)) for name, value in params.items())

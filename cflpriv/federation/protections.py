@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..contract.calls import Recorder, SumCall
-from ..contract.handles import Blind, GroupMean, Held, PartLayout, Released
+from ..contract.handles import GroupMean, Held, PartLayout, Released, Transformed
 from ..contract.operations import Then
 from ..contract.protection import Protection
 from ..privacy.client_level import ClippedMean, LocalGram
@@ -17,7 +17,7 @@ from ..protocols.orthonormal import Transform
 from . import messages as m
 from .client_ledger import ClientLedger
 from .epochs import Epochs
-from .handler import Apply
+from .host import ApplyTransform
 from .registry import ClientRegistry
 from .release_policy import Operation
 from .settings import Settings
@@ -63,7 +63,7 @@ class ClientHalf(Protocol):
     `fold(ask, exchange)` for transformed sums.
     """
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]: ...
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]: ...
 
 
 def no_stage(*given: Any) -> Any:
@@ -90,8 +90,8 @@ class Folding:
     """Transformed parts that become one, times the number in `times` if there is any. `place` names the call."""
 
     operation: str
-    blind: Sequence[Blind]
-    times: Sequence[Blind]
+    transformed: Sequence[Transformed]
+    times: Sequence[Transformed]
     place: str
 
 
@@ -116,7 +116,7 @@ class SumServer(Protocol):
         """The mean of each group; None for one below the minimum cohort size. Raises `TooFewClients` if no group is left."""
         ...
 
-    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Blind | None:
+    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Transformed | None:
         """Have the first client that can do so fold transformed parts; None if no client can. Other protections lack this method."""
         ...
 

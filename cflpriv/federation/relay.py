@@ -12,9 +12,8 @@ from ..protocols.errors import MalformedMessage, RemoteError, TooFewClients
 from ..protocols.keys import agree, seal, unseal
 from ..types import Array, check_array
 from . import messages as m
-from .enrolment import LABEL, check_peer
 from .protections import ClientParts
-from .registry import ClientRegistry
+from .registry import LABEL, ClientRegistry, check_peer
 from .values import UNTRACED, Origin, from_bytes, to_bytes
 from .work import smallest
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from ..contract.calls import Contribution, SumCall
-from ..contract.handles import Blind, GroupMean, Held, HeldKey, Labels, Own, PartLayout, Released, Shared, at_server, label_sets
+from ..contract.handles import GroupMean, Held, HeldKey, Labels, OwnAddend, PartLayout, Released, Shared, Transformed, at_server, label_sets
 from ..contract.operations import Parameter, Then
 from ..contract.transcript import settings_of
 from ..engine import Task
@@ -222,7 +222,7 @@ class FederationServer(ServerState):
         for label, count in enumerate(counts):
             if count > 0 and sizes[label] < call.min_cohort:
                 own = Held(held.key, tuple(one.client for one in call.members(label)), held.parts)
-                means[label] = GroupMean({part: Shared(own=(Own(own[part]),)) for part in held.parts}, None, count)
+                means[label] = GroupMean({part: Shared(own=(OwnAddend(own[part]),)) for part in held.parts}, None, count)
         return tuple(means)
 
     # --- relay, gather
@@ -291,11 +291,11 @@ class FederationServer(ServerState):
     def product(self, shared: Shared, number: Shared, on: int | None = None) -> Shared:
         if at_server(shared, number):
             return shared * float(number.value().item())
-        return Shared(blind=(self._one_blind("product", shared.blind, number.blind, on),))
+        return Shared(transformed=(self._folded("product", shared.transformed, number.transformed, on),))
 
     def fold(self, shared: Shared, on: int | None = None) -> Shared:
-        if len(shared.blind) > 1:
-            shared = Shared(shared.clear, (self._one_blind("fold", shared.blind, (), on),), shared.own)
+        if len(shared.transformed) > 1:
+            shared = Shared(shared.clear, (self._folded("fold", shared.transformed, (), on),), shared.own)
         if len(shared.own) < 2:
             return shared
         number, key = self._number(), HeldKey("own")
@@ -309,12 +309,14 @@ class FederationServer(ServerState):
         self._known[key] = Known(number, majority(list(done.values())) or PartLayout(), dict.fromkeys(done, UNTRACED))
         total = Held(key, tuple(sorted(done)), ("own",))
         self._ledger.derive(total, [own.held for own in shared.own])
-        return Shared(shared.clear, shared.blind, (Own(total),))
+        return Shared(shared.clear, shared.transformed, (OwnAddend(total),))
 
-    def _one_blind(self, operation: str, blind: Sequence[Blind], times: Sequence[Blind], on: int | None) -> Blind:
+    def _folded(
+        self, operation: str, terms: Sequence[Transformed], times: Sequence[Transformed], on: int | None
+    ) -> Transformed:  # fmt: skip
         """One transformed part in place of several. Client `on` computes it if it is present, else another one."""
         self._greet_lost()
-        folding = Folding(operation, blind, times, f"apply/{self._turn}/{self._next_call()}")
+        folding = Folding(operation, terms, times, f"apply/{self._turn}/{self._next_call()}")
         found = self._sums.folded(folding, sorted(self.clients, key=lambda one: one != on), self._record(operation))
         if found is None:
             raise ClientsLost([] if on is None else [on])

@@ -170,7 +170,7 @@ class Values:
 
     def open(self, addends: m.Addends, transforms: Callable[[], Transforms], exchange: Exchange) -> Array:
         """The value of a sum, with its transformed parts opened. Raises "forbidden" for transformed parts that are not of sums."""
-        known = transforms() if addends.blind else None
+        known = transforms() if addends.transformed else None
         total = exchange.once(lambda: _opened(addends, known), addends, known)
         for own in addends.own:
             if not self.holds(own.held):
@@ -216,12 +216,13 @@ def keep_values(store: ObjectStore, name: str, arrays: Arrays, origin: bytes) ->
 
 def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:
     """The part of a sum that is the same for all clients with these transforms. Read-only, because they share it."""
-    total: Array | None = addends.clear[0] if addends.clear else None
-    for term in m.blind_terms(addends):
+    total: Array | None = addends.clear
+    for term in addends.transformed:
         assert transforms is not None
+        m.check_transformed(term)
         if not term.transform.startswith(OPENED):  # else a client could open for the server what another one transformed
             raise RemoteError("forbidden")
-        transform = transforms(term.transform, term.dimension or len(term.value))
+        transform = transforms(term.transform, term.dimension)
         vector = transform.invert(term.value)[term.start : term.stop].reshape(term.shape)
         total = vector if total is None else total + vector
     if total is None:

@@ -14,7 +14,7 @@ from ..protocols.errors import RemoteError
 from ..types import Array, ClientData
 from . import messages as m
 from .foreign import Foreign
-from .handler import Run
+from .host import RunTask
 from .protections import ClientParts
 from .release_policy import compares, kinds_of
 from .task_encoding import UnknownTask
@@ -23,9 +23,9 @@ from .values import UNTRACED, Exchange, Origin, rounds_of, trace
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
 
-__all__ = ["Own", "Work", "sizes_in", "request_digest"]
+__all__ = ["OwnFunction", "Work", "sizes_in", "request_digest"]
 
-Own = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
+OwnFunction = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
 Choice = int | tuple[int, ...] | None
 
 
@@ -95,14 +95,14 @@ class Work:
     can trace.
     """
 
-    def __init__(self, parts: ClientParts, data: Callable[[], ClientData], own: Mapping[str, Own]) -> None:
+    def __init__(self, parts: ClientParts, data: Callable[[], ClientData], own: Mapping[str, OwnFunction]) -> None:
         self._client, self._values, self._ledger, self._transforms = parts.client, parts.values, parts.ledger, parts.transforms
         self._data, self._entropy, self._own = data, parts.entropy, own
         protection = parts.settings.protection
         self._alone, self._traced = protection.small_clusters == "local", protection.secure
         self._fitted: tuple[ClientData, list[Any], ClientData] | None = None
 
-    def compute(self, ask: m.Compute, exchange: Exchange) -> Generator[Run, Any, m.Computed]:
+    def compute(self, ask: m.Compute, exchange: Exchange) -> Generator[RunTask, Any, m.Computed]:
         """Run a task and hold its parts."""
         public = ask.task.task
         if isinstance(public, UnknownTask):
@@ -128,7 +128,7 @@ class Work:
                 raise RemoteError("unknown-task")
             result = dict(self._own[task.name](task, given))
         else:
-            result = yield Run(task, self._input(ask, models, given, {name: value for name, (value, _) in reads.items()}, choice))
+            result = yield RunTask(task, self._input(ask, models, given, {name: value for name, (value, _) in reads.items()}, choice))
         live = (*ask.live, ask.held)
         if result:  # before the sources of the result are forgotten
             self._values.drop(ask.held)
@@ -159,7 +159,7 @@ class Work:
         mine = tuple(own for own in ask.addends if self._values.holds(own.held))
         if not mine:
             return m.Computed(False, ())
-        total = self._values.open(m.Addends((), (), mine), self._transforms, exchange)
+        total = self._values.open(m.Addends(None, (), mine), self._transforms, exchange)
         origins = [(own.part, self._values.origin(own.held)) for own in mine]
         compared = any(origin.is_compared(part) for part, origin in origins)
         self._values.drop(ask.held)
@@ -191,39 +191,36 @@ class Work:
             received = [exchange.once(lambda: request_digest(ask), ask)]
             received += [UNTRACED for one in held if isinstance(one, m.OwnPart) and not self._alone]
             received += [self._values.origin(one.held).received for one in held if isinstance(one, m.Mine)]
-        for parameter in ask.params:
-            value = parameter.value
+        for name, value in ask.params:
             if isinstance(value, m.Mine):
-                given[parameter.name] = self._values.mine(value)
+                given[name] = self._values.mine(value)
                 sizes.append(self._values.origin(value.held).size)  # a copy of an update, or a value computed from one, is as protected
                 continue
-            if isinstance(value, m.One):
-                of = [self._values.open(value.value, self._transforms, exchange)]
-                given[parameter.name] = of[0]
+            if isinstance(value, m.Addends):
+                opened = [self._values.open(value, self._transforms, exchange)]
+                given[name] = opened[0]
             elif isinstance(ask.which, m.Mine):
                 if not value.values or chosen is None:
                     raise RemoteError("bad-input")
                 picked = [value.values[label % len(value.values)] for label in chosen]  # refusing a short list would reveal the label
-                of = [self._values.open(one, self._transforms, exchange) for one in picked]
-                given[parameter.name] = of if several else of[0]
+                opened = [self._values.open(addends, self._transforms, exchange) for addends in picked]
+                given[name] = opened if several else opened[0]
             else:
-                of = [self._values.open(one, self._transforms, exchange) for one in value.values]
-                given[parameter.name] = of
-            sizes += [one.size for one in of if one.size > 1]
+                opened = [self._values.open(addends, self._transforms, exchange) for addends in value.values]
+                given[name] = opened
+            sizes += [array.size for array in opened if array.size > 1]
         return given, received, None if chosen is None else tuple(chosen) if several else chosen[0]
 
     def _held_in(self, ask: m.Compute) -> list[m.Mine | m.OwnPart]:
         """The held values that go into a task."""
-        found: list[m.Mine | m.OwnPart] = [ask.which] if isinstance(ask.which, m.Mine) else []
-        for parameter in ask.params:
-            value = parameter.value
+        held: list[m.Mine | m.OwnPart] = [ask.which] if isinstance(ask.which, m.Mine) else []
+        for _, value in ask.params:
             if isinstance(value, m.Mine):
-                found.append(value)
+                held.append(value)
                 continue
-            for addends in (value.value,) if isinstance(value, m.One) else value.values:
-                if addends.own:
-                    found += [own for own in addends.own if self._values.holds(own.held)]
-        return found
+            for addends in (value,) if isinstance(value, m.Addends) else value.values:
+                held += [own for own in addends.own if self._values.holds(own.held)]
+        return held
 
     def _input(self, ask: m.Compute, models: list[Any], given: dict[str, Any], reads: Mapping[str, Array], choice: Choice) -> "TaskInput":
         from ..engine import Streams, TaskInput

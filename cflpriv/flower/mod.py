@@ -18,8 +18,7 @@ from ..contract.protection import Protection
 from ..errors import InputError
 from ..federation.foreign import Foreign
 from ..federation.messages import encode
-from ..federation.settings import Settings
-from ..federation.settings_file import refused_settings
+from ..federation.settings import Settings, refused_settings
 from ..protocols.mechanisms import clip
 from ..transports.deployed import no_data, receive
 from ..types import Array

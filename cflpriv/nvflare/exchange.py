@@ -29,8 +29,7 @@ from nvflare.apis.workspace import Workspace
 
 from ..errors import InputError
 from ..federation.messages import encode
-from ..federation.settings import Settings
-from ..federation.settings_file import NoSettings, read_roster, read_settings, refused_settings
+from ..federation.settings import NoSettings, Settings, read_roster, read_settings, refused_settings
 from ..federation.stages import StagedTransport
 from ..federation.store import DiskStore, Store
 from ..protocols.bounded_files import read_json

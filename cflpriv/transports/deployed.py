@@ -8,8 +8,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..federation.client import FederationClient
-from ..federation.settings import Settings
-from ..federation.settings_file import KEY_HOLDER
+from ..federation.settings import KEY_HOLDER, Settings
 from ..federation.store import Store
 from ..types import ClientData
 

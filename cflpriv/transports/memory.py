@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.cohort import draw_drop
-from ..federation.handler import refusal
+from ..federation.host import refusal
 from ..federation.transport import Stage
 from ..protocols.errors import ProtocolError
 

@@ -15,7 +15,6 @@ from ..engine import Engine, Result, Task, TaskInput
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.client import FederationClient
-from ..federation.parameters import parameter_messages as said_of
 from ..federation.server import FederationServer
 from ..federation.store import ObjectStore
 from ..federation.values import Exchange
@@ -101,9 +100,7 @@ class Simulated:
                 raise InputError(f"client {client} does not hold {value.key.name}")
             sought = m.Mine(self.federation.numbers()[value.key], value.part)
         else:
-            (one,) = said_of({"value": value}, {}, None, False, self.federation.numbers(), {})
-            assert isinstance(one.value, m.One)
-            sought = one.value.value
+            sought = m.to_addends(value, self.federation.numbers())
         (found,) = self.each([client], _opened, sought)
         return found
 
@@ -159,7 +156,7 @@ class Simulated:
 
 def _opened(host: LocalHost, clients: Sequence[int], value: m.Mine | m.Addends) -> list[Array]:
     parties = [host.client(client) for client in clients]
-    return [one.values.mine(value) if isinstance(value, m.Mine) else one.opened(value, Exchange()) for one in parties]
+    return [party.values.mine(value) if isinstance(value, m.Mine) else party.opened(value, Exchange()) for party in parties]
 
 
 def _recalled(host: LocalHost, clients: Sequence[int], name: str) -> list[Array | None]:

@@ -24,8 +24,8 @@ from ...contract.operations import Sampling
 from ...contract.protection import Protection
 from ...engine.models import Model
 from ...errors import InputError, near, unknown_key
+from ...federation.cohort import Schedule, schedule
 from ...federation.release_policy import may_leave
-from ...federation.schedule import Schedule, schedule
 from ...federation.values import Origin
 from ...files import toml_text
 from ...plugins import is_loaded, load_plugin

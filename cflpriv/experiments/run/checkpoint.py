@@ -25,7 +25,7 @@ from ...algorithms import STATES
 from ...algorithms.interface import state_name
 from ...array_files import read_safetensors
 from ...clustering.similarity import SimilarityMatrix
-from ...contract.handles import Blind, GroupMean, Held, HeldKey, Own, Shared
+from ...contract.handles import GroupMean, Held, HeldKey, OwnAddend, Shared, Transformed
 from ...engine import Deferred
 from ...engine.models import Model
 from ...engine.span import Movement
@@ -48,11 +48,13 @@ __all__ = [
 FORMAT, OLDEST_FORMAT = 4, 2  # format 2: every value is an array of its own; formats 2 and 3: names of types with their packages
 
 TYPES: Mapping[str, type] = ChainMap(
-    {state_name(kind): kind for kind in (Shared, Blind, Own, GroupMean, Clustering, SimilarityMatrix)}, STATES
+    {state_name(kind): kind for kind in (Shared, Transformed, OwnAddend, GroupMean, Clustering, SimilarityMatrix)}, STATES
 )
-"""The dataclasses that a state may be made of, by `state_name`: these, and what algorithms declare as their `states`."""
-_RENAMED: Mapping[str, str] = {}
+"""The types that a state may be made of, by `state_name`: these, and what algorithms declare as their `states`."""
+_RENAMED: Mapping[str, str] = {"handles.Blind": "handles.Transformed", "handles.Own": "handles.OwnAddend"}
 """`state_name` in earlier versions -> today's."""
+_RENAMED_FIELDS: Mapping[type, Mapping[str, str]] = {Shared: {"blind": "transformed"}}
+"""Names of fields in earlier versions -> today's, by type."""
 
 
 def _type_of(name: Any) -> type | None:
@@ -100,12 +102,13 @@ class _Out:
         if hasattr(value, "__array__"):  # computed on demand, one at a time, when it is written
             arrays[path] = value
             return {"array": path}
-        if is_dataclass(value) and not isinstance(value, type):
+        if (is_dataclass(value) and not isinstance(value, type)) or isinstance(value, msgspec.Struct):
             if TYPES.get(state_name(type(value))) is not type(value):
                 raise TypeError(
                     f"checkpoint: {path} is a {state_name(type(value))}, which no algorithm declares among its states (checkpoint.TYPES)"
                 )
-            inner = {one.name: self.walk(getattr(value, one.name), f"{path}/{one.name}", arrays) for one in fields(value) if one.init}
+            names = value.__struct_fields__ if isinstance(value, msgspec.Struct) else [one.name for one in fields(value) if one.init]
+            inner = {name: self.walk(getattr(value, name), f"{path}/{name}", arrays) for name in names}
             return {"type": state_name(type(value)), "fields": inner}
         if isinstance(value, Mapping):
             return {"mapping": [[self.walk(key, path, arrays), self.walk(item, f"{path}/{key}", arrays)] for key, item in value.items()]}
@@ -345,7 +348,8 @@ class _In:
             return [self.walk(item, arrays) for item in tree["list"]]
         if (kind := _type_of(tree.get("type"))) is None:
             raise InputError(f"{self.checkpoint.path}: {tree.get('type')!r} is not a kind of state")
-        return kind(**{name: self.walk(value, arrays) for name, value in tree["fields"].items()})
+        names = _RENAMED_FIELDS.get(kind, {})
+        return kind(**{names.get(name, name): self.walk(value, arrays) for name, value in tree["fields"].items()})
 
     def _once(self, path: str) -> Array:
         if path not in self.known:

@@ -11,7 +11,7 @@ from msgspec import structs
 from scenes import population, training
 
 from cflpriv.aggregation.secagg import kind_of
-from cflpriv.contract.handles import Held, HeldKey, Own, PartLayout, Shared
+from cflpriv.contract.handles import Held, HeldKey, OwnAddend, PartLayout, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
@@ -69,7 +69,7 @@ OTHER: dict[str, Change] = {
     "task": lambda client, ask: structs.replace(ask, task=m.Carried(LAZY)),
     "seed": lambda client, ask: structs.replace(ask, seed=99),
     "round": lambda client, ask: structs.replace(ask, round=99),
-    "model": lambda client, ask: structs.replace(ask, params=(m.Parameter("model", m.One(m.Addends((TASK.model.init(1),), (), ()))),)),
+    "model": lambda client, ask: structs.replace(ask, params=(("model", m.Addends(TASK.model.init(1), (), ())),)),
 }
 
 
@@ -96,7 +96,7 @@ def test_the_value_that_is_added_up_is_that_of_the_invitation() -> None:
     numbers: dict[str, int] = {}
 
     def change(client: int, ask: m.Ask) -> m.Ask:
-        late = isinstance(ask, m.Step) and kind_of(ask.said) == "Deliver" and client == VICTIM
+        late = isinstance(ask, m.Step) and kind_of(ask.message) == "Deliver" and client == VICTIM
         return structs.replace(ask, held=numbers["private"]) if late else ask
 
     _, fed = federation(change)
@@ -117,8 +117,8 @@ def test_whose_choice_came_about_otherwise_is_in_no_sum_with_the_others() -> Non
         if not isinstance(ask, m.Compute) or ask.which is not None or client != VICTIM:
             return ask
         (models,) = ask.params
-        assert isinstance(models.value, m.Many)
-        return structs.replace(ask, params=(m.Parameter("model", m.Many(models.value.values[::-1])),))
+        assert isinstance(models[1], m.Many)
+        return structs.replace(ask, params=(("model", m.Many(models[1].values[::-1])),))
 
     _, fed = federation(change)
     choice = fed.compute(Losses(TASK.model), {"model": [base, 50 * base]})["choice"]
@@ -136,9 +136,9 @@ def test_what_clients_added_up_or_were_sent_by_each_other_is_summed_in_passive_m
     _, fed = remote(SCENE, replace(ACTIVE, secagg_mode=mode))
     fed.begin_round(0)
     held = fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
-    twice = fed.fold(Shared(own=(Own(held), Own(held)))).own[0].held
+    twice = fed.fold(Shared(own=(OwnAddend(held), OwnAddend(held)))).own[0].held
     relayed = fed.relay(held)
-    again = fed.compute(TASK, {"model": Shared(np.zeros(TASK.model.dimension, np.float32), own=(Own(held),))})["update"]
+    again = fed.compute(TASK, {"model": Shared(np.zeros(TASK.model.dimension, np.float32), own=(OwnAddend(held),))})["update"]
     assert set(fed._known[relayed.key].models.values()) == {UNTRACED}
     for one in (twice, again):
         if mode == "passive":

@@ -28,10 +28,10 @@ from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.epochs import Epoch
-from cflpriv.federation.function_encoding import registered, then_from_bytes, then_to_bytes
 from cflpriv.federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore, MemoryStore
+from cflpriv.federation.task_encoding import known_functions, then_from_bytes, then_to_bytes
 from cflpriv.federation.transport import OverBytes
 from cflpriv.protocols import ckks
 from cflpriv.protocols.codec import CHECKSUM_BYTES
@@ -142,7 +142,7 @@ def test_every_system_that_compares_finds_the_clusters_of_one_process(name: str)
 def test_what_runs_at_the_key_holder_travels_and_comes_back_the_same() -> None:
     from cflpriv.algorithms.pacfl import ClusterByAngles, PlaceNewcomers
 
-    assert {"pacfl.ClusterByAngles", "pacfl.PlaceNewcomers", "merging.PlaceNewcomers", "merging.MergeClusters"} <= set(registered())
+    assert {"pacfl.ClusterByAngles", "pacfl.PlaceNewcomers", "merging.PlaceNewcomers", "merging.MergeClusters"} <= set(known_functions())
     for then in (ClusterByAngles("chordal", k=3), PlaceNewcomers(ClusterByAngles(beta=2.5))):
         assert then_from_bytes(then_to_bytes(then)) == then
     with pytest.raises(InputError, match="does not travel"):

@@ -18,8 +18,8 @@ from cflpriv.contract.operations import GramView
 from cflpriv.contract.protection import Protection
 from cflpriv.federation import messages as m
 from cflpriv.federation.epochs import Epoch
-from cflpriv.federation.function_encoding import check_small, fits, registered, then_to_bytes
 from cflpriv.federation.server import ClientsLost, FederationServer, KeyHolderLost
+from cflpriv.federation.task_encoding import check_small, fits, known_functions, then_to_bytes
 from cflpriv.federation.transport import OverBytes
 from cflpriv.federation.values import Values
 from cflpriv.protocols import ckks
@@ -106,8 +106,8 @@ def test_a_key_holder_that_lies_ends_a_step_by_word_and_leaves_the_server_as_it_
 
 
 def test_what_every_function_gives_is_known_to_the_server() -> None:
-    assert {"pacfl.ClusterByAngles", "merging.Known", "splitting.Bipartition"} <= set(registered())
-    for name, kind in registered().items():
+    assert {"pacfl.ClusterByAngles", "merging.Known", "splitting.Bipartition"} <= set(known_functions())
+    for name, kind in known_functions().items():
         results: Any = getattr(kind, "results", {"": "undeclared"})
         assert set(results.values()) <= {"all", "new", "some", "one"}, name
     assert fits(PlaceByMeans(), {"labels": np.array([0, 2])}, 3, 2)

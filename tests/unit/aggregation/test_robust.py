@@ -337,7 +337,7 @@ def test_a_nonce_is_opened_once_and_slots_go_on() -> None:
     assert isinstance(first, m.Stepped)
     assert said(deal) == m.Refused("old-slot")
     assert said(msgspec.structs.replace(deal, slot=(8, 9, 9))) == m.Refused("old-slot")
-    listed = (m.Committed(0, first.said), *(m.Committed(other, bytes(32)) for other in range(1, 9)))
+    listed = (m.Committed(0, first.message), *(m.Committed(other, bytes(32)) for other in range(1, 9)))
     opening = msgspec.structs.replace(deal, listed=listed)
     assert said(msgspec.structs.replace(opening, slot=(9, 0, 1))) == m.Refused("wrong-stage")
     assert isinstance(said(opening), m.Stepped)

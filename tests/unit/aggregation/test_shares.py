@@ -20,7 +20,7 @@ from cflpriv.contract.transcript import Transcript
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.federation import messages as m
-from cflpriv.federation.epoch_limit import enter
+from cflpriv.federation.epochs import enter
 from cflpriv.federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore, MemoryStore
@@ -224,7 +224,7 @@ def test_a_holder_that_computes_something_else_ends_the_step_by_word() -> None:
             return data
         answer = m.decode_answer(data)
         assert isinstance(answer, m.Stepped)
-        return m.encode(m.Stepped(answer.said[:-1] + bytes([answer.said[-1] ^ 1])))
+        return m.encode(m.Stepped(answer.message[:-1] + bytes([answer.message[-1] ^ 1])))
 
     transport.tamper = lie
     with pytest.raises(KeyHolderLost, match="malformed"):
@@ -243,7 +243,7 @@ def test_a_holder_whose_contribution_cannot_be_used_is_named_and_another_takes_i
         answer = m.decode_answer(data)
         assert isinstance(answer, m.Stepped)
         machine = ShareHolderParty(settings, transport.stores[liar]).machine(fed.session, 0)
-        signed = decode(answer.said, Contribution, machine.terms)
+        signed = decode(answer.message, Contribution, machine.terms)
         said = {
             "malformed": b"nonsense", "bad-signature": encode(msgspec.structs.replace(signed, signature=bytes(64))),
             "other-contribution": machine.contribute([0, 1], 1, (0, 1, 2)),

@@ -21,7 +21,7 @@ from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.client import FederationClient
 from cflpriv.federation.client_ledger import SPENT
-from cflpriv.federation.enrolment import new_session
+from cflpriv.federation.registry import new_session
 from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore, MemoryStore
@@ -133,7 +133,7 @@ def test_who_comes_later_gets_the_secret_from_a_member_and_a_transform_serves_on
     again = m.Give(fed.session, "sum", fed._known[other.key].number, ("update",), "sum/0/1/0", False)
     assert fed._ask({0: again}, "sum") == {}
     assert fed.refusals[-1][2] == "used-transform"
-    with_clear = m.Fold(fed.session, "apply/9/9/9", m.to_one(task.model.init(0), {}), ())
+    with_clear = m.Fold(fed.session, "apply/9/9/9", m.to_addends(task.model.init(0), {}), ())
     assert fed._ask({0: with_clear}, "fold") == {}
     assert fed.refusals[-1][2] == "forbidden"
 
@@ -264,9 +264,7 @@ def test_a_private_model_on_top_of_the_list_is_refused() -> None:
     task = training(scene)
     ones = fed.compute(task, {"model": task.model.init(0)})
     known = fed._known[ones.key]
-    other = m.Compute(
-        fed.session, 0, 1, known.number, (), m.Carried(task), (m.Parameter("model", m.One(m.to_one(task.model.init(9), {}))),), None
-    )
+    other = m.Compute(fed.session, 0, 1, known.number, (), m.Carried(task), (("model", m.to_addends(task.model.init(9), {})),), None)
     assert isinstance(fed._ask({3: other}, "compute")[3], m.Computed)
     (mean,) = fed.mean(ones["update"])
     assert mean is not None
@@ -505,7 +503,7 @@ def test_shapes_that_no_array_has_are_malformed(shape: tuple[int, ...]) -> None:
     with pytest.raises(MalformedMessage):
         m.decode_answer(m.encode(m.Given((m.Named("x", RawArray("<f8", shape, b"")),), 0)))  # type: ignore[arg-type]
     with pytest.raises(MalformedMessage):
-        m.blind_terms(m.Addends((), (m.BlindPart("sum/1", np.zeros(8), 4, 4, shape, 8),), ()))
+        m.check_transformed(m.Transformed("sum/1", np.zeros(8), 4, 4, shape, 8))
 
 
 def told(transport: Loopback, at: str, answers: Mapping[int, Any]) -> None:

@@ -191,9 +191,7 @@ def test_one_that_sends_another_shape_than_the_rest_is_left_out(at: str) -> None
 
 
 def ask(fed: FederationServer, number: int, task: Any, **params: Any) -> m.Compute:
-    given = tuple(
-        m.Parameter(name, value if isinstance(value, m.Mine) else m.One(m.to_one(value, {}))) for name, value in sorted(params.items())
-    )
+    given = tuple((name, value if isinstance(value, m.Mine) else m.to_addends(value, {})) for name, value in sorted(params.items()))
     return m.Compute(fed.session, 0, 1, number, (7, 8), m.Carried(task), given, None)
 
 

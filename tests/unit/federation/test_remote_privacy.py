@@ -174,7 +174,7 @@ def test_under_protections_the_bill_is_the_same(name: str, protection: Protectio
 def sent(fed: FederationServer, scene: Population, noise: Any, task: Any = None, number: int = 900) -> Any:
     """What client 0 answers to a training with this noise."""
     task = task or training(scene)
-    params = (m.Parameter("model", m.One(m.to_one(training(scene).model.init(0), {}))),)
+    params = (("model", m.to_addends(training(scene).model.init(0), {})),)
     ask = m.Compute(fed.session, 0, 1, number, (number,), m.Carried(task), params, None, noise)
     return fed._ask({0: ask}, "compute").get(0)
 
@@ -253,8 +253,8 @@ def test_what_starts_from_a_value_costs_that_value_too_whatever_the_server_forge
     noise = m.NoisySteps(**vars(NOISE))
     first = training(scene).model.init(0)
     assert isinstance(sent(fed, scene, noise), m.Computed)
-    own = m.Addends((first,), (), (m.OwnPart(900, "update", 1.0),))
-    ask = m.Compute(fed.session, 0, 1, 901, (), m.Carried(training(scene)), (m.Parameter("model", m.One(own)),), None, noise)
+    own = m.Addends(first, (), (m.OwnPart(900, "update", 1.0),))
+    ask = m.Compute(fed.session, 0, 1, 901, (), m.Carried(training(scene)), (("model", own),), None, noise)
     assert isinstance(fed._ask({0: ask}, "compute")[0], m.Computed)
     assert 0 in fed._ask({0: m.Give(fed.session, "sum", 901, ("update",), "", False)}, "sum")
     ledger = Ledger.read((transport.stores[0].get(SPENT) or b"").decode())
@@ -374,7 +374,7 @@ def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_les
     noise, task = m.NoisySteps(**vars(NOISE)), training(scene)
     assert isinstance(sent(fed, scene, noise), m.Computed)
     spent = own_ledgers(transport)[0]
-    zeros = (m.Parameter("update", m.One(m.to_one(np.zeros(3), {}))),)
+    zeros = (("update", m.to_addends(np.zeros(3), {})),)
     ask: m.Ask = m.Compute(fed.session, 0, 1, 900, (900,), m.Carried(Same()), zeros, None, noise)
     if by == "a box that is public":
         ask = m.Take(fed.session, 900, ("update",), ())
@@ -640,16 +640,16 @@ class Liar:
 
     def compute(self, held: int, task: Task, which: m.Mine | None = None, **params: Any) -> str:
         """Have a task run on numbers (one, or a list to pick from) or held parts; "computed", or the word of the refusal."""
-        named = tuple(m.Parameter(name, self._value(value)) for name, value in params.items())
+        named = tuple((name, self._value(value)) for name, value in params.items())
         answer = self.ask(m.Compute(bytes(16), 0, 0, held, (1, 2), m.Carried(task), named, which, self.noise))
         return answer.code if isinstance(answer, m.Refused) else "computed"
 
     @staticmethod
-    def _value(value: Any) -> m.One | m.Many | m.Mine:
+    def _value(value: Any) -> m.Addends | m.Many | m.Mine:
         def one(number: Any) -> m.Addends:
-            return m.Addends((np.asarray(number),), (), ())
+            return m.Addends(np.asarray(number), (), ())
 
-        return value if isinstance(value, m.Mine) else m.Many(tuple(map(one, value))) if isinstance(value, list) else m.One(one(value))
+        return value if isinstance(value, m.Mine) else m.Many(tuple(map(one, value))) if isinstance(value, list) else one(value)
 
     @property
     def spent(self) -> float:

@@ -33,14 +33,14 @@ from cflpriv.algorithms.pfedlia.influence import HasValidation, Influence, Neigh
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.shared.choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from cflpriv.algorithms.stocfl.stocfl import ChainLink, Represent
-from cflpriv.contract.handles import Blind, Held, Shared
+from cflpriv.contract.handles import Held, Shared, Transformed
 from cflpriv.contract.protection import Protection, listed
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy as releases
 from cflpriv.federation.foreign import Foreign
 from cflpriv.federation.server import ClientsLost, FederationServer
-from cflpriv.federation.task_encoding import registered
+from cflpriv.federation.task_encoding import known_tasks
 from cflpriv.federation.values import Origin, Values
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.orthonormal import TRANSFORMS
@@ -74,10 +74,10 @@ def ask(fed: FederationServer, number: int, task: Any, which: Any = None, **para
         if isinstance(value, m.Mine):
             return value
         if isinstance(value, list):
-            return m.Many(tuple(m.to_one(np.asarray(one), {}) for one in value))
-        return m.One(m.to_one(value, {}))
+            return m.Many(tuple(m.to_addends(np.asarray(one), {}) for one in value))
+        return m.to_addends(value, {})
 
-    given = tuple(m.Parameter(name, said(value)) for name, value in params.items())
+    given = tuple((name, said(value)) for name, value in params.items())
     return m.Compute(fed.session, 0, 1, number, tuple(range(7, 30)), m.Carried(task), given, which)
 
 
@@ -165,7 +165,7 @@ def test_a_client_opens_for_the_server_nothing_that_another_hid_for_comparison(c
     _, _, fed = begun(HAAR, carrier)
     answer(fed, ask(fed, 7, PrincipalVectors(1)), 1)
     hidden = np.ravel(values(answer(fed, give(fed, "gram", 7, "signature", "gram/0"), 1)))
-    sent = Shared(blind=(Blind("gram/0", hidden, 0, len(hidden), (len(hidden),), len(hidden)),))
+    sent = Shared(transformed=(Transformed("gram/0", hidden, 0, len(hidden), (len(hidden),), len(hidden)),))
     assert answer(fed, ask(fed, 7, Same(), update=sent)) is None
     assert fed.refusals[-1] == (0, "asked", "forbidden")
 
@@ -194,22 +194,22 @@ def test_folds_and_blind_sums_use_transforms_of_their_own(carrier: Carrier) -> N
     size = len(blind)
 
     def fold(purpose: str, factor: float) -> Any:
-        part = Shared(blind=(Blind(purpose, factor * blind, 0, size, (size,), size),))
-        return answer(fed, m.Fold(fed.session, "apply/1/1/0", m.to_one(part, {}), ()))
+        part = Shared(transformed=(Transformed(purpose, factor * blind, 0, size, (size,), size),))
+        return answer(fed, m.Fold(fed.session, "apply/1/1/0", m.to_addends(part, {}), ()))
 
     def product(*numbers: Shared) -> Any:
-        part = Shared(blind=(Blind("sum/1/1/0", blind, 0, size, (size,), size),))
-        return answer(fed, m.Fold(fed.session, "apply/1/1/1", m.to_one(part, {}), tuple(m.to_one(one, {}) for one in numbers)))
+        part = Shared(transformed=(Transformed("sum/1/1/0", blind, 0, size, (size,), size),))
+        return answer(fed, m.Fold(fed.session, "apply/1/1/1", m.to_addends(part, {}), tuple(m.to_addends(one, {}) for one in numbers)))
 
     assert fold("gram/0", 1.0) is None
     assert isinstance(fold("sum/1/1/0", 1.0), m.Given)
     assert isinstance(fold("sum/1/1/0", 1.0), m.Given)
     assert fold("sum/1/1/0", 2.0) is None
-    first = Shared(blind=(Blind("sum/1/1/0", blind, 0, 1, (), size),))
+    first = Shared(transformed=(Transformed("sum/1/1/0", blind, 0, 1, (), size),))
     assert product(Shared(np.array(2.0))) is None  # the server multiplies by what it knows itself
     assert product(first, first) is None
-    assert product(Shared(blind=(Blind("gram/0", blind, 0, 1, (), size),))) is None
-    assert product(Shared(blind=(Blind("sum/1/1/0", blind, 0, 2, (2,), size),))) is None
+    assert product(Shared(transformed=(Transformed("gram/0", blind, 0, 1, (), size),))) is None
+    assert product(Shared(transformed=(Transformed("sum/1/1/0", blind, 0, 2, (2,), size),))) is None
     assert isinstance(product(first), m.Given)
     words = [word for _, _, word in fed.refusals]
     assert words == ["forbidden", "forbidden", "used-transform", "forbidden", "forbidden", "forbidden", "bad-input"]
@@ -435,7 +435,7 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         WithUpdate(CentreShare(model), train, 2, 0.2), Beside(), TrainAndTell(train), RobustStep(train, 2), EvaluateRobust(model, 2),
         SoftStep(train, 0.1, 0, 0), EvaluateSoft(model),
     ]  # fmt: skip
-    assert sorted(type(task).__name__ for task in tasks) == sorted(set(registered()) - {"Model"})
+    assert sorted(type(task).__name__ for task in tasks) == sorted(set(known_tasks()) - {"Model"})
     for task in tasks:
         assert set(task.parts.values()) <= set(get_args(PartKind)), task
         assert releases.kinds_of(task) == dict(task.parts), task

@@ -18,7 +18,7 @@ from checkout import ROOT
 from scipy import stats
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.contract.handles import Own, Shared
+from cflpriv.contract.handles import OwnAddend, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import MODELS, Model, keeps_samples_apart
@@ -163,7 +163,7 @@ def test_noise_does_not_wash_out_what_it_was_computed_from() -> None:
     for demand in (False, True):
         fed, ledger = federation(scene, demand=demand)
         secret_start = fed.compute(Half(task.model.dimension))["vector"]
-        start = {"model": Shared(task.model.init(0), own=(Own(secret_start),))}
+        start = {"model": Shared(task.model.init(0), own=(OwnAddend(secret_start),))}
         half = [ChoiceEvent(0.5, "add_remove", "sample")]
         assert [event for one in ledger.charges for event in one.events] == half
         if demand:  # what fails for it would tell of the data
@@ -175,7 +175,7 @@ def test_noise_does_not_wash_out_what_it_was_computed_from() -> None:
     # and one that starts from a private value costs both, each once
     fed, ledger = federation(scene)
     first = fed.compute(task, {"model": task.model.init(0)})["update"]
-    second = fed.compute(task, {"model": Shared(task.model.init(0), own=(Own(first),))})["update"]
+    second = fed.compute(task, {"model": Shared(task.model.init(0), own=(OwnAddend(first),))})["update"]
     fed.mean(second)
     fed.mean(first)
     assert [len(one.events) for one in ledger.charges] == [1, 1]

@@ -15,7 +15,7 @@ import scenes
 from scipy import stats
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.contract.handles import Own, Shared
+from cflpriv.contract.handles import OwnAddend, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
@@ -228,7 +228,7 @@ def test_what_is_computed_from_it_is_not_covered() -> None:
     task = scenes.training(scene)
     fed, ledger = federation(scene, demand="")
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
-    second = fed.compute(task, {"model": Shared(task.model.init(0), own=(Own(held),))})["update"]
+    second = fed.compute(task, {"model": Shared(task.model.init(0), own=(OwnAddend(held),))})["update"]
     with pytest.raises(InputError, match="made of samples without noise"):
         fed.mean(second)
     assert ledger.charges == []
