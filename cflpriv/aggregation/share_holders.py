@@ -95,9 +95,9 @@ class ShareHolderParty(HolderParty):
                 return self._deposits(ask)
             case m.Contribute():
                 kept = self._kept(ask.session, ask.epoch)
-                said = kept.machine.contribute(ask.clients, ask.new, ask.contributors)
+                contribution = kept.machine.contribute(ask.clients, ask.new, ask.contributors)
                 self._keep(ask.epoch, kept)
-                return m.Stepped(said)
+                return m.Stepped(contribution)
             case m.Open():
                 return self._open(ask)
             case _:  # it has no data

@@ -210,13 +210,13 @@ class ServerComparison:
             raise InputError(f"protection.share_bound: {self._protection.share_bound:g} does not fit vectors {epoch.shape}") from None
         ask = m.ShareKey(self._session, epoch.number, *epoch.shape, terms.digest, self._live())
         answers = self._ask(dict.fromkeys(self._registry.holders, ask), "shares keys", epoch.number, record)
-        said = {number: one.message for number, one in answers.items() if isinstance(one, m.Stepped)}
-        self._enough(tuple(said), "shares keys", answers)
+        announced = {number: answer.message for number, answer in answers.items() if isinstance(answer, m.Stepped)}
+        self._enough(tuple(announced), "shares keys", answers)
         try:
-            session.keys = gathered(terms, tuple(said.values()), self._roster)
+            session.keys = gathered(terms, tuple(announced.values()), self._roster)
         except RemoteError as error:
             raise KeyHolderLost("shares keys", error.code, "a holder of shares") from None
-        session.terms, session.holders = terms, tuple(sorted(said))
+        session.terms, session.holders = terms, tuple(sorted(announced))
         return session
 
     def _ask(

@@ -32,7 +32,7 @@ from .relay import Relaying
 from .settings import Settings
 from .store import Store
 from .transforms import TransformCache
-from .values import Exchange, Values
+from .values import Exchange, Values, form_of
 from .work import OwnFunction, Work
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
@@ -180,5 +180,6 @@ def _allowed(
     """Parts of a held value. Raises `RemoteError` "forbidden" if this operation must not release them."""
     asked = values.parts(number, parts)
     if strict:
-        releases.check(settings.protection, operation, asked, values.origin(number), "gram" in settings.privacy.local)
+        forms = {part: form_of(value) for part, value in asked.items()}
+        releases.check(settings.protection, operation, forms, values.origin(number), "gram" in settings.privacy.local)
     return asked

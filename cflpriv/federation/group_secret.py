@@ -149,8 +149,8 @@ class Agreement:
     Clients require that more than half of their roster takes part, so that no client can be isolated.
     """
 
-    def __init__(self, registry: ClientRegistry, session: bytes, roster: Roster) -> None:
-        self._registry, self._session, self._roster = registry, session, roster
+    def __init__(self, registry: ClientRegistry, session: bytes, roster: Roster, record: Callable[..., None]) -> None:
+        self._registry, self._session, self._roster, self._record = registry, session, roster, record
         self._server: group.Server | None = None
         self._epoch = self._read = 0
         self.members: frozenset[int] = frozenset()
@@ -168,12 +168,12 @@ class Agreement:
         there, total = len(self._registry.present), len(self._roster.keys)
         return f"{there} of {total} clients are there; to agree on the secret of their transform {total // 2 + 1} are needed"
 
-    def renew(self, record: Callable[..., None]) -> None:
+    def renew(self) -> None:
         """Begin a new epoch of the present clients, with a fresh secret that removed clients never get. Raises `TooFewClients`."""
         before = self._server, self.members
         self._server, self.members = None, frozenset()
         try:
-            self._agree(sorted(self._registry.present), record)
+            self._agree(sorted(self._registry.present))
         finally:
             if self._server is None:
                 self._server, self.members = before
@@ -193,7 +193,7 @@ class Agreement:
         self._server = group.Server.from_bytes(saved["server"], self._roster) if saved["server"] else None
         self._epoch, self.members = saved["epoch"], frozenset(saved["members"])
 
-    def extend(self, record: Callable[..., None]) -> None:
+    def extend(self) -> None:
         """Agree once enough clients are present; then have a member give the secret to every other client that is present."""
         refusals = self._registry.refusals[self._read :]  # each one once, because a client may get the secret again
         self._read += len(refusals)
@@ -201,12 +201,12 @@ class Agreement:
         fresh = sorted(self._registry.present - self.members)
         if self._server is None:
             with suppress(TooFewClients):  # the next round tries again
-                self._agree(fresh, record)
+                self._agree(fresh)
             return
         for client in fresh:
-            self._admit(client, record)
+            self._admit(client)
 
-    def _agree(self, fresh: list[int], record: Callable[..., None]) -> None:
+    def _agree(self, fresh: list[int]) -> None:
         smallest = len(self._roster.keys) // 2 + 1
         if len(fresh) < smallest:
             return
@@ -217,13 +217,13 @@ class Agreement:
         server = group.Server(terms, self._roster)
         outbox = server.advance()
         while server.stage is not group.ServerStage.RUNNING:
-            for client, message in self._stage(outbox, record).items():
+            for client, message in self._stage(outbox).items():
                 self._pass_on(server, client, message)
             outbox = server.advance()
-        self._stage(outbox, record)
+        self._stage(outbox)
         self._server, self.members = server, frozenset(outbox)  # a client whose answer was lost has the secret, or will refuse
 
-    def _admit(self, client: int, record: Callable[..., None]) -> None:
+    def _admit(self, client: int) -> None:
         """Have the first member that can do so give the secret to a new client."""
         server = self._server
         assert server is not None
@@ -232,7 +232,7 @@ class Agreement:
             while outbox:
                 (asked,) = outbox
                 before = len(self._registry.refusals)
-                answer = self._stage(outbox, record).get(asked)
+                answer = self._stage(outbox).get(asked)
                 outbox = self._pass_on(server, asked, answer) if answer else {}
                 if asked == client and not outbox:
                     # "wrong-epoch": it is a member already, and its earlier answer was lost
@@ -248,7 +248,7 @@ class Agreement:
             self._registry.refusals.append((client, "group", error.code))
             return {}
 
-    def _stage(self, outbox: Mapping[int, bytes], record: Callable[..., None]) -> dict[int, bytes]:
+    def _stage(self, outbox: Mapping[int, bytes]) -> dict[int, bytes]:
         asks: dict[int, m.Ask] = {
             client: m.Group(self._session, message) for client, message in outbox.items() if client in self._registry.present
         }
@@ -266,7 +266,7 @@ class Agreement:
             for kind, clients in kinds.items():
                 payload = [{"bytes": np.frombuffer(parts[client], dtype=np.uint8)} for client in clients]
                 alike = source == "server" and len({parts[client] for client in clients}) == 1
-                record(kind, source, target, clients, payload[0] if alike else payload, readers=readers)
+                self._record(kind, source, target, clients, payload[0] if alike else payload, readers=readers)
         return replies
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,7 +13,20 @@ from . import messages as m
 from .store import ObjectStore, Store
 from .transforms import Transforms
 
-__all__ = ["UNTRACED", "Exchange", "Origin", "Values", "from_bytes", "keep_values", "kept_values", "rounds_of", "to_bytes", "trace"]
+__all__ = [
+    "UNTRACED",
+    "Exchange",
+    "Form",
+    "Origin",
+    "Values",
+    "form_of",
+    "from_bytes",
+    "keep_values",
+    "kept_values",
+    "rounds_of",
+    "to_bytes",
+    "trace",
+]
 
 T = TypeVar("T")
 
@@ -67,6 +81,13 @@ class Kept(m.Message, frozen=True):
 
 
 Arrays = dict[str, Any]
+Form = tuple[int, str]
+"""How many numbers a value has, and the kind of their dtype."""
+
+
+def form_of(value: Any) -> Form:
+    """The form of a held value. Relayed values, which are by sender, are one object."""
+    return (1, "O") if isinstance(value, dict) else (prod(value.shape), np.dtype(value.dtype).kind)
 
 
 def to_bytes(arrays: Arrays, origin: Origin = Origin()) -> bytes:  # noqa: B008

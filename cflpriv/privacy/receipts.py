@@ -21,27 +21,43 @@ from ..protocols.shared_noise import SharedNoise
 from .settings import Noise, SumNoise
 
 if TYPE_CHECKING:  # clients that only speak a protocol load no torch
-    from ..contract.operations import Parameter
+    from ..contract.operations import Parameter, Then
     from ..engine import Task
 
-__all__ = ["PrivacyLedger", "sources"]
+__all__ = ["NoLedger", "PrivacyLedger", "sources"]
 
 Receipts = tuple[Receipt, ...]
 
 
 class PrivacyLedger:
-    """Receipts by handle and part, and by what clients remember, over one `ledger`; `noise` makes tasks private."""
+    """Receipts by handle and part, and by what clients remember, over one `ledger`; `noise` makes tasks private.
+
+    `restored`: the run was resumed, so clients may remember results of an interrupted round that no receipt covers.
+    """
 
     def __init__(self, noise: Noise, ledger: Ledger) -> None:
         self.noise = noise
         self.ledger = ledger
+        self.restored = False
         self._held: weakref.WeakKeyDictionary[HeldKey, dict[str, Receipts | None]] = weakref.WeakKeyDictionary()
         self._remembered: dict[tuple[int, str], Receipts | None] = {}
 
     def private(self, task: "Task") -> "Task":
-        """The private form of a task, or the task itself where it has none."""
-        make = getattr(task, "private", None)
-        return task if make is None else make(self.noise)
+        """The private form of a task, or the task itself where it has none. Raises `InputError` for a task without noise."""
+        private: Task = _private(task, self.noise)
+        if not self.harmless(private, self.noise.relation):
+            raise InputError(f"compute: {type(task).__name__} has no noise here; clients that demand privacy refuse to compute it")
+        return private
+
+    def with_noise(self, then: "Then") -> "Then":
+        """What is run on a Gram, with the law of the noise in the vectors where it asks for it (`private`)."""
+        noisy: Then = _private(then, self.noise)
+        return noisy
+
+    def reads(self, task: "Task", clients: Iterable[int]) -> list[tuple[int, str]]:
+        """What clients remember of what a task reads. After a restart all of it counts as remembered."""
+        reads = [(client, name) for client in clients for name in getattr(task, "reads", ())]
+        return [read for read in reads if self.restored or read in self._remembered]
 
     @staticmethod
     def harmless(task: "Task", relation: str) -> bool:
@@ -163,10 +179,6 @@ class PrivacyLedger:
         summed = set(large_enough(call))
         self.settle(held, [one.client for one in call.contributions if summed & set(one.labels)], "mean", round, noise)
 
-    def remembers(self, client: int, name: str) -> bool:
-        """Whether a task that this client ran keeps something under a name."""
-        return (client, name) in self._remembered
-
     def saved(self, keys: Mapping[HeldKey, str]) -> dict[str, Any]:
         """For a checkpoint: the receipts behind the handles `keys` (by name) and behind what clients remember, each once."""
         numbers: dict[Receipt, int] = {}
@@ -205,6 +217,35 @@ class PrivacyLedger:
                 return None
             joined.update(dict.fromkeys(receipts))
         return tuple(joined)
+
+
+class NoLedger:
+    """In place of a `PrivacyLedger` where the server charges nothing."""
+
+    restored = False
+
+    def private(self, task: "Task") -> "Task":
+        return task
+
+    def with_noise(self, then: "Then") -> "Then":
+        return then
+
+    def reads(self, task: "Task", clients: Iterable[int]) -> list[tuple[int, str]]:
+        return []
+
+    def inside(self, held: Held) -> None:
+        return None
+
+    def _nothing(self, *call: Any) -> None:
+        pass
+
+    begin = enter = settle = settle_sums = derive = public = _nothing
+
+
+def _private(public: Any, noise: Noise) -> Any:
+    """The private form of a task or function, or itself where it has none."""
+    make = getattr(public, "private", None)
+    return public if make is None else make(noise)
 
 
 def _inherited(several: Iterable[Receipts | None], task: "Task | None") -> Receipts | None:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from ..contract.handles import Held, Labels
+from ..contract.handles import Held, Labels, Shared
 from ..contract.operations import Parameter, Sampling
 from ..contract.protection import Protection
 from ..contract.transcript import Transcript
@@ -100,7 +100,7 @@ class Simulated:
                 raise InputError(f"client {client} does not hold {value.key.name}")
             sought = m.Mine(self.federation.numbers()[value.key], value.part)
         else:
-            sought = m.to_addends(value, self.federation.numbers())
+            sought = m.to_addends(cast("Array | Shared", value), self.federation.numbers())
         (found,) = self.each([client], _opened, sought)
         return found
 

@@ -15,8 +15,8 @@ from cflpriv.contract.handles import Held, HeldKey, OwnAddend, PartLayout, Share
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
-from cflpriv.federation.known_values import Known as _Known
 from cflpriv.federation.server import FederationServer
+from cflpriv.federation.server_state import Known as _Known
 from cflpriv.federation.values import UNTRACED, from_bytes
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.tasks.evaluation import Losses
@@ -151,7 +151,7 @@ def test_what_clients_added_up_or_were_sent_by_each_other_is_summed_in_passive_m
 def test_a_server_that_calls_such_a_value_traced_is_refused() -> None:
     _, fed = federation(lambda client, ask: ask)
     held = fed.compute(TASK, {"model": TASK.model.init(0)})
-    number, known = fed._number(), fed._known[held.key]
+    number, known = fed._rounds.next_number(), fed._known[held.key]
     factors = {client: 1.0 if client == VICTIM else 1e-30 for client in range(8)}
     asks: dict[int, m.Ask] = {
         client: m.AddUp(fed.session, number, (m.OwnPart(known.number, "update", factor),)) for client, factor in factors.items()

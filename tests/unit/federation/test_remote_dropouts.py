@@ -261,7 +261,7 @@ def test_what_the_server_refuses_is_noted_and_lies_cost_a_sum_not_the_run() -> N
         if stage == "secagg Invite":
             answers[1] = answers[0]
         if stage == "secagg Unmask":
-            reveal = decode_client(m.decode_answer(answers[0]).said)  # type: ignore[union-attr]
+            reveal = decode_client(m.decode_answer(answers[0]).message)  # type: ignore[union-attr]
             shares = tuple(msgspec.structs.replace(one, share=one.share[::-1]) for one in reveal.key_shares)  # type: ignore[union-attr]
             answers[0] = m.encode(m.Stepped(encode(msgspec.structs.replace(reveal, key_shares=shares))))
         return answers
@@ -285,7 +285,7 @@ def changed(transport: Lossy, changes: Mapping[str, Any], client: int = 3) -> No
     def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
         answers = dict(exchange(requests, stage))
         if stage in changes and client in answers:
-            said = decode_client(m.decode_answer(answers[client]).said, 1 << 20)  # type: ignore[union-attr]
+            said = decode_client(m.decode_answer(answers[client]).message, 1 << 20)  # type: ignore[union-attr]
             answers[client] = m.encode(m.Stepped(encode(changes[stage](said))))
         return answers
 

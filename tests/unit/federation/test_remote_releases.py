@@ -41,7 +41,7 @@ from cflpriv.federation import release_policy as releases
 from cflpriv.federation.foreign import Foreign
 from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.task_encoding import known_tasks
-from cflpriv.federation.values import Origin, Values
+from cflpriv.federation.values import Origin, Values, form_of
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.orthonormal import TRANSFORMS
 from cflpriv.tasks.block_choices import ChooseAndMove, ChooseListed
@@ -384,14 +384,16 @@ def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], to
     for (kind, kinds), operation in itertools.product(KINDS.items(), get_args(releases.Operation)):
         value = label if kind == "chosen" else number if kind == "measured" else several
         for name, tainted, size in itertools.product(kinds, (False, True), (0, 20, 30)):
-            found = releases.may_leave(protection, operation, "choice", value, of_kind(name, size, tainted))
+            found = releases.may_leave(protection, operation, "choice", form_of(value), of_kind(name, size, tainted))
             if hides_compared and (tainted or kind == "compared"):
                 assert found == (operation == "gram"), (operation, name)
             elif operation == "gram" and hides_compared:
                 assert found == (kind == "summed"), name
             elif operation == "relay" and protection.secure:  # for an accomplice no more than for the server itself
-                assert found == releases.may_leave(protection, "gather", "choice", value, of_kind(name, size, tainted)), name
-                assert releases.may_leave(replace(protection, relay_updates=True), operation, "choice", value, of_kind(name, size, tainted))
+                assert found == releases.may_leave(protection, "gather", "choice", form_of(value), of_kind(name, size, tainted)), name
+                assert releases.may_leave(
+                    replace(protection, relay_updates=True), operation, "choice", form_of(value), of_kind(name, size, tainted)
+                )
             elif operation in ("sum", "relay") or not hides_summed:
                 assert found, (operation, name)
             elif tainted or kind == "compared":
@@ -400,17 +402,19 @@ def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], to
                 assert not found, (operation, name)
             elif kind == "chosen":
                 assert found == (total != "secagg-oblivious" or name == "request"), name
-                assert not releases.may_leave(protection, operation, "choice", several, of_kind(name)), "numbers that are not whole"
-                assert not releases.may_leave(protection, operation, "choice", np.zeros(20, int), of_kind(name, 20)), (
+                assert not releases.may_leave(protection, operation, "choice", form_of(several), of_kind(name)), (
+                    "numbers that are not whole"
+                )
+                assert not releases.may_leave(protection, operation, "choice", form_of(np.zeros(20, int)), of_kind(name, 20)), (
                     "a bit of each coordinate"
                 )
             else:
                 assert found == (size == 30 if kind == "scored" else not protection.secure), name
-            noisy = releases.may_leave(protection, operation, "choice", value, of_kind(name, size, tainted), True)
+            noisy = releases.may_leave(protection, operation, "choice", form_of(value), of_kind(name, size, tainted), True)
             assert noisy == (True if operation == "gram" and not hides_compared else found), "rows with a client's own noise"
     both = Origin(kinds=(("one", "choice"), ("other", "compared")))
     with pytest.raises(RemoteError, match="forbidden") as caught:
-        releases.check(Protection(gram=("haar",)), "gather", {"one": label, "other": several}, both)
+        releases.check(Protection(gram=("haar",)), "gather", {"one": form_of(label), "other": form_of(several)}, both)
     (why,) = caught.value.__notes__
     assert "keeps 'other' from 'gather'" in why
     assert 'release_policy = "off"' in why

@@ -373,7 +373,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(name: str, tm
     if name == "server":
         path = path.rename(path.with_name("server.json"))
     before = {file: file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
-    with pytest.raises(InputError, match=r"\.json: is of format 1, .* resumes formats 2 to 3 only") as caught:
+    with pytest.raises(InputError, match=r"\.json: is of format 1, .* resumes formats 2 to 4 only") as caught:
         run(config, out)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
