@@ -52,7 +52,7 @@ class Halted:
     terms: secagg.Terms
     context: bytes
     members: tuple[int, ...]
-    steps: Mapping[int, m.Step]
+    steps: Mapping[int, m.SumStep]
     adverts: Mapping[int, Advert]
     uploads: Mapping[int, bytes]
     self_shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Halted:
         first."""
         kinds = {type(one).__name__ for one in requests.values()}
         kept = {one: dict(self.play.stores[one]) for one in requests if one in self.play.stores}
-        asks: dict[int, m.Ask] = {
+        asks: dict[int, m.PartyRequest] = {
             client: msgspec.structs.replace(self.steps[client], message=encode(one)) for client, one in requests.items()
             if client in self.steps
         }  # fmt: skip
@@ -146,8 +146,8 @@ class Halted:
 def halted(play: Play, held: Held, on: Collection[int]) -> Halted | None:
     """Have clients upload masked values and stop there: the server's honest part receives no upload. None if too few masked."""
 
-    def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
-        if stage == "secagg Deliver" and isinstance(ask, m.Step) and ask.kind != "counts" and isinstance(answer, m.Stepped):
+    def hear(client: int, ask: m.PartyRequest, answer: m.Answer, stage: str) -> m.Answer:
+        if stage == "secagg Deliver" and isinstance(ask, m.SumStep) and ask.kind != "counts" and isinstance(answer, m.Stepped):
             return m.Stepped(b"")
         return answer
 
@@ -155,13 +155,13 @@ def halted(play: Play, held: Held, on: Collection[int]) -> Halted | None:
     play.liar.hear = hear
     play.sum(held, on)
     play.liar.hear = honest_answer
-    asked = [one for one in play.liar.exchanges[first:] if isinstance(one.ask, m.Step) and one.ask.kind != "counts"]
-    steps: dict[int, m.Step] = {}
+    asked = [one for one in play.liar.exchanges[first:] if isinstance(one.ask, m.SumStep) and one.ask.kind != "counts"]
+    steps: dict[int, m.SumStep] = {}
     uploads: dict[int, bytes] = {}
     adverts: dict[int, Advert] = {}
     terms, context, members = None, b"", b""
     for one in asked:
-        assert isinstance(one.ask, m.Step)
+        assert isinstance(one.ask, m.SumStep)
         request = decode_server(one.ask.message)
         if isinstance(request, Adverts):
             terms = request.terms

@@ -82,7 +82,7 @@ def relay(play: Play) -> Guess:
     victim, target = (_recipient(play, client) for client in (play.victim, friend))
     ask = m.Seal(play.fed.session, number, ("update",), NUMBER, (target,))
     answer = play.liar.ask({play.victim: ask}, "seal").get(play.victim)
-    if not isinstance(answer, m.Sealed):
+    if not isinstance(answer, m.SealedBoxes):
         return Guess(None, "update", play.honest, "one accomplice on the roster")
     play.liar.ask({friend: m.Take(play.fed.session, NUMBER, ("update",), (m.Boxed(victim, answer.boxes[0]),))}, "take")
     value = play.puppets[friend].values.parts(NUMBER, ("update",))["update"][play.victim]

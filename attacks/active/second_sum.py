@@ -57,8 +57,8 @@ def derived(play: Play) -> Guess:
             models = [[client, UNTRACED.hex()] for client in play.clients]
         play.fed.know(key, {**known, "number": MADE_NUMBER, "layout": layout, "models": models})
         copy = Held(key, play.clients, ("own",))
-        if play.fed.accounts is not None:  # the server's own ledger, which binds no client
-            play.fed.accounts.public(copy)
+        if play.fed.privacy_ledger is not None:  # the server's own ledger, which binds no client
+            play.fed.privacy_ledger.public(copy)
         return copy
 
     return difference(play, held, copied)

@@ -118,16 +118,16 @@ def swapped_shares(play: Play) -> Guess:
     made: list[tuple[Terms, bytes]] = []
     uploads: list[bytes] = []
 
-    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
+    def say(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
         if client != play.victim or not isinstance(ask, m.Give) or ask.epoch is None:
             return ask
         shape = play.scene.signature.width, math.prod(play.scene.population.shape)
         terms = terms_of(protection, ask.session, ask.epoch.number, play.roster, *shape)
         keys = [decode(announcement(terms, number, mine, public_key(seed)), HolderKey, terms) for number, seed in enumerate(seeds)]
         made.append((terms, encode(Announced(terms.digest, tuple(keys)))))
-        return msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, terms.digest, made[-1][1]))
+        return msgspec.structs.replace(ask, epoch=m.EpochKey(ask.epoch.number, terms.digest, made[-1][1]))
 
-    def hear(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+    def hear(client: int, ask: m.PartyRequest, answer: m.Answer, stage: str) -> m.Answer:
         if client == play.victim and stage == "gram" and isinstance(answer, m.Given) and len(answer.values) == 1:
             uploads.append(np.asarray(answer.values[0].value).tobytes())
         return answer

@@ -45,7 +45,7 @@ def useless(play: Play) -> Array:
 def isolated(play: Play, change: Callable[[m.Compute], m.Compute]) -> Guess:
     """All but the victim compute something else than the server's part of the sum knows of."""
 
-    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
+    def say(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
         return change(ask) if isinstance(ask, m.Compute) and client != play.victim else ask
 
     play.liar.say = say
@@ -86,9 +86,9 @@ def switched_value(play: Play) -> Guess:
     held, nothing = play.compute(), play.compute(lr=SLOW)
     number = play.number(nothing)
 
-    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
-        late = isinstance(ask, m.Step) and client != play.victim and kind_of(ask.message) == "Deliver"
-        return msgspec.structs.replace(ask, held=number) if late and isinstance(ask, m.Step) else ask
+    def say(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
+        late = isinstance(ask, m.SumStep) and client != play.victim and kind_of(ask.message) == "Deliver"
+        return msgspec.structs.replace(ask, held=number) if late and isinstance(ask, m.SumStep) else ask
 
     play.liar.say = say
     summed = play.sum(held, play.clients)
@@ -99,8 +99,8 @@ def switched_value(play: Play) -> Guess:
 def unequal_weights(play: Play) -> Guess:
     """The server gives the victim all of the weight that the terms allow, and the others next to none."""
 
-    def say(client: int, ask: m.Ask, stage: str) -> m.Ask:
-        return msgspec.structs.replace(ask, weight=SLOW) if isinstance(ask, m.Step) and client != play.victim else ask
+    def say(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
+        return msgspec.structs.replace(ask, weight=SLOW) if isinstance(ask, m.SumStep) and client != play.victim else ask
 
     play.liar.say = say
     weights = {client: 1.0 if client == play.victim else 0.9 for client in play.clients}

@@ -7,7 +7,7 @@
     ckks          encrypted inner products; `key_holder`: the third party that decrypts
     shares        inner products of shared vectors; `share_holders`: several parties of which no minority reads anything
     holder_party  what the parties of both have in common
-    vectors, encrypted_epochs      clustering epochs of vectors (for `clear` and `transformed`) and of ciphertexts
+    vector_epochs, encrypted_epochs      clustering epochs of vectors (for `clear` and `transformed`) and of ciphertexts
     secure_sums, summed_once       the server's runs of secure sums, and the client's record of them
     buckets       random buckets of the groups of a sum; `robust`: the rules that combine their means
 

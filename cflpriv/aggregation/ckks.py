@@ -77,7 +77,7 @@ class ClientComparison:
                 )
             raise
         enter(self._store, ask.session, epoch.number, self._settings.protection.most_epochs)
-        return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
+        return m.Given((m.NamedArray("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 
 class ServerComparison:
@@ -243,7 +243,7 @@ class ServerComparison:
         if not clients:
             return {}
         session, machine = epoch.session, epoch.session.machine
-        key = m.Epoch(epoch.number, machine.setup.digest, session.announcement)
+        key = m.EpochKey(epoch.number, machine.setup.digest, session.announcement)
         give = m.Give(self._session, "gram", step.number, (step.held.part,), "", False, None, key)
         came: dict[int, bytes] = {}
         try:
@@ -285,7 +285,7 @@ class ServerComparison:
             record("ckks request", "server", "key-holder", parties, payloads(batch), readers=readers, context=context)
             ask = m.Decrypt(self._session, number, session.steps, index == 0, enrolments if index == 0 else (), tuple(batch))
             answer = self._registry.ask_holder(ask, "ckks decrypt")
-            if not isinstance(answer, m.Done):
+            if not isinstance(answer, m.Acknowledged):
                 raise self._refused(answer, "ckks decrypt", "malformed", number, record)
 
     def _batches(self, session: EncryptedEpoch, new: Sequence[int]) -> Iterator[list[bytes]]:

@@ -33,14 +33,14 @@ class ClientSum(by_group.ClientSum):
 
     kinds: ClassVar[tuple[str, ...]] = ("counts", "blocks")
 
-    def _contributions(self, ask: m.Step, machine: secagg.Client) -> list[secagg.Contribution]:
+    def _contributions(self, ask: m.SumStep, machine: secagg.Client) -> list[secagg.Contribution]:
         terms = machine.terms
         assert terms is not None
         self._check(ask, machine)
         if ask.noise is not None:  # nobody sees how many members a block has, so how many shares of noise it would get
             raise RemoteError("forbidden")
         labels: tuple[int, ...] = (0,)
-        if isinstance(ask.groups, m.Mine):
+        if isinstance(ask.groups, m.HeldValue):
             chosen = self._parts.allowed("sum", ask.groups.held, (ask.groups.part,))
             labels = tuple(int(label) for label in np.ravel(np.asarray(chosen[ask.groups.part])))
             self._parts.ledger.settle(ask.groups.held, (ask.groups.part,), "mean")
@@ -57,10 +57,10 @@ class ClientSum(by_group.ClientSum):
 class ServerSum(by_group.ServerSum):
     """The server's part."""
 
-    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+    def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """A sum of counts, then one over the blocks of clusters of at least the minimum cohort size."""
         call = self._sums.without_offenders(call)
-        clients = [one.client for one in call.contributions]
+        clients = [member.client for member in call.contributions]
         counting, adding = self._like(asked, "counts", choice), self._like(asked, "blocks", choice)
         counts, blocks = (self._listed(call, clients, like) for like in (counting, adding))
         first, second = ((call.round + 1, (2 * call.number + which) * ATTEMPTS) for which in (0, 1))
@@ -74,7 +74,7 @@ class ServerSum(by_group.ServerSum):
         total = self._sums.run_one(terms, self._sender(call, asked, adding), record)
         means: list[GroupMean | None] = [None] * call.k
         sizes = counts_of(counted)
-        equal = call.public_weights and len({one.weight for one in call.contributions}) == 1
+        equal = call.public_weights and len({member.weight for member in call.contributions}) == 1
         for label, _ in total.terms.blocks:
             count = round(total.weight(label) / call.contributions[0].weight) if equal else sizes[label]
             means[label] = group_mean(total, label, asked.layout, count)

@@ -78,7 +78,7 @@ class ClientComparison:
                 )
             raise
         enter(self._store, ask.session, epoch.number, protection.most_epochs)
-        return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
+        return m.Given((m.NamedArray("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 
 def check_size(terms: Terms, clients: int, everybody: int) -> None:
@@ -235,7 +235,7 @@ class ServerComparison:
             lost = sorted(set(range(self._protection.share_holders)) - set(there))
             left = f"{len(there)} of {self._protection.share_holders} holders of shares are left"
             who = f"{left}, {needed} are needed with the first among them: holder {', '.join(map(str, lost))}"
-            codes = [one.code for one in (answers or {}).values() if isinstance(one, m.Refused)]
+            codes = [answer.code for answer in (answers or {}).values() if isinstance(answer, m.Refused)]
             raise KeyHolderLost(stage, next(iter(codes), ""), who)
 
     def _suffice(self, there: Sequence[int]) -> bool:
@@ -254,11 +254,11 @@ class ServerComparison:
         split = [deliveries(upload, terms, session.keys, self._roster)[1] for upload in uploads.values()]
         place = {number: at for at, number in enumerate(session.holders)}
         asks = {
-            number: m.Deposits(self._session, step.epoch.number, session.keys, tuple(one[place[number]] for one in split))
+            number: m.Deposits(self._session, step.epoch.number, session.keys, tuple(sealed[place[number]] for sealed in split))
             for number in there
         }  # fmt: skip
         answers = self._ask(asks, "shares deposits", step.epoch.number, step.record)
-        kept = tuple(number for number in there if isinstance(answers.get(number), m.Done))
+        kept = tuple(number for number in there if isinstance(answers.get(number), m.Acknowledged))
         some = {number: answer.clients for number, answer in answers.items() if isinstance(answer, m.Unusable)}
         if some and not self._suffice(kept) and self._suffice((*kept, *some)):  # without these clients they would be enough
             raise self._unusable(step, {client for clients in some.values() for client in clients}, "shares deposits")
@@ -285,16 +285,18 @@ class ServerComparison:
             contributors = tuple(left[: self._protection.fewest_holders])
             step.epoch.session.used |= set(step.clients)
             ask = m.Contribute(self._session, step.epoch.number, order, len(step.clients), contributors)
-            answers = self._ask({one: ask for one in contributors if one != LEAD}, "shares contributions", step.epoch.number, step.record)
+            answers = self._ask(
+                {holder: ask for holder in contributors if holder != LEAD}, "shares contributions", step.epoch.number, step.record
+            )
             for number, answer in answers.items():
                 if isinstance(answer, m.Stepped):
                     context = {"epoch": step.epoch.number, "holder": number}
                     step.record("contribution", "key-holder", "server", (), payloads([answer.message])[0], readers=HOLDERS, context=context)
-            answers = {one: self._checked(step, one, contributors, answer) for one, answer in answers.items()}
-            parts = {one: answer.message for one, answer in answers.items() if isinstance(answer, m.Stepped)}
+            answers = {holder: self._checked(step, holder, contributors, answer) for holder, answer in answers.items()}
+            parts = {holder: answer.message for holder, answer in answers.items() if isinstance(answer, m.Stepped)}
             if len(parts) == len(contributors) - 1:
-                return contributors, tuple(parts[one] for one in contributors if one != LEAD)
-            left = [one for one in left if one == LEAD or one not in contributors or one in parts]
+                return contributors, tuple(parts[holder] for holder in contributors if holder != LEAD)
+            left = [holder for holder in left if holder == LEAD or holder not in contributors or holder in parts]
 
     def _checked(self, step: EncryptedStep, holder: int, contributors: tuple[int, ...], answer: m.Answer) -> m.Answer:
         """A holder's contribution, or in its place a refusal where the lead could not use it."""
@@ -335,7 +337,7 @@ class ServerComparison:
         session, epoch, record, value = step.epoch.session, step.epoch.number, step.record, (step.held.part, step.number)
         asked = [client for client in step.clients if not session.has(client, value)]
         give = m.Give(
-            self._session, "gram", step.number, (step.held.part,), "", False, None, m.Epoch(epoch, session.terms.digest, session.keys)
+            self._session, "gram", step.number, (step.held.part,), "", False, None, m.EpochKey(epoch, session.terms.digest, session.keys)
         )  # fmt: skip
         answers = self._registry.ask(dict.fromkeys(asked, give), "gram") if asked else {}
         came = {client: upload_of(answer) for client, answer in sorted(answers.items())}

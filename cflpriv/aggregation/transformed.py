@@ -28,11 +28,11 @@ from ..federation.host import ApplyTransform
 from ..federation.protections import Asked, ClientParts, Folding, ServerParts
 from ..federation.store import Store
 from ..federation.transforms import check_hidden, clustering_name, group_epoch, sketched
-from ..federation.values import Exchange
+from ..federation.values import SharedWork
 from ..protocols.errors import MalformedMessage, RemoteError, TooFewClients
 from ..protocols.orthonormal import HAAR_LIMIT
 from ..types import Array, check_array
-from .vectors import VectorComparison
+from .vector_epochs import VectorComparison
 
 __all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum", "take"]
 
@@ -56,7 +56,7 @@ class ClientComparison:
         made = self._parts.compared(named, reduced.shape[-1], kind)
         take(self._parts.store, named.purpose, rows)
         hidden = yield ApplyTransform(made, reduced)
-        return m.Given((m.Named("rows", hidden),), 0)
+        return m.Given((m.NamedArray("rows", hidden),), 0)
 
 
 class ServerComparison(VectorComparison):
@@ -82,7 +82,7 @@ class ClientSum:
             raise RemoteError("bad-input")
         return (yield from self._hidden("mean", ask.transform, vector, fixed))
 
-    def fold(self, ask: m.Fold, exchange: Exchange) -> Generator[ApplyTransform, Array, m.Given]:
+    def fold(self, ask: m.Fold, exchange: SharedWork) -> Generator[ApplyTransform, Array, m.Given]:
         """Open transformed parts, add them up, multiply them by `times`, and send the result back under a fresh transform.
 
         Clear and own parts are refused, because the result would reveal them.
@@ -92,7 +92,7 @@ class ClientSum:
             raise RemoteError("forbidden")
         opened = self._parts.values.open
         try:
-            value, *numbers = [opened(one, self._parts.transforms, exchange) for one in (ask.value, *ask.times)]
+            value, *numbers = [opened(addends, self._parts.transforms, exchange) for addends in (ask.value, *ask.times)]
         except InputError:  # only other clients have this secret
             raise RemoteError("not-held") from None
         try:
@@ -110,7 +110,7 @@ class ClientSum:
         if not fixed:
             take(self._parts.store, purpose, vector)
         (blind,) = yield ApplyTransform(made, vector[None])
-        return m.Given((m.Named("blind", blind),), 0)
+        return m.Given((m.NamedArray("blind", blind),), 0)
 
 
 class ServerSum:
@@ -119,7 +119,7 @@ class ServerSum:
     def __init__(self, parts: ServerParts) -> None:
         self._parts = parts
 
-    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+    def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """Means of transformed updates. Groups that share no client are asked together."""
         groups = large_enough(call)
         dimension, where = asked.layout.size, asked.layout.places
@@ -127,15 +127,15 @@ class ServerSum:
         check_length("sum", "updates", self._parts.protection.sum, dimension, "'hadamard' or 'secagg'")
         fixed = self._parts.protection.transform == "fixed"
         purposes = {label: self._parts.named("sum/fixed" if fixed else f"sum/{call.round}/{call.number}/{label}") for label in groups}
-        asks: dict[int, dict[int, m.Ask]] = {
+        asks: dict[int, dict[int, m.PartyRequest]] = {
             label: dict.fromkeys(
-                (one.client for one in call.members(label)),
+                (member.client for member in call.members(label)),
                 m.Give(self._parts.session, "sum", asked.number, asked.parts, purposes[label], False),
             )
             for label in groups
         }
         size = transform_size(self._parts.protection.sum, dimension)
-        if any(len(one.labels) > 1 for one in call.contributions):  # group by group, because a client gets one request at a time
+        if any(len(member.labels) > 1 for member in call.contributions):  # group by group, because a client gets one request at a time
             rows_of = {label: self._rows(asks[label], size) for label in groups}
         else:
             of_all = self._rows({client: ask for several in asks.values() for client, ask in several.items()}, size)
@@ -143,12 +143,12 @@ class ServerSum:
         means: list[GroupMean | None] = [None] * call.k
         for label in groups:
             contributors = rows_of[label]
-            members = [one for one in call.members(label) if one.client in contributors]
+            members = [member for member in call.members(label) if member.client in contributors]
             if not members:
                 continue
-            rows = [contributors[one.client] for one in members]
+            rows = [contributors[member.client] for member in members]
             record(
-                "blind update", "clients", "server", [one.client for one in members], [{"blind": row} for row in rows],
+                "blind update", "clients", "server", [member.client for member in members], [{"blind": row} for row in rows],
                 readers=("server",),
                 context={
                     "transform": purposes[label], "kind": self._parts.protection.sum, "group": label, "dimension": dimension,
@@ -157,24 +157,24 @@ class ServerSum:
             )  # fmt: skip
             if len(members) < call.min_cohort:  # recorded all the same, because the server got them
                 continue
-            weights = [one.weight for one in members]
+            weights = [member.weight for member in members]
             value = weighted_mean(rows, weights)
             parts = {
                 name: Shared(transformed=(Transformed(purposes[label], value, *where[name], shape, dimension),))
                 for name, _, shape in asked.layout.parts
             }
-            means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(one.client for one in members))
+            means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(member.client for member in members))
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
         return tuple(means)
 
-    def _rows(self, asks: Mapping[int, m.Ask], size: int) -> dict[int, Array]:
+    def _rows(self, asks: Mapping[int, m.PartyRequest], size: int) -> dict[int, Array]:
         """The transformed updates of this size, by client."""
         contributors: dict[int, Array] = {}
         present = self._parts.registry.present
         for client, answer in self._parts.registry.ask({client: ask for client, ask in asks.items() if client in present}, "sum").items():
             try:
-                if not isinstance(answer, m.Given) or [one.name for one in answer.values] != ["blind"]:
+                if not isinstance(answer, m.Given) or [array.name for array in answer.values] != ["blind"]:
                     raise MalformedMessage
                 row = check_array(f"client {client}: blind", answer.values[0].value, ndim=1)
                 if len(row) != size:

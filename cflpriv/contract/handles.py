@@ -272,12 +272,12 @@ def times(value: Array, number: Array) -> Array:
 
 def placed(labels: Labels, clients: Sequence[int]) -> list[int]:
     """The clients that have a label."""
-    found = []
+    labelled = []
     for client in clients:
         with suppress(KeyError, IndexError):
             labels[client]
-            found.append(client)
-    return found
+            labelled.append(client)
+    return labelled
 
 
 def label_sets(labels: Labels, clients: Sequence[int], k: int | None, name: str) -> tuple[dict[int, tuple[int, ...]], bool]:

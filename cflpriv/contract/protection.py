@@ -189,7 +189,7 @@ class Protection:
             value, choices = getattr(self, key), get_args(hint)
             if hint is int and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
                 raise InputError(f"protection.{key}: {value!r} is not a whole number")
-            if get_origin(hint) is Literal and not any(isinstance(value, type(one)) and value == one for one in choices):
+            if get_origin(hint) is Literal and not any(isinstance(value, type(choice)) and value == choice for choice in choices):
                 raise InputError(f"protection.{key}: {value!r} is not known; known are {', '.join(map(str, choices))}")
         if self.sketch_dim < SKETCH_SMALLEST:
             raise InputError(f"protection.sketch_dim: {self.sketch_dim} is below {SKETCH_SMALLEST}; inner products would be noise")
@@ -284,7 +284,7 @@ class Protection:
             "transform": self.sums.transformed, "buckets": self.robust != "none",
             "relay_updates": self.secure, "share_": "shares" in self.gram, "most_epochs": self.encrypted,
         }  # fmt: skip
-        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        changed = [attribute.name for attribute in fields(self) if getattr(self, attribute.name) != attribute.default]
         return tuple(name for name in changed if any(name.startswith(what) and not used for what, used in on.items()))
 
     @property

@@ -253,17 +253,19 @@ def settings_of(value: object) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(name): settings_of(one) for name, one in value.items()}
+        return {str(name): settings_of(item) for name, item in value.items()}
     if isinstance(value, Sequence):
-        return [settings_of(one) for one in value]
-    names = [one.name for one in fields_of(value) if one.init] if is_dataclass(value) and not isinstance(value, type) else []
+        return [settings_of(item) for item in value]
+    names = (
+        [attribute.name for attribute in fields_of(value) if attribute.init] if is_dataclass(value) and not isinstance(value, type) else []
+    )
     return {"": type(value).__name__, **{name: settings_of(getattr(value, name)) for name in names}}
 
 
 def what_was_kept(messages: Sequence[Message]) -> str:
     """A sentence on the payloads that were not kept; empty where all were."""
     sent = [message for message in messages if message.total_bytes]
-    without, in_part = sum(one.payload is None for one in sent), sum(bool(one.kept_digest) for one in sent)
+    without, in_part = sum(message.payload is None for message in sent), sum(bool(message.kept_digest) for message in sent)
     if not without + in_part:
         return ""
     return (

@@ -32,7 +32,7 @@ from .relay import Relaying
 from .settings import Settings
 from .store import Store
 from .transforms import TransformCache
-from .values import Exchange, Values, form_of
+from .values import SharedWork, Values, form_of
 from .work import OwnFunction, Work
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
@@ -84,7 +84,7 @@ class FederationClient:
         """The answer to a request, whatever its bytes. Requests that use one store are handled one after the other."""
         return received(f"client {self.number}", self, data)
 
-    def handle(self, ask: m.Ask, exchange: Exchange) -> Handler:
+    def handle(self, ask: m.PartyRequest, exchange: SharedWork) -> Handler:
         """Handle a request: the client's own checks, its release policy, its ledger, then the work. Raises an error for a refusal."""
         with self._store.alone():
             if not isinstance(ask, m.Enrol) and self._store.get("session") != ask.session:
@@ -96,7 +96,7 @@ class FederationClient:
                     return (yield from self._work.compute(ask, exchange))
                 case m.Give():
                     return (yield from self._give(ask))
-                case m.Step():
+                case m.SumStep():
                     return getattr(self._sums, "step", no_stage)(ask)  # type: ignore[no-any-return]
                 case m.Deal():
                     return getattr(self._sums, "deal", no_stage)(ask)  # type: ignore[no-any-return]
@@ -114,11 +114,11 @@ class FederationClient:
                 case _:  # a request to the key holder
                     raise RemoteError("forbidden")
 
-    def opened(self, addends: m.Addends, exchange: Exchange) -> Array:
+    def opened(self, addends: m.Addends, exchange: SharedWork) -> Array:
         """A sum as the client sees it. For measuring."""
         return self.values.open(addends, self._group.transforms, exchange)
 
-    def given(self, ask: m.Compute, exchange: Exchange) -> "TaskInput":
+    def given(self, ask: m.Compute, exchange: SharedWork) -> "TaskInput":
         """The input that a task would get. For measuring."""
         return self._work.given(ask, exchange)
 
@@ -159,7 +159,7 @@ class FederationClient:
         if noise is not None:
             values = self._bounded(ask, values, noise)
         if ask.operation == "gather":
-            return m.Given(tuple(m.Named(part, value) for part, value in values.items()), 0)
+            return m.Given(tuple(m.NamedArray(part, value) for part, value in values.items()), 0)
         given: m.Given = yield from (self._sums if ask.operation == "sum" else self._comparisons).give(ask, values)
         return given
 

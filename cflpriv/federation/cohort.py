@@ -111,14 +111,14 @@ def public_weights(weights: str | Mapping[int, float], clients: Sequence[int]) -
     """The public weight of each client, 0 for its own sample count. Raises `InputError` for a missing or impossible one."""
     if isinstance(weights, str):
         return dict.fromkeys(clients, 1.0 if weights == "equal" else 0.0)
-    found: dict[int, float] = {}
+    chosen: dict[int, float] = {}
     for client in clients:
         if client not in weights:
             raise InputError(f"mean: no weight for client {client}")
-        found[client] = weight = float(weights[client])
+        chosen[client] = weight = float(weights[client])
         if not (np.isfinite(weight) and weight > 0):
             raise InputError(f"mean: client {client} has weight {weight}; weights are finite and above 0")
-    return found
+    return chosen
 
 
 # --- before the run
@@ -165,9 +165,9 @@ def schedule(sampling: Sampling, clients: Sequence[int], smallest: int, seed: in
     everyone = tuple(sorted(clients))
     if labels and sampling.mode != "global":
         return Schedule(rounds, dict.fromkeys(everyone, tuple(range(rounds))))
-    found: dict[int, list[int]] = {client: [] for client in everyone}
+    rounds_of: dict[int, list[int]] = {client: [] for client in everyone}
     together = dict.fromkeys(everyone, 0)
     for number in range(rounds):
         for client in draw_cohort(sampling, everyone, together, smallest, seed, number):
-            found[client].append(number)
-    return Schedule(rounds, {client: tuple(numbers) for client, numbers in found.items()})
+            rounds_of[client].append(number)
+    return Schedule(rounds, {client: tuple(numbers) for client, numbers in rounds_of.items()})

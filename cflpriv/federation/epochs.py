@@ -52,20 +52,20 @@ class Epochs(Generic[Session]):
 
     def of(self, held: Held) -> Epoch[Session]:
         """The one open epoch that these values are in."""
-        found = [epoch for part, epoch in self.entered.get(held.key, ()) if part == held.part]
-        if not found:
+        epochs = [epoch for part, epoch in self.entered.get(held.key, ()) if part == held.part]
+        if not epochs:
             raise InputError(f"gram: the clustering epoch of {held.key.name} is closed or never was; compare within one epoch")
-        if any(epoch is not found[0] for epoch in found):
+        if any(epoch is not epochs[0] for epoch in epochs):
             raise InputError(
                 f"gram: {held.part} of {held.key.name} is in several clustering epochs; compare against a handle that is in one"
             )
-        return found[0]
+        return epochs[0]
 
     def close(self, held: Held) -> None:
         """Drop the epochs of the parts of `held`, for all that are in them."""
         closed = [epoch for part, epoch in self.entered.get(held.key, ()) if part in held.parts]
         for key, entries in list(self.entered.items()):
-            self.entered[key] = [(part, epoch) for part, epoch in entries if not any(epoch is one for one in closed)]
+            self.entered[key] = [(part, epoch) for part, epoch in entries if not any(epoch is ended for ended in closed)]
 
 
 # --- the client's limit

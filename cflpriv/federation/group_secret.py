@@ -80,7 +80,7 @@ class GroupMember:
         secrets, kind = self._secrets(), self._settings.protection.sum
         if not secrets:
             raise RemoteError("no-secret")
-        return self._cache.shared({epoch: one.sums for epoch, one in secrets.items()}, kind if kind in TRANSFORMS else "haar")
+        return self._cache.shared({epoch: secret.sums for epoch, secret in secrets.items()}, kind if kind in TRANSFORMS else "haar")
 
     def compared(self, named: ClusteringName, dimension: int, kind: str) -> Transform:
         """The transform of a clustering epoch. The keys of ended epochs are erased first.
@@ -94,12 +94,14 @@ class GroupMember:
             raise RemoteError("no-secret")
         check_secret(named.purpose, secrets)
         try:
-            ratchets = {epoch: one.ratchet.moved(named.number, named.open) for epoch, one in secrets.items() if one.ratchet is not None}
+            ratchets = {
+                epoch: secret.ratchet.moved(named.number, named.open) for epoch, secret in secrets.items() if secret.ratchet is not None
+            }
             if member is not None and member.epoch is not None:
                 ratchets[member.epoch] = member.advance(named.number, named.open)
         except RemoteError:
             raise InputError(f"gram: clustering epoch {named.number} is beyond the last of a session, {group.NUMBERS - 1}") from None
-        over = {epoch: _Secret(one.sums, one.ratchet and ratchets[epoch]) for epoch, one in secrets.items()}
+        over = {epoch: _Secret(secret.sums, secret.ratchet and ratchets[epoch]) for epoch, secret in secrets.items()}
         if over != secrets:
             self._store.keep(SECRETS, over, msgspec.msgpack.encode)
         if member is not None:
@@ -115,14 +117,14 @@ class GroupMember:
 
     def secrets(self) -> dict[str, str]:
         """The secrets of the transforms as hexadecimal digits: of sums, and of clustering epochs that are not erased."""
-        found, member = {}, self._member()
-        for epoch, one in self._secrets().items():
+        digits, member = {}, self._member()
+        for epoch, secret in self._secrets().items():
             suffix = f"@{epoch}" if epoch else ""
-            found[f"group_secret{suffix}"] = one.sums.hex()
-            ratchet = member.ratchet if member is not None and member.epoch == epoch else one.ratchet
+            digits[f"group_secret{suffix}"] = secret.sums.hex()
+            ratchet = member.ratchet if member is not None and member.epoch == epoch else secret.ratchet
             if ratchet is not None:
-                found[f"epoch_secrets{suffix}"] = codec.encode(ratchet).hex()
-        return found
+                digits[f"epoch_secrets{suffix}"] = codec.encode(ratchet).hex()
+        return digits
 
     def _secrets(self) -> _Secrets:
         return self._store.load(SECRETS, _read_secrets) or {}
@@ -249,7 +251,7 @@ class Agreement:
             return {}
 
     def _stage(self, outbox: Mapping[int, bytes]) -> dict[int, bytes]:
-        asks: dict[int, m.Ask] = {
+        asks: dict[int, m.PartyRequest] = {
             client: m.Group(self._session, message) for client, message in outbox.items() if client in self._registry.present
         }
         answers = self._registry.ask(asks, "group") if asks else {}

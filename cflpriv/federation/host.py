@@ -17,7 +17,7 @@ from ..protocols.errors import LocalError, RemoteError, TooFewClients
 from ..protocols.orthonormal import Transform
 from ..types import Array
 from . import messages as m
-from .values import Exchange
+from .values import SharedWork
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import Engine, TaskInput
@@ -53,7 +53,7 @@ Handler = Generator[RunTask | ApplyTransform, Any, m.Answer]
 class Party(Protocol):
     """A client, or the key holder."""
 
-    def handle(self, ask: m.Ask, exchange: Exchange) -> Handler: ...
+    def handle(self, ask: m.PartyRequest, exchange: SharedWork) -> Handler: ...
 
 
 class ClientHost:
@@ -71,13 +71,13 @@ class ClientHost:
             self._engine = Engine()
         return self._engine
 
-    def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
+    def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
         """Each party's answer, or the error of its refusal."""
         with _uncollected():
             return self._answered(asks)
 
-    def _answered(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
-        exchange = Exchange()
+    def _answered(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
+        exchange = SharedWork()
         handlers = {place: self.parties[place].handle(ask, exchange) for place, ask in sorted(asks.items())}
         results: dict[int, Any] = dict.fromkeys(handlers)
         answers: dict[int, m.Answer | Exception] = {}

@@ -20,8 +20,8 @@ from ..types import Array
 from .task_encoding import task_from_bytes, task_to_bytes
 
 __all__ = [
-    "Addends", "Bytes16", "Bytes32", "Bytes64", "Carried", "Count", "Many", "Message", "Mine", "Name", "Named", "OwnPart", "Parameters",
-    "Picks", "Transformed", "Value", "check_transformed", "codec", "to_addends",
+    "Addends", "Bytes16", "Bytes32", "Bytes64", "Carried", "Count", "FederationMessage", "HeldValue", "Many", "Name", "NamedArray",
+    "OwnPart", "Picks", "SentParameters", "Transformed", "Value", "check_transformed", "codec", "to_addends",
 ]  # fmt: skip
 
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
@@ -44,18 +44,18 @@ class Carried:
         return task_to_bytes(self.task)
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class FederationMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base class of all messages. Compare messages that hold arrays by their bytes, not by `==`."""
 
 
-class Named(Message, frozen=True):
+class NamedArray(FederationMessage, frozen=True):
     """An array and its name."""
 
     name: Name
     value: Value
 
 
-class OwnPart(Message, frozen=True):
+class OwnPart(FederationMessage, frozen=True):
     """`factor` times the client's own value."""
 
     held: Count
@@ -63,7 +63,7 @@ class OwnPart(Message, frozen=True):
     factor: float
 
 
-class Addends(Message, frozen=True, tag="sum"):
+class Addends(FederationMessage, frozen=True, tag="sum"):
     """A `Shared`: its clear part, its transformed parts, the client's own parts."""
 
     clear: Value | None
@@ -71,24 +71,24 @@ class Addends(Message, frozen=True, tag="sum"):
     own: tuple[OwnPart, ...]
 
 
-class Many(Message, frozen=True, tag="many"):
+class Many(FederationMessage, frozen=True, tag="many"):
     """A list: the client picks from it, or takes all of it."""
 
     values: tuple[Addends, ...]
 
 
-class Mine(Message, frozen=True, tag="mine"):
+class HeldValue(FederationMessage, frozen=True, tag="held"):
     """A value that the client itself holds."""
 
     held: Count
     part: Name
 
 
-Parameters = tuple[tuple[Name, Addends | Many | Mine], ...]
+SentParameters = tuple[tuple[Name, Addends | Many | HeldValue], ...]
 """The parameters of a task: their names and values."""
 
 
-class Picks(Message, frozen=True, tag="picks"):
+class Picks(FederationMessage, frozen=True, tag="picks"):
     """The positions that a client's labels select. `several`: the task gets a list, even of one value."""
 
     labels: tuple[Count, ...]

@@ -7,6 +7,7 @@ A decoder takes any bytes and gives a valid message or raises `MalformedMessage`
 from typing import Literal
 
 from ..contract.handles import PartLayout
+from ..protocols.events import Relation
 from . import message_encoding
 from .message_encoding import *  # noqa: F403
 from .message_encoding import (
@@ -16,22 +17,22 @@ from .message_encoding import (
     Bytes64,
     Carried,
     Count,
-    Message,
-    Mine,
+    FederationMessage,
+    HeldValue,
     Name,
-    Named,
+    NamedArray,
     OwnPart,
-    Parameters,
     Picks,
+    SentParameters,
     Value,
     codec,
 )  # fmt: skip
 
 __all__ = [
-    "AddUp", "Answer", "Ask", "Bounded", "Boxed", "Committed", "Compute", "Computed", "Contribute", "Deal", "Decrypt", "Deposits",
-    "Described", "Done", "Drop", "Enrol", "Enrolled", "Epoch", "Finish", "Fold", "Give", "Given", "Group", "Keys", "LIMIT_BYTES",
-    "NoisySteps", "Open", "REFUSALS", "Recipient", "Refused", "Released", "Seal", "Sealed", "ShareKey", "Shares", "Step", "Stepped",
-    "Take", "ToHolder", "Unusable", "VERSION", "decode_answer", "decode_ask", "encode",
+    "Acknowledged", "AddUp", "Answer", "Bounded", "Boxed", "Committed", "Compute", "Computed", "Contribute", "Deal", "Decrypt",
+    "Deposits", "Described", "Drop", "Enrol", "Enrolled", "EpochKey", "Finish", "Fold", "Give", "Given", "Group", "HolderRelease",
+    "Keys", "LIMIT_BYTES", "NoiseShares", "NoisySteps", "Open", "PartyRequest", "REFUSALS", "Recipient", "Refused", "Seal",
+    "SealedBoxes", "ShareKey", "Stepped", "SumStep", "Take", "ToHolder", "Unusable", "VERSION", "decode_answer", "decode_ask", "encode",
 ]  # fmt: skip
 __all__ += message_encoding.__all__
 
@@ -63,10 +64,8 @@ REFUSALS: dict[str, str] = {
 
 # --- noise
 
-Relation = Literal["add_remove", "replace_one"]
 
-
-class NoisySteps(Message, frozen=True):
+class NoisySteps(FederationMessage, frozen=True):
     """The noise of a private task (`privacy.settings.Noise`). These settings are public; the client draws the noise."""
 
     relation: Relation
@@ -82,7 +81,7 @@ class NoisySteps(Message, frozen=True):
     shares: Count
 
 
-class Bounded(Message, frozen=True):
+class Bounded(FederationMessage, frozen=True):
     """A client's whole contribution is clipped to `clip_norm`. The noise has a standard deviation of `noise_multiplier` sensitivities.
 
     In sums the trusted server adds the noise. Where single clients' rows are compared, each client adds its own.
@@ -93,7 +92,7 @@ class Bounded(Message, frozen=True):
     noise_multiplier: float
 
 
-class Shares(Message, frozen=True):
+class NoiseShares(FederationMessage, frozen=True):
     """Each client adds its share of the noise of a secure sum (`protocols.shared_noise.SharedNoise`) to its vector.
 
     The vector is clipped to `clip_norm` first; 0 where its samples were. `count`, if above 0, is the scale of one more coordinate, which
@@ -109,7 +108,7 @@ class Shares(Message, frozen=True):
 # --- to clients
 
 
-class Enrol(Message, frozen=True, tag="enrol"):
+class Enrol(FederationMessage, frozen=True, tag="enrol"):
     """Enrol into a session. `session` names this federation and never changes; `challenge` is fresh."""
 
     version: Count
@@ -117,7 +116,7 @@ class Enrol(Message, frozen=True, tag="enrol"):
     challenge: Bytes16
 
 
-class Compute(Message, frozen=True, tag="compute"):
+class Compute(FederationMessage, frozen=True, tag="compute"):
     """Run `task`, with `noise` in its private form, and keep its parts as number `held`.
 
     The client drops the values that it held so far, except the numbers in `live`.
@@ -129,12 +128,12 @@ class Compute(Message, frozen=True, tag="compute"):
     held: Count
     live: tuple[Count, ...]
     task: Carried
-    params: Parameters
-    which: Picks | Mine | None
+    params: SentParameters
+    which: Picks | HeldValue | None
     noise: NoisySteps | None = None
 
 
-class Epoch(Message, frozen=True):
+class EpochKey(FederationMessage, frozen=True):
     """An epoch of encrypted vectors: its number, the digest of its terms, and the announcement of the key holder's key, or of all
     holders' keys.
     """
@@ -144,7 +143,7 @@ class Epoch(Message, frozen=True):
     announcement: bytes
 
 
-class Give(Message, frozen=True, tag="give"):
+class Give(FederationMessage, frozen=True, tag="give"):
     """Release parts of `held` for an operation ("gram" takes one part), under the client's own protection.
 
     `transform` is the purpose of the shared transform ("gram/EPOCH", "sum/…"), empty in the clear. `weigh` asks for the sample count of a
@@ -158,10 +157,10 @@ class Give(Message, frozen=True, tag="give"):
     transform: Name
     weigh: bool
     noise: Bounded | None = None
-    epoch: Epoch | None = None
+    epoch: EpochKey | None = None
 
 
-class Step(Message, frozen=True, tag="step"):
+class SumStep(FederationMessage, frozen=True, tag="step"):
     """One message of a secure sum over parts of `held`; `message` is one of `cflpriv.protocols.secagg`, encoded.
 
     `weight`: the public weight, 0 for the client's own sample count. `models`: how many models the algorithm declares in public.
@@ -175,19 +174,19 @@ class Step(Message, frozen=True, tag="step"):
     weight: float
     models: Count
     kind: Literal["sum", "counts", "blocks"]
-    groups: Mine | Picks | None
+    groups: HeldValue | Picks | None
     message: bytes
-    noise: Shares | None = None
+    noise: NoiseShares | None = None
 
 
-class Committed(Message, frozen=True):
+class Committed(FederationMessage, frozen=True):
     """A client's commitment to its nonce in a dealing."""
 
     client: Count
     commitment: Bytes32
 
 
-class Deal(Message, frozen=True, tag="deal"):
+class Deal(FederationMessage, frozen=True, tag="deal"):
     """One message of a dealing into buckets. An empty list asks for a commitment, a list for the nonce, a list with `nonces` ends it.
 
     `slot`: the slot of the buckets' sums, and the attempt.
@@ -199,7 +198,7 @@ class Deal(Message, frozen=True, tag="deal"):
     nonces: tuple[Bytes32, ...]
 
 
-class Recipient(Message, frozen=True):
+class Recipient(FederationMessage, frozen=True):
     """A client and its encryption key, with its signature."""
 
     client: Count
@@ -207,7 +206,7 @@ class Recipient(Message, frozen=True):
     signature: Bytes64
 
 
-class Seal(Message, frozen=True, tag="seal"):
+class Seal(FederationMessage, frozen=True, tag="seal"):
     """Seal parts of `held` for each recipient, who will hold them as number `arrives`."""
 
     session: Bytes16
@@ -217,14 +216,14 @@ class Seal(Message, frozen=True, tag="seal"):
     recipients: tuple[Recipient, ...]
 
 
-class Boxed(Message, frozen=True):
+class Boxed(FederationMessage, frozen=True):
     """A sealed box and who sent it."""
 
     sender: Recipient
     box: bytes
 
 
-class Take(Message, frozen=True, tag="take"):
+class Take(FederationMessage, frozen=True, tag="take"):
     """Open the boxes of other clients and keep the values as number `held`."""
 
     session: Bytes16
@@ -233,7 +232,7 @@ class Take(Message, frozen=True, tag="take"):
     boxes: tuple[Boxed, ...]
 
 
-class Fold(Message, frozen=True, tag="fold"):
+class Fold(FederationMessage, frozen=True, tag="fold"):
     """Open a sum, multiply it by `times` (none or one), and send the result back under a fresh transform."""
 
     session: Bytes16
@@ -242,7 +241,7 @@ class Fold(Message, frozen=True, tag="fold"):
     times: tuple[Addends, ...]
 
 
-class AddUp(Message, frozen=True, tag="add-up"):
+class AddUp(FederationMessage, frozen=True, tag="add-up"):
     """Add up own parts and keep the total as number `held`, part "own"."""
 
     session: Bytes16
@@ -250,7 +249,7 @@ class AddUp(Message, frozen=True, tag="add-up"):
     addends: tuple[OwnPart, ...]
 
 
-class Group(Message, frozen=True, tag="group"):
+class Group(FederationMessage, frozen=True, tag="group"):
     """One message of the agreement on the clients' secret; `message` is one of `cflpriv.protocols.group`, encoded."""
 
     session: Bytes16
@@ -260,7 +259,7 @@ class Group(Message, frozen=True, tag="group"):
 # --- to the key holder
 
 
-class Keys(Message, frozen=True, tag="keys"):
+class Keys(FederationMessage, frozen=True, tag="keys"):
     """Make keys for a clustering epoch over clients' rows (p, dimension), and drop those of epochs other than `live`.
 
     `setup`: the digest of the server's terms; the key holder computes its own. `server`: the public key that will sign requests.
@@ -275,7 +274,7 @@ class Keys(Message, frozen=True, tag="keys"):
     live: tuple[Count, ...]
 
 
-class Decrypt(Message, frozen=True, tag="decrypt"):
+class Decrypt(FederationMessage, frozen=True, tag="decrypt"):
     """Enrolments and requests of `cflpriv.protocols.ckks` for one step of an epoch. `first` starts the step, or restarts it."""
 
     session: Bytes16
@@ -286,7 +285,7 @@ class Decrypt(Message, frozen=True, tag="decrypt"):
     requests: tuple[bytes, ...]
 
 
-class Finish(Message, frozen=True, tag="finish"):
+class Finish(FederationMessage, frozen=True, tag="finish"):
     """End a step that added `clients`: run `then` and release what the settings allow. The same request again gets the same answer."""
 
     session: Bytes16
@@ -296,7 +295,7 @@ class Finish(Message, frozen=True, tag="finish"):
     then: bytes
 
 
-class Drop(Message, frozen=True, tag="drop"):
+class Drop(FederationMessage, frozen=True, tag="drop"):
     """Drop the keys of all epochs but `live`."""
 
     session: Bytes16
@@ -306,7 +305,7 @@ class Drop(Message, frozen=True, tag="drop"):
 # --- to the holders of shares
 
 
-class ShareKey(Message, frozen=True, tag="share-key"):
+class ShareKey(FederationMessage, frozen=True, tag="share-key"):
     """Announce a key for a clustering epoch over clients' rows (p, dimension), and drop epochs other than `live`.
 
     `terms`: the digest of the server's terms; the holder computes its own.
@@ -320,7 +319,7 @@ class ShareKey(Message, frozen=True, tag="share-key"):
     live: tuple[Count, ...]
 
 
-class Deposits(Message, frozen=True, tag="deposits"):
+class Deposits(FederationMessage, frozen=True, tag="deposits"):
     """Deliveries of `cflpriv.protocols.shared_gram` under the announced `keys` of all holders of an epoch."""
 
     session: Bytes16
@@ -329,7 +328,7 @@ class Deposits(Message, frozen=True, tag="deposits"):
     deliveries: tuple[bytes, ...]
 
 
-class Contribute(Message, frozen=True, tag="contribute"):
+class Contribute(FederationMessage, frozen=True, tag="contribute"):
     """Contribute to the inner products of all `clients` with the last `new` of them. `contributors` are numbers of holders."""
 
     session: Bytes16
@@ -339,7 +338,7 @@ class Contribute(Message, frozen=True, tag="contribute"):
     contributors: tuple[Count, ...]
 
 
-class Open(Message, frozen=True, tag="open"):
+class Open(FederationMessage, frozen=True, tag="open"):
     """End a step that added `clients`: open their inner products and run `then`. The same step again gets the same answer."""
 
     session: Bytes16
@@ -352,8 +351,8 @@ class Open(Message, frozen=True, tag="open"):
 
 
 ToHolder = Keys | Decrypt | Finish | Drop | ShareKey | Deposits | Contribute | Open
-Ask = (
-    Enrol | Compute | Give | Step | Deal | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop | ShareKey | Deposits
+PartyRequest = (
+    Enrol | Compute | Give | SumStep | Deal | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop | ShareKey | Deposits
     | Contribute | Open
 )  # fmt: skip
 
@@ -361,7 +360,7 @@ Ask = (
 # --- answers
 
 
-class Enrolled(Message, frozen=True, tag="enrolled"):
+class Enrolled(FederationMessage, frozen=True, tag="enrolled"):
     """A client's number and keys. The signature covers the session, the number and the encryption key. The key holder's number is 0.
 
     The server shows all this to other clients, but not `proof`: it covers the challenge, too, and authenticates the sender.
@@ -376,7 +375,7 @@ class Enrolled(Message, frozen=True, tag="enrolled"):
     role: Literal["client", "key-holder"] = "client"
 
 
-class Described(Message, frozen=True):
+class Described(FederationMessage, frozen=True):
     """Name, dtype and shape of a part that the client holds. Shapes are public."""
 
     name: Name
@@ -384,7 +383,7 @@ class Described(Message, frozen=True):
     shape: tuple[Count, ...]
 
 
-class Computed(Message, frozen=True, tag="computed"):
+class Computed(FederationMessage, frozen=True, tag="computed"):
     """Whether the client has a result (without one it drops out), and the parts that it now holds."""
 
     result: bool
@@ -395,63 +394,63 @@ class Computed(Message, frozen=True, tag="computed"):
         return PartLayout(tuple((part.name, part.dtype, part.shape) for part in self.parts))
 
 
-class Given(Message, frozen=True, tag="given"):
+class Given(FederationMessage, frozen=True, tag="given"):
     """The values that a client releases. `samples`: its sample count if the request says `weigh`, else 0."""
 
-    values: tuple[Named, ...]
+    values: tuple[NamedArray, ...]
     samples: Count
 
 
-class Stepped(Message, frozen=True, tag="stepped"):
+class Stepped(FederationMessage, frozen=True, tag="stepped"):
     """The client's message of a secure sum, a dealing or the agreement; empty if there is none. The key holder's announcement."""
 
     message: bytes
 
 
-class Sealed(Message, frozen=True, tag="sealed"):
+class SealedBoxes(FederationMessage, frozen=True, tag="sealed"):
     """One box for each recipient, in order."""
 
     boxes: tuple[bytes, ...]
 
 
-class Released(Message, frozen=True, tag="released"):
+class HolderRelease(FederationMessage, frozen=True, tag="released"):
     """What the key holder releases: labels and small integers, noisy evidence, or noisy blocks by pair."""
 
-    result: tuple[Named, ...]
-    evidence: tuple[Named, ...]
+    result: tuple[NamedArray, ...]
+    evidence: tuple[NamedArray, ...]
     blocks: tuple[tuple[Count, Count, Value], ...]
 
 
-class Unusable(Message, frozen=True, tag="unusable"):
+class Unusable(FederationMessage, frozen=True, tag="unusable"):
     """A holder of shares cannot use what these clients deposited. The deposits of others are kept."""
 
     clients: tuple[Count, ...]
 
 
-class Done(Message, frozen=True, tag="done"):
+class Acknowledged(FederationMessage, frozen=True, tag="done"):
     """The request was carried out; nothing leaves the client."""
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class Refused(FederationMessage, frozen=True, tag="refused"):
     """A refusal: an opaque error code, see `REFUSALS`."""
 
     code: Name
 
 
-Answer = Enrolled | Computed | Given | Stepped | Sealed | Released | Unusable | Done | Refused
+Answer = Enrolled | Computed | Given | Stepped | SealedBoxes | HolderRelease | Unusable | Acknowledged | Refused
 
 
 # --- as bytes
 
 
-def encode(message: Message) -> bytes:
+def encode(message: FederationMessage) -> bytes:
     """The canonical encoding of a message. Raises `InputError` for an array or a task that cannot be encoded."""
     return codec.encode(message)
 
 
-def decode_ask(data: bytes) -> Ask:
+def decode_ask(data: bytes) -> PartyRequest:
     """A request. Raises `MalformedMessage`."""
-    return codec.decode(data, Ask, LIMIT_BYTES)  # type: ignore[arg-type]
+    return codec.decode(data, PartyRequest, LIMIT_BYTES)  # type: ignore[arg-type]
 
 
 def decode_answer(data: bytes, limit: int = LIMIT_BYTES) -> Answer:

@@ -28,7 +28,7 @@ class TaskParameters:
     @cached_property
     def lists(self) -> dict[str, list[Any]]:
         """The parameters that are lists."""
-        return {name: list(one) for name, one in self.values.items() if isinstance(one, list | tuple)}
+        return {name: list(value) for name, value in self.values.items() if isinstance(value, list | tuple)}
 
     @property
     def held(self) -> list[Held]:
@@ -38,8 +38,8 @@ class TaskParameters:
     @property
     def own(self) -> list[Held]:
         """Values that the clients' own parts of sums refer to."""
-        items = [one for value in self.values.values() for one in (value if isinstance(value, list | tuple) else [value])]
-        return [mine.held for one in items if isinstance(one, Shared) for mine in one.own]
+        items = [item for value in self.values.values() for item in (value if isinstance(value, list | tuple) else [value])]
+        return [addend.held for item in items if isinstance(item, Shared) for addend in item.own]
 
     def requests(
         self, like: m.Compute, clients: Sequence[int], numbers: Mapping[HeldKey, int]
@@ -48,7 +48,7 @@ class TaskParameters:
 
         Raises `InputError` for lists that `which` cannot pick from.
         """
-        sizes = {len(one) for one in self.lists.values()}
+        sizes = {len(choices) for choices in self.lists.values()}
         if self.which is not None and len(sizes) != 1:
             raise InputError(f"compute: `which` needs lists of one length to pick from, got lengths {sorted(sizes)}")
         labels: dict[int, tuple[int, ...]] = {}
@@ -62,9 +62,9 @@ class TaskParameters:
         requests = []
         for chosen, members in sorted(alike.items()):
             sent = parameter_messages(self.values, self.lists, chosen if labels else None, several, numbers, sums)
-            picks: m.Picks | m.Mine | None = m.Picks(chosen, several) if labels else None
+            picks: m.Picks | m.HeldValue | None = m.Picks(chosen, several) if labels else None
             if isinstance(self.which, Held):
-                picks = m.Mine(numbers[self.which.key], self.which.part)
+                picks = m.HeldValue(numbers[self.which.key], self.which.part)
             requests.append((chosen, members, msgspec.structs.replace(like, params=sent, which=picks)))
         return requests
 
@@ -107,7 +107,7 @@ class TaskParameters:
 def parameter_messages(
     params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...] | None, several: bool,
     numbers: Mapping[HeldKey, int], sums: dict[int, m.Addends],
-) -> m.Parameters:  # fmt: skip
+) -> m.SentParameters:  # fmt: skip
     """Parameters for clients that pick the positions `chosen` from `lists` (None: they get whole lists, or pick themselves).
 
     `sums` keeps the message of each value, so that the same value is the same object in all requests.
@@ -118,9 +118,9 @@ def parameter_messages(
             sums[id(value)] = m.to_addends(value, numbers)
         return sums[id(value)]
 
-    def message(name: str, value: Parameter) -> m.Addends | m.Many | m.Mine:
+    def message(name: str, value: Parameter) -> m.Addends | m.Many | m.HeldValue:
         if isinstance(value, Held):
-            return m.Mine(numbers[value.key], value.part)
+            return m.HeldValue(numbers[value.key], value.part)
         if name not in lists:
             return addends(value)
         if chosen is not None and not several:

@@ -112,7 +112,7 @@ class ServerParts:
 class SumServer(Protocol):
     """The server half of a protection of sums. `choice`: the groups that clients keep private."""
 
-    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+    def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """The mean of each group; None for one below the minimum cohort size. Raises `TooFewClients` if no group is left."""
         ...
 

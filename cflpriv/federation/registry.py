@@ -11,7 +11,7 @@ from . import messages as m
 from .client_ledger import SPENT
 from .epochs import ENTERED
 from .store import Store
-from .transport import Stage, Transport
+from .transport import ExchangeStage, Transport
 
 __all__ = [
     "KEY_HOLDER", "LABEL", "ClientRegistry", "ClientsLost", "EpochEnded", "KeyHolderLost", "check_peer", "enrolled", "majority",
@@ -131,8 +131,8 @@ class EpochEnded(ProtocolError):
 
 def majority(declared: Sequence[Declared]) -> Declared | None:
     """What more than half of the clients declared, else None."""
-    found, count = max(Counter(declared).items(), key=lambda one: one[1], default=(None, 0))
-    return found if 2 * count > len(declared) else None
+    most, count = max(Counter(declared).items(), key=lambda item: item[1], default=(None, 0))
+    return most if 2 * count > len(declared) else None
 
 
 class ClientRegistry:
@@ -191,14 +191,14 @@ class ClientRegistry:
         self._lost |= self.removed
         self._present = None
 
-    def _exchange(self, asks: Mapping[int, m.Ask], stage: str) -> Mapping[int, m.Answer]:
-        return self._transport.exchange(asks, Stage(stage, self.round, self.call)) if asks else {}
+    def _exchange(self, asks: Mapping[int, m.PartyRequest], stage: str) -> Mapping[int, m.Answer]:
+        return self._transport.exchange(asks, ExchangeStage(stage, self.round, self.call)) if asks else {}
 
     def enrol(self) -> tuple[int, ...]:
         """Greet all places without a client that answers. Returns the clients that enrolled."""
         answering = {place for client, place in self._places.items() if client not in self._lost} | {*self._holders.values()}
         fresh = {place: self._entropy(16) for place in self._transport.places() if place not in answering}
-        asks: dict[int, m.Ask] = {place: m.Enrol(m.VERSION, self._session, challenge) for place, challenge in fresh.items()}
+        asks: dict[int, m.PartyRequest] = {place: m.Enrol(m.VERSION, self._session, challenge) for place, challenge in fresh.items()}
         came = []
         for place, answer in sorted(self._exchange(asks, "enrol").items()):
             if isinstance(answer, m.Refused):
@@ -276,7 +276,7 @@ class ClientRegistry:
                 answers[number] = answer
         return answers
 
-    def ask(self, asks: Mapping[int, m.Ask], stage: str) -> dict[int, m.Answer]:
+    def ask(self, asks: Mapping[int, m.PartyRequest], stage: str) -> dict[int, m.Answer]:
         """The answers that arrived in time. The other clients are absent until they enrol again. Refusals are recorded."""
         arrived = self._exchange({self._places[client]: ask for client, ask in asks.items()}, stage)
         answers: dict[int, m.Answer] = {}

@@ -31,7 +31,7 @@ from typing import Any, Literal, get_args
 from ..contract.protection import Protection
 from ..protocols.errors import RemoteError
 from ..types import PartKind
-from .values import Form, Origin
+from .values import Origin, ValueForm
 
 __all__ = ["Operation", "check", "compares", "kinds_of", "may_leave"]
 
@@ -47,11 +47,13 @@ def kinds_of(task: Any) -> dict[str, PartKind]:
 
 def compares(task: Any) -> bool:
     """Whether a task, or a task inside it, computes values that clients compare, whatever kind the outer task declares."""
-    inner = [getattr(task, one.name) for one in fields(task)]
-    return "compared" in kinds_of(task).values() or any(compares(one) for one in inner if is_dataclass(one) and not isinstance(one, type))
+    inner = [getattr(task, attribute.name) for attribute in fields(task)]
+    return "compared" in kinds_of(task).values() or any(
+        compares(inner_task) for inner_task in inner if is_dataclass(inner_task) and not isinstance(inner_task, type)
+    )
 
 
-def may_leave(protection: Protection, operation: Operation, part: str, form: Form, origin: Origin, noisy: bool = False) -> bool:
+def may_leave(protection: Protection, operation: Operation, part: str, form: ValueForm, origin: Origin, noisy: bool = False) -> bool:
     """Whether a part of a held value may leave by an operation: as it is, or by `gram` and `sum` under this protection.
 
     The rule does not look at the value, only at its `form`.
@@ -86,7 +88,7 @@ def may_leave(protection: Protection, operation: Operation, part: str, form: For
     return kind == "measure" and numbers == 1 and not protection.secure
 
 
-def check(protection: Protection, operation: Operation, forms: Mapping[str, Form], origin: Origin, noisy: bool = False) -> None:
+def check(protection: Protection, operation: Operation, forms: Mapping[str, ValueForm], origin: Origin, noisy: bool = False) -> None:
     """Raises `RemoteError` "forbidden" unless all of these parts may leave by this operation."""
     for part, form in forms.items():
         if not may_leave(protection, operation, part, form, origin, noisy):

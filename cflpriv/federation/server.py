@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..contract.calls import Contribution, SumCall
+from ..contract.calls import ClientContribution, SumCall
 from ..contract.handles import (
     GroupMean,
     Held,
@@ -50,7 +50,7 @@ from .protections import Asked, ComparisonServer, Folding, ServerParts, SumServe
 from .registry import BudgetsSpent, ClientRegistry, ClientsLost, EpochEnded, KeyHolderLost, majority
 from .relay import Relay, Witness, relay, requested_senders
 from .release_policy import kinds_of, may_leave
-from .server_state import Known, Participants, Rounds
+from .server_state import KnownValue, Participants, Rounds
 from .transport import Transport
 from .values import UNTRACED, Origin, trace
 from .work import request_digest
@@ -65,8 +65,8 @@ class FederationServer:
     that number. `seed` feeds public randomness: batches and cohorts equal those of a simulated federation of the same seed. Protections
     that clients apply must be in the clients' own settings, too; a client whose settings differ refuses.
 
-    With `accounts` (per sample: tasks run in their private form, clients draw the noise) or `clipped` (per client: in means; `local` for
-    single rows) what leaves clients is differentially private. The ledger is charged before any client is asked.
+    With `privacy_ledger` (per sample: tasks run in their private form, clients draw the noise) or `clipped` (per client: in means; `local`
+    for single rows) what leaves clients is differentially private. The ledger is charged before any client is asked.
 
     Cohorts are drawn from the clients that are present, or from those of `drawn_from`, without those of them that are absent: then nobody
     takes an absent client's place, and who is asked in which round is known beforehand (`schedule`).
@@ -89,7 +89,7 @@ class FederationServer:
         entropy: Entropy = system_entropy,
         session: bytes | None = None,
         expect: Iterable[int] | None = None,
-        accounts: PrivacyLedger | None = None,
+        privacy_ledger: PrivacyLedger | None = None,
         clipped: ClippedMean | None = None,
         local: LocalGram | None = None,
         strict: bool = True,
@@ -111,22 +111,23 @@ class FederationServer:
         self._ask = self._registry.ask
         self._agreement = None
         if self.protection.transformed and roster is not None:
+            rounds, written = self._rounds, self.transcript  # not this object, which would be a cycle that keeps clients' data
             self._agreement = Agreement(
-                self._registry, self.session, roster, lambda *record, **more: self._record("group")(*record, **more)
+                self._registry, self.session, roster, lambda *message, **more: written.add(rounds.round, "group", *message, **more)
             )
         self._participants = Participants(self._registry, self._agreement)
         named = (lambda purpose: purpose) if self._agreement is None else self._agreement.named
         parts = ServerParts(self._registry, self.session, self.protection, roster, entropy, named, clipped, local)
         self._sums: SumServer = self.protection.sums.server(parts)
         self._comparisons: ComparisonServer = self.protection.comparison.server(parts)
-        self.accounts = accounts
-        self._ledger: PrivacyLedger | NoLedger = NoLedger() if accounts is None else accounts
+        self.privacy_ledger = privacy_ledger
+        self._ledger: PrivacyLedger | NoLedger = NoLedger() if privacy_ledger is None else privacy_ledger
         self._adaptive = None if clipped is None else clipped.adaptive
         self._without_form = () if clipped is None else ("gather", "relay") if local is not None else ("gather", "relay", "gram")
         self.protection_seconds = 0.0
         self._drawn_from = None if drawn_from is None else tuple(sorted(drawn_from))
         self._strict, self._witness, self._noisy_rows = strict, witness, local is not None
-        self._known: weakref.WeakKeyDictionary[HeldKey, Known] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[HeldKey, KnownValue] = weakref.WeakKeyDictionary()
 
     # --- clients
 
@@ -248,23 +249,23 @@ class FederationServer:
         self, task: Task, params: Mapping[str, Parameter] | None = None, which: Labels | Held | None = None, on: Sequence[int] | None = None
     ) -> Held:
         self._participants.greet_lost()
-        given = TaskParameters(params or {}, which)
-        clients = self._computing(given, on)
-        private, inputs = self._ledger.private(task), sources(given.values, given.which)
-        noise = None if self.accounts is None else m.NoisySteps(**vars(self.accounts.noise))
+        parameters = TaskParameters(params or {}, which)
+        clients = self._computing(parameters, on)
+        private, inputs = self._ledger.private(task), sources(parameters.values, parameters.which)
+        noise = None if self.privacy_ledger is None else m.NoisySteps(**vars(self.privacy_ledger.noise))
         self._ledger.begin(private, inputs, self._ledger.reads(private, clients), clients, self.round)
         key, number = HeldKey(type(private).__name__), self._rounds.next_number()
-        asks: dict[int, m.Ask] = {}
+        asks: dict[int, m.PartyRequest] = {}
         traced: dict[int, bytes] = {}
         settings, record = settings_of(task), self._record("compute")
-        for chosen, members, ask in given.requests(self._request(task, number, noise), clients, self.numbers()):
+        for chosen, members, ask in parameters.requests(self._request(task, number, noise), clients, self.numbers()):
             asks |= dict.fromkeys(members, ask)
             if self.protection.secure:
                 name = request_digest(ask)
-                traced |= {client: trace([name, *self._earlier(given, client)]) for client in members}
-            payload, places = given.recorded(chosen)
+                traced |= {client: trace([name, *self._earlier(parameters, client)]) for client in members}
+            payload, places = parameters.recorded(chosen)
             if payload:
-                self.transcript.unprotected.down(*given.unprotected(chosen), len(members))
+                self.transcript.unprotected.down(*parameters.unprotected(chosen), len(members))
                 context = {"task": key.name, "settings": settings, "which": list(chosen)} | ({"blind": places} if places else {})
                 record("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         before = len(self.refusals)
@@ -274,9 +275,9 @@ class FederationServer:
             self._check_budgets(f"compute of {key.name}", asks, before)
             raise TrainingDiverged(f"{key.name} in round {self.round}: no client has a result")
         layout = majority(list(layouts.values())) or PartLayout()
-        at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in given.values.values())
+        at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in parameters.values.values())
         odd = frozenset(client for client, declared in layouts.items() if declared != layout)
-        self._known[key] = Known(number, layout, traced, odd, at_model, kinds_of(private))
+        self._known[key] = KnownValue(number, layout, traced, odd, at_model, kinds_of(private))
         held = Held(key, tuple(sorted(layouts)), tuple(private.parts))
         self._ledger.enter(held, private, inputs, self._ledger.reads(private, held.clients))
         return held
@@ -294,13 +295,13 @@ class FederationServer:
         requests = TaskParameters(params, which).requests(self._request(task, 0, None), clients, self.numbers())
         return {client: ask for _, members, ask in requests for client in members}
 
-    def _computing(self, given: TaskParameters, on: Sequence[int] | None) -> list[int]:
+    def _computing(self, parameters: TaskParameters, on: Sequence[int] | None) -> list[int]:
         """The clients that compute. Raises `InputError` for one that lacks a parameter."""
         clients = self._participants.among(on)
-        if isinstance(given.which, Held):
-            choosing = frozenset(given.which.clients)
+        if isinstance(parameters.which, Held):
+            choosing = frozenset(parameters.which.clients)
             clients = [client for client in clients if client in choosing]
-        for value in given.values.values():
+        for value in parameters.values.values():
             if isinstance(value, Held):
                 missing = sorted(set(clients).difference(value.clients))
                 if missing:
@@ -312,10 +313,13 @@ class FederationServer:
         live = tuple(sorted(self.numbers().values()))
         return m.Compute(self.session, self.round, self.seed, number, live, m.Carried(task), (), None, noise)
 
-    def _earlier(self, given: TaskParameters, client: int) -> list[bytes]:
+    def _earlier(self, parameters: TaskParameters, client: int) -> list[bytes]:
         """The names of the held values that go into a client's task, in the order in which the client finds them."""
-        own = [] if self.protection.small_clusters == "local" else given.own
-        return [*(UNTRACED for one in own if client in one.clients), *(self._known[one.key].models[client] for one in given.held)]
+        own = [] if self.protection.small_clusters == "local" else parameters.own
+        return [
+            *(UNTRACED for addend in own if client in addend.clients),
+            *(self._known[source.key].models[client] for source in parameters.held),
+        ]
 
     def _settle(self, held: Held, clients: Sequence[int], operation: str) -> None:
         """Charge a release of single values. Raises `InputError` for an operation that has no private form."""
@@ -332,7 +336,7 @@ class FederationServer:
     def gram(self, held: Held, then: Then, against: Held | None = None, on: Sequence[int] | None = None) -> Released:
         self._participants.greet_lost()
         clients = [] if against is not None and on is not None and not on else self._owners(held, on)
-        known = self._known[held.key] if clients else Known(0, PartLayout(), {}, at_model=False)
+        known = self._known[held.key] if clients else KnownValue(0, PartLayout(), {}, at_model=False)
         origin = Origin(size=known.at_model, kinds=tuple(known.kinds.items()))
         if clients and self._strict and not may_leave(self.protection, "gram", held.part, (0, "f"), origin, self._noisy_rows):
             raise InputError(
@@ -383,9 +387,9 @@ class FederationServer:
         clients = [client for client in clients if client in labels]
         if protection.secure and any(len(several) > 1 for several in labels.values()):
             raise InputError(f"mean: overlapping groups under sum = {protection.sum!r}; the difference of two sums would be one client's")
-        if weights == "examples" and self.accounts is not None:
+        if weights == "examples" and self.privacy_ledger is not None:
             raise InputError("mean: weights = 'examples' under privacy.unit = 'sample' would release sample counts; use 'equal'")
-        contributions = tuple(Contribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
+        contributions = tuple(ClientContribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
         sent = {client: known.models.get(client, UNTRACED) for client in clients} if protection.secure else {}
         number, public = self._next_call(), weights != "examples"
         call = SumCall(self.turn, number, contributions, k or 1, protection.smallest_group, public, sent, models)
@@ -397,7 +401,7 @@ class FederationServer:
             if protection.small_clusters == "local" and not oblivious:
                 means = self._mean_or_local(held, call, asked, groups)
             else:
-                choice = None if choices is None else m.Mine(self._known[choices.key].number, choices.part)
+                choice = None if choices is None else m.HeldValue(self._known[choices.key].number, choices.part)
                 blocks = m.Picks((0,), False) if oblivious else None
                 means = self._sums.means(call, asked, choice or blocks, self._record("mean"))
         except TooFewClients:
@@ -446,7 +450,7 @@ class FederationServer:
         sizes = group_sizes(groups, call, self.clients)
         for label, count in enumerate(counts):
             if count > 0 and sizes[label] < call.min_cohort:
-                own = Held(held.key, tuple(one.client for one in call.members(label)), held.parts)
+                own = Held(held.key, tuple(member.client for member in call.members(label)), held.parts)
                 means[label] = GroupMean({part: Shared(own=(OwnAddend(own[part]),)) for part in held.parts}, None, count)
         return tuple(means)
 
@@ -470,7 +474,7 @@ class FederationServer:
         what = Relay(known.number, arrives, held.parts, present, wanted, requested=to is not None)
         took = relay(self._registry, self.session, what, self._record("relay"), self._witness)
         key = HeldKey(f"relayed {held.key.name}")
-        self._known[key] = Known(arrives, PartLayout(), dict.fromkeys(took, UNTRACED))
+        self._known[key] = KnownValue(arrives, PartLayout(), dict.fromkeys(took, UNTRACED))
         relayed = Held(key, took, held.parts)
         copies = sum(map(len, wanted.values()))
         layout = known.layout.some(held.parts)
@@ -495,9 +499,9 @@ class FederationServer:
         layout = {name: (dtype, shape) for name, dtype, shape in known.layout.parts}
         released: dict[int, dict[str, Array]] = {}
         for client, answer in sorted(self._ask(dict.fromkeys(clients, ask), "gather").items()):
-            if isinstance(answer, m.Given) and tuple(one.name for one in answer.values) == held.parts:
+            if isinstance(answer, m.Given) and tuple(array.name for array in answer.values) == held.parts:
                 try:
-                    values = {one.name: np.asarray(one.value) for one in answer.values}
+                    values = {array.name: np.asarray(array.value) for array in answer.values}
                     for name, value in values.items():
                         declared = (value.dtype.str, value.shape)
                         if declared != layout.get(name, declared) or not np.isfinite(value).all():
@@ -531,7 +535,7 @@ class FederationServer:
         done = {client: answer.layout for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.parts}
         if not done:
             raise TooFewClients((), 1)  # no client with an own part is present
-        self._known[key] = Known(number, majority(list(done.values())) or PartLayout(), dict.fromkeys(done, UNTRACED))
+        self._known[key] = KnownValue(number, majority(list(done.values())) or PartLayout(), dict.fromkeys(done, UNTRACED))
         total = Held(key, tuple(sorted(done)), ("own",))
         self._ledger.derive(total, [own.held for own in shared.own])
         return Shared(shared.clear, shared.transformed, (OwnAddend(total),))
@@ -542,10 +546,10 @@ class FederationServer:
         """One transformed part in place of several. Client `on` computes it if it is present, else another one."""
         self._participants.greet_lost()
         folding = Folding(operation, terms, times, f"apply/{self.turn}/{self._next_call()}")
-        found = self._sums.folded(folding, sorted(self.clients, key=lambda one: one != on), self._record(operation))
-        if found is None:
+        folded = self._sums.folded(folding, sorted(self.clients, key=lambda client: client != on), self._record(operation))
+        if folded is None:
             raise ClientsLost([] if on is None else [on])
-        return found
+        return folded
 
     # --- checkpoints
 
@@ -583,4 +587,4 @@ class FederationServer:
 
     def know(self, key: HeldKey, saved: Mapping[str, Any]) -> None:
         """The inverse of `known`."""
-        self._known[key] = Known.restored(saved)
+        self._known[key] = KnownValue.restored(saved)

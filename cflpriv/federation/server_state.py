@@ -11,7 +11,7 @@ from ..types import PartKind
 from .group_secret import Agreement
 from .registry import ClientRegistry
 
-__all__ = ["SKIPPED", "SKIPPED_EPOCHS", "Known", "Participants", "Rounds"]
+__all__ = ["SKIPPED", "SKIPPED_EPOCHS", "KnownValue", "Participants", "Rounds"]
 
 SKIPPED, SKIPPED_EPOCHS = 1 << 10, 1 << 8
 """By so many turns and numbers, and clustering epochs, of which a session has some thousands, a resumed run skips what the interrupted one
@@ -135,7 +135,7 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownValue:
     """What the server knows of values that clients hold under one `number`.
 
     `layout`: that of more than half of the clients, else empty; `odd`: the clients that declared another. `models`: by client the name of
@@ -157,7 +157,7 @@ class Known:
         return {"number": self.number, "layout": layout, "models": models, **rest}
 
     @classmethod
-    def restored(cls, saved: Mapping[str, Any]) -> "Known":
+    def restored(cls, saved: Mapping[str, Any]) -> "KnownValue":
         """The inverse of `saved`."""
         layout = PartLayout(tuple((name, dtype, tuple(shape)) for name, dtype, shape in saved["layout"]))
         models = {client: bytes.fromhex(model) for client, model in saved["models"]}

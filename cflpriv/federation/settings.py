@@ -149,7 +149,7 @@ def _section(path: Path, tree: dict[str, Any], name: str, kind: type[Section]) -
     if not isinstance(section, dict):
         raise InputError(f"{path}: {name} = {section!r}: is a table, [{name}]")
     hints = get_type_hints(kind)
-    known = {one.name: hints[one.name] for one in fields(kind)}
+    known = {attribute.name: hints[attribute.name] for attribute in fields(kind)}
     values = {}
     for key, value in section.items():
         if key not in known:
@@ -167,5 +167,5 @@ def _section(path: Path, tree: dict[str, Any], name: str, kind: type[Section]) -
 def _expected(kind: Any, error: Exception) -> str:
     """What a key of this type takes, in TOML terms."""
     if get_origin(kind) is Literal:
-        return f"known are {', '.join(repr(one) for one in get_args(kind))}"
+        return f"known are {', '.join(repr(choice) for choice in get_args(kind))}"
     return "expected a list of names, in brackets" if get_origin(kind) is tuple else f"{error}".replace("Expected", "expected", 1)

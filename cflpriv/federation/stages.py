@@ -12,9 +12,9 @@ from ..errors import InputError
 if TYPE_CHECKING:
     from .server import FederationServer
 
-__all__ = ["Journal", "Say", "StagedTransport"]
+__all__ = ["Journal", "Notify", "StagedTransport"]
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 Journal = Callable[[dict[str, Any]], None]
 """Is given an entry when a stage begins, and another when it has ended."""
 
@@ -54,7 +54,7 @@ class StagedTransport:
         """Send each place its request, and return the answers that arrive within `seconds`."""
         raise NotImplementedError
 
-    def welcome(self, federation: "FederationServer", count: int, seconds: float, say: Say = lambda line: None) -> set[int]:
+    def welcome(self, federation: "FederationServer", count: int, seconds: float, say: Notify = lambda line: None) -> set[int]:
         """Enrol places until `count` clients are present (and the key holder, where one is needed), or for `seconds`; the clients enrolled.
 
         Places that did not answer in time are asked again with twice the time, up to `seconds`. Raises `InputError` at once where so many
@@ -72,7 +72,7 @@ class StagedTransport:
             came |= self._enrolled(federation, count, say)
         return came
 
-    def _enrolled(self, federation: "FederationServer", count: int, say: Say) -> set[int]:
+    def _enrolled(self, federation: "FederationServer", count: int, say: Notify) -> set[int]:
         """The clients that come at one greeting."""
         before = len(federation.refusals)
         came = set(federation.enrol())
@@ -85,7 +85,7 @@ class StagedTransport:
         return came
 
     def welcome_all(
-        self, federation: "FederationServer", count: int, seconds: float, say: Say = lambda line: None, fewest: int | None = None
+        self, federation: "FederationServer", count: int, seconds: float, say: Notify = lambda line: None, fewest: int | None = None
     ) -> None:
         """The same, or `InputError` where fewer than `fewest` (all `count`) are there in time, or no key holder."""
         self.welcome(federation, count, seconds, say)

@@ -45,13 +45,13 @@ def plain(value: Any, where: str, known: Mapping[str, type]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Sequence):
-        return [plain(one, f"{where}[{i}]", known) for i, one in enumerate(value)]
+        return [plain(item, f"{where}[{i}]", known) for i, item in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         name = next((name for name, kind in known.items() if kind is type(value)), None)
         if name is None:
             raise InputError(f"{where}: {type(value).__name__} is not a task that remote clients know")
-        names = [one.name for one in dataclasses.fields(value) if one.init]
-        return {"": name, **{one: plain(getattr(value, one), f"{where}.{one}", known) for one in names}}
+        names = [attribute.name for attribute in dataclasses.fields(value) if attribute.init]
+        return {"": name, **{attribute: plain(getattr(value, attribute), f"{where}.{attribute}", known) for attribute in names}}
     raise InputError(f"{where}: a {type(value).__name__} cannot be encoded")
 
 
@@ -106,14 +106,14 @@ def task_of(settings: Any) -> Any:
 def made(value: Any, known: Mapping[str, type]) -> Any:
     """The inverse of `plain`. Raises `TypeError` or `KeyError` for other values."""
     if isinstance(value, list):
-        return tuple(made(one, known) for one in value)
+        return tuple(made(item, known) for item in value)
     if not isinstance(value, dict):
         return value
     name = value.pop("")
     if name not in known and isinstance(known, Registry):  # an installed package may have it
         for problem in ALGORITHMS.load_all():
             log.warning("%s", problem)
-    return known[name](**{name: made(one, known) for name, one in value.items()})
+    return known[name](**{name: made(item, known) for name, item in value.items()})
 
 
 # --- functions on a Gram matrix

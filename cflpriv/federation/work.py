@@ -18,7 +18,7 @@ from .host import RunTask
 from .protections import ClientParts
 from .release_policy import compares, kinds_of
 from .task_encoding import UnknownTask
-from .values import UNTRACED, Exchange, Origin, rounds_of, trace
+from .values import UNTRACED, Origin, SharedWork, rounds_of, trace
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
@@ -45,7 +45,12 @@ def models_in(task: Any) -> list[Any]:
     """The models that a task names, however deep. The parameters that a server sends do not change them."""
     if type(task).__name__ == "Model":
         return [task]
-    return [model for one in fields(task) if is_dataclass(getattr(task, one.name)) for model in models_in(getattr(task, one.name))]
+    return [
+        model
+        for attribute in fields(task)
+        if is_dataclass(getattr(task, attribute.name))
+        for model in models_in(getattr(task, attribute.name))
+    ]
 
 
 def sizes_in(task: Any) -> list[int]:
@@ -57,7 +62,7 @@ def sizes_in(task: Any) -> list[int]:
 
 def words_as_they_are(models: Iterable[Any]) -> None:
     """Raises `RemoteError` "bad-settings" for models that would scale word numbers."""
-    if any(model.name == "lstm" and (any(model.mean) or any(one != 1.0 for one in model.std)) for model in models):
+    if any(model.name == "lstm" and (any(model.mean) or any(scale != 1.0 for scale in model.std)) for model in models):
         raise RemoteError("bad-settings")
 
 
@@ -102,7 +107,7 @@ class Work:
         self._alone, self._traced = protection.small_clusters == "local", protection.secure
         self._fitted: tuple[ClientData, list[Any], ClientData] | None = None
 
-    def compute(self, ask: m.Compute, exchange: Exchange) -> Generator[RunTask, Any, m.Computed]:
+    def compute(self, ask: m.Compute, exchange: SharedWork) -> Generator[RunTask, Any, m.Computed]:
         """Run a task and hold its parts."""
         public = ask.task.task
         if isinstance(public, UnknownTask):
@@ -113,13 +118,13 @@ class Work:
         # one object for all clients with the same request, so that they can be computed together
         task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
         models, sizes, compared = exchange.once(lambda: (models_in(task), sizes_in(task), compares(task)), task)
-        reads = {name: found for name in getattr(task, "reads", ()) if (found := self._values.remembered(name)) is not None}
+        reads = {name: memory for name in getattr(task, "reads", ()) if (memory := self._values.remembered(name)) is not None}
         held = self._held_in(ask)
         self._ledger.begin(task, held, reads)
         sizes = [*sizes, *(origin.size for _, origin in reads.values())]
         given, received, choice = self._given(ask, sizes, held, exchange)
-        compared = compared or any(self._values.origin(one.held).is_compared(one.part) for one in held)
-        rounds = rounds_of((ask.round,), *(self._values.origin(one.held).rounds for one in held))
+        compared = compared or any(self._values.origin(source.held).is_compared(source.part) for source in held)
+        rounds = rounds_of((ask.round,), *(self._values.origin(source.held).rounds for source in held))
         compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
         if self._ledger.unit != "none":
             words_as_they_are(models)
@@ -146,31 +151,31 @@ class Work:
             True, tuple(m.Described(part, one.dtype.str, one.shape) for part, one in made.items() if not isinstance(one, dict))
         )
 
-    def given(self, ask: m.Compute, exchange: Exchange) -> "TaskInput":
+    def given(self, ask: m.Compute, exchange: SharedWork) -> "TaskInput":
         """The input that a task would get."""
         from ..engine import Streams, TaskInput
 
         given, _, choice = self._given(ask, [], self._held_in(ask), exchange)
-        reads = {name: found[0] for name in getattr(ask.task.task, "reads", ()) if (found := self._values.remembered(name)) is not None}
+        reads = {name: memory[0] for name in getattr(ask.task.task, "reads", ()) if (memory := self._values.remembered(name)) is not None}
         return TaskInput(self._data(), given, reads, Streams(ask.seed, ask.round, self._client), choice)
 
-    def add_up(self, ask: m.AddUp, exchange: Exchange) -> m.Computed:
+    def add_up(self, ask: m.AddUp, exchange: SharedWork) -> m.Computed:
         """Add up the client's own parts of a sum."""
-        mine = tuple(own for own in ask.addends if self._values.holds(own.held))
-        if not mine:
+        addends = tuple(own for own in ask.addends if self._values.holds(own.held))
+        if not addends:
             return m.Computed(False, ())
-        total = self._values.open(m.Addends(None, (), mine), self._transforms, exchange)
-        origins = [(own.part, self._values.origin(own.held)) for own in mine]
+        total = self._values.open(m.Addends(None, (), addends), self._transforms, exchange)
+        origins = [(own.part, self._values.origin(own.held)) for own in addends]
         compared = any(origin.is_compared(part) for part, origin in origins)
         self._values.drop(ask.held)
-        self._ledger.derive(ask.held, "own", mine)
+        self._ledger.derive(ask.held, "own", addends)
         rounds = rounds_of(*(origin.rounds for _, origin in origins))
         made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds)
         self._values.hold(ask.held, {"own": total}, made)
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 
     def _given(
-        self, ask: m.Compute, sizes: list[int], held: list[m.Mine | m.OwnPart], exchange: Exchange
+        self, ask: m.Compute, sizes: list[int], held: list[m.HeldValue | m.OwnPart], exchange: SharedWork
     ) -> tuple[dict[str, Any], list[bytes], Choice]:  # fmt: skip
         """The opened parameters, what each was computed from (empty where no sum binds to it), and the client's choice.
 
@@ -182,24 +187,24 @@ class Work:
         received: list[bytes] = []
         if isinstance(ask.which, m.Picks):
             chosen = list(ask.which.labels)
-        elif isinstance(ask.which, m.Mine):
-            own = np.asarray(self._values.mine(ask.which))
+        elif isinstance(ask.which, m.HeldValue):
+            own = np.asarray(self._values.value(ask.which))
             if own.dtype.kind not in "biu":
                 raise RemoteError("bad-input")
             several, chosen = own.ndim > 0, [int(label) for label in np.ravel(own)]
         if self._traced:
             received = [exchange.once(lambda: request_digest(ask), ask)]
-            received += [UNTRACED for one in held if isinstance(one, m.OwnPart) and not self._alone]
-            received += [self._values.origin(one.held).received for one in held if isinstance(one, m.Mine)]
+            received += [UNTRACED for source in held if isinstance(source, m.OwnPart) and not self._alone]
+            received += [self._values.origin(source.held).received for source in held if isinstance(source, m.HeldValue)]
         for name, value in ask.params:
-            if isinstance(value, m.Mine):
-                given[name] = self._values.mine(value)
+            if isinstance(value, m.HeldValue):
+                given[name] = self._values.value(value)
                 sizes.append(self._values.origin(value.held).size)  # a copy of an update, or a value computed from one, is as protected
                 continue
             if isinstance(value, m.Addends):
                 opened = [self._values.open(value, self._transforms, exchange)]
                 given[name] = opened[0]
-            elif isinstance(ask.which, m.Mine):
+            elif isinstance(ask.which, m.HeldValue):
                 if not value.values or chosen is None:
                     raise RemoteError("bad-input")
                 picked = [value.values[label % len(value.values)] for label in chosen]  # refusing a short list would reveal the label
@@ -211,11 +216,11 @@ class Work:
             sizes += [array.size for array in opened if array.size > 1]
         return given, received, None if chosen is None else tuple(chosen) if several else chosen[0]
 
-    def _held_in(self, ask: m.Compute) -> list[m.Mine | m.OwnPart]:
+    def _held_in(self, ask: m.Compute) -> list[m.HeldValue | m.OwnPart]:
         """The held values that go into a task."""
-        held: list[m.Mine | m.OwnPart] = [ask.which] if isinstance(ask.which, m.Mine) else []
+        held: list[m.HeldValue | m.OwnPart] = [ask.which] if isinstance(ask.which, m.HeldValue) else []
         for _, value in ask.params:
-            if isinstance(value, m.Mine):
+            if isinstance(value, m.HeldValue):
                 held.append(value)
                 continue
             for addends in (value,) if isinstance(value, m.Addends) else value.values:

@@ -25,15 +25,15 @@ from ..types import Array
 from .client import answer, ask_of, settings_of, store_of
 from .transport import RECORD
 
-__all__ = ["CLIP", "Layout", "cflpriv_mod", "cut", "flat", "layout_of"]
+__all__ = ["CLIP", "ArrayLayout", "cflpriv_mod", "cut", "flat", "layout_of"]
 
 CLIP = "clip-norm"
 """The setting by which the server asks the clients' mod to clip; the application's train function sees it too."""
-Layout = tuple[tuple[str, tuple[int, ...], str], ...]
+ArrayLayout = tuple[tuple[str, tuple[int, ...], str], ...]
 log = logging.getLogger("cflpriv.flower")
 
 
-def layout_of(arrays: ArrayRecord) -> Layout:
+def layout_of(arrays: ArrayRecord) -> ArrayLayout:
     """The layout of a record's arrays in a flat vector. Raises `InputError` for arrays that are not floating."""
     layout = []
     for name, array in arrays.items():
@@ -46,7 +46,7 @@ def layout_of(arrays: ArrayRecord) -> Layout:
     return tuple(layout)
 
 
-def flat(arrays: ArrayRecord, layout: Layout) -> Array:
+def flat(arrays: ArrayRecord, layout: ArrayLayout) -> Array:
     """The arrays of a record as one vector, float64 if any of them is. Raises `InputError` if they do not fit the layout."""
     found = {str(name): array for name, array in arrays.items()}
     for name, shape, _ in layout:
@@ -56,7 +56,7 @@ def flat(arrays: ArrayRecord, layout: Layout) -> Array:
     return np.concatenate([np.ravel(found[name].numpy()).astype(dtype) for name, _, _ in layout])
 
 
-def cut(vector: Array, layout: Layout) -> ArrayRecord:
+def cut(vector: Array, layout: ArrayLayout) -> ArrayRecord:
     """A vector as a record of arrays."""
     arrays, start = {}, 0
     for name, shape, dtype in layout:

@@ -69,7 +69,7 @@ class ShareableTransport(StagedTransport):
         self._sites: list[str] = []
 
     def places(self) -> Sequence[int]:
-        there = {one.name for one in self._context.get_engine().get_clients()}
+        there = {client.name for client in self._context.get_engine().get_clients()}
         self._sites += sorted(there.difference(self._sites))
         return [
             place for place, site in enumerate(self._sites) if site in there and self._controller.get_client_disconnect_time(site) is None

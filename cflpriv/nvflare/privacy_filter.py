@@ -135,7 +135,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         whole = answer.data_kind == DataKind.WEIGHTS
         before = sent.model
         after = {str(name): np.asarray(value) for name, value in answer.data.items()}
-        layouts = [{name: (value.shape, value.dtype) for name, value in sorted(one.items())} for one in (before, after)]
+        layouts = [{name: (value.shape, value.dtype) for name, value in sorted(content.items())} for content in (before, after)]
         if layouts[0] != layouts[1]:
             raise InputError("the arrays of the answer are not those of the received model, by name, shape and type")
         floating = [name for name, value in sorted(before.items()) if np.issubdtype(value.dtype, np.floating)]

@@ -68,10 +68,10 @@ class PrivacyLedger:
         """
         if not getattr(task, "uses_data", True) or (relation == "replace_one" and getattr(task, "uses_number_only", False)):
             return True
-        inner = [one for one in vars(task).values() if hasattr(one, "run") and hasattr(one, "parts")]
-        events, within = _events(task), sum((_events(one) for one in inner), Counter[Event]())
+        inner = [inner_task for inner_task in vars(task).values() if hasattr(inner_task, "run") and hasattr(inner_task, "parts")]
+        events, within = _events(task), sum((_events(inner_task) for inner_task in inner), Counter[Event]())
         # an event of one inner task may not hide another's of the same name
-        return bool(events) and within <= events and all(PrivacyLedger.harmless(one, relation) for one in inner)
+        return bool(events) and within <= events and all(PrivacyLedger.harmless(inner_task, relation) for inner_task in inner)
 
     def begin(self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int) -> None:
         """Charge clients for a private task that they are about to run: it is visible whether it gives a result.
@@ -80,7 +80,7 @@ class PrivacyLedger:
         task with such noise gives a result whatever the data are.
         """
         own = Receipt(tuple(event for event in _events(task).elements() if not getattr(event, "shares", 0)))
-        inherited = [one for handle in given for one in self._of(handle)]
+        inherited = [receipts for handle in given for receipts in self._of(handle)]
         due = {client: [own, *_unshared(inherited)] for client in clients}
         for client, name in remembered:
             due[client] += _unshared([self._remembered.get((client, name))])
@@ -91,7 +91,10 @@ class PrivacyLedger:
 
         The owners of `held` paid for its own noise when they began, except for noise that they share.
         """
-        sources = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(one) for one in remembered)]
+        sources = [
+            *(receipts for handle in given for receipts in self._of(handle)),
+            *(self._remembered.get(memory) for memory in remembered),
+        ]
         inherited = _inherited(sources, task)
         events: Mapping[str, Event] = getattr(task, "events", {})
         covers: Mapping[str, Sequence[str]] = getattr(task, "covers", {})
@@ -110,7 +113,7 @@ class PrivacyLedger:
 
     def derive(self, held: Held, sources: Iterable[Held]) -> None:
         """`held` is a public function of values behind `sources`."""
-        joined = _inherited((receipts for one in sources for receipts in self._of(one)), None)
+        joined = _inherited((receipts for source in sources for receipts in self._of(source)), None)
         self._held[held.key] = dict.fromkeys(held.parts, joined)
 
     def public(self, held: Held) -> None:
@@ -119,7 +122,7 @@ class PrivacyLedger:
 
     def covers(self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
         """Whether all that a task is given is public or carries noise, paid for or not."""
-        receipts = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(one) for one in remembered)]
+        receipts = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(memory) for memory in remembered)]
         return _inherited(receipts, task) is not None
 
     def settle(self, held: Held, clients: Sequence[int], operation: str, round: int, noise: SumNoise | None = None) -> None:
@@ -139,7 +142,7 @@ class PrivacyLedger:
 
     def inside(self, held: Held) -> SumNoise | None:
         """What clients have to add to `held` inside a secure sum; None where it carries its own noise."""
-        shared = _shared(one for receipts in self._of(held) for one in receipts or ())
+        shared = _shared(receipt for receipts in self._of(held) for receipt in receipts or ())
         if not shared:
             return None
         deviation = max(event.noise_multiplier * event.norm_bound for event in shared)
@@ -170,31 +173,31 @@ class PrivacyLedger:
         Where `choices` stay private all are charged, for these too: counts reveal choices, and so would the list of charged clients.
         """
         if choices is not None:
-            everybody = [one.client for one in call.contributions]
+            everybody = [member.client for member in call.contributions]
             self.settle(choices, everybody, "mean", round)
             self.settle(held, everybody, "mean", round, noise)
             return
         if small_clusters == "local" and not any(count >= call.min_cohort for count in call.counts()):
             return
         summed = set(large_enough(call))
-        self.settle(held, [one.client for one in call.contributions if summed & set(one.labels)], "mean", round, noise)
+        self.settle(held, [member.client for member in call.contributions if summed & set(member.labels)], "mean", round, noise)
 
     def saved(self, keys: Mapping[HeldKey, str]) -> dict[str, Any]:
         """For a checkpoint: the receipts behind the handles `keys` (by name) and behind what clients remember, each once."""
         numbers: dict[Receipt, int] = {}
 
         def listed(receipts: Receipts | None) -> list[int] | None:
-            return None if receipts is None else [numbers.setdefault(one, len(numbers)) for one in receipts]
+            return None if receipts is None else [numbers.setdefault(receipt, len(numbers)) for receipt in receipts]
 
         held = {name: {part: listed(its) for part, its in self._held.get(key, {}).items()} for key, name in keys.items()}
         remembered = [[client, name, listed(its)] for (client, name), its in self._remembered.items()]
-        receipts = [{"events": [event_to(event) for event in one.events], "paid": sorted(one.paid)} for one in numbers]
+        receipts = [{"events": [event_to(event) for event in receipt.events], "paid": sorted(receipt.paid)} for receipt in numbers]
         return {"held": held, "remembered": remembered, "receipts": receipts}
 
     def restore(self, saved: Mapping[str, Any], keys: Mapping[str, HeldKey]) -> None:
         """Restore what `saved` returned. What was charged since stays in the ledger: the same value may be charged again, never too
         little."""
-        receipts = [Receipt(tuple(map(event_from, one["events"])), set(one["paid"])) for one in saved["receipts"]]
+        receipts = [Receipt(tuple(map(event_from, receipt["events"])), set(receipt["paid"])) for receipt in saved["receipts"]]
 
         def listed(numbers: Sequence[int] | None) -> Receipts | None:
             return None if numbers is None else tuple(receipts[number] for number in numbers)
@@ -258,7 +261,7 @@ def _inherited(several: Iterable[Receipts | None], task: "Task | None") -> Recei
     joined = PrivacyLedger._joined(each)
     if joined is None or not _shared(joined):
         return joined
-    found = [one for receipts in each for one in receipts or () if one.shared]
+    found = [receipt for receipts in each for receipt in receipts or () if receipt.shared]
     return joined if getattr(task, "keeps_noise", False) and len(found) == len(set(found)) else None
 
 
@@ -269,12 +272,12 @@ def _events(task: "Task") -> Counter[Event]:
 
 def _unshared(several: Iterable[Receipts | None]) -> list[Receipt]:
     """The receipts of values that carry noise of their own."""
-    return [one for receipts in several for one in receipts or () if not one.shared]
+    return [receipt for receipts in several for receipt in receipts or () if not receipt.shared]
 
 
 def _shared(receipts: Iterable[Receipt]) -> list[SampledGaussianEvent]:
     """The events of training whose noise is made of shares."""
-    return [event for one in receipts for event in one.shared if isinstance(event, SampledGaussianEvent)]
+    return [event for receipt in receipts for event in receipt.shared if isinstance(event, SampledGaussianEvent)]
 
 
 def sources(params: Mapping[str, "Parameter"], which: Labels | Held | None) -> list[Held]:
@@ -289,5 +292,5 @@ def _handles(value: Any) -> list[Held]:
     if isinstance(value, Shared):
         return [own.held for own in value.own]
     if isinstance(value, list | tuple):
-        return [held for one in value for held in _handles(one)]
+        return [held for item in value for held in _handles(item)]
     return []

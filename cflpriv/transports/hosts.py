@@ -14,7 +14,7 @@ from weakref import ReferenceType
 
 import numpy as np
 
-from ..aggregation.holders import party_for
+from ..aggregation.holder_party import party_for
 from ..contract.protection import Protection
 from ..contract.transcript import LARGEST_DIGESTED_BYTES
 from ..engine import Engine, Result, Task
@@ -90,9 +90,13 @@ class Members:
 
     def packed(self) -> tuple["Members", dict[int, Seeds], dict[int, dict[str, bytes]]]:
         """The same for another process. Identities and protocol machines refuse to be copied, so they go apart: as seeds, and as bytes."""
-        seeds = {place: (one.client, one.signing_seed, one.encryption_seed) for place, one in self.identities.items()}
+        seeds = {place: (identity.client, identity.signing_seed, identity.encryption_seed) for place, identity in self.identities.items()}
         engine = replace(self.engine, paths=Counter(), _pool=None)
-        return replace(self, identities={}, stores={}, engine=engine), seeds, {place: _dumped(one) for place, one in self.stores.items()}
+        return (
+            replace(self, identities={}, stores={}, engine=engine),
+            seeds,
+            {place: _dumped(store) for place, store in self.stores.items()},
+        )
 
 
 class Host(Protocol):
@@ -101,7 +105,7 @@ class Host(Protocol):
     @property
     def engine(self) -> Engine: ...
 
-    def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
+    def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
         """Each party's answer, or the error of its refusal; nothing from parties that dropped out."""
         ...
 
@@ -204,8 +208,8 @@ class Seat:
 
     def begin(self, members: Members, seeds: Mapping[int, Seeds], kept: Mapping[int, Mapping[str, bytes]]) -> None:
         """Make the parties of what `Members.packed` gave, in place of earlier ones."""
-        identities = {place: Identity(*one) for place, one in seeds.items()}
-        stores = {place: ObjectStore(one) for place, one in kept.items()}
+        identities = {place: Identity(*seed) for place, seed in seeds.items()}
+        stores = {place: ObjectStore(store) for place, store in kept.items()}
         self._protection, self._left = members.protection, dict[int, m.Given]()
         self._host = LocalHost(replace(members, identities=identities, stores=stores, data=_writable(members.data)))
 
@@ -224,7 +228,7 @@ class Seat:
                 place: one for place, one in made.items() if isinstance(one, m.Given) and may_stay(arrived[of[place]], self._protection)
             }  # fmt: skip
             outlines = {place: outlined(one) for place, one in large.items()}
-            self._left = large if sum(one.nbytes for one in outlines.values()) > stay_bytes else {}
+            self._left = large if sum(outline.nbytes for outline in outlines.values()) > stay_bytes else {}
             for place, answer in made.items():
                 try:
                     sent = _sendable(answer) if isinstance(answer, Exception) else m.encode(answer) if place not in self._left else None
@@ -257,7 +261,7 @@ def _writable(data: Mapping[int, ClientData]) -> dict[int, ClientData]:
             copies[id(array)] = np.array(array)
         return copies[id(array)]
 
-    arrays = {client: (one.x_train, one.y_train, one.x_test, one.y_test) for client, one in data.items()}
+    arrays = {client: (held.x_train, held.y_train, held.x_test, held.y_test) for client, held in data.items()}
     return {client: ClientData(client, *map(copied, parts)) for client, parts in arrays.items()}
 
 
@@ -294,7 +298,7 @@ class SplitHosts:
         self._restarts = 0
         self._alive({number: self._begin(number, members) for number in range(len(self._shares))})
 
-    def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
+    def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
         encoded = {id(ask): m.encode(ask) for ask in {id(ask): ask for ask in asks.values()}.values()}
         pending, stay_bytes = {}, LARGEST_DIGESTED_BYTES // len(self._shares)
         for number, share in self._split(asks):
@@ -303,7 +307,7 @@ class SplitHosts:
         found: dict[int, m.Answer | Exception] = {}
         for number, (answers, paths) in self._alive(pending).items():
             self.engine.paths.update(paths)
-            found |= {place: self._arrived(number, place, one) for place, one in answers.items()}
+            found |= {place: self._arrived(number, place, answer) for place, answer in answers.items()}
         return found
 
     def each(self, places: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
@@ -321,7 +325,7 @@ class SplitHosts:
         """Read from the hosts, encoded. From here a host that ends later begins again."""
         places = list(self._at)
         kept = self.each(places, _kept)
-        self._members = replace(self._members, stores={place: ObjectStore(one) for place, one in zip(places, kept, strict=True)})
+        self._members = replace(self._members, stores={place: ObjectStore(store) for place, store in zip(places, kept, strict=True)})
         return self._members.stores
 
     def close(self) -> None:
@@ -330,7 +334,7 @@ class SplitHosts:
     def _arrived(self, number: int, place: int, one: bytes | Outline | Exception) -> m.Answer | Exception:
         if isinstance(one, Outline):
             fetch = partial(self._added, number)
-            left = (m.Named(name, Remaining(number, (place, name), outline, fetch)) for name, *outline in one.parts)  # type: ignore[arg-type]
+            left = (m.NamedArray(name, Remaining(number, (place, name), outline, fetch)) for name, *outline in one.parts)  # type: ignore[arg-type]
             return m.Given(tuple(left), one.samples)
         return one if isinstance(one, Exception) else m.decode_answer(one)
 
@@ -354,9 +358,9 @@ class SplitHosts:
     def _alive(self, pending: Mapping[int, Any]) -> dict[int, Any]:
         """The replies of the hosts that are alive; the others are restarted."""
         replies = {}
-        for number, one in pending.items():
+        for number, reply in pending.items():
             try:
-                replies[number] = self._carrier.reply(one)
+                replies[number] = self._carrier.reply(reply)
             except HostLost as error:
                 self._restart(number, str(error))
             else:

@@ -17,7 +17,7 @@ from ..federation import messages as m
 from ..federation.client import FederationClient
 from ..federation.server import FederationServer
 from ..federation.store import ObjectStore
-from ..federation.values import Exchange
+from ..federation.values import SharedWork
 from ..privacy.client_level import ClippedMean, LocalGram
 from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Privacy
@@ -94,11 +94,11 @@ class Simulated:
 
     def peek(self, client: int, value: Parameter) -> Array:
         """The value of a sum or of a held value as one client sees it."""
-        sought: m.Mine | m.Addends
+        sought: m.HeldValue | m.Addends
         if isinstance(value, Held):
             if client not in value.clients:
                 raise InputError(f"client {client} does not hold {value.key.name}")
-            sought = m.Mine(self.federation.numbers()[value.key], value.part)
+            sought = m.HeldValue(self.federation.numbers()[value.key], value.part)
         else:
             sought = m.to_addends(cast("Array | Shared", value), self.federation.numbers())
         (found,) = self.each([client], _opened, sought)
@@ -154,9 +154,9 @@ class Simulated:
 # --- at the hosts
 
 
-def _opened(host: LocalHost, clients: Sequence[int], value: m.Mine | m.Addends) -> list[Array]:
+def _opened(host: LocalHost, clients: Sequence[int], value: m.HeldValue | m.Addends) -> list[Array]:
     parties = [host.client(client) for client in clients]
-    return [party.values.mine(value) if isinstance(value, m.Mine) else party.opened(value, Exchange()) for party in parties]
+    return [party.values.value(value) if isinstance(value, m.HeldValue) else party.opened(value, SharedWork()) for party in parties]
 
 
 def _recalled(host: LocalHost, clients: Sequence[int], name: str) -> list[Array | None]:
@@ -166,12 +166,12 @@ def _recalled(host: LocalHost, clients: Sequence[int], name: str) -> list[Array 
 
 def resolved(host: LocalHost, clients: Sequence[int], asks: Mapping[int, m.Compute]) -> list[TaskInput]:
     """What clients would be given for these requests."""
-    exchange = Exchange()
+    exchange = SharedWork()
     return [host.client(client).given(asks[client], exchange) for client in clients]
 
 
 def _measured(host: LocalHost, clients: Sequence[int], asks: Mapping[int, m.Compute]) -> list[Result]:
-    exchange, given = Exchange(), dict[int, TaskInput]()
+    exchange, given = SharedWork(), dict[int, TaskInput]()
     if not clients:
         return []
     for client in clients:
@@ -219,7 +219,7 @@ def simulate(
     faults: Faults | None = None,
     engine: Engine | None = None,
     privacy: Privacy | None = None,
-    accounts: PrivacyLedger | None = None,
+    privacy_ledger: PrivacyLedger | None = None,
     clipped: ClippedMean | None = None,
     local: LocalGram | None = None,
     transport: Literal["memory", "bytes"] = "memory",
@@ -233,8 +233,8 @@ def simulate(
     """A federation whose clients, known by their ids, are in this process, or at the host that `hosted` makes of them.
 
     `present` clients are there from the start (default: all); others may `join`. `entropy` gives each party ("server", "client 3",
-    "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `accounts`, `clipped`, `local`
-    are the server's side of it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
+    "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `privacy_ledger`, `clipped` and
+    `local` are the server's side of it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
     `session` and `stores`, a function of the clients' data, are those of a run that is resumed, whose clients enrol after the server is
     restored.
 
@@ -268,8 +268,8 @@ def simulate(
     memory = MemoryTransport(host, faults or Faults(), on_error, there)
     federation = FederationServer(
         memory if transport == "memory" else BytesTransport(memory), protection=protection, sampling=sampling, seed=seed, roster=roster,
-        transcript=transcript, entropy=entropy("server"), session=session, expect=data, accounts=accounts, clipped=clipped, local=local,
-        strict=strict, witness=partial(_sent, host),
+        transcript=transcript, entropy=entropy("server"), session=session, expect=data, privacy_ledger=privacy_ledger,
+        clipped=clipped, local=local, strict=strict, witness=partial(_sent, host),
     )  # fmt: skip
     if stores is None:
         federation.enrol()

@@ -50,7 +50,7 @@ app = example.app
 
 
 def name(ask):
-    if isinstance(ask, m.Step):
+    if isinstance(ask, m.SumStep):
         return type(decode_server(ask.message)).__name__
     if isinstance(ask, m.Compute):
         return json.loads(ask.task.data)[""]

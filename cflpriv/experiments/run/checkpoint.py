@@ -196,7 +196,7 @@ def save_checkpoint(
         "federation": out.walk(federation.saved(), "federation", out.server),
         "progress": dict(progress or {}),
         "held": out.held(federation),
-        "receipts": None if federation.accounts is None else federation.accounts.saved(out.keys),
+        "receipts": None if federation.privacy_ledger is None else federation.privacy_ledger.saved(out.keys),
         "parties": None if simulated is None else out.parties(simulated),
     }
     files, size = {}, 0
@@ -384,8 +384,8 @@ def restore(checkpoint: Checkpoint, federation: FederationServer, resumed: int |
             federation.know(key, one["known"])
             if one["epochs"]:
                 federation.epochs.entered[key] = [(part, epochs[number]) for part, number in one["epochs"]]
-        if federation.accounts is not None:
-            federation.accounts.restore(tree["receipts"], into.keys)
+        if federation.privacy_ledger is not None:
+            federation.privacy_ledger.restore(tree["receipts"], into.keys)
         return into.walk(tree["state"], arrays)
     except InputError:
         raise

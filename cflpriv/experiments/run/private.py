@@ -29,17 +29,17 @@ FILE = "ledger.json"
 
 @dataclass(frozen=True, eq=False)
 class RunLedger:
-    """The ledger of a run, and what the server does to keep to it: `accounts` (samples), or `noise` (clients)."""
+    """The ledger of a run, and what the server does to keep to it: `privacy_ledger` (samples), or `noise` (clients)."""
 
     privacy: Privacy
     ledger: Ledger
-    accounts: PrivacyLedger | None = None
+    privacy_ledger: PrivacyLedger | None = None
     noise: Callable[[Protection], tuple[ClippedMean, LocalGram | None]] | None = None
 
     def options(self, protection: Protection) -> dict[str, Any]:
         """Keyword arguments of the federation's server."""
         if self.noise is None:
-            return {"accounts": self.accounts}
+            return {"privacy_ledger": self.privacy_ledger}
         clipped, local = self.noise(protection)
         return {"clipped": clipped, "local": local}
 

@@ -16,7 +16,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
-from cflpriv.federation.server_state import Known as _Known
+from cflpriv.federation.server_state import KnownValue as _Known
 from cflpriv.federation.values import UNTRACED, from_bytes
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.tasks.evaluation import Losses
@@ -26,7 +26,7 @@ VICTIM = 2
 ACTIVE = Protection(sum="secagg", min_cohort=3, secagg_clip=8.0)
 SCENE = population(groups=1, clients_per_group=8)
 TASK = training(SCENE)
-Change = Callable[[int, m.Ask], m.Ask]
+Change = Callable[[int, m.PartyRequest], m.PartyRequest]
 
 
 def federation(change: Change, protection: Protection = ACTIVE) -> tuple[Loopback, FederationServer]:
@@ -76,7 +76,7 @@ OTHER: dict[str, Change] = {
 @pytest.mark.parametrize("what", OTHER)
 @pytest.mark.parametrize("alone", [True, False])
 def test_whoever_computes_something_else_is_in_no_sum_with_the_others(what: str, alone: bool) -> None:
-    def change(client: int, ask: m.Ask) -> m.Ask:
+    def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
         return OTHER[what](client, ask) if isinstance(ask, m.Compute) and (client == VICTIM) == alone else ask
 
     _, fed = federation(change)
@@ -95,8 +95,8 @@ def test_whoever_computes_something_else_is_in_no_sum_with_the_others(what: str,
 def test_the_value_that_is_added_up_is_that_of_the_invitation() -> None:
     numbers: dict[str, int] = {}
 
-    def change(client: int, ask: m.Ask) -> m.Ask:
-        late = isinstance(ask, m.Step) and kind_of(ask.message) == "Deliver" and client == VICTIM
+    def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
+        late = isinstance(ask, m.SumStep) and kind_of(ask.message) == "Deliver" and client == VICTIM
         return structs.replace(ask, held=numbers["private"]) if late else ask
 
     _, fed = federation(change)
@@ -113,7 +113,7 @@ def test_whose_choice_came_about_otherwise_is_in_no_sum_with_the_others() -> Non
     """The same list for all, of which only one client picks the model that training moves at all."""
     base, stuck = TASK.model.init(0), np.full(TASK.model.dimension, 1e30, np.float32)
 
-    def change(client: int, ask: m.Ask) -> m.Ask:
+    def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
         if not isinstance(ask, m.Compute) or ask.which is not None or client != VICTIM:
             return ask
         (models,) = ask.params
@@ -153,7 +153,7 @@ def test_a_server_that_calls_such_a_value_traced_is_refused() -> None:
     held = fed.compute(TASK, {"model": TASK.model.init(0)})
     number, known = fed._rounds.next_number(), fed._known[held.key]
     factors = {client: 1.0 if client == VICTIM else 1e-30 for client in range(8)}
-    asks: dict[int, m.Ask] = {
+    asks: dict[int, m.PartyRequest] = {
         client: m.AddUp(fed.session, number, (m.OwnPart(known.number, "update", factor),)) for client, factor in factors.items()
     }
     fed._ask(asks, "add up")
@@ -165,8 +165,8 @@ def test_a_server_that_calls_such_a_value_traced_is_refused() -> None:
 
 
 def test_no_more_models_than_a_client_allows() -> None:
-    def change(client: int, ask: m.Ask) -> m.Ask:
-        if isinstance(ask, m.Step):
+    def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
+        if isinstance(ask, m.SumStep):
             return structs.replace(ask, models=2)
         return OTHER["model"](client, ask) if isinstance(ask, m.Compute) and client == VICTIM else ask
 
@@ -188,7 +188,7 @@ def test_an_honest_sum_over_several_models_is_refused_by_name_where_clients_allo
 def test_a_value_computed_from_nothing_that_was_sent_is_bound_too() -> None:
     other = Start(TASK.model, 7)
 
-    def change(client: int, ask: m.Ask) -> m.Ask:
+    def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
         return structs.replace(ask, task=m.Carried(other)) if isinstance(ask, m.Compute) and client == VICTIM else ask
 
     _, fed = federation(change)

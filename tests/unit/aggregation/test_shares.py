@@ -124,7 +124,7 @@ def test_the_server_is_sent_labels_and_what_it_cannot_read() -> None:
 
     transport.tamper = listen
     pacfl(scene).init(fed)
-    (released,) = (one for _, one in answers if isinstance(one, m.Released))
+    (released,) = (one for _, one in answers if isinstance(one, m.HolderRelease))
     assert all(one.value.dtype.kind in "biu" for one in released.result)
     assert not released.evidence
     assert not released.blocks
@@ -370,7 +370,7 @@ def test_a_step_that_is_asked_for_again_gets_the_same_answer_and_no_other_step_i
         with pytest.raises(KeyHolderLost, match="replay"):
             fed._registry.ask_holder(msgspec.structs.replace(ask, **change), "other")
     ended = fed._registry.ask_holder(msgspec.structs.replace(ask, step=1, clients=(), contributors=(), contributions=()), "more")
-    assert isinstance(ended, m.Released)
+    assert isinstance(ended, m.HolderRelease)
     with pytest.raises(KeyHolderLost, match="not-enrolled"):
         fed._registry.ask_holder(msgspec.structs.replace(ask, step=2), "the same clients")
 
@@ -416,7 +416,7 @@ def test_a_client_checks_the_terms_that_it_is_shown() -> None:
         for place, data in requests.items():
             ask = m.decode_ask(data)
             if isinstance(ask, m.Give) and ask.epoch is not None:
-                ask = msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, bytes(32), ask.epoch.announcement))
+                ask = msgspec.structs.replace(ask, epoch=m.EpochKey(ask.epoch.number, bytes(32), ask.epoch.announcement))
             changed[place] = m.encode(ask)
         return exchange(changed, stage)
 

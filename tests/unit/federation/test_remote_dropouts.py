@@ -133,7 +133,7 @@ def test_a_broken_comparison_is_on_record_and_is_taken_again_under_another_trans
         accounts = PrivacyLedger(Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1), Ledger(privacy.budget))
     transport.privacy = privacy
     fed = FederationServer(
-        OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1, accounts=accounts,
+        OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1, privacy_ledger=accounts,
         transcript=Transcript("full"),
     )  # fmt: skip
     fed.enrol()
@@ -173,7 +173,7 @@ def test_one_that_sends_another_shape_than_the_rest_is_left_out(at: str) -> None
         if stage == at and isinstance(said, m.Computed):
             answers[3] = m.encode(msgspec.structs.replace(said, parts=(m.Described("update", "<f8", (1 << 40, 1 << 12)),)))
         if stage == at and isinstance(said, m.Given):
-            answers[3] = m.encode(m.Given((m.Named("signature", np.ones((3, 2, 2))),), 0))
+            answers[3] = m.encode(m.Given((m.NamedArray("signature", np.ones((3, 2, 2))),), 0))
         return answers
 
     transport.exchange = lying  # type: ignore[method-assign]
@@ -191,7 +191,7 @@ def test_one_that_sends_another_shape_than_the_rest_is_left_out(at: str) -> None
 
 
 def ask(fed: FederationServer, number: int, task: Any, **params: Any) -> m.Compute:
-    given = tuple((name, value if isinstance(value, m.Mine) else m.to_addends(value, {})) for name, value in sorted(params.items()))
+    given = tuple((name, value if isinstance(value, m.HeldValue) else m.to_addends(value, {})) for name, value in sorted(params.items()))
     return m.Compute(fed.session, 0, 1, number, (7, 8), m.Carried(task), given, None)
 
 
@@ -203,16 +203,16 @@ def test_no_dressing_up_makes_an_update_releasable(trick: str) -> None:
     task = training(scene)
     model, part = task.model.init(0), "update"
     padding = {"junk": np.zeros(10 * model.size)} if trick == "padding" else {}
-    first: m.Ask = ask(fed, 7, task, model=model, **padding)
+    first: m.PartyRequest = ask(fed, 7, task, model=model, **padding)
     assert isinstance(fed._ask({0: first}, "compute")[0], m.Computed)
     number = 7
     if "copy" in trick:
         steps = [8] if trick == "a copy" else [8, 9]
         for target in steps:
-            fed._ask({0: ask(fed, target, Same(), update=m.Mine(number, "update"))}, "compute")
+            fed._ask({0: ask(fed, target, Same(), update=m.HeldValue(number, "update"))}, "compute")
             number = target
     elif trick == "trained from it":
-        fed._ask({0: ask(fed, 8, task, model=m.Mine(7, "update"))}, "compute")
+        fed._ask({0: ask(fed, 8, task, model=m.HeldValue(7, "update"))}, "compute")
         number = 8
     elif trick == "added up":
         fed._ask({0: m.AddUp(fed.session, 8, (m.OwnPart(7, "update", 1.0),))}, "add up")

@@ -71,7 +71,7 @@ def ask(fed: FederationServer, number: int, task: Any, which: Any = None, **para
     """A computation as a server that lies would ask for it; parameters are arrays, sums, lists of arrays, or the client's own."""
 
     def said(value: Any) -> Any:
-        if isinstance(value, m.Mine):
+        if isinstance(value, m.HeldValue):
             return value
         if isinstance(value, list):
             return m.Many(tuple(m.to_addends(np.asarray(one), {}) for one in value))
@@ -85,7 +85,7 @@ def give(fed: FederationServer, operation: Any, number: int, part: str, transfor
     return m.Give(fed.session, operation, number, (part,), transform, False)
 
 
-def answer(fed: FederationServer, said: m.Ask, client: int = 0) -> Any:
+def answer(fed: FederationServer, said: m.PartyRequest, client: int = 0) -> Any:
     """What a client answers, None if it refuses."""
     return fed._ask({client: said}, "asked").get(client)
 
@@ -126,7 +126,7 @@ def begun(protection: Protection, carrier: Carrier = "bytes", **scene: Any) -> t
 def test_no_dressing_up_shows_a_signature_that_is_hidden(protection: Protection, trick: str, carrier: Carrier) -> None:
     scene, _, fed = begun(protection, carrier)
     model = training(scene).model
-    number, part, mine = 8, "update", m.Mine(7, "signature")
+    number, part, mine = 8, "update", m.HeldValue(7, "signature")
     assert isinstance(answer(fed, ask(fed, 7, PrincipalVectors(1))), m.Computed)
     if trick == "as it is":
         number, part = 7, "signature"
@@ -142,7 +142,7 @@ def test_no_dressing_up_shows_a_signature_that_is_hidden(protection: Protection,
     elif trick == "trained towards it":
         answer(fed, ask(fed, 6, Represent(Gradient(model)), model=model.init(0)))
         near = Train(model, lr=1.0, prox=1.0, batch_size=0)
-        answer(fed, ask(fed, 8, near, model=np.zeros(model.dimension), anchor=m.Mine(6, "representation")))
+        answer(fed, ask(fed, 8, near, model=np.zeros(model.dimension), anchor=m.HeldValue(6, "representation")))
     elif trick == "inside another task":
         pick = PickAndTrain(Losses(model), PrincipalVectors(1), "signature")
         answer(fed, ask(fed, 8, pick, model=[model.init(0)]))
@@ -240,7 +240,7 @@ def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: P
         part = "representation"
     elif trick == "signs":
         answer(fed, ask(fed, 8, train, model=model.init(0)))
-        answer(fed, ask(fed, 7, Neighbours(tuple(range(1, model.dimension + 1)), "sign"), scores=m.Mine(8, "update")))
+        answer(fed, ask(fed, 7, Neighbours(tuple(range(1, model.dimension + 1)), "sign"), scores=m.HeldValue(8, "update")))
         part = "neighbours"
     elif trick == "label counts":  # a model that always says 0 is right as often as the label is 0
         answer(fed, ask(fed, 7, Evaluate(model, "train"), model=np.zeros(model.dimension)))
@@ -259,7 +259,7 @@ def test_nor_does_it_take_an_update_for_a_list_of_labels(carrier: Carrier) -> No
     answer(fed, ask(fed, 8, train, model=train.model.init(0)))
     places = np.full(train.model.dimension, 99)
     places[3] = 0
-    listed = {"labels": m.Mine(8, "update"), "clients": places}
+    listed = {"labels": m.HeldValue(8, "update"), "clients": places}
     assert answer(fed, ask(fed, 9, ChooseListed(), **listed)) is None
     assert answer(fed, give(fed, "gather", 9, "choice")) is None
     assert [code for _, _, code in fed.refusals] == ["bad-input", "not-held"]
@@ -349,8 +349,8 @@ def test_nor_all_clients_into_a_block_that_they_did_not_choose(carrier: Carrier)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     means = sums_of(fed)
 
-    def lying(*said: Any) -> m.Step:
-        step: m.Step = type(means)._like(means, *said)
+    def lying(*said: Any) -> m.SumStep:
+        step: m.SumStep = type(means)._like(means, *said)
         return msgspec.structs.replace(step, groups=m.Picks((1,), False)) if step.kind == "blocks" else step
 
     object.__setattr__(means, "_like", lying)

@@ -1,6 +1,20 @@
 """An update's way from the engine's result to the server's sum, and a signature's way to the Gram matrix, are short.
 
-Traced with `sys.setprofile` (`traced_way.Way` says what counts). Run with `-s` to see the rooms.
+Traced with `sys.setprofile` (`traced_way.Way` says what counts). Run with `-s` to see the modules. Before, 23 modules held an update in
+memory; the aim was 14, and 18 over bytes. These 15 are left:
+
+    federation.host, work, values, client     the engine's result, how a task's results are held, and which parts a sum may have
+    aggregation.secagg, types                 the client's vector and the group's mean; the check of finite numbers
+    protocols.secagg.client, vectors, server  the two machines; fixed point, masks and the sum
+    protocols.secagg.messages, codec          the masked vector as bytes of the protocol, which are what is signed and hashed
+    transports.memory, federation.registry,   the masked vector from the client to the server's machine: transport, answers and refusals,
+    aggregation.secure_sums                   several groups in parallel
+    contract.handles                          the layout of parts in one vector, and the sum as algorithms get it
+
+Over bytes `transports.memory` goes, and the encoding (`messages`, `message_encoding`, `transport`) and the client's `store` come.
+
+The aim of 220 functions was not reached. Of 351 pieces of code (248 functions; the others are comprehensions, of which Python 3.12 makes
+none) 169 are of the protocol: keys, shares, complaints, state tables, bindings. Its rules need these, and fewer would be longer ones.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +73,7 @@ def traced(length: int, where: str, protection: Protection, call: Callable[[Fede
     return way, result
 
 
-@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 15, 352), ("bytes", 18, 412)])
+@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 15, 351), ("bytes", 18, 411)])
 def test_the_way_of_an_update_to_a_secure_sum(where: str, rooms: int, functions: int) -> None:
     protection = Protection(sum="secagg", min_cohort=2)
     way, (mean,) = traced(LENGTH, where, protection, lambda fed: fed.mean(fed.compute(Drawn("update"))))
@@ -71,7 +85,7 @@ def test_the_way_of_an_update_to_a_secure_sum(where: str, rooms: int, functions:
     assert {"federation.values", "aggregation.secagg", "protocols.secagg.client", "protocols.secagg.server"} <= way.holds
 
 
-@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 12, 175), ("bytes", 18, 238)])
+@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 12, 174), ("bytes", 18, 236)])
 def test_the_way_of_a_signature_under_haar(where: str, rooms: int, functions: int) -> None:
     def first(view: GramView) -> tuple[Any, Any]:
         return {"labels": np.zeros(view.gram.n, dtype=int)}, {}
@@ -80,4 +94,4 @@ def test_the_way_of_a_signature_under_haar(where: str, rooms: int, functions: in
     print(f"\na signature, over {where}: {way}")
     assert len(way.holds) <= rooms, str(way)
     assert len(way.functions) <= functions, str(way)
-    assert {"federation.values", "aggregation.transformed", "aggregation.vectors"} <= way.holds
+    assert {"federation.values", "aggregation.transformed", "aggregation.vector_epochs"} <= way.holds

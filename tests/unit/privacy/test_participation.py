@@ -194,10 +194,10 @@ def test_an_audit_looks_at_the_noise_that_the_run_has(tmp_path: Path) -> None:
     })  # fmt: skip
     run = prepare(made, population=scene)
     assert run.run_ledger is not None
-    assert run.run_ledger.accounts is not None
+    assert run.run_ledger.privacy_ledger is not None
     _, event = releases(made, scene)["training_epsilon"]
     assert isinstance(event, SampledGaussianEvent)
-    assert event.noise_multiplier == run.run_ledger.accounts.noise.training
+    assert event.noise_multiplier == run.run_ledger.privacy_ledger.noise.training
     everywhere = made.noise()
     assert everywhere is not None
     assert event.noise_multiplier < 0.8 * everywhere.training

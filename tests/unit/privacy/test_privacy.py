@@ -53,7 +53,7 @@ def federation(
     """A server with its ledger. Its clients `demand` the same, by ledgers of their own, or take the server's word."""
     ledger = Ledger(Budget(epsilon, 1e-5, noise.relation, "sample"))
     privacy = Privacy("sample", noise.relation, epsilon, 1e-5, samples=noise.samples, sketch_dim=noise.sketch_dim) if demand else Privacy()
-    return scenes.federation(scene, accounts=PrivacyLedger(noise, ledger), privacy=privacy, **options), ledger
+    return scenes.federation(scene, privacy_ledger=PrivacyLedger(noise, ledger), privacy=privacy, **options), ledger
 
 
 @dataclass(frozen=True)

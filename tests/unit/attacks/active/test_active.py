@@ -340,7 +340,7 @@ def twice_answered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ckks.KeyHolder, "answer", answering)
 
 
-def unlimited(self: sums.ClientSum, ask: m.Step) -> bytes:
+def unlimited(self: sums.ClientSum, ask: m.SumStep) -> bytes:
     return sums.bound(ask, self._values.origin(ask.held).received)
 
 

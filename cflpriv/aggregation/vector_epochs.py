@@ -139,7 +139,7 @@ class VectorComparison:
         uploads: dict[int, Array] = {}
         for client, answer in self._registry.ask(dict.fromkeys(clients, give), "gram").items():
             try:
-                if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part]:
+                if not isinstance(answer, m.Given) or [array.name for array in answer.values] != [part]:
                     raise MalformedMessage
                 value = np.atleast_2d(check_array(f"client {client}: {held.part}", answer.values[0].value))
                 if value.ndim != 2 or float(np.abs(value).max(initial=0.0)) > LARGEST:
