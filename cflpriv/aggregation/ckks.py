@@ -100,13 +100,13 @@ class ServerComparison:
         except LocalError as error:
             raise InputError(f"protection.gram: 'ckks': {error}") from None
         self._identity = Identity.create(0, entropy)
-        self._say: Callable[[str], None] = lambda line: None
+        self._notify: Callable[[str], None] = lambda line: None
         self._tick: Callable[[int, int], None] = lambda done, total: None
         self.epochs: Epochs[EncryptedEpoch] = Epochs(lambda number: EncryptedEpoch())
 
-    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
-        """`say` gets an estimate before products are computed; `tick` gets (outputs done, total)."""
-        self._say, self._tick = say, tick
+    def listen(self, notify: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+        """`notify` gets an estimate before products are computed; `tick` gets (outputs done, total)."""
+        self._notify, self._tick = notify, tick
 
     def close(self, held: Held) -> None:
         """Close an epoch. The key holder drops its keys now, or at the next epoch if this request is lost."""
@@ -294,7 +294,7 @@ class ServerComparison:
         jobs, setup = machine.jobs(new), machine.setup
         total = sum(len(job.lefts) for job in jobs)
         count, seconds = workload(machine.products, jobs, self._settings.workers)
-        self._say(
+        self._notify(
             f"ckks: {len(new)} clients, {total} outputs of {setup.group} pair(s) at most, about {ceil(seconds)} s on {count} process(es), "
             f"{total * setup.parameters.ciphertext_bytes * 1.5 / 1e6:.0f} MB from the server to the key holder; std of an inner product's "
             f"error {session.error:.0e} at most"

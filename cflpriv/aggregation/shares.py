@@ -147,7 +147,7 @@ class ServerComparison:
         self._registry, self._session, self._protection, self._roster = parts.registry, parts.session, protection, roster
         self.epochs: Epochs[SharesEpoch] = Epochs(lambda number: SharesEpoch())
 
-    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+    def listen(self, notify: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
         """No step takes long."""
 
     def close(self, held: Held) -> None:

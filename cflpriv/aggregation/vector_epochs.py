@@ -113,7 +113,7 @@ class VectorComparison:
         entered = [epoch.number for entries in self.epochs.entered.values() for _, epoch in entries] if self._transformed else []
         return self._named(clustering_purpose(number, set(entered)))
 
-    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+    def listen(self, notify: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
         """No step takes long."""
 
     def close(self, held: Held) -> None:

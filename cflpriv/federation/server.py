@@ -222,9 +222,9 @@ class FederationServer:
         """The numbers of the values that clients hold."""
         return {key: known.number for key, known in self._known.items()}
 
-    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
-        """`say` gets an estimate before an expensive step starts; `tick` gets (done, total) during it."""
-        self._comparisons.listen(say, tick)
+    def listen(self, notify: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+        """`notify` gets an estimate before an expensive step starts; `tick` gets (done, total) during it."""
+        self._comparisons.listen(notify, tick)
 
     def stream(self, purpose: str, client: int = -1) -> Stream:
         return stream(self.seed, purpose, self.round, client)

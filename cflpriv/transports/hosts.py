@@ -279,18 +279,18 @@ class SplitHosts:
 
     The clients of a host that ends drop out of the exchange. A new host takes its place, whose clients have what the stores held when
     `stores` was last called; without such a call they have lost their state. They enrol anew when clients are next greeted. `fresh` gives
-    a new source of entropy by its name, so that a party which begins again repeats nothing. `say` gets a line for each host that ends.
+    a new source of entropy by its name, so that a party which begins again repeats nothing. `notify` gets a line for each host that ends.
 
     Raises `InputError` where the engine is to use a CUDA device, and `WorkerLost` if one host ends `MOST_DEATHS` times without an answer.
     """
 
     def __init__(
-        self, members: Members, fresh: Callable[[str], Entropy], carrier: Carrier, say: Callable[[str], None] = lambda line: None
+        self, members: Members, fresh: Callable[[str], Entropy], carrier: Carrier, notify: Callable[[str], None] = lambda line: None
     ) -> None:
         if members.engine.device != "cpu":
             raise InputError(f"run.device = {members.engine.device!r}: several hosts compute on CPUs; use 'cpu', or one host")
         self.engine = members.engine
-        self._members, self._fresh, self._carrier, self._say = members, fresh, carrier, say
+        self._members, self._fresh, self._carrier, self._notify = members, fresh, carrier, notify
         places = sorted(members.identities)
         self._shares = [share for number in range(carrier.count) if (share := places[number :: carrier.count])]
         self._at = {place: number for number, share in enumerate(self._shares) for place in share}
@@ -373,7 +373,7 @@ class SplitHosts:
         if self._deaths[number] >= MOST_DEATHS:
             raise WorkerLost(f"host {number} ended {MOST_DEATHS} times in a row: {why}")
         share = self._shares[number]
-        self._say(f"host {number} ended ({why}): its {len(share)} parties drop out, and begin again from what was last saved of them")
+        self._notify(f"host {number} ended ({why}): its {len(share)} parties drop out, and begin again from what was last saved of them")
         self._carrier.restart(number)
         entropy = {place: self._fresh(f"{party_name(place)}, restart {self._restarts}") for place in share}
         self._begin(number, replace(self._members, entropy={**self._members.entropy, **entropy}))

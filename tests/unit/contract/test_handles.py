@@ -1,14 +1,18 @@
 """The layout of values in one vector, and sums with transformed parts."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cflpriv.contract.handles import PartLayout, Shared, Transformed, join
 
-VALUES = {
-    "update": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(7, dtype=np.int64), "none": np.zeros((0, 4), dtype=np.float32),
+VALUES: dict[str, Any] = {
+    "update": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "count": np.array(7, dtype=np.int64),
+    "none": np.zeros((0, 4), dtype=np.float32),
     "last": np.array([0.5, -0.5]),
-}  # fmt: skip
+}
 
 
 def test_a_vector_is_split_into_the_parts_that_were_joined() -> None:

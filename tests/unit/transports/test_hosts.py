@@ -120,7 +120,7 @@ def test_clients_of_a_host_that_dies_drop_out_and_come_back(carrier: Any, protec
     reference = federation(SCENE, protection, dropouts=[(1, client, "Masked") for client in LOST])
     expected, sums = trained(reference)
     lines: list[str] = []
-    fed = federation(SCENE, protection, hosted=partial(SplitHosts, carrier=carrier, say=lines.append))
+    fed = federation(SCENE, protection, hosted=partial(SplitHosts, carrier=carrier, notify=lines.append))
     models, taken = trained(fed, lambda number: at_stage(fed, stage, lambda: carrier.kill(1)) if number == 1 else None)
     assert taken == sums
     assert [set(LOST) <= set(clients) for clients in taken] == [True, False, True]
