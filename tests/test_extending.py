@@ -36,7 +36,7 @@ import numpy as np
 from torch import nn
 
 import cflpriv
-from cflpriv.aggregation.clear import ServerSum
+from cflpriv.aggregation.clear import ClearServerSum
 from cflpriv.algorithms.interface import Algorithm, AlgorithmSpec, Served
 from cflpriv.attacks import Attack
 from cflpriv.attacks.figures.leakage import cell
@@ -140,7 +140,7 @@ class RoundedSum:
         return Given(tuple(Named(part, np.round(np.asarray(value), 3)) for part, value in values.items()), self.parts.samples())
 
 
-cflpriv.register_protection(cflpriv.ProtectionSpec("sum", "rounded", "updates in thousandths", ServerSum, RoundedSum, hides=False))
+cflpriv.register_protection(cflpriv.ProtectionSpec("sum", "rounded", "updates in thousandths", ClearServerSum, RoundedSum, hides=False))
 
 
 def seen(case):

@@ -11,7 +11,8 @@
     secure_sums, summed_once       the server's runs of secure sums, and the client's record of them
     buckets       random buckets of the groups of a sum; `robust`: the rules that combine their means
 
-A half is loaded when it is first used, so that a process loads only the protocols that it runs.
+A half is loaded when it is first used, so that a process loads only the protocols that it runs. Its class is named after its file:
+`SecaggServerSum` in `secagg`.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from ..contract.protection import ProtectionSpec, register_protection
 
 def _half(module: str, name: str) -> Callable[[Any], Any]:
     def make(parts: Any) -> Any:
-        half = getattr(import_module(f".{module}", __name__), name)(parts)
+        half = getattr(import_module(f".{module}", __name__), module.capitalize() + name)(parts)
         if name == "ServerSum" and parts.protection.robust != "none":
             return import_module(".buckets", __name__).InBuckets(half, parts)
         return half

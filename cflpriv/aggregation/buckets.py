@@ -253,12 +253,12 @@ def _rows(several: Sequence[bytes]) -> Array:
 def _by_group(record: Recorder, owners: Sequence[int]) -> Recorder:
     """A recorder that replaces the places of buckets by their groups, and adds the buckets."""
 
-    def noted(*given: Any, context: Mapping[str, Any] | None = None, **more: Any) -> None:
+    def noted(*message: Any, context: Mapping[str, Any] | None = None, **more: Any) -> None:
         named = dict(context or {})
         if "group" in named:
             named |= {"group": owners[named["group"]], "bucket": named["group"]}
         if "labels" in named:
             named |= {"labels": [[owners[place] for place in several] for several in named["labels"]], "buckets": named["labels"]}
-        record(*given, context=named, **more)
+        record(*message, context=named, **more)
 
     return noted

@@ -35,10 +35,10 @@ from ..protocols.errors import LocalError, MalformedMessage, RemoteError
 from .ckks_settings import BATCH, CkksSettings, workload
 from .encrypted_epochs import EncryptedEpoch, EncryptedStep, Unanswered, concluded, epoch_for, payloads, released, upload_of
 
-__all__ = ["ClientComparison", "ServerComparison"]
+__all__ = ["CkksClientComparison", "CkksServerComparison"]
 
 
-class ClientComparison:
+class CkksClientComparison:
     """A client's part: it encrypts its vectors.
 
     Guarantee: that of `protocols.ckks`. The key holder on the client's own roster must have signed the announced key, over terms that the
@@ -80,7 +80,7 @@ class ClientComparison:
         return m.Given((m.NamedArray("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 
-class ServerComparison:
+class CkksServerComparison:
     """The server's part: clustering epochs of ciphertexts.
 
     Raises `InputError` for settings that do not fit each other, and without a key holder on the roster.

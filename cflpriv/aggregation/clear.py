@@ -20,10 +20,10 @@ from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, check_array
 from .vector_epochs import VectorComparison
 
-__all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum"]
+__all__ = ["ClearClientComparison", "ClearClientSum", "ClearServerComparison", "ClearServerSum"]
 
 
-class ClientSum:
+class ClearClientSum:
     """Sends its update as it is, with its sample count if asked; under client-level privacy the update was clipped before."""
 
     def __init__(self, parts: ClientParts) -> None:
@@ -34,7 +34,7 @@ class ClientSum:
         return m.Given(tuple(m.NamedArray(part, value) for part, value in values.items()), self._parts.samples() if ask.weigh else 0)
 
 
-class ServerSum:
+class ClearServerSum:
     """Averages updates. With client-level privacy they are clipped again, and the sum gets noise."""
 
     def __init__(self, parts: ServerParts) -> None:
@@ -75,7 +75,7 @@ class ServerSum:
         return parts
 
 
-class ClientComparison:
+class ClearClientComparison:
     """Sends its rows as they are, or a public sketch of them."""
 
     def __init__(self, parts: ClientParts) -> None:
@@ -93,5 +93,5 @@ class ClientComparison:
         return m.Given((m.NamedArray("rows", sketched(named.number, width)(rows)),), 0)
 
 
-class ServerComparison(VectorComparison):
+class ClearServerComparison(VectorComparison):
     """Compares vectors as they are."""

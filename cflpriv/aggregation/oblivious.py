@@ -25,10 +25,10 @@ from . import secagg as by_group
 from .secagg import check_balance, group_mean
 from .secure_sums import ATTEMPTS
 
-__all__ = ["ClientSum", "ServerSum"]
+__all__ = ["ObliviousClientSum", "ObliviousServerSum"]
 
 
-class ClientSum(by_group.ClientSum):
+class ObliviousClientSum(by_group.SecaggClientSum):
     """A client's part: it counts towards its groups, then adds its vector to their blocks."""
 
     kinds: ClassVar[tuple[str, ...]] = ("counts", "blocks")
@@ -54,7 +54,7 @@ class ClientSum(by_group.ClientSum):
         return [secagg.membership(terms.dimension, labels)]
 
 
-class ServerSum(by_group.ServerSum):
+class ObliviousServerSum(by_group.SecaggServerSum):
     """The server's part."""
 
     def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:

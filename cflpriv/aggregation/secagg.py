@@ -43,7 +43,7 @@ from .buckets import Dealings
 from .secure_sums import ATTEMPTS, SecureSums, SendMessages
 from .summed_once import SurvivorIds, check_proposed, pinned, survivors_of, write_down
 
-__all__ = ["ClientSum", "ServerSum", "bound", "check_balance", "group_mean"]
+__all__ = ["SecaggClientSum", "SecaggServerSum", "bound", "check_balance", "group_mean"]
 
 FEWEST_LEVELS = 64
 """A weight quantised to fewer levels distorts its client's share by more than about one per cent."""
@@ -53,7 +53,7 @@ SumKind = Literal["sum", "counts", "blocks"]
 # --- the client half
 
 
-class ClientSum:
+class SecaggClientSum:
     """A client's part: its protocol machine between messages, its contribution, and its share of the noise."""
 
     kinds: ClassVar[tuple[str, ...]] = ("sum",)
@@ -260,7 +260,7 @@ def kind_of(message: bytes) -> str:
 # --- the server half
 
 
-class ServerSum:
+class SecaggServerSum:
     """The server's part. With client-level privacy, clients add shares of noise inside the sums."""
 
     def __init__(self, parts: ServerParts) -> None:

@@ -33,14 +33,14 @@ from ..protocols.shared_gram import LEAD, Terms, check_contribution, deliveries,
 from .encrypted_epochs import EncryptedStep, concluded, epoch_for, payloads, released, upload_of
 from .share_holders import terms_of
 
-__all__ = ["ClientComparison", "ServerComparison"]
+__all__ = ["SharesClientComparison", "SharesServerComparison"]
 
 MOST_BYTES = m.LIMIT_BYTES * 7 // 8
 """Of shares in one message, which has seals, hashes and signatures beside them."""
 HOLDERS, CLIENTS = ("server", "key-holder"), ("key-holder", "server", "clients")
 
 
-class ClientComparison:
+class SharesClientComparison:
     """A client's part: it shares its vectors.
 
     Guarantee: that of `protocols.shared_gram`. The holders on the client's own roster must have signed the announced keys, over terms that
@@ -128,7 +128,7 @@ class SharesEpoch:
         """An epoch to which no client can be added."""
 
 
-class ServerComparison:
+class SharesServerComparison:
     """The server's part: it passes on what it cannot read.
 
     Raises `InputError` without the holders that the settings want on the roster.

@@ -34,13 +34,13 @@ from ..protocols.orthonormal import HAAR_LIMIT
 from ..types import Array, check_array
 from .vector_epochs import VectorComparison
 
-__all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum", "take"]
+__all__ = ["TransformedClientComparison", "TransformedClientSum", "TransformedServerComparison", "TransformedServerSum", "take"]
 
 
 # --- comparisons
 
 
-class ClientComparison:
+class TransformedClientComparison:
     """Sends its rows, or a public sketch of them, under the epoch's transform."""
 
     def __init__(self, parts: ClientParts) -> None:
@@ -59,14 +59,14 @@ class ClientComparison:
         return m.Given((m.NamedArray("rows", hidden),), 0)
 
 
-class ServerComparison(VectorComparison):
+class TransformedServerComparison(VectorComparison):
     """Compares transformed vectors, which have the inner products of the original rows."""
 
 
 # --- sums
 
 
-class ClientSum:
+class TransformedClientSum:
     """Sends its update under a transform, and folds transformed sums for the others."""
 
     def __init__(self, parts: ClientParts) -> None:
@@ -113,7 +113,7 @@ class ClientSum:
         return m.Given((m.NamedArray("blind", blind),), 0)
 
 
-class ServerSum:
+class TransformedServerSum:
     """Averages transformed updates. The clients invert the transform of the mean."""
 
     def __init__(self, parts: ServerParts) -> None:

@@ -66,7 +66,7 @@ class ClientHalf(Protocol):
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]: ...
 
 
-def no_stage(*given: Any) -> Any:
+def no_stage(*request: Any) -> Any:
     """In place of a method that a client half lacks."""
     raise RemoteError("forbidden")
 

@@ -69,7 +69,7 @@ class Relaying:
         if ask.boxes and not opened:
             raise RemoteError("bad-box")
         shapes = {sender: tuple((array.shape, array.dtype.str) for array in values.values()) for sender, values in opened.items()}
-        usual = max(Counter(shapes.values()).items(), key=lambda one: one[1])[0] if shapes else ()
+        usual = max(Counter(shapes.values()).items(), key=lambda item: item[1])[0] if shapes else ()
         arrived = {part: {sender: values[part] for sender, values in opened.items() if shapes[sender] == usual} for part in ask.parts}
         sizes = [np.size(value) for values in arrived.values() for value in values.values()]
         self._values.drop(ask.held)
@@ -156,7 +156,7 @@ def relay(
         payload = [witness(sender, what.number, parts) for sender in senders]
         overhead = len(sent[0]) - sum(array.nbytes for array in payload[0].values())
     record(
-        "+".join(parts), "clients", "clients", senders, payload, readers=("clients",), peers=[peers[one] for one in senders],
+        "+".join(parts), "clients", "clients", senders, payload, readers=("clients",), peers=[peers[peer] for peer in senders],
         overhead_bytes=overhead,
     )  # fmt: skip
     takes: dict[int, m.PartyRequest] = {

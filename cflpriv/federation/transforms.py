@@ -103,7 +103,7 @@ def clustering_name(name: str) -> ClusteringName | None:
     match = _CLUSTERING.fullmatch(name)
     if match is None:
         return None
-    number, beside = int(match[1]), tuple(int(one) for one in match[2].split("+")[1:])
+    number, beside = int(match[1]), tuple(int(other) for other in match[2].split("+")[1:])
     if len(beside) > MOST_OPEN or any(before >= after for before, after in pairwise((*beside, number))):
         return None
     return ClusteringName(number, beside, f"gram/{number}{match[3]}")

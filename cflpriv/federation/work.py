@@ -122,7 +122,7 @@ class Work:
         held = self._held_in(ask)
         self._ledger.begin(task, held, reads)
         sizes = [*sizes, *(origin.size for _, origin in reads.values())]
-        given, received, choice = self._given(ask, sizes, held, exchange)
+        params, received, choice = self._given(ask, sizes, held, exchange)
         compared = compared or any(self._values.origin(source.held).is_compared(source.part) for source in held)
         rounds = rounds_of((ask.round,), *(self._values.origin(source.held).rounds for source in held))
         compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
@@ -131,9 +131,9 @@ class Work:
         if isinstance(task, Foreign):
             if task.name not in self._own:
                 raise RemoteError("unknown-task")
-            result = dict(self._own[task.name](task, given))
+            result = dict(self._own[task.name](task, params))
         else:
-            result = yield RunTask(task, self._input(ask, models, given, {name: value for name, (value, _) in reads.items()}, choice))
+            result = yield RunTask(task, self._input(ask, models, params, {name: value for name, (value, _) in reads.items()}, choice))
         live = (*ask.live, ask.held)
         if result:  # before the sources of the result are forgotten
             self._values.drop(ask.held)
@@ -155,9 +155,9 @@ class Work:
         """The input that a task would get."""
         from ..engine import Streams, TaskInput
 
-        given, _, choice = self._given(ask, [], self._held_in(ask), exchange)
+        params, _, choice = self._given(ask, [], self._held_in(ask), exchange)
         reads = {name: memory[0] for name in getattr(ask.task.task, "reads", ()) if (memory := self._values.remembered(name)) is not None}
-        return TaskInput(self._data(), given, reads, Streams(ask.seed, ask.round, self._client), choice)
+        return TaskInput(self._data(), params, reads, Streams(ask.seed, ask.round, self._client), choice)
 
     def add_up(self, ask: m.AddUp, exchange: SharedWork) -> m.Computed:
         """Add up the client's own parts of a sum."""
@@ -181,7 +181,7 @@ class Work:
 
         Appends the sizes of models among the parameters to `sizes`.
         """
-        given: dict[str, Any] = {}
+        params: dict[str, Any] = {}
         several = isinstance(ask.which, m.Picks) and ask.which.several
         chosen: list[int] | None = None
         received: list[bytes] = []
@@ -198,23 +198,23 @@ class Work:
             received += [self._values.origin(source.held).received for source in held if isinstance(source, m.HeldValue)]
         for name, value in ask.params:
             if isinstance(value, m.HeldValue):
-                given[name] = self._values.value(value)
+                params[name] = self._values.value(value)
                 sizes.append(self._values.origin(value.held).size)  # a copy of an update, or a value computed from one, is as protected
                 continue
             if isinstance(value, m.Addends):
                 opened = [self._values.open(value, self._transforms, exchange)]
-                given[name] = opened[0]
+                params[name] = opened[0]
             elif isinstance(ask.which, m.HeldValue):
                 if not value.values or chosen is None:
                     raise RemoteError("bad-input")
                 picked = [value.values[label % len(value.values)] for label in chosen]  # refusing a short list would reveal the label
                 opened = [self._values.open(addends, self._transforms, exchange) for addends in picked]
-                given[name] = opened if several else opened[0]
+                params[name] = opened if several else opened[0]
             else:
                 opened = [self._values.open(addends, self._transforms, exchange) for addends in value.values]
-                given[name] = opened
+                params[name] = opened
             sizes += [array.size for array in opened if array.size > 1]
-        return given, received, None if chosen is None else tuple(chosen) if several else chosen[0]
+        return params, received, None if chosen is None else tuple(chosen) if several else chosen[0]
 
     def _held_in(self, ask: m.Compute) -> list[m.HeldValue | m.OwnPart]:
         """The held values that go into a task."""
@@ -227,14 +227,14 @@ class Work:
                 held += [own for own in addends.own if self._values.holds(own.held)]
         return held
 
-    def _input(self, ask: m.Compute, models: list[Any], given: dict[str, Any], reads: Mapping[str, Array], choice: Choice) -> "TaskInput":
+    def _input(self, ask: m.Compute, models: list[Any], params: dict[str, Any], reads: Mapping[str, Array], choice: Choice) -> "TaskInput":
         from ..engine import Streams, TaskInput
 
         secret = b"" if ask.noise is None else self._entropy(32)
         data = self._data()
         if self._ledger.unit != "none":
             data = self._known_to(models, data)
-        return TaskInput(data, given, reads, Streams(ask.seed, ask.round, self._client), choice, secret)
+        return TaskInput(data, params, reads, Streams(ask.seed, ask.round, self._client), choice, secret)
 
     def _known_to(self, models: list[Any], data: ClientData) -> ClientData:
         """`known_to`, kept for the next task, because engines cache by the data object."""

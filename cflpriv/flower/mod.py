@@ -48,12 +48,12 @@ def layout_of(arrays: ArrayRecord) -> ArrayLayout:
 
 def flat(arrays: ArrayRecord, layout: ArrayLayout) -> Array:
     """The arrays of a record as one vector, float64 if any of them is. Raises `InputError` if they do not fit the layout."""
-    found = {str(name): array for name, array in arrays.items()}
+    named = {str(name): array for name, array in arrays.items()}
     for name, shape, _ in layout:
-        if name not in found or tuple(found[name].shape) != shape:
+        if name not in named or tuple(named[name].shape) != shape:
             raise InputError(f"arrays: {name!r} is not there in shape {shape}")
     dtype = np.float64 if any(kind == "float64" for _, _, kind in layout) else np.float32
-    return np.concatenate([np.ravel(found[name].numpy()).astype(dtype) for name, _, _ in layout])
+    return np.concatenate([np.ravel(named[name].numpy()).astype(dtype) for name, _, _ in layout])
 
 
 def cut(vector: Array, layout: ArrayLayout) -> ArrayRecord:
@@ -103,8 +103,8 @@ def cflpriv_mod(
             return _refused(message, "forbidden")
         ask = ask_of(message)
 
-        def train(task: Foreign, given: Mapping[str, Any]) -> Mapping[str, Array]:
-            start = np.asarray(given["model"])
+        def train(task: Foreign, params: Mapping[str, Any]) -> Mapping[str, Array]:
+            start = np.asarray(params["model"])
             message.content = RecordDict({arrays: cut(start, task.layout), config: ConfigRecord(dict(task.config))})
             reply = call_next(message, context)
             trained = reply.content.get(arrays) if reply.has_content() else None
@@ -114,7 +114,7 @@ def cflpriv_mod(
             norm = dict(task.config).get(CLIP)
             return {"update": clip(update, float(norm)).astype(update.dtype) if norm else update}
 
-        def sign(task: Foreign, given: Mapping[str, Any]) -> Mapping[str, Array]:
+        def sign(task: Foreign, params: Mapping[str, Any]) -> Mapping[str, Array]:
             if signature is None:
                 raise InputError("cflpriv_mod: no signature function was given")
             return {"signature": np.asarray(signature(context), dtype=np.float64)}

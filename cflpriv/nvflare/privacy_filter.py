@@ -74,11 +74,11 @@ def noised(update: Mapping[str, Array], clip_norm: float, event: GaussianEvent, 
     """
     vector = np.concatenate([np.ravel(value).astype(np.float64) for value in update.values()])
     noisy = gaussian(clip(vector, clip_norm), event.sensitivity, event.noise_multiplier, event.relation, "client", entropy).value
-    found, start = {}, 0
+    content, start = {}, 0
     for name, value in update.items():
-        found[name] = noisy[start : start + value.size].reshape(value.shape)
+        content[name] = noisy[start : start + value.size].reshape(value.shape)
         start += value.size
-    return found
+    return content
 
 
 class PrivacyFilter(Filter):  # type: ignore[misc]
@@ -156,10 +156,10 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
 def received(shareable: Shareable) -> Received | None:
     """What the server sent with a task. None where it is no model."""
     try:
-        found = from_shareable(shareable)
+        arrays = from_shareable(shareable)
     except ValueError:
         return None
-    if found.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF) or not isinstance(found.data, dict):
+    if arrays.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF) or not isinstance(arrays.data, dict):
         return None
     headers = {header: shareable.get_header(header) for header in ROUND_HEADERS}
-    return Received({str(name): np.array(value) for name, value in found.data.items()}, headers)
+    return Received({str(name): np.array(value) for name, value in arrays.data.items()}, headers)

@@ -73,26 +73,28 @@ class PrivacyLedger:
         # an event of one inner task may not hide another's of the same name
         return bool(events) and within <= events and all(PrivacyLedger.harmless(inner_task, relation) for inner_task in inner)
 
-    def begin(self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int) -> None:
+    def begin(
+        self, task: "Task", inputs: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int
+    ) -> None:
         """Charge clients for a private task that they are about to run: it is visible whether it gives a result.
 
         What it costs is its own noise, and that of its inputs as far as it is unpaid. Noise that clients share is paid for in each sum; a
         task with such noise gives a result whatever the data are.
         """
         own = Receipt(tuple(event for event in _events(task).elements() if not getattr(event, "shares", 0)))
-        inherited = [receipts for handle in given for receipts in self._of(handle)]
+        inherited = [receipts for handle in inputs for receipts in self._of(handle)]
         due = {client: [own, *_unshared(inherited)] for client in clients}
         for client, name in remembered:
             due[client] += _unshared([self._remembered.get((client, name))])
         self.ledger.settle(due, f"compute of {type(task).__name__}", round)
 
-    def enter(self, held: Held, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> None:
-        """Note what a task's results will cost: its own noise, and that of what it was `given` and (client, name) `remembered`.
+    def enter(self, held: Held, task: "Task", inputs: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> None:
+        """Note what a task's results will cost: its own noise, and that of its `inputs` and of what (client, name) is `remembered`.
 
         The owners of `held` paid for its own noise when they began, except for noise that they share.
         """
         sources = [
-            *(receipts for handle in given for receipts in self._of(handle)),
+            *(receipts for handle in inputs for receipts in self._of(handle)),
             *(self._remembered.get(memory) for memory in remembered),
         ]
         inherited = _inherited(sources, task)
@@ -120,9 +122,12 @@ class PrivacyLedger:
         """`held` was released already: it is other clients' noisy values, relayed."""
         self._held[held.key] = dict.fromkeys(held.parts, ())
 
-    def covers(self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
+    def covers(self, task: "Task", inputs: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
         """Whether all that a task is given is public or carries noise, paid for or not."""
-        receipts = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(memory) for memory in remembered)]
+        receipts = [
+            *(receipts_of for handle in inputs for receipts_of in self._of(handle)),
+            *(self._remembered.get(memory) for memory in remembered),
+        ]
         return _inherited(receipts, task) is not None
 
     def settle(self, held: Held, clients: Sequence[int], operation: str, round: int, noise: SumNoise | None = None) -> None:
@@ -261,8 +266,8 @@ def _inherited(several: Iterable[Receipts | None], task: "Task | None") -> Recei
     joined = PrivacyLedger._joined(each)
     if joined is None or not _shared(joined):
         return joined
-    found = [receipt for receipts in each for receipt in receipts or () if receipt.shared]
-    return joined if getattr(task, "keeps_noise", False) and len(found) == len(set(found)) else None
+    shared = [receipt for receipts in each for receipt in receipts or () if receipt.shared]
+    return joined if getattr(task, "keeps_noise", False) and len(shared) == len(set(shared)) else None
 
 
 def _events(task: "Task") -> Counter[Event]:

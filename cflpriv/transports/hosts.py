@@ -109,7 +109,7 @@ class Host(Protocol):
         """Each party's answer, or the error of its refusal; nothing from parties that dropped out."""
         ...
 
-    def each(self, places: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
+    def each(self, places: Sequence[int], look: Look[Found], *arguments: Any) -> list[Found]:
         """What `look` finds at these places, in their order."""
         ...
 
@@ -161,8 +161,8 @@ class LocalHost(ClientHost):
             raise InputError(f"client {place} is not one of this federation")
         return party
 
-    def each(self, places: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
-        return look(self, places, *given)
+    def each(self, places: Sequence[int], look: Look[Found], *arguments: Any) -> list[Found]:
+        return look(self, places, *arguments)
 
     def stores(self) -> Mapping[int, ObjectStore]:
         return self.members.stores
@@ -171,8 +171,8 @@ class LocalHost(ClientHost):
         self.engine.close()
 
 
-def _same(one: ClientData) -> ClientData:
-    return one
+def _same(data: ClientData) -> ClientData:
+    return data
 
 
 # --- several hosts
@@ -187,7 +187,7 @@ class Carrier(Protocol):
 
     count: int
 
-    def send(self, number: int, operation: str, *given: Any) -> Any:
+    def send(self, number: int, operation: str, *arguments: Any) -> Any:
         """Have a seat carry out an operation after the earlier ones; the pending reply."""
         ...
 
@@ -225,9 +225,11 @@ class Seat:
         with one_thread():
             made = self._host.answer({place: arrived[key] for place, key in of.items()})
             large = {
-                place: one for place, one in made.items() if isinstance(one, m.Given) and may_stay(arrived[of[place]], self._protection)
-            }  # fmt: skip
-            outlines = {place: outlined(one) for place, one in large.items()}
+                place: given
+                for place, given in made.items()
+                if isinstance(given, m.Given) and may_stay(arrived[of[place]], self._protection)
+            }
+            outlines = {place: outlined(given) for place, given in large.items()}
             self._left = large if sum(outline.nbytes for outline in outlines.values()) > stay_bytes else {}
             for place, answer in made.items():
                 try:
@@ -242,10 +244,10 @@ class Seat:
         with one_thread():
             return added(self._left, at, weights)
 
-    def each(self, places: Sequence[int], look: Look[Any], given: Sequence[Any]) -> tuple[list[Any], Counter[tuple[str, str]]]:
+    def each(self, places: Sequence[int], look: Look[Any], arguments: Sequence[Any]) -> tuple[list[Any], Counter[tuple[str, str]]]:
         """What the experimenter finds at these places, and the paths taken."""
         with one_thread():
-            return look(self._host, places, *given), self._paths()
+            return look(self._host, places, *arguments), self._paths()
 
     def _paths(self) -> Counter[tuple[str, str]]:
         paths, self._host.engine.paths = self._host.engine.paths, Counter()
@@ -304,22 +306,22 @@ class SplitHosts:
         for number, share in self._split(asks):
             of = {place: id(asks[place]) for place in share}
             pending[number] = self._carrier.send(number, "answer", {key: encoded[key] for key in set(of.values())}, of, stay_bytes)
-        found: dict[int, m.Answer | Exception] = {}
+        arrived: dict[int, m.Answer | Exception] = {}
         for number, (answers, paths) in self._alive(pending).items():
             self.engine.paths.update(paths)
-            found |= {place: self._arrived(number, place, answer) for place, answer in answers.items()}
-        return found
+            arrived |= {place: self._arrived(number, place, answer) for place, answer in answers.items()}
+        return arrived
 
-    def each(self, places: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
+    def each(self, places: Sequence[int], look: Look[Found], *arguments: Any) -> list[Found]:
         """Asks the hosts that ended meanwhile again, after their restart."""
-        found: dict[int, Found] = {}
-        while missing := [place for place in places if place not in found]:
+        arrived: dict[int, Found] = {}
+        while missing := [place for place in places if place not in arrived]:
             shares = dict(self._split(missing))
-            pending = {number: self._carrier.send(number, "each", share, look, given) for number, share in shares.items()}
+            pending = {number: self._carrier.send(number, "each", share, look, arguments) for number, share in shares.items()}
             for number, (results, paths) in self._alive(pending).items():
                 self.engine.paths.update(paths)
-                found |= zip(shares[number], results, strict=True)
-        return [found[place] for place in places]
+                arrived |= zip(shares[number], results, strict=True)
+        return [arrived[place] for place in places]
 
     def stores(self) -> Mapping[int, ObjectStore]:
         """Read from the hosts, encoded. From here a host that ends later begins again."""
@@ -331,19 +333,19 @@ class SplitHosts:
     def close(self) -> None:
         """Nothing: who made the carrier ends it."""
 
-    def _arrived(self, number: int, place: int, one: bytes | Outline | Exception) -> m.Answer | Exception:
-        if isinstance(one, Outline):
+    def _arrived(self, number: int, place: int, answer: bytes | Outline | Exception) -> m.Answer | Exception:
+        if isinstance(answer, Outline):
             fetch = partial(self._added, number)
-            left = (m.NamedArray(name, Remaining(number, (place, name), outline, fetch)) for name, *outline in one.parts)  # type: ignore[arg-type]
-            return m.Given(tuple(left), one.samples)
-        return one if isinstance(one, Exception) else m.decode_answer(one)
+            left = (m.NamedArray(name, Remaining(number, (place, name), outline, fetch)) for name, *outline in answer.parts)  # type: ignore[arg-type]
+            return m.Given(tuple(left), answer.samples)
+        return answer if isinstance(answer, Exception) else m.decode_answer(answer)
 
     def _added(self, number: int, at: Sequence[tuple[int, str]], weights: Sequence[float]) -> Array:
         """A sum of updates that are at a host. Raises `ClientsLost` if it has ended meanwhile: the step is taken again without them."""
-        found = self._alive({number: self._carrier.send(number, "added", at, weights)})
-        if number not in found:
+        arrived = self._alive({number: self._carrier.send(number, "added", at, weights)})
+        if number not in arrived:
             raise ClientsLost([place for place, _ in at])
-        total: Array = found[number]
+        total: Array = arrived[number]
         return total
 
     def _split(self, places: Collection[int]) -> Iterator[tuple[int, list[int]]]:

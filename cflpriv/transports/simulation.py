@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import RemoteError
 from ..protocols.keys import Identity, Roster
 from ..types import Array, ClientData
-from .hosts import HOLDER, Host, LocalHost, Look, Members, party_name
+from .hosts import HOLDER, Found, Host, LocalHost, Look, Members, party_name
 from .memory import BytesTransport, Faults, MemoryTransport
 
 __all__ = ["HOLDER", "Hosted", "ReleasePolicy", "Simulated", "resolved", "simulate"]
@@ -33,7 +33,6 @@ __all__ = ["HOLDER", "Hosted", "ReleasePolicy", "Simulated", "resolved", "simula
 ReleasePolicy = Literal["strict", "off"]
 Hosted = Callable[[Members, Callable[[str], Entropy]], Host]
 """Makes the host of these members; the second argument gives fresh sources of entropy by name (see `hosts.SplitHosts`)."""
-Found = TypeVar("Found")
 
 
 @dataclass(eq=False)
@@ -63,9 +62,9 @@ class Simulated:
         """What every party keeps, by place."""
         return self.host.stores()
 
-    def each(self, clients: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
+    def each(self, clients: Sequence[int], look: Look[Found], *arguments: Any) -> list[Found]:
         """What `look` finds at these clients, in their order."""
-        return self.host.each(clients, look, *given)
+        return self.host.each(clients, look, *arguments)
 
     def close(self) -> None:
         """End the processes that compute, if any."""
@@ -101,13 +100,13 @@ class Simulated:
             sought = m.HeldValue(self.federation.numbers()[value.key], value.part)
         else:
             sought = m.to_addends(cast("Array | Shared", value), self.federation.numbers())
-        (found,) = self.each([client], _opened, sought)
-        return found
+        (opened,) = self.each([client], _opened, sought)
+        return opened
 
     def recall(self, client: int, name: str) -> Array | None:
         """What a client's tasks keep under a name, if anything."""
-        (found,) = self.each([client], _recalled, name)
-        return found
+        (opened,) = self.each([client], _recalled, name)
+        return opened
 
     def resolve(
         self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int]
@@ -161,7 +160,7 @@ def _opened(host: LocalHost, clients: Sequence[int], value: m.HeldValue | m.Adde
 
 def _recalled(host: LocalHost, clients: Sequence[int], name: str) -> list[Array | None]:
     kept = [host.client(client).values.remembered(name) for client in clients]
-    return [None if found is None else found[0] for found in kept]
+    return [None if memory is None else memory[0] for memory in kept]
 
 
 def resolved(host: LocalHost, clients: Sequence[int], asks: Mapping[int, m.Compute]) -> list[TaskInput]:
@@ -171,17 +170,17 @@ def resolved(host: LocalHost, clients: Sequence[int], asks: Mapping[int, m.Compu
 
 
 def _measured(host: LocalHost, clients: Sequence[int], asks: Mapping[int, m.Compute]) -> list[Result]:
-    exchange, given = SharedWork(), dict[int, TaskInput]()
+    exchange, inputs = SharedWork(), dict[int, TaskInput]()
     if not clients:
         return []
     for client in clients:
         try:
-            given[client] = host.client(client).given(asks[client], exchange)
+            inputs[client] = host.client(client).given(asks[client], exchange)
         except RemoteError as error:
             if error.code not in ("not-held", "no-secret"):
                 raise
     task = asks[clients[0]].task.task
-    results = dict(zip(given, host.engine.run(task, list(given.values())), strict=True))
+    results = dict(zip(inputs, host.engine.run(task, list(inputs.values())), strict=True))
     return [results.get(client, {}) for client in clients]
 
 
@@ -241,7 +240,7 @@ def simulate(
     Raises `InputError` for ids that repeat, and for those that are not 0, 1, 2, … where clients' keys are pinned on a roster.
     """
     protection = protection or Protection()
-    data = {one.id: one for one in sorted(clients, key=lambda one: one.id)}
+    data = {client.id: client for client in sorted(clients, key=lambda client: client.id)}
     if len(data) != len(clients):
         raise InputError("federation: client ids repeat")
     there = set(data if present is None else present)

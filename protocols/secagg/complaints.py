@@ -84,11 +84,11 @@ def check_opened(agreed: bytes, owner: Advert, keeper: int, keeper_key: bytes, o
 
 def by_dealer(complaints: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
     """Who complained about whom: by accused dealer, from `complaints` by accuser."""
-    found: dict[int, tuple[int, ...]] = {}
+    accusers_of: dict[int, tuple[int, ...]] = {}
     for accuser, accused in sorted(complaints.items()):
         for dealer in accused:
-            found[dealer] = (*found.get(dealer, ()), accuser)
-    return found
+            accusers_of[dealer] = (*accusers_of.get(dealer, ()), accuser)
+    return accusers_of
 
 
 def settled(

@@ -64,10 +64,10 @@ def count_terms(
     )
 
 
-def membership(clusters: int, mine: Sequence[int]) -> Contribution:
-    """A client's input to the counts: 1 for each cluster in `mine`."""
+def membership(clusters: int, labels: Sequence[int]) -> Contribution:
+    """A client's input to the counts: 1 for each cluster in `labels`."""
     vector = np.zeros(clusters, np.int32)
-    vector[list(mine)] = 1
+    vector[list(labels)] = 1
     return Contribution(vector)
 
 

@@ -106,8 +106,8 @@ def simulate(
             if number in drops and STAGES.index(drops[number]) <= STAGES.index(str(reply_kind)):
                 continue
             if client.wants_values:
-                given = values(number)
-                reply = client.receive(data, *((given,) if isinstance(given, Contribution) else given))
+                inputs = values(number)
+                reply = client.receive(data, *((inputs,) if isinstance(inputs, Contribution) else inputs))
                 clipped[number] = client.clipped
             else:
                 reply = client.receive(data)
