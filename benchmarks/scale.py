@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cflpriv.aggregation.vectors import Vectors
+from cflpriv.aggregation.vector_epochs import Vectors
 from cflpriv.algorithms.shared.grouping import LANDMARKS, FindGroups, find_groups
 from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram

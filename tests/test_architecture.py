@@ -492,7 +492,7 @@ def test_every_request_is_made_by_the_server_and_answered_by_one_party() -> None
 
     folders = (ROOT / "cflpriv" / "federation", ROOT / "cflpriv" / "aggregation")
     texts = {path.name: path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("*.py")}
-    for kind in get_args(m.Ask):
+    for kind in get_args(m.PartyRequest):
         assert any(f"m.{kind.__name__}(" in text for name, text in texts.items() if name != "messages.py"), f"nobody asks {kind.__name__}"
         forms = (f"case m.{kind.__name__}()", f"isinstance(ask, m.{kind.__name__})")
         parties = ("client.py", "holder_party.py", "key_holder.py", "share_holders.py")

@@ -23,8 +23,7 @@ from cflpriv.engine.models import MODELS, Model, register_model
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, run_experiment
 from cflpriv.experiments.config.config import parse_config
-from cflpriv.federation.function_encoding import fits, then_from_bytes, then_to_bytes
-from cflpriv.federation.task_encoding import task_from_bytes, task_to_bytes
+from cflpriv.federation.task_encoding import fits, task_from_bytes, task_to_bytes, then_from_bytes, then_to_bytes
 from cflpriv.plugins import load_plugin, register_attack
 
 PLUGIN = '''
@@ -37,7 +36,7 @@ import numpy as np
 from torch import nn
 
 import cflpriv
-from cflpriv.aggregation.clear import ServerSum
+from cflpriv.aggregation.clear import ClearServerSum
 from cflpriv.algorithms.interface import Algorithm, AlgorithmSpec, Served
 from cflpriv.attacks import Attack
 from cflpriv.attacks.figures.leakage import cell
@@ -141,7 +140,7 @@ class RoundedSum:
         return Given(tuple(Named(part, np.round(np.asarray(value), 3)) for part, value in values.items()), self.parts.samples())
 
 
-cflpriv.register_protection(cflpriv.ProtectionSpec("sum", "rounded", "updates in thousandths", ServerSum, RoundedSum, hides=False))
+cflpriv.register_protection(cflpriv.ProtectionSpec("sum", "rounded", "updates in thousandths", ClearServerSum, RoundedSum, hides=False))
 
 
 def seen(case):
@@ -281,7 +280,7 @@ def test_its_task_and_function_travel(own: Path, given: dict[str, Any]) -> None:
             fed.begin_round(number)
             state, _ = made.round(fed, state)
         shared = state.model
-        models.append(fed.peek(0, shared) if hasattr(fed, "peek") else shared.value() if not shared.blind else None)
+        models.append(fed.peek(0, shared) if hasattr(fed, "peek") else shared.value() if not shared.transformed else None)
         assert not getattr(fed, "refusals", ())
     if models[1] is not None:
         np.testing.assert_allclose(models[1], models[0], atol=1e-5)

@@ -14,8 +14,8 @@ import numpy as np
 
 from cflpriv.engine import TaskInput
 from cflpriv.federation import messages as m
-from cflpriv.federation.handler import Handler
-from cflpriv.federation.values import Exchange
+from cflpriv.federation.host import Handler
+from cflpriv.federation.values import SharedWork
 from cflpriv.transports.simulation import Simulated
 from cflpriv.types import Array, ClientData
 
@@ -30,7 +30,7 @@ def corrupt(simulated: Simulated, client: int, change: Change) -> None:
     party = simulated.client(client)
     honest = party.handle
 
-    def handle(ask: m.Ask, exchange: Exchange) -> Handler:
+    def handle(ask: m.PartyRequest, exchange: SharedWork) -> Handler:
         answer = yield from honest(ask, exchange)
         if isinstance(ask, m.Compute) and isinstance(answer, m.Computed) and answer.result:
             values = party.values

@@ -38,7 +38,7 @@ def chosen_deposits(run: AttackRun) -> ActiveGuess:
     run.liar.controlled[HOLDER - LEAD] = holder
     guess, opened = np.zeros((p, dimension)), 0
 
-    def receive(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+    def receive(client: int, ask: m.PartyRequest, answer: m.Answer, stage: str) -> m.Answer:
         if client != helper or not isinstance(ask, m.Give) or ask.epoch is None:
             return answer
         return _deposited(run, ask, helper, length * np.eye(dimension)[opened * p : (opened + 1) * p])
@@ -63,7 +63,7 @@ def _deposited(run: AttackRun, ask: m.Give, client: int, rows: Array) -> m.Given
     terms = terms_of(protection, ask.session, epoch.number, run.roster, *rows.shape)
     reduced = np.atleast_2d(sketched(epoch.number, protection.sketched)(rows))
     upload = deposit(terms, epoch.announcement, run.roster, run.identities[client], reduced)
-    return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
+    return m.Given((m.NamedArray("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 
 CHOSEN_DEPOSITS = ActiveAttack(

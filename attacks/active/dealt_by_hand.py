@@ -62,4 +62,4 @@ class Dealing:
         ask = m.Deal(self._run.fed.session, self.slot, listed, nonces)
         asked = [client for client in self._clients if client not in self._run.identities and (not listed or client in self.listed)]
         answers = self._run.liar.ask(dict.fromkeys(asked, ask), stage)
-        return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped) and answer.said}
+        return {client: answer.message for client, answer in answers.items() if isinstance(answer, m.Stepped) and answer.message}

@@ -37,7 +37,7 @@ def unit_row(run: AttackRun, client: int, coordinate: int, number: int) -> bool:
     """Have a client hold −SIZE times a unit vector as its update; whether it does."""
     model = np.zeros_like(run.scene.model)
     model[coordinate] = SIZE
-    sent = m.Parameter("model", m.One(m.Addends((model,), (), ())))
+    sent = ("model", m.Addends(model, (), ()))
     ask = m.Compute(run.fed.session, 0, run.scene.config.run.seed, number, (number, FIRST), m.Carried(_to_zero(run)), (sent,), None)
     answer = run.liar.ask({client: ask}, "compute").get(client)
     return isinstance(answer, m.Computed) and answer.result
@@ -63,7 +63,7 @@ def row_answered(run: AttackRun, client: int, number: int, transform: str) -> Ar
 
 def _first_row(run: AttackRun) -> Array | None:
     """The victim's update, trained from the honest model, under the epoch's transform."""
-    sent = m.Parameter("model", m.One(m.Addends((run.scene.model,), (), ())))
+    sent = ("model", m.Addends(run.scene.model, (), ()))
     ask = m.Compute(run.fed.session, 0, run.scene.config.run.seed, FIRST, (), m.Carried(run.scene.train), (sent,), None)
     run.liar.ask({run.victim: ask}, "compute")
     return row_answered(run, run.victim, FIRST, ALIASES[0])
@@ -107,8 +107,8 @@ def opened_by_another(run: AttackRun) -> ActiveGuess:
     row, dimension = _first_row(run), run.scene.train.model.dimension
     guess = None
     if row is not None:
-        sent = m.BlindPart(ALIASES[0], row.astype(run.scene.model.dtype), 0, dimension, (dimension,), dimension)
-        model = m.Parameter("model", m.One(m.Addends((), (sent,), ())))
+        sent = m.Transformed(ALIASES[0], row.astype(run.scene.model.dtype), 0, dimension, (dimension,), dimension)
+        model = ("model", m.Addends(None, (sent,), ()))
         ask = m.Compute(run.fed.session, 0, run.scene.config.run.seed, NUMBER, (), m.Carried(_to_zero(run)), (model,), None)
         answers = run.liar.ask(dict.fromkeys(run.others, ask), "compute")
         clients = tuple(sorted(client for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result))

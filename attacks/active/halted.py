@@ -8,11 +8,10 @@ import numpy as np
 
 from ...contract.handles import Held
 from ...federation import messages as m
-from ...protocols import fixedpoint, secagg
+from ...protocols import secagg
 from ...protocols.keys import public_key
 from ...protocols.secagg.bindings import binding, pair_key, self_key
 from ...protocols.secagg.graph import neighbours
-from ...protocols.secagg.masks import Mask, total_mask
 from ...protocols.secagg.messages import (
     Advert,
     Adverts,
@@ -32,6 +31,7 @@ from ...protocols.secagg.messages import (
     names,
 )
 from ...protocols.secagg.shamir import combine
+from ...protocols.secagg.vectors import Mask, total_mask, unwrap
 from ...types import Array
 from .liar import honest_answer
 from .scene import AttackRun
@@ -52,7 +52,7 @@ class Halted:
     terms: secagg.Terms
     context: bytes
     members: tuple[int, ...]
-    steps: Mapping[int, m.Step]
+    steps: Mapping[int, m.SumStep]
     adverts: Mapping[int, Advert]
     uploads: Mapping[int, bytes]
     self_shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
@@ -72,8 +72,8 @@ class Halted:
         first."""
         kinds = {type(request).__name__ for request in requests.values()}
         kept = {client: dict(self.run.stores[client]) for client in requests if client in self.run.stores}
-        asks: dict[int, m.Ask] = {
-            client: msgspec.structs.replace(self.steps[client], said=encode(request)) for client, request in requests.items()
+        asks: dict[int, m.PartyRequest] = {
+            client: msgspec.structs.replace(self.steps[client], message=encode(request)) for client, request in requests.items()
             if client in self.steps
         }  # fmt: skip
         answers = self.run.liar.ask(asks, f"secagg {'+'.join(sorted(kinds))}") if asks else {}
@@ -81,7 +81,7 @@ class Halted:
             for client, before in kept.items():
                 self.run.stores[client].clear()
                 self.run.stores[client].update(before)
-        return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped) and answer.said}
+        return {client: answer.message for client, answer in answers.items() if isinstance(answer, m.Stepped) and answer.message}
 
     def agree(self, lists: Mapping[int, Collection[int]]) -> dict[int, bytes]:
         """Send each client its list of survivors; the signatures of those who agree. In passive mode no client is asked."""
@@ -126,7 +126,7 @@ class Halted:
         dtype = "<u2" if self.terms.bits == 16 else "<u4"
         total = np.sum([np.frombuffer(self.uploads[client], dtype) for client in survivors], axis=0, dtype=dtype)
         total += total_mask((masks, total.size, dtype))
-        levels = fixedpoint.unwrap(total, self.terms.bits)
+        levels = unwrap(total, self.terms.bits)
         cluster = self.terms.blocks[0][0] if self.terms.blocks else None  # of an oblivious sum over one group
         return np.asarray(secagg.Sum(self.terms, tuple(survivors), levels).mean(cluster))
 
@@ -146,8 +146,8 @@ class Halted:
 def halted(run: AttackRun, held: Held, on: Collection[int]) -> Halted | None:
     """Have clients upload masked values and stop there: the server's honest part receives no upload. None if too few masked."""
 
-    def receive(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
-        if stage == "secagg Deliver" and isinstance(ask, m.Step) and ask.kind != "counts" and isinstance(answer, m.Stepped):
+    def receive(client: int, ask: m.PartyRequest, answer: m.Answer, stage: str) -> m.Answer:
+        if stage == "secagg Deliver" and isinstance(ask, m.SumStep) and ask.kind != "counts" and isinstance(answer, m.Stepped):
             return m.Stepped(b"")
         return answer
 
@@ -155,19 +155,19 @@ def halted(run: AttackRun, held: Held, on: Collection[int]) -> Halted | None:
     run.liar.receive = receive
     run.sum(held, on)
     run.liar.receive = honest_answer
-    asked = [exchange for exchange in run.liar.exchanges[first:] if isinstance(exchange.ask, m.Step) and exchange.ask.kind != "counts"]
-    steps: dict[int, m.Step] = {}
+    asked = [exchange for exchange in run.liar.exchanges[first:] if isinstance(exchange.ask, m.SumStep) and exchange.ask.kind != "counts"]
+    steps: dict[int, m.SumStep] = {}
     uploads: dict[int, bytes] = {}
     adverts: dict[int, Advert] = {}
     terms, context, members = None, b"", b""
     for exchange in asked:
-        assert isinstance(exchange.ask, m.Step)
-        request = decode_server(exchange.ask.said)
+        assert isinstance(exchange.ask, m.SumStep)
+        request = decode_server(exchange.ask.message)
         if isinstance(request, Adverts):
             terms = request.terms
             adverts |= {advert.client: advert for advert in request.adverts}
         elif isinstance(request, Deliver) and isinstance(exchange.answer, m.Stepped):
-            masked = decode_client(exchange.answer.said, LARGEST)
+            masked = decode_client(exchange.answer.message, LARGEST)
             if isinstance(masked, Masked):
                 steps[exchange.client], uploads[exchange.client] = exchange.ask, masked.vector
                 context, members = request.context, request.members

@@ -41,7 +41,7 @@ def swapped_holder(run: AttackRun) -> ActiveGuess:
     made: list[tuple[ckks.Setup, Any]] = []
     uploads: list[bytes] = []
 
-    def send(client: int, ask: m.Ask, stage: str) -> m.Ask:
+    def send(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
         if client != run.victim or not isinstance(ask, m.Give) or ask.epoch is None:
             return ask
         p, dimension = run.scene.signature.width, math.prod(run.scene.population.shape)
@@ -49,9 +49,9 @@ def swapped_holder(run: AttackRun) -> ActiveGuess:
         secret, key = fresh_key(setup, run.roster.holder)
         made.append((setup, secret))
         announcement = encode(Announcement(setup.digest, key, sign(Identity.create(0), LABEL + "key", setup.digest, key)))
-        return msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, setup.digest, announcement))
+        return msgspec.structs.replace(ask, epoch=m.EpochKey(ask.epoch.number, setup.digest, announcement))
 
-    def receive(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+    def receive(client: int, ask: m.PartyRequest, answer: m.Answer, stage: str) -> m.Answer:
         if client == run.victim and stage == "gram" and isinstance(answer, m.Given) and len(answer.values) == 1:
             uploads.append(np.asarray(answer.values[0].value).tobytes())
         return answer
@@ -133,7 +133,7 @@ def repeated_step(run: AttackRun) -> ActiveFigure:
             for step in (ask.step, ask.step + 1):
                 repeated = msgspec.structs.replace(ask, first=first, step=step)
                 answer = run.liar.ask({HOLDER: repeated}, "ckks decrypt").get(HOLDER)
-                again += len(ask.requests) if isinstance(answer, m.Done) else 0
+                again += len(ask.requests) if isinstance(answer, m.Acknowledged) else 0
     return ActiveFigure("products_decrypted_again", float(again) if again else None, 0.0, lower_is_better=False, margin=0.5)
 
 

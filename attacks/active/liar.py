@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...federation import messages as m
-from ...federation.transport import Stage, Transport
+from ...federation.transport import ExchangeStage, Transport
 
 __all__ = ["ChangeAnswer", "Liar", "RecordedExchange", "ControlledParty", "Refusal", "ChangeRequest", "honest_answer", "honest_ask"]
 
-ChangeRequest = Callable[[int, m.Ask, str], m.Ask]
+ChangeRequest = Callable[[int, m.PartyRequest, str], m.PartyRequest]
 """The request that a client (by number) receives at a stage, given the server's."""
-ChangeAnswer = Callable[[int, m.Ask, m.Answer, str], m.Answer]
+ChangeAnswer = Callable[[int, m.PartyRequest, m.Answer, str], m.Answer]
 """The answer that the server receives at a stage, given the request and the client's answer."""
 
 
@@ -39,16 +39,16 @@ class RecordedExchange:
 
     client: int
     stage: str
-    ask: m.Ask
+    ask: m.PartyRequest
     answer: m.Answer
 
 
-def honest_ask(client: int, ask: m.Ask, stage: str) -> m.Ask:
+def honest_ask(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
     """The request, unchanged."""
     return ask
 
 
-def honest_answer(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+def honest_answer(client: int, ask: m.PartyRequest, answer: m.Answer, stage: str) -> m.Answer:
     """The answer, unchanged."""
     return answer
 
@@ -71,7 +71,7 @@ class Liar:
     def places(self) -> Sequence[int]:
         return self._transport.places()
 
-    def exchange(self, asks: Mapping[int, m.Ask], stage: Stage) -> Mapping[int, m.Answer]:
+    def exchange(self, asks: Mapping[int, m.PartyRequest], stage: ExchangeStage) -> Mapping[int, m.Answer]:
         sent = {place: self._changed(place, ask, stage.name) for place, ask in asks.items()}
         answers = self._exchanged(sent, stage)
         return {
@@ -79,10 +79,10 @@ class Liar:
             for place, answer in answers.items()
         }  # fmt: skip
 
-    def ask(self, asks: Mapping[int, m.Ask], stage: str) -> dict[int, m.Answer]:
+    def ask(self, asks: Mapping[int, m.PartyRequest], stage: str) -> dict[int, m.Answer]:
         """Send these requests to clients (by number), unchanged; their answers."""
         place_of = {client: place for place, client in self._client_at.items()}
-        answers = self._exchanged({place_of[client]: ask for client, ask in asks.items()}, Stage(stage))
+        answers = self._exchanged({place_of[client]: ask for client, ask in asks.items()}, ExchangeStage(stage))
         return {self._client_at[place]: answer for place, answer in answers.items()}
 
     def enrolled(self, client: int) -> m.Enrolled:
@@ -92,10 +92,10 @@ class Liar:
                 return exchange.answer
         raise KeyError(client)
 
-    def _changed(self, place: int, ask: m.Ask, stage: str) -> m.Ask:
+    def _changed(self, place: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
         return self.send(self._client_at[place], ask, stage) if place in self._client_at and not isinstance(ask, m.Enrol) else ask
 
-    def _exchanged(self, sent: Mapping[int, m.Ask], stage: Stage) -> dict[int, m.Answer]:
+    def _exchanged(self, sent: Mapping[int, m.PartyRequest], stage: ExchangeStage) -> dict[int, m.Answer]:
         remote = {place: ask for place, ask in sent.items() if isinstance(ask, m.Enrol) or not self._is_controlled(place)}
         answers = dict(self._transport.exchange(remote, stage)) if remote else {}
         for place, answer in answers.items():

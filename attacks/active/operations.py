@@ -64,7 +64,7 @@ def dressed_task(run: AttackRun) -> ActiveGuess:
     )  # fmt: skip
     released = None
     for number, task in enumerate(tasks, NUMBER):
-        sent = m.Parameter("model", m.One(m.Addends((run.scene.model,), (), ())))
+        sent = ("model", m.Addends(run.scene.model, (), ()))
         ask = m.Compute(
             run.fed.session, 0, run.scene.config.run.seed, number, (), m.Carried(UnknownTask(task.encode())), (sent,), None
         )  # fmt: skip
@@ -82,7 +82,7 @@ def relay_to_accomplice(run: AttackRun) -> ActiveGuess:
     victim, target = (_recipient(run, client) for client in (run.victim, friend))
     ask = m.Seal(run.fed.session, number, ("update",), NUMBER, (target,))
     answer = run.liar.ask({run.victim: ask}, "seal").get(run.victim)
-    if not isinstance(answer, m.Sealed):
+    if not isinstance(answer, m.SealedBoxes):
         return ActiveGuess(None, "update", run.honest, "one accomplice on the roster")
     run.liar.ask({friend: m.Take(run.fed.session, NUMBER, ("update",), (m.Boxed(victim, answer.boxes[0]),))}, "take")
     value = run.controlled[friend].values.parts(NUMBER, ("update",))["update"][run.victim]

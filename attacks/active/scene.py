@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...aggregation.holders import party_for
+from ...aggregation.holder_party import party_for
 from ...contract.handles import GroupMean, Held
 from ...contract.protection import Protection
 from ...engine import Engine, Streams, Task, TaskInput
@@ -228,7 +228,7 @@ class AttackRun:
         self.ledger = Ledger(replace(privacy.budget, epsilon=BOUNDLESS))
         noise = config.noise()
         if noise is not None:
-            return {"accounts": PrivacyLedger(noise, self.ledger)}
+            return {"privacy_ledger": PrivacyLedger(noise, self.ledger)}
         releases = Releases(trainings=max(1, config.training.rounds))
         clipped, local = client_noise(privacy, releases, protection, self.ledger, system_entropy)
         return {"clipped": clipped, "local": local}

@@ -57,8 +57,8 @@ def derived(run: AttackRun) -> ActiveGuess:
             models = [[client, UNTRACED.hex()] for client in run.clients]
         run.fed.know(key, {**known, "number": MADE_NUMBER, "layout": layout, "models": models})
         copy = Held(key, run.clients, ("own",))
-        if run.fed.accounts is not None:  # the server's own ledger, which binds no client
-            run.fed.accounts.public(copy)
+        if run.fed.privacy_ledger is not None:  # the server's own ledger, which binds no client
+            run.fed.privacy_ledger.public(copy)
         return copy
 
     return difference(run, held, copied)

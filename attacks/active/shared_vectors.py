@@ -121,16 +121,16 @@ def swapped_shares(run: AttackRun) -> ActiveGuess:
     made: list[tuple[GramTerms, bytes]] = []
     uploads: list[bytes] = []
 
-    def send(client: int, ask: m.Ask, stage: str) -> m.Ask:
+    def send(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
         if client != run.victim or not isinstance(ask, m.Give) or ask.epoch is None:
             return ask
         shape = run.scene.signature.width, math.prod(run.scene.population.shape)
         terms = terms_of(protection, ask.session, ask.epoch.number, run.roster, *shape)
         keys = [decode(announcement(terms, number, identity, public_key(seed)), HolderKey, terms) for number, seed in enumerate(seeds)]
         made.append((terms, encode(Announced(terms.digest, tuple(keys)))))
-        return msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, terms.digest, made[-1][1]))
+        return msgspec.structs.replace(ask, epoch=m.EpochKey(ask.epoch.number, terms.digest, made[-1][1]))
 
-    def receive(client: int, ask: m.Ask, answer: m.Answer, stage: str) -> m.Answer:
+    def receive(client: int, ask: m.PartyRequest, answer: m.Answer, stage: str) -> m.Answer:
         if client == run.victim and stage == "gram" and isinstance(answer, m.Given) and len(answer.values) == 1:
             uploads.append(np.asarray(answer.values[0].value).tobytes())
         return answer

@@ -45,7 +45,7 @@ def useless(run: AttackRun) -> Array:
 def isolated(run: AttackRun, change: Callable[[m.Compute], m.Compute]) -> ActiveGuess:
     """All but the victim compute something else than the server's part of the sum knows of."""
 
-    def send(client: int, ask: m.Ask, stage: str) -> m.Ask:
+    def send(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
         return change(ask) if isinstance(ask, m.Compute) and client != run.victim else ask
 
     run.liar.send = send
@@ -63,7 +63,7 @@ def _among_next_to_nothing(run: AttackRun, held: Held, summed: Summed | None) ->
 
 def other_model(run: AttackRun) -> ActiveGuess:
     """All but the victim are sent a model that training does not move; the sum names the victim's."""
-    sent = m.Parameter("model", m.One(m.Addends((useless(run),), (), ())))
+    sent = ("model", m.Addends(useless(run), (), ()))
     return isolated(run, lambda ask: msgspec.structs.replace(ask, params=(sent,)))
 
 
@@ -86,9 +86,9 @@ def switched_value(run: AttackRun) -> ActiveGuess:
     held, nothing = run.compute(), run.compute(lr=SLOW)
     number = run.number(nothing)
 
-    def send(client: int, ask: m.Ask, stage: str) -> m.Ask:
-        late = isinstance(ask, m.Step) and client != run.victim and kind_of(ask.said) == "Deliver"
-        return msgspec.structs.replace(ask, held=number) if late and isinstance(ask, m.Step) else ask
+    def send(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
+        late = isinstance(ask, m.SumStep) and client != run.victim and kind_of(ask.message) == "Deliver"
+        return msgspec.structs.replace(ask, held=number) if late and isinstance(ask, m.SumStep) else ask
 
     run.liar.send = send
     summed = run.sum(held, run.clients)
@@ -99,8 +99,8 @@ def switched_value(run: AttackRun) -> ActiveGuess:
 def unequal_weights(run: AttackRun) -> ActiveGuess:
     """The server gives the victim all of the weight that the terms allow, and the others next to none."""
 
-    def send(client: int, ask: m.Ask, stage: str) -> m.Ask:
-        return msgspec.structs.replace(ask, weight=SLOW) if isinstance(ask, m.Step) and client != run.victim else ask
+    def send(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
+        return msgspec.structs.replace(ask, weight=SLOW) if isinstance(ask, m.SumStep) and client != run.victim else ask
 
     run.liar.send = send
     weights = {client: 1.0 if client == run.victim else 0.9 for client in run.clients}

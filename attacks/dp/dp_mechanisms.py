@@ -26,10 +26,10 @@ from ...engine import Engine, Streams, TaskInput
 from ...engine.models import Model
 from ...federation import messages as m
 from ...federation.client import FederationClient
-from ...federation.handler import driven
+from ...federation.host import ClientHost
 from ...federation.settings import Settings
 from ...federation.store import ObjectStore
-from ...federation.values import Exchange, Origin
+from ...federation.values import Origin
 from ...privacy.private_signatures import sketch_directions
 from ...privacy.settings import Noise
 from ...protocols.entropy import Entropy
@@ -265,7 +265,7 @@ def noise_per_client(event: GaussianEvent, rng: np.random.Generator, entropy: En
     client, seen = FederationClient(Settings(Identity.create(0, entropy)), _no_data, store, entropy), []
     for number, brought in enumerate(rows):
         client.values.hold(number, {"rows": brought}, Origin())
-        released = driven(client.handle(m.Give(session, "gram", number, ("rows",), "", False, noise), Exchange()))
+        released = ClientHost({0: client}).answer({0: m.Give(session, "gram", number, ("rows",), "", False, noise)})[0]
         assert isinstance(released, m.Given)
         seen.append(released.values[0].value)
     return CanaryGame(np.tensordot(np.stack(seen), along, 2) - (1.0 + low) / 2, coins)

@@ -59,7 +59,7 @@ def started(config: Config, population: Population, noise: float = 1.0) -> Exper
     """A rerun that has begun; `noise` multiplies that of every release of samples, which then costs nothing."""
     demands: dict[str, Any] = {} if noise == 1.0 else {"privacy": Privacy()}  # clients would refuse less noise than they were promised
     simulation = prepare(recorded_config(config), population=population, **demands)
-    accounts = simulation.federation.accounts
+    accounts = simulation.federation.privacy_ledger
     if noise != 1.0 and accounts is not None:
         calm = accounts.noise
         accounts.noise = replace(calm, training=calm.training * noise, signature=calm.signature * noise, choice=calm.choice / noise)

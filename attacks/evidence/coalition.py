@@ -23,7 +23,7 @@ import numpy as np
 
 from ...engine import Engine, Streams, TaskInput
 from ...errors import TrainingDiverged
-from ...protocols.fixedpoint import largest_levels
+from ...protocols.secagg.vectors import largest_levels
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..figures.leakage import Case, Prior

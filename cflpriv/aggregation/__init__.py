@@ -7,11 +7,12 @@
     ckks          encrypted inner products; `key_holder`: the third party that decrypts
     shares        inner products of shared vectors; `share_holders`: several parties of which no minority reads anything
     holder_party  what the parties of both have in common
-    vectors, encrypted_epochs      clustering epochs of vectors (for `clear` and `transformed`) and of ciphertexts
+    vector_epochs, encrypted_epochs      clustering epochs of vectors (for `clear` and `transformed`) and of ciphertexts
     secure_sums, summed_once       the server's runs of secure sums, and the client's record of them
     buckets       random buckets of the groups of a sum; `robust`: the rules that combine their means
 
-A half is loaded when it is first used, so that a process loads only the protocols that it runs.
+A half is loaded when it is first used, so that a process loads only the protocols that it runs. Its class is named after its file:
+`SecaggServerSum` in `secagg`.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from ..contract.protection import ProtectionSpec, register_protection
 
 def _half(module: str, name: str) -> Callable[[Any], Any]:
     def make(parts: Any) -> Any:
-        half = getattr(import_module(f".{module}", __name__), name)(parts)
+        half = getattr(import_module(f".{module}", __name__), module.capitalize() + name)(parts)
         if name == "ServerSum" and parts.protection.robust != "none":
             return import_module(".buckets", __name__).InBuckets(half, parts)
         return half

@@ -35,7 +35,7 @@ Buckets = tuple[tuple[int, ...], ...]
 # --- the client half
 
 
-class Dealt(m.Message, frozen=True):
+class Dealt(m.FederationMessage, frozen=True):
     """What a client keeps of its last dealing: its nonce, the digest of the list for which it opened the nonce, its bucket."""
 
     slot: tuple[m.Count, m.Count, m.Count]
@@ -81,7 +81,7 @@ class Dealings:
 
     def _open(self, ask: m.Deal, last: Dealt) -> m.Stepped:
         """The client's nonce, for the first list only: with a second one the server could choose the outcome."""
-        listed = {one.client: one.commitment for one in ask.listed}
+        listed = {entry.client: entry.commitment for entry in ask.listed}
         own = dealing.commitment(ask.session, ask.slot, self._parts.client, last.nonce)
         if last.digest or len(listed) < max(len(ask.listed), self._protection.smallest_group) or listed.get(self._parts.client) != own:
             raise RemoteError("bad-dealing")
@@ -91,8 +91,8 @@ class Dealings:
     def _keep(self, ask: m.Deal, last: Dealt) -> m.Stepped:
         if last.digest != _digest(ask) or len(ask.nonces) != len(ask.listed):
             raise RemoteError("bad-dealing")
-        listed = {one.client: one.commitment for one in ask.listed}
-        opened = {one.client: nonce for one, nonce in zip(ask.listed, ask.nonces, strict=True)}
+        listed = {entry.client: entry.commitment for entry in ask.listed}
+        opened = {entry.client: nonce for entry, nonce in zip(ask.listed, ask.nonces, strict=True)}
         dealing.check_opened(ask.session, ask.slot, listed, opened)
         count = dealing.buckets_of(len(listed), self._protection.smallest_sum, self._protection.buckets)
         dealt = dealing.deal_buckets(dealing.seed_of(ask.session, ask.slot, opened), listed, count)
@@ -126,14 +126,14 @@ class InBuckets:
         self._sums, self._parts, self._protection = sums, parts, parts.protection
         self._round, self._known = -1, list[Buckets]()
 
-    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+    def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """One robust mean for each group; None for a group with fewer than three buckets, or without a sum of any bucket."""
-        if not call.public_weights or len({one.weight for one in call.contributions}) > 1:
+        if not call.public_weights or len({member.weight for member in call.contributions}) > 1:
             raise InputError(
                 f"mean: weights that differ under protection.robust = {self._protection.robust!r}: clients report their own weights, and "
                 "one with a large weight would own its bucket; use 'equal'"
             )
-        lists = {label: [one.client for one in call.members(label)] for label in large_enough(call)}
+        lists = {label: [member.client for member in call.members(label)] for label in large_enough(call)}
         dealt = self._dealt(call, lists, record)
         if not dealt:
             raise TooFewClients(tuple(map(len, lists.values())), call.min_cohort)
@@ -142,18 +142,18 @@ class InBuckets:
         for place, bucket in enumerate(bucket for buckets in dealt.values() for bucket in buckets):
             for client in bucket:
                 places.setdefault(client, []).append(place)
-        members = [replace(one, labels=tuple(places[one.client])) for one in call.contributions if one.client in places]
+        members = [replace(member, labels=tuple(places[member.client])) for member in call.contributions if member.client in places]
         over = replace(call, contributions=tuple(members), k=len(owners), min_cohort=self._protection.smallest_sum)
         means = self._sums.means(over, asked, choice, _by_group(record, owners))
         result: list[GroupMean | None] = [None] * call.k
         for label in dealt:
-            found = {place: mean for place, mean in enumerate(means) if owners[place] == label and mean is not None}
-            for place, mean in found.items():
+            of_label = {place: mean for place, mean in enumerate(means) if owners[place] == label and mean is not None}
+            for place, mean in of_label.items():
                 context = {"group": label, "bucket": place}
                 values = {name: part.value() for name, part in mean.parts.items()}
                 record("bucket mean", "server", "server", mean.contributors, values, readers=("server",), context=context)
-            if found:
-                result[label] = combined(self._protection.robust, list(found.values()))
+            if of_label:
+                result[label] = combined(self._protection.robust, list(of_label.values()))
         return tuple(result)
 
     def _dealt(self, call: SumCall, lists: Mapping[int, Sequence[int]], record: Recorder) -> dict[int, Buckets]:
@@ -190,7 +190,7 @@ class InBuckets:
             for clients in left.values():
                 listed = tuple(m.Committed(client, committed[client]) for client in sorted(clients) if client in committed)
                 if len(listed) >= call.min_cohort:
-                    asks |= dict.fromkeys((one.client for one in listed), m.Deal(self._parts.session, slot, listed, ()))
+                    asks |= dict.fromkeys((entry.client for entry in listed), m.Deal(self._parts.session, slot, listed, ()))
             opened = self._replies(asks, "deal open", left, record)
             again: dict[int, list[int]] = {}
             last: dict[int, m.Deal] = {}
@@ -202,7 +202,7 @@ class InBuckets:
                 if not self._opened(ask, nonces):
                     again[label] = list(nonces)
                     continue
-                last |= dict.fromkeys(members, m.Deal(ask.session, slot, ask.listed, tuple(nonces[one.client] for one in ask.listed)))
+                last |= dict.fromkeys(members, m.Deal(ask.session, slot, ask.listed, tuple(nonces[entry.client] for entry in ask.listed)))
                 dealt[label] = dealing.deal_buckets(dealing.seed_of(ask.session, slot, nonces), members, self._count(len(members)))
             self._replies(last, "deal", left, record)
             left = {label: clients for label, clients in again.items() if len(clients) >= call.min_cohort}
@@ -212,7 +212,7 @@ class InBuckets:
 
     def _opened(self, ask: m.Deal, nonces: dict[int, bytes]) -> bool:
         """Whether all clients on the list opened their commitments. Drops false nonces from `nonces` and records their clients."""
-        listed = {one.client: one.commitment for one in ask.listed}
+        listed = {entry.client: entry.commitment for entry in ask.listed}
         for client in list(nonces):
             try:
                 dealing.check_opened(ask.session, ask.slot, {client: listed[client]}, {client: nonces[client]})
@@ -224,19 +224,19 @@ class InBuckets:
     def _replies(self, asks: Mapping[int, m.Deal], stage: str, lists: Mapping[int, Sequence[int]], record: Recorder) -> dict[int, bytes]:
         """The clients' answers at a stage of the dealing, on the transcript."""
         here = self._parts.registry.present
-        present: dict[int, m.Ask] = {client: ask for client, ask in asks.items() if client in here}
+        present: dict[int, m.PartyRequest] = {client: ask for client, ask in asks.items() if client in here}
         answers = self._parts.registry.ask(present, stage) if present else {}
         replies: dict[int, bytes] = {}
         for client, answer in sorted(answers.items()):
-            if isinstance(answer, m.Stepped) and len(answer.said) == (0 if stage == "deal" else dealing.NONCE_BYTES):
-                replies[client] = answer.said
+            if isinstance(answer, m.Stepped) and len(answer.message) == (0 if stage == "deal" else dealing.NONCE_BYTES):
+                replies[client] = answer.message
             else:
                 self._parts.registry.refusals.append((client, stage, MalformedMessage().code))
         for label, clients in lists.items():
             sent, contributors = [client for client in clients if client in present], [client for client in clients if client in replies]
             if sent:
                 ask = asks[sent[0]]
-                down = {"listed": _rows([one.commitment for one in ask.listed]), "nonces": _rows(ask.nonces)}
+                down = {"listed": _rows([entry.commitment for entry in ask.listed]), "nonces": _rows(ask.nonces)}
                 context = {"group": label, "slot": list(ask.slot)}
                 record(stage, "server", "clients", sent, down, readers=("server", "clients"), context=context)
             if contributors and stage != "deal":
@@ -253,12 +253,12 @@ def _rows(several: Sequence[bytes]) -> Array:
 def _by_group(record: Recorder, owners: Sequence[int]) -> Recorder:
     """A recorder that replaces the places of buckets by their groups, and adds the buckets."""
 
-    def noted(*given: Any, context: Mapping[str, Any] | None = None, **more: Any) -> None:
+    def noted(*message: Any, context: Mapping[str, Any] | None = None, **more: Any) -> None:
         named = dict(context or {})
         if "group" in named:
             named |= {"group": owners[named["group"]], "bucket": named["group"]}
         if "labels" in named:
             named |= {"labels": [[owners[place] for place in several] for several in named["labels"]], "buckets": named["labels"]}
-        record(*given, context=named, **more)
+        record(*message, context=named, **more)
 
     return noted

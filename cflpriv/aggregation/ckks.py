@@ -23,12 +23,11 @@ from ..contract.handles import Held, Released
 from ..contract.operations import Then
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.epoch_limit import enter
-from ..federation.epochs import Epoch, Epochs
-from ..federation.function_encoding import then_to_bytes
-from ..federation.handler import Apply
+from ..federation.epochs import Epoch, Epochs, enter
+from ..federation.host import ApplyTransform
 from ..federation.protections import ClientParts, ServerParts
 from ..federation.registry import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost
+from ..federation.task_encoding import then_to_bytes
 from ..federation.transforms import sketched
 from ..protocols import ckks
 from ..protocols.ckks import Identity
@@ -36,10 +35,10 @@ from ..protocols.errors import LocalError, MalformedMessage, RemoteError
 from .ckks_settings import BATCH, CkksSettings, workload
 from .encrypted_epochs import EncryptedEpoch, EncryptedStep, Unanswered, concluded, epoch_for, payloads, released, upload_of
 
-__all__ = ["ClientComparison", "ServerComparison"]
+__all__ = ["CkksClientComparison", "CkksServerComparison"]
 
 
-class ClientComparison:
+class CkksClientComparison:
     """A client's part: it encrypts its vectors.
 
     Guarantee: that of `protocols.ckks`. The key holder on the client's own roster must have signed the announced key, over terms that the
@@ -50,7 +49,7 @@ class ClientComparison:
     def __init__(self, parts: ClientParts) -> None:
         self._settings, self._store = parts.settings, parts.store
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         """The client's upload.
 
         Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature" and "malformed" for another key,
@@ -78,10 +77,10 @@ class ClientComparison:
                 )
             raise
         enter(self._store, ask.session, epoch.number, self._settings.protection.most_epochs)
-        return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
+        return m.Given((m.NamedArray("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 
-class ServerComparison:
+class CkksServerComparison:
     """The server's part: clustering epochs of ciphertexts.
 
     Raises `InputError` for settings that do not fit each other, and without a key holder on the roster.
@@ -101,13 +100,13 @@ class ServerComparison:
         except LocalError as error:
             raise InputError(f"protection.gram: 'ckks': {error}") from None
         self._identity = Identity.create(0, entropy)
-        self._say: Callable[[str], None] = lambda line: None
+        self._notify: Callable[[str], None] = lambda line: None
         self._tick: Callable[[int, int], None] = lambda done, total: None
         self.epochs: Epochs[EncryptedEpoch] = Epochs(lambda number: EncryptedEpoch())
 
-    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
-        """`say` gets an estimate before products are computed; `tick` gets (outputs done, total)."""
-        self._say, self._tick = say, tick
+    def listen(self, notify: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+        """`notify` gets an estimate before products are computed; `tick` gets (outputs done, total)."""
+        self._notify, self._tick = notify, tick
 
     def close(self, held: Held) -> None:
         """Close an epoch. The key holder drops its keys now, or at the next epoch if this request is lost."""
@@ -187,12 +186,12 @@ class ServerComparison:
             if not isinstance(answer, m.Stepped):
                 raise MalformedMessage
             session.server = ckks.CkksServer(
-                setup, answer.said, self._roster.holder, self._roster, self._identity, landmarks=self._settings.landmarks,
+                setup, answer.message, self._roster.holder, self._roster, self._identity, landmarks=self._settings.landmarks,
                 entropy=self._entropy,
             )  # fmt: skip
         except RemoteError as error:
             raise self._refused(answer, "ckks keys", error.code, epoch.number, record) from None
-        session.announcement = answer.said
+        session.announcement = answer.message
         return session
 
     def _ask(self, ask: m.Keys | m.Finish, stage: str, record: Recorder) -> m.Answer:
@@ -244,7 +243,7 @@ class ServerComparison:
         if not clients:
             return {}
         session, machine = epoch.session, epoch.session.machine
-        key = m.Epoch(epoch.number, machine.setup.digest, session.announcement)
+        key = m.EpochKey(epoch.number, machine.setup.digest, session.announcement)
         give = m.Give(self._session, "gram", step.number, (step.held.part,), "", False, None, key)
         came: dict[int, bytes] = {}
         try:
@@ -286,7 +285,7 @@ class ServerComparison:
             record("ckks request", "server", "key-holder", parties, payloads(batch), readers=readers, context=context)
             ask = m.Decrypt(self._session, number, session.steps, index == 0, enrolments if index == 0 else (), tuple(batch))
             answer = self._registry.ask_holder(ask, "ckks decrypt")
-            if not isinstance(answer, m.Done):
+            if not isinstance(answer, m.Acknowledged):
                 raise self._refused(answer, "ckks decrypt", "malformed", number, record)
 
     def _batches(self, session: EncryptedEpoch, new: Sequence[int]) -> Iterator[list[bytes]]:
@@ -295,7 +294,7 @@ class ServerComparison:
         jobs, setup = machine.jobs(new), machine.setup
         total = sum(len(job.lefts) for job in jobs)
         count, seconds = workload(machine.products, jobs, self._settings.workers)
-        self._say(
+        self._notify(
             f"ckks: {len(new)} clients, {total} outputs of {setup.group} pair(s) at most, about {ceil(seconds)} s on {count} process(es), "
             f"{total * setup.parameters.ciphertext_bytes * 1.5 / 1e6:.0f} MB from the server to the key holder; std of an inner product's "
             f"error {session.error:.0e} at most"

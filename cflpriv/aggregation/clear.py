@@ -9,89 +9,89 @@ from typing import Any
 
 import numpy as np
 
-from ..contract.calls import Contribution, Recorder, SumCall, clear_means, large_enough
-from ..contract.handles import GroupMean
+from ..contract.calls import ClientContribution, Recorder, SumCall, clear_means, large_enough
+from ..contract.handles import GroupMean, PartLayout
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.handler import Apply
-from ..federation.protections import Asked, ClientParts, Layout, ServerParts
+from ..federation.host import ApplyTransform
+from ..federation.protections import Asked, ClientParts, ServerParts
 from ..federation.transforms import clustering_name, sketched
 from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, check_array
-from .vectors import VectorComparison
+from .vector_epochs import VectorComparison
 
-__all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum"]
+__all__ = ["ClearClientComparison", "ClearClientSum", "ClearServerComparison", "ClearServerSum"]
 
 
-class ClientSum:
+class ClearClientSum:
     """Sends its update as it is, with its sample count if asked; under client-level privacy the update was clipped before."""
 
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         yield from ()
-        return m.Given(tuple(m.Named(part, value) for part, value in values.items()), self._parts.samples() if ask.weigh else 0)
+        return m.Given(tuple(m.NamedArray(part, value) for part, value in values.items()), self._parts.samples() if ask.weigh else 0)
 
 
-class ServerSum:
+class ClearServerSum:
     """Averages updates. With client-level privacy they are clipped again, and the sum gets noise."""
 
     def __init__(self, parts: ServerParts) -> None:
         self._parts = parts
 
-    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+    def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         parts, groups = self._parts, large_enough(call)
         clipped = parts.clipped
         if clipped is not None:
             clipped.settle(call)
         weigh = not call.public_weights
         ask = m.Give(parts.session, "sum", asked.number, asked.parts, "", weigh, None if clipped is None else m.Bounded(*clipped.bound))
-        contributors = sorted({one.client for one in call.contributions if any(label in groups for label in one.labels)})
-        labels = {one.client: one.labels for one in call.contributions}
+        contributors = sorted({member.client for member in call.contributions if any(label in groups for label in member.labels)})
+        labels = {member.client: member.labels for member in call.contributions}
         arrived = []
         for client, answer in sorted(parts.registry.ask(dict.fromkeys(contributors, ask), "sum").items()):
             update = self._update(answer, asked.layout, client)
             if update is None or not isinstance(answer, m.Given) or (weigh and answer.samples < 1):
                 continue
-            arrived.append(Contribution(client, update, asked.weight[client] or float(answer.samples), labels[client]))
+            arrived.append(ClientContribution(client, update, asked.weight[client] or float(answer.samples), labels[client]))
         call = replace(call, contributions=tuple(arrived))
         return clear_means(call, record) if clipped is None else clipped.central(call, record)
 
-    def _update(self, answer: m.Answer, layout: Layout, client: int) -> dict[str, Array] | None:
+    def _update(self, answer: m.Answer, layout: PartLayout, client: int) -> dict[str, Array] | None:
         """The parts of an update, or None if they differ from the declared layout."""
-        if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part.name for part in layout]:
+        if not isinstance(answer, m.Given) or [array.name for array in answer.values] != list(layout.places):
             return None
         try:
-            parts = {one.name: one.value for one in answer.values}
-            for part in layout:
-                if parts[part.name].shape != part.shape or parts[part.name].dtype.str != part.dtype:
+            parts = {array.name: array.value for array in answer.values}
+            for name, dtype, shape in layout.parts:
+                if parts[name].shape != shape or parts[name].dtype.str != dtype:
                     raise MalformedMessage
-                if isinstance(parts[part.name], np.ndarray):  # what is made on demand was checked by its task
-                    check_array(f"client {client}: {part.name}", parts[part.name])
+                if isinstance(parts[name], np.ndarray):  # what is made on demand was checked by its task
+                    check_array(f"client {client}: {name}", parts[name])
         except (MalformedMessage, InputError):
             self._parts.registry.refusals.append((client, "sum", "malformed"))
             return None
         return parts
 
 
-class ClientComparison:
+class ClearClientComparison:
     """Sends its rows as they are, or a public sketch of them."""
 
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         yield from ()
         width = self._parts.settings.protection.sketched
         if width is None:
-            return m.Given(tuple(m.Named(part, value) for part, value in values.items()), 0)
+            return m.Given(tuple(m.NamedArray(part, value) for part, value in values.items()), 0)
         named = clustering_name(ask.transform)
         if len(values) != 1 or named is None:
             raise RemoteError("forbidden")
         (rows,) = (np.atleast_2d(np.asarray(value)) for value in values.values())
-        return m.Given((m.Named("rows", sketched(named.number, width)(rows)),), 0)
+        return m.Given((m.NamedArray("rows", sketched(named.number, width)(rows)),), 0)
 
 
-class ServerComparison(VectorComparison):
+class ClearServerComparison(VectorComparison):
     """Compares vectors as they are."""

@@ -14,12 +14,12 @@ from ..contract.operations import GramView, Then
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.epochs import Epoch, Epochs
-from ..federation.function_encoding import check_small, fits
+from ..federation.task_encoding import check_small, fits
 from ..protocols import ckks
 from ..protocols.errors import MalformedMessage
 from ..types import Array, check_array
 from .ckks_settings import DISTANCES
-from .vectors import check_new
+from .vector_epochs import check_new
 
 __all__ = ["EncryptedEpoch", "EncryptedStep", "Unanswered", "concluded", "epoch_for", "payloads", "released", "upload_of"]
 
@@ -47,7 +47,7 @@ def epoch_for(
 
 def upload_of(answer: m.Answer) -> bytes:
     """The bytes of an upload. Any other answer is encoded as a whole, which is no valid upload."""
-    if isinstance(answer, m.Given) and [(one.name, one.value.dtype.str) for one in answer.values] == [("bytes", "|u1")]:
+    if isinstance(answer, m.Given) and [(array.name, array.value.dtype.str) for array in answer.values] == [("bytes", "|u1")]:
         with suppress(MalformedMessage):
             return answer.values[0].value.tobytes()
     return m.encode(answer)
@@ -55,7 +55,7 @@ def upload_of(answer: m.Answer) -> bytes:
 
 def payloads(messages: Iterable[bytes]) -> list[dict[str, Array]]:
     """Messages as a record keeps them."""
-    return [{"bytes": np.frombuffer(one, dtype=np.uint8)} for one in messages]
+    return [{"bytes": np.frombuffer(message, dtype=np.uint8)} for message in messages]
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,13 @@ def released(step: EncryptedStep, answer: m.Answer, release: str) -> Gram | Rele
 
     Raises `MalformedMessage`, `TypeError`, `InputError` or `LocalError` for any answer that does not fit the step.
     """
-    if not isinstance(answer, m.Released):
+    if not isinstance(answer, m.HolderRelease):
         raise MalformedMessage
     if release == "gram":
         return _gram(step, answer)
     order = step.order
-    result = {one.name: one.value for one in answer.result}
-    evidence = {one.name: one.value for one in answer.evidence}
+    result = {array.name: array.value for array in answer.result}
+    evidence = {array.name: array.value for array in answer.evidence}
     check_small(result, len(order))
     if not fits(step.then, result, len(order), len(step.clients)):
         raise MalformedMessage
@@ -150,7 +150,7 @@ def concluded(step: EncryptedStep, seen: Gram | Released, answer: m.Answer) -> R
                 payload = {name: np.asarray(value) for name, value in values.items()}
                 step.record(kind, "key-holder", "server", (), payload, readers=readers, context=context)
         return seen
-    if isinstance(answer, m.Released) and answer.blocks:
+    if isinstance(answer, m.HolderRelease) and answer.blocks:
         blocks = [{"pair": np.array((left, right)), "block": block} for left, right, block in answer.blocks]
         context["std"] = step.epoch.session.release_std
         lefts = [left for left, _, _ in answer.blocks]
@@ -160,7 +160,7 @@ def concluded(step: EncryptedStep, seen: Gram | Released, answer: m.Answer) -> R
     return Released(result, evidence)
 
 
-def _gram(step: EncryptedStep, answer: m.Released) -> Gram:
+def _gram(step: EncryptedStep, answer: m.HolderRelease) -> Gram:
     session, order = step.epoch.session, step.order
     setup, error = session.machine.setup, session.error
     fresh = {(left, right): check_array("block", value) for left, right, value in answer.blocks}

@@ -4,27 +4,29 @@ They run the functions of a comparison in place of the server: only their result
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from ..clustering.similarity import Gram
 from ..contract.operations import GramView, Then
+from ..contract.protection import Protection
 from ..federation import messages as m
-from ..federation.enrolment import enrolled, new_session
-from ..federation.function_encoding import check_small, then_from_bytes
-from ..federation.handler import Handler, answered, driven
+from ..federation.host import Handler, received
+from ..federation.registry import enrolled, new_session
 from ..federation.settings import Settings
 from ..federation.store import Store
-from ..federation.values import Exchange
+from ..federation.task_encoding import check_small, then_from_bytes
+from ..federation.values import SharedWork
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import MalformedMessage, RemoteError
 from ..protocols.keys import Roster
 
-__all__ = ["HolderParty", "HolderStep", "named", "replayed", "then_of"]
+__all__ = ["HolderParty", "HolderStep", "named", "party_for", "replayed", "then_of"]
 
 
-class HolderStep(m.Message, frozen=True):
+class HolderStep(m.FederationMessage, frozen=True):
     """The new clients of one step, in order, and the function that was run (empty under release "gram")."""
 
     clients: tuple[int, ...]
@@ -39,15 +41,15 @@ class HolderParty:
 
     def receive(self, data: bytes) -> bytes:
         """The answer to a request, whatever its bytes. Requests that use one store are handled one after the other."""
-        return answered("key holder", lambda ask: driven(self.handle(ask, Exchange())), data)
+        return received("key holder", self, data)
 
-    def handle(self, ask: m.Ask, exchange: Exchange) -> Handler:
+    def handle(self, ask: m.PartyRequest, exchange: SharedWork) -> Handler:
         """Handle a request. Raises an error for a refusal."""
         with self._store.alone():
             yield from _nothing()  # it needs no work of others
             return self._answer(ask)
 
-    def _answer(self, ask: m.Ask) -> m.Answer:
+    def _answer(self, ask: m.PartyRequest) -> m.Answer:
         if isinstance(ask, m.Enrol):
             return self._enrol(ask)
         if self._store.get("session") != ask.session:
@@ -56,7 +58,7 @@ class HolderParty:
             return self._drop(ask.live)
         return self._of_epoch(ask)
 
-    def _of_epoch(self, ask: m.Ask) -> m.Answer:
+    def _of_epoch(self, ask: m.PartyRequest) -> m.Answer:
         raise RemoteError("forbidden")
 
     def _roster(self) -> Roster:
@@ -72,10 +74,10 @@ class HolderParty:
         new_session(self._store, ask.session)
         return enrolled(self._settings.identity, ask, "key-holder")
 
-    def _drop(self, live: Sequence[int]) -> m.Done:
+    def _drop(self, live: Sequence[int]) -> m.Acknowledged:
         kept = {str(epoch) for epoch in live}
         self._drop_epochs(lambda epoch: epoch not in kept)
-        return m.Done()
+        return m.Acknowledged()
 
     def _drop_epochs(self, gone: Callable[[str], bool]) -> None:
         for name in self._store.names():
@@ -115,6 +117,13 @@ def then_of(data: bytes) -> Then:
         raise RemoteError("unknown-task") from None
 
 
-def named(values: Mapping[str, Any]) -> tuple[m.Named, ...]:
+def named(values: Mapping[str, Any]) -> tuple[m.NamedArray, ...]:
     """Arrays with their names, as they travel."""
-    return tuple(m.Named(name, np.asarray(value)) for name, value in values.items())
+    return tuple(m.NamedArray(name, np.asarray(value)) for name, value in values.items())
+
+
+def party_for(protection: Protection) -> type[HolderParty]:
+    """The class of the party that holds keys or shares under this protection. Each is loaded when it is first asked for."""
+    module, name = ("share_holders", "ShareHolderParty") if protection.comparison.shared else ("key_holder", "KeyHolderParty")
+    party: type[HolderParty] = getattr(import_module(f".{module}", __package__), name)
+    return party

@@ -22,7 +22,7 @@ from .holder_party import HolderParty, HolderStep, named, replayed, then_of
 __all__ = ["KeyHolderParty"]
 
 
-class _Stored(m.Message, frozen=True):
+class _Stored(m.FederationMessage, frozen=True):
     """An epoch: the shape of clients' rows, the server's public key, the machine, the steps, the last `Finish` and its answer."""
 
     p: int
@@ -57,14 +57,14 @@ class KeyHolderParty(HolderParty):
 
     def secrets(self) -> dict[str, str]:
         """The secret keys of open epochs as hexadecimal digits. For audits of simulated runs."""
-        session, found = self._store.get("session") or b"", {}
+        session, keys = self._store.get("session") or b"", {}
         for name in self._store.names():
             kind, _, epoch = name.partition("/")
             if kind == "epoch":
-                found[f"ckks_secret_key_{epoch}"] = self._kept(name, session, int(epoch)).machine.secret_key().hex()
-        return found
+                keys[f"ckks_secret_key_{epoch}"] = self._kept(name, session, int(epoch)).machine.secret_key().hex()
+        return keys
 
-    def _of_epoch(self, ask: m.Ask) -> m.Answer:
+    def _of_epoch(self, ask: m.PartyRequest) -> m.Answer:
         match ask:
             case m.Keys():
                 return self._keys(ask)
@@ -95,12 +95,12 @@ class KeyHolderParty(HolderParty):
 
     def _kept(self, name: str, session: bytes, epoch: int) -> _Epoch:
         def read(data: bytes) -> _Epoch:
-            one = codec.decode(data, _Stored, m.LIMIT_BYTES)
-            setup = self._setup(session, epoch, one.p, one.dimension)
+            stored = codec.decode(data, _Stored, m.LIMIT_BYTES)
+            setup = self._setup(session, epoch, stored.p, stored.dimension)
             machine = KeyHolder.from_bytes(
-                one.machine, setup, self._settings.identity, one.server, self._roster(), entropy=self._entropy
+                stored.machine, setup, self._settings.identity, stored.server, self._roster(), entropy=self._entropy
             )  # fmt: skip
-            return _Epoch(one, machine)
+            return _Epoch(stored, machine)
 
         kept = self._store.load(name, read)
         if kept is None:
@@ -109,7 +109,7 @@ class KeyHolderParty(HolderParty):
 
     # --- steps
 
-    def _decrypt(self, ask: m.Decrypt) -> m.Done:
+    def _decrypt(self, ask: m.Decrypt) -> m.Acknowledged:
         kept = self._kept(f"epoch/{ask.epoch}" if ask.first else f"pending/{ask.epoch}", ask.session, ask.epoch)
         if ask.step != len(kept.stored.steps):
             raise RemoteError("replay")
@@ -120,7 +120,7 @@ class KeyHolderParty(HolderParty):
             machine.answer(request)
         stored = structs.replace(kept.stored, asked=b"", answer=b"")
         self._store.keep(f"pending/{ask.epoch}", _Epoch(stored, machine), _Epoch.to_bytes)
-        return m.Done()
+        return m.Acknowledged()
 
     def _finish(self, ask: m.Finish) -> m.Answer:
         asked, before = m.encode(ask), self._kept(f"epoch/{ask.epoch}", ask.session, ask.epoch)
@@ -150,15 +150,15 @@ class KeyHolderParty(HolderParty):
         self._store.drop(f"pending/{ask.epoch}")
         return released
 
-    def _released(self, machine: KeyHolder, steps: Sequence[HolderStep]) -> m.Released:
+    def _released(self, machine: KeyHolder, steps: Sequence[HolderStep]) -> m.HolderRelease:
         if machine.setup.release == "gram":
             fresh = set(steps[-1].clients)
             shown = [(pair, block) for pair, block in machine.blocks.items() if fresh & set(pair)]
-            return m.Released((), (), tuple((left, right, block) for (left, right), block in shown))
+            return m.HolderRelease((), (), tuple((left, right, block) for (left, right), block in shown))
         result, evidence = self._replayed(machine, steps)
         if machine.setup.release == "labels" or not all(name in evidence for name in DISTANCES):
-            return m.Released(named(result), (), ())
-        return m.Released(named(result), named({name: evidence[name] for name in DISTANCES}), ())
+            return m.HolderRelease(named(result), (), ())
+        return m.HolderRelease(named(result), named({name: evidence[name] for name in DISTANCES}), ())
 
     def _replayed(self, machine: KeyHolder, steps: Sequence[HolderStep]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """The last step's result and evidence."""

@@ -17,7 +17,7 @@ import numpy as np
 from ..contract.calls import Recorder, SumCall
 from ..contract.handles import GroupMean
 from ..federation import messages as m
-from ..federation.protections import Asked, size_of
+from ..federation.protections import Asked
 from ..protocols import secagg
 from ..protocols.errors import RemoteError, SumFailed, TooFewClients
 from ..protocols.secagg import counts_of
@@ -25,22 +25,22 @@ from . import secagg as by_group
 from .secagg import check_balance, group_mean
 from .secure_sums import ATTEMPTS
 
-__all__ = ["ClientSum", "ServerSum"]
+__all__ = ["ObliviousClientSum", "ObliviousServerSum"]
 
 
-class ClientSum(by_group.ClientSum):
+class ObliviousClientSum(by_group.SecaggClientSum):
     """A client's part: it counts towards its groups, then adds its vector to their blocks."""
 
     kinds: ClassVar[tuple[str, ...]] = ("counts", "blocks")
 
-    def _contributions(self, ask: m.Step, machine: secagg.Client) -> list[secagg.Contribution]:
+    def _contributions(self, ask: m.SumStep, machine: secagg.Client) -> list[secagg.Contribution]:
         terms = machine.terms
         assert terms is not None
         self._check(ask, machine)
         if ask.noise is not None:  # nobody sees how many members a block has, so how many shares of noise it would get
             raise RemoteError("forbidden")
         labels: tuple[int, ...] = (0,)
-        if isinstance(ask.groups, m.Mine):
+        if isinstance(ask.groups, m.HeldValue):
             chosen = self._parts.allowed("sum", ask.groups.held, (ask.groups.part,))
             labels = tuple(int(label) for label in np.ravel(np.asarray(chosen[ask.groups.part])))
             self._parts.ledger.settle(ask.groups.held, (ask.groups.part,), "mean")
@@ -54,27 +54,27 @@ class ClientSum(by_group.ClientSum):
         return [secagg.membership(terms.dimension, labels)]
 
 
-class ServerSum(by_group.ServerSum):
+class ObliviousServerSum(by_group.SecaggServerSum):
     """The server's part."""
 
-    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+    def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """A sum of counts, then one over the blocks of clusters of at least the minimum cohort size."""
         call = self._sums.without_offenders(call)
-        clients = [one.client for one in call.contributions]
+        clients = [member.client for member in call.contributions]
         counting, adding = self._like(asked, "counts", choice), self._like(asked, "blocks", choice)
         counts, blocks = (self._listed(call, clients, like) for like in (counting, adding))
         first, second = ((call.round + 1, (2 * call.number + which) * ATTEMPTS) for which in (0, 1))
         terms = self._sums.counts(first, clients, counts, call.k, second)
         counted = self._sums.run_one(terms, self._sender(call, asked, counting), record)
         try:
-            terms = self._sums.blocks(counted, second, blocks, size_of(asked.layout), self._limit(call, call.contributions))
+            terms = self._sums.blocks(counted, second, blocks, asked.layout.size, self._limit(call, call.contributions))
         except SumFailed:  # counts that no members have
             raise TooFewClients((0,), call.min_cohort) from None
         check_balance(call, call.contributions, terms)
         total = self._sums.run_one(terms, self._sender(call, asked, adding), record)
         means: list[GroupMean | None] = [None] * call.k
         sizes = counts_of(counted)
-        equal = call.public_weights and len({one.weight for one in call.contributions}) == 1
+        equal = call.public_weights and len({member.weight for member in call.contributions}) == 1
         for label, _ in total.terms.blocks:
             count = round(total.weight(label) / call.contributions[0].weight) if equal else sizes[label]
             means[label] = group_mean(total, label, asked.layout, count)

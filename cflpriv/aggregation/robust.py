@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..contract.handles import GroupMean, Shared
+from ..contract.handles import GroupMean, PartLayout, Shared, join
 from ..types import Array
 
 __all__ = ["RULES", "centred_clipping", "combined", "geometric_median", "trimmed_mean"]
@@ -78,12 +78,9 @@ def combined(rule: str, means: Sequence[GroupMean]) -> GroupMean:
 
     Buckets count equally, though their sizes may differ by one.
     """
-    values = {name: [mean.parts[name].value() for mean in means] for name in means[0].parts}
-    points = np.stack([np.concatenate([np.ravel(values[name][row]).astype(np.float64) for name in values]) for row in range(len(means))])
-    vector, parts, start = RULES[rule](points), {}, 0
-    for name, (first, *_) in values.items():
-        parts[name] = Shared(vector[start : start + first.size].reshape(first.shape).astype(first.dtype))
-        start += first.size
+    values = [{name: mean.parts[name].value() for name in means[0].parts} for mean in means]
+    vector = RULES[rule](np.stack([join(parts, np.float64) for parts in values]))
+    parts = {name: Shared(part) for name, part in PartLayout.of(values[0]).split(vector).items()}
     weight = sum(mean.weight or 0.0 for mean in means)
     contributors = tuple(sorted(client for mean in means for client in mean.contributors))
     return GroupMean(parts, weight, sum(mean.count for mean in means), sum(mean.clipped for mean in means), contributors)

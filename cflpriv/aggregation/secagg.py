@@ -22,12 +22,12 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from ..contract.calls import MOST_WEIGHT, Contribution, Recorder, SumCall, cut, large_enough
-from ..contract.handles import GroupMean
+from ..contract.calls import MOST_WEIGHT, ClientContribution, Recorder, SumCall, large_enough
+from ..contract.handles import GroupMean, PartLayout, Shared, join
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.handler import Apply
-from ..federation.protections import Asked, ClientParts, Layout, ServerParts, joined, size_of
+from ..federation.host import ApplyTransform
+from ..federation.protections import Asked, ClientParts, ServerParts
 from ..federation.values import UNTRACED
 from ..privacy.adaptive_clip import with_count
 from ..privacy.settings import SumNoise
@@ -40,20 +40,20 @@ from ..protocols.secagg.messages import Adverts, Deliver, Invite, Unmask, decode
 from ..protocols.shared_noise import SharedNoise
 from ..types import Array, check_array
 from .buckets import Dealings
-from .secure_sums import ATTEMPTS, Exchange, SecureSums
-from .summed_once import Survivors, check_proposed, pinned, survivors_of, write_down
+from .secure_sums import ATTEMPTS, SecureSums, SendMessages
+from .summed_once import SurvivorIds, check_proposed, pinned, survivors_of, write_down
 
-__all__ = ["ClientSum", "ServerSum", "bound", "check_balance", "group_mean"]
+__all__ = ["SecaggClientSum", "SecaggServerSum", "bound", "check_balance", "group_mean"]
 
 FEWEST_LEVELS = 64
 """A weight quantised to fewer levels distorts its client's share by more than about one per cent."""
-Kind = Literal["sum", "counts", "blocks"]
+SumKind = Literal["sum", "counts", "blocks"]
 
 
 # --- the client half
 
 
-class ClientSum:
+class SecaggClientSum:
     """A client's part: its protocol machine between messages, its contribution, and its share of the noise."""
 
     kinds: ClassVar[tuple[str, ...]] = ("sum",)
@@ -64,19 +64,19 @@ class ClientSum:
         self._dealings = Dealings(parts)
         self.deal = self._dealings.deal
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         """Refused: a single update never leaves."""
         yield from ()
         raise RemoteError("forbidden")
 
-    def step(self, ask: m.Step) -> m.Stepped:
+    def step(self, ask: m.SumStep) -> m.Stepped:
         """One message of a sum, and the client's answer."""
         settings = self._settings
         if ask.kind not in self.kinds:
             raise RemoteError("forbidden")
         name = _name("sum", ask.slot)
         read = partial(secagg.Client.from_bytes, identity=settings.identity, roster=self._roster(), entropy=self._entropy)
-        message, rounds = decode_server(ask.said), self._values.origin(ask.held).rounds
+        message, rounds = decode_server(ask.message), self._values.origin(ask.held).rounds
         if isinstance(message, Invite | Adverts):
             check_proposed(self._store, ask.kind, rounds, message.terms.cohort, complete=False)
         survivors = survivors_of(message)
@@ -93,7 +93,7 @@ class ClientSum:
         if machine.wants_values and isinstance(message, Deliver):
             contributions = self._contributions(ask, machine)
         try:
-            answer = machine.receive(ask.said, *contributions)
+            answer = machine.receive(ask.message, *contributions)
         except LocalError:  # the machine has ended and erased its secrets
             self._store.drop(name)
             raise
@@ -112,7 +112,7 @@ class ClientSum:
     def _roster(self) -> Roster | None:
         return self._settings.roster if self._settings.protection.secagg_mode == "active" else None
 
-    def _machine(self, ask: m.Step) -> secagg.Client:
+    def _machine(self, ask: m.SumStep) -> secagg.Client:
         """A machine for a new sum. Machines and keys of earlier sums are dropped."""
         protection = self._settings.protection
         last = self._store.get("last-slot")
@@ -129,7 +129,7 @@ class ClientSum:
         key = None
         if kept is not None:
             self._store.drop(name)  # before its only use
-            if kind_of(ask.said) != "Invite":  # else the server lost the advert of this key
+            if kind_of(ask.message) != "Invite":  # else the server lost the advert of this key
                 key = MaskKey.from_bytes(kept)
         for other in self._store.names():
             if other.startswith("sum/"):
@@ -139,36 +139,36 @@ class ClientSum:
         self._store.put("last-slot", ask.slot[0].to_bytes(8, "big") + ask.slot[1].to_bytes(8, "big"))
         return secagg.Client(self._settings.identity, policy, roster=self._roster(), mask_key=key, entropy=self._entropy)
 
-    def _named(self, ask: m.Step) -> bytes:
+    def _named(self, ask: m.SumStep) -> bytes:
         """The name that a sum has for this client's value. Raises "forbidden" for too many models, or a value that no sum can bind to."""
         received = self._values.origin(ask.held).received
         if not 1 <= ask.models <= self._settings.models or (received == UNTRACED and self._settings.protection.secagg_mode == "active"):
             raise RemoteError("forbidden")
         return bound(ask, received)
 
-    def _contributions(self, ask: m.Step, machine: secagg.Client) -> list[secagg.Contribution]:
+    def _contributions(self, ask: m.SumStep, machine: secagg.Client) -> list[secagg.Contribution]:
         """The client's contribution, after its own ledger was charged."""
         self._check(ask, machine)
         vector, weight = self._weighed(ask, machine)
         return [secagg.Contribution(vector, weight)]
 
-    def _check_named(self, ask: m.Step, machine: secagg.Client) -> None:
+    def _check_named(self, ask: m.SumStep, machine: secagg.Client) -> None:
         """Raises "unlisted-model" if the value changed between stages: all members were shown its name."""
         if self._named(ask) != machine.policy.model:
             raise RemoteError("unlisted-model")
 
-    def _check(self, ask: m.Step, machine: secagg.Client) -> None:
+    def _check(self, ask: m.SumStep, machine: secagg.Client) -> None:
         assert machine.terms is not None
         self._dealings.check((ask.slot[0], ask.slot[1] // ATTEMPTS), machine.terms.cohort)
         if isinstance(ask.groups, m.Picks) and ask.groups.labels != (0,):  # the server could give this client a block of its own
             raise RemoteError("forbidden")
 
-    def _weighed(self, ask: m.Step, machine: secagg.Client) -> tuple[Array, float]:
+    def _weighed(self, ask: m.SumStep, machine: secagg.Client) -> tuple[Array, float]:
         """The client's vector, with its share of the noise if there is one, and its weight. The ledger is charged for both."""
         terms, ledger, protection = machine.terms, self._parts.ledger, self._settings.protection
         assert terms is not None
         values = self._parts.allowed("sum", ask.held, ask.parts)
-        vector = joined(values).astype(np.float64)
+        vector = join(values, np.float64)
         if not ask.weight and ledger.unit != "none":
             raise RemoteError("forbidden")
         noise = None if ask.noise is None else noise_of(ask.noise)
@@ -208,12 +208,12 @@ def _check_weight(weight: float, terms: Terms) -> None:
         raise error
 
 
-def bound(ask: m.Step, received: bytes) -> bytes:
+def bound(ask: m.SumStep, received: bytes) -> bytes:
     """What a sum binds to: what is added up, in which form and with which noise, and the name of what it was computed from.
 
     A client that is sent something else than the others could be alone in a sum of known values, so it gets another name.
     """
-    alike = msgspec.structs.replace(ask, slot=(0, 0), weight=0.0, models=0, said=b"")
+    alike = msgspec.structs.replace(ask, slot=(0, 0), weight=0.0, models=0, message=b"")
     return sha256(received + m.encode(alike)).digest()
 
 
@@ -238,7 +238,7 @@ def balanced(weight: float, terms: secagg.Terms) -> bool:
     return terms.weight_limit <= MOST_WEIGHT * (terms.weight_limit + (fewest - 1) * weight)
 
 
-def noise_of(shares: m.Shares) -> SumNoise:
+def noise_of(shares: m.NoiseShares) -> SumNoise:
     """The noise that a server asks for. Raises `RemoteError` "malformed" for impossible numbers."""
     if not (0 <= shares.clip_norm < float("inf") and 0 <= shares.count < float("inf")):
         raise RemoteError("malformed")
@@ -260,7 +260,7 @@ def kind_of(message: bytes) -> str:
 # --- the server half
 
 
-class ServerSum:
+class SecaggServerSum:
     """The server's part. With client-level privacy, clients add shares of noise inside the sums."""
 
     def __init__(self, parts: ServerParts) -> None:
@@ -270,9 +270,9 @@ class ServerSum:
         self._sums.refusals = parts.registry.refusals
         parts.registry.greeted.append(self._sums.forget)
         self._turn = -1
-        self._taken: dict[int, tuple[Survivors, frozenset[int]]] = {}  # by client the survivors and the cohort of its sum in this turn
+        self._taken: dict[int, tuple[SurvivorIds, frozenset[int]]] = {}  # by client the survivors and the cohort of its sum in this turn
 
-    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+    def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """One secure sum for each group, in parallel."""
         call = self._sums.without_offenders(call)
         groups, clipped, noise, whole = large_enough(call), self._parts.clipped, asked.noise, asked.layout
@@ -280,17 +280,17 @@ class ServerSum:
             noise = clipped.inside
         shares = None
         if noise is not None:
-            asked = replace(asked, layout=(m.Described("shares", "<f8", (size_of(whole) + bool(noise.count),)),))
-            shares = m.Shares(noise.noise.deviation, noise.noise.survivors, noise.clip_norm, noise.count)
+            asked = replace(asked, layout=PartLayout((("shares", "<f8", (whole.size + bool(noise.count),)),)))
+            shares = m.NoiseShares(noise.noise.deviation, noise.noise.survivors, noise.clip_norm, noise.count)
         slot, following = (call.round + 1, call.number * ATTEMPTS), (call.round + 2, call.number * ATTEMPTS)
         self._check_groups(call, groups)
         like, terms = self._like(asked, "sum", None, shares), {}
         for label in groups:
             members = call.members(label)
-            weighted = not call.public_weights or len({one.weight for one in members}) > 1
+            weighted = not call.public_weights or len({member.weight for member in members}) > 1
             limit = self._limit(call, members) if weighted else 0.0
-            cohort = [one.client for one in members]
-            terms[label] = self._sums.terms(slot, cohort, self._listed(call, cohort, like), size_of(asked.layout), limit, following)
+            cohort = [member.client for member in members]
+            terms[label] = self._sums.terms(slot, cohort, self._listed(call, cohort, like), asked.layout.size, limit, following)
             check_balance(call, members, terms[label])
             if noise is not None and noise.noise.room(noise.length) > terms[label].levels:
                 raise InputError(
@@ -307,16 +307,16 @@ class ServerSum:
                 members = call.members(label)
                 common = 1.0 if terms[label].weight_limit else members[0].weight
                 means[label] = group_mean(total, None, asked.layout, len(total.survivors), common)
-                self._taken |= dict.fromkeys(total.survivors, (total.survivors, frozenset(one.client for one in members)))
+                self._taken |= dict.fromkeys(total.survivors, (total.survivors, frozenset(member.client for member in members)))
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
         return tuple(means) if noise is None else self._opened(means, terms, noise, whole)
 
     def _opened(
-        self, means: Sequence[GroupMean | None], terms: Mapping[int, Terms], noise: SumNoise, whole: Layout
+        self, means: Sequence[GroupMean | None], terms: Mapping[int, Terms], noise: SumNoise, whole: PartLayout
     ) -> tuple[GroupMean | None, ...]:
         """The means of contributions that sums of integers stand for. A clip norm that moves follows their counts."""
-        shapes, below, clients = {part.name: (part.shape, np.dtype(part.dtype)) for part in whole}, 0.0, 0
+        below, clients = 0.0, 0
         opened: list[GroupMean | None] = []
         for label, mean in enumerate(means):
             if mean is None:
@@ -324,7 +324,7 @@ class ServerSum:
                 continue
             steps = np.rint(mean.parts["shares"].value() * mean.count * (terms[label].levels / terms[label].clip))
             total = noise.noise.opened(steps)
-            opened.append(replace(mean, parts=cut(total / mean.count, shapes)))
+            opened.append(replace(mean, parts={name: Shared(part) for name, part in whole.split(total / mean.count).items()}))
             if noise.count:
                 below, clients = below + float(total[-1]) / noise.count + mean.count / 2, clients + mean.count
         adaptive = None if self._parts.clipped is None else self._parts.clipped.adaptive
@@ -337,7 +337,7 @@ class ServerSum:
         if self._turn != call.round:
             self._turn, self._taken = call.round, {}
         for label in groups:
-            cohort = {one.client for one in call.members(label)}
+            cohort = {member.client for member in call.members(label)}
             for client in sorted(cohort & self._taken.keys()):
                 survivors, earlier = self._taken[client]
                 if not (cohort.issuperset(survivors) and cohort <= earlier):
@@ -346,18 +346,18 @@ class ServerSum:
                         f"{len(cohort)} others: the difference of the two sums would show an individual; take one sum a client and round"
                     )
 
-    def _limit(self, call: SumCall, members: Sequence[Contribution]) -> float:
+    def _limit(self, call: SumCall, members: Sequence[ClientContribution]) -> float:
         """The largest weight: `max_weight` for sample counts, any other number for public weights. Clients tell the two apart by it."""
         if not call.public_weights:
             return self._parts.protection.max_weight
-        heaviest = max(one.weight for one in members)
+        heaviest = max(member.weight for member in members)
         return heaviest if heaviest != self._parts.protection.max_weight else float(np.nextafter(heaviest, np.inf))
 
-    def _like(self, asked: Asked, kind: Kind, groups: m.Mine | m.Picks | None, noise: m.Shares | None = None) -> m.Step:
+    def _like(self, asked: Asked, kind: SumKind, groups: m.HeldValue | m.Picks | None, noise: m.NoiseShares | None = None) -> m.SumStep:
         """What all members of a sum are sent alike."""
-        return m.Step(self._parts.session, (0, 0), asked.number, asked.parts, 0.0, 0, kind, groups, b"", noise)
+        return m.SumStep(self._parts.session, (0, 0), asked.number, asked.parts, 0.0, 0, kind, groups, b"", noise)
 
-    def _listed(self, call: SumCall, clients: Sequence[int], like: m.Step) -> list[bytes]:
+    def _listed(self, call: SumCall, clients: Sequence[int], like: m.SumStep) -> list[bytes]:
         """The names of what a sum binds to. Raises `InputError` for more than the algorithm declares, as clients refuse a longer list."""
         models = {call.models[client] for client in clients}
         if self._parts.protection.secagg_mode == "active" and UNTRACED in models:
@@ -372,23 +372,23 @@ class ServerSum:
             )
         return listed
 
-    def _sender(self, call: SumCall, asked: Asked, like: m.Step) -> Exchange:
+    def _sender(self, call: SumCall, asked: Asked, like: m.SumStep) -> SendMessages:
         """How the messages of this call's sums reach the clients: as steps, which are `like` this one."""
         lists: dict[int, int] = {}
         for label in range(call.k):
-            members = [one.client for one in call.members(label)]
+            members = [member.client for member in call.members(label)]
             lists |= dict.fromkeys(members, len(self._listed(call, members, like)) if members else 0)
 
         def exchange(sent: Mapping[int, tuple[Slot, bytes]], stage: str) -> Mapping[int, bytes]:
             steps = {
-                client: msgspec.structs.replace(like, slot=slot, weight=asked.weight[client], models=lists[client], said=message)
+                client: msgspec.structs.replace(like, slot=slot, weight=asked.weight[client], models=lists[client], message=message)
                 for client, (slot, message) in sent.items()
             }
             return self._exchange(steps, stage)
 
         return exchange
 
-    def _exchange(self, steps: Mapping[int, m.Step], stage: str) -> Mapping[int, bytes]:
+    def _exchange(self, steps: Mapping[int, m.SumStep], stage: str) -> Mapping[int, bytes]:
         registry = self._parts.registry
         present = {client: step for client, step in steps.items() if client in registry.present}
         before = len(registry.refusals)
@@ -400,12 +400,12 @@ class ServerSum:
                 f"mean: the members of one sum were sent {most} different models (as the algorithm says), and clients allow fewer: write "
                 f"models = {most} into their settings"
             )
-        return {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
+        return {client: answer.message for client, answer in answers.items() if isinstance(answer, m.Stepped)}
 
 
-def check_balance(call: SumCall, members: Sequence[Contribution], terms: Terms) -> None:
+def check_balance(call: SumCall, members: Sequence[ClientContribution], terms: Terms) -> None:
     """Raises `InputError` for public weights that clients would refuse."""
-    lightest = min(one.weight for one in members)
+    lightest = min(member.weight for member in members)
     if call.public_weights and not balanced(lightest, terms):
         raise InputError(
             f"mean: weights from {lightest:g} to {terms.weight_limit:g}: the heaviest client could have more than {MOST_WEIGHT:.0%} of a "
@@ -418,10 +418,10 @@ def check_balance(call: SumCall, members: Sequence[Contribution], terms: Terms) 
         )
 
 
-def group_mean(total: Sum, cluster: int | None, layout: Layout, count: int, common: float = 1.0) -> GroupMean | None:
+def group_mean(total: Sum, cluster: int | None, layout: PartLayout, count: int, common: float = 1.0) -> GroupMean | None:
     """The mean of a sum; None if its weight is zero. `common`: the weight of each client in an unweighted sum."""
     weight = total.weight(cluster)
     if weight <= 0:
         return None
-    parts = cut(total.mean(cluster), {part.name: (part.shape, np.dtype(part.dtype)) for part in layout})
+    parts = {name: Shared(part) for name, part in layout.split(total.mean(cluster)).items()}
     return GroupMean(parts, weight * common, count, total.clipped_clients, tuple(total.survivors))

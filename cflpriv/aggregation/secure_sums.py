@@ -16,14 +16,14 @@ from ..protocols.errors import LocalError, RemoteError, SumFailed, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.secagg import ServerStage, Slot, Sum, Terms
 
-__all__ = ["ATTEMPTS", "OBLIVIOUS", "Exchange", "SecureSums"]
+__all__ = ["ATTEMPTS", "OBLIVIOUS", "SendMessages", "SecureSums"]
 
 OBLIVIOUS = -1
 """The label of a sum whose groups the server does not know."""
 STAGES = tuple(ServerStage)
 ATTEMPTS = 1 << 16
 """The number of slots of one sum: each attempt takes the next one."""
-Exchange = Callable[[Mapping[int, tuple[Slot, bytes]], str], Mapping[int, bytes]]
+SendMessages = Callable[[Mapping[int, tuple[Slot, bytes]], str], Mapping[int, bytes]]
 """Sends messages, by client with the slot of its sum, at a named stage. Returns the messages of the clients that answered."""
 
 
@@ -45,7 +45,7 @@ class SecureSums:
 
     def without_offenders(self, call: SumCall) -> SumCall:
         """The call without clients that broke the protocol of an earlier sum. Raises `TooFewClients` if no client is left."""
-        kept = tuple(one for one in call.contributions if one.client not in self.offenders)
+        kept = tuple(member for member in call.contributions if member.client not in self.offenders)
         if not kept:
             raise TooFewClients((0,), self.min_cohort)
         return replace(call, contributions=kept)
@@ -80,14 +80,14 @@ class SecureSums:
             weight_limit=weight_limit, roster=self.roster, entropy=self.entropy,
         )  # fmt: skip
 
-    def run_one(self, terms: Terms, exchange: Exchange, record: Recorder) -> Sum:
+    def run_one(self, terms: Terms, exchange: SendMessages, record: Recorder) -> Sum:
         """Run one oblivious sum. Raises `TooFewClients` if it fails."""
         ended = self.run({OBLIVIOUS: terms}, exchange, record)[OBLIVIOUS]
         if not isinstance(ended, Sum):
             raise ended
         return ended
 
-    def run(self, groups: Mapping[int, Terms], exchange: Exchange, record: Recorder) -> dict[int, Sum | TooFewClients]:
+    def run(self, groups: Mapping[int, Terms], exchange: SendMessages, record: Recorder) -> dict[int, Sum | TooFewClients]:
         """Run the sums of groups that share no client. Returns for each its sum, or the error that it ended with.
 
         A sum that fails before shares are revealed is taken again without the clients at fault.
@@ -129,7 +129,12 @@ class SecureSums:
         return ended
 
     def _deliver(
-        self, kind: str, outbox: Mapping[int, tuple[int, bytes]], servers: Mapping[int, secagg.Server], exchange: Exchange, record: Recorder
+        self,
+        kind: str,
+        outbox: Mapping[int, tuple[int, bytes]],
+        servers: Mapping[int, secagg.Server],
+        exchange: SendMessages,
+        record: Recorder,
     ) -> None:
         """Send messages of one kind, and give the answers to the machines."""
         label_of = {client: label for client, (label, _) in outbox.items()}

@@ -39,7 +39,7 @@ def terms_of(protection: Protection, session: bytes, epoch: int, roster: Roster,
         raise RemoteError("forbidden") from None
 
 
-class _StoredShares(m.Message, frozen=True):
+class _StoredShares(m.FederationMessage, frozen=True):
     """An epoch: the shape of clients' rows, the machine; at the lead also the steps, the Gram matrix, the answer to the last."""
 
     p: int
@@ -87,7 +87,7 @@ class ShareHolderParty(HolderParty):
     Source: `protocols.shared_gram`.
     """
 
-    def _of_epoch(self, ask: m.Ask) -> m.Answer:
+    def _of_epoch(self, ask: m.PartyRequest) -> m.Answer:
         match ask:
             case m.ShareKey():
                 return self._key(ask)
@@ -95,9 +95,9 @@ class ShareHolderParty(HolderParty):
                 return self._deposits(ask)
             case m.Contribute():
                 kept = self._kept(ask.session, ask.epoch)
-                said = kept.machine.contribute(ask.clients, ask.new, ask.contributors)
+                contribution = kept.machine.contribute(ask.clients, ask.new, ask.contributors)
                 self._keep(ask.epoch, kept)
-                return m.Stepped(said)
+                return m.Stepped(contribution)
             case m.Open():
                 return self._open(ask)
             case _:  # it has no data
@@ -122,9 +122,9 @@ class ShareHolderParty(HolderParty):
 
     def _kept(self, session: bytes, epoch: int) -> _Shared:
         def read(data: bytes) -> _Shared:
-            one = codec.decode(data, _StoredShares, 2 * m.LIMIT_BYTES)
-            terms = self._terms(session, epoch, one.p, one.dimension)
-            return _Shared(one, ShareHolder.from_bytes(one.machine, terms, self._settings.identity, self._roster()))
+            stored = codec.decode(data, _StoredShares, 2 * m.LIMIT_BYTES)
+            terms = self._terms(session, epoch, stored.p, stored.dimension)
+            return _Shared(stored, ShareHolder.from_bytes(stored.machine, terms, self._settings.identity, self._roster()))
 
         kept = self._store.load(f"epoch/{epoch}", read)
         if kept is None:
@@ -142,7 +142,7 @@ class ShareHolderParty(HolderParty):
                     raise
                 unusable.append(error.party)
         self._keep(ask.epoch, kept)
-        return m.Unusable(tuple(unusable)) if unusable else m.Done()
+        return m.Unusable(tuple(unusable)) if unusable else m.Acknowledged()
 
     def _open(self, ask: m.Open) -> m.Answer:
         kept, wanted = self._kept(ask.session, ask.epoch), HolderStep(ask.clients, ask.then)
@@ -174,7 +174,7 @@ class ShareHolderParty(HolderParty):
         self._keep(ask.epoch, _Shared(structs.replace(stored, answer=m.encode(released)), kept.machine))
         return released
 
-    def _released(self, stored: _StoredShares, terms: GramTerms) -> m.Released:
+    def _released(self, stored: _StoredShares, terms: GramTerms) -> m.HolderRelease:
         whole = np.frombuffer(stored.gram, "<f8")
         size = int(np.sqrt(whole.size))
         matrix = whole.reshape(size, size)
@@ -185,7 +185,7 @@ class ShareHolderParty(HolderParty):
             return Gram.of_matrix(order, some, terms.p, terms.error(longest))
 
         result, _ = replayed(stored.steps, gram_of)
-        return m.Released(named(result), (), ())
+        return m.HolderRelease(named(result), (), ())
 
     def machine(self, session: bytes, epoch: int) -> ShareHolder:
         """This party's machine of an epoch, for audits that run the party themselves. Raises `RemoteError` "not-held"."""

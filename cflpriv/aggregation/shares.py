@@ -22,26 +22,25 @@ from ..contract.handles import Held, Released
 from ..contract.operations import Then
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.epoch_limit import enter
-from ..federation.epochs import Epoch, Epochs
-from ..federation.function_encoding import then_to_bytes
-from ..federation.handler import Apply
+from ..federation.epochs import Epoch, Epochs, enter
+from ..federation.host import ApplyTransform
 from ..federation.protections import ClientParts, ServerParts
 from ..federation.registry import KEY_HOLDER, ClientsLost, EpochEnded, KeyHolderLost
+from ..federation.task_encoding import then_to_bytes
 from ..federation.transforms import sketched
 from ..protocols.errors import LocalError, MalformedMessage, RemoteError
 from ..protocols.shared_gram import LEAD, GramTerms, check_contribution, deliveries, delivery_digest, deposit, gathered
 from .encrypted_epochs import EncryptedStep, concluded, epoch_for, payloads, released, upload_of
 from .share_holders import terms_of
 
-__all__ = ["ClientComparison", "ServerComparison"]
+__all__ = ["SharesClientComparison", "SharesServerComparison"]
 
 MOST_BYTES = m.LIMIT_BYTES * 7 // 8
 """Of shares in one message, which has seals, hashes and signatures beside them."""
 HOLDERS, CLIENTS = ("server", "key-holder"), ("key-holder", "server", "clients")
 
 
-class ClientComparison:
+class SharesClientComparison:
     """A client's part: it shares its vectors.
 
     Guarantee: that of `protocols.shared_gram`. The holders on the client's own roster must have signed the announced keys, over terms that
@@ -51,7 +50,7 @@ class ClientComparison:
     def __init__(self, parts: ClientParts) -> None:
         self._settings, self._entropy, self._store = parts.settings, parts.entropy, parts.store
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         """The client's deposit.
 
         Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature", "bad-key" and "too-few-holders" for other keys,
@@ -79,7 +78,7 @@ class ClientComparison:
                 )
             raise
         enter(self._store, ask.session, epoch.number, protection.most_epochs)
-        return m.Given((m.Named("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
+        return m.Given((m.NamedArray("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 
 
 def check_size(terms: GramTerms, clients: int, everybody: int) -> None:
@@ -129,7 +128,7 @@ class SharesEpoch:
         """An epoch to which no client can be added."""
 
 
-class ServerComparison:
+class SharesServerComparison:
     """The server's part: it passes on what it cannot read.
 
     Raises `InputError` without the holders that the settings want on the roster.
@@ -148,7 +147,7 @@ class ServerComparison:
         self._registry, self._session, self._protection, self._roster = parts.registry, parts.session, protection, roster
         self.epochs: Epochs[SharesEpoch] = Epochs(lambda number: SharesEpoch())
 
-    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+    def listen(self, notify: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
         """No step takes long."""
 
     def close(self, held: Held) -> None:
@@ -211,13 +210,13 @@ class ServerComparison:
             raise InputError(f"protection.share_bound: {self._protection.share_bound:g} does not fit vectors {epoch.shape}") from None
         ask = m.ShareKey(self._session, epoch.number, *epoch.shape, terms.digest, self._live())
         answers = self._ask(dict.fromkeys(self._registry.holders, ask), "shares keys", epoch.number, record)
-        said = {number: one.said for number, one in answers.items() if isinstance(one, m.Stepped)}
-        self._enough(tuple(said), "shares keys", answers)
+        announced = {number: answer.message for number, answer in answers.items() if isinstance(answer, m.Stepped)}
+        self._enough(tuple(announced), "shares keys", answers)
         try:
-            session.keys = gathered(terms, tuple(said.values()), self._roster)
+            session.keys = gathered(terms, tuple(announced.values()), self._roster)
         except RemoteError as error:
             raise KeyHolderLost("shares keys", error.code, "a holder of shares") from None
-        session.terms, session.holders = terms, tuple(sorted(said))
+        session.terms, session.holders = terms, tuple(sorted(announced))
         return session
 
     def _ask(
@@ -236,7 +235,7 @@ class ServerComparison:
             lost = sorted(set(range(self._protection.share_holders)) - set(there))
             left = f"{len(there)} of {self._protection.share_holders} holders of shares are left"
             who = f"{left}, {needed} are needed with the first among them: holder {', '.join(map(str, lost))}"
-            codes = [one.code for one in (answers or {}).values() if isinstance(one, m.Refused)]
+            codes = [answer.code for answer in (answers or {}).values() if isinstance(answer, m.Refused)]
             raise KeyHolderLost(stage, next(iter(codes), ""), who)
 
     def _suffice(self, there: Sequence[int]) -> bool:
@@ -255,11 +254,11 @@ class ServerComparison:
         split = [deliveries(upload, terms, session.keys, self._roster)[1] for upload in uploads.values()]
         place = {number: at for at, number in enumerate(session.holders)}
         asks = {
-            number: m.Deposits(self._session, step.epoch.number, session.keys, tuple(one[place[number]] for one in split))
+            number: m.Deposits(self._session, step.epoch.number, session.keys, tuple(sealed[place[number]] for sealed in split))
             for number in there
         }  # fmt: skip
         answers = self._ask(asks, "shares deposits", step.epoch.number, step.record)
-        kept = tuple(number for number in there if isinstance(answers.get(number), m.Done))
+        kept = tuple(number for number in there if isinstance(answers.get(number), m.Acknowledged))
         some = {number: answer.clients for number, answer in answers.items() if isinstance(answer, m.Unusable)}
         if some and not self._suffice(kept) and self._suffice((*kept, *some)):  # without these clients they would be enough
             raise self._unusable(step, {client for clients in some.values() for client in clients}, "shares deposits")
@@ -286,16 +285,18 @@ class ServerComparison:
             contributors = tuple(left[: self._protection.fewest_holders])
             step.epoch.session.used |= set(step.clients)
             ask = m.Contribute(self._session, step.epoch.number, order, len(step.clients), contributors)
-            answers = self._ask({one: ask for one in contributors if one != LEAD}, "shares contributions", step.epoch.number, step.record)
+            answers = self._ask(
+                {holder: ask for holder in contributors if holder != LEAD}, "shares contributions", step.epoch.number, step.record
+            )
             for number, answer in answers.items():
                 if isinstance(answer, m.Stepped):
                     context = {"epoch": step.epoch.number, "holder": number}
-                    step.record("contribution", "key-holder", "server", (), payloads([answer.said])[0], readers=HOLDERS, context=context)
-            answers = {one: self._checked(step, one, contributors, answer) for one, answer in answers.items()}
-            parts = {one: answer.said for one, answer in answers.items() if isinstance(answer, m.Stepped)}
+                    step.record("contribution", "key-holder", "server", (), payloads([answer.message])[0], readers=HOLDERS, context=context)
+            answers = {holder: self._checked(step, holder, contributors, answer) for holder, answer in answers.items()}
+            parts = {holder: answer.message for holder, answer in answers.items() if isinstance(answer, m.Stepped)}
             if len(parts) == len(contributors) - 1:
-                return contributors, tuple(parts[one] for one in contributors if one != LEAD)
-            left = [one for one in left if one == LEAD or one not in contributors or one in parts]
+                return contributors, tuple(parts[holder] for holder in contributors if holder != LEAD)
+            left = [holder for holder in left if holder == LEAD or holder not in contributors or holder in parts]
 
     def _checked(self, step: EncryptedStep, holder: int, contributors: tuple[int, ...], answer: m.Answer) -> m.Answer:
         """A holder's contribution, or in its place a refusal where the lead could not use it."""
@@ -304,7 +305,15 @@ class ServerComparison:
             return answer
         try:
             check_contribution(
-                answer.said, session.terms, session.keys, self._roster, holder, step.order, len(step.clients), contributors, session.digests
+                answer.message,
+                session.terms,
+                session.keys,
+                self._roster,
+                holder,
+                step.order,
+                len(step.clients),
+                contributors,
+                session.digests,
             )
         except RemoteError as error:
             self._registry.refusals.append((KEY_HOLDER - holder, "shares contributions", error.code))
@@ -328,7 +337,7 @@ class ServerComparison:
         session, epoch, record, value = step.epoch.session, step.epoch.number, step.record, (step.held.part, step.number)
         asked = [client for client in step.clients if not session.has(client, value)]
         give = m.Give(
-            self._session, "gram", step.number, (step.held.part,), "", False, None, m.Epoch(epoch, session.terms.digest, session.keys)
+            self._session, "gram", step.number, (step.held.part,), "", False, None, m.EpochKey(epoch, session.terms.digest, session.keys)
         )  # fmt: skip
         answers = self._registry.ask(dict.fromkeys(asked, give), "gram") if asked else {}
         came = {client: upload_of(answer) for client, answer in sorted(answers.items())}

@@ -17,15 +17,15 @@ from ..federation.store import Store
 from ..protocols.errors import RemoteError
 from ..protocols.secagg.messages import ServerMessage, ids, names
 
-__all__ = ["Survivors", "check_proposed", "pinned", "survivors_of", "write_down"]
+__all__ = ["SurvivorIds", "check_proposed", "pinned", "survivors_of", "write_down"]
 
-Survivors = tuple[int, ...]
+SurvivorIds = tuple[int, ...]
 """The clients whose values are in a sum, in ascending order."""
 MOST_ROUNDS = 4096
 """The number of rounds that are remembered. The client contributes no value of an older round."""
 
 
-class _Summed(m.Message, frozen=True):
+class _Summed(m.FederationMessage, frozen=True):
     """The digest of the survivors by round, the survivors of the latest sum, and the oldest round that is remembered."""
 
     rounds: tuple[tuple[int, m.Bytes32], ...]
@@ -33,13 +33,13 @@ class _Summed(m.Message, frozen=True):
     oldest: int = -(1 << 62)
 
 
-class _Pinned(m.Message, frozen=True):
+class _Pinned(m.FederationMessage, frozen=True):
     """The rounds of the value that a sum is of."""
 
     rounds: tuple[int, ...]
 
 
-def check_proposed(store: Store, kind: str, rounds: tuple[int, ...], clients: Survivors, complete: bool) -> None:
+def check_proposed(store: Store, kind: str, rounds: tuple[int, ...], clients: SurvivorIds, complete: bool) -> None:
     """Raises "second-sum" for a value of these `rounds` in a sum over other clients than before.
 
     `clients` are the cohort, or with `complete` the survivors.
@@ -58,7 +58,7 @@ def check_proposed(store: Store, kind: str, rounds: tuple[int, ...], clients: Su
             raise RemoteError("second-sum")
 
 
-def write_down(store: Store, kind: str, rounds: tuple[int, ...], survivors: Survivors) -> None:
+def write_down(store: Store, kind: str, rounds: tuple[int, ...], survivors: SurvivorIds) -> None:
     """Record a sum of a value of these `rounds`, before the client reveals its shares."""
     data = store.get(_name(kind))
     summed = _Summed((), ()) if data is None else m.codec.decode(data, _Summed, m.LIMIT_BYTES)
@@ -77,13 +77,13 @@ def pinned(store: Store, name: str, rounds: tuple[int, ...], begun: bool) -> Non
         raise RemoteError("unlisted-model")
 
 
-def survivors_of(message: ServerMessage) -> Survivors | None:
+def survivors_of(message: ServerMessage) -> SurvivorIds | None:
     """The survivors in a server's message, or None."""
     packed = getattr(message, "survivors", None)
     return None if packed is None else names(packed)
 
 
-def _digest(clients: Survivors) -> bytes:
+def _digest(clients: SurvivorIds) -> bytes:
     return sha256(ids(tuple(sorted(clients)))).digest()
 
 

@@ -20,33 +20,33 @@ from typing import Any
 
 import numpy as np
 
-from ..contract.calls import Recorder, SumCall, large_enough, places, weighted_mean
-from ..contract.handles import Blind, GroupMean, Shared, times
+from ..contract.calls import Recorder, SumCall, large_enough, weighted_mean
+from ..contract.handles import GroupMean, Shared, Transformed, join, times
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.handler import Apply
-from ..federation.protections import Asked, ClientParts, Folding, ServerParts, joined, size_of
+from ..federation.host import ApplyTransform
+from ..federation.protections import Asked, ClientParts, Folding, ServerParts
 from ..federation.store import Store
 from ..federation.transforms import check_hidden, clustering_name, group_epoch, sketched
-from ..federation.values import Exchange
+from ..federation.values import SharedWork
 from ..protocols.errors import MalformedMessage, RemoteError, TooFewClients
 from ..protocols.orthonormal import HAAR_LIMIT
 from ..types import Array, check_array
-from .vectors import VectorComparison
+from .vector_epochs import VectorComparison
 
-__all__ = ["ClientComparison", "ClientSum", "ServerComparison", "ServerSum", "take"]
+__all__ = ["TransformedClientComparison", "TransformedClientSum", "TransformedServerComparison", "TransformedServerSum", "take"]
 
 
 # --- comparisons
 
 
-class ClientComparison:
+class TransformedClientComparison:
     """Sends its rows, or a public sketch of them, under the epoch's transform."""
 
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         protection, named = self._parts.settings.protection, clustering_name(ask.transform)
         if len(values) != 1 or named is None:
             raise RemoteError("forbidden")
@@ -55,44 +55,44 @@ class ClientComparison:
         check_length("gram", "vectors", kind, reduced.shape[-1], '["sketch", "haar"] or ["hadamard"]')
         made = self._parts.compared(named, reduced.shape[-1], kind)
         take(self._parts.store, named.purpose, rows)
-        hidden = yield Apply(made, reduced)
-        return m.Given((m.Named("rows", hidden),), 0)
+        hidden = yield ApplyTransform(made, reduced)
+        return m.Given((m.NamedArray("rows", hidden),), 0)
 
 
-class ServerComparison(VectorComparison):
+class TransformedServerComparison(VectorComparison):
     """Compares transformed vectors, which have the inner products of the original rows."""
 
 
 # --- sums
 
 
-class ClientSum:
+class TransformedClientSum:
     """Sends its update under a transform, and folds transformed sums for the others."""
 
     def __init__(self, parts: ClientParts) -> None:
         self._parts = parts
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]:
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         """An update under a transform, fresh for each sum unless the settings say "fixed". Sample counts are never sent."""
         fixed = self._parts.settings.protection.transform == "fixed"
         if ask.weigh or not (ask.transform.partition("@")[0] == "sum/fixed" if fixed else ask.transform.startswith("sum/")):
             raise RemoteError("forbidden")
-        vector = joined(values)
+        vector = join(values)
         if not np.isfinite(vector).all():
             raise RemoteError("bad-input")
         return (yield from self._hidden("mean", ask.transform, vector, fixed))
 
-    def fold(self, ask: m.Fold, exchange: Exchange) -> Generator[Apply, Array, m.Given]:
+    def fold(self, ask: m.Fold, exchange: SharedWork) -> Generator[ApplyTransform, Array, m.Given]:
         """Open transformed parts, add them up, multiply them by `times`, and send the result back under a fresh transform.
 
         Clear and own parts are refused, because the result would reveal them.
         """
-        shown = any(part.clear or part.own for part in (ask.value, *ask.times))
+        shown = any(part.clear is not None or part.own for part in (ask.value, *ask.times))
         if shown or len(ask.times) > 1 or not ask.transform.startswith("apply/"):
             raise RemoteError("forbidden")
         opened = self._parts.values.open
         try:
-            value, *numbers = [opened(one, self._parts.transforms, exchange) for one in (ask.value, *ask.times)]
+            value, *numbers = [opened(addends, self._parts.transforms, exchange) for addends in (ask.value, *ask.times)]
         except InputError:  # only other clients have this secret
             raise RemoteError("not-held") from None
         try:
@@ -102,40 +102,40 @@ class ClientSum:
             raise RemoteError("bad-input") from None
         return (yield from self._hidden("apply", ask.transform, np.ravel(value), False))
 
-    def _hidden(self, operation: str, purpose: str, vector: Array, fixed: bool) -> Generator[Apply, Array, m.Given]:
+    def _hidden(self, operation: str, purpose: str, vector: Array, fixed: bool) -> Generator[ApplyTransform, Array, m.Given]:
         kind = self._parts.settings.protection.sum
         check_hidden(operation, len(vector), kind)
         check_length("sum", "updates", kind, len(vector), "'hadamard' or 'secagg'")
         made = self._parts.transforms()(purpose, len(vector))
         if not fixed:
             take(self._parts.store, purpose, vector)
-        (blind,) = yield Apply(made, vector[None])
-        return m.Given((m.Named("blind", blind),), 0)
+        (blind,) = yield ApplyTransform(made, vector[None])
+        return m.Given((m.NamedArray("blind", blind),), 0)
 
 
-class ServerSum:
+class TransformedServerSum:
     """Averages transformed updates. The clients invert the transform of the mean."""
 
     def __init__(self, parts: ServerParts) -> None:
         self._parts = parts
 
-    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+    def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """Means of transformed updates. Groups that share no client are asked together."""
         groups = large_enough(call)
-        dimension, where = size_of(asked.layout), places({part.name: part.shape for part in asked.layout})
+        dimension, where = asked.layout.size, asked.layout.places
         check_hidden("mean", dimension, self._parts.protection.sum)
         check_length("sum", "updates", self._parts.protection.sum, dimension, "'hadamard' or 'secagg'")
         fixed = self._parts.protection.transform == "fixed"
         purposes = {label: self._parts.named("sum/fixed" if fixed else f"sum/{call.round}/{call.number}/{label}") for label in groups}
-        asks: dict[int, dict[int, m.Ask]] = {
+        asks: dict[int, dict[int, m.PartyRequest]] = {
             label: dict.fromkeys(
-                (one.client for one in call.members(label)),
+                (member.client for member in call.members(label)),
                 m.Give(self._parts.session, "sum", asked.number, asked.parts, purposes[label], False),
             )
             for label in groups
         }
         size = transform_size(self._parts.protection.sum, dimension)
-        if any(len(one.labels) > 1 for one in call.contributions):  # group by group, because a client gets one request at a time
+        if any(len(member.labels) > 1 for member in call.contributions):  # group by group, because a client gets one request at a time
             rows_of = {label: self._rows(asks[label], size) for label in groups}
         else:
             of_all = self._rows({client: ask for several in asks.values() for client, ask in several.items()}, size)
@@ -143,12 +143,12 @@ class ServerSum:
         means: list[GroupMean | None] = [None] * call.k
         for label in groups:
             contributors = rows_of[label]
-            members = [one for one in call.members(label) if one.client in contributors]
+            members = [member for member in call.members(label) if member.client in contributors]
             if not members:
                 continue
-            rows = [contributors[one.client] for one in members]
+            rows = [contributors[member.client] for member in members]
             record(
-                "blind update", "clients", "server", [one.client for one in members], [{"blind": row} for row in rows],
+                "blind update", "clients", "server", [member.client for member in members], [{"blind": row} for row in rows],
                 readers=("server",),
                 context={
                     "transform": purposes[label], "kind": self._parts.protection.sum, "group": label, "dimension": dimension,
@@ -157,23 +157,24 @@ class ServerSum:
             )  # fmt: skip
             if len(members) < call.min_cohort:  # recorded all the same, because the server got them
                 continue
-            weights = [one.weight for one in members]
+            weights = [member.weight for member in members]
             value = weighted_mean(rows, weights)
             parts = {
-                part.name: Shared(blind=(Blind(purposes[label], value, *where[part.name], part.shape, dimension),)) for part in asked.layout
+                name: Shared(transformed=(Transformed(purposes[label], value, *where[name], shape, dimension),))
+                for name, _, shape in asked.layout.parts
             }
-            means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(one.client for one in members))
+            means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(member.client for member in members))
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
         return tuple(means)
 
-    def _rows(self, asks: Mapping[int, m.Ask], size: int) -> dict[int, Array]:
+    def _rows(self, asks: Mapping[int, m.PartyRequest], size: int) -> dict[int, Array]:
         """The transformed updates of this size, by client."""
         contributors: dict[int, Array] = {}
         present = self._parts.registry.present
         for client, answer in self._parts.registry.ask({client: ask for client, ask in asks.items() if client in present}, "sum").items():
             try:
-                if not isinstance(answer, m.Given) or [one.name for one in answer.values] != ["blind"]:
+                if not isinstance(answer, m.Given) or [array.name for array in answer.values] != ["blind"]:
                     raise MalformedMessage
                 row = check_array(f"client {client}: blind", answer.values[0].value, ndim=1)
                 if len(row) != size:
@@ -183,12 +184,12 @@ class ServerSum:
                 self._parts.registry.refusals.append((client, "sum", "malformed"))
         return contributors
 
-    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Blind | None:
+    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Transformed | None:
         """Transformed parts made one under a fresh transform, by the first of `clients` that returns a vector of the right length."""
-        parts, kind, operation, blind = self._parts, self._parts.protection.sum, folding.operation, folding.blind
-        value = m.to_one(Shared(blind=tuple(blind)), {})
-        number = (m.to_one(Shared(blind=tuple(folding.times)), {}),) if folding.times else ()
-        size = prod(blind[0].shape)
+        parts, kind, operation, terms = self._parts, self._parts.protection.sum, folding.operation, folding.transformed
+        value = m.Addends(None, tuple(terms), ())
+        number = (m.Addends(None, tuple(folding.times), ()),) if folding.times else ()
+        size = prod(terms[0].shape)
         for turn, client in enumerate(clients):
             purpose = parts.named(f"{folding.place}/{turn}")
             answer = parts.registry.ask({client: m.Fold(parts.session, purpose, value, number)}, operation).get(client)
@@ -201,12 +202,12 @@ class ServerSum:
             except (MalformedMessage, InputError):
                 parts.registry.refusals.append((client, operation, "malformed"))
                 continue
-            named = ((operation, blind), ("times", folding.times))
-            arguments = {f"{name}/{one.transform}": one.value for name, terms in named for one in terms}
+            named = ((operation, terms), ("times", folding.times))
+            arguments = {f"{name}/{term.transform}": term.value for name, several in named for term in several}
             record("arguments", "server", "clients", [client], arguments, readers=("server", "clients"))
             context = {"transform": purpose, "kind": kind}
             record("blind result", "clients", "server", [client], [{"blind": hidden}], readers=("server",), context=context)
-            return Blind(purpose, hidden, 0, size, blind[0].shape, size)
+            return Transformed(purpose, hidden, 0, size, terms[0].shape, size)
         return None
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ..contract.handles import Held, Own, Shared
+from ..contract.handles import Held, OwnAddend, Shared
 from ..contract.operations import Federation, Parameter
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
@@ -162,13 +162,13 @@ def fedfomo(
 
     def init(federation: Federation) -> FedFomoState:
         federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back fails here
-        return FedFomoState(Shared(own=(Own(federation.compute(start)["model"]),)))
+        return FedFomoState(Shared(own=(OwnAddend(federation.compute(start)["model"]),)))
 
     def round(federation: Federation, state: FedFomoState) -> tuple[FedFomoState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         state, asked = combined(federation, state, cohort, max(0.0, epsilon - epsilon_decay * federation.round))
         held = federation.compute(train_part.at(federation.round), {"model": state.model}, on=cohort)
-        model = federation.fold(state.model + Shared(own=(Own(held["update"]),)))
+        model = federation.fold(state.model + Shared(own=(OwnAddend(held["update"]),)))
         trained = tuple(sorted({*state.trained, *held.clients}))
         return FedFomoState(model, trained), RoundRecord(federation.round, cohort, None, {"relayed_models": asked})
 
@@ -183,7 +183,7 @@ def fedfomo(
         received = federation.relay(_held(state.model), to=wanted)
         params: dict[str, Parameter] = {"model": state.model, "others": received}
         mixed = federation.compute(Combine(train.model, validation, seed), params, on=received.of(askers).clients)
-        model = federation.fold(state.model + Shared(own=(Own(mixed["movement"]),)))
+        model = federation.fold(state.model + Shared(own=(OwnAddend(mixed["movement"]),)))
         return replace(state, model=model), models * len(askers)
 
     def serve(state: FedFomoState) -> Served:
@@ -193,7 +193,7 @@ def fedfomo(
         """Newcomers start from the initial model and combine random members' models once."""
         federation.compute(HasValidation(validation), on=newcomers)
         fresh = federation.compute(start, on=newcomers)
-        state = replace(state, model=federation.fold(state.model + Shared(own=(Own(fresh["model"]),))))
+        state = replace(state, model=federation.fold(state.model + Shared(own=(OwnAddend(fresh["model"]),))))
         state, asked = combined(federation, state, sorted(newcomers), 1.0)
         return state, {"relayed_models": asked}
 

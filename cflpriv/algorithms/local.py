@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..contract.handles import Own, Shared
+from ..contract.handles import OwnAddend, Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..tasks.evaluation import Evaluate
@@ -25,12 +25,12 @@ def local(train: Train, *, seed: int = 0) -> Algorithm:
     start = Start(train.model, seed)
 
     def init(federation: Federation) -> LocalState:
-        return LocalState(Shared(own=(Own(federation.compute(start)["model"]),)))
+        return LocalState(Shared(own=(OwnAddend(federation.compute(start)["model"]),)))
 
     def round(federation: Federation, state: LocalState) -> tuple[LocalState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
         held = federation.compute(train.at(federation.round), {"model": state.model}, on=cohort)
-        model = federation.fold(state.model + Shared(own=(Own(held["update"]),)))
+        model = federation.fold(state.model + Shared(own=(OwnAddend(held["update"]),)))
         return LocalState(model), RoundRecord(federation.round, cohort)
 
     def serve(state: LocalState) -> Served:
@@ -38,7 +38,7 @@ def local(train: Train, *, seed: int = 0) -> Algorithm:
 
     def admit(federation: Federation, state: LocalState, newcomers: Sequence[int]) -> tuple[LocalState, Mapping[str, object]]:
         fresh = federation.compute(start, on=newcomers)
-        return LocalState(federation.fold(state.model + Shared(own=(Own(fresh["model"]),)))), {}
+        return LocalState(federation.fold(state.model + Shared(own=(OwnAddend(fresh["model"]),)))), {}
 
     return Algorithm("local", (), init, round, serve, admit)
 

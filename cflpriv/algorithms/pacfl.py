@@ -35,7 +35,7 @@ import numpy as np
 
 from ..clustering.cuts import Cut, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, silhouettes
 from ..clustering.similarity import Measure, SimilarityMatrix, angle_rows, angles
-from ..contract.handles import Held, Own, Shared
+from ..contract.handles import Held, OwnAddend, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
@@ -142,7 +142,7 @@ class PacflState:
     initial: Shared
     notes: Mapping[str, Any]
     evidence: Mapping[str, Any] | None = None
-    tuned: tuple[Own, ...] = ()
+    tuned: tuple[OwnAddend, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -289,11 +289,11 @@ def _admit(
     released = federation.gram(held["signature"], then=placing, against=state.signatures)
     clustering = state.clustering.extended(held.clients, [int(label) for label in released.result["labels"]])
     models = state.models + (state.initial,) * (clustering.k - len(state.models))
-    tuned: tuple[Own, ...] = ()
+    tuned: tuple[OwnAddend, ...] = ()
     if settings.fine_tune_epochs:
         task = replace(settings.train.at(federation.round), epochs=settings.fine_tune_epochs)
         trained = federation.compute(task, {"model": list(models)}, which=clustering, on=newcomers)
-        tuned = (Own(trained["update"]),)
+        tuned = (OwnAddend(trained["update"]),)
     notes = {"opened_clusters": clustering.k - state.clustering.k}
     if "recut_changes" in released.result:
         notes["recut_changes"] = int(released.result["recut_changes"])

@@ -98,7 +98,7 @@ def _hosts(hosts: int | None, address: str | None, progress: Progress) -> Iterat
     from ..transports.ray import ray_hosts
 
     with ray_hosts(hosts, address) as carrier:
-        yield partial(SplitHosts, carrier=carrier, say=lambda line: progress.console.print(line, markup=False))
+        yield partial(SplitHosts, carrier=carrier, notify=lambda line: progress.console.print(line, markup=False))
 
 
 def sweep(

@@ -12,7 +12,7 @@ from ..types import Array
 from .handles import GroupMean, Shared
 
 __all__ = [
-    "MOST_WEIGHT", "Contribution", "Recorder", "SumCall", "large_enough", "clear_means", "places", "weighted_mean",
+    "MOST_WEIGHT", "ClientContribution", "Recorder", "SumCall", "large_enough", "clear_means", "weighted_mean",
 ]  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Contribution:
+class ClientContribution:
     """One client's contribution to a mean: its `parts`, its `weight`, and the `labels` of the groups it counts towards."""
 
     client: int
@@ -56,15 +56,15 @@ class SumCall:
 
     round: int
     number: int
-    contributions: tuple[Contribution, ...]
+    contributions: tuple[ClientContribution, ...]
     k: int
     min_cohort: int
     public_weights: bool
     models: Mapping[int, bytes] = field(default_factory=dict)
     models_at_most: int = 1
 
-    def members(self, label: int) -> list[Contribution]:
-        return [one for one in self.contributions if label in one.labels]
+    def members(self, label: int) -> list[ClientContribution]:
+        return [member for member in self.contributions if label in member.labels]
 
     def counts(self) -> tuple[int, ...]:
         return tuple(len(self.members(label)) for label in range(self.k))
@@ -89,21 +89,6 @@ def weighted_mean(vectors: Sequence[Any], weights: Sequence[float]) -> Array:
     return np.asarray(total / sum(weights), dtype=vectors[0].dtype)
 
 
-def cut(vector: Array, like: Mapping[str, tuple[tuple[int, ...], Any]]) -> dict[str, Shared]:
-    """The vector of all parts one after the other, cut into parts of these (shape, dtype)."""
-    where = places({name: shape for name, (shape, _) in like.items()})
-    return {name: Shared(vector[slice(*where[name])].reshape(shape).astype(dtype)) for name, (shape, dtype) in like.items()}
-
-
-def places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
-    """Where each part lies, [start, stop), in the vector of all parts one after the other."""
-    found, start = {}, 0
-    for name, shape in shapes.items():
-        found[name] = (start, start + int(np.prod(shape, dtype=int)))
-        start = found[name][1]
-    return found
-
-
 MOST_WEIGHT = 0.9
 
 
@@ -113,7 +98,7 @@ def large_enough(call: SumCall) -> list[int]:
     `InputError` where public weights make one client nearly all of a group: a minimum cohort size does not protect then.
     """
     for label in range(call.k) if call.min_cohort > 1 and call.public_weights else ():
-        weights = [one.weight for one in call.members(label)]
+        weights = [member.weight for member in call.members(label)]
         if len(weights) >= call.min_cohort and max(weights) > MOST_WEIGHT * sum(weights):
             share = max(weights) / sum(weights)
             raise InputError(f"mean: one client has {share:.0%} of the weight of group {label}: the mean would be its value")
@@ -127,15 +112,17 @@ def large_enough(call: SumCall) -> list[int]:
 def clear_means(call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
     """The means of contributions in the clear. Guarantee: none. Reveals: every update and weight, also of groups without a mean."""
     contributors = call.contributions
-    sent = [dict(one.parts) if call.public_weights else {**one.parts, "weight": np.array(one.weight)} for one in contributors]
-    labels = [list(one.labels) for one in contributors]
+    sent = [dict(member.parts) if call.public_weights else {**member.parts, "weight": np.array(member.weight)} for member in contributors]
+    labels = [list(member.labels) for member in contributors]
     if contributors:
-        record("update", "clients", "server", [one.client for one in contributors], sent, readers=("server",), context={"labels": labels})
+        record(
+            "update", "clients", "server", [member.client for member in contributors], sent, readers=("server",), context={"labels": labels}
+        )
     groups = large_enough(call)
     means: list[GroupMean | None] = [None] * call.k
     for label in groups:
         members = call.members(label)
-        weights = [one.weight for one in members]
-        parts = {name: Shared(weighted_mean([one.parts[name] for one in members], weights)) for name in members[0].parts}
-        means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(one.client for one in members))
+        weights = [member.weight for member in members]
+        parts = {name: Shared(weighted_mean([member.parts[name] for member in members], weights)) for name in members[0].parts}
+        means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(member.client for member in members))
     return tuple(means)

@@ -1,4 +1,4 @@
-"""Opaque handles to values that the server must not see, and sums of which it knows only a part.
+"""Opaque handles to values that the server must not see, sums of which it knows only a part, and the layout of values in one vector.
 
 An algorithm passes these between the operations of a federation. They carry no client value that the protection in force hides.
 """
@@ -6,14 +6,29 @@ An algorithm passes these between the operations of a federation. They carry no 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from ..errors import InputError, TooFewClients
 from ..types import Array
 
-__all__ = ["Blind", "GroupMean", "Held", "HeldKey", "Labels", "Own", "Released", "Shared", "at_server", "label_sets", "placed", "times"]
+__all__ = [
+    "Count", "GroupMean", "Held", "HeldKey", "Labels", "Name", "OwnAddend", "PartLayout", "Released", "Shared", "Transformed", "Value",
+    "at_server", "join", "label_sets", "placed", "times",
+]  # fmt: skip
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Name = Annotated[str, msgspec.Meta(max_length=200)]
+if TYPE_CHECKING:
+    Value = Array
+else:
+    Value = np.ndarray
+"""An array. In one process also an object that `numpy.asarray` turns into one (`engine.Deferred`)."""
 
 
 class Labels(Protocol):
@@ -65,23 +80,22 @@ class Held:
         return self.parts[0]
 
 
-@dataclass(frozen=True, eq=False)
-class Blind:
+class Transformed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, eq=False):
     """A vector under a transform the server lacks; `value[start:stop]` of the opened vector is meant, in the given `shape`.
 
-    `dimension` is the length of the vector where its transform pads it (None: that of `value`).
+    `dimension` is the length of the vector before its transform padded it. Messages carry it as it is.
     """
 
-    transform: str
-    value: Array
-    start: int
-    stop: int
-    shape: tuple[int, ...]
-    dimension: int | None = None
+    transform: Name
+    value: Value
+    start: Count
+    stop: Count
+    shape: tuple[Count, ...]
+    dimension: Count
 
 
 @dataclass(frozen=True, eq=False)
-class Own:
+class OwnAddend:
     """A client's own addend: `factor` times its value of the one part of `held`; zero for clients without one."""
 
     held: Held
@@ -96,24 +110,24 @@ class Shared:
     """
 
     clear: Array | None = None
-    blind: tuple[Blind, ...] = ()
-    own: tuple[Own, ...] = ()
+    transformed: tuple[Transformed, ...] = ()
+    own: tuple[OwnAddend, ...] = ()
 
     def __add__(self, other: "Shared") -> "Shared":
         clear = self.clear if other.clear is None else other.clear if self.clear is None else self.clear + other.clear
-        blind = list(self.blind)
-        for addend in other.blind:
-            place = next((i for i, term in enumerate(blind) if _same_place(term, addend)), None)
+        terms = list(self.transformed)
+        for addend in other.transformed:
+            place = next((i for i, term in enumerate(terms) if _same_place(term, addend)), None)
             if place is None:
-                blind.append(addend)
+                terms.append(addend)
             else:
-                blind[place] = replace(blind[place], value=blind[place].value + addend.value)
-        return Shared(clear, tuple(blind), self.own + other.own)
+                terms[place] = msgspec.structs.replace(terms[place], value=terms[place].value + addend.value)
+        return Shared(clear, tuple(terms), self.own + other.own)
 
     def __mul__(self, factor: float) -> "Shared":
         return Shared(
             None if self.clear is None else (self.clear * factor).astype(self.clear.dtype, copy=False),
-            tuple(replace(term, value=(term.value * factor).astype(term.value.dtype, copy=False)) for term in self.blind),
+            tuple(_scaled(term, factor) for term in self.transformed),
             tuple(replace(term, factor=term.factor * factor) for term in self.own),
         )
 
@@ -125,7 +139,7 @@ class Shared:
     @property
     def is_clear(self) -> bool:
         """Whether the server sees all of it."""
-        return not self.blind and not self.own
+        return not self.transformed and not self.own
 
     def value(self) -> Array:
         """The value, if the server sees all of it; `InputError` otherwise."""
@@ -137,14 +151,18 @@ class Shared:
         """The Euclidean norm of a sum with a single part, which orthonormal transforms keep; `InputError` for others."""
         if self.clear is not None and self.is_clear:
             return float(np.linalg.norm(self.clear))
-        if self.clear is None and not self.own and len(self.blind) == 1:
-            term = self.blind[0]
-            if term.start == 0 and term.stop == (term.dimension or len(term.value)):
+        if self.clear is None and not self.own and len(self.transformed) == 1:
+            term = self.transformed[0]
+            if term.start == 0 and term.stop == term.dimension:
                 return float(np.linalg.norm(term.value))
         raise InputError("norm: the server knows it only for a sum with a single whole part")
 
 
-def _same_place(a: Blind, b: Blind) -> bool:
+def _scaled(term: Transformed, factor: float) -> Transformed:
+    return msgspec.structs.replace(term, value=(term.value * factor).astype(term.value.dtype, copy=False))
+
+
+def _same_place(a: Transformed, b: Transformed) -> bool:
     return (a.transform, a.start, a.stop, a.shape) == (b.transform, b.start, b.stop, b.shape)
 
 
@@ -171,6 +189,65 @@ class Released:
     evidence: Mapping[str, Any] | None
 
 
+# --- values as one vector
+
+
+@dataclass(frozen=True)
+class PartLayout:
+    """The `parts` (name, dtype, shape) of values, in the order in which they lie in one vector."""
+
+    parts: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "PartLayout":
+        """The layout of arrays by name."""
+        return cls(tuple((name, value.dtype.str, tuple(np.shape(value))) for name, value in values.items()))
+
+    def some(self, names: tuple[str, ...]) -> "PartLayout":
+        """The layout of the parts of these names, in their order."""
+        return PartLayout(tuple(part for name in names for part in self.parts if part[0] == name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a part; () if there is none of this name."""
+        return next((shape for known, _, shape in self.parts if known == name), ())
+
+    @cached_property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Where each part lies, [start, stop), in the vector of all parts."""
+        places, start = {}, 0
+        for name, _, shape in self.parts:
+            places[name] = (start, start + prod(shape))
+            start = places[name][1]
+        return places
+
+    @property
+    def size(self) -> int:
+        """The numbers of all parts."""
+        return sum(prod(shape) for _, _, shape in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all parts."""
+        return sum(prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in self.parts)
+
+    def split(self, vector: Array) -> dict[str, Array]:
+        """The parts of a vector, each in its shape and dtype. Numbers beyond the last part are left out."""
+        parts, start = {}, 0
+        for name, dtype, shape in self.parts:
+            stop = start + prod(shape)
+            parts[name] = vector[start:stop].reshape(shape).astype(dtype)
+            start = stop
+        return parts
+
+
+def join(values: Mapping[str, Any], dtype: Any = None) -> Array:
+    """All parts as one vector, in their order; in the dtype that holds them all, or in `dtype`."""
+    return np.concatenate([np.ravel(np.asarray(value)) for value in values.values()], dtype=dtype, casting="unsafe")
+
+
+# --- products and labels
+
+
 def at_server(shared: Shared, number: Shared) -> bool:
     """Whether a server can multiply a sum by a number itself. `InputError` for what `product` does not take."""
     if shared.own or number.own:
@@ -181,8 +258,8 @@ def at_server(shared: Shared, number: Shared) -> bool:
         return True
     if shared.clear is not None or number.clear is not None:
         raise InputError("product: of sums that the server sees part of, and part not")
-    if any(term.stop - term.start != 1 for term in number.blind):
-        raise InputError(f"product: expected a single number, got shape {number.blind[0].shape}")
+    if any(term.stop - term.start != 1 for term in number.transformed):
+        raise InputError(f"product: expected a single number, got shape {number.transformed[0].shape}")
     return False
 
 
@@ -195,12 +272,12 @@ def times(value: Array, number: Array) -> Array:
 
 def placed(labels: Labels, clients: Sequence[int]) -> list[int]:
     """The clients that have a label."""
-    found = []
+    labelled = []
     for client in clients:
         with suppress(KeyError, IndexError):
             labels[client]
-            found.append(client)
-    return found
+            labelled.append(client)
+    return labelled
 
 
 def label_sets(labels: Labels, clients: Sequence[int], k: int | None, name: str) -> tuple[dict[int, tuple[int, ...]], bool]:

@@ -264,7 +264,7 @@ class Protection:
             "transform": self.sums.transformed, "buckets": self.robust != "none",
             "relay_updates": self.secure, "share_": "shares" in self.gram, "most_epochs": self.encrypted,
         }  # fmt: skip
-        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        changed = [attribute.name for attribute in fields(self) if getattr(self, attribute.name) != attribute.default]
         return tuple(name for name in changed if any(name.startswith(what) and not used for what, used in on.items()))
 
     @property

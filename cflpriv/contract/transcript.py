@@ -21,7 +21,10 @@ from ..files import append, write_arrays, write_atomically
 from ..protocols.bounded_files import LARGEST_TABLE_BYTES, in_place, parse_json, read_bytes, read_text
 from ..types import Array
 
-__all__ = ["LEVELS", "Level", "Message", "RoundRecord", "Transcript", "cut_transcript", "read_transcript", "settings_of", "what_was_kept"]
+__all__ = [
+    "LEVELS", "Level", "Message", "RoundRecord", "Transcript", "Unprotected", "cut_transcript", "read_transcript", "settings_of",
+    "what_was_kept",
+]  # fmt: skip
 
 Level = Literal["headers", "attackable", "full"]
 LEVELS: dict[str, str] = {
@@ -75,12 +78,36 @@ class RoundRecord:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class Unprotected:
+    """Bytes (in the dtypes of the run) and numbers from and to clients, since the start, that operations would send without a protection.
+
+    The difference to the bytes that were sent is the cost of the protection: masks, shares, transforms, nonces, wider numbers.
+    """
+
+    upload_bytes: int = 0
+    download_bytes: int = 0
+    upload_numbers: int = 0
+    download_numbers: int = 0
+
+    def up(self, numbers: int, size: int, copies: int = 1) -> None:
+        """Count `numbers` of `size` bytes that clients send, `copies` times."""
+        self.upload_numbers += copies * numbers
+        self.upload_bytes += copies * size
+
+    def down(self, numbers: int, size: int, copies: int = 1) -> None:
+        """Count `numbers` of `size` bytes that clients are sent, `copies` times."""
+        self.download_numbers += copies * numbers
+        self.download_bytes += copies * size
+
+
 LARGEST_DIGESTED_BYTES = 1 << 26
 """At level "headers" larger payloads get no digest, since they are not kept."""
 
 
 class Transcript:
-    """Collects messages at a record level. `upload_bytes` and `download_bytes` count everything, kept or not.
+    """Collects messages at a record level. `upload_bytes` and `download_bytes` count everything, kept or not; `unprotected` what would be
+    sent without any protection.
 
     A payload is copied when it is kept, so that later changes by its owner do not reach the record.
     """
@@ -94,6 +121,7 @@ class Transcript:
         self.messages: list[Message] = []
         self.upload_bytes = 0
         self.download_bytes = 0
+        self.unprotected = Unprotected()
         self._chain = ""
 
     def add(
@@ -225,17 +253,19 @@ def settings_of(value: object) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(name): settings_of(one) for name, one in value.items()}
+        return {str(name): settings_of(item) for name, item in value.items()}
     if isinstance(value, Sequence):
-        return [settings_of(one) for one in value]
-    names = [one.name for one in fields_of(value) if one.init] if is_dataclass(value) and not isinstance(value, type) else []
+        return [settings_of(item) for item in value]
+    names = (
+        [attribute.name for attribute in fields_of(value) if attribute.init] if is_dataclass(value) and not isinstance(value, type) else []
+    )
     return {"": type(value).__name__, **{name: settings_of(getattr(value, name)) for name in names}}
 
 
 def what_was_kept(messages: Sequence[Message]) -> str:
     """A sentence on the payloads that were not kept; empty where all were."""
     sent = [message for message in messages if message.total_bytes]
-    without, in_part = sum(one.payload is None for one in sent), sum(bool(one.kept_digest) for one in sent)
+    without, in_part = sum(message.payload is None for message in sent), sum(bool(message.kept_digest) for message in sent)
     if not without + in_part:
         return ""
     return (

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..algorithms.interface import Served
 from ..engine import Result, Streams, TaskInput
-from ..federation.requests import Compute
+from ..federation.messages import Compute
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..transports.hosts import LocalHost

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..contract.handles import PartLayout, join
 from ..privacy.client_level import local_event, local_rows
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import RemoteError
@@ -23,16 +24,16 @@ from ..types import Array, ClientData, check_array
 from . import messages as m
 from . import release_policy as releases
 from .client_ledger import ClientLedger
-from .enrolment import enrolled, new_session
 from .group_secret import GroupMember
-from .handler import Apply, Handler, answered, driven
+from .host import ApplyTransform, Handler, received
 from .protections import ClientParts, no_stage
+from .registry import enrolled, new_session
 from .relay import Relaying
 from .settings import Settings
 from .store import Store
 from .transforms import TransformCache
-from .values import Exchange, Values
-from .work import Own, Work
+from .values import SharedWork, Values, form_of
+from .work import OwnFunction, Work
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
@@ -50,7 +51,7 @@ class FederationClient:
 
     def __init__(
         self, settings: Settings, data: Callable[[], ClientData], store: Store, entropy: Entropy = system_entropy,
-        own: Mapping[str, Own] | None = None, cache: TransformCache | None = None, strict: bool = True,
+        own: Mapping[str, OwnFunction] | None = None, cache: TransformCache | None = None, strict: bool = True,
     ) -> None:  # fmt: skip
         self._settings, self._store, self._strict = settings, store, strict
         self.values = Values(store)
@@ -81,9 +82,9 @@ class FederationClient:
 
     def receive(self, data: bytes) -> bytes:
         """The answer to a request, whatever its bytes. Requests that use one store are handled one after the other."""
-        return answered(f"client {self.number}", lambda ask: driven(self.handle(ask, Exchange())), data)
+        return received(f"client {self.number}", self, data)
 
-    def handle(self, ask: m.Ask, exchange: Exchange) -> Handler:
+    def handle(self, ask: m.PartyRequest, exchange: SharedWork) -> Handler:
         """Handle a request: the client's own checks, its release policy, its ledger, then the work. Raises an error for a refusal."""
         with self._store.alone():
             if not isinstance(ask, m.Enrol) and self._store.get("session") != ask.session:
@@ -95,7 +96,7 @@ class FederationClient:
                     return (yield from self._work.compute(ask, exchange))
                 case m.Give():
                     return (yield from self._give(ask))
-                case m.Step():
+                case m.SumStep():
                     return getattr(self._sums, "step", no_stage)(ask)  # type: ignore[no-any-return]
                 case m.Deal():
                     return getattr(self._sums, "deal", no_stage)(ask)  # type: ignore[no-any-return]
@@ -113,11 +114,11 @@ class FederationClient:
                 case _:  # a request to the key holder
                     raise RemoteError("forbidden")
 
-    def opened(self, addends: m.Addends, exchange: Exchange) -> Array:
+    def opened(self, addends: m.Addends, exchange: SharedWork) -> Array:
         """A sum as the client sees it. For measuring."""
         return self.values.open(addends, self._group.transforms, exchange)
 
-    def given(self, ask: m.Compute, exchange: Exchange) -> "TaskInput":
+    def given(self, ask: m.Compute, exchange: SharedWork) -> "TaskInput":
         """The input that a task would get. For measuring."""
         return self._work.given(ask, exchange)
 
@@ -134,7 +135,7 @@ class FederationClient:
         new_session(self._store, ask.session)
         return enrolled(identity, ask, "client")
 
-    def _give(self, ask: m.Give) -> Generator[Apply, Array, m.Given]:
+    def _give(self, ask: m.Give) -> Generator[ApplyTransform, Array, m.Given]:
         protection, values = self._settings.protection, self._allowed(ask.operation, ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()):
             raise RemoteError("forbidden")
@@ -158,7 +159,7 @@ class FederationClient:
         if noise is not None:
             values = self._bounded(ask, values, noise)
         if ask.operation == "gather":
-            return m.Given(tuple(m.Named(part, value) for part, value in values.items()), 0)
+            return m.Given(tuple(m.NamedArray(part, value) for part, value in values.items()), 0)
         given: m.Given = yield from (self._sums if ask.operation == "sum" else self._comparisons).give(ask, values)
         return given
 
@@ -167,15 +168,10 @@ class FederationClient:
         if ask.operation == "gram":
             event = local_event(noise.noise_multiplier, noise.relation)
             return {part: local_rows(np.atleast_2d(value).astype(np.float64), event, self._parts.entropy) for part, value in values.items()}
-        vector = np.concatenate([np.ravel(np.asarray(value)).astype(np.float64) for value in values.values()])
+        vector = join(values, np.float64)
         if not np.isfinite(vector).all():
             raise RemoteError("bad-input")
-        clipped, cut, start = clip(vector, noise.clip_norm), {}, 0
-        for part, value in values.items():
-            stop = start + int(np.size(value))
-            cut[part] = clipped[start:stop].reshape(np.shape(value)).astype(np.asarray(value).dtype)
-            start = stop
-        return cut
+        return PartLayout.of(values).split(clip(vector, noise.clip_norm))
 
 
 def _allowed(
@@ -184,5 +180,6 @@ def _allowed(
     """Parts of a held value. Raises `RemoteError` "forbidden" if this operation must not release them."""
     asked = values.parts(number, parts)
     if strict:
-        releases.check(settings.protection, operation, asked, values.origin(number), "gram" in settings.privacy.local)
+        forms = {part: form_of(value) for part, value in asked.items()}
+        releases.check(settings.protection, operation, forms, values.origin(number), "gram" in settings.privacy.local)
     return asked

@@ -34,7 +34,7 @@ log = logging.getLogger("cflpriv.federation")
 def noise_of(steps: m.NoisySteps) -> Noise:
     """The noise that a server asks for. Raises `RemoteError` "malformed" for impossible numbers."""
     numbers = (steps.training, steps.signature, steps.choice)
-    if not all(0 <= one < float("inf") for one in numbers) or not 0 < steps.sampling_rate <= 1:
+    if not all(0 <= number < float("inf") for number in numbers) or not 0 < steps.sampling_rate <= 1:
         raise RemoteError("malformed")
     return Noise(*structs.astuple(steps))
 
@@ -84,7 +84,7 @@ class ClientLedger:
             self._demand(made.sampling_rate * made.samples >= 1 - 1e-9, "batches of less than one sample")
         return made
 
-    def begin(self, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> None:
+    def begin(self, task: Any, inputs: Iterable[m.HeldValue | m.OwnPart], reads: Iterable[str]) -> None:
         """Pay for a task before it runs, because the server sees whether it gives a result.
 
         Refuses a task without noise, or with inputs computed without noise: its failure would reveal something of the data. What is paid
@@ -93,24 +93,24 @@ class ClientLedger:
         if self.unit == "sample":
             self._demand(PrivacyLedger.harmless(task, self._privacy.relation), f"{type(task).__name__} has no noise")
             receipts = self._receipts()
-            sources = receipts.sources(given, reads)
+            sources = receipts.sources(inputs, reads)
             self._demand(receipts.ledger.covers(task, *sources), f"{type(task).__name__} is given what was computed without noise")
             self._paid(receipts, lambda: receipts.ledger.begin(task, *sources, [self._client], -1))
 
-    def enter(self, number: int, task: Any, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str], live: Sequence[int]) -> None:
+    def enter(self, number: int, task: Any, inputs: Iterable[m.HeldValue | m.OwnPart], reads: Iterable[str], live: Sequence[int]) -> None:
         """Note what releasing the results of a task, held as `number`, costs beside what was paid. Keep only the receipts of `live`."""
         if self.unit == "sample":
             receipts = self._receipts()
             held = receipts.held(number, tuple(task.parts))
-            receipts.ledger.enter(held, task, *receipts.sources(given, reads))
+            receipts.ledger.enter(held, task, *receipts.sources(inputs, reads))
             receipts.forget(live)
             self._save(receipts)
 
-    def derive(self, number: int, part: str, given: Iterable[m.OwnPart]) -> None:
+    def derive(self, number: int, part: str, inputs: Iterable[m.OwnPart]) -> None:
         """`number` is a public function of other held values."""
         if self.unit == "sample":
             receipts = self._receipts()
-            receipts.ledger.derive(receipts.held(number, (part,)), receipts.sources(given, ())[0])
+            receipts.ledger.derive(receipts.held(number, (part,)), receipts.sources(inputs, ())[0])
             self._save(receipts)
 
     def public(self, number: int, parts: tuple[str, ...]) -> None:
@@ -261,9 +261,9 @@ class _Receipts:
     def held(self, number: int, parts: tuple[str, ...]) -> Held:
         return Held(self._keys.setdefault(str(number), HeldKey(str(number))), (self._client,), parts)
 
-    def sources(self, given: Iterable[m.Mine | m.OwnPart], reads: Iterable[str]) -> tuple[list[Held], list[tuple[int, str]]]:
+    def sources(self, inputs: Iterable[m.HeldValue | m.OwnPart], reads: Iterable[str]) -> tuple[list[Held], list[tuple[int, str]]]:
         """The handles of a task's inputs, and what the task reads of the client's memory."""
-        return [self.held(one.held, (one.part,)) for one in given], [(self._client, name) for name in reads]
+        return [self.held(value.held, (value.part,)) for value in inputs], [(self._client, name) for name in reads]
 
     def forget(self, live: Sequence[int]) -> None:
         """Keep only these numbers."""

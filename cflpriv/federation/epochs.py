@@ -1,14 +1,22 @@
-"""Clustering epochs: values added to one Gram matrix stay comparable until the epoch closes."""
+"""Clustering epochs: values added to one Gram matrix stay comparable until the epoch closes; and a client's own limit on them.
+
+In each epoch of encrypted or shared vectors, those who choose what is compared with a client learn a little of its vectors, however the
+epoch is protected, so a server that opens epochs at will would have them read whole ones. An honest run needs few: one for each time that
+it compares clients anew.
+"""
 
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
 from ..contract.handles import Held, HeldKey
 from ..errors import InputError
+from ..protocols.errors import RemoteError
+from .store import Store
 
-__all__ = ["Epoch", "Epochs"]
+__all__ = ["ENTERED", "Epoch", "Epochs", "enter"]
 
 Session = TypeVar("Session")
 """What a protection keeps of one epoch: `Vectors`, or an `EncryptedEpoch`."""
@@ -44,17 +52,39 @@ class Epochs(Generic[Session]):
 
     def of(self, held: Held) -> Epoch[Session]:
         """The one open epoch that these values are in."""
-        found = [epoch for part, epoch in self.entered.get(held.key, ()) if part == held.part]
-        if not found:
+        epochs = [epoch for part, epoch in self.entered.get(held.key, ()) if part == held.part]
+        if not epochs:
             raise InputError(f"gram: the clustering epoch of {held.key.name} is closed or never was; compare within one epoch")
-        if any(epoch is not found[0] for epoch in found):
+        if any(epoch is not epochs[0] for epoch in epochs):
             raise InputError(
                 f"gram: {held.part} of {held.key.name} is in several clustering epochs; compare against a handle that is in one"
             )
-        return found[0]
+        return epochs[0]
 
     def close(self, held: Held) -> None:
         """Drop the epochs of the parts of `held`, for all that are in them."""
         closed = [epoch for part, epoch in self.entered.get(held.key, ()) if part in held.parts]
         for key, entries in list(self.entered.items()):
-            self.entered[key] = [(part, epoch) for part, epoch in entries if not any(epoch is one for one in closed)]
+            self.entered[key] = [(part, epoch) for part, epoch in entries if not any(epoch is ended for ended in closed)]
+
+
+# --- the client's limit
+
+ENTERED = "epochs"
+"""The store's name for the epochs that the client's vectors are in, `_BYTES` each. It outlives sessions, which a server opens at will."""
+_BYTES = 16
+
+
+def enter(store: Store, session: bytes, number: int, most: int) -> None:
+    """Note that the client's vectors enter an epoch; one that they are in already is not counted again.
+
+    Raises `RemoteError` "too-many-epochs" where they are in `most` others, over all sessions.
+    """
+    name, entered = sha256(session + number.to_bytes(8, "big")).digest()[:_BYTES], store.get(ENTERED) or b""
+    if name in (entered[at : at + _BYTES] for at in range(0, len(entered), _BYTES)):
+        return
+    if len(entered) >= most * _BYTES:
+        error = RemoteError("too-many-epochs")
+        error.add_note(f"its vectors are in {most} clustering epochs already, as many as its protection.most_epochs allows")
+        raise error
+    store.put(ENTERED, entered + name)

@@ -63,7 +63,7 @@ class GroupMember:
             member = group.Member(settings.identity, settings.roster, ask.session, smallest=smallest, entropy=self._entropy)
         before, ratchet = member.epoch, member.ratchet
         try:
-            answer = member.receive(ask.said)
+            answer = member.receive(ask.message)
         except LocalError:  # the machine has ended and erased its secrets
             self._store.drop("group")
             raise
@@ -80,7 +80,7 @@ class GroupMember:
         secrets, kind = self._secrets(), self._settings.protection.sum
         if not secrets:
             raise RemoteError("no-secret")
-        return self._cache.shared({epoch: one.sums for epoch, one in secrets.items()}, kind if kind in TRANSFORMS else "haar")
+        return self._cache.shared({epoch: secret.sums for epoch, secret in secrets.items()}, kind if kind in TRANSFORMS else "haar")
 
     def compared(self, named: ClusteringName, dimension: int, kind: str) -> Transform:
         """The transform of a clustering epoch. The keys of ended epochs are erased first.
@@ -94,12 +94,14 @@ class GroupMember:
             raise RemoteError("no-secret")
         check_secret(named.purpose, secrets)
         try:
-            ratchets = {epoch: one.ratchet.moved(named.number, named.open) for epoch, one in secrets.items() if one.ratchet is not None}
+            ratchets = {
+                epoch: secret.ratchet.moved(named.number, named.open) for epoch, secret in secrets.items() if secret.ratchet is not None
+            }
             if member is not None and member.epoch is not None:
                 ratchets[member.epoch] = member.advance(named.number, named.open)
         except RemoteError:
             raise InputError(f"gram: clustering epoch {named.number} is beyond the last of a session, {group.NUMBERS - 1}") from None
-        over = {epoch: _Secret(one.sums, one.ratchet and ratchets[epoch]) for epoch, one in secrets.items()}
+        over = {epoch: _Secret(secret.sums, secret.ratchet and ratchets[epoch]) for epoch, secret in secrets.items()}
         if over != secrets:
             self._store.keep(SECRETS, over, msgspec.msgpack.encode)
         if member is not None:
@@ -115,14 +117,14 @@ class GroupMember:
 
     def secrets(self) -> dict[str, str]:
         """The secrets of the transforms as hexadecimal digits: of sums, and of clustering epochs that are not erased."""
-        found, member = {}, self._member()
-        for epoch, one in self._secrets().items():
+        digits, member = {}, self._member()
+        for epoch, secret in self._secrets().items():
             suffix = f"@{epoch}" if epoch else ""
-            found[f"group_secret{suffix}"] = one.sums.hex()
-            ratchet = member.ratchet if member is not None and member.epoch == epoch else one.ratchet
+            digits[f"group_secret{suffix}"] = secret.sums.hex()
+            ratchet = member.ratchet if member is not None and member.epoch == epoch else secret.ratchet
             if ratchet is not None:
-                found[f"epoch_secrets{suffix}"] = codec.encode(ratchet).hex()
-        return found
+                digits[f"epoch_secrets{suffix}"] = codec.encode(ratchet).hex()
+        return digits
 
     def _secrets(self) -> _Secrets:
         return self._store.load(SECRETS, _read_secrets) or {}
@@ -149,8 +151,8 @@ class Agreement:
     Clients require that more than half of their roster takes part, so that no client can be isolated.
     """
 
-    def __init__(self, registry: ClientRegistry, session: bytes, roster: Roster) -> None:
-        self._registry, self._session, self._roster = registry, session, roster
+    def __init__(self, registry: ClientRegistry, session: bytes, roster: Roster, record: Callable[..., None]) -> None:
+        self._registry, self._session, self._roster, self._record = registry, session, roster, record
         self._server: group.GroupServer | None = None
         self._epoch = self._read = 0
         self.members: frozenset[int] = frozenset()
@@ -168,12 +170,12 @@ class Agreement:
         there, total = len(self._registry.present), len(self._roster.keys)
         return f"{there} of {total} clients are there; to agree on the secret of their transform {total // 2 + 1} are needed"
 
-    def renew(self, record: Callable[..., None]) -> None:
+    def renew(self) -> None:
         """Begin a new epoch of the present clients, with a fresh secret that removed clients never get. Raises `TooFewClients`."""
         before = self._server, self.members
         self._server, self.members = None, frozenset()
         try:
-            self._agree(sorted(self._registry.present), record)
+            self._agree(sorted(self._registry.present))
         finally:
             if self._server is None:
                 self._server, self.members = before
@@ -193,7 +195,7 @@ class Agreement:
         self._server = group.GroupServer.from_bytes(saved["server"], self._roster) if saved["server"] else None
         self._epoch, self.members = saved["epoch"], frozenset(saved["members"])
 
-    def extend(self, record: Callable[..., None]) -> None:
+    def extend(self) -> None:
         """Agree once enough clients are present; then have a member give the secret to every other client that is present."""
         refusals = self._registry.refusals[self._read :]  # each one once, because a client may get the secret again
         self._read += len(refusals)
@@ -201,12 +203,12 @@ class Agreement:
         fresh = sorted(self._registry.present - self.members)
         if self._server is None:
             with suppress(TooFewClients):  # the next round tries again
-                self._agree(fresh, record)
+                self._agree(fresh)
             return
         for client in fresh:
-            self._admit(client, record)
+            self._admit(client)
 
-    def _agree(self, fresh: list[int], record: Callable[..., None]) -> None:
+    def _agree(self, fresh: list[int]) -> None:
         smallest = len(self._roster.keys) // 2 + 1
         if len(fresh) < smallest:
             return
@@ -217,13 +219,13 @@ class Agreement:
         server = group.GroupServer(terms, self._roster)
         outbox = server.advance()
         while server.stage is not group.GroupServerStage.RUNNING:
-            for client, message in self._stage(outbox, record).items():
+            for client, message in self._stage(outbox).items():
                 self._pass_on(server, client, message)
             outbox = server.advance()
-        self._stage(outbox, record)
+        self._stage(outbox)
         self._server, self.members = server, frozenset(outbox)  # a client whose answer was lost has the secret, or will refuse
 
-    def _admit(self, client: int, record: Callable[..., None]) -> None:
+    def _admit(self, client: int) -> None:
         """Have the first member that can do so give the secret to a new client."""
         server = self._server
         assert server is not None
@@ -232,7 +234,7 @@ class Agreement:
             while outbox:
                 (asked,) = outbox
                 before = len(self._registry.refusals)
-                answer = self._stage(outbox, record).get(asked)
+                answer = self._stage(outbox).get(asked)
                 outbox = self._pass_on(server, asked, answer) if answer else {}
                 if asked == client and not outbox:
                     # "wrong-epoch": it is a member already, and its earlier answer was lost
@@ -248,12 +250,12 @@ class Agreement:
             self._registry.refusals.append((client, "group", error.code))
             return {}
 
-    def _stage(self, outbox: Mapping[int, bytes], record: Callable[..., None]) -> dict[int, bytes]:
-        asks: dict[int, m.Ask] = {
+    def _stage(self, outbox: Mapping[int, bytes]) -> dict[int, bytes]:
+        asks: dict[int, m.PartyRequest] = {
             client: m.Group(self._session, message) for client, message in outbox.items() if client in self._registry.present
         }
         answers = self._registry.ask(asks, "group") if asks else {}
-        replies = {client: answer.said for client, answer in answers.items() if isinstance(answer, m.Stepped)}
+        replies = {client: answer.message for client, answer in answers.items() if isinstance(answer, m.Stepped)}
         ways = (
             ("server", "clients", dict(outbox), ("server", "clients"), group.decode_server),
             ("clients", "server", replies, ("server",), group.decode_member),
@@ -266,7 +268,7 @@ class Agreement:
             for kind, clients in kinds.items():
                 payload = [{"bytes": np.frombuffer(parts[client], dtype=np.uint8)} for client in clients]
                 alike = source == "server" and len({parts[client] for client in clients}) == 1
-                record(kind, source, target, clients, payload[0] if alike else payload, readers=readers)
+                self._record(kind, source, target, clients, payload[0] if alike else payload, readers=readers)
         return replies
 
 

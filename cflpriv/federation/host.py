@@ -1,29 +1,59 @@
-"""A client host: the clients of one place. It computes equal tasks in one engine call, and applies equal transforms together."""
+"""A client host: the parties of one place. It computes equal tasks in one engine call, and applies equal transforms together.
+
+A party handles a request in a generator, which yields jobs that can be done for many parties at once, and gets their results.
+"""
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ..errors import InputError, TrainingDiverged
+from ..protocols.errors import LocalError, RemoteError, TooFewClients
+from ..protocols.orthonormal import Transform
+from ..types import Array
 from . import messages as m
-from .handler import Apply, Handler, Run, next_wish
-from .values import Exchange
+from .values import SharedWork
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
-    from ..engine import Engine
+    from ..engine import Engine, TaskInput
 
-__all__ = ["ClientHost", "Party"]
+__all__ = ["ApplyTransform", "ClientHost", "Handler", "Party", "RunTask", "received", "refusal"]
+
+log = logging.getLogger("cflpriv.federation")
 
 _BATCH_BYTES = 1 << 26
 """The most that is transformed at a time."""
 
 
+@dataclass(frozen=True, eq=False)
+class RunTask:
+    """Asks for the result of `task` on `given`, which may be computed together with that of other clients."""
+
+    task: Any
+    given: "TaskInput"
+
+
+@dataclass(frozen=True, eq=False)
+class ApplyTransform:
+    """Asks for `rows` (k, d) under a transform, which may be applied to the rows of several clients at once."""
+
+    transform: Transform
+    rows: Array
+
+
+Handler = Generator[RunTask | ApplyTransform, Any, m.Answer]
+"""What a party does for a request: yields jobs for its host, is sent their results, returns the answer."""
+
+
 class Party(Protocol):
     """A client, or the key holder."""
 
-    def handle(self, ask: m.Ask, exchange: Exchange) -> Handler: ...
+    def handle(self, ask: m.PartyRequest, exchange: SharedWork) -> Handler: ...
 
 
 class ClientHost:
@@ -41,47 +71,71 @@ class ClientHost:
             self._engine = Engine()
         return self._engine
 
-    def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
+    def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
         """Each party's answer, or the error of its refusal."""
         with _uncollected():
             return self._answered(asks)
 
-    def _answered(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
-        exchange = Exchange()
+    def _answered(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
+        exchange = SharedWork()
         handlers = {place: self.parties[place].handle(ask, exchange) for place, ask in sorted(asks.items())}
-        sent: dict[int, Any] = dict.fromkeys(handlers)
+        results: dict[int, Any] = dict.fromkeys(handlers)
         answers: dict[int, m.Answer | Exception] = {}
-        while sent:
-            runs: dict[int, list[tuple[int, Run]]] = {}
-            applied: dict[int, list[tuple[int, Apply]]] = {}
-            for place, done in sent.items():
+        while results:
+            tasks: dict[int, list[tuple[int, RunTask]]] = {}
+            transforms: dict[int, list[tuple[int, ApplyTransform]]] = {}
+            for place, result in results.items():
+                handler = handlers[place]
                 try:
-                    wish = next_wish(handlers[place], done)
+                    job = handler.throw(result) if isinstance(result, Exception) else handler.send(result)
+                except StopIteration as end:
+                    answers[place] = end.value
                 except Exception as error:
                     answers[place] = error
-                    continue
-                if isinstance(wish, Run):
-                    runs.setdefault(id(wish.task), []).append((place, wish))
-                elif isinstance(wish, Apply):
-                    applied.setdefault(id(wish.transform), []).append((place, wish))
                 else:
-                    answers[place] = wish
-            sent = {}
-            for several in runs.values():
-                sent |= self._run(several)
-            for wishes in applied.values():
-                sent |= _apply(wishes)
+                    if isinstance(job, RunTask):
+                        tasks.setdefault(id(job.task), []).append((place, job))
+                    else:
+                        transforms.setdefault(id(job.transform), []).append((place, job))
+            results = {}
+            for runs in tasks.values():
+                results |= self._run(runs)
+            for applied in transforms.values():
+                results |= _apply(applied)
         return answers
 
-    def _run(self, wishes: Sequence[tuple[int, Run]]) -> dict[int, Any]:
+    def _run(self, jobs: Sequence[tuple[int, RunTask]]) -> dict[int, Any]:
         """Run one task for all clients that ask for it. If it fails, run it client by client, so that each has its own result or error."""
         try:
-            results = self.engine.run(wishes[0][1].task, [wish.given for _, wish in wishes])
+            results = self.engine.run(jobs[0][1].task, [job.given for _, job in jobs])
         except Exception as error:
-            if len(wishes) == 1:
-                return {wishes[0][0]: error}
-            return {place: done for one in wishes for place, done in self._run([one]).items()}
-        return {place: result for (place, _), result in zip(wishes, results, strict=True)}
+            if len(jobs) == 1:
+                return {jobs[0][0]: error}
+            return {place: result for job in jobs for place, result in self._run([job]).items()}
+        return {place: result for (place, _), result in zip(jobs, results, strict=True)}
+
+
+def received(who: str, party: Party, data: bytes) -> bytes:
+    """The encoded answer of a party that is alone, to a request, whatever its bytes."""
+    try:
+        answer = ClientHost({0: party}).answer({0: m.decode_ask(data)})[0]
+        return m.encode(refusal(who, answer) if isinstance(answer, Exception) else answer)
+    except Exception as error:
+        return m.encode(refusal(who, error))
+
+
+def refusal(who: str, error: Exception) -> m.Refused:
+    """The refusal that answers a failure. The text of the error stays in the log."""
+    if isinstance(error, RemoteError | TooFewClients):
+        return m.Refused(error.code)
+    if isinstance(error, LocalError):
+        log.error("%s: protocol machine", who, exc_info=error)
+        return m.Refused(error.code)
+    if isinstance(error, InputError | TrainingDiverged):
+        log.error("%s: bad input", who, exc_info=error)
+        return m.Refused("bad-input")
+    log.error("%s: failed", who, exc_info=error)
+    return m.Refused("internal")
 
 
 @contextmanager
@@ -96,20 +150,20 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _apply(wishes: Sequence[tuple[int, Apply]]) -> dict[int, Any]:
+def _apply(jobs: Sequence[tuple[int, ApplyTransform]]) -> dict[int, Any]:
     """Transform the rows of several clients, in batches."""
-    done: dict[int, Any] = {}
-    transform, width = wishes[0][1].transform, wishes[0][1].rows.shape[1]
-    few = max(1, _BATCH_BYTES // (8 * width * len(wishes[0][1].rows)))
-    for start in range(0, len(wishes), few):
-        some = wishes[start : start + few]
+    results: dict[int, Any] = {}
+    transform, width = jobs[0][1].transform, jobs[0][1].rows.shape[1]
+    few = max(1, _BATCH_BYTES // (8 * width * len(jobs[0][1].rows)))
+    for start in range(0, len(jobs), few):
+        batch = jobs[start : start + few]
         try:
-            hidden = transform.apply(np.concatenate([wish.rows for _, wish in some]))
+            rows = transform.apply(np.concatenate([job.rows for _, job in batch]))
         except Exception as error:
-            done |= {place: error for place, _ in some}
+            results |= {place: error for place, _ in batch}
             continue
         at = 0
-        for place, wish in some:
-            done[place] = hidden[at : at + len(wish.rows)]
-            at += len(wish.rows)
-    return done
+        for place, job in batch:
+            results[place] = rows[at : at + len(job.rows)]
+            at += len(job.rows)
+    return results

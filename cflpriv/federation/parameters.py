@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ class TaskParameters:
     @cached_property
     def lists(self) -> dict[str, list[Any]]:
         """The parameters that are lists."""
-        return {name: list(one) for name, one in self.values.items() if isinstance(one, list | tuple)}
+        return {name: list(value) for name, value in self.values.items() if isinstance(value, list | tuple)}
 
     @property
     def held(self) -> list[Held]:
@@ -37,8 +38,8 @@ class TaskParameters:
     @property
     def own(self) -> list[Held]:
         """Values that the clients' own parts of sums refer to."""
-        items = [one for value in self.values.values() for one in (value if isinstance(value, list | tuple) else [value])]
-        return [mine.held for one in items if isinstance(one, Shared) for mine in one.own]
+        items = [item for value in self.values.values() for item in (value if isinstance(value, list | tuple) else [value])]
+        return [addend.held for item in items if isinstance(item, Shared) for addend in item.own]
 
     def requests(
         self, like: m.Compute, clients: Sequence[int], numbers: Mapping[HeldKey, int]
@@ -47,7 +48,7 @@ class TaskParameters:
 
         Raises `InputError` for lists that `which` cannot pick from.
         """
-        sizes = {len(one) for one in self.lists.values()}
+        sizes = {len(choices) for choices in self.lists.values()}
         if self.which is not None and len(sizes) != 1:
             raise InputError(f"compute: `which` needs lists of one length to pick from, got lengths {sorted(sizes)}")
         labels: dict[int, tuple[int, ...]] = {}
@@ -61,9 +62,9 @@ class TaskParameters:
         requests = []
         for chosen, members in sorted(alike.items()):
             sent = parameter_messages(self.values, self.lists, chosen if labels else None, several, numbers, sums)
-            picks: m.Picks | m.Mine | None = m.Picks(chosen, several) if labels else None
+            picks: m.Picks | m.HeldValue | None = m.Picks(chosen, several) if labels else None
             if isinstance(self.which, Held):
-                picks = m.Mine(numbers[self.which.key], self.which.part)
+                picks = m.HeldValue(numbers[self.which.key], self.which.part)
             requests.append((chosen, members, msgspec.structs.replace(like, params=sent, which=picks)))
         return requests
 
@@ -75,6 +76,18 @@ class TaskParameters:
             elif not isinstance(value, Held):
                 yield name, value
 
+    def unprotected(self, chosen: Sequence[int]) -> tuple[int, int]:
+        """The numbers and bytes that these clients would be sent without a protection: nothing of a sum that has only their own parts."""
+        numbers = size = 0
+        for _, value in self.sent(chosen):
+            array = np.asarray(value) if not isinstance(value, Shared) else value.clear
+            if array is not None:
+                numbers, size = numbers + array.size, size + array.nbytes
+            elif value.transformed:
+                first = value.transformed[0]
+                numbers, size = numbers + prod(first.shape), size + prod(first.shape) * first.value.itemsize
+        return numbers, size
+
     def recorded(self, chosen: Sequence[int]) -> tuple[dict[str, Array], dict[str, tuple[int, int, int]]]:
         """For the transcript: what these clients are sent, and of each transformed part [start, stop, dimension] in its opened vector."""
         payload: dict[str, Array] = {}
@@ -85,38 +98,33 @@ class TaskParameters:
                 continue
             if value.clear is not None:
                 payload[name] = value.clear
-            for term in value.blind:
+            for term in value.transformed:
                 payload[f"{name}/{term.transform}"] = term.value
-                places[f"{name}/{term.transform}"] = (term.start, term.stop, term.dimension or len(term.value))
+                places[f"{name}/{term.transform}"] = (term.start, term.stop, term.dimension)
         return payload, places
 
 
 def parameter_messages(
     params: Mapping[str, Parameter], lists: Mapping[str, list[Any]], chosen: tuple[int, ...] | None, several: bool,
     numbers: Mapping[HeldKey, int], sums: dict[int, m.Addends],
-) -> tuple[m.Parameter, ...]:  # fmt: skip
+) -> m.SentParameters:  # fmt: skip
     """Parameters for clients that pick the positions `chosen` from `lists` (None: they get whole lists, or pick themselves).
 
     `sums` keeps the message of each value, so that the same value is the same object in all requests.
     """
 
-    def one(value: Any) -> m.Addends:
+    def addends(value: Any) -> m.Addends:
         if id(value) not in sums:
-            sums[id(value)] = m.to_one(value, numbers)
+            sums[id(value)] = m.to_addends(value, numbers)
         return sums[id(value)]
 
-    sent = []
-    for name, value in params.items():
-        of: m.One | m.Many | m.Mine
+    def message(name: str, value: Parameter) -> m.Addends | m.Many | m.HeldValue:
         if isinstance(value, Held):
-            of = m.Mine(numbers[value.key], value.part)
-        elif name not in lists:
-            of = m.One(one(value))
-        elif chosen is None:
-            of = m.Many(tuple(one(item) for item in lists[name]))
-        elif several:
-            of = m.Many(tuple(one(lists[name][label]) for label in chosen))
-        else:
-            of = m.One(one(lists[name][chosen[0]]))
-        sent.append(m.Parameter(name, of))
-    return tuple(sent)
+            return m.HeldValue(numbers[value.key], value.part)
+        if name not in lists:
+            return addends(value)
+        if chosen is not None and not several:
+            return addends(lists[name][chosen[0]])
+        return m.Many(tuple(addends(lists[name][label]) for label in (range(len(lists[name])) if chosen is None else chosen)))
+
+    return tuple((name, message(name, value)) for name, value in params.items())

@@ -4,10 +4,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from ..contract.calls import Recorder, SumCall
-from ..contract.handles import Blind, GroupMean, Held, Released
+from ..contract.handles import GroupMean, Held, PartLayout, Released, Transformed
 from ..contract.operations import Then
 from ..contract.protection import Protection
 from ..privacy.client_level import ClippedMean, LocalGram
@@ -19,7 +17,7 @@ from ..protocols.orthonormal import Transform
 from . import messages as m
 from .client_ledger import ClientLedger
 from .epochs import Epochs
-from .handler import Apply
+from .host import ApplyTransform
 from .registry import ClientRegistry
 from .release_policy import Operation
 from .settings import Settings
@@ -28,12 +26,9 @@ from .transforms import ClusteringName, Transforms
 from .values import Values
 
 __all__ = [
-    "Allowed", "Asked", "ClientParts", "ComparisonServer", "Folding", "Layout", "ServerParts", "SumServer", "joined", "no_stage", "size_of",
-    "zeros_of",
+    "Allowed", "Asked", "ClientParts", "ComparisonServer", "Folding", "ServerParts", "SumServer", "no_stage",
 ]  # fmt: skip
 
-Layout = tuple[m.Described, ...]
-"""The names, dtypes and shapes of parts, in order."""
 Allowed = Callable[[Operation, int, tuple[str, ...]], dict[str, Any]]
 """Parts of a held value that an operation releases. Raises `RemoteError` "forbidden" if the client's release policy keeps them."""
 
@@ -68,10 +63,10 @@ class ClientHalf(Protocol):
     `fold(ask, exchange)` for transformed sums.
     """
 
-    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[Apply, Any, m.Given]: ...
+    def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]: ...
 
 
-def no_stage(*given: Any) -> Any:
+def no_stage(*request: Any) -> Any:
     """In place of a method that a client half lacks."""
     raise RemoteError("forbidden")
 
@@ -85,7 +80,7 @@ class Asked:
 
     number: int
     parts: tuple[str, ...]
-    layout: Layout
+    layout: PartLayout
     weight: Mapping[int, float]
     noise: SumNoise | None = None
 
@@ -95,8 +90,8 @@ class Folding:
     """Transformed parts that become one, times the number in `times` if there is any. `place` names the call."""
 
     operation: str
-    blind: Sequence[Blind]
-    times: Sequence[Blind]
+    transformed: Sequence[Transformed]
+    times: Sequence[Transformed]
     place: str
 
 
@@ -117,11 +112,11 @@ class ServerParts:
 class SumServer(Protocol):
     """The server half of a protection of sums. `choice`: the groups that clients keep private."""
 
-    def means(self, call: SumCall, asked: Asked, choice: m.Mine | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
+    def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """The mean of each group; None for one below the minimum cohort size. Raises `TooFewClients` if no group is left."""
         ...
 
-    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Blind | None:
+    def folded(self, folding: Folding, clients: Sequence[int], record: Recorder) -> Transformed | None:
         """Have the first client that can do so fold transformed parts; None if no client can. Other protections lack this method."""
         ...
 
@@ -142,19 +137,4 @@ class ComparisonServer(Protocol):
 
     def end(self) -> None: ...
 
-    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None: ...
-
-
-def size_of(layout: Layout) -> int:
-    """The total size of the parts."""
-    return sum(int(np.prod(part.shape, dtype=int)) for part in layout)
-
-
-def zeros_of(part: m.Described) -> Any:
-    """An array of a part's dtype and shape that needs no memory."""
-    return np.broadcast_to(np.zeros((), part.dtype), part.shape)
-
-
-def joined(values: Mapping[str, Any]) -> Any:
-    """All parts as one vector, in order."""
-    return np.concatenate([np.ravel(np.asarray(value)) for value in values.values()])
+    def listen(self, notify: Callable[[str], None], tick: Callable[[int, int], None]) -> None: ...

@@ -1,17 +1,22 @@
-"""The clients of a session: their places and pinned keys, and which of them answer, refuse or drop out."""
+"""The clients of a session: identities and their proofs; places and pinned keys; which of them answer, refuse or drop out."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import ProtocolError, RemoteError
-from ..protocols.keys import Roster
+from ..protocols.keys import Identity, Roster, public_key, sign, verify, verify_key
 from . import messages as m
-from .enrolment import check_enrolled
-from .transport import Stage, Transport
+from .client_ledger import SPENT
+from .epochs import ENTERED
+from .store import Store
+from .transport import ExchangeStage, Transport
 
-__all__ = ["KEY_HOLDER", "ClientsLost", "EpochEnded", "KeyHolderLost", "ClientRegistry", "majority"]
+__all__ = [
+    "KEY_HOLDER", "LABEL", "ClientRegistry", "ClientsLost", "EpochEnded", "KeyHolderLost", "check_peer", "enrolled", "majority",
+    "new_session",
+]  # fmt: skip
 
 Declared = TypeVar("Declared", bound=Hashable)
 
@@ -23,6 +28,60 @@ MOST_CLIENTS = 1 << 32
 
 NAMED = 10
 """So many clients are named in a message."""
+
+
+# --- who a client or the key holder is
+
+LABEL = "cflpriv remote v1 "
+ENROL = LABEL + "enrol"
+ENROL_HOLDER = LABEL + "enrol key holder"
+PROOF = ", to the server now"
+LEFT = "left"
+"""The store's name for the sessions that this client has left, 16 bytes each."""
+
+
+def new_session(store: Store, session: bytes) -> None:
+    """Begin a session: drop everything of an earlier one, except the ledger and the count of epochs.
+
+    Raises `RemoteError` "wrong-session" for a session that the client has left, because it no longer knows which transforms it used there.
+    """
+    current, left = store.get("session"), store.get(LEFT) or b""
+    if current == session:
+        return
+    if session in (left[at : at + len(session)] for at in range(0, len(left), len(session))):
+        raise RemoteError("wrong-session")
+    if current is not None:
+        store.put(LEFT, left + current)
+        store.drop("session")  # first, so that a client interrupted here has left the session, too
+    for name in store.names():
+        if name not in (SPENT, LEFT, ENTERED):
+            store.drop(name)
+    store.put("session", session)
+
+
+def enrolled(identity: Identity, ask: m.Enrol, role: Literal["client", "key-holder"]) -> m.Enrolled:
+    """The answer of a client or the key holder to `Enrol`, with both signatures."""
+    number, label = (identity.client, ENROL) if role == "client" else (0, ENROL_HOLDER)
+    key = public_key(identity.encryption_seed)
+    signed = (ask.session, number.to_bytes(8, "big"), key)
+    proof = sign(identity, label + PROOF, *signed, ask.challenge)
+    return m.Enrolled(m.VERSION, number, identity.public(), key, sign(identity, label, *signed), proof, role)
+
+
+def check_enrolled(answer: m.Enrolled, session: bytes, challenge: bytes) -> None:
+    """Raises `RemoteError` unless both signatures are by the key that the answer names."""
+    label, signed = ENROL if answer.role == "client" else ENROL_HOLDER, (session, answer.client.to_bytes(8, "big"), answer.encryption_key)
+    verify_key(answer.signing_key, answer.client, answer.signature, label, *signed)
+    verify_key(answer.signing_key, answer.client, answer.proof, label + PROOF, *signed, challenge)
+
+
+def check_peer(roster: Roster | None, session: bytes, peer: m.Recipient) -> None:
+    """Raises `RemoteError` unless a peer's encryption key is signed by the client of its number on the roster, where there is one."""
+    if roster is not None:
+        verify(roster, peer.client, peer.signature, ENROL, session, peer.client.to_bytes(8, "big"), peer.encryption_key)
+
+
+# --- errors
 
 
 class ClientsLost(ProtocolError):
@@ -72,8 +131,8 @@ class EpochEnded(ProtocolError):
 
 def majority(declared: Sequence[Declared]) -> Declared | None:
     """What more than half of the clients declared, else None."""
-    found, count = max(Counter(declared).items(), key=lambda one: one[1], default=(None, 0))
-    return found if 2 * count > len(declared) else None
+    most, count = max(Counter(declared).items(), key=lambda item: item[1], default=(None, 0))
+    return most if 2 * count > len(declared) else None
 
 
 class ClientRegistry:
@@ -132,14 +191,14 @@ class ClientRegistry:
         self._lost |= self.removed
         self._present = None
 
-    def _exchange(self, asks: Mapping[int, m.Ask], stage: str) -> Mapping[int, m.Answer]:
-        return self._transport.exchange(asks, Stage(stage, self.round, self.call)) if asks else {}
+    def _exchange(self, asks: Mapping[int, m.PartyRequest], stage: str) -> Mapping[int, m.Answer]:
+        return self._transport.exchange(asks, ExchangeStage(stage, self.round, self.call)) if asks else {}
 
     def enrol(self) -> tuple[int, ...]:
         """Greet all places without a client that answers. Returns the clients that enrolled."""
         answering = {place for client, place in self._places.items() if client not in self._lost} | {*self._holders.values()}
         fresh = {place: self._entropy(16) for place in self._transport.places() if place not in answering}
-        asks: dict[int, m.Ask] = {place: m.Enrol(m.VERSION, self._session, challenge) for place, challenge in fresh.items()}
+        asks: dict[int, m.PartyRequest] = {place: m.Enrol(m.VERSION, self._session, challenge) for place, challenge in fresh.items()}
         came = []
         for place, answer in sorted(self._exchange(asks, "enrol").items()):
             if isinstance(answer, m.Refused):
@@ -217,7 +276,7 @@ class ClientRegistry:
                 answers[number] = answer
         return answers
 
-    def ask(self, asks: Mapping[int, m.Ask], stage: str) -> dict[int, m.Answer]:
+    def ask(self, asks: Mapping[int, m.PartyRequest], stage: str) -> dict[int, m.Answer]:
         """The answers that arrived in time. The other clients are absent until they enrol again. Refusals are recorded."""
         arrived = self._exchange({self._places[client]: ask for client, ask in asks.items()}, stage)
         answers: dict[int, m.Answer] = {}

@@ -12,9 +12,8 @@ from ..protocols.errors import MalformedMessage, RemoteError, TooFewClients
 from ..protocols.keys import agree, seal, unseal
 from ..types import Array, check_array
 from . import messages as m
-from .enrolment import LABEL, check_peer
 from .protections import ClientParts
-from .registry import ClientRegistry
+from .registry import LABEL, ClientRegistry, check_peer
 from .values import UNTRACED, Origin, from_bytes, to_bytes
 from .work import smallest
 
@@ -41,7 +40,7 @@ class Relaying:
         self._parts, self._settings, self._values = parts, parts.settings, parts.values
         self._own = parts.settings.identity.encryption_seed
 
-    def seal(self, ask: m.Seal) -> m.Sealed:
+    def seal(self, ask: m.Seal) -> m.SealedBoxes:
         parts, client = self._parts, self._parts.client
         values = parts.allowed("relay", ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()) or parts.ledger.unit == "client":
@@ -54,9 +53,9 @@ class Relaying:
             check_peer(self._settings.roster, ask.session, recipient)
             key = relay_key(self._own, recipient.encryption_key, ask.session, ask.arrives, client, recipient.client)
             boxes.append(seal(key, plain, LABEL.encode(), parts.entropy))
-        return m.Sealed(tuple(boxes))
+        return m.SealedBoxes(tuple(boxes))
 
-    def take(self, ask: m.Take) -> m.Done:
+    def take(self, ask: m.Take) -> m.Acknowledged:
         """Hold what others sealed. A box that cannot be opened, or whose arrays differ in shape from most, is left out."""
         opened: dict[int, dict[str, Array]] = {}
         compared = False
@@ -69,14 +68,14 @@ class Relaying:
                 log.warning("client %d: the box of client %d is left out (%s)", self._parts.client, sender, error.code)
         if ask.boxes and not opened:
             raise RemoteError("bad-box")
-        shapes = {sender: tuple((one.shape, one.dtype.str) for one in values.values()) for sender, values in opened.items()}
-        usual = max(Counter(shapes.values()).items(), key=lambda one: one[1])[0] if shapes else ()
+        shapes = {sender: tuple((array.shape, array.dtype.str) for array in values.values()) for sender, values in opened.items()}
+        usual = max(Counter(shapes.values()).items(), key=lambda item: item[1])[0] if shapes else ()
         arrived = {part: {sender: values[part] for sender, values in opened.items() if shapes[sender] == usual} for part in ask.parts}
         sizes = [np.size(value) for values in arrived.values() for value in values.values()]
         self._values.drop(ask.held)
         self._parts.ledger.public(ask.held, ask.parts)
         self._values.hold(ask.held, dict(arrived), Origin(UNTRACED, smallest(size for size in sizes if size > 1), compared))
-        return m.Done()
+        return m.Acknowledged()
 
     def _opened(self, ask: m.Take, boxed: m.Boxed) -> tuple[dict[str, Array], bool]:
         """The finite arrays in a box, in the order of the parts asked for, and whether clients compare them. Raises `RemoteError`."""
@@ -84,7 +83,9 @@ class Relaying:
         check_peer(self._settings.roster, ask.session, sender)
         key = relay_key(self._own, sender.encryption_key, ask.session, ask.held, sender.client, self._parts.client)
         values, origin = from_bytes(unseal(key, boxed.box, LABEL.encode()))
-        if set(values) != set(ask.parts) or not all(isinstance(one, np.ndarray) and np.isfinite(one).all() for one in values.values()):
+        if set(values) != set(ask.parts) or not all(
+            isinstance(array, np.ndarray) and np.isfinite(array).all() for array in values.values()
+        ):
             raise RemoteError("malformed")
         return {part: values[part] for part in ask.parts}, origin.compared
 
@@ -134,14 +135,14 @@ def relay(
     recipient holds anything.
     """
     parts, recipients = what.parts, list(what.wanted)
-    asks: dict[int, m.Ask] = {}
+    asks: dict[int, m.PartyRequest] = {}
     peers = {sender: [client for client in recipients if sender in what.wanted[client]] for sender in what.present}
     for sender, targets in peers.items():
         if targets:
             asks[sender] = m.Seal(session, what.number, parts, what.arrives, tuple(registry.peers[client] for client in targets))
     boxes: dict[int, dict[int, bytes]] = {client: {} for client in recipients}
     for sender, answer in sorted(registry.ask(asks, "seal").items()):
-        if isinstance(answer, m.Sealed) and len(answer.boxes) == len(peers[sender]):
+        if isinstance(answer, m.SealedBoxes) and len(answer.boxes) == len(peers[sender]):
             for client, box in zip(peers[sender], answer.boxes, strict=True):
                 boxes[client][sender] = box
     if what.requested:
@@ -153,17 +154,17 @@ def relay(
     overhead = 0
     if witness is not None and senders:
         payload = [witness(sender, what.number, parts) for sender in senders]
-        overhead = len(sent[0]) - sum(one.nbytes for one in payload[0].values())
+        overhead = len(sent[0]) - sum(array.nbytes for array in payload[0].values())
     record(
-        "+".join(parts), "clients", "clients", senders, payload, readers=("clients",), peers=[peers[one] for one in senders],
+        "+".join(parts), "clients", "clients", senders, payload, readers=("clients",), peers=[peers[peer] for peer in senders],
         overhead_bytes=overhead,
     )  # fmt: skip
-    takes: dict[int, m.Ask] = {
+    takes: dict[int, m.PartyRequest] = {
         client: m.Take(session, what.arrives, parts, tuple(m.Boxed(registry.peers[sender], box) for sender, box in sorted(inbox.items())))
         for client, inbox in boxes.items()
         if client in registry.present
     }
-    took = tuple(client for client, answer in sorted(registry.ask(takes, "take").items()) if isinstance(answer, m.Done))
+    took = tuple(client for client, answer in sorted(registry.ask(takes, "take").items()) if isinstance(answer, m.Acknowledged))
     if not took:
         raise TooFewClients((), 1)
     return took

@@ -28,12 +28,10 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from ..contract.protection import Protection
 from ..protocols.errors import RemoteError
 from ..types import PartKind
-from .values import Origin
+from .values import Origin, ValueForm
 
 __all__ = ["Operation", "check", "compares", "kinds_of", "may_leave"]
 
@@ -49,13 +47,16 @@ def kinds_of(task: Any) -> dict[str, PartKind]:
 
 def compares(task: Any) -> bool:
     """Whether a task, or a task inside it, computes values that clients compare, whatever kind the outer task declares."""
-    inner = [getattr(task, one.name) for one in fields(task)]
-    return "compared" in kinds_of(task).values() or any(compares(one) for one in inner if is_dataclass(one) and not isinstance(one, type))
+    inner = [getattr(task, attribute.name) for attribute in fields(task)]
+    return "compared" in kinds_of(task).values() or any(
+        compares(inner_task) for inner_task in inner if is_dataclass(inner_task) and not isinstance(inner_task, type)
+    )
 
 
-def may_leave(protection: Protection, operation: Operation, part: str, value: Any, origin: Origin, noisy: bool = False) -> bool:
+def may_leave(protection: Protection, operation: Operation, part: str, form: ValueForm, origin: Origin, noisy: bool = False) -> bool:
     """Whether a part of a held value may leave by an operation: as it is, or by `gram` and `sum` under this protection.
 
+    The rule does not look at the value, only at its `form`.
     `noisy`: the client adds noise of its own to each row that `gram` releases (`privacy.local`).
     """
     kind, compared, hidden = origin.kind(part), origin.is_compared(part), protection.comparison.hides
@@ -75,22 +76,22 @@ def may_leave(protection: Protection, operation: Operation, part: str, value: An
         return True
     if compared:
         return not origin.size
-    array = np.asarray(value)
+    numbers, dtype = form
     if operation == "gram":
         return False
-    if kind in ("choice", "request", "score") and 0 < origin.size <= array.size:
+    if kind in ("choice", "request", "score") and 0 < origin.size <= numbers:
         return False
     if kind in ("choice", "request"):
-        return array.dtype.kind in "biu" and (not protection.sums.oblivious or kind == "request")
+        return dtype in "biu" and (not protection.sums.oblivious or kind == "request")
     if kind == "score":
         return origin.size > 0
-    return kind == "measure" and array.size == 1 and not protection.secure
+    return kind == "measure" and numbers == 1 and not protection.secure
 
 
-def check(protection: Protection, operation: Operation, values: Mapping[str, Any], origin: Origin, noisy: bool = False) -> None:
+def check(protection: Protection, operation: Operation, forms: Mapping[str, ValueForm], origin: Origin, noisy: bool = False) -> None:
     """Raises `RemoteError` "forbidden" unless all of these parts may leave by this operation."""
-    for part, value in values.items():
-        if not may_leave(protection, operation, part, value, origin, noisy):
+    for part, form in forms.items():
+        if not may_leave(protection, operation, part, form, origin, noisy):
             error = RemoteError("forbidden")
             error.add_note(
                 f"its release policy keeps {part!r} from {operation!r} under protection {protection.name} (what may leave: docs/flower.md; "

@@ -5,76 +5,281 @@ clients that contributed. A comparison that lost a client raises `ClientsLost`, 
 functions of their state. A simulated and a deployed federation write the same transcript.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from ..contract.calls import Contribution, SumCall
-from ..contract.handles import Blind, GroupMean, Held, HeldKey, Labels, Own, Released, Shared, at_server, label_sets
-from ..contract.operations import Parameter, Then
-from ..contract.transcript import settings_of
+from ..contract.calls import ClientContribution, SumCall
+from ..contract.handles import (
+    GroupMean,
+    Held,
+    HeldKey,
+    Labels,
+    OwnAddend,
+    PartLayout,
+    Released,
+    Shared,
+    Transformed,
+    at_server,
+    label_sets,
+)  # fmt: skip
+from ..contract.operations import Parameter, Sampling, Then
+from ..contract.protection import Protection
+from ..contract.transcript import Transcript, Unprotected, settings_of
 from ..engine import Task
 from ..errors import InputError, TrainingDiverged
+from ..privacy.client_level import ClippedMean, LocalGram
+from ..privacy.receipts import NoLedger, PrivacyLedger, sources
+from ..privacy.settings import SumNoise
+from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import MalformedMessage, TooFewClients
+from ..protocols.keys import Roster
+from ..randomness import Stream, stream
 from ..types import Array
 from . import messages as m
-from .cohort import check_mean, group_sizes, public_weights
-from .known_values import Known
+from .cohort import check_mean, draw_cohort, group_sizes, public_weights
+from .epochs import Epochs
+from .group_secret import Agreement
 from .parameters import TaskParameters
-from .protections import Asked, Folding, zeros_of
-from .registry import BudgetsSpent, ClientsLost, EpochEnded, KeyHolderLost, majority
-from .relay import Relay, relay, requested_senders
+from .protections import Asked, ComparisonServer, Folding, ServerParts, SumServer
+from .registry import BudgetsSpent, ClientRegistry, ClientsLost, EpochEnded, KeyHolderLost, majority
+from .relay import Relay, Witness, relay, requested_senders
 from .release_policy import kinds_of, may_leave
-from .server_state import ServerState
-from .traffic import plain
+from .server_state import KnownValue, Participants, Rounds
 from .transport import Transport
 from .values import UNTRACED, Origin, trace
 from .work import request_digest
 
-__all__ = ["BudgetsSpent", "ClientsLost", "EpochEnded", "KeyHolderLost", "FederationServer", "Transport"]
+__all__ = ["BudgetsSpent", "ClientsLost", "EpochEnded", "FederationServer", "KeyHolderLost", "Transport"]
 
 
-class FederationServer(ServerState):
-    """The operations of a federation. `ServerState` explains the arguments."""
+class FederationServer:
+    """The operations of a federation.
+
+    `roster` pins the clients' signing keys. Secure sums in active mode need it; without it the first client that enrols as a number keeps
+    that number. `seed` feeds public randomness: batches and cohorts equal those of a simulated federation of the same seed. Protections
+    that clients apply must be in the clients' own settings, too; a client whose settings differ refuses.
+
+    With `privacy_ledger` (per sample: tasks run in their private form, clients draw the noise) or `clipped` (per client: in means; `local`
+    for single rows) what leaves clients is differentially private. The ledger is charged before any client is asked.
+
+    Cohorts are drawn from the clients that are present, or from those of `drawn_from`, without those of them that are absent: then nobody
+    takes an absent client's place, and who is asked in which round is known beforehand (`schedule`).
+
+    Under `ckks` the roster names the key holder, a separate party at its own place, under `shares` several holders; without them `gram`
+    raises `KeyHolderLost`.
+
+    Raises `InputError` if the roster is missing where it is needed.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        protection: Protection | None = None,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        roster: Roster | None = None,
+        transcript: Transcript | None = None,
+        entropy: Entropy = system_entropy,
+        session: bytes | None = None,
+        expect: Iterable[int] | None = None,
+        privacy_ledger: PrivacyLedger | None = None,
+        clipped: ClippedMean | None = None,
+        local: LocalGram | None = None,
+        strict: bool = True,
+        witness: Witness | None = None,
+        drawn_from: Sequence[int] | None = None,
+    ) -> None:
+        self.protection = protection or Protection()
+        self.sampling = sampling or Sampling()
+        self.seed = seed
+        self.transcript = transcript or Transcript()
+        active = self.protection.secure and self.protection.secagg_mode == "active"
+        if active and roster is None:
+            raise InputError("protection.secagg_mode: 'active' needs the clients' pinned roster; give it, or use 'passive'")
+        if self.protection.transformed and roster is None:
+            raise InputError("protection: a transform that clients share needs their pinned roster, by which they agree on its secret")
+        self.session = session or entropy(16)
+        self._rounds = Rounds()
+        self._registry = ClientRegistry(transport, self.session, roster, expect, entropy)
+        self._ask = self._registry.ask
+        self._agreement = None
+        if self.protection.transformed and roster is not None:
+            rounds, written = self._rounds, self.transcript  # not this object, which would be a cycle that keeps clients' data
+            self._agreement = Agreement(
+                self._registry, self.session, roster, lambda *message, **more: written.add(rounds.round, "group", *message, **more)
+            )
+        self._participants = Participants(self._registry, self._agreement)
+        named = (lambda purpose: purpose) if self._agreement is None else self._agreement.named
+        parts = ServerParts(self._registry, self.session, self.protection, roster, entropy, named, clipped, local)
+        self._sums: SumServer = self.protection.sums.server(parts)
+        self._comparisons: ComparisonServer = self.protection.comparison.server(parts)
+        self.privacy_ledger = privacy_ledger
+        self._ledger: PrivacyLedger | NoLedger = NoLedger() if privacy_ledger is None else privacy_ledger
+        self._adaptive = None if clipped is None else clipped.adaptive
+        self._without_form = () if clipped is None else ("gather", "relay") if local is not None else ("gather", "relay", "gram")
+        self.protection_seconds = 0.0
+        self._drawn_from = None if drawn_from is None else tuple(sorted(drawn_from))
+        self._strict, self._witness, self._noisy_rows = strict, witness, local is not None
+        self._known: weakref.WeakKeyDictionary[HeldKey, KnownValue] = weakref.WeakKeyDictionary()
+
+    # --- clients
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return tuple(sorted(self._participants.present))
+
+    @property
+    def disagreement(self) -> str:
+        """Why clients have no common transform yet, where they need one; else empty."""
+        return "" if self._agreement is None else self._agreement.lacking
+
+    @property
+    def holder_missing(self) -> bool:
+        """Whether encrypted comparisons must wait for the key holder."""
+        there = self._registry.holders
+        return self.protection.encrypted and not (0 in there and len(there) >= self.protection.fewest_holders)
+
+    @property
+    def removed(self) -> frozenset[int]:
+        """The clients that were removed for good."""
+        return frozenset(self._registry.removed)
+
+    @property
+    def refusals(self) -> list[tuple[int, str, str]]:
+        """(client, stage, error code) of every refusal, for the operator; `messages.REFUSALS` explains the codes."""
+        return self._registry.refusals
+
+    def enrol(self) -> tuple[int, ...]:
+        """Greet all places without a client that answers. Returns the clients that enrolled."""
+        return self._participants.enrol()
+
+    def lose(self, clients: Sequence[int]) -> None:
+        """Clients went away: they enrol anew before they take part again. Raises `InputError` for unknown ones."""
+        self._participants.lose(clients)
+
+    def remove(self, clients: Sequence[int]) -> None:
+        """Remove clients for good. Under a shared transform the others agree on a fresh secret, which the removed clients do not get.
+
+        Later sums and clustering epochs use the fresh secret. Open clustering epochs and transformed sums keep theirs: clients that have
+        it go on with them; later clients cannot use them until they are made anew (`gram` afresh, `fold`).
+
+        Raises `TooFewClients` if not more than half of the roster is left to agree, `InputError` for unknown clients.
+        """
+        self._participants.remove(clients)
+
+    def _owners(self, held: Held, on: Sequence[int] | None) -> list[int]:
+        """The present clients of `on` that hold a value."""
+        if held.key not in self._known:
+            raise InputError(f"{held.key.name} is not held by clients of this federation")
+        return self._participants.among(on, held.clients)
+
+    # --- rounds
+
+    @property
+    def round(self) -> int:
+        return self._rounds.round
+
+    @property
+    def turn(self) -> int:
+        """Counts the rounds that were begun, repeated ones too: it never repeats."""
+        return self._rounds.turn
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The clip norm of the next sum under client-level privacy, where it moves."""
+        return None if self._adaptive is None else self._adaptive.norm
+
+    @property
+    def epochs(self) -> Epochs[Any]:
+        """The open clustering epochs."""
+        return self._comparisons.epochs
+
+    @property
+    def merge_below(self) -> int:
+        return self.protection.smallest_group if self.protection.small_clusters == "merge" else 1
+
+    def begin_round(self, number: int) -> tuple[int, ...]:
+        """Begin a round: enrol new places and clients that did not answer lately.
+
+        Returns the clients that enrolled, now or since the last round began.
+        """
+        self._rounds.begin(number)
+        self._registry.round, self._registry.call = number, 0
+        return self._participants.begin_round()
+
+    def _next_call(self) -> int:
+        self._registry.call = self._rounds.next_call()
+        return self._registry.call
+
+    def numbers(self) -> dict[HeldKey, int]:
+        """The numbers of the values that clients hold."""
+        return {key: known.number for key, known in self._known.items()}
+
+    def listen(self, notify: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+        """`notify` gets an estimate before an expensive step starts; `tick` gets (done, total) during it."""
+        self._comparisons.listen(notify, tick)
+
+    def stream(self, purpose: str, client: int = -1) -> Stream:
+        return stream(self.seed, purpose, self.round, client)
+
+    def cohort(self, labels: Labels | Held | None = None) -> tuple[int, ...]:
+        known, smallest = None if isinstance(labels, Held) else labels, self.protection.smallest_group
+        if self._drawn_from is None:
+            return draw_cohort(self.sampling, self.clients, known, smallest, self.seed, self.round)
+        together = dict.fromkeys(self._drawn_from, 0)
+        drawn = draw_cohort(self.sampling, self._drawn_from, together, smallest, self.seed, self.round)
+        present = tuple(client for client in drawn if client in self._participants.present)
+        if not present:
+            raise TooFewClients((0,), smallest)
+        return present
+
+    def _record(self, operation: str) -> Callable[..., None]:
+        return partial(self.transcript.add, self.round, operation)
 
     # --- compute
 
     def compute(
         self, task: Task, params: Mapping[str, Parameter] | None = None, which: Labels | Held | None = None, on: Sequence[int] | None = None
     ) -> Held:
-        self._greet_lost()
-        given = TaskParameters(params or {}, which)
-        clients = self._computing(given, on)
-        private, noise = self._ledger.private(task)
-        self._ledger.begin(private, given, clients, self._round)
-        key, number = HeldKey(type(private).__name__), self._number()
-        asks: dict[int, m.Ask] = {}
+        self._participants.greet_lost()
+        parameters = TaskParameters(params or {}, which)
+        clients = self._computing(parameters, on)
+        private, inputs = self._ledger.private(task), sources(parameters.values, parameters.which)
+        noise = None if self.privacy_ledger is None else m.NoisySteps(**vars(self.privacy_ledger.noise))
+        self._ledger.begin(private, inputs, self._ledger.reads(private, clients), clients, self.round)
+        key, number = HeldKey(type(private).__name__), self._rounds.next_number()
+        asks: dict[int, m.PartyRequest] = {}
         traced: dict[int, bytes] = {}
         settings, record = settings_of(task), self._record("compute")
-        for chosen, members, ask in given.requests(self._request(task, number, noise), clients, self.numbers()):
+        for chosen, members, ask in parameters.requests(self._request(task, number, noise), clients, self.numbers()):
             asks |= dict.fromkeys(members, ask)
             if self.protection.secure:
                 name = request_digest(ask)
-                traced |= {client: trace([name, *self._earlier(given, client)]) for client in members}
-            payload, places = given.recorded(chosen)
+                traced |= {client: trace([name, *self._earlier(parameters, client)]) for client in members}
+            payload, places = parameters.recorded(chosen)
             if payload:
-                self.bare.down(plain(value for _, value in given.sent(chosen)), copies=len(members))
+                self.transcript.unprotected.down(*parameters.unprotected(chosen), len(members))
                 context = {"task": key.name, "settings": settings, "which": list(chosen)} | ({"blind": places} if places else {})
                 record("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         before = len(self.refusals)
         answers = self._ask(asks, "compute")
-        layouts = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
+        layouts = {client: answer.layout for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
         if not layouts:
             self._check_budgets(f"compute of {key.name}", asks, before)
-            raise TrainingDiverged(f"{key.name} in round {self._round}: no client has a result")
-        layout = majority(list(layouts.values())) or ()
-        at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in given.values.values())
+            raise TrainingDiverged(f"{key.name} in round {self.round}: no client has a result")
+        layout = majority(list(layouts.values())) or PartLayout()
+        at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in parameters.values.values())
         odd = frozenset(client for client, declared in layouts.items() if declared != layout)
-        self._known[key] = Known(number, layout, traced, odd, at_model, kinds_of(private))
+        self._known[key] = KnownValue(number, layout, traced, odd, at_model, kinds_of(private))
         held = Held(key, tuple(sorted(layouts)), tuple(private.parts))
-        self._ledger.enter(held, private, given)
+        self._ledger.enter(held, private, inputs, self._ledger.reads(private, held.clients))
         return held
 
     def _check_budgets(self, what: str, asked: Collection[int], before: int) -> None:
@@ -90,13 +295,13 @@ class FederationServer(ServerState):
         requests = TaskParameters(params, which).requests(self._request(task, 0, None), clients, self.numbers())
         return {client: ask for _, members, ask in requests for client in members}
 
-    def _computing(self, given: TaskParameters, on: Sequence[int] | None) -> list[int]:
+    def _computing(self, parameters: TaskParameters, on: Sequence[int] | None) -> list[int]:
         """The clients that compute. Raises `InputError` for one that lacks a parameter."""
-        clients = self._on(on)
-        if isinstance(given.which, Held):
-            choosing = frozenset(given.which.clients)
+        clients = self._participants.among(on)
+        if isinstance(parameters.which, Held):
+            choosing = frozenset(parameters.which.clients)
             clients = [client for client in clients if client in choosing]
-        for value in given.values.values():
+        for value in parameters.values.values():
             if isinstance(value, Held):
                 missing = sorted(set(clients).difference(value.clients))
                 if missing:
@@ -106,33 +311,45 @@ class FederationServer(ServerState):
     def _request(self, task: Task, number: int, noise: m.NoisySteps | None) -> m.Compute:
         """A request without parameters. Values that own parts of sums refer to stay live, too."""
         live = tuple(sorted(self.numbers().values()))
-        return m.Compute(self.session, self._round, self.seed, number, live, m.Carried(task), (), None, noise)
+        return m.Compute(self.session, self.round, self.seed, number, live, m.Carried(task), (), None, noise)
 
-    def _earlier(self, given: TaskParameters, client: int) -> list[bytes]:
+    def _earlier(self, parameters: TaskParameters, client: int) -> list[bytes]:
         """The names of the held values that go into a client's task, in the order in which the client finds them."""
-        own = [] if self.protection.small_clusters == "local" else given.own
-        return [*(UNTRACED for one in own if client in one.clients), *(self._known[one.key].models[client] for one in given.held)]
+        own = [] if self.protection.small_clusters == "local" else parameters.own
+        return [
+            *(UNTRACED for addend in own if client in addend.clients),
+            *(self._known[source.key].models[client] for source in parameters.held),
+        ]
+
+    def _settle(self, held: Held, clients: Sequence[int], operation: str) -> None:
+        """Charge a release of single values. Raises `InputError` for an operation that has no private form."""
+        if operation in self._without_form:
+            raise InputError(
+                f"{operation}: releases single clients' values, which have no private form under privacy.unit = 'client'; means have, and "
+                "rows to be compared with privacy.local = ['gram']"
+            )
+        if clients:
+            self._ledger.settle(held, clients, operation, self.round)
 
     # --- gram
 
     def gram(self, held: Held, then: Then, against: Held | None = None, on: Sequence[int] | None = None) -> Released:
-        self._greet_lost()
-        clients = [] if against is not None and on is not None and not on else self._holders(held, on)
-        known = self._known[held.key] if clients else Known(0, (), {}, at_model=False)
+        self._participants.greet_lost()
+        clients = [] if against is not None and on is not None and not on else self._owners(held, on)
+        known = self._known[held.key] if clients else KnownValue(0, PartLayout(), {}, at_model=False)
         origin = Origin(size=known.at_model, kinds=tuple(known.kinds.items()))
-        if clients and self._strict and not may_leave(self.protection, "gram", held.part, 0, origin, self._noisy_rows):
+        if clients and self._strict and not may_leave(self.protection, "gram", held.part, (0, "f"), origin, self._noisy_rows):
             raise InputError(
                 f"gram: {held.part} would be compared in the clear, which clients refuse under protection.sum = {self.protection.sum!r}, "
                 f"min_cohort = {self.protection.smallest_sum}; name a transform or 'ckks' in protection.gram"
             )
-        self._ledger.settle(held, clients, "gram", self._round)
+        self._settle(held, clients, "gram")
         record, began = self._record("gram"), perf_counter()
-        part = next((part for part in known.layout if part.name == held.part), None)
-        if part is not None:
-            self.bare.up([zeros_of(part)], copies=len(clients))
+        layout = known.layout.some(held.parts)
+        self.transcript.unprotected.up(layout.size, layout.nbytes, len(clients))
         try:
             return self._comparisons.gram(
-                held, known.number, clients, self._ledger.with_noise(then), against, record, () if part is None else part.shape
+                held, known.number, clients, self._ledger.with_noise(then), against, record, layout.shape(held.part)
             )
         finally:
             self.protection_seconds += perf_counter() - began
@@ -155,36 +372,36 @@ class FederationServer(ServerState):
         on: Sequence[int] | None = None,
         models: int = 1,
     ) -> tuple[GroupMean | None, ...]:
-        self._greet_lost()
-        clients, protection = self._holders(held, on), self.protection
+        self._participants.greet_lost()
+        clients, protection = self._owners(held, on), self.protection
         oblivious = protection.sums.oblivious
         check_mean(protection, weights, groups, k)
         known = self._known[held.key]
-        if not known.layout:
+        if not known.layout.parts:
             raise InputError(f"mean: clients hold {held.key.name} in different shapes")
         self.refusals.extend((client, "mean", "malformed") for client in clients if client in known.odd)
         clients = [client for client in clients if client not in known.odd]
-        layout = tuple(part for name in held.parts for part in known.layout if part.name == name)
+        layout = known.layout.some(held.parts)
         weight = public_weights(weights, clients)
         labels = self._group_labels(None if oblivious else groups, clients, k)
         clients = [client for client in clients if client in labels]
         if protection.secure and any(len(several) > 1 for several in labels.values()):
             raise InputError(f"mean: overlapping groups under sum = {protection.sum!r}; the difference of two sums would be one client's")
-        if weights == "examples" and self.accounts is not None:
+        if weights == "examples" and self.privacy_ledger is not None:
             raise InputError("mean: weights = 'examples' under privacy.unit = 'sample' would release sample counts; use 'equal'")
-        contributions = tuple(Contribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
+        contributions = tuple(ClientContribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
         sent = {client: known.models.get(client, UNTRACED) for client in clients} if protection.secure else {}
         number, public = self._next_call(), weights != "examples"
-        call = SumCall(self._turn, number, contributions, k or 1, protection.smallest_group, public, sent, models)
+        call = SumCall(self.turn, number, contributions, k or 1, protection.smallest_group, public, sent, models)
         choices = groups if oblivious and isinstance(groups, Held) else None
-        noise = self._ledger.inside(held, protection.sum)
-        self._ledger.settle_sums(held, call, choices, protection.small_clusters, self._round, noise)
+        noise = self._noise_inside(held)
+        self._ledger.settle_sums(held, call, choices, protection.small_clusters, self.round, noise)
         asked, began, before = Asked(known.number, held.parts, layout, weight, noise), perf_counter(), len(self.refusals)
         try:
             if protection.small_clusters == "local" and not oblivious:
                 means = self._mean_or_local(held, call, asked, groups)
             else:
-                choice = None if choices is None else m.Mine(self._known[choices.key].number, choices.part)
+                choice = None if choices is None else m.HeldValue(self._known[choices.key].number, choices.part)
                 blocks = m.Picks((0,), False) if oblivious else None
                 means = self._sums.means(call, asked, choice or blocks, self._record("mean"))
         except TooFewClients:
@@ -192,8 +409,20 @@ class FederationServer(ServerState):
             raise
         finally:
             self.protection_seconds += perf_counter() - began
-        self.bare.mean(call, layout, means)
+        contributors = set[int]().union(*(mean.contributors for mean in means if mean is not None))
+        added = 0 if public else 1  # a private weight is sent, too
+        self.transcript.unprotected.up(layout.size + added, layout.nbytes + 8 * added, len(contributors))
         return means
+
+    def _noise_inside(self, held: Held) -> SumNoise | None:
+        """What clients have to add to a value inside secure sums, if anything. Raises `InputError` where sums are taken in another way."""
+        noise = self._ledger.inside(held)
+        if noise is not None and self.protection.sum != "secagg":
+            raise InputError(
+                f"mean: {held.key.name} carries no noise of its own (privacy.noise = 'shared'); it leaves in secure sums only, not under "
+                f"protection.sum = {self.protection.sum!r}"
+            )
+        return noise
 
     def _group_labels(self, groups: Labels | Held | None, clients: Sequence[int], k: int | None) -> dict[int, tuple[int, ...]]:
         if groups is None:
@@ -221,38 +450,38 @@ class FederationServer(ServerState):
         sizes = group_sizes(groups, call, self.clients)
         for label, count in enumerate(counts):
             if count > 0 and sizes[label] < call.min_cohort:
-                own = Held(held.key, tuple(one.client for one in call.members(label)), held.parts)
-                means[label] = GroupMean({part: Shared(own=(Own(own[part]),)) for part in held.parts}, None, count)
+                own = Held(held.key, tuple(member.client for member in call.members(label)), held.parts)
+                means[label] = GroupMean({part: Shared(own=(OwnAddend(own[part]),)) for part in held.parts}, None, count)
         return tuple(means)
 
     # --- relay, gather
 
     def relay(self, held: Held, to: Mapping[int, Sequence[int]] | Held | None = None) -> Held:
-        self._greet_lost()
+        self._participants.greet_lost()
         recipients = [client for client in self.clients if to is None or client in (to.clients if isinstance(to, Held) else to)]
-        present = self._holders(held, None)
-        known, arrives = self._known[held.key], self._number()
+        present = self._owners(held, None)
+        known, arrives = self._known[held.key], self._rounds.next_number()
         asked: dict[int, set[int]] = {client: set(present) - {client} for client in recipients}
         if isinstance(to, Held):
-            self._ledger.settle(to, recipients, "relay", self._round)  # first, because these choices decide who pays for `held`
+            self._settle(to, recipients, "relay")  # first, because these choices decide who pays for `held`
             asked = requested_senders(self._registry, self.session, recipients, self._known[to.key].number, to.parts)
         elif to is not None:
-            self._check_known(sorted({*to, *(sender for senders in to.values() for sender in senders)}))
+            self._participants.check_known(sorted({*to, *(sender for senders in to.values() for sender in senders)}))
             asked = {client: set(to[client]) for client in recipients}
         wanted = {client: sorted(senders & set(present)) for client, senders in asked.items()}
         senders = [sender for sender in present if any(sender in senders for senders in wanted.values())]
-        self._ledger.settle(held, senders, "relay", self._round)
+        self._settle(held, senders, "relay")
         what = Relay(known.number, arrives, held.parts, present, wanted, requested=to is not None)
         took = relay(self._registry, self.session, what, self._record("relay"), self._witness)
         key = HeldKey(f"relayed {held.key.name}")
-        self._known[key] = Known(arrives, (), dict.fromkeys(took, UNTRACED))
+        self._known[key] = KnownValue(arrives, PartLayout(), dict.fromkeys(took, UNTRACED))
         relayed = Held(key, took, held.parts)
         copies = sum(map(len, wanted.values()))
-        values = [zeros_of(part) for part in known.layout if part.name in held.parts]
+        layout = known.layout.some(held.parts)
         if to is not None:
-            self.bare.up([np.zeros(len(present), dtype=bool)], copies=len(recipients))
-        self.bare.up(values, copies=copies)
-        self.bare.down(values, copies=copies)
+            self.transcript.unprotected.up(len(present), len(present), len(recipients))  # one bit of a byte for each sender
+        self.transcript.unprotected.up(layout.size, layout.nbytes, copies)
+        self.transcript.unprotected.down(layout.size, layout.nbytes, copies)
         self._ledger.public(relayed)
         return relayed
 
@@ -262,23 +491,24 @@ class FederationServer(ServerState):
         return {client: labels[0] for client, labels in self._chosen_labels(held[held.part], None).items() if len(labels) == 1}
 
     def gather(self, held: Held, on: Sequence[int] | None = None) -> Mapping[int, Mapping[str, Array]]:
-        self._greet_lost()
-        clients = self._holders(held, on)
-        self._ledger.settle(held, clients, "gather", self._round)
+        self._participants.greet_lost()
+        clients = self._owners(held, on)
+        self._settle(held, clients, "gather")
         known = self._known[held.key]
         ask = m.Give(self.session, "gather", known.number, held.parts, "", False)
-        layout = {part.name: (part.dtype, part.shape) for part in known.layout}
+        layout = {name: (dtype, shape) for name, dtype, shape in known.layout.parts}
         released: dict[int, dict[str, Array]] = {}
         for client, answer in sorted(self._ask(dict.fromkeys(clients, ask), "gather").items()):
-            if isinstance(answer, m.Given) and tuple(one.name for one in answer.values) == held.parts:
+            if isinstance(answer, m.Given) and tuple(array.name for array in answer.values) == held.parts:
                 try:
-                    values = {one.name: np.asarray(one.value) for one in answer.values}
+                    values = {array.name: np.asarray(array.value) for array in answer.values}
                     for name, value in values.items():
                         declared = (value.dtype.str, value.shape)
                         if declared != layout.get(name, declared) or not np.isfinite(value).all():
                             raise MalformedMessage
                     released[client] = values
-                    self.bare.up(values.values())
+                    sent = PartLayout.of(values)
+                    self.transcript.unprotected.up(sent.size, sent.nbytes)
                 except MalformedMessage:
                     self.refusals.append((client, "gather", "malformed"))
         record = self._record("gather")
@@ -290,31 +520,71 @@ class FederationServer(ServerState):
     def product(self, shared: Shared, number: Shared, on: int | None = None) -> Shared:
         if at_server(shared, number):
             return shared * float(number.value().item())
-        return Shared(blind=(self._one_blind("product", shared.blind, number.blind, on),))
+        return Shared(transformed=(self._folded("product", shared.transformed, number.transformed, on),))
 
     def fold(self, shared: Shared, on: int | None = None) -> Shared:
-        if len(shared.blind) > 1:
-            shared = Shared(shared.clear, (self._one_blind("fold", shared.blind, (), on),), shared.own)
+        if len(shared.transformed) > 1:
+            shared = Shared(shared.clear, (self._folded("fold", shared.transformed, (), on),), shared.own)
         if len(shared.own) < 2:
             return shared
-        number, key = self._number(), HeldKey("own")
-        self._greet_lost()
+        number, key = self._rounds.next_number(), HeldKey("own")
+        self._participants.greet_lost()
         addends = tuple(m.OwnPart(self._known[own.held.key].number, own.held.part, own.factor) for own in shared.own)
         clients = sorted({client for own in shared.own for client in own.held.clients} & set(self.clients))
         answers = self._ask(dict.fromkeys(clients, m.AddUp(self.session, number, addends)), "add up")
-        done = {client: answer.parts for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.parts}
+        done = {client: answer.layout for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.parts}
         if not done:
             raise TooFewClients((), 1)  # no client with an own part is present
-        self._known[key] = Known(number, majority(list(done.values())) or (), dict.fromkeys(done, UNTRACED))
+        self._known[key] = KnownValue(number, majority(list(done.values())) or PartLayout(), dict.fromkeys(done, UNTRACED))
         total = Held(key, tuple(sorted(done)), ("own",))
         self._ledger.derive(total, [own.held for own in shared.own])
-        return Shared(shared.clear, shared.blind, (Own(total),))
+        return Shared(shared.clear, shared.transformed, (OwnAddend(total),))
 
-    def _one_blind(self, operation: str, blind: Sequence[Blind], times: Sequence[Blind], on: int | None) -> Blind:
+    def _folded(
+        self, operation: str, terms: Sequence[Transformed], times: Sequence[Transformed], on: int | None
+    ) -> Transformed:  # fmt: skip
         """One transformed part in place of several. Client `on` computes it if it is present, else another one."""
-        self._greet_lost()
-        folding = Folding(operation, blind, times, f"apply/{self._turn}/{self._next_call()}")
-        found = self._sums.folded(folding, sorted(self.clients, key=lambda one: one != on), self._record(operation))
-        if found is None:
+        self._participants.greet_lost()
+        folding = Folding(operation, terms, times, f"apply/{self.turn}/{self._next_call()}")
+        folded = self._sums.folded(folding, sorted(self.clients, key=lambda client: client != on), self._record(operation))
+        if folded is None:
             raise ClientsLost([] if on is None else [on])
-        return found
+        return folded
+
+    # --- checkpoints
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether half of what a resumed run skips has been used since the last checkpoint."""
+        return self._rounds.checkpoint_due(self.epochs.count)
+
+    def saved(self) -> dict[str, Any]:
+        """The state for a checkpoint. It has no client's value, and no secret but the session's name."""
+        agreement = None if self._agreement is None else self._agreement.saved()
+        moving = {} if self._adaptive is None else {"clip_norm": self._adaptive.norm}
+        counted = {**self._rounds.saved(self.epochs.count), "bare": asdict(self.transcript.unprotected)}
+        return {"session": self.session, **counted, "removed": sorted(self.removed), "agreement": agreement, **moving}
+
+    def restore(self, saved: Mapping[str, Any], resumed: int | None = None) -> None:
+        """Continue from `saved` in a new process, after the `resumed`-th interruption of the run (by default the first since `saved`).
+
+        `Rounds.restore` says what is skipped.
+        """
+        if saved["session"] != self.session:
+            raise InputError("session: is not that of the checkpoint; give it when the federation is built")
+        self.epochs.count = self._rounds.restore(saved, resumed)
+        self._ledger.restored = resumed != 0
+        self.transcript.unprotected = Unprotected(**saved["bare"])
+        if self._adaptive is not None:
+            self._adaptive.norm = saved["clip_norm"]
+        self._registry.remove(saved["removed"])
+        if self._agreement is not None and saved["agreement"] is not None:
+            self._agreement.restore(saved["agreement"])
+
+    def known(self, key: HeldKey) -> dict[str, Any]:
+        """What the server knows of the values under a key, for a checkpoint."""
+        return self._known[key].saved()
+
+    def know(self, key: HeldKey, saved: Mapping[str, Any]) -> None:
+        """The inverse of `known`."""
+        self._known[key] = KnownValue.restored(saved)

@@ -12,9 +12,9 @@ from ..errors import InputError
 if TYPE_CHECKING:
     from .server import FederationServer
 
-__all__ = ["Journal", "Say", "StagedTransport"]
+__all__ = ["Journal", "Notify", "StagedTransport"]
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 Journal = Callable[[dict[str, Any]], None]
 """Is given an entry when a stage begins, and another when it has ended."""
 
@@ -54,7 +54,7 @@ class StagedTransport:
         """Send each place its request, and return the answers that arrive within `seconds`."""
         raise NotImplementedError
 
-    def welcome(self, federation: "FederationServer", count: int, seconds: float, say: Say = lambda line: None) -> set[int]:
+    def welcome(self, federation: "FederationServer", count: int, seconds: float, notify: Notify = lambda line: None) -> set[int]:
         """Enrol places until `count` clients are present (and the key holder, where one is needed), or for `seconds`; the clients enrolled.
 
         Places that did not answer in time are asked again with twice the time, up to `seconds`. Raises `InputError` at once where so many
@@ -63,16 +63,16 @@ class StagedTransport:
         until = self._clock() + seconds
         while len(self.places()) < count and self._clock() < until:  # a run may start before its nodes are known
             time.sleep(min(0.5, self._poll * 4))
-        came = self._enrolled(federation, count, say)
+        came = self._enrolled(federation, count, notify)
         while (len(federation.clients) < count or federation.holder_missing) and self._clock() < until:
             time.sleep(min(0.5, self._poll * 4))
             greetings, allowed = [took for stage, _, _, took in self.stages if stage == "enrol"], self._deadlines["enrol"]
             if greetings and greetings[-1] >= allowed:
                 self._deadlines["enrol"] = max(allowed, min(2 * allowed, seconds))
-            came |= self._enrolled(federation, count, say)
+            came |= self._enrolled(federation, count, notify)
         return came
 
-    def _enrolled(self, federation: "FederationServer", count: int, say: Say) -> set[int]:
+    def _enrolled(self, federation: "FederationServer", count: int, notify: Notify) -> set[int]:
         """The clients that come at one greeting."""
         before = len(federation.refusals)
         came = set(federation.enrol())
@@ -81,14 +81,14 @@ class StagedTransport:
         if unset and asked - unset < count + federation.protection.fewest_holders:
             raise InputError(f"{unset} of {asked} places have no settings file: {self.settings_hint}")
         if came:
-            say(f"{len(federation.clients)} of {count} clients are here")
+            notify(f"{len(federation.clients)} of {count} clients are here")
         return came
 
     def welcome_all(
-        self, federation: "FederationServer", count: int, seconds: float, say: Say = lambda line: None, fewest: int | None = None
+        self, federation: "FederationServer", count: int, seconds: float, notify: Notify = lambda line: None, fewest: int | None = None
     ) -> None:
         """The same, or `InputError` where fewer than `fewest` (all `count`) are there in time, or no key holder."""
-        self.welcome(federation, count, seconds, say)
+        self.welcome(federation, count, seconds, notify)
         codes = sorted({code for _, _, code in federation.refusals}) or "none"
         why = f"; {federation.disagreement}" if federation.disagreement else ""
         if len(federation.clients) < (count if fewest is None else fewest):

@@ -156,14 +156,14 @@ class DiskStore(ByteStore):
         self._path(name).unlink(missing_ok=True)
 
     def names(self) -> Iterable[str]:
-        found = []
+        kept = []
         for path in self._folder.iterdir():
             if path.suffix not in (".part", ".lock"):
                 with path.open("rb") as file:
                     line = file.readline().rstrip(b"\n")
                 names = (line.decode(how, errors="replace") for how in ("unicode_escape", "utf-8"))
-                found += [name for name in dict.fromkeys(names) if self._path(name) == path]
-        return tuple(found)
+                kept += [name for name in dict.fromkeys(names) if self._path(name) == path]
+        return tuple(kept)
 
 
 def _line(name: str) -> bytes:

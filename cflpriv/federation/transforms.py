@@ -34,7 +34,7 @@ class TransformCache:
         key = (kind, secret, name, dimension)
         if key not in self._made:
             self._made[key] = transform(kind, secret, name, dimension)
-            while len(self._made) > 2 and sum(one.nbytes for one in self._made.values()) > self._keep_bytes:
+            while len(self._made) > 2 and sum(made.nbytes for made in self._made.values()) > self._keep_bytes:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
         return self._made[key]
@@ -100,13 +100,13 @@ class ClusteringName:
 
 def clustering_name(name: str) -> ClusteringName | None:
     """A parsed name of a clustering epoch's transform. None for any other name, also for a second spelling of one."""
-    found = _CLUSTERING.fullmatch(name)
-    if found is None:
+    match = _CLUSTERING.fullmatch(name)
+    if match is None:
         return None
-    number, beside = int(found[1]), tuple(int(one) for one in found[2].split("+")[1:])
-    if len(beside) > MOST_OPEN or any(one >= after for one, after in pairwise((*beside, number))):
+    number, beside = int(match[1]), tuple(int(other) for other in match[2].split("+")[1:])
+    if len(beside) > MOST_OPEN or any(before >= after for before, after in pairwise((*beside, number))):
         return None
-    return ClusteringName(number, beside, f"gram/{number}{found[3]}")
+    return ClusteringName(number, beside, f"gram/{number}{match[3]}")
 
 
 def clustering_purpose(number: int, beside: Iterable[int]) -> str:
@@ -122,10 +122,10 @@ _EPOCH = re.compile(r"@([1-9][0-9]{0,8})\Z", re.ASCII)
 
 def group_epoch(name: str) -> int:
     """The group epoch in a transform's name. Raises `RemoteError` "used-transform" for a second spelling of a name."""
-    found = _EPOCH.search(name)
-    if name.count("@") != (found is not None):
+    match = _EPOCH.search(name)
+    if name.count("@") != (match is not None):
         raise RemoteError("used-transform")
-    return 0 if found is None else int(found[1])
+    return 0 if match is None else int(match[1])
 
 
 def sketched(epoch: int, sketch_dim: int | None) -> Callable[[Array], Array]:

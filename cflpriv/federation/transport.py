@@ -7,11 +7,11 @@ from typing import Protocol
 from ..protocols.errors import MalformedMessage
 from . import messages as m
 
-__all__ = ["ByteTransport", "OverBytes", "Stage", "Transport"]
+__all__ = ["ByteTransport", "OverBytes", "ExchangeStage", "Transport"]
 
 
 @dataclass(frozen=True)
-class Stage:
+class ExchangeStage:
     """One exchange with many parties: its name, and its round and call. Injected faults are keyed by it."""
 
     name: str
@@ -26,7 +26,7 @@ class Transport(Protocol):
         """The places that may have clients now."""
         ...
 
-    def exchange(self, asks: Mapping[int, m.Ask], stage: Stage) -> Mapping[int, m.Answer]:
+    def exchange(self, asks: Mapping[int, m.PartyRequest], stage: ExchangeStage) -> Mapping[int, m.Answer]:
         """Send each place its request. Returns the answers by place; `Refused("malformed")` for bytes that are no answer.
 
         Must return by the stage's deadline, with the answers that arrived.
@@ -51,7 +51,7 @@ class OverBytes:
     def places(self) -> Sequence[int]:
         return self._carrier.places()
 
-    def exchange(self, asks: Mapping[int, m.Ask], stage: Stage) -> Mapping[int, m.Answer]:
+    def exchange(self, asks: Mapping[int, m.PartyRequest], stage: ExchangeStage) -> Mapping[int, m.Answer]:
         encoded = {id(ask): m.encode(ask) for ask in {id(ask): ask for ask in asks.values()}.values()}
         limit = ENROLLED_BYTES if stage.name == "enrol" else m.LIMIT_BYTES
         arrived = self._carrier.exchange({place: encoded[id(ask)] for place, ask in asks.items()}, stage.name)

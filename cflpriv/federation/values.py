@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,7 +13,20 @@ from . import messages as m
 from .store import ObjectStore, Store
 from .transforms import Transforms
 
-__all__ = ["UNTRACED", "Exchange", "Origin", "Values", "from_bytes", "keep_values", "kept_values", "rounds_of", "to_bytes", "trace"]
+__all__ = [
+    "UNTRACED",
+    "SharedWork",
+    "ValueForm",
+    "Origin",
+    "Values",
+    "form_of",
+    "from_bytes",
+    "keep_values",
+    "kept_values",
+    "rounds_of",
+    "to_bytes",
+    "trace",
+]
 
 T = TypeVar("T")
 
@@ -29,7 +43,7 @@ FORGOTTEN = (-(1 << 62) - 1,)
 """The rounds of a value from more than `MOST_ROUNDS` rounds: older than all that a client remembers to have summed."""
 
 
-class Origin(m.Message, frozen=True):
+class Origin(m.FederationMessage, frozen=True):
     """What a value was computed from. `received`: the name of what the server sent. `size`: of the smallest model (0: none).
 
     `compared`: it depends on values that clients compare, such as signatures. `kinds`: of its parts that are not summed, as the installed
@@ -51,29 +65,36 @@ class Origin(m.Message, frozen=True):
         return self.compared or self.kind(part) == "compared"
 
 
-class Relayed(m.Message, frozen=True):
+class Relayed(m.FederationMessage, frozen=True):
     """A value that another client relayed."""
 
     sender: m.Count
     value: m.Value
 
 
-class Kept(m.Message, frozen=True):
+class Kept(m.FederationMessage, frozen=True):
     """Values that were computed together, and their origin: arrays by name; relayed ones by name and sender."""
 
-    arrays: tuple[m.Named, ...]
+    arrays: tuple[m.NamedArray, ...]
     relayed: tuple[tuple[str, tuple[Relayed, ...]], ...]
     origin: Origin
 
 
 Arrays = dict[str, Any]
+ValueForm = tuple[int, str]
+"""How many numbers a value has, and the kind of their dtype."""
+
+
+def form_of(value: Any) -> ValueForm:
+    """The form of a held value. Relayed values, which are by sender, are one object."""
+    return (1, "O") if isinstance(value, dict) else (prod(value.shape), np.dtype(value.dtype).kind)
 
 
 def to_bytes(arrays: Arrays, origin: Origin = Origin()) -> bytes:  # noqa: B008
     """Arrays by name, and relayed ones by name and sender, as bytes."""
-    plain = tuple(m.Named(part, value) for part, value in arrays.items() if not isinstance(value, dict))
+    plain = tuple(m.NamedArray(part, value) for part, value in arrays.items() if not isinstance(value, dict))
     relayed = tuple(
-        (part, tuple(Relayed(sender, one) for sender, one in sorted(value.items())))
+        (part, tuple(Relayed(sender, array) for sender, array in sorted(value.items())))
         for part, value in arrays.items()
         if isinstance(value, dict)
     )
@@ -83,8 +104,8 @@ def to_bytes(arrays: Arrays, origin: Origin = Origin()) -> bytes:  # noqa: B008
 def from_bytes(data: bytes) -> tuple[Arrays, Origin]:
     """The inverse of `to_bytes`. Raises `MalformedMessage`."""
     kept = m.codec.decode(data, Kept, m.LIMIT_BYTES)
-    arrays: Arrays = {one.name: one.value for one in kept.arrays}
-    return arrays | {part: {one.sender: one.value for one in several} for part, several in kept.relayed}, kept.origin
+    arrays: Arrays = {array.name: array.value for array in kept.arrays}
+    return arrays | {part: {items.sender: items.value for items in several} for part, several in kept.relayed}, kept.origin
 
 
 def trace(names: Sequence[bytes]) -> bytes:
@@ -94,11 +115,11 @@ def trace(names: Sequence[bytes]) -> bytes:
 
 def rounds_of(*several: Sequence[int]) -> tuple[int, ...]:
     """The union of several lists of rounds, for a value that was computed from all of them."""
-    rounds = tuple(sorted({round for one in several for round in one}))
+    rounds = tuple(sorted({round for items in several for round in items}))
     return rounds if len(rounds) <= MOST_ROUNDS else FORGOTTEN
 
 
-class Exchange:
+class SharedWork:
     """Shares work among clients with the same request, during one exchange. It holds nothing private to one client."""
 
     def __init__(self) -> None:
@@ -111,8 +132,8 @@ class Exchange:
         if key not in self._known:
             self._known[key] = make()
             self._alive.append((of, make))  # so that their ids stay theirs
-        found: T = self._known[key]
-        return found
+        result: T = self._known[key]
+        return result
 
 
 class Values:
@@ -141,8 +162,8 @@ class Values:
             pass
         raise RemoteError("not-held")
 
-    def mine(self, mine: m.Mine) -> Any:
-        return self.parts(mine.held, (mine.part,))[mine.part]
+    def value(self, held: m.HeldValue) -> Any:
+        return self.parts(held.held, (held.part,))[held.part]
 
     def origin(self, number: int) -> Origin:
         """The origin of a held value."""
@@ -165,17 +186,17 @@ class Values:
 
     def kept(self, name: str) -> tuple[Any, Origin] | None:
         """The same, but the value as it is kept, which may be computed on demand."""
-        found = self.store.load(f"memory/{name}", from_bytes)
-        return None if found is None else (found[0][name], found[1])
+        kept = self.store.load(f"memory/{name}", from_bytes)
+        return None if kept is None else (kept[0][name], kept[1])
 
-    def open(self, addends: m.Addends, transforms: Callable[[], Transforms], exchange: Exchange) -> Array:
+    def open(self, addends: m.Addends, transforms: Callable[[], Transforms], exchange: SharedWork) -> Array:
         """The value of a sum, with its transformed parts opened. Raises "forbidden" for transformed parts that are not of sums."""
-        known = transforms() if addends.blind else None
+        known = transforms() if addends.transformed else None
         total = exchange.once(lambda: _opened(addends, known), addends, known)
         for own in addends.own:
             if not self.holds(own.held):
                 continue  # this client has no such part
-            addend = np.asarray(self.mine(m.Mine(own.held, own.part)))
+            addend = np.asarray(self.value(m.HeldValue(own.held, own.part)))
             addend = addend if own.factor == 1.0 else (addend * own.factor).astype(addend.dtype, copy=False)
             total = addend if total is None else total + addend
         if total is None:
@@ -216,12 +237,13 @@ def keep_values(store: ObjectStore, name: str, arrays: Arrays, origin: bytes) ->
 
 def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:
     """The part of a sum that is the same for all clients with these transforms. Read-only, because they share it."""
-    total: Array | None = addends.clear[0] if addends.clear else None
-    for term in m.blind_terms(addends):
+    total: Array | None = addends.clear
+    for term in addends.transformed:
         assert transforms is not None
+        m.check_transformed(term)
         if not term.transform.startswith(OPENED):  # else a client could open for the server what another one transformed
             raise RemoteError("forbidden")
-        transform = transforms(term.transform, term.dimension or len(term.value))
+        transform = transforms(term.transform, term.dimension)
         vector = transform.invert(term.value)[term.start : term.stop].reshape(term.shape)
         total = vector if total is None else total + vector
     if total is None:

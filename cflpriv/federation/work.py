@@ -14,18 +14,18 @@ from ..protocols.errors import RemoteError
 from ..types import Array, ClientData
 from . import messages as m
 from .foreign import Foreign
-from .handler import Run
+from .host import RunTask
 from .protections import ClientParts
 from .release_policy import compares, kinds_of
 from .task_encoding import UnknownTask
-from .values import UNTRACED, Exchange, Origin, rounds_of, trace
+from .values import UNTRACED, Origin, SharedWork, rounds_of, trace
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
 
-__all__ = ["Own", "Work", "sizes_in", "request_digest"]
+__all__ = ["OwnFunction", "Work", "sizes_in", "request_digest"]
 
-Own = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
+OwnFunction = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
 Choice = int | tuple[int, ...] | None
 
 
@@ -45,7 +45,12 @@ def models_in(task: Any) -> list[Any]:
     """The models that a task names, however deep. The parameters that a server sends do not change them."""
     if type(task).__name__ == "Model":
         return [task]
-    return [model for one in fields(task) if is_dataclass(getattr(task, one.name)) for model in models_in(getattr(task, one.name))]
+    return [
+        model
+        for attribute in fields(task)
+        if is_dataclass(getattr(task, attribute.name))
+        for model in models_in(getattr(task, attribute.name))
+    ]
 
 
 def sizes_in(task: Any) -> list[int]:
@@ -57,7 +62,7 @@ def sizes_in(task: Any) -> list[int]:
 
 def words_as_they_are(models: Iterable[Any]) -> None:
     """Raises `RemoteError` "bad-settings" for models that would scale word numbers."""
-    if any(model.name == "lstm" and (any(model.mean) or any(one != 1.0 for one in model.std)) for model in models):
+    if any(model.name == "lstm" and (any(model.mean) or any(scale != 1.0 for scale in model.std)) for model in models):
         raise RemoteError("bad-settings")
 
 
@@ -95,14 +100,14 @@ class Work:
     can trace.
     """
 
-    def __init__(self, parts: ClientParts, data: Callable[[], ClientData], own: Mapping[str, Own]) -> None:
+    def __init__(self, parts: ClientParts, data: Callable[[], ClientData], own: Mapping[str, OwnFunction]) -> None:
         self._client, self._values, self._ledger, self._transforms = parts.client, parts.values, parts.ledger, parts.transforms
         self._data, self._entropy, self._own = data, parts.entropy, own
         protection = parts.settings.protection
         self._alone, self._traced = protection.small_clusters == "local", protection.secure
         self._fitted: tuple[ClientData, list[Any], ClientData] | None = None
 
-    def compute(self, ask: m.Compute, exchange: Exchange) -> Generator[Run, Any, m.Computed]:
+    def compute(self, ask: m.Compute, exchange: SharedWork) -> Generator[RunTask, Any, m.Computed]:
         """Run a task and hold its parts."""
         public = ask.task.task
         if isinstance(public, UnknownTask):
@@ -113,22 +118,22 @@ class Work:
         # one object for all clients with the same request, so that they can be computed together
         task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
         models, sizes, compared = exchange.once(lambda: (models_in(task), sizes_in(task), compares(task)), task)
-        reads = {name: found for name in getattr(task, "reads", ()) if (found := self._values.remembered(name)) is not None}
+        reads = {name: memory for name in getattr(task, "reads", ()) if (memory := self._values.remembered(name)) is not None}
         held = self._held_in(ask)
         self._ledger.begin(task, held, reads)
         sizes = [*sizes, *(origin.size for _, origin in reads.values())]
-        given, received, choice = self._given(ask, sizes, held, exchange)
-        compared = compared or any(self._values.origin(one.held).is_compared(one.part) for one in held)
-        rounds = rounds_of((ask.round,), *(self._values.origin(one.held).rounds for one in held))
+        params, received, choice = self._given(ask, sizes, held, exchange)
+        compared = compared or any(self._values.origin(source.held).is_compared(source.part) for source in held)
+        rounds = rounds_of((ask.round,), *(self._values.origin(source.held).rounds for source in held))
         compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
         if self._ledger.unit != "none":
             words_as_they_are(models)
         if isinstance(task, Foreign):
             if task.name not in self._own:
                 raise RemoteError("unknown-task")
-            result = dict(self._own[task.name](task, given))
+            result = dict(self._own[task.name](task, params))
         else:
-            result = yield Run(task, self._input(ask, models, given, {name: value for name, (value, _) in reads.items()}, choice))
+            result = yield RunTask(task, self._input(ask, models, params, {name: value for name, (value, _) in reads.items()}, choice))
         live = (*ask.live, ask.held)
         if result:  # before the sources of the result are forgotten
             self._values.drop(ask.held)
@@ -146,93 +151,90 @@ class Work:
             True, tuple(m.Described(part, one.dtype.str, one.shape) for part, one in made.items() if not isinstance(one, dict))
         )
 
-    def given(self, ask: m.Compute, exchange: Exchange) -> "TaskInput":
+    def given(self, ask: m.Compute, exchange: SharedWork) -> "TaskInput":
         """The input that a task would get."""
         from ..engine import Streams, TaskInput
 
-        given, _, choice = self._given(ask, [], self._held_in(ask), exchange)
-        reads = {name: found[0] for name in getattr(ask.task.task, "reads", ()) if (found := self._values.remembered(name)) is not None}
-        return TaskInput(self._data(), given, reads, Streams(ask.seed, ask.round, self._client), choice)
+        params, _, choice = self._given(ask, [], self._held_in(ask), exchange)
+        reads = {name: memory[0] for name in getattr(ask.task.task, "reads", ()) if (memory := self._values.remembered(name)) is not None}
+        return TaskInput(self._data(), params, reads, Streams(ask.seed, ask.round, self._client), choice)
 
-    def add_up(self, ask: m.AddUp, exchange: Exchange) -> m.Computed:
+    def add_up(self, ask: m.AddUp, exchange: SharedWork) -> m.Computed:
         """Add up the client's own parts of a sum."""
-        mine = tuple(own for own in ask.addends if self._values.holds(own.held))
-        if not mine:
+        addends = tuple(own for own in ask.addends if self._values.holds(own.held))
+        if not addends:
             return m.Computed(False, ())
-        total = self._values.open(m.Addends((), (), mine), self._transforms, exchange)
-        origins = [(own.part, self._values.origin(own.held)) for own in mine]
+        total = self._values.open(m.Addends(None, (), addends), self._transforms, exchange)
+        origins = [(own.part, self._values.origin(own.held)) for own in addends]
         compared = any(origin.is_compared(part) for part, origin in origins)
         self._values.drop(ask.held)
-        self._ledger.derive(ask.held, "own", mine)
+        self._ledger.derive(ask.held, "own", addends)
         rounds = rounds_of(*(origin.rounds for _, origin in origins))
         made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds)
         self._values.hold(ask.held, {"own": total}, made)
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 
     def _given(
-        self, ask: m.Compute, sizes: list[int], held: list[m.Mine | m.OwnPart], exchange: Exchange
+        self, ask: m.Compute, sizes: list[int], held: list[m.HeldValue | m.OwnPart], exchange: SharedWork
     ) -> tuple[dict[str, Any], list[bytes], Choice]:  # fmt: skip
         """The opened parameters, what each was computed from (empty where no sum binds to it), and the client's choice.
 
         Appends the sizes of models among the parameters to `sizes`.
         """
-        given: dict[str, Any] = {}
+        params: dict[str, Any] = {}
         several = isinstance(ask.which, m.Picks) and ask.which.several
         chosen: list[int] | None = None
         received: list[bytes] = []
         if isinstance(ask.which, m.Picks):
             chosen = list(ask.which.labels)
-        elif isinstance(ask.which, m.Mine):
-            own = np.asarray(self._values.mine(ask.which))
+        elif isinstance(ask.which, m.HeldValue):
+            own = np.asarray(self._values.value(ask.which))
             if own.dtype.kind not in "biu":
                 raise RemoteError("bad-input")
             several, chosen = own.ndim > 0, [int(label) for label in np.ravel(own)]
         if self._traced:
             received = [exchange.once(lambda: request_digest(ask), ask)]
-            received += [UNTRACED for one in held if isinstance(one, m.OwnPart) and not self._alone]
-            received += [self._values.origin(one.held).received for one in held if isinstance(one, m.Mine)]
-        for parameter in ask.params:
-            value = parameter.value
-            if isinstance(value, m.Mine):
-                given[parameter.name] = self._values.mine(value)
+            received += [UNTRACED for source in held if isinstance(source, m.OwnPart) and not self._alone]
+            received += [self._values.origin(source.held).received for source in held if isinstance(source, m.HeldValue)]
+        for name, value in ask.params:
+            if isinstance(value, m.HeldValue):
+                params[name] = self._values.value(value)
                 sizes.append(self._values.origin(value.held).size)  # a copy of an update, or a value computed from one, is as protected
                 continue
-            if isinstance(value, m.One):
-                of = [self._values.open(value.value, self._transforms, exchange)]
-                given[parameter.name] = of[0]
-            elif isinstance(ask.which, m.Mine):
+            if isinstance(value, m.Addends):
+                opened = [self._values.open(value, self._transforms, exchange)]
+                params[name] = opened[0]
+            elif isinstance(ask.which, m.HeldValue):
                 if not value.values or chosen is None:
                     raise RemoteError("bad-input")
                 picked = [value.values[label % len(value.values)] for label in chosen]  # refusing a short list would reveal the label
-                of = [self._values.open(one, self._transforms, exchange) for one in picked]
-                given[parameter.name] = of if several else of[0]
+                opened = [self._values.open(addends, self._transforms, exchange) for addends in picked]
+                params[name] = opened if several else opened[0]
             else:
-                of = [self._values.open(one, self._transforms, exchange) for one in value.values]
-                given[parameter.name] = of
-            sizes += [one.size for one in of if one.size > 1]
-        return given, received, None if chosen is None else tuple(chosen) if several else chosen[0]
+                opened = [self._values.open(addends, self._transforms, exchange) for addends in value.values]
+                params[name] = opened
+            sizes += [array.size for array in opened if array.size > 1]
+        return params, received, None if chosen is None else tuple(chosen) if several else chosen[0]
 
-    def _held_in(self, ask: m.Compute) -> list[m.Mine | m.OwnPart]:
+    def _held_in(self, ask: m.Compute) -> list[m.HeldValue | m.OwnPart]:
         """The held values that go into a task."""
-        found: list[m.Mine | m.OwnPart] = [ask.which] if isinstance(ask.which, m.Mine) else []
-        for parameter in ask.params:
-            value = parameter.value
-            if isinstance(value, m.Mine):
-                found.append(value)
+        held: list[m.HeldValue | m.OwnPart] = [ask.which] if isinstance(ask.which, m.HeldValue) else []
+        for _, value in ask.params:
+            if isinstance(value, m.HeldValue):
+                held.append(value)
                 continue
-            for addends in (value.value,) if isinstance(value, m.One) else value.values:
-                if addends.own:
-                    found += [own for own in addends.own if self._values.holds(own.held)]
-        return found
+            for addends in (value,) if isinstance(value, m.Addends) else value.values:
+                held += [own for own in addends.own if self._values.holds(own.held)]
+        return held
 
-    def _input(self, ask: m.Compute, models: list[Any], given: dict[str, Any], reads: Mapping[str, Array], choice: Choice) -> "TaskInput":
+    def _input(self, ask: m.Compute, models: list[Any], params: dict[str, Any], reads: Mapping[str, Array], choice: Choice) -> "TaskInput":
         from ..engine import Streams, TaskInput
 
         secret = b"" if ask.noise is None else self._entropy(32)
         data = self._data()
         if self._ledger.unit != "none":
             data = self._known_to(models, data)
-        return TaskInput(data, given, reads, Streams(ask.seed, ask.round, self._client), choice, secret)
+        return TaskInput(data, params, reads, Streams(ask.seed, ask.round, self._client), choice, secret)
 
     def _known_to(self, models: list[Any], data: ClientData) -> ClientData:
         """`known_to`, kept for the next task, because engines cache by the data object."""

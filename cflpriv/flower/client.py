@@ -14,8 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ..federation.messages import encode
-from ..federation.settings import Settings
-from ..federation.settings_file import NoSettings, read_identity, read_roster, read_settings, refused_settings, write_identities
+from ..federation.settings import NoSettings, Settings, read_identity, read_roster, read_settings, refused_settings, write_identities
 from ..federation.store import ByteStore, DiskStore, Store
 from ..transports.deployed import receive
 from ..types import ClientData

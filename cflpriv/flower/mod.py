@@ -18,23 +18,22 @@ from ..contract.protection import Protection
 from ..errors import InputError
 from ..federation.foreign import Foreign
 from ..federation.messages import encode
-from ..federation.settings import Settings
-from ..federation.settings_file import refused_settings
+from ..federation.settings import Settings, refused_settings
 from ..protocols.mechanisms import clip
 from ..transports.deployed import no_data, receive
 from ..types import Array
 from .client import answer, ask_of, settings_of, store_of
 from .transport import RECORD
 
-__all__ = ["CLIP", "Layout", "cflpriv_mod", "cut", "flat", "layout_of"]
+__all__ = ["CLIP", "ArrayLayout", "cflpriv_mod", "cut", "flat", "layout_of"]
 
 CLIP = "clip-norm"
 """The setting by which the server asks the clients' mod to clip; the application's train function sees it too."""
-Layout = tuple[tuple[str, tuple[int, ...], str], ...]
+ArrayLayout = tuple[tuple[str, tuple[int, ...], str], ...]
 log = logging.getLogger("cflpriv.flower")
 
 
-def layout_of(arrays: ArrayRecord) -> Layout:
+def layout_of(arrays: ArrayRecord) -> ArrayLayout:
     """The layout of a record's arrays in a flat vector. Raises `InputError` for arrays that are not floating."""
     layout = []
     for name, array in arrays.items():
@@ -47,17 +46,17 @@ def layout_of(arrays: ArrayRecord) -> Layout:
     return tuple(layout)
 
 
-def flat(arrays: ArrayRecord, layout: Layout) -> Array:
+def flat(arrays: ArrayRecord, layout: ArrayLayout) -> Array:
     """The arrays of a record as one vector, float64 if any of them is. Raises `InputError` if they do not fit the layout."""
-    found = {str(name): array for name, array in arrays.items()}
+    named = {str(name): array for name, array in arrays.items()}
     for name, shape, _ in layout:
-        if name not in found or tuple(found[name].shape) != shape:
+        if name not in named or tuple(named[name].shape) != shape:
             raise InputError(f"arrays: {name!r} is not there in shape {shape}")
     dtype = np.float64 if any(kind == "float64" for _, _, kind in layout) else np.float32
-    return np.concatenate([np.ravel(found[name].numpy()).astype(dtype) for name, _, _ in layout])
+    return np.concatenate([np.ravel(named[name].numpy()).astype(dtype) for name, _, _ in layout])
 
 
-def cut(vector: Array, layout: Layout) -> ArrayRecord:
+def cut(vector: Array, layout: ArrayLayout) -> ArrayRecord:
     """A vector as a record of arrays."""
     arrays, start = {}, 0
     for name, shape, dtype in layout:
@@ -104,8 +103,8 @@ def cflpriv_mod(
             return _refused(message, "forbidden")
         ask = ask_of(message)
 
-        def train(task: Foreign, given: Mapping[str, Any]) -> Mapping[str, Array]:
-            start = np.asarray(given["model"])
+        def train(task: Foreign, params: Mapping[str, Any]) -> Mapping[str, Array]:
+            start = np.asarray(params["model"])
             message.content = RecordDict({arrays: cut(start, task.layout), config: ConfigRecord(dict(task.config))})
             reply = call_next(message, context)
             trained = reply.content.get(arrays) if reply.has_content() else None
@@ -115,7 +114,7 @@ def cflpriv_mod(
             norm = dict(task.config).get(CLIP)
             return {"update": clip(update, float(norm)).astype(update.dtype) if norm else update}
 
-        def sign(task: Foreign, given: Mapping[str, Any]) -> Mapping[str, Array]:
+        def sign(task: Foreign, params: Mapping[str, Any]) -> Mapping[str, Array]:
             if signature is None:
                 raise InputError("cflpriv_mod: no signature function was given")
             return {"signature": np.asarray(signature(context), dtype=np.float64)}

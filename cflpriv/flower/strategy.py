@@ -30,10 +30,10 @@ from ..federation.transport import OverBytes
 from ..keys import Key, check_ranges
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import TooFewClients
-from ..protocols.fixedpoint import largest_levels
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import gaussian
 from ..protocols.orthonormal import TRANSFORMS
+from ..protocols.secagg.vectors import largest_levels
 from .mod import CLIP, cut, flat, layout_of
 from .transport import GridTransport
 

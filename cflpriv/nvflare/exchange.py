@@ -29,8 +29,7 @@ from nvflare.apis.workspace import Workspace
 
 from ..errors import InputError
 from ..federation.messages import encode
-from ..federation.settings import Settings
-from ..federation.settings_file import NoSettings, read_roster, read_settings, refused_settings
+from ..federation.settings import NoSettings, Settings, read_roster, read_settings, refused_settings
 from ..federation.stages import StagedTransport
 from ..federation.store import DiskStore, Store
 from ..keys import Key, check_ranges
@@ -73,7 +72,7 @@ class ShareableTransport(StagedTransport):
         self._sites: list[str] = []
 
     def places(self) -> Sequence[int]:
-        there = {one.name for one in self._context.get_engine().get_clients()}
+        there = {client.name for client in self._context.get_engine().get_clients()}
         self._sites += sorted(there.difference(self._sites))
         return [
             place for place, site in enumerate(self._sites) if site in there and self._controller.get_client_disconnect_time(site) is None

@@ -75,11 +75,11 @@ def noised(update: Mapping[str, Array], clip_norm: float, event: GaussianEvent, 
     """
     vector = np.concatenate([np.ravel(value).astype(np.float64) for value in update.values()])
     noisy = gaussian(clip(vector, clip_norm), event.sensitivity, event.noise_multiplier, event.relation, "client", entropy).value
-    found, start = {}, 0
+    content, start = {}, 0
     for name, value in update.items():
-        found[name] = noisy[start : start + value.size].reshape(value.shape)
+        content[name] = noisy[start : start + value.size].reshape(value.shape)
         start += value.size
-    return found
+    return content
 
 
 class PrivacyFilter(Filter):  # type: ignore[misc]
@@ -135,7 +135,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         whole = answer.data_kind == DataKind.WEIGHTS
         before = sent.model
         after = {str(name): np.asarray(value) for name, value in answer.data.items()}
-        layouts = [{name: (value.shape, value.dtype) for name, value in sorted(one.items())} for one in (before, after)]
+        layouts = [{name: (value.shape, value.dtype) for name, value in sorted(content.items())} for content in (before, after)]
         if layouts[0] != layouts[1]:
             raise InputError("the arrays of the answer are not those of the received model, by name, shape and type")
         floating = [name for name, value in sorted(before.items()) if np.issubdtype(value.dtype, np.floating)]
@@ -156,10 +156,10 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
 def received(shareable: Shareable) -> Received | None:
     """What the server sent with a task. None where it is no model."""
     try:
-        found = from_shareable(shareable)
+        arrays = from_shareable(shareable)
     except ValueError:
         return None
-    if found.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF) or not isinstance(found.data, dict):
+    if arrays.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF) or not isinstance(arrays.data, dict):
         return None
     headers = {header: shareable.get_header(header) for header in ROUND_HEADERS}
-    return Received({str(name): np.array(value) for name, value in found.data.items()}, headers)
+    return Received({str(name): np.array(value) for name, value in arrays.data.items()}, headers)

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..contract.calls import Contribution, Recorder, SumCall, clear_means, cut, large_enough
-from ..contract.handles import GroupMean
+from ..contract.calls import ClientContribution, Recorder, SumCall, clear_means, large_enough
+from ..contract.handles import GroupMean, PartLayout, Shared, join
 from ..contract.protection import Protection
 from ..errors import InputError
 from ..protocols.accounting import calibrate
@@ -85,12 +85,12 @@ class ClippedMean:
 
     def settle(self, call: SumCall) -> None:
         """Ask the ledger before anything is sent."""
-        if len({one.weight for one in call.contributions}) > 1:
+        if len({member.weight for member in call.contributions}) > 1:
             raise InputError("mean: different weights under privacy.unit = 'client': a heavy client would need more noise; use 'equal'")
-        if any(len(one.labels) > 1 for one in call.contributions):
+        if any(len(member.labels) > 1 for member in call.contributions):
             raise InputError("mean: overlapping groups under privacy.unit = 'client': a client would be in several sums and pay for one")
         groups = large_enough(call)
-        payers = [one.client for one in call.contributions if any(label in groups for label in one.labels)]
+        payers = [member.client for member in call.contributions if any(label in groups for label in member.labels)]
         self.ledger.charge(dict.fromkeys(payers, (self.event,)), "mean")
 
     @property
@@ -135,7 +135,10 @@ class ClippedMean:
         """The means of contributions, each clipped, with noise on their sums; it was paid for."""
         norm, count, below, clients = self.clip_norm, self.count, 0.0, 0
         call = replace(
-            like, contributions=tuple(replace(one, parts={"contribution": clip(_vector(one), norm)}) for one in like.contributions)
+            like,
+            contributions=tuple(
+                replace(member, parts={"contribution": clip(join(member.parts, np.float64), norm)}) for member in like.contributions
+            ),
         )
         means: list[GroupMean | None] = []
         for label, mean in enumerate(clear_means(call, record)):
@@ -144,9 +147,9 @@ class ClippedMean:
                 continue
             total, members = mean.parts["contribution"].value() * mean.count, call.members(label)
             if count:
-                unclipped = sum(is_below(one.parts["contribution"], norm) for one in members)
+                unclipped = sum(is_below(member.parts["contribution"], norm) for member in members)
                 total = np.append(total, count * (unclipped - mean.count / 2))
-            noised = self._noised(total, label, call.round, [one.client for one in members])
+            noised = self._noised(total, label, call.round, [member.client for member in members])
             means.append(_mean(noised / mean.count, like.contributions[0], mean))
             if count:
                 below, clients = below + float(noised[-1]) / count + mean.count / 2, clients + mean.count
@@ -169,13 +172,9 @@ def _central_multiplier(privacy: Privacy, trainings: int, before: tuple[Event, .
     )
 
 
-def _vector(one: Contribution) -> Array:
-    return np.concatenate([np.ravel(np.asarray(part)).astype(np.float64) for part in one.parts.values()])
-
-
-def _mean(vector: Array, like: Contribution, mean: GroupMean) -> GroupMean:
+def _mean(vector: Array, like: ClientContribution, mean: GroupMean) -> GroupMean:
     """A mean cut into the parts of a contribution, in their dtypes."""
-    return replace(mean, parts=cut(vector, {name: (np.shape(value), value.dtype) for name, value in like.parts.items()}))
+    return replace(mean, parts={name: Shared(part) for name, part in PartLayout.of(like.parts).split(vector).items()})
 
 
 # --- signatures by local noise --------------------------------------------------------------------------------------------------------

@@ -21,27 +21,43 @@ from ..protocols.shared_noise import SharedNoise
 from .settings import Noise, SumNoise
 
 if TYPE_CHECKING:  # clients that only speak a protocol load no torch
-    from ..contract.operations import Parameter
+    from ..contract.operations import Parameter, Then
     from ..engine import Task
 
-__all__ = ["PrivacyLedger", "sources"]
+__all__ = ["NoLedger", "PrivacyLedger", "sources"]
 
 Receipts = tuple[Receipt, ...]
 
 
 class PrivacyLedger:
-    """Receipts by handle and part, and by what clients remember, over one `ledger`; `noise` makes tasks private."""
+    """Receipts by handle and part, and by what clients remember, over one `ledger`; `noise` makes tasks private.
+
+    `restored`: the run was resumed, so clients may remember results of an interrupted round that no receipt covers.
+    """
 
     def __init__(self, noise: Noise, ledger: Ledger) -> None:
         self.noise = noise
         self.ledger = ledger
+        self.restored = False
         self._held: weakref.WeakKeyDictionary[HeldKey, dict[str, Receipts | None]] = weakref.WeakKeyDictionary()
         self._remembered: dict[tuple[int, str], Receipts | None] = {}
 
     def private(self, task: "Task") -> "Task":
-        """The private form of a task, or the task itself where it has none."""
-        make = getattr(task, "private", None)
-        return task if make is None else make(self.noise)
+        """The private form of a task, or the task itself where it has none. Raises `InputError` for a task without noise."""
+        private: Task = _private(task, self.noise)
+        if not self.harmless(private, self.noise.relation):
+            raise InputError(f"compute: {type(task).__name__} has no noise here; clients that demand privacy refuse to compute it")
+        return private
+
+    def with_noise(self, then: "Then") -> "Then":
+        """What is run on a Gram, with the law of the noise in the vectors where it asks for it (`private`)."""
+        noisy: Then = _private(then, self.noise)
+        return noisy
+
+    def reads(self, task: "Task", clients: Iterable[int]) -> list[tuple[int, str]]:
+        """What clients remember of what a task reads. After a restart all of it counts as remembered."""
+        reads = [(client, name) for client in clients for name in getattr(task, "reads", ())]
+        return [read for read in reads if self.restored or read in self._remembered]
 
     @staticmethod
     def harmless(task: "Task", relation: str) -> bool:
@@ -52,30 +68,35 @@ class PrivacyLedger:
         """
         if not getattr(task, "uses_data", True) or (relation == "replace_one" and getattr(task, "uses_number_only", False)):
             return True
-        inner = [one for one in vars(task).values() if hasattr(one, "run") and hasattr(one, "parts")]
-        events, within = _events(task), sum((_events(one) for one in inner), Counter[Event]())
+        inner = [inner_task for inner_task in vars(task).values() if hasattr(inner_task, "run") and hasattr(inner_task, "parts")]
+        events, within = _events(task), sum((_events(inner_task) for inner_task in inner), Counter[Event]())
         # an event of one inner task may not hide another's of the same name
-        return bool(events) and within <= events and all(PrivacyLedger.harmless(one, relation) for one in inner)
+        return bool(events) and within <= events and all(PrivacyLedger.harmless(inner_task, relation) for inner_task in inner)
 
-    def begin(self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int) -> None:
+    def begin(
+        self, task: "Task", inputs: Iterable[Held], remembered: Iterable[tuple[int, str]], clients: Sequence[int], round: int
+    ) -> None:
         """Charge clients for a private task that they are about to run: it is visible whether it gives a result.
 
         What it costs is its own noise, and that of its inputs as far as it is unpaid. Noise that clients share is paid for in each sum; a
         task with such noise gives a result whatever the data are.
         """
         own = Receipt(tuple(event for event in _events(task).elements() if not getattr(event, "shares", 0)))
-        inherited = [one for handle in given for one in self._of(handle)]
+        inherited = [receipts for handle in inputs for receipts in self._of(handle)]
         due = {client: [own, *_unshared(inherited)] for client in clients}
         for client, name in remembered:
             due[client] += _unshared([self._remembered.get((client, name))])
         self.ledger.settle(due, f"compute of {type(task).__name__}", round)
 
-    def enter(self, held: Held, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> None:
-        """Note what a task's results will cost: its own noise, and that of what it was `given` and (client, name) `remembered`.
+    def enter(self, held: Held, task: "Task", inputs: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> None:
+        """Note what a task's results will cost: its own noise, and that of its `inputs` and of what (client, name) is `remembered`.
 
         The owners of `held` paid for its own noise when they began, except for noise that they share.
         """
-        sources = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(one) for one in remembered)]
+        sources = [
+            *(receipts for handle in inputs for receipts in self._of(handle)),
+            *(self._remembered.get(memory) for memory in remembered),
+        ]
         inherited = _inherited(sources, task)
         events: Mapping[str, Event] = getattr(task, "events", {})
         covers: Mapping[str, Sequence[str]] = getattr(task, "covers", {})
@@ -94,16 +115,19 @@ class PrivacyLedger:
 
     def derive(self, held: Held, sources: Iterable[Held]) -> None:
         """`held` is a public function of values behind `sources`."""
-        joined = _inherited((receipts for one in sources for receipts in self._of(one)), None)
+        joined = _inherited((receipts for source in sources for receipts in self._of(source)), None)
         self._held[held.key] = dict.fromkeys(held.parts, joined)
 
     def public(self, held: Held) -> None:
         """`held` was released already: it is other clients' noisy values, relayed."""
         self._held[held.key] = dict.fromkeys(held.parts, ())
 
-    def covers(self, task: "Task", given: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
+    def covers(self, task: "Task", inputs: Iterable[Held], remembered: Iterable[tuple[int, str]]) -> bool:
         """Whether all that a task is given is public or carries noise, paid for or not."""
-        receipts = [*(one for handle in given for one in self._of(handle)), *(self._remembered.get(one) for one in remembered)]
+        receipts = [
+            *(receipts_of for handle in inputs for receipts_of in self._of(handle)),
+            *(self._remembered.get(memory) for memory in remembered),
+        ]
         return _inherited(receipts, task) is not None
 
     def settle(self, held: Held, clients: Sequence[int], operation: str, round: int, noise: SumNoise | None = None) -> None:
@@ -123,7 +147,7 @@ class PrivacyLedger:
 
     def inside(self, held: Held) -> SumNoise | None:
         """What clients have to add to `held` inside a secure sum; None where it carries its own noise."""
-        shared = _shared(one for receipts in self._of(held) for one in receipts or ())
+        shared = _shared(receipt for receipts in self._of(held) for receipt in receipts or ())
         if not shared:
             return None
         deviation = max(event.noise_multiplier * event.norm_bound for event in shared)
@@ -154,35 +178,31 @@ class PrivacyLedger:
         Where `choices` stay private all are charged, for these too: counts reveal choices, and so would the list of charged clients.
         """
         if choices is not None:
-            everybody = [one.client for one in call.contributions]
+            everybody = [member.client for member in call.contributions]
             self.settle(choices, everybody, "mean", round)
             self.settle(held, everybody, "mean", round, noise)
             return
         if small_clusters == "local" and not any(count >= call.min_cohort for count in call.counts()):
             return
         summed = set(large_enough(call))
-        self.settle(held, [one.client for one in call.contributions if summed & set(one.labels)], "mean", round, noise)
-
-    def remembers(self, client: int, name: str) -> bool:
-        """Whether a task that this client ran keeps something under a name."""
-        return (client, name) in self._remembered
+        self.settle(held, [member.client for member in call.contributions if summed & set(member.labels)], "mean", round, noise)
 
     def saved(self, keys: Mapping[HeldKey, str]) -> dict[str, Any]:
         """For a checkpoint: the receipts behind the handles `keys` (by name) and behind what clients remember, each once."""
         numbers: dict[Receipt, int] = {}
 
         def listed(receipts: Receipts | None) -> list[int] | None:
-            return None if receipts is None else [numbers.setdefault(one, len(numbers)) for one in receipts]
+            return None if receipts is None else [numbers.setdefault(receipt, len(numbers)) for receipt in receipts]
 
         held = {name: {part: listed(its) for part, its in self._held.get(key, {}).items()} for key, name in keys.items()}
         remembered = [[client, name, listed(its)] for (client, name), its in self._remembered.items()]
-        receipts = [{"events": [event_to(event) for event in one.events], "paid": sorted(one.paid)} for one in numbers]
+        receipts = [{"events": [event_to(event) for event in receipt.events], "paid": sorted(receipt.paid)} for receipt in numbers]
         return {"held": held, "remembered": remembered, "receipts": receipts}
 
     def restore(self, saved: Mapping[str, Any], keys: Mapping[str, HeldKey]) -> None:
         """Restore what `saved` returned. What was charged since stays in the ledger: the same value may be charged again, never too
         little."""
-        receipts = [Receipt(tuple(map(event_from, one["events"])), set(one["paid"])) for one in saved["receipts"]]
+        receipts = [Receipt(tuple(map(event_from, receipt["events"])), set(receipt["paid"])) for receipt in saved["receipts"]]
 
         def listed(numbers: Sequence[int] | None) -> Receipts | None:
             return None if numbers is None else tuple(receipts[number] for number in numbers)
@@ -207,6 +227,35 @@ class PrivacyLedger:
         return tuple(joined)
 
 
+class NoLedger:
+    """In place of a `PrivacyLedger` where the server charges nothing."""
+
+    restored = False
+
+    def private(self, task: "Task") -> "Task":
+        return task
+
+    def with_noise(self, then: "Then") -> "Then":
+        return then
+
+    def reads(self, task: "Task", clients: Iterable[int]) -> list[tuple[int, str]]:
+        return []
+
+    def inside(self, held: Held) -> None:
+        return None
+
+    def _nothing(self, *call: Any) -> None:
+        pass
+
+    begin = enter = settle = settle_sums = derive = public = _nothing
+
+
+def _private(public: Any, noise: Noise) -> Any:
+    """The private form of a task or function, or itself where it has none."""
+    make = getattr(public, "private", None)
+    return public if make is None else make(noise)
+
+
 def _inherited(several: Iterable[Receipts | None], task: "Task | None") -> Receipts | None:
     """The receipts of what is computed from values of these, once.
 
@@ -217,8 +266,8 @@ def _inherited(several: Iterable[Receipts | None], task: "Task | None") -> Recei
     joined = PrivacyLedger._joined(each)
     if joined is None or not _shared(joined):
         return joined
-    found = [one for receipts in each for one in receipts or () if one.shared]
-    return joined if getattr(task, "keeps_noise", False) and len(found) == len(set(found)) else None
+    shared = [receipt for receipts in each for receipt in receipts or () if receipt.shared]
+    return joined if getattr(task, "keeps_noise", False) and len(shared) == len(set(shared)) else None
 
 
 def _events(task: "Task") -> Counter[Event]:
@@ -228,12 +277,12 @@ def _events(task: "Task") -> Counter[Event]:
 
 def _unshared(several: Iterable[Receipts | None]) -> list[Receipt]:
     """The receipts of values that carry noise of their own."""
-    return [one for receipts in several for one in receipts or () if not one.shared]
+    return [receipt for receipts in several for receipt in receipts or () if not receipt.shared]
 
 
 def _shared(receipts: Iterable[Receipt]) -> list[SampledGaussianEvent]:
     """The events of training whose noise is made of shares."""
-    return [event for one in receipts for event in one.shared if isinstance(event, SampledGaussianEvent)]
+    return [event for receipt in receipts for event in receipt.shared if isinstance(event, SampledGaussianEvent)]
 
 
 def sources(params: Mapping[str, "Parameter"], which: Labels | Held | None) -> list[Held]:
@@ -248,5 +297,5 @@ def _handles(value: Any) -> list[Held]:
     if isinstance(value, Shared):
         return [own.held for own in value.own]
     if isinstance(value, list | tuple):
-        return [held for one in value for held in _handles(one)]
+        return [held for item in value for held in _handles(item)]
     return []

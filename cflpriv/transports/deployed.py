@@ -8,8 +8,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..federation.client import FederationClient
-from ..federation.settings import Settings
-from ..federation.settings_file import KEY_HOLDER
+from ..federation.settings import KEY_HOLDER, Settings
 from ..federation.store import Store
 from ..types import ClientData
 
@@ -24,7 +23,7 @@ def receive(
     `data` is called when a task needs the client's data. `own` has an application's functions for `Foreign` tasks, by name.
     """
     if settings.role == KEY_HOLDER:
-        from ..aggregation.holders import party_for  # loaded on first use
+        from ..aggregation.holder_party import party_for  # loaded on first use
 
         return party_for(settings.protection)(settings, store).receive(ask)
     return FederationClient(settings, data, store, own=own).receive(ask)

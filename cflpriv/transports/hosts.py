@@ -14,7 +14,7 @@ from weakref import ReferenceType
 
 import numpy as np
 
-from ..aggregation.holders import party_for
+from ..aggregation.holder_party import party_for
 from ..contract.protection import Protection
 from ..contract.transcript import LARGEST_DIGESTED_BYTES
 from ..engine import Engine, Result, Task
@@ -90,9 +90,13 @@ class Members:
 
     def packed(self) -> tuple["Members", dict[int, Seeds], dict[int, dict[str, bytes]]]:
         """The same for another process. Identities and protocol machines refuse to be copied, so they go apart: as seeds, and as bytes."""
-        seeds = {place: (one.client, one.signing_seed, one.encryption_seed) for place, one in self.identities.items()}
+        seeds = {place: (identity.client, identity.signing_seed, identity.encryption_seed) for place, identity in self.identities.items()}
         engine = replace(self.engine, paths=Counter(), _pool=None)
-        return replace(self, identities={}, stores={}, engine=engine), seeds, {place: _dumped(one) for place, one in self.stores.items()}
+        return (
+            replace(self, identities={}, stores={}, engine=engine),
+            seeds,
+            {place: _dumped(store) for place, store in self.stores.items()},
+        )
 
 
 class Host(Protocol):
@@ -101,11 +105,11 @@ class Host(Protocol):
     @property
     def engine(self) -> Engine: ...
 
-    def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
+    def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
         """Each party's answer, or the error of its refusal; nothing from parties that dropped out."""
         ...
 
-    def each(self, places: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
+    def each(self, places: Sequence[int], look: Look[Found], *arguments: Any) -> list[Found]:
         """What `look` finds at these places, in their order."""
         ...
 
@@ -157,8 +161,8 @@ class LocalHost(ClientHost):
             raise InputError(f"client {place} is not one of this federation")
         return party
 
-    def each(self, places: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
-        return look(self, places, *given)
+    def each(self, places: Sequence[int], look: Look[Found], *arguments: Any) -> list[Found]:
+        return look(self, places, *arguments)
 
     def stores(self) -> Mapping[int, ObjectStore]:
         return self.members.stores
@@ -167,8 +171,8 @@ class LocalHost(ClientHost):
         self.engine.close()
 
 
-def _same(one: ClientData) -> ClientData:
-    return one
+def _same(data: ClientData) -> ClientData:
+    return data
 
 
 # --- several hosts
@@ -183,7 +187,7 @@ class Carrier(Protocol):
 
     count: int
 
-    def send(self, number: int, operation: str, *given: Any) -> Any:
+    def send(self, number: int, operation: str, *arguments: Any) -> Any:
         """Have a seat carry out an operation after the earlier ones; the pending reply."""
         ...
 
@@ -204,8 +208,8 @@ class Seat:
 
     def begin(self, members: Members, seeds: Mapping[int, Seeds], kept: Mapping[int, Mapping[str, bytes]]) -> None:
         """Make the parties of what `Members.packed` gave, in place of earlier ones."""
-        identities = {place: Identity(*one) for place, one in seeds.items()}
-        stores = {place: ObjectStore(one) for place, one in kept.items()}
+        identities = {place: Identity(*seed) for place, seed in seeds.items()}
+        stores = {place: ObjectStore(store) for place, store in kept.items()}
         self._protection, self._left = members.protection, dict[int, m.Given]()
         self._host = LocalHost(replace(members, identities=identities, stores=stores, data=_writable(members.data)))
 
@@ -221,10 +225,12 @@ class Seat:
         with one_thread():
             made = self._host.answer({place: arrived[key] for place, key in of.items()})
             large = {
-                place: one for place, one in made.items() if isinstance(one, m.Given) and may_stay(arrived[of[place]], self._protection)
-            }  # fmt: skip
-            outlines = {place: outlined(one) for place, one in large.items()}
-            self._left = large if sum(one.nbytes for one in outlines.values()) > stay_bytes else {}
+                place: given
+                for place, given in made.items()
+                if isinstance(given, m.Given) and may_stay(arrived[of[place]], self._protection)
+            }
+            outlines = {place: outlined(given) for place, given in large.items()}
+            self._left = large if sum(outline.nbytes for outline in outlines.values()) > stay_bytes else {}
             for place, answer in made.items():
                 try:
                     sent = _sendable(answer) if isinstance(answer, Exception) else m.encode(answer) if place not in self._left else None
@@ -238,10 +244,10 @@ class Seat:
         with one_thread():
             return added(self._left, at, weights)
 
-    def each(self, places: Sequence[int], look: Look[Any], given: Sequence[Any]) -> tuple[list[Any], Counter[tuple[str, str]]]:
+    def each(self, places: Sequence[int], look: Look[Any], arguments: Sequence[Any]) -> tuple[list[Any], Counter[tuple[str, str]]]:
         """What the experimenter finds at these places, and the paths taken."""
         with one_thread():
-            return look(self._host, places, *given), self._paths()
+            return look(self._host, places, *arguments), self._paths()
 
     def _paths(self) -> Counter[tuple[str, str]]:
         paths, self._host.engine.paths = self._host.engine.paths, Counter()
@@ -257,7 +263,7 @@ def _writable(data: Mapping[int, ClientData]) -> dict[int, ClientData]:
             copies[id(array)] = np.array(array)
         return copies[id(array)]
 
-    arrays = {client: (one.x_train, one.y_train, one.x_test, one.y_test) for client, one in data.items()}
+    arrays = {client: (held.x_train, held.y_train, held.x_test, held.y_test) for client, held in data.items()}
     return {client: ClientData(client, *map(copied, parts)) for client, parts in arrays.items()}
 
 
@@ -275,18 +281,18 @@ class SplitHosts:
 
     The clients of a host that ends drop out of the exchange. A new host takes its place, whose clients have what the stores held when
     `stores` was last called; without such a call they have lost their state. They enrol anew when clients are next greeted. `fresh` gives
-    a new source of entropy by its name, so that a party which begins again repeats nothing. `say` gets a line for each host that ends.
+    a new source of entropy by its name, so that a party which begins again repeats nothing. `notify` gets a line for each host that ends.
 
     Raises `InputError` where the engine is to use a CUDA device, and `WorkerLost` if one host ends `MOST_DEATHS` times without an answer.
     """
 
     def __init__(
-        self, members: Members, fresh: Callable[[str], Entropy], carrier: Carrier, say: Callable[[str], None] = lambda line: None
+        self, members: Members, fresh: Callable[[str], Entropy], carrier: Carrier, notify: Callable[[str], None] = lambda line: None
     ) -> None:
         if members.engine.device != "cpu":
             raise InputError(f"run.device = {members.engine.device!r}: several hosts compute on CPUs; use 'cpu', or one host")
         self.engine = members.engine
-        self._members, self._fresh, self._carrier, self._say = members, fresh, carrier, say
+        self._members, self._fresh, self._carrier, self._notify = members, fresh, carrier, notify
         places = sorted(members.identities)
         self._shares = [share for number in range(carrier.count) if (share := places[number :: carrier.count])]
         self._at = {place: number for number, share in enumerate(self._shares) for place in share}
@@ -294,52 +300,52 @@ class SplitHosts:
         self._restarts = 0
         self._alive({number: self._begin(number, members) for number in range(len(self._shares))})
 
-    def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]:
+    def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
         encoded = {id(ask): m.encode(ask) for ask in {id(ask): ask for ask in asks.values()}.values()}
         pending, stay_bytes = {}, LARGEST_DIGESTED_BYTES // len(self._shares)
         for number, share in self._split(asks):
             of = {place: id(asks[place]) for place in share}
             pending[number] = self._carrier.send(number, "answer", {key: encoded[key] for key in set(of.values())}, of, stay_bytes)
-        found: dict[int, m.Answer | Exception] = {}
+        arrived: dict[int, m.Answer | Exception] = {}
         for number, (answers, paths) in self._alive(pending).items():
             self.engine.paths.update(paths)
-            found |= {place: self._arrived(number, place, one) for place, one in answers.items()}
-        return found
+            arrived |= {place: self._arrived(number, place, answer) for place, answer in answers.items()}
+        return arrived
 
-    def each(self, places: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
+    def each(self, places: Sequence[int], look: Look[Found], *arguments: Any) -> list[Found]:
         """Asks the hosts that ended meanwhile again, after their restart."""
-        found: dict[int, Found] = {}
-        while missing := [place for place in places if place not in found]:
+        arrived: dict[int, Found] = {}
+        while missing := [place for place in places if place not in arrived]:
             shares = dict(self._split(missing))
-            pending = {number: self._carrier.send(number, "each", share, look, given) for number, share in shares.items()}
+            pending = {number: self._carrier.send(number, "each", share, look, arguments) for number, share in shares.items()}
             for number, (results, paths) in self._alive(pending).items():
                 self.engine.paths.update(paths)
-                found |= zip(shares[number], results, strict=True)
-        return [found[place] for place in places]
+                arrived |= zip(shares[number], results, strict=True)
+        return [arrived[place] for place in places]
 
     def stores(self) -> Mapping[int, ObjectStore]:
         """Read from the hosts, encoded. From here a host that ends later begins again."""
         places = list(self._at)
         kept = self.each(places, _kept)
-        self._members = replace(self._members, stores={place: ObjectStore(one) for place, one in zip(places, kept, strict=True)})
+        self._members = replace(self._members, stores={place: ObjectStore(store) for place, store in zip(places, kept, strict=True)})
         return self._members.stores
 
     def close(self) -> None:
         """Nothing: who made the carrier ends it."""
 
-    def _arrived(self, number: int, place: int, one: bytes | Outline | Exception) -> m.Answer | Exception:
-        if isinstance(one, Outline):
+    def _arrived(self, number: int, place: int, answer: bytes | Outline | Exception) -> m.Answer | Exception:
+        if isinstance(answer, Outline):
             fetch = partial(self._added, number)
-            left = (m.Named(name, Remaining(number, (place, name), outline, fetch)) for name, *outline in one.parts)  # type: ignore[arg-type]
-            return m.Given(tuple(left), one.samples)
-        return one if isinstance(one, Exception) else m.decode_answer(one)
+            left = (m.NamedArray(name, Remaining(number, (place, name), outline, fetch)) for name, *outline in answer.parts)  # type: ignore[arg-type]
+            return m.Given(tuple(left), answer.samples)
+        return answer if isinstance(answer, Exception) else m.decode_answer(answer)
 
     def _added(self, number: int, at: Sequence[tuple[int, str]], weights: Sequence[float]) -> Array:
         """A sum of updates that are at a host. Raises `ClientsLost` if it has ended meanwhile: the step is taken again without them."""
-        found = self._alive({number: self._carrier.send(number, "added", at, weights)})
-        if number not in found:
+        arrived = self._alive({number: self._carrier.send(number, "added", at, weights)})
+        if number not in arrived:
             raise ClientsLost([place for place, _ in at])
-        total: Array = found[number]
+        total: Array = arrived[number]
         return total
 
     def _split(self, places: Collection[int]) -> Iterator[tuple[int, list[int]]]:
@@ -354,9 +360,9 @@ class SplitHosts:
     def _alive(self, pending: Mapping[int, Any]) -> dict[int, Any]:
         """The replies of the hosts that are alive; the others are restarted."""
         replies = {}
-        for number, one in pending.items():
+        for number, reply in pending.items():
             try:
-                replies[number] = self._carrier.reply(one)
+                replies[number] = self._carrier.reply(reply)
             except HostLost as error:
                 self._restart(number, str(error))
             else:
@@ -369,7 +375,7 @@ class SplitHosts:
         if self._deaths[number] >= MOST_DEATHS:
             raise WorkerLost(f"host {number} ended {MOST_DEATHS} times in a row: {why}")
         share = self._shares[number]
-        self._say(f"host {number} ended ({why}): its {len(share)} parties drop out, and begin again from what was last saved of them")
+        self._notify(f"host {number} ended ({why}): its {len(share)} parties drop out, and begin again from what was last saved of them")
         self._carrier.restart(number)
         entropy = {place: self._fresh(f"{party_name(place)}, restart {self._restarts}") for place in share}
         self._begin(number, replace(self._members, entropy={**self._members.entropy, **entropy}))

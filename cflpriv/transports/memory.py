@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Protocol
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.cohort import draw_drop
-from ..federation.handler import refusal
-from ..federation.transport import Stage
+from ..federation.host import refusal
+from ..federation.transport import ExchangeStage
 from ..keys import Key, check_ranges
 from ..protocols.errors import ProtocolError
 
@@ -43,7 +43,7 @@ class Faults:
             if stage not in STAGES:
                 raise InputError(f"training.dropouts: ({number}, {client}, {stage!r}) is not (round, client, one of {', '.join(STAGES)})")
 
-    def silent(self, stage: Stage, client: int) -> bool:
+    def silent(self, stage: ExchangeStage, client: int) -> bool:
         """Whether a client's answer at this stage never arrives."""
         if not (self.dropout or self.listed) or not (stage.name == "sum" or stage.name.startswith("secagg ")):
             return False
@@ -58,7 +58,7 @@ class Faults:
 class Answers(Protocol):
     """A `federation.host.ClientHost`, or several."""
 
-    def answer(self, asks: Mapping[int, m.Ask]) -> dict[int, m.Answer | Exception]: ...
+    def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]: ...
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ class MemoryTransport:
     def places(self) -> Sequence[int]:
         return sorted(self.online)
 
-    def exchange(self, asks: Mapping[int, m.Ask], stage: Stage) -> Mapping[int, m.Answer]:
+    def exchange(self, asks: Mapping[int, m.PartyRequest], stage: ExchangeStage) -> Mapping[int, m.Answer]:
         reached = {place: ask for place, ask in asks.items() if place in self.online and not self.faults.silent(stage, place)}
         answers: dict[int, m.Answer] = {}
         for place, answer in self.host.answer(reached).items():
@@ -102,7 +102,7 @@ class BytesTransport:
     def places(self) -> Sequence[int]:
         return self._memory.places()
 
-    def exchange(self, asks: Mapping[int, m.Ask], stage: Stage) -> Mapping[int, m.Answer]:
+    def exchange(self, asks: Mapping[int, m.PartyRequest], stage: ExchangeStage) -> Mapping[int, m.Answer]:
         arrived = {id(ask): m.decode_ask(m.encode(ask)) for ask in {id(ask): ask for ask in asks.values()}.values()}
         answers = self._memory.exchange({place: arrived[id(ask)] for place, ask in asks.items()}, stage)
         return {place: m.decode_answer(m.encode(answer)) for place, answer in answers.items()}

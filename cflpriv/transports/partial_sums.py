@@ -31,10 +31,10 @@ class Outline:
 
 def outlined(answer: m.Given) -> Outline:
     """The outline of an answer."""
-    return Outline(tuple((one.name, tuple(one.value.shape), one.value.dtype.str) for one in answer.values), answer.samples)
+    return Outline(tuple((array.name, tuple(array.value.shape), array.value.dtype.str) for array in answer.values), answer.samples)
 
 
-def may_stay(ask: m.Ask, protection: Protection) -> bool:
+def may_stay(ask: m.PartyRequest, protection: Protection) -> bool:
     """Whether what is asked is an update for a plain sum. Secure and transformed sums, robust rules and noise need each client's own."""
     clear = not (protection.sums.hides or protection.sums.transformed or protection.secure) and protection.robust == "none"
     return clear and isinstance(ask, m.Give) and ask.operation == "sum" and ask.noise is None
@@ -59,13 +59,13 @@ class Remaining:
         return self._fetch((self.at,), (1.0,)).astype(self.dtype if dtype is None else dtype)
 
     def added_up(self, several: Sequence["Remaining"], weights: Sequence[float]) -> Array:
-        return self._fetch(tuple(one.at for one in several), tuple(weights))
+        return self._fetch(tuple(remaining.at for remaining in several), tuple(weights))
 
 
 def added(left: Mapping[int, m.Given], at: Sequence[tuple[int, str]], weights: Sequence[float]) -> Array:
     """At the host: the weighted sum of values by place and name, which are made one at a time."""
     total: Any = 0.0
     for (place, name), weight in zip(at, weights, strict=True):
-        (value,) = (one.value for one in left[place].values if one.name == name)
+        (value,) = (array.value for array in left[place].values if array.name == name)
         total = total + weight * np.asarray(value, dtype=np.float64)
     return np.asarray(total)

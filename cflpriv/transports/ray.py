@@ -42,8 +42,8 @@ class RayCarrier:
         self.count = count
         self._actors = [self._started(number) for number in range(count)]
 
-    def send(self, number: int, operation: str, *given: Any) -> Any:
-        return getattr(self._actors[number], operation).remote(*given)
+    def send(self, number: int, operation: str, *arguments: Any) -> Any:
+        return getattr(self._actors[number], operation).remote(*arguments)
 
     def reply(self, pending: Any) -> Any:
         errors = self._ray.exceptions

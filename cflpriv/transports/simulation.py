@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from ..contract.handles import Held, Labels
+from ..contract.handles import Held, Labels, Shared
 from ..contract.operations import Parameter, Sampling
 from ..contract.protection import Protection
 from ..contract.transcript import Transcript
@@ -15,10 +15,9 @@ from ..engine import Engine, Result, Task, TaskInput
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.client import FederationClient
-from ..federation.parameters import parameter_messages as said_of
 from ..federation.server import FederationServer
 from ..federation.store import ObjectStore
-from ..federation.values import Exchange
+from ..federation.values import SharedWork
 from ..privacy.client_level import ClippedMean, LocalGram
 from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Privacy
@@ -26,7 +25,7 @@ from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import RemoteError
 from ..protocols.keys import Identity, Roster
 from ..types import Array, ClientData
-from .hosts import HOLDER, Host, LocalHost, Look, Members, party_name
+from .hosts import HOLDER, Found, Host, LocalHost, Look, Members, party_name
 from .memory import BytesTransport, Faults, MemoryTransport
 
 __all__ = ["HOLDER", "Hosted", "ReleasePolicy", "Simulated", "resolved", "simulate"]
@@ -34,7 +33,6 @@ __all__ = ["HOLDER", "Hosted", "ReleasePolicy", "Simulated", "resolved", "simula
 ReleasePolicy = Literal["strict", "off"]
 Hosted = Callable[[Members, Callable[[str], Entropy]], Host]
 """Makes the host of these members; the second argument gives fresh sources of entropy by name (see `hosts.SplitHosts`)."""
-Found = TypeVar("Found")
 
 
 @dataclass(eq=False)
@@ -64,9 +62,9 @@ class Simulated:
         """What every party keeps, by place."""
         return self.host.stores()
 
-    def each(self, clients: Sequence[int], look: Look[Found], *given: Any) -> list[Found]:
+    def each(self, clients: Sequence[int], look: Look[Found], *arguments: Any) -> list[Found]:
         """What `look` finds at these clients, in their order."""
-        return self.host.each(clients, look, *given)
+        return self.host.each(clients, look, *arguments)
 
     def close(self) -> None:
         """End the processes that compute, if any."""
@@ -95,22 +93,20 @@ class Simulated:
 
     def peek(self, client: int, value: Parameter) -> Array:
         """The value of a sum or of a held value as one client sees it."""
-        sought: m.Mine | m.Addends
+        sought: m.HeldValue | m.Addends
         if isinstance(value, Held):
             if client not in value.clients:
                 raise InputError(f"client {client} does not hold {value.key.name}")
-            sought = m.Mine(self.federation.numbers()[value.key], value.part)
+            sought = m.HeldValue(self.federation.numbers()[value.key], value.part)
         else:
-            (one,) = said_of({"value": value}, {}, None, False, self.federation.numbers(), {})
-            assert isinstance(one.value, m.One)
-            sought = one.value.value
-        (found,) = self.each([client], _opened, sought)
-        return found
+            sought = m.to_addends(cast("Array | Shared", value), self.federation.numbers())
+        (opened,) = self.each([client], _opened, sought)
+        return opened
 
     def recall(self, client: int, name: str) -> Array | None:
         """What a client's tasks keep under a name, if anything."""
-        (found,) = self.each([client], _recalled, name)
-        return found
+        (opened,) = self.each([client], _recalled, name)
+        return opened
 
     def resolve(
         self, task: Task, params: Mapping[str, Parameter], which: Labels | Held | None, clients: Sequence[int]
@@ -157,34 +153,34 @@ class Simulated:
 # --- at the hosts
 
 
-def _opened(host: LocalHost, clients: Sequence[int], value: m.Mine | m.Addends) -> list[Array]:
+def _opened(host: LocalHost, clients: Sequence[int], value: m.HeldValue | m.Addends) -> list[Array]:
     parties = [host.client(client) for client in clients]
-    return [one.values.mine(value) if isinstance(value, m.Mine) else one.opened(value, Exchange()) for one in parties]
+    return [party.values.value(value) if isinstance(value, m.HeldValue) else party.opened(value, SharedWork()) for party in parties]
 
 
 def _recalled(host: LocalHost, clients: Sequence[int], name: str) -> list[Array | None]:
     kept = [host.client(client).values.remembered(name) for client in clients]
-    return [None if found is None else found[0] for found in kept]
+    return [None if memory is None else memory[0] for memory in kept]
 
 
 def resolved(host: LocalHost, clients: Sequence[int], asks: Mapping[int, m.Compute]) -> list[TaskInput]:
     """What clients would be given for these requests."""
-    exchange = Exchange()
+    exchange = SharedWork()
     return [host.client(client).given(asks[client], exchange) for client in clients]
 
 
 def _measured(host: LocalHost, clients: Sequence[int], asks: Mapping[int, m.Compute]) -> list[Result]:
-    exchange, given = Exchange(), dict[int, TaskInput]()
+    exchange, inputs = SharedWork(), dict[int, TaskInput]()
     if not clients:
         return []
     for client in clients:
         try:
-            given[client] = host.client(client).given(asks[client], exchange)
+            inputs[client] = host.client(client).given(asks[client], exchange)
         except RemoteError as error:
             if error.code not in ("not-held", "no-secret"):
                 raise
     task = asks[clients[0]].task.task
-    results = dict(zip(given, host.engine.run(task, list(given.values())), strict=True))
+    results = dict(zip(inputs, host.engine.run(task, list(inputs.values())), strict=True))
     return [results.get(client, {}) for client in clients]
 
 
@@ -222,7 +218,7 @@ def simulate(
     faults: Faults | None = None,
     engine: Engine | None = None,
     privacy: Privacy | None = None,
-    accounts: PrivacyLedger | None = None,
+    privacy_ledger: PrivacyLedger | None = None,
     clipped: ClippedMean | None = None,
     local: LocalGram | None = None,
     transport: Literal["memory", "bytes"] = "memory",
@@ -236,15 +232,15 @@ def simulate(
     """A federation whose clients, known by their ids, are in this process, or at the host that `hosted` makes of them.
 
     `present` clients are there from the start (default: all); others may `join`. `entropy` gives each party ("server", "client 3",
-    "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `accounts`, `clipped`, `local`
-    are the server's side of it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
+    "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `privacy_ledger`, `clipped` and
+    `local` are the server's side of it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
     `session` and `stores`, a function of the clients' data, are those of a run that is resumed, whose clients enrol after the server is
     restored.
 
     Raises `InputError` for ids that repeat, and for those that are not 0, 1, 2, … where clients' keys are pinned on a roster.
     """
     protection = protection or Protection()
-    data = {one.id: one for one in sorted(clients, key=lambda one: one.id)}
+    data = {client.id: client for client in sorted(clients, key=lambda client: client.id)}
     if len(data) != len(clients):
         raise InputError("federation: client ids repeat")
     there = set(data if present is None else present)
@@ -271,8 +267,8 @@ def simulate(
     memory = MemoryTransport(host, faults or Faults(), on_error, there)
     federation = FederationServer(
         memory if transport == "memory" else BytesTransport(memory), protection=protection, sampling=sampling, seed=seed, roster=roster,
-        transcript=transcript, entropy=entropy("server"), session=session, expect=data, accounts=accounts, clipped=clipped, local=local,
-        strict=strict, witness=partial(_sent, host),
+        transcript=transcript, entropy=entropy("server"), session=session, expect=data, privacy_ledger=privacy_ledger,
+        clipped=clipped, local=local, strict=strict, witness=partial(_sent, host),
     )  # fmt: skip
     if stores is None:
         federation.enrol()

@@ -24,7 +24,7 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.job_config.api import FedJob
 
 from cflpriv import InputError, load_config
-from cflpriv.federation.settings_file import write_identities
+from cflpriv.federation.settings import write_identities
 from cflpriv.nvflare import CflprivController, CflprivExecutor
 from cflpriv.nvflare.exchange import LOGS, SETTINGS, TASK
 from cflpriv.streams import printable_streams

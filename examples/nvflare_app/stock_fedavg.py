@@ -21,7 +21,7 @@ from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.job_config.api import FedJob
 
 from cflpriv.federation.client_ledger import ClientLedger
-from cflpriv.federation.settings_file import read_settings, write_identities
+from cflpriv.federation.settings import read_settings, write_identities
 from cflpriv.federation.store import DiskStore
 from cflpriv.nvflare import PrivacyFilter
 from cflpriv.streams import printable_streams

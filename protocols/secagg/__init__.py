@@ -12,8 +12,7 @@ in the sum) *or* shares of its mask-key seed (it is not), never both: with both,
     complaints what happens if a keeper cannot use its shares      unmasking  the masks to remove
     client     one client's machine                                server   the server's machine
     graph      who masks with whom, and the threshold              shamir   splitting a secret
-    masks      keys to keystreams                                  bindings    what keys, boxes and signatures are bound to
-    inputs     a client's vector                                   result      reading the sum
+    vectors    fixed point, a client's vector, masks, the sum      bindings    what keys, boxes and signatures are bound to
     policy     what a client insists on                            oblivious   per-cluster sums that hide who is in which cluster
     simulation all parties in one process, over real bytes
 
@@ -47,14 +46,13 @@ Unaudited research code.
 from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, SumFailed, TooFewClients
 from ..keys import Identity, Roster
 from .client import Client
-from .inputs import Contribution
 from .oblivious import ObliviousOutcome, block_terms, count_terms, counts_of, membership, open_blocks, simulate_oblivious
 from .policy import MaskKey, Policy
-from .result import Sum
 from .server import Server
 from .simulation import STAGES, Outcome, simulate
 from .states import CLIENT, CLIENT_COMPLAINTS, SERVER, SERVER_COMPLAINTS, ClientStage, ServerStage, diagram
 from .terms import Slot, Terms, fewest_survivors, make_terms, retaken
+from .vectors import Contribution, Sum
 
 __all__ = [
     "CLIENT",

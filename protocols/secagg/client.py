@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from .. import codec, fixedpoint
+from .. import codec
 from ..entropy import Entropy, system_entropy
 from ..errors import LocalError, RemoteError, fatal
 from ..keys import Identity, Roster, private_key, public_key, sign, verify
@@ -46,8 +46,6 @@ from .bindings import (
 )
 from .complaints import check_opened, open_dealt
 from .graph import neighbours
-from .inputs import Contribution, encode_inputs
-from .masks import Mask, add_masks
 from .messages import (
     Advert,
     Adverts,
@@ -70,6 +68,7 @@ from .messages import (
 from .policy import MaskKey, Policy, check_proposal, check_roster, enough
 from .shares import Pair, deal, open_box
 from .states import CLIENT, CLIENT_COMPLAINTS, ClientStage
+from .vectors import Contribution, Mask, add_masks, encode_inputs, wrap
 
 __all__ = ["Client"]
 
@@ -336,7 +335,7 @@ class Client:
             key = pair_key(mask_secret, my_key, peers[other].mask_key, bound, me, other)
             masks.append((key, 1 if me < other else -1))
         x, clipped = encode_inputs(contributions, terms, self._draw)
-        y = fixedpoint.wrap(x, terms.bits)
+        y = wrap(x, terms.bits)
         add_masks(y, masks)
         seeds = (self._draw(32), self._draw(32)) if terms.following else None
         following = self._advert(terms.following, *seeds) if terms.following and seeds else None

@@ -84,11 +84,11 @@ def check_opened(agreed: bytes, owner: Advert, keeper: int, keeper_key: bytes, o
 
 def by_dealer(complaints: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
     """Who complained about whom: by accused dealer, from `complaints` by accuser."""
-    found: dict[int, tuple[int, ...]] = {}
+    accusers_of: dict[int, tuple[int, ...]] = {}
     for accuser, accused in sorted(complaints.items()):
         for dealer in accused:
-            found[dealer] = (*found.get(dealer, ()), accuser)
-    return found
+            accusers_of[dealer] = (*accusers_of.get(dealer, ()), accuser)
+    return accusers_of
 
 
 def settled(
@@ -113,14 +113,14 @@ def settled(
     accusers = by_dealer(complaints)
 
     def good(dealer: int) -> bool:
-        if tuple(one.peer for one in openings[dealer]) != accusers[dealer]:
+        if tuple(opened.peer for opened in openings[dealer]) != accusers[dealer]:
             return False
         try:
-            for one in openings[dealer]:
-                check_opened(agreed, adverts[dealer], one.peer, adverts[one.peer].mask_key, one, roster)
+            for opened in openings[dealer]:
+                check_opened(agreed, adverts[dealer], opened.peer, adverts[opened.peer].mask_key, opened, roster)
         except RemoteError:
             return False
-        return all(fits(agreed, dealer, one.peer, one, digests[dealer][one.peer]) for one in openings[dealer])
+        return all(fits(agreed, dealer, opened.peer, opened, digests[dealer][opened.peer]) for opened in openings[dealer])
 
     absent = tuple(sorted(accusers.keys() - openings.keys()))
     offenders = tuple(dealer for dealer in sorted(openings) if not good(dealer))
@@ -128,6 +128,6 @@ def settled(
         raise SumFailed("false-shares", offenders, absent, repeatable=True)
     inbox: dict[int, list[Opened]] = {client: [] for client in complaints}
     for dealer in sorted(openings):
-        for one in openings[dealer]:
-            inbox[one.peer].append(Opened(dealer, one.self_share, one.key_share, one.signature))
+        for opened in openings[dealer]:
+            inbox[opened.peer].append(Opened(dealer, opened.self_share, opened.key_share, opened.signature))
     return {client: tuple(shares) for client, shares in inbox.items()}

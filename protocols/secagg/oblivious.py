@@ -27,12 +27,10 @@ from numpy.typing import NDArray
 
 from ..entropy import Entropy, system_entropy
 from ..errors import SumFailed, TooFewClients
-from ..fixedpoint import Bits
 from ..keys import Identity, Roster
-from .inputs import Contribution
 from .messages import Slot, Terms, make_terms
-from .result import Sum
 from .simulation import Outcome, simulate
+from .vectors import Bits, Contribution, Sum
 
 __all__ = ["ObliviousOutcome", "block_terms", "count_terms", "counts_of", "membership", "open_blocks", "simulate_oblivious"]
 
@@ -66,10 +64,10 @@ def count_terms(
     )
 
 
-def membership(clusters: int, mine: Sequence[int]) -> Contribution:
-    """A client's input to the counts: 1 for each cluster in `mine`."""
+def membership(clusters: int, labels: Sequence[int]) -> Contribution:
+    """A client's input to the counts: 1 for each cluster in `labels`."""
     vector = np.zeros(clusters, np.int32)
-    vector[list(mine)] = 1
+    vector[list(labels)] = 1
     return Contribution(vector)
 
 

@@ -55,8 +55,8 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         for name, value, size in (("session", self.session, 16), ("model", self.model, 32)):
             if not isinstance(value, bytes) or len(value) != size:
-                given = f"{len(value)} bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
-                raise ValueError(f"{name}: expected {size} bytes, got {given}")
+                got = f"{len(value)} bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
+                raise ValueError(f"{name}: expected {size} bytes, got {got}")
         if self.mode not in get_args(Mode):
             raise ValueError(f"mode: {self.mode!r} is not known; known are {', '.join(get_args(Mode))}")
         for name, least in (("models", 1), ("min_cohort", 1), ("dimension", 1), ("levels", 1), ("clients", 1), ("length", 1)):

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import codec, fixedpoint
+from .. import codec
 from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, SumFailed
 from ..keys import Roster, check_public_key, verify
 from ..uncopied import uncopied
@@ -34,7 +34,6 @@ from . import messages
 from .bindings import CONSISTENT, check_advert, share_digest
 from .complaints import by_dealer, settled
 from .graph import neighbours
-from .masks import MapJobs, total_mask
 from .messages import (
     Advert,
     Adverts,
@@ -56,9 +55,9 @@ from .messages import (
     Unmask,
 )
 from .policy import enough
-from .result import Sum
 from .states import SERVER, SERVER_COMPLAINTS, ServerStage, collected, sent
 from .unmasking import masks_of
+from .vectors import MapJobs, Sum, total_mask, unwrap
 
 __all__ = ["Server"]
 
@@ -438,6 +437,6 @@ class Server:
         for part in mapper(total_mask, jobs):
             total += part
         try:
-            return Sum(terms, state.survivors, fixedpoint.unwrap(total, terms.bits))
+            return Sum(terms, state.survivors, unwrap(total, terms.bits))
         except ValueError:
             raise SumFailed("out-of-range") from None

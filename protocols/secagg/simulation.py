@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from ..entropy import Entropy, system_entropy
 from ..keys import Identity, Roster
 from .client import Client
-from .inputs import Contribution
-from .masks import MapJobs
 from .messages import Terms
 from .policy import MaskKey, Policy
-from .result import Sum
 from .server import Server
 from .states import ServerStage
+from .vectors import Contribution, MapJobs, Sum
 
 __all__ = ["STAGES", "Outcome", "simulate"]
 
@@ -108,8 +106,8 @@ def simulate(
             if number in drops and STAGES.index(drops[number]) <= STAGES.index(str(reply_kind)):
                 continue
             if client.wants_values:
-                given = values(number)
-                reply = client.receive(data, *((given,) if isinstance(given, Contribution) else given))
+                inputs = values(number)
+                reply = client.receive(data, *((inputs,) if isinstance(inputs, Contribution) else inputs))
                 clipped[number] = client.clipped
             else:
                 reply = client.receive(data)

@@ -17,9 +17,9 @@ from msgspec import Meta
 from .. import codec
 from ..entropy import Entropy, system_entropy
 from ..errors import MalformedMessage, TooFewClients
-from ..fixedpoint import Bits, FixedPoint, check_no_overflow, largest_levels
 from ..keys import Roster, frame
 from .graph import COMPLETE_UP_TO, complete_threshold, sparse_parameters
+from .vectors import Bits, FixedPoint, check_no_overflow, largest_levels, vector_length
 
 __all__ = [
     "LABEL", "MOST_CLIENTS", "SMALL_LIMIT_BYTES", "Bytes16", "Bytes32", "Count", "Id", "Mode", "Slot", "Terms", "check_terms", "context",
@@ -88,11 +88,6 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def fixed(self) -> FixedPoint:
         """The quantiser."""
         return FixedPoint(self.bits, self.clip, self.levels)
-
-
-def vector_length(terms: Terms) -> int:
-    """Coordinates of a masked vector: per block the values (and the weight), then one for "did this client clip anything"."""
-    return max(1, len(terms.blocks)) * (terms.dimension + (terms.weight_limit > 0)) + 1
 
 
 def fewest_survivors(terms: Terms) -> int:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from ..errors import SumFailed
 from ..keys import private_key, public_key
 from .bindings import binding, pair_key, seed_commitment, self_key
-from .masks import Mask
 from .messages import Advert, Reveal, Terms
 from .policy import enough
 from .shamir import combine
+from .vectors import Mask
 
 __all__ = ["masks_of"]
 

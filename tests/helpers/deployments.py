@@ -50,8 +50,8 @@ app = example.app
 
 
 def name(ask):
-    if isinstance(ask, m.Step):
-        return type(decode_server(ask.said)).__name__
+    if isinstance(ask, m.SumStep):
+        return type(decode_server(ask.message)).__name__
     if isinstance(ask, m.Compute):
         return json.loads(ask.task.data)[""]
     return ask.operation if isinstance(ask, m.Give) else type(ask).__name__

@@ -18,7 +18,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils import fobs
 
-from cflpriv.federation.settings_file import write_identities
+from cflpriv.federation.settings import write_identities
 from cflpriv.nvflare.exchange import CflprivController, CflprivExecutor, ShareableTransport
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.types import ClientData, Population

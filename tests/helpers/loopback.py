@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cflpriv.aggregation.holders import party_for
+from cflpriv.aggregation.holder_party import party_for
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.federation import messages as m
@@ -23,7 +23,7 @@ HOLDER = -2
 """The key holder, where there is one, among clients' numbers; holder i of several is HOLDER − i."""
 
 
-class RawArray(m.Message, frozen=True):
+class RawArray(m.FederationMessage, frozen=True):
     """An array as it is encoded: bytes of a dtype and shape that need not fit each other."""
 
     dtype: str

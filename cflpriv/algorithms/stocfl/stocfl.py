@@ -44,7 +44,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from ...contract.handles import GroupMean, Held, Own, Shared
+from ...contract.handles import GroupMean, Held, OwnAddend, Shared
 from ...contract.operations import Federation
 from ...contract.transcript import RoundRecord
 from ...errors import InputError
@@ -216,7 +216,7 @@ def _chain(federation: Federation, task: Train, global_model: Shared, cohort: Se
             links.append(link["movement"])
     if not links:
         return None
-    return federation.fold(Shared(own=tuple(Own(link) for link in links))).own[0].held
+    return federation.fold(Shared(own=tuple(OwnAddend(link) for link in links))).own[0].held
 
 
 def _serve(settings: StocflSettings, state: StocflState) -> Served:

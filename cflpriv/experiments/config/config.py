@@ -23,8 +23,8 @@ from ...contract.operations import Sampling
 from ...contract.protection import Protection
 from ...engine.models import Model
 from ...errors import InputError, near, unknown_key
+from ...federation.cohort import Schedule, schedule
 from ...federation.release_policy import may_leave
-from ...federation.schedule import Schedule, schedule
 from ...federation.values import Origin
 from ...files import toml_text
 from ...keys import check_ranges
@@ -114,7 +114,7 @@ class Config:
         protection, strict = self.protection, self.run.release_policy == "strict"
         origin = Origin(size=1, kinds=(("vectors", "compared"),))
         no_gram = no_groups = ""
-        if strict and not may_leave(protection, "gram", "vectors", 0, origin, "gram" in self.privacy.local):
+        if strict and not may_leave(protection, "gram", "vectors", (0, "f"), origin, "gram" in self.privacy.local):
             no_gram = (
                 f"gradients would be compared in the clear, which clients refuse under protection.sum = {protection.sum!r}, min_cohort = "
                 f"{protection.smallest_sum}; or name a transform or 'ckks' in protection.gram"
@@ -264,7 +264,7 @@ class Config:
             )
         origin = Origin(size=0 if self.compared.of_samples else 1, kinds=(("vectors", "compared"),))
         noisy = "gram" in self.privacy.local
-        if "gram" in algorithm.operations and strict and not may_leave(protection, "gram", "vectors", 0, origin, noisy):
+        if "gram" in algorithm.operations and strict and not may_leave(protection, "gram", "vectors", (0, "f"), origin, noisy):
             raise InputError(
                 f"protection.gram = {list(protection.gram)}: what {algorithm.name!r} compares would be seen in the clear, which clients "
                 f"refuse under protection.sum = {protection.sum!r}, min_cohort = {protection.smallest_sum}; name a transform or 'ckks'"

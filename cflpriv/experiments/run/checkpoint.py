@@ -25,7 +25,7 @@ from ...algorithms import STATES
 from ...algorithms.interface import state_name
 from ...array_files import read_safetensors
 from ...clustering.similarity import SimilarityMatrix
-from ...contract.handles import Blind, GroupMean, Held, HeldKey, Own, Shared
+from ...contract.handles import GroupMean, Held, HeldKey, OwnAddend, Shared, Transformed
 from ...engine import Deferred
 from ...engine.models import Model
 from ...engine.span import Movement
@@ -48,10 +48,11 @@ __all__ = [
 FORMAT, OLDEST_FORMAT = 4, 2  # format 2: every value is an array of its own; formats 2 and 3: names of types with their packages
 
 TYPES: Mapping[str, type] = ChainMap(
-    {state_name(kind): kind for kind in (Shared, Blind, Own, GroupMean, Clustering, SimilarityMatrix)}, STATES
+    {state_name(kind): kind for kind in (Shared, Transformed, OwnAddend, GroupMean, Clustering, SimilarityMatrix)}, STATES
 )
 """The dataclasses that a state may be made of, by `state_name`: these, and what algorithms declare as their `states`."""
 _RENAMED: Mapping[str, str] = {
+    "handles.Blind": "handles.Transformed", "handles.Own": "handles.OwnAddend",
     "crossfit.State": "crossfit.CrossfitState", "fedavg.State": "fedavg.FedAvgState", "fedfomo.State": "fedfomo.FedFomoState",
     "fedgwc.Cluster": "fedgwc.GwcCluster", "fedgwc.State": "fedgwc.FedGwcState", "fedproto.State": "fedproto.FedProtoState",
     "fedsoft.State": "fedsoft.FedSoftState", "fesem.State": "fesem.FesemState", "fixed.State": "fixed.FixedState",
@@ -63,6 +64,8 @@ _RENAMED: Mapping[str, str] = {
     "restarts.State": "restarts.IfcaState", "rr_cluster.State": "rr_cluster.RrClusterState", "scaffold.State": "scaffold.ScaffoldState",
 }  # fmt: skip
 """`state_name` in earlier versions -> in this version."""
+_RENAMED_FIELDS: Mapping[type, Mapping[str, str]] = {Shared: {"blind": "transformed"}}
+"""Names of fields in earlier versions -> in this version, by type."""
 
 
 def _type_of(name: Any) -> type | None:
@@ -110,14 +113,15 @@ class _Out:
         if hasattr(value, "__array__"):  # computed on demand, one at a time, when it is written
             arrays[path] = value
             return {"array": path}
-        if is_dataclass(value) and not isinstance(value, type):
+        if (is_dataclass(value) and not isinstance(value, type)) or isinstance(value, msgspec.Struct):
             if TYPES.get(state_name(type(value))) is not type(value):
                 raise TypeError(
                     f"checkpoint: {path} is a {state_name(type(value))}, which no algorithm declares among its states (checkpoint.TYPES)"
                 )
-            inner = {
-                entry.name: self.walk(getattr(value, entry.name), f"{path}/{entry.name}", arrays) for entry in fields(value) if entry.init
-            }
+            names = (
+                value.__struct_fields__ if isinstance(value, msgspec.Struct) else [entry.name for entry in fields(value) if entry.init]
+            )
+            inner = {name: self.walk(getattr(value, name), f"{path}/{name}", arrays) for name in names}
             return {"type": state_name(type(value)), "fields": inner}
         if isinstance(value, Mapping):
             return {"mapping": [[self.walk(key, path, arrays), self.walk(item, f"{path}/{key}", arrays)] for key, item in value.items()]}
@@ -207,7 +211,7 @@ def save_checkpoint(
         "federation": out.walk(federation.saved(), "federation", out.server),
         "progress": dict(progress or {}),
         "held": out.held(federation),
-        "receipts": None if federation.accounts is None else federation.accounts.saved(out.keys),
+        "receipts": None if federation.privacy_ledger is None else federation.privacy_ledger.saved(out.keys),
         "parties": None if simulated is None else out.parties(simulated),
     }
     files, size = {}, 0
@@ -363,7 +367,8 @@ class _In:
             return [self.walk(item, arrays) for item in tree["list"]]
         if (kind := _type_of(tree.get("type"))) is None:
             raise InputError(f"{self.checkpoint.path}: {tree.get('type')!r} is not a kind of state")
-        return kind(**{name: self.walk(value, arrays) for name, value in tree["fields"].items()})
+        names = _RENAMED_FIELDS.get(kind, {})
+        return kind(**{names.get(name, name): self.walk(value, arrays) for name, value in tree["fields"].items()})
 
     def _once(self, path: str) -> Array:
         if path not in self.known:
@@ -400,8 +405,8 @@ def restore(checkpoint: Checkpoint, federation: FederationServer, resumed: int |
             federation.know(key, entry["known"])
             if entry["epochs"]:
                 federation.epochs.entered[key] = [(part, epochs[number]) for part, number in entry["epochs"]]
-        if federation.accounts is not None:
-            federation.accounts.restore(tree["receipts"], into.keys)
+        if federation.privacy_ledger is not None:
+            federation.privacy_ledger.restore(tree["receipts"], into.keys)
         return into.walk(tree["state"], arrays)
     except InputError:
         raise

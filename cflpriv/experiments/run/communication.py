@@ -1,20 +1,27 @@
-"""Traffic of a run: the keys of rounds.jsonl and summary.json that count bytes, numbers and megabits."""
+"""Traffic of a run: the keys of rounds.jsonl and summary.json that count bytes, numbers and megabits.
 
-from collections.abc import Mapping, Sequence
+Papers count numbers in both directions, at 32 bits each, and so does `megabits`, over all clients. PACFL's Table 8 divides this by the
+number of clients, sampled or not (211.88 Mb for a ResNet-9, twice, times 0.1 × rounds): `megabits_a_client` in summary.json.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
+from ...contract.transcript import Message
 from ...federation.server import FederationServer
-from ...federation.traffic import client_bytes, megabits, to_target
 
-__all__ = ["traffic_so_far", "traffic_summary"]
+__all__ = ["client_bytes", "megabits", "to_target", "traffic_so_far", "traffic_summary"]
+
+BITS = 32
+"""A number costs this many bits in the papers' tables, whatever the dtype of the run."""
 
 
 def traffic_so_far(federation: FederationServer, number: int) -> dict[str, Any]:
     """After round `number`: what protections added so far, numbers moved so far, and this round's mean bytes a client that took part."""
-    bare, transcript = federation.bare, federation.transcript
+    transcript, bare = federation.transcript, federation.transcript.unprotected
     sent, received = client_bytes(takewhile(lambda message: message.round == number, reversed(transcript.messages)))
     return {
         "protection_upload_bytes": transcript.upload_bytes - bare.upload_bytes,
@@ -34,7 +41,8 @@ def traffic_summary(federation: FederationServer, rows: Sequence[Mapping[str, An
     the number of all clients, sampled or not, as in PACFL's Table 8: those in the federation now, and up to a target the `trained` of them
     that took part in training, without newcomers.
     """
-    bare, transcript, present = federation.bare, federation.transcript, len(federation.clients)
+    transcript, bare = federation.transcript, federation.transcript.unprotected
+    present = len(federation.clients)
     setup = [message for message in transcript.messages if message.round < 0]
     summary: dict[str, Any] = {
         "protection_upload_bytes": transcript.upload_bytes - bare.upload_bytes,
@@ -51,3 +59,38 @@ def traffic_summary(federation: FederationServer, rows: Sequence[Mapping[str, An
             f"{prefix}megabits_a_client_to_target": None if cost is None else cost / trained,
         }
     return summary
+
+
+def megabits(numbers: int) -> float:
+    """Megabits (10⁶) for so many numbers at 32 bits each."""
+    return numbers * BITS / 1e6
+
+
+def client_bytes(messages: Iterable[Message]) -> tuple[dict[int, float], dict[int, float]]:
+    """(sent, received) bytes by client. A message's bytes are divided evenly among its copies; exact if these have equal sizes."""
+    sent: dict[int, float] = {}
+    received: dict[int, float] = {}
+    for message in messages:
+        each = message.total_bytes / max(1, message.copies)
+        for i, client in enumerate(message.clients):
+            copies = len(message.peers[i]) if message.peers else 1
+            if message.source == "clients":
+                sent[client] = sent.get(client, 0.0) + copies * each
+            if message.target == "clients" and not message.peers:
+                received[client] = received.get(client, 0.0) + each
+        for row in message.peers:
+            for recipient in row:
+                received[recipient] = received.get(recipient, 0.0) + each
+    return sent, received
+
+
+def to_target(rows: Sequence[Mapping[str, Any]], target: float, metric: str = "accuracy_mean") -> tuple[int, float] | None:
+    """(rounds, megabits both ways, setup included) when `metric` first reaches `target`, from the rows of rounds.jsonl; None if never.
+
+    Rounds are counted from 1. Only evaluated rounds can reach it.
+    """
+    for row in rows:
+        value = row.get(metric)
+        if value is not None and value >= target:
+            return int(row["round"]) + 1, megabits(row["upload_numbers"] + row["download_numbers"])
+    return None

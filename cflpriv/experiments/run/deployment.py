@@ -16,7 +16,7 @@ from ...clustering.scores import spread
 from ...contract.handles import Held, placed
 from ...errors import InputError, TrainingDiverged
 from ...federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
-from ...federation.stages import Journal, Say, StagedTransport
+from ...federation.stages import Journal, Notify, StagedTransport
 from ...federation.transport import OverBytes
 from ...files import append, write_arrays
 from ...protocols.entropy import system_entropy
@@ -59,7 +59,7 @@ def deploy(
     roster: Roster | None = None,
     wait_seconds: float = 120.0,
     resume: bool = False,
-    report: Say = print,
+    report: Notify = print,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run `config` with the `clients` that a transport reaches; the summary, as in summary.json. See `experiments.folder.carry_out`.
@@ -117,7 +117,7 @@ def deploy(
     return carry_out(config, out, make, resume=resume, report=report, tick=tick, callbacks=callbacks, patience=wait_seconds)
 
 
-def _backend(transport: StagedTransport, seconds: float, system: str, unscored: str | None, report: Say) -> Backend:
+def _backend(transport: StagedTransport, seconds: float, system: str, unscored: str | None, report: Notify) -> Backend:
     """The backend of a deployment: it waits for clients; only their answers are known. `unscored`: why they do not show their scores."""
     return Backend(
         welcome=lambda run, progress: transport.welcome_all(run.federation, len(run.expected), seconds, report),
@@ -134,7 +134,7 @@ def _backend(transport: StagedTransport, seconds: float, system: str, unscored: 
     )
 
 
-def _rejoin(run: Experiment, error: Exception, transport: StagedTransport, seconds: float, report: Say) -> None:
+def _rejoin(run: Experiment, error: Exception, transport: StagedTransport, seconds: float, report: Notify) -> None:
     """Wait for clients and holders that dropped out in the beginning. Raises `InputError` where nobody is missing, or too few come back."""
     federation, everybody = run.federation, len(run.expected)
     if len(federation.clients) == everybody and not federation.holder_missing:

@@ -45,7 +45,7 @@ OVER_BUDGET = (BudgetExceeded, BudgetsSpent)
 Done = TypeVar("Done")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Backend:
     """How a run reaches its clients, and what else is known of them: all differences between simulations and deployments.
 

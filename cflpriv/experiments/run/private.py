@@ -39,7 +39,7 @@ class RunLedger:
     def options(self, protection: Protection) -> dict[str, Any]:
         """Keyword arguments of the federation's server."""
         if self.noise is None:
-            return {"accounts": self.sample_ledger}
+            return {"privacy_ledger": self.sample_ledger}
         clipped, local = self.noise(protection)
         return {"clipped": clipped, "local": local}
 

@@ -87,11 +87,18 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     arguments |= {} if private is None else private.options(config.protection)
     simulated = simulate(population.clients, **{**arguments, **options})
     backend = Backend(
-        partial(_join, sources), _nobody_returns, _begin_round, _scores, recomputed, partial(_saved, sources),
-        lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(simulated.engine.paths.items())}},
-        lambda run, out: _write_secrets(early, run, out), lambda run: simulated.close(), skips=(TooFewClients,),
+        welcome=partial(_join, sources),
+        rejoin=_nobody_returns,
+        begin_round=_begin_round,
+        scores=_scores,
+        evidence=recomputed,
+        saved=partial(_saved, sources),
+        summary=lambda run: {"engine_paths": {f"{task}: {path}": count for (task, path), count in sorted(simulated.engine.paths.items())}},
+        write=lambda run, out: _write_secrets(early, run, out),
+        close=lambda run: simulated.close(),
+        skips=(TooFewClients,),
         save_every=settings.checkpoint_every,
-    )  # fmt: skip
+    )
     truth = population.group_of
     run = Experiment(
         config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began

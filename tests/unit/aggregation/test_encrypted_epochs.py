@@ -32,7 +32,7 @@ class Broken(Loopback):
     def __init__(self, scene: Population, protection: Protection = LABELS) -> None:
         super().__init__(scene, protection)
         self.breaks: list[tuple[str, str]] = []
-        self.asked: list[m.Ask] = []
+        self.asked: list[m.PartyRequest] = []
         self.answers: list[bytes] = []
 
     def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
@@ -112,7 +112,7 @@ def test_others_than_those_of_a_step_that_the_holder_ended_are_refused_and_these
     assert set(state.clustering.labels) == {0, 1}
 
 
-def asked_of(transport: Broken, ask: m.Ask) -> m.Answer:
+def asked_of(transport: Broken, ask: m.PartyRequest) -> m.Answer:
     """What the holder answers, in a process of its own."""
     assert transport.holder is not None
     settings = Settings(transport.holder, transport.protection, transport.roster, role="key-holder")
@@ -205,13 +205,13 @@ def test_what_a_refused_client_sent_is_on_record_and_what_it_was_sent(sent: str)
     transport, fed = broken(scene, set())
     transport.kill_at = {"gram": {4}}
     kept: dict[int, bytes] = {}
-    value = m.Given((m.Named("signature", np.eye(3)),), 0)
+    value = m.Given((m.NamedArray("signature", np.eye(3)),), 0)
 
     def tamper(party: int, stage: str, data: bytes) -> bytes:
         kept[party] = data
         if stage != "gram" or party != 2:
             return data
-        return {"another's": kept[1], "no upload": m.encode(value), "another message": m.encode(m.Done())}[sent]
+        return {"another's": kept[1], "no upload": m.encode(value), "another message": m.encode(m.Acknowledged())}[sent]
 
     transport.tamper = tamper
     with pytest.raises(ClientsLost, match=r"\[2, 4\]"):
@@ -226,11 +226,13 @@ def test_what_a_refused_client_sent_is_on_record_and_what_it_was_sent(sent: str)
         first = uploads.payload["bytes"][1][: int(uploads.payload["bytes.length"][1])].tobytes()
         assert came == first
     else:
-        assert came == m.encode(value if sent == "no upload" else m.Done())
+        assert came == m.encode(value if sent == "no upload" else m.Acknowledged())
     assert (2, "gram", "wrong-sender" if sent == "another's" else "malformed") in fed.refusals
 
 
-@pytest.mark.parametrize(("stage", "answer"), [("ckks keys", m.Done()), ("ckks decrypt", m.Stepped(b"")), ("ckks finish", m.Done())])
+@pytest.mark.parametrize(
+    ("stage", "answer"), [("ckks keys", m.Acknowledged()), ("ckks decrypt", m.Stepped(b"")), ("ckks finish", m.Acknowledged())]
+)
 def test_an_answer_of_the_key_holder_that_is_refused_is_on_record(stage: str, answer: m.Answer) -> None:
     scene = population(clients_per_group=3)
     transport, fed = broken(scene, set())

@@ -18,8 +18,8 @@ from cflpriv.contract.operations import GramView
 from cflpriv.contract.protection import Protection
 from cflpriv.federation import messages as m
 from cflpriv.federation.epochs import Epoch
-from cflpriv.federation.function_encoding import check_small, fits, registered, then_to_bytes
 from cflpriv.federation.server import ClientsLost, FederationServer, KeyHolderLost
+from cflpriv.federation.task_encoding import check_small, fits, known_functions, then_to_bytes
 from cflpriv.federation.transport import OverBytes
 from cflpriv.federation.values import Values
 from cflpriv.protocols import ckks
@@ -44,34 +44,34 @@ def without(scene: Population, absent: set[int], protection: Protection = LABELS
     return transport, fed
 
 
-def named(**values: Any) -> tuple[m.Named, ...]:
-    return tuple(m.Named(name, np.asarray(value)) for name, value in values.items())
+def named(**values: Any) -> tuple[m.NamedArray, ...]:
+    return tuple(m.NamedArray(name, np.asarray(value)) for name, value in values.items())
 
 
 LIES: dict[str, tuple[str, m.Answer]] = {
-    "real numbers": ("labels", m.Released(named(labels=np.ones(4) / 3), (), ())),
-    "large numbers": ("labels", m.Released(named(labels=np.full(4, 1 << 63, dtype=np.uint64)), (), ())),
-    "more than there are clients": ("labels", m.Released(named(labels=np.zeros(5, dtype=int)), (), ())),
-    "bytes that are no array": ("labels", m.Released((m.Named("labels", cast(Any, RawArray("<i8", (4,), b"short"))),), (), ())),
-    "no labels": ("labels", m.Released(named(k=2, recut_changes=0), (), ())),
-    "labels of clusters that cannot be": ("labels", m.Released(named(labels=[4], k=2, recut_changes=0), (), ())),
-    "labels of nobody": ("labels", m.Released(named(labels=[-1], k=2, recut_changes=0), (), ())),
-    "distances": ("labels", m.Released(named(labels=[0], k=2, recut_changes=0), named(distance=np.eye(4), clients=np.arange(4)), ())),
+    "real numbers": ("labels", m.HolderRelease(named(labels=np.ones(4) / 3), (), ())),
+    "large numbers": ("labels", m.HolderRelease(named(labels=np.full(4, 1 << 63, dtype=np.uint64)), (), ())),
+    "more than there are clients": ("labels", m.HolderRelease(named(labels=np.zeros(5, dtype=int)), (), ())),
+    "bytes that are no array": ("labels", m.HolderRelease((m.NamedArray("labels", cast(Any, RawArray("<i8", (4,), b"short"))),), (), ())),
+    "no labels": ("labels", m.HolderRelease(named(k=2, recut_changes=0), (), ())),
+    "labels of clusters that cannot be": ("labels", m.HolderRelease(named(labels=[4], k=2, recut_changes=0), (), ())),
+    "labels of nobody": ("labels", m.HolderRelease(named(labels=[-1], k=2, recut_changes=0), (), ())),
+    "distances": ("labels", m.HolderRelease(named(labels=[0], k=2, recut_changes=0), named(distance=np.eye(4), clients=np.arange(4)), ())),
     "of other clients": (
         "distances",
-        m.Released(named(labels=[0], k=2, recut_changes=0), named(distance=np.eye(4), clients=np.arange(4) + 1), ()),
+        m.HolderRelease(named(labels=[0], k=2, recut_changes=0), named(distance=np.eye(4), clients=np.arange(4) + 1), ()),
     ),
     "not finite": (
         "distances",
-        m.Released(named(labels=[0], k=2, recut_changes=0), named(distance=np.full((4, 4), np.nan), clients=np.arange(4)), ()),
+        m.HolderRelease(named(labels=[0], k=2, recut_changes=0), named(distance=np.full((4, 4), np.nan), clients=np.arange(4)), ()),
     ),
-    "nothing": ("gram", m.Released((), (), ())),
-    "a pair of strangers": ("gram", m.Released((), (), ((98, 99, np.eye(3)),))),
-    "a pair from before": ("gram", m.Released((), (), ((0, 1, np.eye(3)),))),
-    "a pair twice": ("gram", m.Released((), (), ((0, 3, np.eye(3)), (3, 0, np.eye(3))))),
-    "a block of another size": ("gram", m.Released((), (), ((0, 3, np.eye(2)),))),
-    "a block of words": ("gram", m.Released((), (), ((0, 3, np.full((3, 3), np.nan)),))),
-    "another message": ("labels", m.Done()),
+    "nothing": ("gram", m.HolderRelease((), (), ())),
+    "a pair of strangers": ("gram", m.HolderRelease((), (), ((98, 99, np.eye(3)),))),
+    "a pair from before": ("gram", m.HolderRelease((), (), ((0, 1, np.eye(3)),))),
+    "a pair twice": ("gram", m.HolderRelease((), (), ((0, 3, np.eye(3)), (3, 0, np.eye(3))))),
+    "a block of another size": ("gram", m.HolderRelease((), (), ((0, 3, np.eye(2)),))),
+    "a block of words": ("gram", m.HolderRelease((), (), ((0, 3, np.full((3, 3), np.nan)),))),
+    "another message": ("labels", m.Acknowledged()),
 }
 
 
@@ -102,8 +102,8 @@ def test_a_key_holder_that_lies_ends_a_step_by_word_and_leaves_the_server_as_it_
 
 
 def test_what_every_function_gives_is_known_to_the_server() -> None:
-    assert {"pacfl.ClusterByAngles", "merging.Enter", "splitting.Bipartition"} <= set(registered())
-    for name, kind in registered().items():
+    assert {"pacfl.ClusterByAngles", "merging.Enter", "splitting.Bipartition"} <= set(known_functions())
+    for name, kind in known_functions().items():
         results: Any = getattr(kind, "results", {"": "undeclared"})
         assert set(results.values()) <= {"all", "new", "some", "one"}, name
     assert fits(PlaceByMeans(), {"labels": np.array([0, 2])}, 3, 2)
@@ -152,7 +152,7 @@ def test_a_function_that_fails_on_the_gram_ends_the_epoch() -> None:
     transport, fed = between(scene)
     finish: list[m.Finish] = []
 
-    def impossible(ask: m.Ask) -> m.Ask:
+    def impossible(ask: m.PartyRequest) -> m.PartyRequest:
         if not isinstance(ask, m.Finish):
             return ask
         finish.append(msgspec.structs.replace(ask, then=then_to_bytes(ClusterByMeans(99, 1, 0))))
@@ -202,7 +202,7 @@ def test_a_client_encrypts_under_no_key_and_no_terms_but_its_own() -> None:
     transport, fed = between(scene)
     contributors: list[m.Give] = []
 
-    def listen(ask: m.Ask) -> m.Ask:
+    def listen(ask: m.PartyRequest) -> m.PartyRequest:
         contributors.extend([ask] if isinstance(ask, m.Give) and ask.epoch is not None else [])
         return ask
 
@@ -236,7 +236,7 @@ def test_a_client_encrypts_under_no_key_and_no_terms_but_its_own() -> None:
     ):  # fmt: skip
         setup = CkksSettings.of(protection).setup(fed.session, 7, roster, p, dimension)
         key = ckks.KeyHolder(setup, transport.holder, bytes(32), roster, entropy=ENTROPY).announcement  # the real holder, talked into it
-        assert asked(msgspec.structs.replace(good, epoch=m.Epoch(7, setup.digest, key))) is None
+        assert asked(msgspec.structs.replace(good, epoch=m.EpochKey(7, setup.digest, key))) is None
     assert {word for _, _, word in fed.refusals} == {"forbidden", "malformed"}
     again = msgspec.structs.replace(good, session=bytes(16))
     assert asked(again) is None

@@ -11,12 +11,12 @@ from msgspec import structs
 from scenes import population, training
 
 from cflpriv.aggregation.secagg import kind_of
-from cflpriv.contract.handles import Held, HeldKey, Own, Shared
+from cflpriv.contract.handles import Held, HeldKey, OwnAddend, PartLayout, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
-from cflpriv.federation.known_values import Known as _Known
 from cflpriv.federation.server import FederationServer
+from cflpriv.federation.server_state import KnownValue as _Known
 from cflpriv.federation.values import UNTRACED, from_bytes
 from cflpriv.protocols.errors import TooFewClients
 from cflpriv.tasks.evaluation import Losses
@@ -26,7 +26,7 @@ VICTIM = 2
 ACTIVE = Protection(sum="secagg", min_cohort=3, secagg_clip=8.0)
 SCENE = population(groups=1, clients_per_group=8)
 TASK = training(SCENE)
-Change = Callable[[int, m.Ask], m.Ask]
+Change = Callable[[int, m.PartyRequest], m.PartyRequest]
 
 
 def lying_federation(change: Change, protection: Protection = ACTIVE) -> tuple[Loopback, FederationServer]:
@@ -69,14 +69,14 @@ OTHER: dict[str, Change] = {
     "task": lambda client, ask: structs.replace(ask, task=m.Carried(LAZY)),
     "seed": lambda client, ask: structs.replace(ask, seed=99),
     "round": lambda client, ask: structs.replace(ask, round=99),
-    "model": lambda client, ask: structs.replace(ask, params=(m.Parameter("model", m.One(m.Addends((TASK.model.init(1),), (), ()))),)),
+    "model": lambda client, ask: structs.replace(ask, params=(("model", m.Addends(TASK.model.init(1), (), ())),)),
 }
 
 
 @pytest.mark.parametrize("what", OTHER)
 @pytest.mark.parametrize("alone", [True, False])
 def test_whoever_computes_something_else_is_in_no_sum_with_the_others(what: str, alone: bool) -> None:
-    def change(client: int, ask: m.Ask) -> m.Ask:
+    def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
         return OTHER[what](client, ask) if isinstance(ask, m.Compute) and (client == VICTIM) == alone else ask
 
     _, fed = lying_federation(change)
@@ -95,8 +95,8 @@ def test_whoever_computes_something_else_is_in_no_sum_with_the_others(what: str,
 def test_the_value_that_is_added_up_is_that_of_the_invitation() -> None:
     numbers: dict[str, int] = {}
 
-    def change(client: int, ask: m.Ask) -> m.Ask:
-        late = isinstance(ask, m.Step) and kind_of(ask.said) == "Deliver" and client == VICTIM
+    def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
+        late = isinstance(ask, m.SumStep) and kind_of(ask.message) == "Deliver" and client == VICTIM
         return structs.replace(ask, held=numbers["private"]) if late else ask
 
     _, fed = lying_federation(change)
@@ -113,12 +113,12 @@ def test_whose_choice_came_about_otherwise_is_in_no_sum_with_the_others() -> Non
     """The same list for all, of which only one client picks the model that training moves at all."""
     base, stuck = TASK.model.init(0), np.full(TASK.model.dimension, 1e30, np.float32)
 
-    def change(client: int, ask: m.Ask) -> m.Ask:
+    def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
         if not isinstance(ask, m.Compute) or ask.which is not None or client != VICTIM:
             return ask
         (models,) = ask.params
-        assert isinstance(models.value, m.Many)
-        return structs.replace(ask, params=(m.Parameter("model", m.Many(models.value.values[::-1])),))
+        assert isinstance(models[1], m.Many)
+        return structs.replace(ask, params=(("model", m.Many(models[1].values[::-1])),))
 
     _, fed = lying_federation(change)
     choice = fed.compute(Losses(TASK.model), {"model": [base, 50 * base]})["choice"]
@@ -136,9 +136,9 @@ def test_what_clients_added_up_or_were_sent_by_each_other_is_summed_in_passive_m
     _, fed = remote(SCENE, replace(ACTIVE, secagg_mode=mode))
     fed.begin_round(0)
     held = fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
-    twice = fed.fold(Shared(own=(Own(held), Own(held)))).own[0].held
+    twice = fed.fold(Shared(own=(OwnAddend(held), OwnAddend(held)))).own[0].held
     relayed = fed.relay(held)
-    again = fed.compute(TASK, {"model": Shared(np.zeros(TASK.model.dimension, np.float32), own=(Own(held),))})["update"]
+    again = fed.compute(TASK, {"model": Shared(np.zeros(TASK.model.dimension, np.float32), own=(OwnAddend(held),))})["update"]
     assert set(fed._known[relayed.key].models.values()) == {UNTRACED}
     for one in (twice, again):
         if mode == "passive":
@@ -151,22 +151,22 @@ def test_what_clients_added_up_or_were_sent_by_each_other_is_summed_in_passive_m
 def test_a_server_that_calls_such_a_value_traced_is_refused() -> None:
     _, fed = lying_federation(lambda client, ask: ask)
     held = fed.compute(TASK, {"model": TASK.model.init(0)})
-    number, known = fed._number(), fed._known[held.key]
+    number, known = fed._rounds.next_number(), fed._known[held.key]
     factors = {client: 1.0 if client == VICTIM else 1e-30 for client in range(8)}
-    asks: dict[int, m.Ask] = {
+    asks: dict[int, m.PartyRequest] = {
         client: m.AddUp(fed.session, number, (m.OwnPart(known.number, "update", factor),)) for client, factor in factors.items()
     }
     fed._ask(asks, "add up")
-    key, like = HeldKey("own"), next(part for part in known.layout if part.name == "update")
-    fed._known[key] = _Known(number, (m.Described("own", like.dtype, like.shape),), known.models)
+    key, (_, dtype, shape) = HeldKey("own"), *known.layout.some(("update",)).parts
+    fed._known[key] = _Known(number, PartLayout((("own", dtype, shape),)), known.models)
     with pytest.raises(TooFewClients):
         fed.mean(Held(key, tuple(range(8)), ("own",)))
     assert words(fed) == {(client, "forbidden") for client in range(8)}
 
 
 def test_no_more_models_than_a_client_allows() -> None:
-    def change(client: int, ask: m.Ask) -> m.Ask:
-        if isinstance(ask, m.Step):
+    def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
+        if isinstance(ask, m.SumStep):
             return structs.replace(ask, models=2)
         return OTHER["model"](client, ask) if isinstance(ask, m.Compute) and client == VICTIM else ask
 
@@ -188,7 +188,7 @@ def test_an_honest_sum_over_several_models_is_refused_by_name_where_clients_allo
 def test_a_value_computed_from_nothing_that_was_sent_is_bound_too() -> None:
     other = Start(TASK.model, 7)
 
-    def change(client: int, ask: m.Ask) -> m.Ask:
+    def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
         return structs.replace(ask, task=m.Carried(other)) if isinstance(ask, m.Compute) and client == VICTIM else ask
 
     _, fed = lying_federation(change)

@@ -29,10 +29,10 @@ from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.epochs import Epoch
-from cflpriv.federation.function_encoding import registered, then_from_bytes, then_to_bytes
 from cflpriv.federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore, MemoryStore
+from cflpriv.federation.task_encoding import known_functions, then_from_bytes, then_to_bytes
 from cflpriv.federation.transport import OverBytes
 from cflpriv.protocols import ckks
 from cflpriv.protocols.codec import CHECKSUM_BYTES
@@ -73,7 +73,7 @@ def test_the_same_clusters_of_digits_and_the_same_record_as_in_one_process(relea
     assert kinds[0] == kinds[1]
     assert [one for one in kinds[1] if one in asked] == asked, "what the key holder is asked is on record"
     assert all(one.total_bytes > 0 for one in fed.transcript.messages)
-    (said,) = (answer for _, answer in contributors if isinstance(answer, m.Released))
+    (said,) = (answer for _, answer in contributors if isinstance(answer, m.HolderRelease))
     assert all(one.value.dtype.kind in "biu" for one in said.result)
     if release == "labels":
         assert states[2].evidence is None
@@ -138,7 +138,7 @@ def test_every_system_that_compares_finds_the_clusters_of_one_process(name: str)
 def test_what_runs_at_the_key_holder_travels_and_comes_back_the_same() -> None:
     from cflpriv.algorithms.pacfl import ClusterByAngles, PlaceNewcomers
 
-    assert {"pacfl.ClusterByAngles", "pacfl.PlaceNewcomers", "merging.PlaceInClusters", "merging.MergeClusters"} <= set(registered())
+    assert {"pacfl.ClusterByAngles", "pacfl.PlaceNewcomers", "merging.PlaceInClusters", "merging.MergeClusters"} <= set(known_functions())
     for then in (ClusterByAngles("chordal", k=3), PlaceNewcomers(ClusterByAngles(beta=2.5))):
         assert then_from_bytes(then_to_bytes(then)) == then
     with pytest.raises(InputError, match="does not travel"):
@@ -296,7 +296,7 @@ def test_a_changed_ciphertext_is_refused_by_word_and_its_client_left_out(where: 
             return data
         at = len(upload) // 3 if where == "ciphertext" else len(upload) - 40
         changed = kept[1] if where == "another's" else rechecked(flipped(upload, at))
-        return m.encode(m.Given((m.Named("bytes", np.frombuffer(changed, dtype=np.uint8)),), 0))
+        return m.encode(m.Given((m.NamedArray("bytes", np.frombuffer(changed, dtype=np.uint8)),), 0))
 
     transport.tamper = tamper
     made = algorithm_on(scene, "pacfl", k=2)
@@ -324,30 +324,30 @@ class Between(Loopback):
         return super().exchange({**requests, **changed}, stage)
 
 
-def swapped(ask: m.Ask) -> m.Ask:
+def swapped(ask: m.PartyRequest) -> m.PartyRequest:
     """Two ciphertexts changed places: each signature is of another."""
     if not isinstance(ask, m.Decrypt):
         return ask
     return msgspec.structs.replace(ask, requests=(rechecked(flipped(ask.requests[0], len(ask.requests[0]) // 2)), *ask.requests[1:]))
 
 
-def twice(ask: m.Ask) -> m.Ask:
+def twice(ask: m.PartyRequest) -> m.PartyRequest:
     return msgspec.structs.replace(ask, requests=ask.requests + ask.requests[:1]) if isinstance(ask, m.Decrypt) else ask
 
 
-def unnamed(ask: m.Ask) -> m.Ask:
+def unnamed(ask: m.PartyRequest) -> m.PartyRequest:
     return msgspec.structs.replace(ask, enrolments=ask.enrolments[1:]) if isinstance(ask, m.Decrypt) else ask
 
 
-def fewer(ask: m.Ask) -> m.Ask:
+def fewer(ask: m.PartyRequest) -> m.PartyRequest:
     return msgspec.structs.replace(ask, clients=ask.clients[1:]) if isinstance(ask, m.Finish) else ask
 
 
-def other(ask: m.Ask) -> m.Ask:
+def other(ask: m.PartyRequest) -> m.PartyRequest:
     return msgspec.structs.replace(ask, then=b'{"":"os.system"}') if isinstance(ask, m.Finish) else ask
 
 
-def late(ask: m.Ask) -> m.Ask:
+def late(ask: m.PartyRequest) -> m.PartyRequest:
     return msgspec.structs.replace(ask, step=ask.step + 1) if isinstance(ask, m.Decrypt | m.Finish) else ask
 
 
@@ -386,13 +386,13 @@ def test_parties_refuse_another_release_than_their_own_settings_say() -> None:
         fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
         fed.enrol()
         held = algorithm_on(scene, "pacfl").init(fed).signatures
-        part = fed._known[held.key].layout[0]
-        setup = CkksSettings.of(protection).setup(fed.session, 9, roster, *part.shape)
+        ((part, _, shape),) = fed._known[held.key].layout.parts
+        setup = CkksSettings.of(protection).setup(fed.session, 9, roster, *shape)
         key = ckks.KeyHolder(setup, helpful, bytes(32), roster).announcement
-        give = m.Give(fed.session, "gram", fed._known[held.key].number, (part.name,), "", False, None, m.Epoch(9, setup.digest, key))
+        give = m.Give(fed.session, "gram", fed._known[held.key].number, (part,), "", False, None, m.EpochKey(9, setup.digest, key))
         assert fed._ask({0: give}, "gram") == {}
         assert fed.refusals[-1][2] == word
-        plain = m.Give(fed.session, "gram", fed._known[held.key].number, (part.name,), "", False)
+        plain = m.Give(fed.session, "gram", fed._known[held.key].number, (part,), "", False)
         assert fed._ask({0: plain}, "gram") == {}
         assert fed.refusals[-1][2] == "forbidden"
 

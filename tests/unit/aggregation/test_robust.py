@@ -23,7 +23,7 @@ from cflpriv.experiments import parse_config, start
 from cflpriv.experiments.run.run import advance, finish
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
-from cflpriv.federation.values import Exchange
+from cflpriv.federation.values import SharedWork
 from cflpriv.protocols import dealing
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import RemoteError
@@ -259,13 +259,13 @@ def test_dealings_differ_from_round_to_round_and_under_secure_sums_from_run_to_r
 # --- a server that lies -------------------------------------------------------------------------------------------------------------
 
 
-def lying(fed: FederationServer, change: Callable[[m.Ask], m.Ask | None]) -> list[str]:
+def lying(fed: FederationServer, change: Callable[[m.PartyRequest], m.PartyRequest | None]) -> list[str]:
     """Let a server change what it asks; the error codes that clients answer come in the list."""
     codes: list[str] = []
     registry = fed._registry
     ask = registry.ask
 
-    def asked(asks: Mapping[int, m.Ask], stage: str) -> Mapping[int, m.Answer]:
+    def asked(asks: Mapping[int, m.PartyRequest], stage: str) -> Mapping[int, m.Answer]:
         changed = {client: other for client, one in asks.items() if (other := change(one)) is not None}
         before = len(registry.refusals)
         answers = ask(changed, stage)
@@ -301,7 +301,7 @@ def test_clients_refuse_a_sum_without_a_dealing() -> None:
 def test_clients_open_for_one_list_of_enough(lie: str) -> None:
     fed = federation(population(clients_per_group=9), robust(min_cohort=3), on_error="refuse")
 
-    def change(ask: m.Ask) -> m.Ask:
+    def change(ask: m.PartyRequest) -> m.PartyRequest:
         if not isinstance(ask, m.Deal) or not ask.listed:
             return ask
         listed, nonces = ask.listed, ask.nonces
@@ -337,7 +337,7 @@ def test_a_nonce_is_opened_once_and_slots_go_on() -> None:
     assert isinstance(first, m.Stepped)
     assert said(deal) == m.Refused("old-slot")
     assert said(msgspec.structs.replace(deal, slot=(8, 9, 9))) == m.Refused("old-slot")
-    listed = (m.Committed(0, first.said), *(m.Committed(other, bytes(32)) for other in range(1, 9)))
+    listed = (m.Committed(0, first.message), *(m.Committed(other, bytes(32)) for other in range(1, 9)))
     opening = msgspec.structs.replace(deal, listed=listed)
     assert said(msgspec.structs.replace(opening, slot=(9, 0, 1))) == m.Refused("wrong-stage")
     assert isinstance(said(opening), m.Stepped)
@@ -358,7 +358,7 @@ def test_who_leaves_a_dealing_costs_itself(stage: str) -> None:
     fed = federation(population(clients_per_group=10), robust(min_cohort=3, buckets=3))
     ask = fed._registry.ask
 
-    def silent(asks: Mapping[int, m.Ask], name: str) -> Mapping[int, m.Answer]:
+    def silent(asks: Mapping[int, m.PartyRequest], name: str) -> Mapping[int, m.Answer]:
         return ask({client: one for client, one in asks.items() if not (name == stage and client == 4)}, name)
 
     fed._registry.ask = silent  # type: ignore[method-assign,assignment]
@@ -373,7 +373,7 @@ def test_a_false_nonce_names_its_client_and_costs_itself() -> None:
     fed = federation(population(clients_per_group=10), robust(min_cohort=3, buckets=3))
     ask = fed._registry.ask
 
-    def false(asks: Mapping[int, m.Ask], name: str) -> Mapping[int, m.Answer]:
+    def false(asks: Mapping[int, m.PartyRequest], name: str) -> Mapping[int, m.Answer]:
         answers = dict(ask(asks, name))
         if name == "deal open" and 4 in answers:
             answers[4] = m.Stepped(bytes(32))
@@ -497,6 +497,6 @@ def test_a_bad_client_changes_what_it_holds_and_no_other_does() -> None:
     corrupt(eye(fed), 1, scaled_update(-2.0, "vector"))
     held = fed.compute(Make())
     for client in fed.clients:
-        honest = Make().run(eye(fed).client(client).given(fed.asks(Make(), {}, None, [client])[client], Exchange()))
+        honest = Make().run(eye(fed).client(client).given(fed.asks(Make(), {}, None, [client])[client], SharedWork()))
         assert eye(fed).peek(client, held["vector"]) == pytest.approx(honest["vector"] * (-2.0 if client == 1 else 1.0))
         assert eye(fed).peek(client, held["one"]) == client

@@ -18,7 +18,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, start
 from cflpriv.experiments.run.run import advance, finish
-from cflpriv.federation.messages import Step
+from cflpriv.federation.messages import SumStep
 from cflpriv.federation.server import FederationServer
 from cflpriv.protocols.entropy import system_entropy
 from cflpriv.protocols.errors import TooFewClients
@@ -168,7 +168,7 @@ def test_what_the_server_proposes_is_what_was_agreed() -> None:
         known = fed.known(held.key)
         (received,) = {model for _, model in known["models"]}
         assert {eye(fed).client(c).values.origin(known["number"]).received.hex() for c in fed.clients} == {received}
-        step = Step(fed.session, (1, 1), known["number"], ("m",), 1.0, 1, "sum", None, b"", None)
+        step = SumStep(fed.session, (1, 1), known["number"], ("m",), 1.0, 1, "sum", None, b"", None)
         assert terms.models[0] == bound(step, bytes.fromhex(received)) != bytes(32)
         assert terms.cohort == tuple(range(8))
         assert terms.mode == "active"

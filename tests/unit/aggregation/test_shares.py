@@ -21,7 +21,7 @@ from cflpriv.contract.transcript import Transcript
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.federation import messages as m
-from cflpriv.federation.epoch_limit import enter
+from cflpriv.federation.epochs import enter
 from cflpriv.federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore, MemoryStore
@@ -121,7 +121,7 @@ def test_the_server_is_sent_labels_and_what_it_cannot_read() -> None:
 
     transport.tamper = listen
     algorithm_on(scene, "pacfl").init(fed)
-    (released,) = (one for _, one in answers if isinstance(one, m.Released))
+    (released,) = (one for _, one in answers if isinstance(one, m.HolderRelease))
     assert all(one.value.dtype.kind in "biu" for one in released.result)
     assert not released.evidence
     assert not released.blocks
@@ -221,7 +221,7 @@ def test_a_holder_that_computes_something_else_ends_the_step_by_word() -> None:
             return data
         answer = m.decode_answer(data)
         assert isinstance(answer, m.Stepped)
-        return m.encode(m.Stepped(answer.said[:-1] + bytes([answer.said[-1] ^ 1])))
+        return m.encode(m.Stepped(answer.message[:-1] + bytes([answer.message[-1] ^ 1])))
 
     transport.tamper = lie
     with pytest.raises(KeyHolderLost, match="malformed"):
@@ -240,7 +240,7 @@ def test_a_holder_whose_contribution_cannot_be_used_is_named_and_another_takes_i
         answer = m.decode_answer(data)
         assert isinstance(answer, m.Stepped)
         machine = ShareHolderParty(settings, transport.stores[liar]).machine(fed.session, 0)
-        signed = decode(answer.said, GramContribution, machine.terms)
+        signed = decode(answer.message, GramContribution, machine.terms)
         said = {
             "malformed": b"nonsense", "bad-signature": encode(msgspec.structs.replace(signed, signature=bytes(64))),
             "other-contribution": machine.contribute([0, 1], 1, (0, 1, 2)),
@@ -367,7 +367,7 @@ def test_a_step_that_is_asked_for_again_gets_the_same_answer_and_no_other_step_i
         with pytest.raises(KeyHolderLost, match="replay"):
             fed._registry.ask_holder(msgspec.structs.replace(ask, **change), "other")
     ended = fed._registry.ask_holder(msgspec.structs.replace(ask, step=1, clients=(), contributors=(), contributions=()), "more")
-    assert isinstance(ended, m.Released)
+    assert isinstance(ended, m.HolderRelease)
     with pytest.raises(KeyHolderLost, match="not-enrolled"):
         fed._registry.ask_holder(msgspec.structs.replace(ask, step=2), "the same clients")
 
@@ -413,7 +413,7 @@ def test_a_client_checks_the_terms_that_it_is_shown() -> None:
         for place, data in requests.items():
             ask = m.decode_ask(data)
             if isinstance(ask, m.Give) and ask.epoch is not None:
-                ask = msgspec.structs.replace(ask, epoch=m.Epoch(ask.epoch.number, bytes(32), ask.epoch.announcement))
+                ask = msgspec.structs.replace(ask, epoch=m.EpochKey(ask.epoch.number, bytes(32), ask.epoch.announcement))
             changed[place] = m.encode(ask)
         return exchange(changed, stage)
 

@@ -161,7 +161,7 @@ def test_the_value_that_is_named_does_not_change_from_stage_to_stage(kind: str) 
     def exchange(requests: Any, stage: str) -> Any:
         asks = {place: m.decode_ask(data) for place, data in requests.items()}
         for place, ask in asks.items():
-            if isinstance(ask, m.Step) and type(decode_server(ask.said)).__name__ in (kind, "Unmask"):
+            if isinstance(ask, m.SumStep) and type(decode_server(ask.message)).__name__ in (kind, "Unmask"):
                 requests = {**requests, place: m.encode(structs.replace(ask, held=number))}
         return honest({place: data for place, data in requests.items() if place != 1000 + VICTIM or stage != "secagg Deliver"}, stage)
 

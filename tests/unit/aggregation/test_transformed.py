@@ -218,7 +218,7 @@ def test_the_blind_mean_is_the_mean(kind: str, mode: Any) -> None:
         plain = np.mean([eye(fed).peek(client, held["vector"]) for client in fed.clients], axis=0)
         assert mean.parts["vector"].norm() == pytest.approx(np.linalg.norm(plain))  # also where the transform pads
         total = fed.fold(total + mean.parts["vector"], on=number)
-    assert len(total.blind) == 1
+    assert len(total.transformed) == 1
     np.testing.assert_allclose(eye(fed).peek(7, total), 3.0 + 3 * plain, atol=1e-8)
     names = [m.context["transform"] for m in fed.transcript.messages if m.operation == "mean"]
     assert len(set(names)) == (1 if mode == "fixed" else len(names))
@@ -465,7 +465,7 @@ def test_after_a_removal_the_removed_client_has_no_key_to_what_comes() -> None:
     assert [m.context["transform"] for m in fed.transcript.messages if m.operation == "mean"] == ["sum/fixed", "sum/fixed@1"]
     opened = transform("permutation", bytes.fromhex(new["group_secret@1"]), "sum/fixed@1", 10)
     np.testing.assert_allclose(
-        opened.invert(fresh.parts["vector"].blind[0].value), np.mean([eye(fed).peek(c, again["vector"]) for c in range(1, 6)], axis=0)
+        opened.invert(fresh.parts["vector"].transformed[0].value), np.mean([eye(fed).peek(c, again["vector"]) for c in range(1, 6)], axis=0)
     )
     # who comes now has the running secret only
     eye(fed).join([6])

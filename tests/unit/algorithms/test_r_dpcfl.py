@@ -25,7 +25,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config.config import Config
-from cflpriv.federation.function_encoding import check_small, fits, then_from_bytes, then_to_bytes
+from cflpriv.federation.task_encoding import check_small, fits, then_from_bytes, then_to_bytes
 from cflpriv.randomness import stream
 from cflpriv.types import Array
 

@@ -27,7 +27,7 @@ from cflpriv.experiments import parse_config
 from cflpriv.experiments.config.config import Config, own_weights
 from cflpriv.experiments.run.run import prepare
 from cflpriv.federation.client import FederationClient
-from cflpriv.protocols.fixedpoint import largest_levels
+from cflpriv.protocols.secagg.vectors import largest_levels
 from cflpriv.transports.hosts import Carrier, SplitHosts
 from cflpriv.transports.ray import ray_hosts
 from cflpriv.transports.simulation import Hosted

@@ -33,15 +33,15 @@ from cflpriv.algorithms.pfedlia.influence import HasValidation, Influence, Neigh
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.shared.choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from cflpriv.algorithms.stocfl.stocfl import ChainLink, Represent
-from cflpriv.contract.handles import Blind, Held, Shared
+from cflpriv.contract.handles import Held, Shared, Transformed
 from cflpriv.contract.protection import Protection, listed
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy as releases
 from cflpriv.federation.foreign import Foreign
 from cflpriv.federation.server import ClientsLost, FederationServer
-from cflpriv.federation.task_encoding import registered
-from cflpriv.federation.values import Origin, Values
+from cflpriv.federation.task_encoding import known_tasks
+from cflpriv.federation.values import Origin, Values, form_of
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.orthonormal import TRANSFORMS
 from cflpriv.tasks.block_choices import ChooseAndMove, ChooseListed
@@ -71,13 +71,13 @@ def ask(fed: FederationServer, number: int, task: Any, which: Any = None, **para
     """A computation as a server that lies would ask for it; parameters are arrays, sums, lists of arrays, or the client's own."""
 
     def said(value: Any) -> Any:
-        if isinstance(value, m.Mine):
+        if isinstance(value, m.HeldValue):
             return value
         if isinstance(value, list):
-            return m.Many(tuple(m.to_one(np.asarray(one), {}) for one in value))
-        return m.One(m.to_one(value, {}))
+            return m.Many(tuple(m.to_addends(np.asarray(one), {}) for one in value))
+        return m.to_addends(value, {})
 
-    given = tuple(m.Parameter(name, said(value)) for name, value in params.items())
+    given = tuple((name, said(value)) for name, value in params.items())
     return m.Compute(fed.session, 0, 1, number, tuple(range(7, 30)), m.Carried(task), given, which)
 
 
@@ -85,7 +85,7 @@ def give(fed: FederationServer, operation: Any, number: int, part: str, transfor
     return m.Give(fed.session, operation, number, (part,), transform, False)
 
 
-def answer(fed: FederationServer, said: m.Ask, client: int = 0) -> Any:
+def answer(fed: FederationServer, said: m.PartyRequest, client: int = 0) -> Any:
     """What a client answers, None if it refuses."""
     return fed._ask({client: said}, "asked").get(client)
 
@@ -126,7 +126,7 @@ def begun(protection: Protection, carrier: Carrier = "bytes", **scene: Any) -> t
 def test_no_dressing_up_shows_a_signature_that_is_hidden(protection: Protection, trick: str, carrier: Carrier) -> None:
     scene, _, fed = begun(protection, carrier)
     model = training(scene).model
-    number, part, mine = 8, "update", m.Mine(7, "signature")
+    number, part, mine = 8, "update", m.HeldValue(7, "signature")
     assert isinstance(answer(fed, ask(fed, 7, PrincipalVectors(1))), m.Computed)
     if trick == "as it is":
         number, part = 7, "signature"
@@ -142,7 +142,7 @@ def test_no_dressing_up_shows_a_signature_that_is_hidden(protection: Protection,
     elif trick == "trained towards it":
         answer(fed, ask(fed, 6, Represent(Gradient(model)), model=model.init(0)))
         near = Train(model, lr=1.0, prox=1.0, batch_size=0)
-        answer(fed, ask(fed, 8, near, model=np.zeros(model.dimension), anchor=m.Mine(6, "representation")))
+        answer(fed, ask(fed, 8, near, model=np.zeros(model.dimension), anchor=m.HeldValue(6, "representation")))
     elif trick == "inside another task":
         pick = PickAndTrain(Losses(model), PrincipalVectors(1), "signature")
         answer(fed, ask(fed, 8, pick, model=[model.init(0)]))
@@ -165,7 +165,7 @@ def test_a_client_opens_for_the_server_nothing_that_another_hid_for_comparison(c
     _, _, fed = begun(HAAR, carrier)
     answer(fed, ask(fed, 7, PrincipalVectors(1)), 1)
     hidden = np.ravel(values(answer(fed, give(fed, "gram", 7, "signature", "gram/0"), 1)))
-    sent = Shared(blind=(Blind("gram/0", hidden, 0, len(hidden), (len(hidden),), len(hidden)),))
+    sent = Shared(transformed=(Transformed("gram/0", hidden, 0, len(hidden), (len(hidden),), len(hidden)),))
     assert answer(fed, ask(fed, 7, Same(), update=sent)) is None
     assert fed.refusals[-1] == (0, "asked", "forbidden")
 
@@ -194,22 +194,22 @@ def test_folds_and_blind_sums_use_transforms_of_their_own(carrier: Carrier) -> N
     size = len(blind)
 
     def fold(purpose: str, factor: float) -> Any:
-        part = Shared(blind=(Blind(purpose, factor * blind, 0, size, (size,), size),))
-        return answer(fed, m.Fold(fed.session, "apply/1/1/0", m.to_one(part, {}), ()))
+        part = Shared(transformed=(Transformed(purpose, factor * blind, 0, size, (size,), size),))
+        return answer(fed, m.Fold(fed.session, "apply/1/1/0", m.to_addends(part, {}), ()))
 
     def product(*numbers: Shared) -> Any:
-        part = Shared(blind=(Blind("sum/1/1/0", blind, 0, size, (size,), size),))
-        return answer(fed, m.Fold(fed.session, "apply/1/1/1", m.to_one(part, {}), tuple(m.to_one(one, {}) for one in numbers)))
+        part = Shared(transformed=(Transformed("sum/1/1/0", blind, 0, size, (size,), size),))
+        return answer(fed, m.Fold(fed.session, "apply/1/1/1", m.to_addends(part, {}), tuple(m.to_addends(one, {}) for one in numbers)))
 
     assert fold("gram/0", 1.0) is None
     assert isinstance(fold("sum/1/1/0", 1.0), m.Given)
     assert isinstance(fold("sum/1/1/0", 1.0), m.Given)
     assert fold("sum/1/1/0", 2.0) is None
-    first = Shared(blind=(Blind("sum/1/1/0", blind, 0, 1, (), size),))
+    first = Shared(transformed=(Transformed("sum/1/1/0", blind, 0, 1, (), size),))
     assert product(Shared(np.array(2.0))) is None  # the server multiplies by what it knows itself
     assert product(first, first) is None
-    assert product(Shared(blind=(Blind("gram/0", blind, 0, 1, (), size),))) is None
-    assert product(Shared(blind=(Blind("sum/1/1/0", blind, 0, 2, (2,), size),))) is None
+    assert product(Shared(transformed=(Transformed("gram/0", blind, 0, 1, (), size),))) is None
+    assert product(Shared(transformed=(Transformed("sum/1/1/0", blind, 0, 2, (2,), size),))) is None
     assert isinstance(product(first), m.Given)
     words = [word for _, _, word in fed.refusals]
     assert words == ["forbidden", "forbidden", "used-transform", "forbidden", "forbidden", "forbidden", "bad-input"]
@@ -240,7 +240,7 @@ def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: P
         part = "representation"
     elif trick == "signs":
         answer(fed, ask(fed, 8, train, model=model.init(0)))
-        answer(fed, ask(fed, 7, Neighbours(tuple(range(1, model.dimension + 1)), "sign"), scores=m.Mine(8, "update")))
+        answer(fed, ask(fed, 7, Neighbours(tuple(range(1, model.dimension + 1)), "sign"), scores=m.HeldValue(8, "update")))
         part = "neighbours"
     elif trick == "label counts":  # a model that always says 0 is right as often as the label is 0
         answer(fed, ask(fed, 7, Evaluate(model, "train"), model=np.zeros(model.dimension)))
@@ -259,7 +259,7 @@ def test_nor_does_it_take_an_update_for_a_list_of_labels(carrier: Carrier) -> No
     answer(fed, ask(fed, 8, train, model=train.model.init(0)))
     places = np.full(train.model.dimension, 99)
     places[3] = 0
-    listed = {"labels": m.Mine(8, "update"), "clients": places}
+    listed = {"labels": m.HeldValue(8, "update"), "clients": places}
     assert answer(fed, ask(fed, 9, ChooseListed(), **listed)) is None
     assert answer(fed, give(fed, "gather", 9, "choice")) is None
     assert [code for _, _, code in fed.refusals] == ["bad-input", "not-held"]
@@ -349,8 +349,8 @@ def test_nor_all_clients_into_a_block_that_they_did_not_choose(carrier: Carrier)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     means = sums_of(fed)
 
-    def lying(*said: Any) -> m.Step:
-        step: m.Step = type(means)._like(means, *said)
+    def lying(*said: Any) -> m.SumStep:
+        step: m.SumStep = type(means)._like(means, *said)
         return msgspec.structs.replace(step, groups=m.Picks((1,), False)) if step.kind == "blocks" else step
 
     object.__setattr__(means, "_like", lying)
@@ -384,14 +384,16 @@ def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], to
     for (kind, kinds), operation in itertools.product(KINDS.items(), get_args(releases.Operation)):
         value = label if kind == "chosen" else number if kind == "measured" else several
         for name, tainted, size in itertools.product(kinds, (False, True), (0, 20, 30)):
-            found = releases.may_leave(protection, operation, "choice", value, of_kind(name, size, tainted))
+            found = releases.may_leave(protection, operation, "choice", form_of(value), of_kind(name, size, tainted))
             if hides_compared and (tainted or kind == "compared"):
                 assert found == (operation == "gram"), (operation, name)
             elif operation == "gram" and hides_compared:
                 assert found == (kind == "summed"), name
             elif operation == "relay" and protection.secure:  # for an accomplice no more than for the server itself
-                assert found == releases.may_leave(protection, "gather", "choice", value, of_kind(name, size, tainted)), name
-                assert releases.may_leave(replace(protection, relay_updates=True), operation, "choice", value, of_kind(name, size, tainted))
+                assert found == releases.may_leave(protection, "gather", "choice", form_of(value), of_kind(name, size, tainted)), name
+                assert releases.may_leave(
+                    replace(protection, relay_updates=True), operation, "choice", form_of(value), of_kind(name, size, tainted)
+                )
             elif operation in ("sum", "relay") or not hides_summed:
                 assert found, (operation, name)
             elif tainted or kind == "compared":
@@ -400,17 +402,19 @@ def test_the_rule_over_all_protections_parts_and_verbs(gram: tuple[str, ...], to
                 assert not found, (operation, name)
             elif kind == "chosen":
                 assert found == (total != "secagg-oblivious" or name == "request"), name
-                assert not releases.may_leave(protection, operation, "choice", several, of_kind(name)), "numbers that are not whole"
-                assert not releases.may_leave(protection, operation, "choice", np.zeros(20, int), of_kind(name, 20)), (
+                assert not releases.may_leave(protection, operation, "choice", form_of(several), of_kind(name)), (
+                    "numbers that are not whole"
+                )
+                assert not releases.may_leave(protection, operation, "choice", form_of(np.zeros(20, int)), of_kind(name, 20)), (
                     "a bit of each coordinate"
                 )
             else:
                 assert found == (size == 30 if kind == "scored" else not protection.secure), name
-            noisy = releases.may_leave(protection, operation, "choice", value, of_kind(name, size, tainted), True)
+            noisy = releases.may_leave(protection, operation, "choice", form_of(value), of_kind(name, size, tainted), True)
             assert noisy == (True if operation == "gram" and not hides_compared else found), "rows with a client's own noise"
     both = Origin(kinds=(("one", "choice"), ("other", "compared")))
     with pytest.raises(RemoteError, match="forbidden") as caught:
-        releases.check(Protection(gram=("haar",)), "gather", {"one": label, "other": several}, both)
+        releases.check(Protection(gram=("haar",)), "gather", {"one": form_of(label), "other": form_of(several)}, both)
     (why,) = caught.value.__notes__
     assert "keeps 'other' from 'gather'" in why
     assert 'release_policy = "off"' in why
@@ -435,7 +439,7 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         WithUpdate(CentreShare(model), train, 2, 0.2), Beside(), TrainAndTell(train), RobustStep(train, 2), EvaluateRobust(model, 2),
         SoftStep(train, 0.1, 0, 0), EvaluateSoft(model),
     ]  # fmt: skip
-    assert sorted(type(task).__name__ for task in tasks) == sorted(set(registered()) - {"Model"})
+    assert sorted(type(task).__name__ for task in tasks) == sorted(set(known_tasks()) - {"Model"})
     for task in tasks:
         assert set(task.parts.values()) <= set(get_args(PartKind)), task
         assert releases.kinds_of(task) == dict(task.parts), task

@@ -22,7 +22,7 @@ from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.client import FederationClient
 from cflpriv.federation.client_ledger import SPENT
-from cflpriv.federation.enrolment import new_session
+from cflpriv.federation.registry import new_session
 from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.settings import Settings
 from cflpriv.federation.store import DiskStore, MemoryStore
@@ -126,7 +126,7 @@ def test_who_comes_later_gets_the_secret_from_a_member_and_a_transform_serves_on
     again = m.Give(fed.session, "sum", fed._known[other.key].number, ("update",), "sum/0/1/0", False)
     assert fed._ask({0: again}, "sum") == {}
     assert fed.refusals[-1][2] == "used-transform"
-    with_clear = m.Fold(fed.session, "apply/9/9/9", m.to_one(task.model.init(0), {}), ())
+    with_clear = m.Fold(fed.session, "apply/9/9/9", m.to_addends(task.model.init(0), {}), ())
     assert fed._ask({0: with_clear}, "fold") == {}
     assert fed.refusals[-1][2] == "forbidden"
 
@@ -244,7 +244,7 @@ def test_a_client_releases_nothing_that_its_own_settings_forbid() -> None:
     _, clear = remote(scene)
     clear.begin_round(0)
     held = clear.compute(task, {"model": task.model.init(0)})
-    step = m.Step(clear.session, (1, 1), clear._known[held.key].number, ("update",), 1.0, 1, "sum", None, b"x")
+    step = m.SumStep(clear.session, (1, 1), clear._known[held.key].number, ("update",), 1.0, 1, "sum", None, b"x")
     assert clear._ask({0: step}, "secagg") == {}
     assert clear.refusals[-1][2] == "forbidden"
 
@@ -257,9 +257,7 @@ def test_a_private_model_on_top_of_the_list_is_refused() -> None:
     task = training(scene)
     ones = fed.compute(task, {"model": task.model.init(0)})
     known = fed._known[ones.key]
-    other = m.Compute(
-        fed.session, 0, 1, known.number, (), m.Carried(task), (m.Parameter("model", m.One(m.to_one(task.model.init(9), {}))),), None
-    )
+    other = m.Compute(fed.session, 0, 1, known.number, (), m.Carried(task), (("model", m.to_addends(task.model.init(9), {})),), None)
     assert isinstance(fed._ask({3: other}, "compute")[3], m.Computed)
     (mean,) = fed.mean(ones["update"])
     assert mean is not None
@@ -496,9 +494,9 @@ def test_without_a_roster_numbers_that_no_sum_can_name_are_refused() -> None:
 @pytest.mark.parametrize("shape", [(1 << 53, 1 << 53, 0), (0, 1 << 53, 1 << 53), (1 << 32, 1 << 32), (1 << 40, 1 << 40, 0), (3,)])
 def test_shapes_that_no_array_has_are_malformed(shape: tuple[int, ...]) -> None:
     with pytest.raises(MalformedMessage):
-        m.decode_answer(m.encode(m.Given((m.Named("x", RawArray("<f8", shape, b"")),), 0)))  # type: ignore[arg-type]
+        m.decode_answer(m.encode(m.Given((m.NamedArray("x", RawArray("<f8", shape, b"")),), 0)))  # type: ignore[arg-type]
     with pytest.raises(MalformedMessage):
-        m.blind_terms(m.Addends((), (m.BlindPart("sum/1", np.zeros(8), 4, 4, shape, 8),), ()))
+        m.check_transformed(m.Transformed("sum/1", np.zeros(8), 4, 4, shape, 8))
 
 
 def told(transport: Loopback, at: str, answers: Mapping[int, Any]) -> None:
@@ -508,9 +506,9 @@ def told(transport: Loopback, at: str, answers: Mapping[int, Any]) -> None:
         if stage != at or client not in answers:
             return data
         said, instead = m.decode_answer(data), answers[client]
-        if isinstance(said, m.Given) and (isinstance(instead, RawArray) or not isinstance(instead, m.Message)):
+        if isinstance(said, m.Given) and (isinstance(instead, RawArray) or not isinstance(instead, m.FederationMessage)):
             array: Any = instead if isinstance(instead, RawArray) else np.asarray(instead)
-            instead = m.Given(tuple(m.Named(one.name, array) for one in said.values), said.samples)
+            instead = m.Given(tuple(m.NamedArray(one.name, array) for one in said.values), said.samples)
         return m.encode(instead)
 
     transport.tamper = tamper
@@ -522,7 +520,7 @@ HUGE = RawArray("<f8", (1 << 53, 1 << 53, 0), b"")
 @pytest.mark.parametrize(
     "name", ["fedavg", "ifca", "cfl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pacfl", "ifca, k found"))]
 )
-@pytest.mark.parametrize("odd", [HUGE, np.nan, np.full(4, 1e200), np.zeros((2, 2), dtype=bool), 99, m.Done()], ids=str)
+@pytest.mark.parametrize("odd", [HUGE, np.nan, np.full(4, 1e200), np.zeros((2, 2), dtype=bool), 99, m.Acknowledged()], ids=str)
 @pytest.mark.parametrize("protection", [Protection(), Protection(gram=("haar",), sum="haar")], ids=["clear", "haar"])
 def test_an_odd_answer_costs_at_most_its_client(name: str, odd: Any, protection: Protection) -> None:
     scene = population(clients_per_group=3)
@@ -549,7 +547,7 @@ def test_rows_too_large_for_inner_products_are_refused() -> None:
         if stage != "gram" or client != 4 or not isinstance(said, m.Given):
             return data
         rows = np.full(said.values[0].value.shape, 1e200)
-        return m.encode(m.Given((m.Named("signature", rows),), 0))
+        return m.encode(m.Given((m.NamedArray("signature", rows),), 0))
 
     transport.tamper = tamper
     made = algorithm("pacfl", scene)
@@ -574,7 +572,7 @@ def test_gathered_values_are_as_most_have_them_and_finite() -> None:
 def test_a_fold_of_another_length_is_not_taken_and_the_next_client_is_asked() -> None:
     scene = population(groups=1, clients_per_group=4)
     transport, fed = remote(scene, Protection(gram=("haar",), sum="hadamard"))
-    made, blind = algorithm("fedavg", scene), m.Named("blind", np.zeros(3))
+    made, blind = algorithm("fedavg", scene), m.NamedArray("blind", np.zeros(3))
     told(transport, "fold", {0: m.Given((blind,), 0), 1: m.Given((blind,), 0)})
     state = after_rounds(made, fed, 3)
     assert {one for one in fed.refusals if one[1] == "fold"} == {(0, "fold", "malformed"), (1, "fold", "malformed")}
@@ -601,7 +599,7 @@ def test_one_bad_box_costs_its_sender_and_nobody_else(how: str) -> None:
     task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
     if how == "garbage":
-        told(transport, "seal", {3: m.Sealed((bytes(60),) * 4)})
+        told(transport, "seal", {3: m.SealedBoxes((bytes(60),) * 4)})
     else:
         values = Values(transport.stores[3])
         number = fed._known[held.key].number
@@ -614,9 +612,9 @@ def test_one_bad_box_costs_its_sender_and_nobody_else(how: str) -> None:
     for name in ("fedfomo", "pfedlia"):
         transport, fed = remote(scene)
         if how == "garbage":
-            told(transport, "seal", {3: m.Sealed((bytes(60),) * 4)})
+            told(transport, "seal", {3: m.SealedBoxes((bytes(60),) * 4)})
         after_rounds(algorithm(name, scene), fed, 2)
-    told(transport, "seal", dict.fromkeys(range(5), m.Sealed((bytes(60),) * 4)))
+    told(transport, "seal", dict.fromkeys(range(5), m.SealedBoxes((bytes(60),) * 4)))
     with pytest.raises(TooFewClients):
         fed.relay(fed.compute(task, {"model": task.model.init(0)})["update"])
     assert {word for _, stage, word in fed.refusals if stage == "take"} == {"bad-box"}

@@ -133,7 +133,7 @@ def test_a_broken_comparison_is_on_record_and_is_taken_again_under_another_trans
         accounts = PrivacyLedger(Noise("add_remove", 1.5, 2.0, 0.5, 1.0, 0.25, 20, 4, 4.0, 1), Ledger(privacy.budget))
     transport.privacy = privacy
     fed = FederationServer(
-        OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1, accounts=accounts,
+        OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, seed=1, privacy_ledger=accounts,
         transcript=Transcript("full"),
     )  # fmt: skip
     fed.enrol()
@@ -173,7 +173,7 @@ def test_one_that_sends_another_shape_than_the_rest_is_left_out(at: str) -> None
         if stage == at and isinstance(said, m.Computed):
             answers[3] = m.encode(msgspec.structs.replace(said, parts=(m.Described("update", "<f8", (1 << 40, 1 << 12)),)))
         if stage == at and isinstance(said, m.Given):
-            answers[3] = m.encode(m.Given((m.Named("signature", np.ones((3, 2, 2))),), 0))
+            answers[3] = m.encode(m.Given((m.NamedArray("signature", np.ones((3, 2, 2))),), 0))
         return answers
 
     transport.exchange = lying  # type: ignore[method-assign]
@@ -191,9 +191,7 @@ def test_one_that_sends_another_shape_than_the_rest_is_left_out(at: str) -> None
 
 
 def ask(fed: FederationServer, number: int, task: Any, **params: Any) -> m.Compute:
-    given = tuple(
-        m.Parameter(name, value if isinstance(value, m.Mine) else m.One(m.to_one(value, {}))) for name, value in sorted(params.items())
-    )
+    given = tuple((name, value if isinstance(value, m.HeldValue) else m.to_addends(value, {})) for name, value in sorted(params.items()))
     return m.Compute(fed.session, 0, 1, number, (7, 8), m.Carried(task), given, None)
 
 
@@ -205,16 +203,16 @@ def test_no_dressing_up_makes_an_update_releasable(trick: str) -> None:
     task = training(scene)
     model, part = task.model.init(0), "update"
     padding = {"junk": np.zeros(10 * model.size)} if trick == "padding" else {}
-    first: m.Ask = ask(fed, 7, task, model=model, **padding)
+    first: m.PartyRequest = ask(fed, 7, task, model=model, **padding)
     assert isinstance(fed._ask({0: first}, "compute")[0], m.Computed)
     number = 7
     if "copy" in trick:
         steps = [8] if trick == "a copy" else [8, 9]
         for target in steps:
-            fed._ask({0: ask(fed, target, Same(), update=m.Mine(number, "update"))}, "compute")
+            fed._ask({0: ask(fed, target, Same(), update=m.HeldValue(number, "update"))}, "compute")
             number = target
     elif trick == "trained from it":
-        fed._ask({0: ask(fed, 8, task, model=m.Mine(7, "update"))}, "compute")
+        fed._ask({0: ask(fed, 8, task, model=m.HeldValue(7, "update"))}, "compute")
         number = 8
     elif trick == "added up":
         fed._ask({0: m.AddUp(fed.session, 8, (m.OwnPart(7, "update", 1.0),))}, "add up")
@@ -263,7 +261,7 @@ def test_what_the_server_refuses_is_noted_and_lies_cost_a_sum_not_the_run() -> N
         if stage == "secagg Invite":
             answers[1] = answers[0]
         if stage == "secagg Unmask":
-            reveal = decode_client(m.decode_answer(answers[0]).said)  # type: ignore[union-attr]
+            reveal = decode_client(m.decode_answer(answers[0]).message)  # type: ignore[union-attr]
             shares = tuple(msgspec.structs.replace(one, share=one.share[::-1]) for one in reveal.key_shares)  # type: ignore[union-attr]
             answers[0] = m.encode(m.Stepped(encode(msgspec.structs.replace(reveal, key_shares=shares))))
         return answers
@@ -287,7 +285,7 @@ def changed(transport: Lossy, changes: Mapping[str, Any], client: int = 3) -> No
     def lying(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
         answers = dict(exchange(requests, stage))
         if stage in changes and client in answers:
-            said = decode_client(m.decode_answer(answers[client]).said, 1 << 20)  # type: ignore[union-attr]
+            said = decode_client(m.decode_answer(answers[client]).message, 1 << 20)  # type: ignore[union-attr]
             answers[client] = m.encode(m.Stepped(encode(changes[stage](said))))
         return answers
 

@@ -147,7 +147,7 @@ def said(case: str, stage: str, answer: Any, number: int = 1, protection: Protec
             return m.encode(m.Refused(answer))
         given = m.decode_answer(data)
         assert isinstance(given, m.Given)
-        return m.encode(m.Given(tuple(m.Named(one.name, np.asarray(answer)) for one in given.values), given.samples))
+        return m.encode(m.Given(tuple(m.NamedArray(one.name, np.asarray(answer)) for one in given.values), given.samples))
 
     transport.tamper = instead
     made: Any = algorithm(case, scene)
@@ -193,7 +193,7 @@ def test_groups_that_are_private_choices_leave_out_who_says_none() -> None:
     made: Any = algorithm("fesem, random", scene)
     made.init(fed)
     transport.tamper = lambda client, stage, data: (
-        m.encode(m.Given((m.Named("choice", np.array(7)),), 0)) if (client, stage) == (LOST, "gather") else data
+        m.encode(m.Given((m.NamedArray("choice", np.array(7)),), 0)) if (client, stage) == (LOST, "gather") else data
     )
     train = training(scene)
     held = fed.compute(TrainAndAssign(train, 0, first=True), {"model": [train.model.init(0), train.model.init(1)]})

@@ -125,14 +125,14 @@ def test_with_the_same_secrets_results_and_bill_are_the_same_in_memory_and_over_
     scene = population(clients_per_group=3)
     privacy = replace(SAMPLE, relation="replace_one") if name == "pfedlia" else SAMPLE
     here, there, engine = accounts(privacy), accounts(privacy), Taped()
-    one = federation(scene, seed=1, accounts=here, privacy=privacy, engine=engine)
+    one = federation(scene, seed=1, privacy_ledger=here, privacy=privacy, engine=engine)
     made = algorithm(name, scene)
     a = charged_rounds(made, one, here.ledger)
 
     def entropy(client: int) -> Entropy:
         return lambda count: engine.secrets[client].popleft() if count == 32 else ENTROPY(count)
 
-    transport, two = private_server(scene, privacy, accounts=there, entropy=entropy)
+    transport, two = private_server(scene, privacy, privacy_ledger=there, entropy=entropy)
     b = charged_rounds(made, two, there.ledger)
     assert not [*one.refusals, *two.refusals]
     assert there.ledger.charges == here.ledger.charges != []
@@ -154,8 +154,8 @@ def test_with_the_same_secrets_results_and_bill_are_the_same_in_memory_and_over_
 def test_under_protections_the_bill_is_the_same(name: str, protection: Protection) -> None:
     scene = population(groups=1, clients_per_group=6)
     here, there = accounts(SAMPLE), accounts(SAMPLE)
-    one = federation(scene, protection, seed=1, accounts=here, privacy=SAMPLE)
-    transport, two = private_server(scene, SAMPLE, protection, accounts=there)
+    one = federation(scene, protection, seed=1, privacy_ledger=here, privacy=SAMPLE)
+    transport, two = private_server(scene, SAMPLE, protection, privacy_ledger=there)
     for fed, its in ((one, here), (two, there)):
         try:
             charged_rounds(algorithm(name, scene), fed, its.ledger)
@@ -174,7 +174,7 @@ def test_under_protections_the_bill_is_the_same(name: str, protection: Protectio
 def sent(fed: FederationServer, scene: Population, noise: Any, task: Any = None, number: int = 900) -> Any:
     """What client 0 answers to a training with this noise."""
     task = task or training(scene)
-    params = (m.Parameter("model", m.One(m.to_one(training(scene).model.init(0), {}))),)
+    params = (("model", m.to_addends(training(scene).model.init(0), {})),)
     ask = m.Compute(fed.session, 0, 1, number, (number,), m.Carried(task), params, None, noise)
     return fed._ask({0: ask}, "compute").get(0)
 
@@ -253,8 +253,8 @@ def test_what_starts_from_a_value_costs_that_value_too_whatever_the_server_forge
     noise = m.NoisySteps(**vars(NOISE))
     first = training(scene).model.init(0)
     assert isinstance(sent(fed, scene, noise), m.Computed)
-    own = m.Addends((first,), (), (m.OwnPart(900, "update", 1.0),))
-    ask = m.Compute(fed.session, 0, 1, 901, (), m.Carried(training(scene)), (m.Parameter("model", m.One(own)),), None, noise)
+    own = m.Addends(first, (), (m.OwnPart(900, "update", 1.0),))
+    ask = m.Compute(fed.session, 0, 1, 901, (), m.Carried(training(scene)), (("model", own),), None, noise)
     assert isinstance(fed._ask({0: ask}, "compute")[0], m.Computed)
     assert 0 in fed._ask({0: m.Give(fed.session, "sum", 901, ("update",), "", False)}, "sum")
     ledger = Ledger.read((transport.stores[0].get(SPENT) or b"").decode())
@@ -264,13 +264,13 @@ def test_what_starts_from_a_value_costs_that_value_too_whatever_the_server_forge
 def test_the_server_asks_its_ledger_before_anybody_else() -> None:
     scene = population(clients_per_group=3)
     its = accounts(replace(SAMPLE, epsilon=0.5))
-    transport, fed = private_server(scene, SAMPLE, accounts=its)
+    transport, fed = private_server(scene, SAMPLE, privacy_ledger=its)
     fed.begin_round(0)
     task, before = training(scene), list(transport.stages)
     with pytest.raises(BudgetExceeded, match="compute of Train: refused by the privacy ledger"):
         fed.compute(task, {"model": task.model.init(0)})
     assert transport.stages == before
-    transport, fed = private_server(scene, SAMPLE, accounts=accounts(SAMPLE))
+    transport, fed = private_server(scene, SAMPLE, privacy_ledger=accounts(SAMPLE))
     fed.begin_round(0)
     held = fed.compute(task, {"model": task.model.init(0)})
     operations: list[Any] = [fed.mean, fed.gather, fed.relay, lambda held: fed.gram(held, then=lambda view: ({}, {}))]
@@ -285,7 +285,7 @@ def test_the_server_asks_its_ledger_before_anybody_else() -> None:
 
 def test_a_client_without_budget_computes_nothing_and_is_left_out() -> None:
     scene, its = population(clients_per_group=3), accounts(SAMPLE)
-    transport, fed = private_server(scene, SAMPLE, accounts=its)
+    transport, fed = private_server(scene, SAMPLE, privacy_ledger=its)
     settings = transport.settings
     poor = replace(SAMPLE, epsilon=0.1)
     transport.settings = lambda client: replace(settings(client), privacy=poor if client == 5 else SAMPLE)  # type: ignore[method-assign]
@@ -330,7 +330,7 @@ def test_a_task_inside_a_task_does_not_hide_the_price_of_another() -> None:
 
 def test_a_failed_training_is_paid_for_because_it_is_told() -> None:
     scene, its = population(clients_per_group=3), accounts(SAMPLE)
-    transport, fed = private_server(scene, SAMPLE, accounts=its)
+    transport, fed = private_server(scene, SAMPLE, privacy_ledger=its)
     fed.begin_round(0)
     task = replace(training(scene), lr=1e200, weight_decay=1e200)
     with np.errstate(all="ignore"), pytest.raises(TrainingDiverged, match="no client has a result"):
@@ -342,7 +342,7 @@ def test_a_failed_training_is_paid_for_because_it_is_told() -> None:
 
 def test_a_client_without_demands_adds_the_noise_it_is_asked_for() -> None:
     scene, its = population(clients_per_group=3), accounts(SAMPLE)
-    transport, fed = private_server(scene, Privacy(), accounts=its)
+    transport, fed = private_server(scene, Privacy(), privacy_ledger=its)
     made = algorithm("fedavg", scene)
     noisy = charged_rounds(made, fed, its.ledger)
     _, plain = remote(scene)
@@ -374,8 +374,8 @@ def test_a_client_that_dies_while_a_value_is_replaced_gives_it_to_nobody_for_les
     noise, task = m.NoisySteps(**vars(NOISE)), training(scene)
     assert isinstance(sent(fed, scene, noise), m.Computed)
     spent = own_ledgers(transport)[0]
-    zeros = (m.Parameter("update", m.One(m.to_one(np.zeros(3), {}))),)
-    ask: m.Ask = m.Compute(fed.session, 0, 1, 900, (900,), m.Carried(Same()), zeros, None, noise)
+    zeros = (("update", m.to_addends(np.zeros(3), {})),)
+    ask: m.PartyRequest = m.Compute(fed.session, 0, 1, 900, (900,), m.Carried(Same()), zeros, None, noise)
     if by == "a box that is public":
         ask = m.Take(fed.session, 900, ("update",), ())
     elif by == "a sum that is paid":
@@ -584,8 +584,8 @@ def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:
         held = fed.compute(task, {"model": task.model.init(0)})["update"]
         means = sums_of(fed)
 
-        def lying(*said: Any, change: Any = change, means: Any = means) -> m.Step:
-            step: m.Step = type(means)._like(means, *said)
+        def lying(*said: Any, change: Any = change, means: Any = means) -> m.SumStep:
+            step: m.SumStep = type(means)._like(means, *said)
             assert step.noise is not None
             return structs.replace(step, noise=None if change is None else structs.replace(step.noise, **change))
 
@@ -605,7 +605,7 @@ def test_all_members_add_the_same_share_of_noise_or_there_is_no_sum() -> None:
         """A thousandth of the noise to all others, in proportion to what they are to send: each ledger alone would take it."""
         said = {place: m.decode_ask(data) for place, data in requests.items()}
         for place, ask in said.items():
-            if isinstance(ask, m.Step) and ask.noise is not None and place != 1000 + victim:
+            if isinstance(ask, m.SumStep) and ask.noise is not None and place != 1000 + victim:
                 less = structs.replace(ask.noise, clip_norm=ask.noise.clip_norm * 1e-3, deviation=ask.noise.deviation * 1e-3)
                 said[place] = structs.replace(ask, noise=less)
         return honest({place: m.encode(ask) for place, ask in said.items()}, stage)
@@ -633,23 +633,23 @@ class Liar:
         self.noise = None if privacy.unit == "none" else m.NoisySteps("add_remove", 1e3, 1e3, 1e-3, 1.0, 1.0, 20, 4, 4.0, 0, 0)
         self.ask(m.Enrol(m.VERSION, bytes(16), bytes(16)))
 
-    def ask(self, ask: m.Ask) -> m.Answer:
+    def ask(self, ask: m.PartyRequest) -> m.Answer:
         transport = self.transport
         client = FederationClient(transport.settings(0), lambda: transport.data[0], transport.stores[0], ENTROPY)
         return m.decode_answer(client.receive(m.encode(ask)))
 
-    def compute(self, held: int, task: Task, which: m.Mine | None = None, **params: Any) -> str:
+    def compute(self, held: int, task: Task, which: m.HeldValue | None = None, **params: Any) -> str:
         """Have a task run on numbers (one, or a list to pick from) or held parts; "computed", or the word of the refusal."""
-        named = tuple(m.Parameter(name, self._value(value)) for name, value in params.items())
+        named = tuple((name, self._value(value)) for name, value in params.items())
         answer = self.ask(m.Compute(bytes(16), 0, 0, held, (1, 2), m.Carried(task), named, which, self.noise))
         return answer.code if isinstance(answer, m.Refused) else "computed"
 
     @staticmethod
-    def _value(value: Any) -> m.One | m.Many | m.Mine:
+    def _value(value: Any) -> m.Addends | m.Many | m.HeldValue:
         def one(number: Any) -> m.Addends:
-            return m.Addends((np.asarray(number),), (), ())
+            return m.Addends(np.asarray(number), (), ())
 
-        return value if isinstance(value, m.Mine) else m.Many(tuple(map(one, value))) if isinstance(value, list) else m.One(one(value))
+        return value if isinstance(value, m.HeldValue) else m.Many(tuple(map(one, value))) if isinstance(value, list) else one(value)
 
     @property
     def spent(self) -> float:
@@ -667,7 +667,7 @@ def refusals(part: str, privacy: Privacy, protection: Protection) -> list[list[s
         liar = Liar(labels, privacy, protection)
         assert liar.compute(1, Train(LINEAR, 1, 0, 0.1), model=np.zeros(8, np.float32)) == "computed"
         assert liar.compute(2, PICK, model=[np.zeros(8, np.float32), np.arange(8, dtype=np.float32)]) == "computed"
-        which = m.Mine(1 if part == "count" else 2, part)
+        which = m.HeldValue(1 if part == "count" else 2, part)
         said.append([liar.compute(9, Start(LINEAR, 0), which, x=[0.0] * length) for length in (1, 2, 3, 5, 6, 37, 38)])
         assert privacy.unit == "none" or liar.spent == 0
     return said
@@ -687,7 +687,7 @@ def test_no_task_starts_from_what_was_computed_without_noise() -> None:
     liar = Liar([0, 1] * 10)
     assert liar.compute(1, PICK, model=[np.zeros(8, np.float32)]) == "computed"
     for rate in (1e-3, 1e10):  # whether it diverges would tell how large the loss is
-        assert liar.compute(2, Train(LINEAR, 1, 0, rate, weight_decay=rate), model=m.Mine(1, "loss")) == "forbidden"
+        assert liar.compute(2, Train(LINEAR, 1, 0, rate, weight_decay=rate), model=m.HeldValue(1, "loss")) == "forbidden"
     assert liar.spent == 0
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import PROTECTIONS, Echo, Make, eye, federation, parity, population
 
-from cflpriv.contract.handles import Held, Own, Shared
+from cflpriv.contract.handles import Held, OwnAddend, Shared
 from cflpriv.contract.operations import GramView, Sampling
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
@@ -294,11 +294,11 @@ def test_blind_parts_pile_up_one_per_transform_and_fold(transform: Literal["per_
         (mean,) = fed.mean(held["vector"])
         assert mean is not None
         total = total + mean.parts["vector"]
-    assert len(total.blind) == expected
+    assert len(total.transformed) == expected
     plain = 10.0 + 3 * np.mean([eye(fed).peek(c, held["vector"]) for c in fed.clients], axis=0)
     np.testing.assert_allclose(eye(fed).peek(5, total), plain, atol=1e-8)
     folded = fed.fold(total, on=2)
-    assert len(folded.blind) == 1
+    assert len(folded.transformed) == 1
     np.testing.assert_array_equal(folded.clear, np.full(10, 10.0))
     np.testing.assert_allclose(eye(fed).peek(5, folded), plain, atol=1e-8)
     np.testing.assert_allclose(eye(fed).peek(5, (folded - total) * 2.0), np.zeros(10), atol=1e-8)
@@ -341,7 +341,7 @@ def test_products_are_made_by_the_server_of_clear_values_and_by_a_client_of_blin
         ("product", "blind result", (4,)),
     ]
     with pytest.raises(InputError, match="own parts"):
-        fed.product(vector, Shared(own=(Own(fed.compute(Make())["vector"]),)))
+        fed.product(vector, Shared(own=(OwnAddend(fed.compute(Make())["vector"]),)))
     with pytest.raises(InputError, match="expected a single number"):
         fed.product(vector, vector)
     for shared, number in ((vector + Shared(np.ones(4)), one), (vector, one + Shared(np.array(1.0)))):

@@ -162,7 +162,7 @@ def odd(self, data):
         m.VERSION += 1
     answer = receive(self, data)
     ask = m.decode_ask(data)
-    if self.number == 3 and isinstance(ask, m.Step) and type(decode_server(ask.said)).__name__ == "Adverts":
+    if self.number == 3 and isinstance(ask, m.SumStep) and type(decode_server(ask.message)).__name__ == "Adverts":
         answer = answer[:-1] + bytes([answer[-1] ^ 1])
     return answer
 

@@ -43,7 +43,7 @@ from cflpriv.flower import ClusteredAveraging, GridTransport, PldAccountant, cfl
 from cflpriv.flower.client import ContextStore, read_roster, read_settings
 from cflpriv.flower.transport import ANSWER, RECORD
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.protocols.fixedpoint import largest_levels
+from cflpriv.protocols.secagg.vectors import largest_levels
 from cflpriv.tasks.signatures import principal_vectors
 from cflpriv.types import Population
 
@@ -775,7 +775,7 @@ def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp
         for message in arrived:
             said = m.decode_answer(message.content[RECORD][ANSWER]) if RECORD in message.content else None  # type: ignore[arg-type]
             if isinstance(said, m.Given) and [one.name for one in said.values] == ["correct", "count"] and odd:
-                changed = (m.Named("correct", odd.pop()), said.values[1])
+                changed = (m.NamedArray("correct", odd.pop()), said.values[1])
                 message.content[RECORD] = ConfigRecord({ANSWER: m.encode(m.Given(changed, 0))})
         return arrived
 

@@ -23,7 +23,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, run_experiment
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
-from cflpriv.federation.settings_file import read_roster
+from cflpriv.federation.settings import read_roster
 from cflpriv.federation.transport import OverBytes
 from cflpriv.nvflare.exchange import ANSWER, TASK, CflprivController, CflprivExecutor, JobAborted, site_settings
 

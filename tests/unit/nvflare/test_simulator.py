@@ -49,7 +49,7 @@ def dying(self, data):
     if plan.exists():
         client, number, name = json.loads(plan.read_text())
         ask = m.decode_ask(data)
-        if self.number == client and isinstance(ask, m.Step) and type(decode_server(ask.said)).__name__ == name:
+        if self.number == client and isinstance(ask, m.SumStep) and type(decode_server(ask.message)).__name__ == name:
             seen = plan.with_name("seen")
             seen.write_text(seen.read_text() + "x" if seen.exists() else "x")
             if len(seen.read_text()) == number:

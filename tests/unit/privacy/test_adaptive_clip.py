@@ -208,8 +208,8 @@ def test_a_client_pays_for_the_count_that_it_is_asked_for(word: str, change: dic
     fed.begin_round(0)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
 
-    def lying(*said: Any) -> m.Step:
-        step: m.Step = type(means)._like(means, *said)
+    def lying(*said: Any) -> m.SumStep:
+        step: m.SumStep = type(means)._like(means, *said)
         assert step.noise is not None
         return structs.replace(step, noise=structs.replace(step.noise, **change))
 

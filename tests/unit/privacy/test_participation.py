@@ -20,7 +20,7 @@ from cflpriv.experiments.config.config import Config
 from cflpriv.experiments.run.run import prepare
 from cflpriv.federation import cohort
 from cflpriv.federation.client_ledger import ClientLedger
-from cflpriv.federation.schedule import schedule
+from cflpriv.federation.cohort import schedule
 from cflpriv.federation.server import BudgetsSpent, FederationServer
 from cflpriv.federation.transport import OverBytes
 from cflpriv.privacy.client_level import client_noise

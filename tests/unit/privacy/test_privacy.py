@@ -21,7 +21,7 @@ from scipy import stats
 from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.contract.handles import Own, Shared
+from cflpriv.contract.handles import OwnAddend, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import MODELS, Model, keeps_samples_apart
@@ -56,7 +56,7 @@ def private_federation(
     """A server with its ledger. Its clients `demand` the same, by ledgers of their own, or take the server's word."""
     ledger = Ledger(PrivacyBudget(epsilon, 1e-5, noise.relation, "sample"))
     privacy = Privacy("sample", noise.relation, epsilon, 1e-5, samples=noise.samples, sketch_dim=noise.sketch_dim) if demand else Privacy()
-    return scenes.federation(scene, accounts=PrivacyLedger(noise, ledger), privacy=privacy, **options), ledger
+    return scenes.federation(scene, privacy_ledger=PrivacyLedger(noise, ledger), privacy=privacy, **options), ledger
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def test_noise_does_not_wash_out_what_it_was_computed_from() -> None:
     for demand in (False, True):
         fed, ledger = private_federation(scene, demand=demand)
         secret_start = fed.compute(Half(task.model.dimension))["vector"]
-        start = {"model": Shared(task.model.init(0), own=(Own(secret_start),))}
+        start = {"model": Shared(task.model.init(0), own=(OwnAddend(secret_start),))}
         half = [ChoiceEvent(0.5, "add_remove", "sample")]
         assert [event for one in ledger.charges for event in one.events] == half
         if demand:  # what fails for it would tell of the data
@@ -178,7 +178,7 @@ def test_noise_does_not_wash_out_what_it_was_computed_from() -> None:
     # and one that starts from a private value costs both, each once
     fed, ledger = private_federation(scene)
     first = fed.compute(task, {"model": task.model.init(0)})["update"]
-    second = fed.compute(task, {"model": Shared(task.model.init(0), own=(Own(first),))})["update"]
+    second = fed.compute(task, {"model": Shared(task.model.init(0), own=(OwnAddend(first),))})["update"]
     fed.mean(second)
     fed.mean(first)
     assert [len(one.events) for one in ledger.charges] == [1, 1]

@@ -18,7 +18,7 @@ from scipy import stats
 from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.contract.handles import Own, Shared
+from cflpriv.contract.handles import OwnAddend, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
@@ -48,7 +48,11 @@ def private_federation(
     ledger = Ledger(PrivacyBudget(50.0, 1e-5, noise.relation, "sample"))
     own: dict[str, Any] = {"samples": noise.samples, "sketch_dim": noise.sketch_dim, "noise": demand}
     privacy = Privacy("sample", noise.relation, 50.0, 1e-5, **own) if demand else Privacy()
-    options |= {"accounts": PrivacyLedger(noise, ledger), "privacy": privacy, "entropy": lambda party: public_entropy(f"{label} {party}")}
+    options |= {
+        "privacy_ledger": PrivacyLedger(noise, ledger),
+        "privacy": privacy,
+        "entropy": lambda party: public_entropy(f"{label} {party}"),
+    }
     return scenes.federation(scene, protection, **options), ledger
 
 
@@ -226,7 +230,7 @@ def test_what_is_computed_from_it_is_not_covered() -> None:
     task = scenes.training(scene)
     fed, ledger = private_federation(scene, demand="")
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
-    second = fed.compute(task, {"model": Shared(task.model.init(0), own=(Own(held),))})["update"]
+    second = fed.compute(task, {"model": Shared(task.model.init(0), own=(OwnAddend(held),))})["update"]
     with pytest.raises(InputError, match="made of samples without noise"):
         fed.mean(second)
     assert ledger.charges == []
@@ -290,11 +294,11 @@ def test_clients_add_no_shares_to_sums_that_hide_the_groups(monkeypatch: pytest.
     fed.begin_round(0)
     task = scenes.training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
-    assert fed.accounts is not None
-    noise = fed.accounts.inside(held)
+    assert fed.privacy_ledger is not None
+    noise = fed.privacy_ledger.inside(held)
     assert noise is not None
-    shares, like = m.Shares(noise.noise.deviation, noise.noise.survivors, 0.0, 0.0), fed._sums._like  # type: ignore[attr-defined]
-    monkeypatch.setattr(fed._ledger, "inside", lambda held, how: noise)
+    shares, like = m.NoiseShares(noise.noise.deviation, noise.noise.survivors, 0.0, 0.0), fed._sums._like  # type: ignore[attr-defined]
+    monkeypatch.setattr(fed, "_noise_inside", lambda held: noise)
     monkeypatch.setattr(fed._sums, "_like", lambda asked, kind, groups: like(asked, kind, groups, shares if kind == "blocks" else None))
     monkeypatch.setattr(fed._sums, "_limit", lambda call, members: 0.0)  # with weights shares would be scaled, which clients refuse
     with pytest.raises(InputError, match="'forbidden'"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cflpriv.contract.operations import Sampling
-from cflpriv.federation.schedule import schedule
+from cflpriv.federation.cohort import schedule
 from cflpriv.protocols import banded as b
 
 KEY = bytes(range(32))

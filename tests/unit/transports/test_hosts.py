@@ -36,7 +36,7 @@ from cflpriv.federation import messages as m
 from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import LocalError, MalformedMessage, ProtocolError, RemoteError, SumFailed, TooFewClients
-from cflpriv.protocols.fixedpoint import largest_levels
+from cflpriv.protocols.secagg.vectors import largest_levels
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.transports.hosts import SplitHosts
 from cflpriv.transports.partial_sums import may_stay
@@ -120,7 +120,7 @@ def test_clients_of_a_host_that_dies_drop_out_and_come_back(carrier: Any, protec
     reference = federation(SCENE, protection, dropouts=[(1, client, "Masked") for client in LOST])
     expected, sums = trained(reference)
     lines: list[str] = []
-    fed = federation(SCENE, protection, hosted=partial(SplitHosts, carrier=carrier, say=lines.append))
+    fed = federation(SCENE, protection, hosted=partial(SplitHosts, carrier=carrier, notify=lines.append))
     models, taken = trained(fed, lambda number: at_stage(fed, stage, lambda: carrier.kill(1)) if number == 1 else None)
     assert taken == sums
     assert [set(LOST) <= set(clients) for clients in taken] == [True, False, True]

@@ -306,7 +306,7 @@ def answering_twice(patch: pytest.MonkeyPatch) -> None:
 
 def any_mode(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sums, "Policy", lambda session, mode, *rest, **named: secagg.Policy(session, "passive", *rest, **named))
-    patch.setattr(sums.ClientSum, "_roster", lambda self: None)
+    patch.setattr(sums.SecaggClientSum, "_roster", lambda self: None)
 
 
 def declared_tasks(patch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def twice_answered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ckks.KeyHolder, "answer", answering)
 
 
-def unlimited(self: sums.ClientSum, ask: m.Step) -> bytes:
+def unlimited(self: sums.SecaggClientSum, ask: m.SumStep) -> bytes:
     return sums.bound(ask, self._values.origin(ask.held).received)
 
 
@@ -395,9 +395,9 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "sybils": (ACTIVE, several(no_check(secagg_bindings, "verify"), no_check(secagg_client, "verify"))),
     "sybil_group": (HAAR, several(no_check(group_member, "verify"), no_check(group_member, "_check_signatures"))),
     "other_model": (ACTIVE, accepting("unlisted-model")),
-    "listed_model": (ACTIVE, lambda patch: patch.setattr(sums.ClientSum, "_named", unlimited)),
+    "listed_model": (ACTIVE, lambda patch: patch.setattr(sums.SecaggClientSum, "_named", unlimited)),
     "other_task": (ACTIVE, accepting("unlisted-model")),
-    "switched_value": (ACTIVE, no_check(sums.ClientSum, "_check_named")),
+    "switched_value": (ACTIVE, no_check(sums.SecaggClientSum, "_check_named")),
     "unequal_weights": (ACTIVE, several(no_check(sums, "weighed", True), no_check(sums, "_check_weight"))),
     "outside_bucket": (ROBUST, no_check(buckets.Dealings, "check")),
     "short_list": (ROBUST, short_lists),

@@ -23,8 +23,8 @@ from cflpriv.contract.transcript import Message, Transcript
 from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config, run_experiment, start
 from cflpriv.experiments.newcomers import fine_tuned_accuracy
+from cflpriv.experiments.run.communication import client_bytes, megabits, to_target
 from cflpriv.experiments.run.run import admit, advance, finish
-from cflpriv.federation.traffic import client_bytes, megabits, to_target
 from cflpriv.federation.values import to_bytes
 
 REAL = pytest.mark.skipif("CFLPRIV_DATA" not in os.environ, reason="needs Fashion-MNIST in CFLPRIV_DATA")
@@ -167,8 +167,8 @@ def test_without_protection_nothing_is_overhead_but_the_seals_of_a_relay(name: s
     relays = [message for message in fed.transcript.messages if message.operation == "relay" and message.target == "clients"]
     relayed = sum(message.copies * seal_bytes(message) for message in relays)
     assert (relayed > 0) == (name in ("pfedlia", "fedfomo"))
-    assert fed.transcript.upload_bytes - fed.bare.upload_bytes == relayed
-    assert fed.transcript.download_bytes - fed.bare.download_bytes == relayed
+    assert fed.transcript.upload_bytes - fed.transcript.unprotected.upload_bytes == relayed
+    assert fed.transcript.download_bytes - fed.transcript.unprotected.download_bytes == relayed
 
 
 @pytest.mark.parametrize("kind", ["haar", "secagg", "secagg-oblivious"])
@@ -187,7 +187,7 @@ def test_what_a_protection_adds_is_apart(kind: str) -> None:
             fed,
             2,
         )
-        figures.append((fed.bare, fed.transcript))
+        figures.append((fed.transcript.unprotected, fed.transcript))
     (plain, _), (bare, transcript) = figures
     identities = 6 * 2 if kind == "secagg-oblivious" else 0  # in the clear the choices are gathered
     assert bare.upload_numbers == plain.upload_numbers - identities
@@ -201,9 +201,9 @@ def test_what_arrives_counts_and_what_does_not_does_not() -> None:
     fed = federation(scene.clients, dropouts=[(0, 2, "Masked")])
     after_rounds(make_algorithm("fedavg", train_on(scene)), fed, 1)
     dimension = train_on(scene).model.dimension
-    assert fed.bare.upload_numbers == 5 * (dimension + 1)  # and a sample count each
-    assert fed.bare.download_numbers == 6 * dimension
-    assert fed.transcript.upload_bytes == fed.bare.upload_bytes
+    assert fed.transcript.unprotected.upload_numbers == 5 * (dimension + 1)  # and a sample count each
+    assert fed.transcript.unprotected.download_numbers == 6 * dimension
+    assert fed.transcript.upload_bytes == fed.transcript.unprotected.upload_bytes
 
 
 def test_ifca_counts_k_downloads_and_pacfl_its_signatures() -> None:
@@ -212,14 +212,14 @@ def test_ifca_counts_k_downloads_and_pacfl_its_signatures() -> None:
     dimension = train.model.dimension
     fed = federation(scene.clients)
     after_rounds(make_algorithm("ifca", train, k=3, weights="equal"), fed, 2)
-    assert fed.bare.download_numbers == 2 * 8 * 3 * dimension
-    assert fed.bare.upload_numbers == 2 * 8 * (dimension + 1)  # and the choice
+    assert fed.transcript.unprotected.download_numbers == 2 * 8 * 3 * dimension
+    assert fed.transcript.unprotected.upload_numbers == 2 * 8 * (dimension + 1)  # and the choice
     one = federation(scene.clients)
     algorithm = pacfl(train, p=3, k=2, weights="equal")
     algorithm.init(one)
-    assert (one.bare.upload_numbers, one.bare.download_numbers) == (8 * 3 * 64, 0)
+    assert (one.transcript.unprotected.upload_numbers, one.transcript.unprotected.download_numbers) == (8 * 3 * 64, 0)
     after_rounds(algorithm, one, 2)
-    assert one.bare.upload_numbers == 2 * 8 * 3 * 64 + 2 * 8 * dimension  # two beginnings, two rounds
+    assert one.transcript.unprotected.upload_numbers == 2 * 8 * 3 * 64 + 2 * 8 * dimension  # two beginnings, two rounds
 
 
 def test_bytes_by_client_add_up_and_a_relay_counts_for_both() -> None:

@@ -364,6 +364,23 @@ def test_a_run_goes_on_with_its_newcomers_or_not_at_all(tmp_path: Path) -> None:
     assert run_or_resume(config, tmp_path / "run")["newcomers"]["clients"] == held_back
 
 
+def test_a_checkpoint_with_the_names_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    """Format 3 named `Transformed` "contract.handles.Blind", and that field of a `Shared` "blind"."""
+    config, out = small_config(algorithm={"name": "fedavg"}, training={"rounds": 2}, protection={"sum": "hadamard"}), tmp_path / "run"
+    whole = run_or_resume(config, tmp_path / "whole")
+    interrupted(config, out, 1)
+    (path,) = (out / "checkpoints").glob("round_*.json")
+
+    def older(tree: dict[str, Any]) -> None:
+        state = json.dumps(tree["state"]).replace('"handles.Transformed"', '"contract.handles.Blind"').replace('"transformed":', '"blind":')
+        assert '"contract.handles.Blind"' in state
+        assert '"blind":' in state
+        tree.update(format=3, state=json.loads(state))
+
+    rewritten(path, older)
+    assert run_or_resume(config, out)["accuracy_mean"] == pytest.approx(whole["accuracy_mean"], abs=1e-6)
+
+
 @pytest.mark.parametrize("name", ["round", "server"])
 def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     """Both kinds: of runs in one process, and (server.json) of deployments."""

@@ -18,12 +18,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cflpriv.protocols import fixedpoint
 from cflpriv.protocols.codec import CHECKSUM_BYTES
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import RemoteError, SumFailed, TooFewClients
 from cflpriv.protocols.keys import private_key, public_key, sign
-from cflpriv.protocols.secagg import ServerStage, Terms, fewest_survivors, retaken
+from cflpriv.protocols.secagg import ServerStage, Terms, fewest_survivors, retaken, vectors
 from cflpriv.protocols.secagg import messages as m
 from cflpriv.protocols.secagg.bindings import ADVERT, advert_parts, box_key
 from cflpriv.protocols.secagg.shares import Pair, deal
@@ -298,7 +297,7 @@ def honest_sum(ended: Ended) -> NDArray[np.int64]:
         assert isinstance(sent, m.Masked)
         assert isinstance(true, m.Masked)
         delta = np.frombuffer(sent.vector, dtype) - np.frombuffer(true.vector, dtype)
-        total = fixedpoint.unwrap(fixedpoint.wrap(total, agreed.bits) + delta[: agreed.dimension], agreed.bits).astype(np.int64)
+        total = vectors.unwrap(vectors.wrap(total, agreed.bits) + delta[: agreed.dimension], agreed.bits).astype(np.int64)
     return np.asarray(total)
 
 

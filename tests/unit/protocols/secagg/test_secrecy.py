@@ -18,16 +18,15 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from cflpriv.protocols import fixedpoint
 from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.errors import LocalError, ProtocolError, RemoteError
 from cflpriv.protocols.keys import Identity, private_key, public_key, unseal
-from cflpriv.protocols.secagg import Client, Contribution, MaskKey, Server, Terms, TooFewClients, make_terms, simulate
+from cflpriv.protocols.secagg import Client, Contribution, MaskKey, Server, Terms, TooFewClients, make_terms, simulate, vectors
 from cflpriv.protocols.secagg import messages as m
 from cflpriv.protocols.secagg.bindings import binding, box_key, pair_key, self_key, share_associated_data
 from cflpriv.protocols.secagg.graph import neighbours
-from cflpriv.protocols.secagg.masks import add_masks
 from cflpriv.protocols.secagg.shamir import combine
+from cflpriv.protocols.secagg.vectors import add_masks
 
 from .scene import MODEL, SESSION, Play, complaint, identities, levels, policy, roster, terms
 
@@ -89,11 +88,11 @@ def test_a_masked_vector_is_uniform_and_still_is_for_colluders_after_unmasking(b
         assert p_value(spied.residual(victim, colluders, unmasked=True)) > 1e-6
     # The test can fail: with everybody else colluding the residual is the input itself, ...
     alone = spied.residual(0, [i for i in range(n) if i], unmasked=True)
-    assert fixedpoint.unwrap(alone, agreed.bits)[:D].tolist() == inputs[0].tolist()
+    assert vectors.unwrap(alone, agreed.bits)[:D].tolist() == inputs[0].tolist()
     assert p_value(alone) < 1e-6
     # ... and what the coalition does learn is the sum of the honest, no more.
     together = sum((spied.residual(i, colluders, unmasked=True) for i in honest), np.zeros_like(alone))
-    assert fixedpoint.unwrap(together, agreed.bits)[:D].tolist() == np.sum([inputs[i] for i in honest], axis=0).tolist()
+    assert vectors.unwrap(together, agreed.bits)[:D].tolist() == np.sum([inputs[i] for i in honest], axis=0).tolist()
 
 
 def test_on_the_sparse_graph_a_path_between_two_honest_survivors_is_enough() -> None:
@@ -117,7 +116,7 @@ def test_on_the_sparse_graph_a_path_between_two_honest_survivors_is_enough() -> 
     assert p_value(pairs) > 1e-6
     # Without the middle, each end stands alone and is read off.
     alone = spied.residual(0, [*colluders, middle], unmasked=True)
-    assert not fixedpoint.unwrap(alone, 32)[:D].any()
+    assert not vectors.unwrap(alone, 32)[:D].any()
 
 
 def test_a_dropped_clients_vector_stays_uniform_although_its_mask_key_is_rebuilt() -> None:
@@ -178,7 +177,7 @@ def test_a_mask_key_used_twice_and_one_dropout_unmask_the_earlier_input() -> Non
         advert = m.decode_client(first.up["Advert", other])
         assert isinstance(advert, m.Advert)
         add_masks(y, [(pair_key(mask_seed, public_key(mask_seed), advert.mask_key, bound, 0, other), -1)])
-    stolen = fixedpoint.unwrap(y, 32)[:10]
+    stolen = vectors.unwrap(y, 32)[:10]
     assert stolen.tolist() == levels(0, 10, first_terms.levels).tolist()
 
     # The unbroken machine: the key of one sum cannot come into another.

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.secagg import Contribution, simulate
-from cflpriv.protocols.secagg.masks import add_masks, total_mask
 from cflpriv.protocols.secagg.shamir import PRIME, SHARE_BYTES, combine, split
+from cflpriv.protocols.secagg.vectors import add_masks, total_mask
 
 from .scene import Play, identities, levels, terms
 

@@ -13,9 +13,9 @@ from ..contract.operations import GramView, Then
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.epochs import Epoch, Epochs
-from ..federation.function_encoding import check_small
 from ..federation.protections import ServerParts
 from ..federation.registry import ClientsLost, majority
+from ..federation.task_encoding import check_small
 from ..federation.transforms import clustering_purpose
 from ..privacy.client_level import LOCAL
 from ..protocols.errors import MalformedMessage
@@ -113,7 +113,7 @@ class VectorComparison:
         entered = [epoch.number for entries in self.epochs.entered.values() for _, epoch in entries] if self._transformed else []
         return self._named(clustering_purpose(number, set(entered)))
 
-    def listen(self, say: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
+    def listen(self, notify: Callable[[str], None], tick: Callable[[int, int], None]) -> None:
         """No step takes long."""
 
     def close(self, held: Held) -> None:
@@ -139,7 +139,7 @@ class VectorComparison:
         uploads: dict[int, Array] = {}
         for client, answer in self._registry.ask(dict.fromkeys(clients, give), "gram").items():
             try:
-                if not isinstance(answer, m.Given) or [one.name for one in answer.values] != [part]:
+                if not isinstance(answer, m.Given) or [array.name for array in answer.values] != [part]:
                     raise MalformedMessage
                 value = np.atleast_2d(check_array(f"client {client}: {held.part}", answer.values[0].value))
                 if value.ndim != 2 or float(np.abs(value).max(initial=0.0)) > LARGEST:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from cflpriv.protocols.entropy import public_entropy, system_entropy
-from cflpriv.protocols.fixedpoint import Bits, FixedPoint, check_no_overflow, decode, encode, largest_levels, unwrap, wrap
+from cflpriv.protocols.secagg.vectors import Bits, FixedPoint, check_no_overflow, decode, encode, largest_levels, unwrap, wrap
 
 
 @pytest.mark.parametrize("bits", [16, 32])

@@ -7,12 +7,12 @@ fields of frozen dataclasses from a fixed list.
 from collections.abc import Mapping
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from ..contract.handles import Blind, Shared
+from ..contract.handles import Count, Name, Shared, Transformed, Value
 from ..errors import InputError
 from ..protocols.codec import Codec
 from ..protocols.errors import MalformedMessage
@@ -20,8 +20,8 @@ from ..types import Array
 from .task_encoding import task_from_bytes, task_to_bytes
 
 __all__ = [
-    "Addends", "BlindPart", "Bytes16", "Bytes32", "Bytes64", "Carried", "Count", "Many", "Message", "Mine", "Name", "Named", "One",
-    "OwnPart", "Parameter", "Picks", "Value", "blind_terms", "codec", "to_one",
+    "Addends", "Bytes16", "Bytes32", "Bytes64", "Carried", "Count", "FederationMessage", "HeldValue", "Many", "Name", "NamedArray",
+    "OwnPart", "Picks", "SentParameters", "Transformed", "Value", "check_transformed", "codec", "to_addends",
 ]  # fmt: skip
 
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
@@ -30,15 +30,6 @@ MOST_AXES = 8
 Bytes16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Bytes64 = Annotated[bytes, msgspec.Meta(max_length=64)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-Name = Annotated[str, msgspec.Meta(max_length=200)]
-
-
-if TYPE_CHECKING:
-    Value = Array
-else:
-    Value = np.ndarray
-"""An array. In one process also an object that `numpy.asarray` turns into one (`engine.Deferred`)."""
 
 
 class Carried:
@@ -53,29 +44,18 @@ class Carried:
         return task_to_bytes(self.task)
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class FederationMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base class of all messages. Compare messages that hold arrays by their bytes, not by `==`."""
 
 
-class Named(Message, frozen=True):
+class NamedArray(FederationMessage, frozen=True):
     """An array and its name."""
 
     name: Name
     value: Value
 
 
-class BlindPart(Message, frozen=True):
-    """`contract.handles.Blind`: a transformed part of a sum."""
-
-    transform: Name
-    value: Value
-    start: Count
-    stop: Count
-    shape: tuple[Count, ...]
-    dimension: Count
-
-
-class OwnPart(Message, frozen=True):
+class OwnPart(FederationMessage, frozen=True):
     """`factor` times the client's own value."""
 
     held: Count
@@ -83,39 +63,32 @@ class OwnPart(Message, frozen=True):
     factor: float
 
 
-class Addends(Message, frozen=True):
-    """A `Shared`: its clear part (none or one), its transformed parts, its own parts."""
+class Addends(FederationMessage, frozen=True, tag="sum"):
+    """A `Shared`: its clear part, its transformed parts, the client's own parts."""
 
-    clear: tuple[Value, ...]
-    blind: tuple[BlindPart, ...]
+    clear: Value | None
+    transformed: tuple[Transformed, ...]
     own: tuple[OwnPart, ...]
 
 
-class One(Message, frozen=True, tag="one"):
-    """One value for the client."""
-
-    value: Addends
-
-
-class Many(Message, frozen=True, tag="many"):
+class Many(FederationMessage, frozen=True, tag="many"):
     """A list: the client picks from it, or takes all of it."""
 
     values: tuple[Addends, ...]
 
 
-class Mine(Message, frozen=True, tag="mine"):
+class HeldValue(FederationMessage, frozen=True, tag="held"):
     """A value that the client itself holds."""
 
     held: Count
     part: Name
 
 
-class Parameter(Message, frozen=True):
-    name: Name
-    value: One | Many | Mine
+SentParameters = tuple[tuple[Name, Addends | Many | HeldValue], ...]
+"""The parameters of a task: their names and values."""
 
 
-class Picks(Message, frozen=True, tag="picks"):
+class Picks(FederationMessage, frozen=True, tag="picks"):
     """The positions that a client's labels select. `several`: the task gets a list, even of one value."""
 
     labels: tuple[Count, ...]
@@ -152,30 +125,20 @@ def _decoded(kind: Any, encoded: Any) -> Any:
 codec = Codec(_encoded, _decoded)
 
 
-def to_one(value: Array | Shared, numbers: Mapping[Any, int]) -> Addends:
+def to_addends(value: Array | Shared, numbers: Mapping[Any, int]) -> Addends:
     """A value or sum as a message. `numbers`: the number of each held value, by key."""
     if not isinstance(value, Shared):
-        return Addends((np.asarray(value),), (), ())
-    return Addends(
-        () if value.clear is None else (value.clear,),
-        tuple(
-            BlindPart(term.transform, term.value, term.start, term.stop, term.shape, term.dimension or len(term.value))
-            for term in value.blind
-        ),
-        tuple(OwnPart(numbers[term.held.key], term.held.part, term.factor) for term in value.own),
-    )
+        return Addends(np.asarray(value), (), ())
+    own = tuple(OwnPart(numbers[addend.held.key], addend.held.part, addend.factor) for addend in value.own)
+    return Addends(value.clear, value.transformed, own)
 
 
-def blind_terms(addends: Addends) -> tuple[Blind, ...]:
-    """The transformed parts of a sum. Raises `MalformedMessage` for inconsistent sizes."""
-    terms = []
-    for part in addends.blind:
-        value = part.value
-        if value.ndim != 1 or not part.start <= part.stop <= part.dimension <= len(value) or len(part.shape) > MOST_AXES:
-            raise MalformedMessage
-        _shaped(value[part.start : part.stop], part.shape)
-        terms.append(Blind(part.transform, value, part.start, part.stop, part.shape, part.dimension))
-    return tuple(terms)
+def check_transformed(term: Transformed) -> None:
+    """Raises `MalformedMessage` for a transformed part of inconsistent sizes."""
+    value = term.value
+    if value.ndim != 1 or not term.start <= term.stop <= term.dimension <= len(value) or len(term.shape) > MOST_AXES:
+        raise MalformedMessage
+    _shaped(value[term.start : term.stop], term.shape)
 
 
 def _shaped(value: Array, shape: tuple[int, ...]) -> Array:
