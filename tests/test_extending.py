@@ -44,7 +44,7 @@ from cflpriv.data import dataset_of
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.contract.operations import Results
 from cflpriv.contract.handles import Shared
-from cflpriv.federation.messages import Given, Named
+from cflpriv.federation.messages import Given, NamedArray
 from cflpriv.privacy.settings import updates_only
 from cflpriv.contract.transcript import RoundRecord
 from cflpriv.tasks.training import Train
@@ -137,7 +137,7 @@ class RoundedSum:
 
     def give(self, ask, values):
         yield from ()
-        return Given(tuple(Named(part, np.round(np.asarray(value), 3)) for part, value in values.items()), self.parts.samples())
+        return Given(tuple(NamedArray(part, np.round(np.asarray(value), 3)) for part, value in values.items()), self.parts.samples())
 
 
 cflpriv.register_protection(cflpriv.ProtectionSpec("sum", "rounded", "updates in thousandths", ClearServerSum, RoundedSum, hides=False))
