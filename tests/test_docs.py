@@ -84,3 +84,15 @@ def test_each_diagram_becomes_a_picture_with_all_of_its_words() -> None:
     assert count
     with pytest.raises(ValueError, match=r"'par one' is not known"):
         diagrams.picture("participant A as a\npar one\n")
+
+
+def test_the_design_page_names_what_there_is() -> None:
+    """Every path with a folder exists, from the root or from `cflpriv/`, and the page stays short."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:\w+/)+\w+\.py)`", text))
+    assert len(paths) > 40
+    assert [path for path in sorted(paths) if not ((ROOT / path).exists() or (ROOT / "cflpriv" / path).exists())] == []
+    folders = {path for path in re.findall(r"`((?:\w+/)+)`", text) if not (ROOT / path).is_dir() and not (ROOT / "cflpriv" / path).is_dir()}
+    inner = {"config/", "run/", "sweep/", "report/", "reproductions/", "shared/", "figures/", "evidence/", "active/", "claims/", "secagg/"}
+    assert folders - inner == set()
+    assert len(re.findall(r"\S+", re.sub(r"[|`#*-]", " ", text))) <= 1500

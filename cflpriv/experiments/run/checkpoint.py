@@ -118,9 +118,7 @@ class _Out:
                 raise TypeError(
                     f"checkpoint: {path} is a {state_name(type(value))}, which no algorithm declares among its states (checkpoint.TYPES)"
                 )
-            names = (
-                value.__struct_fields__ if isinstance(value, msgspec.Struct) else [entry.name for entry in fields(value) if entry.init]
-            )
+            names = value.__struct_fields__ if isinstance(value, msgspec.Struct) else [entry.name for entry in fields(value) if entry.init]
             inner = {name: self.walk(getattr(value, name), f"{path}/{name}", arrays) for name in names}
             return {"type": state_name(type(value)), "fields": inner}
         if isinstance(value, Mapping):
