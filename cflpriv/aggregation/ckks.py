@@ -202,7 +202,7 @@ class CkksServerComparison:
         try:
             return self._registry.ask_holder(ask, stage)
         except KeyHolderLost as lost:
-            if lost.word != "bad-input" or stage != "ckks finish":
+            if lost.refusal != "bad-input" or stage != "ckks finish":
                 raise
             raise InputError(  # a new attempt would fail in the same way
                 "gram: the key holder could not run the public function on these vectors; its log says why (where noise drowns them: a "

@@ -108,16 +108,16 @@ class BudgetsSpent(ProtocolError):
 
 
 class KeyHolderLost(ProtocolError):
-    """The key holder, or one too many of several holders, is absent or refused; `word` is its error code, if any.
+    """The key holder, or one too many of several holders, is absent or refused; `refusal` is its error code, if any.
 
     The step can be taken again. `who` replaces "the key holder" in the message.
     """
 
     code = "key-holder-lost"
 
-    def __init__(self, stage: str, word: str = "", who: str = "the key holder") -> None:
-        super().__init__(f"{who} {f'answered {word!r}' if word else 'did not answer'} ({stage})")
-        self.word = word
+    def __init__(self, stage: str, refusal: str = "", who: str = "the key holder") -> None:
+        super().__init__(f"{who} {f'answered {refusal!r}' if refusal else 'did not answer'} ({stage})")
+        self.refusal = refusal
 
 
 class EpochEnded(ProtocolError):

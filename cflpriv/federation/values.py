@@ -14,19 +14,9 @@ from .store import ObjectStore, Store
 from .transforms import Transforms
 
 __all__ = [
-    "UNTRACED",
-    "SharedWork",
-    "ValueForm",
-    "Origin",
-    "Values",
-    "form_of",
-    "from_bytes",
-    "keep_values",
-    "kept_values",
-    "rounds_of",
-    "to_bytes",
-    "trace",
-]
+    "UNTRACED", "Origin", "SharedWork", "ValueForm", "Values", "form_of", "from_bytes", "keep_values", "kept_values", "rounds_of",
+    "to_bytes", "trace",
+]  # fmt: skip
 
 T = TypeVar("T")
 

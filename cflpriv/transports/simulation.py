@@ -126,7 +126,7 @@ class Simulated:
             if self.federation.protection.comparison.shared:
                 raise InputError(
                     "run.audit_parties: 'key-holder' under gram = ['shares']: no holder has a key to write; "
-                    "`cflpriv audit --active` plays holders and coalitions of them"
+                    "`cflpriv audit --active` attacks as holders and coalitions of them"
                 )
             return self.each([HOLDER], _secrets)[0]
         name, _, number = party.partition(":")

@@ -226,7 +226,7 @@ def _admitted_together(run: Experiment, came: Sequence[int]) -> list[int]:
         run.state, _ = _retried(run, lambda: admit(run.federation, run.state, fresh))
     except later as error:
         run.report(f"clients {fresh} were not admitted: {error}")
-        if isinstance(error, KeyHolderLost) and not error.word:
+        if isinstance(error, KeyHolderLost) and not error.refusal:
             run.waiting.append(tuple(fresh))
     known = run.algorithm.describe(run.state)["clustering"].clients
     return [client for client in fresh if client in known]
