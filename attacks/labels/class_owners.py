@@ -19,19 +19,19 @@ from ..figures.leakage import Case, Cell, cell, nothing, popular_set
 __all__ = ["cells", "owned_in"]
 
 MARGIN = 0.1
-TOLD = "owns "
+DECLARED = "owns "
 
 
 def owned_in(view: AdversaryView) -> Mapping[int, frozenset[int]]:
     """The classes that each client declared, in any round."""
     declared: dict[int, set[int]] = {}
     for message in view.select("gather"):
-        if not message.kind.startswith(TOLD) or message.payload is None or message.kind not in message.payload:
+        if not message.kind.startswith(DECLARED) or message.payload is None or message.kind not in message.payload:
             continue
         for client, owns in zip(payload_rows(message), np.asarray(message.payload[message.kind]), strict=True):
             of = declared.setdefault(client, set())
             if owns:
-                of.add(int(message.kind.removeprefix(TOLD)))
+                of.add(int(message.kind.removeprefix(DECLARED)))
     return {client: frozenset(labels) for client, labels in declared.items()}
 
 

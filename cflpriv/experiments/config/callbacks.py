@@ -66,9 +66,9 @@ def known_callbacks(names: Sequence[str]) -> list[tuple[str, Callable[[], Callba
 class Callbacks:
     """All callbacks of one run. Lines that are reported before the run starts are kept for its start."""
 
-    def __init__(self, callbacks: Sequence[Callback] = (), say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, callbacks: Sequence[Callback] = (), report: Callable[[str], None] = lambda line: None) -> None:
         self._active = [(type(callback).__name__, callback) for callback in callbacks]
-        self._print, self._early, self._started = say, list[str](), False
+        self._print, self._early, self._started = report, list[str](), False
 
     def make(self, names: Sequence[str]) -> None:
         """Add one of each name. Raises `InputError` naming one that is not known or cannot be made."""
@@ -79,7 +79,7 @@ class Callbacks:
                 line = what_to_install(error) if isinstance(error, ModuleNotFoundError) else None
                 raise InputError(f"[run] callbacks: {name!r} {line or f'cannot be made ({_one_line(error)})'}") from None
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Print a line, and give it to the callbacks."""
         self._print(line)
         if self._started:

@@ -105,14 +105,14 @@ def carry_out(
         load_plugin(file)
 
     def waiting() -> None:
-        observers.say(f"waiting up to {patience:g} s for another process that has {out}")
+        observers.report(f"waiting up to {patience:g} s for another process that has {out}")
 
     def made(checkpoint: Checkpoint | None) -> Experiment:
         run = make(checkpoint)
         observers.make(config.run.callbacks)
         run.places = places or {}
-        run.report, run.digest = observers.say, population_digest(run.population)
-        run.federation.listen(observers.say, lambda done, total: step("encrypted similarity", done, total))
+        run.report, run.digest = observers.report, population_digest(run.population)
+        run.federation.listen(observers.report, lambda done, total: step("encrypted similarity", done, total))
         return run
 
     old = (out / "config.toml").is_file()
@@ -191,7 +191,7 @@ def _resumed(
             done = read_json(summary)
         sealed = not changed_files(out, ("summary.json",))  # else it was edited, or a kill came in between
         if sealed and done.get("rounds") == checkpoint.progress["rounds"]:  # else it is that of an earlier Ctrl-C
-            observers.say(f"{out}: this run is done")
+            observers.report(f"{out}: this run is done")
             return done
     run = make(checkpoint)
     # deployments of an early 0.2.0 saved less
@@ -202,7 +202,7 @@ def _resumed(
     number = note_resume(out, checkpoint)
     if checkpoint is None:
         put_aside(out, number, 0, 0)
-        observers.say(f"resumed: {out} ended before its first checkpoint; it starts again")
+        observers.report(f"resumed: {out} ended before its first checkpoint; it starts again")
         return _started(run, out, observers, tick)
     moved = put_aside(out, number, progress["rounds"], progress["transcript"]["messages"])
     if progress["rounds"] < config.training.rounds and progress["stopped"] is None:
@@ -213,7 +213,7 @@ def _resumed(
     run.started -= sum(row["seconds"] for row in run.rows)
     run.federation.protection_seconds = run.rows[-1].get("protection_seconds", 0.0) if run.rows else 0.0
     words = "".join(f", {count} {noun} of an interrupted round put aside" for noun, count in moved.items() if count)
-    observers.say(f"resumed after round {len(run.rows)} of {config.training.rounds}{words}")
+    observers.report(f"resumed after round {len(run.rows)} of {config.training.rounds}{words}")
     run.backend.welcome(run, progress)
     return _rounds(run, out, observers, tick)
 
