@@ -1,4 +1,4 @@
-"""Callbacks: own code that is told of a run while it goes on, such as a logger.
+"""Callbacks: own code that receives what happens in a run while it goes on, such as a logger.
 
 A callback is named in `[run] callbacks`, after a plugin or an installed package has registered it (`register_callback`), or is given to
 `run_experiment` and `cflpriv.flower.serve` as an object. It reads and changes nothing: what it gets are copies.
@@ -21,7 +21,7 @@ __all__ = ["Callback", "Callbacks", "known_callbacks", "register_callback"]
 
 
 class Callback:
-    """What own code is told of a run. Override what you need; each method does nothing by itself.
+    """What own code receives of a run. Override what you need; each method does nothing by itself.
 
     A method that raises ends the run with one line, after everything that was completed is saved; `--resume` goes on with it. With
     `required = False` the error is reported once, and the run goes on without the callback.

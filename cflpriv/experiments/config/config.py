@@ -137,7 +137,7 @@ class Config:
 
     @property
     def knowledge(self) -> str:
-        """What about the groups the algorithm is told, or by what it finds them."""
+        """What the algorithm knows of the groups, or how it finds them."""
         return self.spec.knowledge(self.hyper)
 
     @property

@@ -148,7 +148,7 @@ class RunSection:
         Key("Python files that register algorithms, models, attacks or data sets; relative to the configuration file."),
     ] = ()
     callbacks: Annotated[
-        tuple[str, ...], Key("Code that is told of rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
+        tuple[str, ...], Key("Code that receives rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
     ] = ()
 
     def __post_init__(self) -> None:
