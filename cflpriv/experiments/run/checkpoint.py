@@ -25,7 +25,8 @@ from ...algorithms import STATES
 from ...algorithms.interface import state_name
 from ...array_files import read_safetensors
 from ...clustering.similarity import SimilarityMatrix
-from ...contract.handles import GroupMean, Held, HeldKey, OwnAddend, Shared, Transformed
+from ...contract.handles import GroupMean, Held, HeldKey, OwnAddend, Shared
+from ...contract.transformed_parts import Transformed
 from ...engine import Deferred
 from ...engine.models import Model
 from ...engine.span import Movement
@@ -51,7 +52,7 @@ TYPES: Mapping[str, type] = ChainMap(
     {state_name(kind): kind for kind in (Shared, Transformed, OwnAddend, GroupMean, Clustering, SimilarityMatrix)}, STATES
 )
 """The types that a state may be made of, by `state_name`: these, and what algorithms declare as their `states`."""
-_RENAMED: Mapping[str, str] = {"handles.Blind": "handles.Transformed", "handles.Own": "handles.OwnAddend"}
+_RENAMED: Mapping[str, str] = {"handles.Blind": "transformed_parts.Transformed", "handles.Own": "handles.OwnAddend"}
 """`state_name` in earlier versions -> today's."""
 _RENAMED_FIELDS: Mapping[type, Mapping[str, str]] = {Shared: {"blind": "transformed"}}
 """Names of fields in earlier versions -> today's, by type."""
