@@ -476,7 +476,7 @@ def test_every_protection_has_two_halves_in_one_file() -> None:
             module, found = (cell.cell_contents for cell in half.__closure__ or ())  # what `_half` was given
             assert found == f"{side}{kind}", name
             text = (ROOT / "cflpriv" / "aggregation" / f"{module}.py").read_text(encoding="utf-8")
-            assert f"class {side}{kind}" in text, f"{name}: {module}.py has no class {side}{kind}"
+            assert f"class {module.capitalize()}{side}{kind}" in text, f"{name}: {module}.py has no class of its {side.lower()} half"
             assert "Guarantee" in text, f"{module}.py"
             assert "Reveals" in text, f"{module}.py"
             assert "Source" in text, f"{module}.py"

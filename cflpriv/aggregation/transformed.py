@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..contract.calls import Recorder, SumCall, large_enough, weighted_mean
-from ..contract.handles import GroupMean, Shared, Transformed, join, times
+from ..contract.handles import GroupMean, Shared, join, times
+from ..contract.transformed_parts import Transformed
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.host import ApplyTransform

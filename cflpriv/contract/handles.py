@@ -8,27 +8,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
 import numpy as np
 
 from ..errors import InputError, TooFewClients
 from ..types import Array
 
+if TYPE_CHECKING:  # algorithms load no msgspec
+    from .transformed_parts import Transformed
+
 __all__ = [
-    "Count", "GroupMean", "Held", "HeldKey", "Labels", "Name", "OwnAddend", "PartLayout", "Released", "Shared", "Transformed", "Value",
-    "at_server", "join", "label_sets", "placed", "times",
+    "GroupMean", "Held", "HeldKey", "Labels", "OwnAddend", "PartLayout", "Released", "Shared", "at_server", "join", "label_sets", "placed",
+    "times",
 ]  # fmt: skip
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-Name = Annotated[str, msgspec.Meta(max_length=200)]
-if TYPE_CHECKING:
-    Value = Array
-else:
-    Value = np.ndarray
-"""An array. In one process also an object that `numpy.asarray` turns into one (`engine.Deferred`)."""
 
 
 class Labels(Protocol):
@@ -80,20 +73,6 @@ class Held:
         return self.parts[0]
 
 
-class Transformed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, eq=False):
-    """A vector under a transform the server lacks; `value[start:stop]` of the opened vector is meant, in the given `shape`.
-
-    `dimension` is the length of the vector before its transform padded it. Messages carry it as it is.
-    """
-
-    transform: Name
-    value: Value
-    start: Count
-    stop: Count
-    shape: tuple[Count, ...]
-    dimension: Count
-
-
 @dataclass(frozen=True, eq=False)
 class OwnAddend:
     """A client's own addend: `factor` times its value of the one part of `held`; zero for clients without one."""
@@ -110,24 +89,24 @@ class Shared:
     """
 
     clear: Array | None = None
-    transformed: tuple[Transformed, ...] = ()
+    transformed: tuple["Transformed", ...] = ()
     own: tuple[OwnAddend, ...] = ()
 
     def __add__(self, other: "Shared") -> "Shared":
         clear = self.clear if other.clear is None else other.clear if self.clear is None else self.clear + other.clear
         terms = list(self.transformed)
         for addend in other.transformed:
-            place = next((i for i, term in enumerate(terms) if _same_place(term, addend)), None)
+            place = next((i for i, term in enumerate(terms) if term.same_place(addend)), None)
             if place is None:
                 terms.append(addend)
             else:
-                terms[place] = msgspec.structs.replace(terms[place], value=terms[place].value + addend.value)
+                terms[place] = terms[place].plus(addend)
         return Shared(clear, tuple(terms), self.own + other.own)
 
     def __mul__(self, factor: float) -> "Shared":
         return Shared(
             None if self.clear is None else (self.clear * factor).astype(self.clear.dtype, copy=False),
-            tuple(_scaled(term, factor) for term in self.transformed),
+            tuple(term.times(factor) for term in self.transformed),
             tuple(replace(term, factor=term.factor * factor) for term in self.own),
         )
 
@@ -156,14 +135,6 @@ class Shared:
             if term.start == 0 and term.stop == term.dimension:
                 return float(np.linalg.norm(term.value))
         raise InputError("norm: the server knows it only for a sum with a single whole part")
-
-
-def _scaled(term: Transformed, factor: float) -> Transformed:
-    return msgspec.structs.replace(term, value=(term.value * factor).astype(term.value.dtype, copy=False))
-
-
-def _same_place(a: Transformed, b: Transformed) -> bool:
-    return (a.transform, a.start, a.stop, a.shape) == (b.transform, b.start, b.stop, b.shape)
 
 
 @dataclass(frozen=True, eq=False)

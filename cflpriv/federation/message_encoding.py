@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from ..contract.handles import Count, Name, Shared, Transformed, Value
+from ..contract.handles import Shared
+from ..contract.transformed_parts import Count, Name, Transformed, Value
 from ..errors import InputError
 from ..protocols.codec import Codec
 from ..protocols.errors import MalformedMessage

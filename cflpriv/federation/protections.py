@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..contract.calls import Recorder, SumCall
-from ..contract.handles import GroupMean, Held, PartLayout, Released, Transformed
+from ..contract.handles import GroupMean, Held, PartLayout, Released
 from ..contract.operations import Then
 from ..contract.protection import Protection
+from ..contract.transformed_parts import Transformed
 from ..privacy.client_level import ClippedMean, LocalGram
 from ..privacy.settings import SumNoise
 from ..protocols.entropy import Entropy

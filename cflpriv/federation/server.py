@@ -15,22 +15,11 @@ from typing import Any, Literal
 import numpy as np
 
 from ..contract.calls import ClientContribution, SumCall
-from ..contract.handles import (
-    GroupMean,
-    Held,
-    HeldKey,
-    Labels,
-    OwnAddend,
-    PartLayout,
-    Released,
-    Shared,
-    Transformed,
-    at_server,
-    label_sets,
-)  # fmt: skip
+from ..contract.handles import GroupMean, Held, HeldKey, Labels, OwnAddend, PartLayout, Released, Shared, at_server, label_sets
 from ..contract.operations import Parameter, Sampling, Then
 from ..contract.protection import Protection
 from ..contract.transcript import Transcript, Unprotected, settings_of
+from ..contract.transformed_parts import Transformed
 from ..engine import Task
 from ..errors import InputError, TrainingDiverged
 from ..privacy.client_level import ClippedMean, LocalGram

@@ -25,7 +25,8 @@ from ...algorithms import STATES
 from ...algorithms.interface import state_name
 from ...array_files import read_safetensors
 from ...clustering.similarity import SimilarityMatrix
-from ...contract.handles import GroupMean, Held, HeldKey, OwnAddend, Shared, Transformed
+from ...contract.handles import GroupMean, Held, HeldKey, OwnAddend, Shared
+from ...contract.transformed_parts import Transformed
 from ...engine import Deferred
 from ...engine.models import Model
 from ...engine.span import Movement
@@ -52,7 +53,7 @@ TYPES: Mapping[str, type] = ChainMap(
 )
 """The dataclasses that a state may be made of, by `state_name`: these, and what algorithms declare as their `states`."""
 _RENAMED: Mapping[str, str] = {
-    "handles.Blind": "handles.Transformed", "handles.Own": "handles.OwnAddend",
+    "handles.Blind": "transformed_parts.Transformed", "handles.Own": "handles.OwnAddend",
     "crossfit.State": "crossfit.CrossfitState", "fedavg.State": "fedavg.FedAvgState", "fedfomo.State": "fedfomo.FedFomoState",
     "fedgwc.Cluster": "fedgwc.GwcCluster", "fedgwc.State": "fedgwc.FedGwcState", "fedproto.State": "fedproto.FedProtoState",
     "fedsoft.State": "fedsoft.FedSoftState", "fesem.State": "fesem.FesemState", "fixed.State": "fixed.FixedState",

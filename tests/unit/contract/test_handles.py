@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cflpriv.contract.handles import PartLayout, Shared, Transformed, join
+from cflpriv.contract.handles import PartLayout, Shared, join
+from cflpriv.contract.transformed_parts import Transformed
 
 VALUES: dict[str, Any] = {
     "update": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -33,8 +33,9 @@ from cflpriv.algorithms.pfedlia.influence import HasValidation, Influence, Neigh
 from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.shared.choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from cflpriv.algorithms.stocfl.stocfl import ChainLink, Represent
-from cflpriv.contract.handles import Held, Shared, Transformed
+from cflpriv.contract.handles import Held, Shared
 from cflpriv.contract.protection import Protection, listed
+from cflpriv.contract.transformed_parts import Transformed
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy as releases

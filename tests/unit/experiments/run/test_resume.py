@@ -372,7 +372,11 @@ def test_a_checkpoint_with_the_names_of_an_earlier_version_is_resumed(tmp_path: 
     (path,) = (out / "checkpoints").glob("round_*.json")
 
     def older(tree: dict[str, Any]) -> None:
-        state = json.dumps(tree["state"]).replace('"handles.Transformed"', '"contract.handles.Blind"').replace('"transformed":', '"blind":')
+        state = (
+            json.dumps(tree["state"])
+            .replace('"transformed_parts.Transformed"', '"contract.handles.Blind"')
+            .replace('"transformed":', '"blind":')
+        )
         assert '"contract.handles.Blind"' in state
         assert '"blind":' in state
         tree.update(format=3, state=json.loads(state))
