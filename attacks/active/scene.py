@@ -148,12 +148,14 @@ def _same(data: ClientData) -> Callable[[], ClientData]:
 
 
 @dataclass(frozen=True)
-class _Claimed:
+class _Claimed(Roster):
     """A roster that goes by the digest of another: for a server and the clients it controls, which nobody can keep from using it."""
 
-    keys: tuple[bytes, ...]
-    holders: tuple[bytes, ...]
-    digest: bytes
+    claimed: bytes = b""
+
+    @property
+    def digest(self) -> bytes:
+        return self.claimed
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +199,7 @@ class AttackRun:
             identities = {client: Identity.create(client) for client in everyone if client != self.victim}
             people = {client: _made_up(scene.data(self.victim), client) for client in identities}
             keys = tuple(identities[client].public() if client in identities else met.roster.keys[client] for client in everyone)
-            roster = _Claimed(keys, met.roster.holders, met.roster.digest)
+            roster = _Claimed(keys, met.roster.holder, met.roster.others, met.roster.digest)
         self.stores = {client: MemoryStore() for client in identities}
         controlled = {
             client: FederationClient(

@@ -139,7 +139,7 @@ def anchor_cosines(seed: int, data_dir: str | Path | None, settings: Mapping[str
 
     population = _population(seed, data_dir, settings)
     places = np.array(population.groups if len(set(population.groups)) > 1 else range(len(population.clients)))
-    model = Model("linear", population.shape, population.classes, 0, (0.0,), (1.0,))
+    model = Model("linear", population.shape, population.classes, mean=(0.0,), std=(1.0,))
     inputs, anchor = [], model.init(seed)
     for place, client in zip(places, population.clients, strict=True):
         turn = place * settings.get("turn", 0)

@@ -13,7 +13,7 @@ memory; the aim was 14, and 18 over bytes. These 15 are left:
 
 Over bytes `transports.memory` goes, and the encoding (`messages`, `message_encoding`, `transport`) and the client's `store` come.
 
-The aim of 220 functions was not reached. Of 351 pieces of code (248 functions; the others are comprehensions, of which Python 3.12 makes
+The aim of 220 functions was not reached. Of 352 pieces of code (249 functions; the others are comprehensions, of which Python 3.12 makes
 none) 169 are of the protocol: keys, shares, complaints, state tables, bindings. Its rules need these, and fewer would be longer ones.
 """
 
@@ -73,7 +73,7 @@ def traced(length: int, where: str, protection: Protection, call: Callable[[Fede
     return way, result
 
 
-@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 15, 351), ("bytes", 18, 411)])
+@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 15, 352), ("bytes", 18, 418)])
 def test_the_way_of_an_update_to_a_secure_sum(where: str, rooms: int, functions: int) -> None:
     protection = Protection(sum="secagg", min_cohort=2)
     way, (mean,) = traced(LENGTH, where, protection, lambda fed: fed.mean(fed.compute(Drawn("update"))))
@@ -85,7 +85,7 @@ def test_the_way_of_an_update_to_a_secure_sum(where: str, rooms: int, functions:
     assert {"federation.values", "aggregation.secagg", "protocols.secagg.client", "protocols.secagg.server"} <= way.holds
 
 
-@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 12, 174), ("bytes", 18, 236)])
+@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 12, 175), ("bytes", 18, 242)])
 def test_the_way_of_a_signature_under_haar(where: str, rooms: int, functions: int) -> None:
     def first(view: GramView) -> tuple[Any, Any]:
         return {"labels": np.zeros(view.gram.n, dtype=int)}, {}
