@@ -41,7 +41,7 @@ test-versions: $(VERSIONS_ENV)/$(VERSIONS).txt
 %/lowest.txt: FORCE
 	$(PYTHON) -m venv --clear $*
 	$*/bin/python -m pip install --quiet --disable-pip-version-check uv
-	$*/bin/uv pip compile --quiet --resolution lowest-direct --only-binary :all: $(addprefix --extra ,$(EXTRAS)) --output-file $@ pyproject.toml
+	$*/bin/uv pip compile --quiet --python $*/bin/python --resolution lowest-direct --only-binary :all: $(addprefix --extra ,$(EXTRAS)) --output-file $@ pyproject.toml
 
 %/newest.txt: FORCE
 	$(PYTHON) -m venv --clear $*

@@ -60,7 +60,7 @@ REFUSALS: dict[str, str] = {
     "bad-settings": "the client's settings file cannot be used; see its own log",
     "internal": "the client failed; see its own log",
 }
-"""Error codes of refusals and their meaning; those of the protocols are in `cflpriv.protocols.errors`."""
+"""Error codes of refusals and their meaning. `docs/flower.md` has those of the protocols, too."""
 
 # --- noise
 
