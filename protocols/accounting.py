@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from .bounded_range import Choices, bounded_range_deltas, bounded_range_kinds, bounded_range_reach
 from .copies import check_own
-from .events import EVENTS, Event, GaussianEvent, Relation, SampledGaussianEvent
+from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from .mechanisms import gaussian_delta, gaussian_epsilon
 
 __all__ = ["Accountant", "calibrate", "covers", "delta_of", "epsilon_of", "epsilon_of_renyi", "renyi_of"]
@@ -72,8 +72,8 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
     sampled: Counter[tuple[float, float]] = Counter()
     choices: Counter[float] = Counter()
     kinds: set[tuple[Relation, str]] = set()
+    event: Any
     for event in events:
-        check_own("privacy event", event, *EVENTS.values())
         if isinstance(event, GaussianEvent):
             precision.append(event.noise_multiplier**-2)
         elif isinstance(event, SampledGaussianEvent):
@@ -81,8 +81,10 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
                 sampled[event.noise_multiplier, event.sampling_rate] += event.steps
             else:  # everybody in every step: no sampling, and plain Gaussians; one record for another moves a sum by twice the bound
                 precision.append((1 if event.relation == "add_remove" else 4) * event.steps * event.noise_multiplier**-2)
-        else:
+        elif isinstance(event, ChoiceEvent):
             choices[event.epsilon] += 1
+        else:
+            check_own("privacy event", event, *EVENTS.values())
         kinds.add((event.relation, event.unit))
     if not kinds:
         return None
