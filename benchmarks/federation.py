@@ -217,7 +217,7 @@ def _rounds(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float
 
 def _beginnings(scenario: Scenario, config: Any, clients: Any) -> tuple[float, float]:
     run = importlib.import_module("cflpriv.experiments.run")
-    if not hasattr(run, "begin"):  # a folder since 0.3
+    if not hasattr(run, "begin"):  # a folder in later commits
         run = importlib.import_module("cflpriv.experiments.run.run")
     run.start(config, population=replace(clients, clients=clients.clients[:10], groups=clients.groups[:10]))
     made: list[Any] = []

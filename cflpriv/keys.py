@@ -10,9 +10,9 @@ function is wrapped by `ranged`.
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from functools import cache, cached_property, wraps
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, cached_property, partial, wraps
 from itertools import chain
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -73,6 +73,10 @@ class Key:
         )
 
 
+MOST_SHOWN = 200
+"""Characters of a value in an error."""
+
+
 def _interval(text: str) -> Interval:
     match = _INTERVAL.fullmatch(text)
     if match is None:
@@ -90,6 +94,10 @@ def _interval_text(interval: Interval, text: str) -> str:
     return text if math.isfinite(high) or high_in else f"{'≥' if low_in else '>'} {low:g}"
 
 
+ANY_NUMBER = Key("", "[-inf, inf]")
+"""Of a number without a key: any, but NaN."""
+
+
 # --- enforcing ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -102,7 +110,7 @@ class _Domain:
     choices: tuple[Any, ...]
 
     def has(self, value: Any) -> bool:
-        if isinstance(value, list | tuple):
+        if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
             return tuple in self.types and all(map(self.has, value))
         if isinstance(value, bool):
             return bool in self.types
@@ -140,17 +148,40 @@ def _leaves(hint: Any) -> Iterator[Any]:
 def _domains(owner: Callable[..., Any]) -> dict[str, _Domain]:
     """By name, the fields of a dataclass or the parameters of a function whose values can be checked: numbers and literal values."""
     domains = {}
-    hints = get_type_hints(owner, include_extras=True)
-    for name in [field.name for field in fields(owner)] if isinstance(owner, type) else inspect.signature(owner).parameters:
-        hint = hints.get(name, Any)
-        keys = [part for part in get_args(hint)[1:] if isinstance(part, Key)] if get_origin(hint) is Annotated else []
+    for name, hint in _hints(owner).items():
+        keys = list(_keys(hint))
         leaves = tuple(_leaves(hint))
         types = frozenset(leaf for leaf in leaves if isinstance(leaf, type))
         choices = tuple(leaf for leaf in leaves if not isinstance(leaf, type))
         known = types <= {int, float, str, bool, tuple, NoneType} and all(isinstance(choice, str | int) for choice in choices)
         if known and (choices or types & {int, float}):
-            domains[name] = _Domain((*keys, Key(""))[0], types, choices)
+            domains[name] = _Domain((*keys, ANY_NUMBER)[0], types, choices)
+        elif any(key.range for key in keys):
+            what = f"{getattr(owner, '__name__', owner)}: {name}"
+            raise TypeError(f"{what}: the range of a Key cannot be checked for {hint}; use int or float, also in a tuple")
     return domains
+
+
+def _keys(hint: Any) -> Iterator[Key]:
+    """The keys of a type, and of the types inside it."""
+    if get_origin(hint) is Annotated:
+        yield from (part for part in get_args(hint)[1:] if isinstance(part, Key))
+        yield from _keys(get_args(hint)[0])
+    elif get_origin(hint) is not Literal:
+        yield from chain.from_iterable(map(_keys, get_args(hint)))
+
+
+def _hints(owner: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a dataclass's fields, or of a callable's parameters. None where they cannot be known: a name that is not there."""
+    target: Any = owner.func if isinstance(owner, partial) else owner
+    if not (is_dataclass(target) or inspect.isroutine(target)):
+        target = type.__getattribute__(target, "__init__") if isinstance(target, type) else type(target).__call__
+    try:
+        hints = get_type_hints(target, include_extras=True)
+    except (NameError, TypeError):
+        return {}
+    names = [field.name for field in fields(target)] if is_dataclass(target) else list(inspect.signature(owner).parameters)
+    return {name: hints[name] for name in names if name in hints}
 
 
 def check_ranges(owner: Callable[..., Any], values: Mapping[str, Any], section: str = "") -> None:
@@ -161,11 +192,19 @@ def check_ranges(owner: Callable[..., Any], values: Mapping[str, Any], section: 
     """
     for name, domain in _domains(owner).items():
         if name in values and not domain.has(values[name]):
-            raise InputError(f"{f'{section}.' if section else ''}{name} = {_as_lists(values[name])!r}: expected {domain.text}")
+            raise InputError(f"{f'{section}.' if section else ''}{name} = {_shown(values[name])}: expected {domain.text}")
+
+
+def _shown(value: Any) -> str:
+    """A value as a configuration writes it, in one line of bounded length."""
+    try:
+        text = " ".join(repr(_as_lists(value)).split())
+    except ValueError:  # an integer of more digits than Python writes
+        return "an integer of thousands of digits"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _as_lists(value: Any) -> Any:
-    """A value as a configuration writes it."""
     return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -177,7 +216,11 @@ def ranged(section: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            check_ranges(function, signature.bind(*args, **kwargs).arguments, section)
+            try:
+                arguments = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}(): {error}") from None
+            check_ranges(function, arguments, section)
             return function(*args, **kwargs)
 
         return checked

@@ -18,6 +18,7 @@ from ..federation.client import FederationClient
 from ..federation.server import FederationServer
 from ..federation.store import ObjectStore
 from ..federation.values import SharedWork
+from ..keys import ranged
 from ..privacy.client_level import ClippedMean, LocalGram
 from ..privacy.receipts import PrivacyLedger
 from ..privacy.settings import Privacy
@@ -206,6 +207,7 @@ def _parts(host: LocalHost, clients: Sequence[int], number: int, parts: tuple[st
     return [{part: np.asarray(value) for part, value in values.items()} for values in held]
 
 
+@ranged()
 def simulate(
     clients: Sequence[ClientData],
     *,

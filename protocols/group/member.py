@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .. import codec, keys
+from ..copies import check_own
 from ..entropy import Entropy, system_entropy
 from ..errors import LocalError, RemoteError, TooFewClients, fatal
 from ..keys import Identity, Roster, agree, check_public_key, public_key, seal, sign, unseal, verify
@@ -101,6 +102,8 @@ class Member:
     """
 
     def __init__(self, identity: Identity, roster: Roster, session: bytes, *, smallest: int = 1, entropy: Entropy = system_entropy) -> None:
+        check_own("identity", identity, Identity)
+        check_own("roster", roster, Roster)
         _check_identity(identity, roster)
         self._identity, self._roster, self._entropy, self._lock = identity, roster, entropy, RLock()
         self._state = _State(MemberStage.OUTSIDE, identity.client, session, smallest)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from .. import codec
+from ..copies import check_own
 from ..errors import LocalError, RemoteError, TooFewClients
 from ..keys import Roster, verify
 from . import messages
@@ -64,6 +65,8 @@ class GroupServer:
     """
 
     def __init__(self, terms: GroupTerms, roster: Roster) -> None:
+        check_own("terms", terms, GroupTerms)
+        check_own("roster", roster, Roster)
         messages.check_terms(terms)
         if terms.roster != roster.digest or names(terms.members)[-1] >= len(roster.keys):
             raise ValueError("terms: not those of this roster")

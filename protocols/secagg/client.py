@@ -24,11 +24,13 @@ by t such survivors, at least t − c > n/3 of them honest, who are all in the f
 
 from collections.abc import Iterable, Sequence
 from threading import Lock
+from types import NoneType
 from typing import Any
 
 import msgspec
 
 from .. import codec
+from ..copies import check_own
 from ..entropy import Entropy, system_entropy
 from ..errors import LocalError, RemoteError, fatal
 from ..keys import Identity, Roster, private_key, public_key, sign, verify
@@ -122,6 +124,10 @@ class Client:
         mask_key: MaskKey | None = None,
         entropy: Entropy = system_entropy,
     ) -> None:
+        check_own("policy", policy, Policy)
+        check_own("identity", identity, Identity)
+        check_own("roster", roster, Roster, NoneType)
+        check_own("mask key", mask_key, MaskKey, NoneType)
         check_roster(identity, policy, roster)
         self._identity, self._roster, self._entropy, self._lock = identity, roster, entropy, Lock()
         stage = ClientStage.NEW if mask_key is None else ClientStage.ADVERTISED
@@ -179,6 +185,9 @@ class Client:
             TooFewClients: answering would show individuals; nothing has changed.
             LocalError: see the module; the machine is dead.
         """
+        for contribution in contributions:
+            if type(contribution) is not Contribution:
+                check_own("contribution", contribution, Contribution)
         with self._lock:
             return self._receive(data, contributions)
 

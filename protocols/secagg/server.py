@@ -20,6 +20,7 @@ figure 4 (all rounds); Bell et al. 2020, algorithm 2 (sparse graph); `shares` fo
 
 from collections.abc import Mapping
 from threading import RLock
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import codec
+from ..copies import check_own
 from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, SumFailed
 from ..keys import Roster, check_public_key, verify
 from ..uncopied import uncopied
@@ -104,6 +106,8 @@ class Server:
     """
 
     def __init__(self, terms: Terms, *, roster: Roster | None = None, adverts: Mapping[int, bytes] | None = None) -> None:
+        check_own("terms", terms, messages.Terms)
+        check_own("roster", roster, Roster, NoneType)
         try:
             messages.check_terms(terms)
         except ValueError as error:

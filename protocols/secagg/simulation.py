@@ -107,7 +107,7 @@ def simulate(
                 continue
             if client.wants_values:
                 inputs = values(number)
-                reply = client.receive(data, *((inputs,) if isinstance(inputs, Contribution) else inputs))
+                reply = client.receive(data, *(inputs if isinstance(inputs, Sequence) else (inputs,)))
                 clipped[number] = client.clipped
             else:
                 reply = client.receive(data)

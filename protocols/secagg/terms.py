@@ -9,12 +9,14 @@ import math
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import pairwise
+from types import NoneType
 from typing import Annotated, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from .. import codec
+from ..copies import check_own
 from ..entropy import Entropy, system_entropy
 from ..errors import MalformedMessage, TooFewClients
 from ..keys import Roster, frame
@@ -179,6 +181,7 @@ def make_terms(
         ValueError: naming the field that is wrong; "levels" where the sum could overflow.
         TooFewClients: the cohort has fewer clients than `min_cohort`.
     """
+    check_own("roster", roster, Roster, NoneType)
     members = tuple(sorted(cohort))
     n = len(members)
     mode: Mode = "passive" if roster is None else "active"

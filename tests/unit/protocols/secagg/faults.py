@@ -1,6 +1,6 @@
 """One dishonest client among honest ones, with an honest server: what it may send, and what must hold whatever it sends.
 
-    python -m tests.protocols.secagg.faults [count] [seed]        from the repository root
+    python -m tests.unit.protocols.secagg.faults [count] [seed]        from the repository root
 
 The dishonest client answers last and knows what it was sent; it deviates at one or two of its messages. Honest clients may drop out. Never
 a wrong sum: honest inputs are in it exactly. Never a wrong name: no honest client is refused, or called an offender. No more than the

@@ -1,6 +1,6 @@
 """Throws mutated byte strings at every decoder and at running machines.
 
-    python -m tests.protocols.secagg.fuzz [count] [seed]        from the repository root
+    python -m tests.unit.protocols.secagg.fuzz [count] [seed]        from the repository root
 
 Half of the mutants get a correct checksum again, so that they reach the typed decoder and the checks behind it. A decoder
 may return a message whose encoding is the mutant itself, or raise MalformedMessage; a machine may also raise another

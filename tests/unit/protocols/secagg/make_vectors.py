@@ -1,4 +1,4 @@
-"""Writes tests/vectors/secagg.json: `python -m tests.protocols.secagg.make_vectors` from the repository root.
+"""Writes tests/vectors/secagg.json: `python -m tests.unit.protocols.secagg.make_vectors` from the repository root.
 
 Everything comes from public, fixed entropy. An implementation in another language that reproduces the derivations and refuses what must be
 refused speaks the same protocol. Regenerate only when the protocol version changes.
