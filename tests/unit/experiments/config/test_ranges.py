@@ -4,14 +4,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
+import numpy as np
 import pytest
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.operations import Sampling
-from cflpriv.data import PARTITIONS
+from cflpriv.data import PARTITIONS, DataSpec
 from cflpriv.engine import Engine
 from cflpriv.engine.models import MODELS, Model, register_model
 from cflpriv.errors import InputError
@@ -270,3 +272,62 @@ def test_softmax_is_another_name_of_the_linear_model() -> None:
         register_model("softmax", MODELS["mlp"][0])
     with pytest.raises(InputError, match="did you mean 'softmax'"):
         Model("sotfmax", (4,), 2).layout  # noqa: B018
+
+
+# --- what others write: callables of any kind, nested keys, odd values ------------------------------------------------------------------
+
+SHARE = Key("A share.", "(0, 1]")
+
+
+def shared(train: Any, rate: Annotated[float, SHARE] = 0.5) -> None:
+    """A function that a plugin may give as `make`."""
+
+
+class SharedClass:
+    def __init__(self, train: Any, rate: Annotated[float, SHARE] = 0.5) -> None: ...
+
+
+class SharedObject:
+    def __call__(self, train: Any, rate: Annotated[float, SHARE] = 0.5) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "make", [shared, partial(shared, rate=0.2), SharedClass, SharedObject()], ids=["function", "partial", "class", "object"]
+)
+def test_every_kind_of_callable_has_its_ranges(make: Any) -> None:
+    check_ranges(make, {"rate": 0.5})
+    with pytest.raises(InputError, match=r"^algorithm\.rate = 7\.0: expected a number in \(0, 1\]$"):
+        check_ranges(make, {"rate": 7.0}, "algorithm")
+
+
+def test_a_key_inside_a_type_has_its_range() -> None:
+    def nested(several: tuple[Annotated[float, SHARE], ...] = (), maybe: Annotated[float, SHARE] | None = None) -> None: ...
+
+    check_ranges(nested, {"several": (0.5, 1.0), "maybe": None})
+    for values in ({"several": (0.5, 7.0)}, {"several": range(3)}, {"maybe": 7.0}):
+        with pytest.raises(InputError, match=r"expected (a number|numbers) in \(0, 1\]$"):
+            check_ranges(nested, values)
+
+    def unchecked(table: Annotated[dict[str, float], SHARE]) -> None: ...
+
+    with pytest.raises(TypeError, match=r"^unchecked: table: the range of a Key cannot be checked for "):
+        check_ranges(unchecked, {"table": {}})
+
+
+def test_sequences_of_numpy_and_infinite_numbers_without_a_key_are_taken() -> None:
+    def plain(rate: float = math.inf, values: tuple[float, ...] = ()) -> None: ...
+
+    check_ranges(plain, {"rate": math.inf, "values": np.zeros(3)})
+    with pytest.raises(InputError, match=r"^rate = nan: expected"):
+        check_ranges(plain, {"rate": math.nan})
+    assert list(DataSpec(rotations=range(0, 180, 90)).rotations) == [0, 90]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [(0.0,) * 5000, np.zeros(40), -(10**5000)], ids=["long", "array", "digits"])
+def test_an_odd_value_is_one_line_of_bounded_length(value: Any) -> None:
+    def strict(values: Annotated[tuple[int, ...], Key("Counts.", "[1, 9]")]) -> None: ...
+
+    with pytest.raises(InputError) as error:
+        check_ranges(strict, {"values": value})
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
