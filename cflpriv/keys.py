@@ -158,7 +158,7 @@ def _domains(owner: Callable[..., Any]) -> dict[str, _Domain]:
             domains[name] = _Domain((*keys, ANY_NUMBER)[0], types, choices)
         elif any(key.range for key in keys):
             what = f"{getattr(owner, '__name__', owner)}: {name}"
-            raise TypeError(f"{what}: the range of a Key cannot be checked for {hint}; use int or float, also in a tuple")
+            raise InputError(f"{what}: the range of a Key cannot be checked for {hint}; use int or float, also in a tuple")
     return domains
 
 

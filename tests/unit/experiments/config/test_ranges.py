@@ -310,7 +310,7 @@ def test_a_key_inside_a_type_has_its_range() -> None:
 
     def unchecked(table: Annotated[dict[str, float], SHARE]) -> None: ...
 
-    with pytest.raises(TypeError, match=r"^unchecked: table: the range of a Key cannot be checked for "):
+    with pytest.raises(InputError, match=r"^unchecked: table: the range of a Key cannot be checked for "):
         check_ranges(unchecked, {"table": {}})
 
 
