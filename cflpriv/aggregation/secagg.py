@@ -141,8 +141,11 @@ class SecaggClientSum:
 
     def _named(self, ask: m.SumStep) -> bytes:
         """The name that a sum has for this client's value. Raises "forbidden" for too many models, or a value that no sum can bind to."""
-        received = self._values.origin(ask.held).received
-        if not 1 <= ask.models <= self._settings.models or (received == UNTRACED and self._settings.protection.secagg_mode == "active"):
+        origin = self._values.origin(ask.held)
+        received, most = origin.received, self._parts.models()
+        if ask.kind != "sum":  # each block has its own model, and no block of fewer than `min_cohort` clients is opened
+            most = max(most, origin.alternatives)
+        if not 1 <= ask.models <= most or (received == UNTRACED and self._settings.protection.secagg_mode == "active"):
             raise RemoteError("forbidden")
         return bound(ask, received)
 
@@ -359,14 +362,17 @@ class SecaggServerSum:
 
     def _listed(self, call: SumCall, clients: Sequence[int], like: m.SumStep) -> list[bytes]:
         """The names of what a sum binds to. Raises `InputError` for more than the algorithm declares, as clients refuse a longer list."""
-        models = {call.models[client] for client in clients}
+        models = {name for client in clients for name in call.models[client]}
         if self._parts.protection.secagg_mode == "active" and UNTRACED in models:
             raise InputError(
                 "protection.secagg_mode = 'active': what is to be added up was computed from what clients relayed to each other or hold of "
                 "their own, which no sum can be bound to; use 'passive', which trusts the server to follow the protocol"
             )
         listed = sorted(bound(like, model) for model in models)
-        if len(listed) > call.models_at_most:
+        most = call.models_at_most
+        if like.kind != "sum":  # each block has its own model, and no block of fewer than `min_cohort` clients is opened
+            most = max(most, *(len(call.models[client]) for client in clients))
+        if len(listed) > most:
             raise InputError(
                 f"mean: members of one group were sent {len(listed)} different models, where the algorithm speaks of {call.models_at_most}"
             )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..contract.handles import Shared
 from ..contract.operations import Federation
+from ..contract.schedule import Schedule, TaskRequest, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Task
 from ..privacy.settings import updates_only
@@ -19,7 +20,7 @@ from ..types import Clustering
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .shared.steps import mean_notes, moved
 
-__all__ = ["Weights", "average_all", "average_within", "fedavg"]
+__all__ = ["Weights", "average_all", "average_within", "fedavg", "schedule_of_averaging"]
 
 Weights = Literal["equal", "examples"]
 
@@ -48,7 +49,12 @@ def fedavg(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Alg
     def admit(federation: Federation, state: FedAvgState, newcomers: Sequence[int]) -> tuple[FedAvgState, Mapping[str, object]]:
         return state, {}
 
-    return Algorithm("fedavg", ("mean",), init, round, serve, admit)
+    return Algorithm("fedavg", ("mean",), init, round, serve, admit, schedule=schedule_of_averaging(train))
+
+
+def schedule_of_averaging(train: Train, start: Sequence[TaskRequest] = (), joining: Sequence[TaskRequest] = ()) -> Schedule:
+    """The schedule of `average_within` and `average_all` by `train`: one training a round, whose update is summed."""
+    return Schedule(tuple(start), (request(train, {"update": "sum"}),), tuple(joining), (scores(Evaluate(train.model)),))
 
 
 def average_within(

@@ -66,6 +66,7 @@ class TrainAndAssign(AroundTraining):
 
     gives: ClassVar[Parts] = {"choice": "choice", "step": "summed"}
     remembers = (MEMORY,)
+    chooses: ClassVar[str] = "choice"
     beyond = ""  # whoever reads the choices knows the centre that a step is from
 
     seed: int

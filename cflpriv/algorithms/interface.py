@@ -8,6 +8,7 @@ from typing import Any, Literal
 from .. import plugins
 from ..contract.handles import Held, Labels
 from ..contract.operations import Federation, Parameter
+from ..contract.schedule import Schedule
 from ..contract.transcript import RoundRecord
 from ..engine import Task
 from ..engine.models import Model
@@ -43,7 +44,8 @@ class Algorithm:
     "clustering" and, where the release allows it, "evidence". `public_groups`: it averages over groups that the server knows,
     which an oblivious sum refuses. `reads_means`: it computes with the numbers of a mean, which a transformed sum keeps from the server.
     `regroups`: why it averages over different groups of the same clients in one round, if it does:
-    the difference of two such sums shows individuals, so secure sums over groups that the server knows refuse it.
+    the difference of two such sums shows individuals, so secure sums over groups that the server knows refuse it. `schedule`: all that it
+    asks of a client, which becomes part of the session contract; None: not declared, so clients of deployments refuse it.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Algorithm:
     public_groups: bool = False
     regroups: str = ""
     reads_means: bool = False
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)

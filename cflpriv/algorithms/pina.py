@@ -154,7 +154,7 @@ def _round(settings: PinaSettings, federation: Federation, state: PinaState) -> 
     else:
         chosen = _first(federation, state.clustering, cohort)
     held = federation.compute(TrainInBlock(train, k, settings.norm), {"model": models}, which=chosen, on=cohort)
-    total = sum_of_blocks(federation, held["blocks"], settings.norm)
+    total = sum_of_blocks(federation, held["blocks"], settings.norm, models=k)
     if total is None:
         return state, RoundRecord(federation.round, tuple(cohort), None, {"unchanged_clusters": list(range(k))})
     sizes = np.maximum(total.count * total.shares, smallest_of(settings.smallest, k, len(cohort)))

@@ -224,7 +224,7 @@ def _found(
         task = WithUpdate(task, settings.train.at(federation.round), k, part)
         params = {**params, "model": state.models[0] if choice is None else list(state.models)}
     held = federation.compute(task, {**start, **params}, which=choice if part else None, on=cohort)
-    (mean,) = federation.mean(held["contribution"], weights="equal")
+    (mean,) = federation.mean(held["contribution"], weights="equal", models=k if part and choice is not None else 1)
     if mean is None:
         return state, RoundRecord(federation.round, tuple(cohort), None, {"finding": stage, "unchanged_clusters": [0]})
     vector_sum, updates = update_in(mean.parts["contribution"].value(), k, model.dimension, part)
@@ -361,7 +361,7 @@ def _trained(
         start = Shared(settings.train.model.init(settings.seed))
         chosen = federation.compute(settings.task(ChooseCluster), {"start": start, **_choosing(state)}, on=cohort)["choice"]
         held = federation.compute(TrainInBlock(train, k), {"model": list(state.models)}, which=chosen, on=cohort)
-        (mean,) = federation.mean(held["blocks"], weights="equal")
+        (mean,) = federation.mean(held["blocks"], weights="equal", models=k)
     notes = {"finding": None, "unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
     record = RoundRecord(federation.round, tuple(cohort), None, {**notes, "clusters": k})
     if mean is None:

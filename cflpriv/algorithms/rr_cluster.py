@@ -123,7 +123,7 @@ def _round(settings: RRClusterSettings, federation: Federation, state: RrCluster
     chosen = federation.compute(ChooseAndMove(Losses(train.model)), {"model": models, "moves": moves}, on=cohort)
     params: dict[str, Parameter] = {"model": models, "counted": chosen["choice"]}
     held = federation.compute(TrainInBlock(train, k, settings.norm), params, which=chosen["moved"], on=cohort)
-    total = sum_of_blocks(federation, held["blocks"], settings.norm)
+    total = sum_of_blocks(federation, held["blocks"], settings.norm, models=k)
     if total is None:
         return state, RoundRecord(federation.round, tuple(cohort), None, {"unchanged_clusters": list(range(k))})
     sizes = np.maximum(total.count * (total.shares @ moves), smallest)

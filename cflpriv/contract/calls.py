@@ -50,8 +50,8 @@ class SumCall:
     """One call of `mean`: which clients contribute which values. `round` and `number` name the call; `public_weights`: the server knows the
     weights.
 
-    `models` is the hash of what each client was sent to compute with, of which the members of a group should hold at most `models_at_most`
-    different ones.
+    `models` are the hashes of what each client may have been sent and have chosen to compute with. The members of a group should hold at
+    most `models_at_most` different ones.
     """
 
     round: int
@@ -60,7 +60,7 @@ class SumCall:
     k: int
     min_cohort: int
     public_weights: bool
-    models: Mapping[int, bytes] = field(default_factory=dict)
+    models: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict)
     models_at_most: int = 1
 
     def members(self, label: int) -> list[ClientContribution]:

@@ -11,6 +11,7 @@ Reveals: that it takes part, its public keys, and what its protection reveals.
 
 from collections.abc import Callable, Generator, Mapping
 from functools import cached_property, partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ..protocols.mechanisms import clip
 from ..types import Array, ClientData, check_array
 from . import messages as m
 from . import release_policy as releases
+from .client_contract import ClientContract
 from .client_ledger import ClientLedger
 from .group_secret import GroupMember
 from .host import ApplyTransform, Handler, received
@@ -55,14 +57,15 @@ class FederationClient:
     ) -> None:  # fmt: skip
         self._settings, self._store, self._strict = settings, store, strict
         self.values = Values(store)
-        self._allowed = partial(_allowed, settings, self.values, strict)  # a method would be a cycle that keeps the client's data
+        self._contract = contract = ClientContract(settings, store)
+        self._allowed = partial(_allowed, settings, self.values, strict, contract)  # a method would be a cycle that keeps the client's data
         self._spending = ClientLedger(settings.privacy, self.number, store)
         self._group = GroupMember(settings, store, entropy, cache or TransformCache())
         self._parts = ClientParts(
             settings, store, self.values, self._spending, entropy, self._group.transforms, self._group.compared, self._allowed,
-            lambda: data().samples,
+            lambda: data().samples, contract.most_models,
         )  # fmt: skip
-        self._work = Work(self._parts, data, own or {})
+        self._work = Work(self._parts, data, own or {}, self._contract)
         self._relaying = Relaying(self._parts)
 
     @cached_property
@@ -132,6 +135,7 @@ class FederationClient:
         identity, roster = self._settings.identity, self._settings.roster
         if roster is not None and not (identity.client < len(roster.keys) and roster.keys[identity.client] == identity.public()):
             raise RemoteError("not-on-roster")
+        self._contract.accept(ask)
         new_session(self._store, ask.session)
         return enrolled(identity, ask, "client")
 
@@ -154,6 +158,9 @@ class FederationClient:
             values = {part: np.asarray(value) for part, value in values.items()}
         if ask.operation == "gram" and self._spending.unit == "client" and len(values) != 1:
             raise RemoteError("forbidden")  # what is paid for is one release of norm 1
+        if ask.operation == "gram":
+            under = sha256(f"{ask.transform} {ask.epoch and ask.epoch.number}".encode()).digest()
+            self._contract.check_compared(self.values.origin(ask.held).request, ask.parts[0], under)
         self._spending.settle(ask.held, ask.parts, ask.operation)
         noise = self._spending.bounded(ask.noise, ask.operation)
         if noise is not None:
@@ -175,10 +182,12 @@ class FederationClient:
 
 
 def _allowed(
-    settings: Settings, values: Values, strict: bool, operation: releases.Operation, number: int, parts: tuple[str, ...]
-) -> dict[str, Any]:
-    """Parts of a held value. Raises `RemoteError` "forbidden" if this operation must not release them."""
+    settings: Settings, values: Values, strict: bool, contract: ClientContract, operation: releases.Operation, number: int,
+    parts: tuple[str, ...],
+) -> dict[str, Any]:  # fmt: skip
+    """Parts of a held value. Raises `RemoteError` "forbidden" or "not-agreed" if this operation must not release them."""
     asked = values.parts(number, parts)
+    contract.check_leaving(operation, values.origin(number).leaves, parts)
     if strict:
         forms = {part: form_of(value) for part, value in asked.items()}
         releases.check(settings.protection, operation, forms, values.origin(number), "gram" in settings.privacy.local)

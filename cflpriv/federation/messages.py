@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 __all__ += message_encoding.__all__
 
-VERSION = 10
+VERSION = 11
 LIMIT_BYTES = 1 << 31
 
 REFUSALS: dict[str, str] = {
@@ -55,6 +55,10 @@ REFUSALS: dict[str, str] = {
     "not-held": "the client does not hold the value asked for (it lost its state, or the value was dropped)",
     "unknown-task": "the client does not know this task; both sides need the same version",
     "bad-input": "the client's data or parameters do not fit the task",
+    "no-contract": "the client's own settings need a session contract, and the server sent none, or none any more",
+    "other-contract": "the session contract is not one that the client's own settings allow, or not that of the session",
+    "contract-used": "the client has answered under this session contract in another session; a second run needs another name",
+    "not-agreed": "the request is not in the session contract: another task, a round that has passed, or once more than declared",
     "not-on-roster": "the client's identity is not on its roster",
     "no-settings": "no settings file is named for the client, or there is none where it should be",
     "bad-settings": "the client's settings file cannot be used; see its own log",
@@ -109,11 +113,13 @@ class NoiseShares(FederationMessage, frozen=True):
 
 
 class Enrol(FederationMessage, frozen=True, tag="enrol"):
-    """Enrol into a session. `session` names this federation and never changes; `challenge` is fresh."""
+    """Enrol into a session. `session` names this federation and never changes; `challenge` is fresh. `contract`: the canonical bytes of a
+    session contract (`contract_record`), empty for a session without one."""
 
     version: Count
     session: Bytes16
     challenge: Bytes16
+    contract: bytes = b""
 
 
 class Compute(FederationMessage, frozen=True, tag="compute"):

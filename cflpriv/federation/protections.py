@@ -39,7 +39,7 @@ class ClientParts:
     """What a client half works with.
 
     `transforms`: the shared transforms of sums. `compared`: that of a clustering epoch; it erases the keys of ended epochs first.
-    `samples`: the client's number of samples.
+    `samples`: the client's number of samples. `models`: how many models the members of one secure sum may have been sent.
     """
 
     settings: Settings
@@ -51,6 +51,7 @@ class ClientParts:
     compared: Callable[[ClusteringName, int, str], Transform]
     allowed: Allowed
     samples: Callable[[], int]
+    models: Callable[[], int]
 
     @property
     def client(self) -> int:

@@ -8,6 +8,7 @@ from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import ProtocolError, RemoteError
 from ..protocols.keys import Identity, Roster, public_key, sign, verify, verify_key
 from . import messages as m
+from .client_contract import KEPT
 from .client_ledger import SPENT
 from .epochs import ENTERED
 from .store import Store
@@ -54,7 +55,7 @@ def new_session(store: Store, session: bytes) -> None:
         store.put(LEFT, left + current)
         store.drop("session")  # first, so that a client interrupted here has left the session, too
     for name in store.names():
-        if name not in (SPENT, LEFT, ENTERED):
+        if name not in (SPENT, LEFT, ENTERED, KEPT) and not name.startswith(f"{KEPT}/"):
             store.drop(name)
     store.put("session", session)
 
@@ -142,8 +143,10 @@ class ClientRegistry:
     """
 
     def __init__(
-        self, transport: Transport, session: bytes, roster: Roster | None, expect: Iterable[int] | None, entropy: Entropy = system_entropy
+        self, transport: Transport, session: bytes, roster: Roster | None, expect: Iterable[int] | None, entropy: Entropy = system_entropy,
+        contract: bytes = b"",
     ) -> None:  # fmt: skip
+        self._contract = contract
         self._transport, self._session, self._roster, self._entropy = transport, session, roster, entropy
         self._expect = None if expect is None else frozenset(expect)
         self._places: dict[int, int] = {}
@@ -198,7 +201,9 @@ class ClientRegistry:
         """Greet all places without a client that answers. Returns the clients that enrolled."""
         answering = {place for client, place in self._places.items() if client not in self._lost} | {*self._holders.values()}
         fresh = {place: self._entropy(16) for place in self._transport.places() if place not in answering}
-        asks: dict[int, m.PartyRequest] = {place: m.Enrol(m.VERSION, self._session, challenge) for place, challenge in fresh.items()}
+        asks: dict[int, m.PartyRequest] = {
+            place: m.Enrol(m.VERSION, self._session, challenge, self._contract) for place, challenge in fresh.items()
+        }
         came = []
         for place, answer in sorted(self._exchange(asks, "enrol").items()):
             if isinstance(answer, m.Refused):

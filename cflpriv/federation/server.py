@@ -7,7 +7,7 @@ functions of their state. A simulated and a deployed federation write the same t
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from ..randomness import Stream, stream
 from ..types import Array
 from . import messages as m
 from .cohort import check_mean, draw_cohort, group_sizes, public_weights
+from .contract_record import Contract, contract_bytes
 from .epochs import Epochs
 from .group_secret import Agreement
 from .parameters import TaskParameters
@@ -42,7 +43,7 @@ from .release_policy import kinds_of, may_leave
 from .server_state import KnownValue, Participants, Rounds
 from .transport import Transport
 from .values import UNTRACED, Origin, trace
-from .work import request_digest
+from .work import alternatives_of, request_digest
 
 __all__ = ["BudgetsSpent", "ClientsLost", "EpochEnded", "FederationServer", "KeyHolderLost", "Transport"]
 
@@ -59,6 +60,9 @@ class FederationServer:
 
     Cohorts are drawn from the clients that are present, or from those of `drawn_from`, without those of them that are absent: then nobody
     takes an absent client's place, and who is asked in which round is known beforehand (`schedule`).
+
+    `contract`: what is asked of clients in this run, which they agree to when they enrol; without a contract only clients enrol whose
+    settings need none.
 
     Under `ckks` the roster names the key holder, a separate party at its own place, under `shares` several holders; without them `gram`
     raises `KeyHolderLost`.
@@ -84,6 +88,7 @@ class FederationServer:
         strict: bool = True,
         witness: Witness | None = None,
         drawn_from: Sequence[int] | None = None,
+        contract: Contract | None = None,
     ) -> None:
         self.protection = protection or Protection()
         self.sampling = sampling or Sampling()
@@ -96,7 +101,9 @@ class FederationServer:
             raise InputError("protection: a transform that clients share needs their pinned roster, by which they agree on its secret")
         self.session = session or entropy(16)
         self._rounds = Rounds()
-        self._registry = ClientRegistry(transport, self.session, roster, expect, entropy)
+        self._registry = ClientRegistry(
+            transport, self.session, roster, expect, entropy, b"" if contract is None else contract_bytes(contract)
+        )
         self._ask = self._registry.ask
         self._agreement = None
         if self.protection.transformed and roster is not None:
@@ -245,13 +252,13 @@ class FederationServer:
         self._ledger.begin(private, inputs, self._ledger.reads(private, clients), clients, self.round)
         key, number = HeldKey(type(private).__name__), self._rounds.next_number()
         asks: dict[int, m.PartyRequest] = {}
-        traced: dict[int, bytes] = {}
+        traced: dict[int, dict[int, bytes]] = {}
         settings, record = settings_of(task), self._record("compute")
         for chosen, members, ask in parameters.requests(self._request(task, number, noise), clients, self.numbers()):
             asks |= dict.fromkeys(members, ask)
             if self.protection.secure:
-                name = request_digest(ask)
-                traced |= {client: trace([name, *self._earlier(parameters, client)]) for client in members}
+                names = alternatives_of(ask, request_digest(ask))
+                traced |= {client: self._traced(names, parameters, client) for client in members}
             payload, places = parameters.recorded(chosen)
             if payload:
                 self.transcript.unprotected.down(*parameters.unprotected(chosen), len(members))
@@ -266,7 +273,8 @@ class FederationServer:
         layout = majority(list(layouts.values())) or PartLayout()
         at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in parameters.values.values())
         odd = frozenset(client for client, declared in layouts.items() if declared != layout)
-        self._known[key] = KnownValue(number, layout, traced, odd, at_model, kinds_of(private))
+        taken = self._known[parameters.which.key].chosen if isinstance(parameters.which, Held) else {}
+        self._known[key] = KnownValue(number, layout, traced, odd, at_model, kinds_of(private), getattr(private, "chooses", ""), taken)
         held = Held(key, tuple(sorted(layouts)), tuple(private.parts))
         self._ledger.enter(held, private, inputs, self._ledger.reads(private, held.clients))
         return held
@@ -302,13 +310,19 @@ class FederationServer:
         live = tuple(sorted(self.numbers().values()))
         return m.Compute(self.session, self.round, self.seed, number, live, m.Carried(task), (), None, noise)
 
-    def _earlier(self, parameters: TaskParameters, client: int) -> list[bytes]:
-        """The names of the held values that go into a client's task, in the order in which the client finds them."""
+    def _traced(self, names: Mapping[int, bytes], parameters: TaskParameters, client: int) -> dict[int, bytes]:
+        """The names of what a client computes, by the label of the model that it chooses, from those of its request and of the held values
+        that go into its task."""
         own = [] if self.protection.small_clusters == "local" else parameters.own
-        return [
-            *(UNTRACED for addend in own if client in addend.clients),
-            *(self._known[source.key].models[client] for source in parameters.held),
-        ]
+        untraced = [UNTRACED for addend in own if client in addend.clients]
+        earlier = [self._known[source.key].models[client] for source in parameters.held]
+        if -1 in names and any(len(known) > 1 for known in earlier):
+            labels = {label for known in earlier for label in known if label >= 0}
+            names = dict.fromkeys(labels, names[-1])
+        return {
+            label: trace([name, *untraced, *(known.get(label, known.get(-1, UNTRACED)) for known in earlier)])
+            for label, name in names.items()
+        }
 
     def _settle(self, held: Held, clients: Sequence[int], operation: str) -> None:
         """Charge a release of single values. Raises `InputError` for an operation that has no private form."""
@@ -379,7 +393,7 @@ class FederationServer:
         if weights == "examples" and self.privacy_ledger is not None:
             raise InputError("mean: weights = 'examples' under privacy.unit = 'sample' would release sample counts; use 'equal'")
         contributions = tuple(ClientContribution(client, {}, weight[client] or 1.0, labels[client]) for client in clients)
-        sent = {client: known.models.get(client, UNTRACED) for client in clients} if protection.secure else {}
+        sent = {client: known.names(client) for client in clients} if protection.secure else {}
         number, public = self._next_call(), weights != "examples"
         call = SumCall(self.turn, number, contributions, k or 1, protection.smallest_group, public, sent, models)
         choices = groups if oblivious and isinstance(groups, Held) else None
@@ -428,6 +442,10 @@ class FederationServer:
                 chosen |= label_sets({client: values[held.part]}, [client], k, held.part)[0]
             except InputError:
                 self.refusals.append((client, "gather", "malformed"))
+        known = self._known[held.key]
+        if held.part == known.chooses or "choice" in known.kinds.values():
+            taken = {client: labels[0] for client, labels in chosen.items() if len(labels) == 1}
+            self._known[held.key] = replace(known, chosen={**known.chosen, **taken})
         return chosen
 
     def _mean_or_local(self, held: Held, call: SumCall, asked: Asked, groups: Labels | Held | None) -> tuple[GroupMean | None, ...]:
@@ -463,7 +481,7 @@ class FederationServer:
         what = Relay(known.number, arrives, held.parts, present, wanted, requested=to is not None)
         took = relay(self._registry, self.session, what, self._record("relay"), self._witness)
         key = HeldKey(f"relayed {held.key.name}")
-        self._known[key] = KnownValue(arrives, PartLayout(), dict.fromkeys(took, UNTRACED))
+        self._known[key] = KnownValue(arrives, PartLayout(), {client: {-1: UNTRACED} for client in took})
         relayed = Held(key, took, held.parts)
         copies = sum(map(len, wanted.values()))
         layout = known.layout.some(held.parts)
@@ -524,7 +542,7 @@ class FederationServer:
         done = {client: answer.layout for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.parts}
         if not done:
             raise TooFewClients((), 1)  # no client with an own part is present
-        self._known[key] = KnownValue(number, majority(list(done.values())) or PartLayout(), dict.fromkeys(done, UNTRACED))
+        self._known[key] = KnownValue(number, majority(list(done.values())) or PartLayout(), {client: {-1: UNTRACED} for client in done})
         total = Held(key, tuple(sorted(done)), ("own",))
         self._ledger.derive(total, [own.held for own in shared.own])
         return Shared(shared.clear, shared.transformed, (OwnAddend(total),))

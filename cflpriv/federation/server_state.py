@@ -10,6 +10,7 @@ from ..protocols.errors import TooFewClients
 from ..types import PartKind
 from .group_secret import Agreement
 from .registry import ClientRegistry
+from .values import UNTRACED
 
 __all__ = ["SKIPPED", "SKIPPED_EPOCHS", "KnownValue", "Participants", "Rounds"]
 
@@ -138,28 +139,42 @@ class Rounds:
 class KnownValue:
     """What the server knows of values that clients hold under one `number`.
 
-    `layout`: that of more than half of the clients, else empty; `odd`: the clients that declared another. `models`: by client the name of
-    what its value was computed from (`values.trace`). `at_model`: parameters went into the values. `kinds`: of their parts.
+    `layout`: that of more than half of the clients, else empty; `odd`: the clients that declared another. `models`: by client the names of
+    what its value may have been computed from (`values.trace`), by the label of the model that the client chose, −1 where it had no choice.
+    `at_model`: parameters went into the values. `kinds`: of their parts. `chooses`: the part with the choice, where the task made it;
+    `chosen`: the labels that clients released.
     """
 
     number: int
     layout: PartLayout
-    models: Mapping[int, bytes]
+    models: Mapping[int, Mapping[int, bytes]]
     odd: frozenset[int] = frozenset()
     at_model: bool = True
     kinds: Mapping[str, PartKind] = field(default_factory=dict)
+    chooses: str = ""
+    chosen: Mapping[int, int] = field(default_factory=dict)
+
+    def names(self, client: int) -> tuple[bytes, ...]:
+        """The names that a client's value may have, as far as the server knows its choice."""
+        known = self.models.get(client, {-1: UNTRACED})
+        label = self.chosen.get(client, -1)
+        return (known[label],) if label in known else tuple(known.values())
 
     def saved(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
         layout = [[name, dtype, list(shape)] for name, dtype, shape in self.layout.parts]
-        models = [[client, model.hex()] for client, model in sorted(self.models.items())]
+        models = [[client, [[label, name.hex()] for label, name in sorted(names.items())]] for client, names in sorted(self.models.items())]
         rest = {"odd": sorted(self.odd), "at_model": self.at_model, "kinds": dict(self.kinds)}
+        rest |= {"chooses": self.chooses, "chosen": [list(pair) for pair in sorted(self.chosen.items())]}
         return {"number": self.number, "layout": layout, "models": models, **rest}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> "KnownValue":
         """The inverse of `saved`."""
         layout = PartLayout(tuple((name, dtype, tuple(shape)) for name, dtype, shape in saved["layout"]))
-        models = {client: bytes.fromhex(model) for client, model in saved["models"]}
-        rest = (frozenset(saved.get("odd", ())), saved.get("at_model", True), saved.get("kinds", {}))
-        return cls(saved["number"], layout, models, *rest)
+        models: dict[int, dict[int, bytes]] = {}
+        for client, names in saved["models"]:
+            pairs = [(-1, names)] if isinstance(names, str) else names  # a single name in checkpoints of format 4 and before
+            models[client] = {label: bytes.fromhex(name) for label, name in pairs}
+        rest = (frozenset(saved.get("odd", ())), saved.get("at_model", True), saved.get("kinds", {}), saved.get("chooses", ""))
+        return cls(saved["number"], layout, models, *rest, dict(saved.get("chosen", ())))

@@ -22,8 +22,20 @@ from ..protocols.keys import Identity, Roster
 from .messages import Refused
 
 __all__ = [
-    "KEY_HOLDER", "NoSettings", "Settings", "read_identity", "read_roster", "read_settings", "refused_settings", "write_identities",
+    "KEY_HOLDER", "Limits", "NoSettings", "Settings", "read_identity", "read_roster", "read_settings", "refused_settings",
+    "write_identities",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a session contract may ask for at most, where the settings pin none."""
+
+    algorithms: Annotated[tuple[str, ...], Key("Algorithms that a contract may name; empty: all that are known.")] = ()
+    rounds: Annotated[int, Key("Most rounds of a contract.", "[1, inf)", "rounds")] = 1 << 20
+
+    def __post_init__(self) -> None:
+        check_ranges(type(self), vars(self), "limits")
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,10 @@ class Settings:
     releases. `models`: how many models the members of one secure sum may have been sent. More than 1 is for algorithms that sum over
     several groups at once (IFCA's communication saver, with shared layers or restarts); among k models a server can plant one for a single
     client.
+
+    `contract`: the digest (32 bytes) of the only session contract that the client agrees to; empty: any within `limits`. With
+    `needs_contract` the client enrols under a contract alone, as every client with a settings file does. `allow_scores`: the contract may
+    show the server scores and choices of this client, which are numbers about its data at models that the server chooses.
     """
 
     identity: Identity = field(repr=False)
@@ -43,6 +59,10 @@ class Settings:
     privacy: Privacy = field(default_factory=Privacy)
     role: Literal["client", "key-holder"] = "client"
     models: Annotated[int, Key("Models that the members of one secure sum may have been sent.", "[1, inf)", "models")] = 1
+    contract: bytes = b""
+    limits: Limits = field(default_factory=Limits)
+    needs_contract: bool = False
+    allow_scores: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self))

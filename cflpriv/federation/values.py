@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..protocols.errors import RemoteError
+from ..contract.schedule import Leaving
+from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, PartKind
 from . import messages as m
 from .store import ObjectStore, Store
@@ -28,6 +29,7 @@ UNTRACED = sha256(b"cflpriv: what other clients made, or what a client has of it
 """The name of values that the server did not send, and of all that is computed from them."""
 
 
+LARGEST_ORIGIN_BYTES = 1 << 20
 MOST_ROUNDS = 1024
 FORGOTTEN = (-(1 << 62) - 1,)
 """The rounds of a value from more than `MOST_ROUNDS` rounds: older than all that a client remembers to have summed."""
@@ -38,6 +40,10 @@ class Origin(m.FederationMessage, frozen=True):
 
     `compared`: it depends on values that clients compare, such as signatures. `kinds`: of its parts that are not summed, as the installed
     task declares them. `rounds`: in which it, and the held values that went into it, were computed; none for values of other clients.
+
+    `models`: digests of the parameters that it was computed at, of several to choose from only those that were chosen. `alternatives`:
+    between so many the client chose. `request`: the digest of its request. `leaves`: the operations by which each part leaves by the
+    session contract, None without a contract.
     """
 
     received: bytes = b""
@@ -45,6 +51,10 @@ class Origin(m.FederationMessage, frozen=True):
     compared: bool = False
     kinds: tuple[tuple[str, PartKind], ...] = ()
     rounds: tuple[int, ...] = ()
+    models: tuple[bytes, ...] = ()
+    alternatives: m.Count = 1
+    request: bytes = b""
+    leaves: tuple[tuple[str, tuple[Leaving, ...]], ...] | None = None
 
     def kind(self, part: str) -> PartKind:
         """The kind of a part; "summed" if none is declared."""
@@ -53,6 +63,16 @@ class Origin(m.FederationMessage, frozen=True):
     def is_compared(self, part: str) -> bool:
         """Whether clients compare a part, or it was computed from such a part."""
         return self.compared or self.kind(part) == "compared"
+
+
+class _EarlierOrigin(m.FederationMessage, frozen=True):
+    """`Origin` as checkpoints of format 4 and before have it."""
+
+    received: bytes
+    size: m.Count
+    compared: bool
+    kinds: tuple[tuple[str, PartKind], ...]
+    rounds: tuple[int, ...]
 
 
 class Relayed(m.FederationMessage, frozen=True):
@@ -222,7 +242,12 @@ def kept_values(store: ObjectStore) -> tuple[list[tuple[str, Arrays, bytes]], di
 
 def keep_values(store: ObjectStore, name: str, arrays: Arrays, origin: bytes) -> None:
     """Put values back into a store. Raises `MalformedMessage` for an invalid origin."""
-    store.keep(name, (arrays, m.codec.decode(origin, Origin, 1 << 10)), _written)
+    try:
+        made = m.codec.decode(origin, Origin, LARGEST_ORIGIN_BYTES)
+    except MalformedMessage:
+        earlier = m.codec.decode(origin, _EarlierOrigin, LARGEST_ORIGIN_BYTES)
+        made = Origin(earlier.received, earlier.size, earlier.compared, earlier.kinds, earlier.rounds)
+    store.keep(name, (arrays, made), _written)
 
 
 def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:

@@ -1,7 +1,8 @@
 """The computations of a client: it opens its parameters, runs a task (in its private form, if noise is asked), and keeps the results."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from hashlib import sha256
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from ..errors import InputError
 from ..protocols.errors import RemoteError
 from ..types import Array, ClientData
 from . import messages as m
+from .client_contract import ClientContract
 from .foreign import Foreign
 from .host import RunTask
 from .protections import ClientParts
@@ -23,9 +25,10 @@ from .values import UNTRACED, Origin, SharedWork, rounds_of, trace
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
 
-__all__ = ["OwnFunction", "Work", "sizes_in", "request_digest"]
+__all__ = ["OwnFunction", "Work", "alternatives_of", "request_digest", "sizes_in"]
 
 OwnFunction = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
+MOST_MODELS = 1 << 10
 Choice = int | tuple[int, ...] | None
 
 
@@ -39,6 +42,31 @@ def request_digest(ask: m.Compute) -> bytes:
     except InputError:
         task = f"{type(ask.task.task).__module__} {ask.task.task!r}".encode()
     return sha256(m.encode(msgspec.structs.replace(ask, task=m.Carried(UnknownTask(task)), held=0, live=()))).digest()
+
+
+def alternatives_of(ask: m.Compute, digest: bytes) -> dict[int, bytes]:
+    """The names that a value may have by its request, whose `request_digest` is given, by the label of the model that the client chooses;
+    −1 where it has no choice.
+
+    A client chooses with a held value as `which`, or inside of a task that names the part with its choice as `chooses`. The name of what it
+    computes is that of the model that it used: values from different models never meet in one sum.
+    """
+    lists = [value.values for _, value in ask.params if isinstance(value, m.Many)]
+    if not lists or not (isinstance(ask.which, m.HeldValue) or hasattr(ask.task.task, "chooses")):
+        return {-1: digest}
+    labels = ask.which.labels if isinstance(ask.which, m.Picks) else range(len(lists[0]))
+    names = (chosen_name(digest, map(addends_digest, offered)) for offered in zip(*lists, strict=False))
+    return dict(zip(labels, names, strict=False))
+
+
+def chosen_name(digest: bytes, offered: Iterable[bytes]) -> bytes:
+    """The name of a value by the digest of its request, and those of what the client chose."""
+    return sha256(digest + b"".join(offered)).digest()
+
+
+def addends_digest(addends: m.Addends) -> bytes:
+    """A digest of a sum as it was sent."""
+    return sha256(m.encode(addends)).digest()
 
 
 def models_in(task: Any) -> list[Any]:
@@ -93,6 +121,34 @@ def owned(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class Sent:
+    """The digest of a sum as it was sent, and how many numbers it has."""
+
+    digest: bytes
+    size: int
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a value was computed at, the lists that a task chooses from by itself, and the length of the longest list."""
+
+    models: tuple[Sent, ...]
+    offered: tuple[tuple[Sent, ...], ...]
+    alternatives: int
+
+
+def _offered_at(ask: m.Compute, choice: int, used: Used) -> tuple[Sent, ...]:
+    """What was sent at the place of a choice, which a task made among all that it was sent."""
+    place = ask.which.labels.index(choice) if isinstance(ask.which, m.Picks) else choice
+    return tuple(offered[place] for offered in used.offered)
+
+
+def merged(*several: Iterable[bytes]) -> tuple[bytes, ...]:
+    """The union of digests of models, at most `MOST_MODELS`; values from more rounds than that no sum takes (`values.rounds_of`)."""
+    return tuple(sorted({digest for digests in several for digest in digests})[:MOST_MODELS])
+
+
 class Work:
     """The computations of one client. `data` loads its data when a task needs them; `own` has functions for `Foreign` tasks.
 
@@ -100,7 +156,10 @@ class Work:
     can trace.
     """
 
-    def __init__(self, parts: ClientParts, data: Callable[[], ClientData], own: Mapping[str, OwnFunction]) -> None:
+    def __init__(
+        self, parts: ClientParts, data: Callable[[], ClientData], own: Mapping[str, OwnFunction], contract: ClientContract
+    ) -> None:  # fmt: skip
+        self._contract = contract
         self._client, self._values, self._ledger, self._transforms = parts.client, parts.values, parts.ledger, parts.transforms
         self._data, self._entropy, self._own = data, parts.entropy, own
         protection = parts.settings.protection
@@ -112,6 +171,8 @@ class Work:
         public = ask.task.task
         if isinstance(public, UnknownTask):
             raise RemoteError("unknown-task")
+        digest = exchange.once(lambda: request_digest(ask), ask)
+        leaves = self._contract.begin(ask, digest)
         noise = self._ledger.agreed(ask.noise)
         if noise is not None and getattr(public, "events", {}):  # its bounds would be the server's
             raise RemoteError("forbidden")
@@ -122,7 +183,8 @@ class Work:
         held = self._held_in(ask)
         self._ledger.begin(task, held, reads)
         sizes = [*sizes, *(origin.size for _, origin in reads.values())]
-        params, received, choice = self._given(ask, sizes, held, exchange)
+        params, received, choice, used = self._given(ask, sizes, held, exchange)
+        inputs = [self._values.origin(source.held) for source in held]
         compared = compared or any(self._values.origin(source.held).is_compared(source.part) for source in held)
         rounds = rounds_of((ask.round,), *(self._values.origin(source.held).rounds for source in held))
         compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
@@ -141,8 +203,18 @@ class Work:
         self._values.forget(live)
         if not result:
             return m.Computed(False, ())
+        if received and used.offered and hasattr(task, "chooses"):
+            taken = _offered_at(ask, int(np.asarray(result[task.chooses])), used)
+            received = [chosen_name(digest, (sent.digest for sent in taken)), *received[1:]]
+            used = replace(used, models=(*used.models, *taken), offered=())
         kinds = exchange.once(lambda: tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed"), task, kinds_of)
-        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, rounds)
+        sent = (*used.models, *(each for offered in used.offered for each in offered))
+        models_used = merged((each.digest for each in sent if each.size > 1), *(source.models for source in inputs))
+        alternatives = max(used.alternatives, *(source.alternatives for source in inputs), 1)
+        origin = Origin(
+            trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, models_used, alternatives,
+            b"" if leaves is None else digest, leaves,
+        )  # fmt: skip
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
         made = {part: owned(result[part]) for part in task.parts}
@@ -155,7 +227,7 @@ class Work:
         """The input that a task would get."""
         from ..engine import Streams, TaskInput
 
-        params, _, choice = self._given(ask, [], self._held_in(ask), exchange)
+        params, _, choice, _ = self._given(ask, [], self._held_in(ask), exchange)
         reads = {name: memory[0] for name in getattr(ask.task.task, "reads", ()) if (memory := self._values.remembered(name)) is not None}
         return TaskInput(self._data(), params, reads, Streams(ask.seed, ask.round, self._client), choice)
 
@@ -170,17 +242,32 @@ class Work:
         self._values.drop(ask.held)
         self._ledger.derive(ask.held, "own", addends)
         rounds = rounds_of(*(origin.rounds for _, origin in origins))
-        made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds)
+        sources = [origin for _, origin in origins]
+        made = Origin(
+            UNTRACED, smallest(origin.size for origin in sources), compared, (), rounds, merged(*(origin.models for origin in sources)),
+            leaves=self._contract.derived("own", [(part, origin.leaves) for part, origin in origins]),
+        )  # fmt: skip
         self._values.hold(ask.held, {"own": total}, made)
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 
     def _given(
         self, ask: m.Compute, sizes: list[int], held: list[m.HeldValue | m.OwnPart], exchange: SharedWork
-    ) -> tuple[dict[str, Any], list[bytes], Choice]:  # fmt: skip
-        """The opened parameters, what each was computed from (empty where no sum binds to it), and the client's choice.
+    ) -> tuple[dict[str, Any], list[bytes], Choice, "Used"]:  # fmt: skip
+        """The opened parameters, what each was computed from (empty where no sum binds to it), the client's choice, and digests of models.
 
         Appends the sizes of models among the parameters to `sizes`.
         """
+        used, offered, chosen_models, alternatives = list[Sent](), list[tuple[Sent, ...]](), list[Sent](), 1
+
+        def sent(values: Iterable[m.Addends], arrays: Iterable[Array]) -> list[Sent]:
+            """Digests of what was sent; none where no sum binds to values."""
+            if not self._traced:
+                return []
+            return [
+                Sent(exchange.once(partial(addends_digest, addends), addends, addends_digest), array.size)
+                for addends, array in zip(values, arrays, strict=True)
+            ]
+
         params: dict[str, Any] = {}
         several = isinstance(ask.which, m.Picks) and ask.which.several
         chosen: list[int] | None = None
@@ -204,17 +291,25 @@ class Work:
             if isinstance(value, m.Addends):
                 opened = [self._values.open(value, self._transforms, exchange)]
                 params[name] = opened[0]
+                used += sent([value], opened)
             elif isinstance(ask.which, m.HeldValue):
                 if not value.values or chosen is None:
                     raise RemoteError("bad-input")
                 picked = [value.values[label % len(value.values)] for label in chosen]  # refusing a short list would reveal the label
                 opened = [self._values.open(addends, self._transforms, exchange) for addends in picked]
                 params[name] = opened if several else opened[0]
+                chosen_models += sent(picked, opened)
+                alternatives = max(alternatives, len(value.values))
             else:
                 opened = [self._values.open(addends, self._transforms, exchange) for addends in value.values]
                 params[name] = opened
+                offered.append(tuple(sent(value.values, opened)))
+                alternatives = max(alternatives, len(value.values))
             sizes += [array.size for array in opened if array.size > 1]
-        return params, received, None if chosen is None else tuple(chosen) if several else chosen[0]
+        if chosen_models:
+            received[0] = chosen_name(received[0], (each.digest for each in chosen_models))
+        models = Used((*used, *chosen_models), tuple(offered), alternatives)
+        return params, received, None if chosen is None else tuple(chosen) if several else chosen[0], models
 
     def _held_in(self, ask: m.Compute) -> list[m.HeldValue | m.OwnPart]:
         """The held values that go into a task."""

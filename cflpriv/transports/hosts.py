@@ -76,7 +76,7 @@ class Members:
         """Those of a client, or of a key holder."""
         if place <= HOLDER:
             return Settings(self.identities[place], self.protection, self.roster, role="key-holder")
-        return Settings(self.identities[place], self.protection, self.roster, self.privacy, models=MOST_MODELS)
+        return Settings(self.identities[place], self.protection, self.roster, self.privacy, models=MOST_MODELS, allow_scores=True)
 
     def of(self, places: Collection[int]) -> "Members":
         """The same for some places."""

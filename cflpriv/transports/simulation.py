@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
+from msgspec import structs
 
 from ..contract.handles import Held, Labels, Shared
 from ..contract.operations import Parameter, Sampling
@@ -15,8 +16,10 @@ from ..engine import Engine, Result, Task, TaskInput
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.client import FederationClient
+from ..federation.contract_record import Contract
 from ..federation.server import FederationServer
 from ..federation.store import ObjectStore
+from ..federation.transport import Transport
 from ..federation.values import SharedWork
 from ..keys import ranged
 from ..privacy.client_level import ClippedMean, LocalGram
@@ -230,6 +233,8 @@ def simulate(
     session: bytes | None = None,
     stores: Callable[[Mapping[int, ClientData]], Mapping[int, ObjectStore]] | None = None,
     hosted: Hosted | None = None,
+    contract: Contract | None = None,
+    watch: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> Simulated:
     """A federation whose clients, known by their ids, are in this process, or at the host that `hosted` makes of them.
 
@@ -237,7 +242,8 @@ def simulate(
     "key-holder") its own source of secrets; tests may pass a public one. `privacy` is what clients demand; `privacy_ledger`, `clipped` and
     `local` are the server's side of it. With `release_policy = "off"` clients release what a deployed client would refuse to. `identities`,
     `session` and `stores`, a function of the clients' data, are those of a run that is resumed, whose clients enrol after the server is
-    restored.
+    restored. `contract`: what the server may ask of clients; without a contract they compute
+    whatever task they are asked for. `watch` wraps the transport as the server sees it.
 
     Raises `InputError` for ids that repeat, and for those that are not 0, 1, 2, … where clients' keys are pinned on a roster.
     """
@@ -268,9 +274,10 @@ def simulate(
     host: Host = LocalHost(members) if hosted is None else hosted(members, entropy)
     memory = MemoryTransport(host, faults or Faults(), on_error, there)
     federation = FederationServer(
-        memory if transport == "memory" else BytesTransport(memory), protection=protection, sampling=sampling, seed=seed, roster=roster,
-        transcript=transcript, entropy=entropy("server"), session=session, expect=data, privacy_ledger=privacy_ledger,
+        watch(memory if transport == "memory" else BytesTransport(memory)), protection=protection, sampling=sampling, seed=seed,
+        roster=roster, transcript=transcript, entropy=entropy("server"), session=session, expect=data, privacy_ledger=privacy_ledger,
         clipped=clipped, local=local, strict=strict, witness=partial(_sent, host),
+        contract=None if contract is None else structs.replace(contract, roster=b"" if roster is None else roster.digest),
     )  # fmt: skip
     if stores is None:
         federation.enrol()

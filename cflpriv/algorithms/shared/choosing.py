@@ -45,6 +45,8 @@ class PickAndTrain:
     part: str
     shared: Spans = ()
 
+    chooses: ClassVar[str] = "choice"
+
     def private(self, noise: Noise) -> "PickAndTrain":
         """The same with a noisy choice and noisy local work, where these have private forms. The loss has none."""
         losses, then = (task.private(noise) if hasattr(task, "private") else task for task in (self.losses, self.then))

@@ -90,6 +90,9 @@ class RunSection:
     """`[run]`: the seed of all that is not secret, how to compute, what to record, and whose secrets to write (simulation only)."""
 
     seed: Annotated[int, Key("Seed of all that is not secret: first model, cohorts, batches.")] = 0
+    name: Annotated[
+        str, Key("Name of the run in the session contract. Clients answer one session for each contract, so a second run needs another.")
+    ] = ""
     engine: Annotated[
         Literal["auto", "sequential"], Key("Compute many clients at once where that gives the same (`auto`), or one by one.")
     ] = "auto"

@@ -25,6 +25,7 @@ from ...protocols.keys import Roster
 from ...types import ClientData, Population
 from ..config.callbacks import Callback
 from ..config.config import Config
+from .agreed import contract_for
 from .checkpoint import Checkpoint
 from .folder import carry_out
 from .loop import Backend, Experiment, transcript_of
@@ -98,6 +99,7 @@ def deploy(
             transcript=transcript_of(config, here),
             session=None if checkpoint is None else checkpoint.session,
             drawn_from=here if asked is not None and asked < config.training.rounds else None,
+            contract=contract_for(config, algorithm, config.noise(asked), roster),
             **({} if private is None else private.options(config.protection)),
         )  # fmt: skip
         unscored = None

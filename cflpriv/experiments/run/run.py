@@ -29,6 +29,7 @@ from ...transports.simulation import simulate
 from ...types import Array, Population
 from ..config.config import Config
 from ..newcomers import fine_tuned_accuracy, held_back
+from .agreed import contract_for
 from .loop import OVER_BUDGET, Backend, Experiment, advance, begin, device_of, finish, population_digest, transcript_of
 from .measure import chosen, local_scores, recomputed, scores_of, served_accuracy, served_results
 from .private import run_ledger
@@ -84,6 +85,8 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         "transport": settings.transport,
         "release_policy": settings.release_policy,
     }
+    if config.run.release_policy == "strict":
+        arguments["contract"] = contract_for(config, algorithm, noise)
     arguments |= {} if private is None else private.options(config.protection)
     simulated = simulate(population.clients, **{**arguments, **options})
     backend = Backend(

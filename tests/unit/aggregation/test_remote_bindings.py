@@ -11,6 +11,7 @@ from msgspec import structs
 from scenes import population, training
 
 from cflpriv.aggregation.secagg import kind_of
+from cflpriv.algorithms.shared.choosing import PickAndTrain
 from cflpriv.contract.handles import Held, HeldKey, OwnAddend, PartLayout, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
@@ -125,10 +126,33 @@ def test_whose_choice_came_about_otherwise_is_in_no_sum_with_the_others() -> Non
     held = fed.compute(TASK, {"model": [stuck, base]}, which=choice)
     picks = [int(fed.gather(choice)[client]["choice"]) for client in range(8)]
     assert picks == [int(client == VICTIM) for client in range(8)]
+    with pytest.raises(InputError, match="members of one group were sent 2 different models"):
+        fed.mean(held["update"])  # who chose is known, so each client's model is: two of them never meet in one sum
+    (most,) = {names for client, names in names_of(fed, held).items() if client != VICTIM}
+    fed._known[held.key] = replace(
+        fed._known[held.key], models=dict.fromkeys(range(8), {-1: most[0]})
+    )  # a server that lists the model of most
     (mean,) = fed.mean(held["update"])
     assert mean is not None
     assert mean.count == 7
     assert words(fed) == {(VICTIM, "unlisted-model")}
+
+
+def names_of(fed: FederationServer, held: Held) -> dict[int, tuple[bytes, ...]]:
+    """The names that each client's value has for secure sums, as the server knows them."""
+    return {client: fed._known[held.key].names(client) for client in held.clients}
+
+
+def test_a_private_model_in_an_identical_list_meets_no_other_model() -> None:
+    """One request to all clients, whose list has a model that only one client chooses: what it computes is in no sum with the others."""
+    base, stuck = TASK.model.init(0), np.full(TASK.model.dimension, 1e30, np.float32)
+    _, fed = remote(SCENE, ACTIVE)
+    fed.begin_round(0)
+    pick = PickAndTrain(Losses(TASK.model), TASK, "update")
+    held = fed.compute(pick, {"model": [base, stuck]})
+    assert len({name for names in names_of(fed, held).values() for name in names}) == 2
+    with pytest.raises(InputError, match="2 different models"):
+        fed.mean(held["step"])
 
 
 @pytest.mark.parametrize("mode", ["active", "passive"])
@@ -139,7 +163,7 @@ def test_what_clients_added_up_or_were_sent_by_each_other_is_summed_in_passive_m
     twice = fed.fold(Shared(own=(OwnAddend(held), OwnAddend(held)))).own[0].held
     relayed = fed.relay(held)
     again = fed.compute(TASK, {"model": Shared(np.zeros(TASK.model.dimension, np.float32), own=(OwnAddend(held),))})["update"]
-    assert set(fed._known[relayed.key].models.values()) == {UNTRACED}
+    assert {name for client in relayed.clients for name in fed._known[relayed.key].names(client)} == {UNTRACED}
     for one in (twice, again):
         if mode == "passive":
             assert fed.mean(one)[0] is not None

@@ -166,7 +166,7 @@ def test_what_the_server_proposes_is_what_was_agreed() -> None:
         assert terms.min_cohort == 3
         assert len(terms.models) == 1
         known = fed.known(held.key)
-        (received,) = {model for _, model in known["models"]}
+        (received,) = {name for _, ((_, name),) in known["models"]}
         assert {eye(fed).client(c).values.origin(known["number"]).received.hex() for c in fed.clients} == {received}
         step = SumStep(fed.session, (1, 1), known["number"], ("m",), 1.0, 1, "sum", None, b"", None)
         assert terms.models[0] == bound(step, bytes.fromhex(received)) != bytes(32)

@@ -1,0 +1,225 @@
+"""The client's decision by its session contract: which requests it answers, and which parts of their results leave it.
+
+Rules (docs/guarantees.md says what each keeps from a server that lies):
+
+    task        equals one of the contract in every field, but for the parameters and what the contract lets vary
+    round       never decreases, and is below the contract's number of rounds
+    count       in a round each declared request is answered as often as the contract declares; the same request again is no new one
+    part        leaves by the operations that the contract declares for it, and by `gram` at most `RETAKEN` times more than once
+    session     one contract is one session; what was counted outlives sessions and restarts
+
+Without a contract (simulations that name none) none of these rules is in force.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from ..contract.schedule import Leaving, TaskRequest, same_task
+from ..protocols.errors import RemoteError
+from . import messages as m
+from .contract_record import Contract, contract_digest, contract_from_bytes, keys_that_differ
+from .settings import Settings
+from .store import Store
+
+__all__ = ["KEPT", "RETAKEN", "ClientContract", "Leaves"]
+
+Leaves = tuple[tuple[str, tuple[Leaving, ...]], ...]
+"""The operations by which parts of a value leave."""
+KEPT = "contract"
+"""The store's name for the contract in force, and the first part of the names of what was counted under each contract."""
+RETAKEN = 5
+"""So often an honest server takes a comparison again without clients that dropped out (`experiments.run.loop`)."""
+DIGEST_BYTES = 16
+log = logging.getLogger("cflpriv.federation")
+
+
+class _Counted(m.FederationMessage, frozen=True):
+    """`Counts` as bytes."""
+
+    session: m.Bytes16
+    round: int
+    in_round: tuple[tuple[m.Count, bytes], ...]
+    lasting: tuple[tuple[m.Count, bytes], ...]
+    compared: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass
+class Counts:
+    """What a client has answered under one contract. Digests of requests by their number in the contract, of this round and of all rounds;
+    and the transforms or epochs under which each value was compared."""
+
+    session: bytes
+    round: int = -1
+    in_round: set[tuple[int, bytes]] = field(default_factory=set)
+    lasting: set[tuple[int, bytes]] = field(default_factory=set)
+    compared: set[tuple[bytes, bytes]] = field(default_factory=set)
+
+    def to_bytes(self) -> bytes:
+        """The counts as bytes."""
+        in_round, lasting, compared = tuple(sorted(self.in_round)), tuple(sorted(self.lasting)), tuple(sorted(self.compared))
+        return m.codec.encode(_Counted(self.session, self.round, in_round, lasting, compared))
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Counts":
+        """The inverse of `to_bytes`. Raises `MalformedMessage`."""
+        kept = m.codec.decode(data, _Counted, m.LIMIT_BYTES)
+        return Counts(kept.session, kept.round, set(kept.in_round), set(kept.lasting), set(kept.compared))
+
+
+class ClientContract:
+    """The contract of one client, in its store."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self._settings, self._store = settings, store
+
+    def accept(self, ask: m.Enrol) -> None:
+        """Agree to the contract of an enrolment, or to none where the client's settings need none.
+
+        Raises `RemoteError`: "no-contract"; "other-contract" for one that the settings do not allow; "contract-used" for one that another
+        session has; "malformed".
+        """
+        settings, data = self._settings, ask.contract
+        if not data:
+            if settings.contract or settings.needs_contract:
+                raise self._refused("no-contract", "the server sent no contract, and the client's settings need one")
+            if self._store.get("session") != ask.session:
+                self._store.drop(KEPT)
+            elif self._store.get(KEPT) is not None:
+                raise self._refused("no-contract", "the session has a contract")
+            return
+        contract, digest = contract_from_bytes(data), contract_digest(data)
+        if settings.contract and settings.contract != digest:
+            raise self._refused("other-contract", f"its digest is {digest.hex()}, the settings pin {settings.contract.hex()}")
+        for why in self._limits(contract):
+            raise self._refused("other-contract", why)
+        counted = self._counts(digest)
+        if counted is not None and counted.session != ask.session:
+            raise self._refused("contract-used", "another session has this contract; a second run needs another name ([run] name)")
+        if self._store.get("session") == ask.session and self._store.get(KEPT) != data:
+            raise self._refused("other-contract", "the session has another contract")
+        if counted is None:
+            self._keep(digest, Counts(ask.session))
+        self._store.put(KEPT, data)
+
+    def begin(self, ask: m.Compute, digest: bytes) -> Leaves | None:
+        """Count a request, whose `request_digest` is given; the operations by which its parts will leave. None without a contract.
+
+        Raises `RemoteError` "not-agreed".
+        """
+        data = self._store.get(KEPT)
+        if data is None:
+            return None
+        contract, counted, name = contract_from_bytes(data), self._counts(contract_digest(data)), digest[:DIGEST_BYTES]
+        if counted is None or not max(counted.round, -1) <= ask.round < contract.rounds:
+            raise self._refused("not-agreed", f"round {ask.round} is not one of those that are left of {contract.rounds}")
+        if ask.seed != contract.seed or ask.noise != contract.noise:
+            raise self._refused("not-agreed", "another seed or noise than the contract's")
+        in_round = counted.in_round if ask.round == counted.round else set()
+        full = False
+        for number, agreed in enumerate(contract.requests):
+            if (agreed.phase == "start") != (ask.round < 0) and agreed.phase in ("start", "round"):
+                continue
+            if not same_task(ask.task.task, _declared(data)[number], ask.round):
+                continue
+            known = counted.lasting if agreed.phase in ("start", "joining") else in_round
+            if (number, name) not in known and sum(place == number for place, _ in known) >= agreed.times:
+                full = True
+                continue
+            if (number, name) not in known or ask.round != counted.round:
+                if ask.round != counted.round:
+                    counted.round, counted.in_round = ask.round, in_round
+                known.add((number, name))
+                self._keep(contract_digest(data), counted)
+            return agreed.leaves
+        task = type(ask.task.task).__name__
+        raise self._refused("not-agreed", f"{task} once more than declared" if full else f"{task} with these settings is not declared")
+
+    def derived(self, part: str, sources: Sequence[tuple[str, Leaves | None]]) -> Leaves | None:
+        """How a part that is the sum of other parts leaves: by the operations of all of them."""
+        if self._store.get(KEPT) is None:
+            return None
+        ways = [set(dict(leaves or ()).get(name, ())) for name, leaves in sources]
+        return ((part, tuple(sorted(set.intersection(*ways)))),)
+
+    def check_leaving(self, operation: Leaving, leaves: Leaves | None, parts: tuple[str, ...]) -> None:
+        """Raises `RemoteError` "not-agreed" if parts, which leave by the operations in `leaves`, leave by another."""
+        if self._store.get(KEPT) is None:
+            return
+        allowed = dict(leaves or ())
+        for part in parts:
+            if operation not in allowed.get(part, ()):
+                raise self._refused("not-agreed", f"{part!r} does not leave by {operation!r}")
+
+    def check_compared(self, value: bytes, part: str, under: bytes) -> None:
+        """Count a comparison of a value, by its name, under a transform or epoch. Raises `RemoteError` "not-agreed" for one too many."""
+        data = self._store.get(KEPT)
+        if data is None:
+            return
+        counted = self._counts(contract_digest(data))
+        assert counted is not None
+        entry = (value[:DIGEST_BYTES] + part.encode(), under)
+        if entry in counted.compared:
+            return
+        if sum(name == entry[0] for name, _ in counted.compared) > RETAKEN:
+            raise self._refused("not-agreed", f"{part!r} was compared {RETAKEN + 1} times")
+        counted.compared.add(entry)
+        self._keep(contract_digest(data), counted)
+
+    def most_models(self) -> int:
+        """How many models the members of one secure sum may have been sent."""
+        data = self._store.get(KEPT)
+        return self._settings.models if data is None else min(self._settings.models, contract_from_bytes(data).models)
+
+    def _limits(self, contract: Contract) -> list[str]:
+        """Why the client's settings do not allow a contract."""
+        settings, limits = self._settings, self._settings.limits
+        why = [f"{key} differs from the client's settings" for key in keys_that_differ(contract, settings.protection, settings.privacy)]
+        if settings.roster is not None and contract.roster != settings.roster.digest:
+            why.append("its roster is not the client's")
+        if contract.rounds > limits.rounds:
+            why.append(f"it has {contract.rounds} rounds, the limit is {limits.rounds}")
+        if limits.algorithms and contract.algorithm not in limits.algorithms:
+            why.append(f"its algorithm is {contract.algorithm!r}, allowed are {', '.join(limits.algorithms)}")
+        if contract.models > settings.models:
+            why.append(f"members of a sum may have been sent {contract.models} models, the limit is models = {settings.models}")
+        if not settings.allow_scores and settings.privacy.unit == "none" and settings.protection.sums.hides:
+            shown = sorted({part for part, _ in scores_in(contract)})
+            if shown:
+                why.append(f"it shows {', '.join(map(repr, shown))} of each client, which takes allow_scores = true")
+        return why
+
+    def _counts(self, digest: bytes) -> Counts | None:
+        return self._store.load(_name(digest), Counts.from_bytes)
+
+    def _keep(self, digest: bytes, counted: Counts) -> None:
+        self._store.keep(_name(digest), counted, Counts.to_bytes)
+
+    def _refused(self, code: str, why: str) -> RemoteError:
+        log.warning("client %d: %s: %s", self._settings.identity.client, code, why)
+        error = RemoteError(code)
+        error.add_note(f"by the session contract: {why}")
+        return error
+
+
+def scores_in(contract: Contract) -> list[tuple[str, Any]]:
+    """The parts that show a client's scores, choices or requests by `gather`, with their tasks."""
+    from .release_policy import kinds_of
+
+    return [
+        (part, agreed.task.task)
+        for agreed in contract.requests
+        for part, operations in agreed.leaves
+        if "gather" in operations and kinds_of(agreed.task.task).get(part) in ("choice", "request", "score")
+    ]
+
+
+@lru_cache(maxsize=16)
+def _declared(data: bytes) -> tuple[TaskRequest, ...]:
+    return tuple(agreed.declared() for agreed in contract_from_bytes(data).requests)
+
+
+def _name(digest: bytes) -> str:
+    return f"{KEPT}/{digest.hex()}"

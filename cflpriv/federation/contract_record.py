@@ -1,0 +1,125 @@
+"""The session contract: what a client's operator agrees to, as a frozen record with canonical bytes and a digest.
+
+A contract names one run: its algorithm with all that clients are asked for (`contract.schedule`), its number of rounds, the protection, the
+privacy, and the pinned keys. The server sends it when a client enrols. The client's settings pin its digest or state limits, and the client
+then refuses every request that is not in it (`client_contract`).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+from ..contract.protection import Protection
+from ..contract.schedule import Leaving, Phase, Schedule, TaskRequest
+from ..errors import InputError
+from ..privacy.settings import Noise, Privacy
+from ..protocols.errors import MalformedMessage
+from ..protocols.keys import Roster
+from . import messages as m
+
+__all__ = ["AgreedRequest", "Contract", "contract_bytes", "contract_digest", "contract_from_bytes", "keys_that_differ", "make_contract"]
+
+LARGEST_CONTRACT_BYTES = 1 << 22
+Plain = tuple[tuple[m.Name, str], ...]
+"""The keys of a section of the configuration, each value as JSON."""
+ENFORCED = ("sum", "gram", "secagg_mode", "robust", "relay_updates", "max_weight")
+"""Keys of `[protection]` in which a contract equals the client's own settings; its minimum cohort size is at least the client's own."""
+
+
+class AgreedRequest(m.FederationMessage, frozen=True):
+    """One `TaskRequest` of the schedule, with its phase."""
+
+    phase: Phase
+    task: m.Carried
+    leaves: tuple[tuple[m.Name, tuple[Leaving, ...]], ...]
+    times: m.Count
+    varies: tuple[m.Name, ...]
+
+    def declared(self) -> TaskRequest:
+        """The request as the algorithm declared it."""
+        return TaskRequest(self.task.task, self.leaves, self.times, self.varies)
+
+
+class Contract(m.FederationMessage, frozen=True):
+    """What a server may ask of a client in one run.
+
+    run, algorithm: their names. settings: the algorithm's hyper-parameters, for the operator who reads them. rounds: numbers from 0 on that
+    the server may begin. seed: of the public randomness. requests: all tasks. models: how many models the members of one secure sum may
+    have been sent. protection, privacy: the keys of these sections. noise: that of private tasks. roster: the digest of the pinned keys,
+    empty without a roster.
+    """
+
+    run: m.Name
+    algorithm: m.Name
+    settings: Plain
+    rounds: m.Count
+    seed: int
+    requests: tuple[AgreedRequest, ...]
+    models: m.Count
+    protection: Plain
+    privacy: Plain
+    noise: m.NoisySteps | None
+    roster: bytes
+
+
+def make_contract(
+    *, run: str, algorithm: str, settings: Mapping[str, Any], rounds: int, seed: int, schedule: Schedule, protection: Protection,
+    privacy: Privacy, noise: Noise | None = None, roster: Roster | None = None,
+) -> Contract:  # fmt: skip
+    """The contract of a run. Raises `InputError` for a task or a setting that cannot be encoded."""
+    requests = tuple(
+        AgreedRequest(phase, m.Carried(asked.task), asked.leaves, asked.times, asked.varies) for phase, asked in schedule.requests()
+    )
+    for agreed in requests:
+        _ = agreed.task.data  # raises here, where the algorithm can be named
+    return Contract(
+        run, algorithm, _plain(settings), rounds, seed, requests, schedule.models, _plain(asdict(protection)), _plain(asdict(privacy)),
+        None if noise is None else m.NoisySteps(**vars(noise)), b"" if roster is None else roster.digest,
+    )  # fmt: skip
+
+
+def contract_bytes(contract: Contract) -> bytes:
+    """The canonical bytes of a contract."""
+    return m.codec.encode(contract)
+
+
+def contract_digest(data: bytes) -> bytes:
+    """SHA-256 of the canonical bytes of a contract, 32 bytes."""
+    return sha256(data).digest()
+
+
+@lru_cache(maxsize=16)
+def contract_from_bytes(data: bytes) -> Contract:
+    """The inverse of `contract_bytes`. Raises `MalformedMessage`."""
+    return m.codec.decode(data, Contract, LARGEST_CONTRACT_BYTES)
+
+
+def keys_that_differ(contract: Contract, protection: Protection, privacy: Privacy) -> tuple[str, ...]:
+    """The keys in which a contract is not what a client's own settings demand, of those that clients enforce.
+
+    Raises `MalformedMessage` for values that no section takes.
+    """
+    agreed = {key: _value(value) for key, value in contract.protection}
+    unit = dict(contract.privacy).get("unit")
+    keys = [key for key in ENFORCED if agreed.get(key) != _value(json.dumps(getattr(protection, key)))]
+    lowest = agreed.get("min_cohort")
+    if not isinstance(lowest, int) or (lowest or (3 if protection.secure else 1)) < protection.smallest_sum:
+        keys.append("min_cohort")
+    return (*(f"protection.{key}" for key in keys), *(() if unit == json.dumps(privacy.unit) else ("privacy.unit",)))
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise MalformedMessage from None
+
+
+def _plain(settings: Mapping[str, Any]) -> Plain:
+    try:
+        return tuple((key, json.dumps(value, sort_keys=True)) for key, value in sorted(settings.items()))
+    except TypeError:
+        raise InputError("contract: a setting of the algorithm is no plain value (number, text, list or table)") from None
