@@ -148,6 +148,15 @@ class Config:
         return tuple(filter(None, (clusters, few_shares(self.privacy, self.protection, self.cohort))))
 
     @property
+    def unscored(self) -> str:
+        """Why clients of a deployment do not show their scores; empty if they do."""
+        if self.protection.secure:
+            return f"under protection.sum = {self.protection.sum!r} clients do not show their scores"
+        if self.privacy.unit != "none":
+            return f"under privacy.unit = {self.privacy.unit!r} clients do not show their scores, which have no noise"
+        return ""
+
+    @property
     def cohort(self) -> int:
         """How many clients a round is expected to ask."""
         return round((self.data.clients - self.data.newcomers) * self.training.participation)
