@@ -15,7 +15,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 from ..contract.schedule import Leaving, TaskRequest, same_task
 from ..protocols.errors import RemoteError
@@ -23,6 +22,7 @@ from . import messages as m
 from .contract_record import Contract, contract_digest, contract_from_bytes, keys_that_differ
 from .settings import Settings
 from .store import Store
+from .values import Origin
 
 __all__ = ["KEPT", "RETAKEN", "ClientContract", "Leaves"]
 
@@ -144,14 +144,18 @@ class ClientContract:
         ways = [set(dict(leaves or ()).get(name, ())) for name, leaves in sources]
         return ((part, tuple(sorted(set.intersection(*ways)))),)
 
-    def check_leaving(self, operation: Leaving, leaves: Leaves | None, parts: tuple[str, ...]) -> None:
-        """Raises `RemoteError` "not-agreed" if parts, which leave by the operations in `leaves`, leave by another."""
+    def check_leaving(self, operation: Leaving, origin: Origin, parts: tuple[str, ...]) -> None:
+        """Raises `RemoteError` "not-agreed" if parts of a value leave by an operation that the contract does not declare for them, or are
+        scores or choices and the client's settings do not allow these."""
         if self._store.get(KEPT) is None:
             return
-        allowed = dict(leaves or ())
+        settings, allowed = self._settings, dict(origin.leaves or ())
+        shy = not settings.allow_scores and settings.privacy.unit == "none" and settings.protection.sums.hides
         for part in parts:
             if operation not in allowed.get(part, ()):
                 raise self._refused("not-agreed", f"{part!r} does not leave by {operation!r}")
+            if shy and operation == "gather" and origin.kind(part) in ("choice", "request", "score"):
+                raise self._refused("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
 
     def check_compared(self, value: bytes, part: str, under: bytes) -> None:
         """Count a comparison of a value, by its name, under a transform or epoch. Raises `RemoteError` "not-agreed" for one too many."""
@@ -185,10 +189,6 @@ class ClientContract:
             why.append(f"its algorithm is {contract.algorithm!r}, allowed are {', '.join(limits.algorithms)}")
         if contract.models > settings.models:
             why.append(f"members of a sum may have been sent {contract.models} models, the limit is models = {settings.models}")
-        if not settings.allow_scores and settings.privacy.unit == "none" and settings.protection.sums.hides:
-            shown = sorted({part for part, _ in scores_in(contract)})
-            if shown:
-                why.append(f"it shows {', '.join(map(repr, shown))} of each client, which takes allow_scores = true")
         return why
 
     def _counts(self, digest: bytes) -> Counts | None:
@@ -202,18 +202,6 @@ class ClientContract:
         error = RemoteError(code)
         error.add_note(f"by the session contract: {why}")
         return error
-
-
-def scores_in(contract: Contract) -> list[tuple[str, Any]]:
-    """The parts that show a client's scores, choices or requests by `gather`, with their tasks."""
-    from .release_policy import kinds_of
-
-    return [
-        (part, agreed.task.task)
-        for agreed in contract.requests
-        for part, operations in agreed.leaves
-        if "gather" in operations and kinds_of(agreed.task.task).get(part) in ("choice", "request", "score")
-    ]
 
 
 @lru_cache(maxsize=16)

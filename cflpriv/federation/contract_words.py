@@ -9,6 +9,7 @@ from ..contract.protection import Protection
 from ..contract.schedule import Leaving, Phase
 from .contract_record import AgreedRequest, Contract, contract_bytes, contract_digest
 from .release_policy import kinds_of
+from .task_encoding import task_from_bytes
 
 __all__ = ["contract_text"]
 
@@ -68,12 +69,12 @@ def _asked(contract: Contract) -> Iterator[str]:
         for agreed in requests:
             times = "" if agreed.times == 1 else f" ({agreed.times} times, with different parameters)"
             chosen = f"; the server chooses {', '.join(agreed.varies)}" if agreed.varies else ""
-            yield f"    {_described(agreed.task.task)}{times}{chosen}"
+            yield f"    {_described(task_from_bytes(agreed.task))}{times}{chosen}"
             leaving = dict(agreed.leaves)
-            for part in agreed.task.task.parts:
+            for part in task_from_bytes(agreed.task).parts:
                 if part in leaving:
                     yield f"      {part!r} is {' and '.join(LEAVING[way] for way in leaving[part])}"
-            kept = [repr(part) for part in agreed.task.task.parts if part not in leaving]
+            kept = [repr(part) for part in task_from_bytes(agreed.task).parts if part not in leaving]
             if kept:
                 yield f"      {', '.join(kept)} {'stays' if len(kept) == 1 else 'stay'} with the client"
 
@@ -130,7 +131,7 @@ def _learned(contract: Contract, protection: Protection, privacy: dict[str, Any]
         times = _times(contract, agreed)
         for part, ways in agreed.leaves:
             for way in ways:
-                yield f"{part!r} of {type(agreed.task.task).__name__}, {times}: {_reading(way, part, agreed, protection)}"
+                yield f"{part!r} of {type(task_from_bytes(agreed.task)).__name__}, {times}: {_reading(way, part, agreed, protection)}"
     if privacy.get("unit") != "none":
         yield "all of this with the noise of the privacy above, which bounds what can be concluded"
 
@@ -146,7 +147,7 @@ def _times(contract: Contract, agreed: AgreedRequest) -> str:
 
 
 def _reading(way: Leaving, part: str, agreed: AgreedRequest, protection: Protection) -> str:
-    kind = kinds_of(agreed.task.task).get(part, "summed")
+    kind = kinds_of(task_from_bytes(agreed.task)).get(part, "summed")
     if way == "sum":
         if protection.secure:
             return f"only the sum over at least {protection.smallest_sum} clients"
