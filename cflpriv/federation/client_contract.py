@@ -4,7 +4,8 @@ Rules (docs/guarantees.md says what each keeps from a server that lies):
 
     task        equals one of the contract in every field, but for the parameters and what the contract lets vary
     round       never decreases, and is below the contract's number of rounds
-    count       in a round each declared request is answered as often as the contract declares; the same request again is no new one
+    count       in a round each declared request is answered as often as the contract declares; the same request again is no new one;
+                requests of the start are counted over the run, and those of joining, which may fail `RETAKEN` times
     part        leaves by the operations that the contract declares for it, and by `gram` at most `RETAKEN` times more than once
     session     one contract is one session; what was counted outlives sessions and restarts
 
@@ -17,10 +18,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ..contract.schedule import Leaving, TaskRequest, same_task
+from ..contract.schedule import EACH_ROUND, Leaving, TaskRequest, same_task
 from ..protocols.errors import RemoteError
 from . import messages as m
-from .contract_record import Contract, contract_digest, contract_from_bytes, keys_that_differ
+from .contract_record import AgreedRequest, Contract, contract_digest, contract_from_bytes, keys_that_differ
 from .settings import Settings
 from .store import Store
 
@@ -31,7 +32,8 @@ Leaves = tuple[tuple[str, tuple[Leaving, ...]], ...]
 KEPT = "contract"
 """The store's name for the contract in force, and the first part of the names of what was counted under each contract."""
 RETAKEN = 5
-"""So often an honest server takes a comparison again without clients that dropped out (`experiments.run.loop`)."""
+"""So often an honest server takes a comparison again without clients that dropped out (`experiments.run.loop`), and as often it may ask
+a client again to join."""
 DIGEST_BYTES = 16
 log = logging.getLogger("cflpriv.federation")
 
@@ -122,10 +124,11 @@ class ClientContract:
         for number, agreed in enumerate(contract.requests):
             if (agreed.phase == "start") != (ask.round < 0) and agreed.phase in ("start", "round"):
                 continue
-            if not same_task(ask.task.task, _declared(data)[number], ask.round):
+            rounds = (ask.round, *range(-1, ask.round)) if agreed.phase == "joining" else (ask.round,)
+            if not same_task(ask.task.task, _declared(data)[number], rounds):
                 continue
             known = counted.lasting if agreed.phase in ("start", "joining") else in_round
-            if (number, name) not in known and sum(place == number for place, _ in known) >= agreed.times:
+            if (number, name) not in known and sum(place == number for place, _ in known) >= _most(agreed, contract.rounds):
                 full = True
                 continue
             if (number, name) not in known or ask.round != counted.round:
@@ -145,12 +148,16 @@ class ClientContract:
         return ((part, tuple(sorted(set.intersection(*ways)))),)
 
     def check_leaving(self, operation: Leaving, leaves: Leaves | None, parts: tuple[str, ...]) -> None:
-        """Raises `RemoteError` "not-agreed" if parts, which leave by the operations in `leaves`, leave by another."""
+        """Raises `RemoteError` "not-agreed" if parts, which leave by the operations in `leaves`, leave by another.
+
+        What may be shown may also be summed: an oblivious sum counts choices that others gather.
+        """
         if self._store.get(KEPT) is None:
             return
         allowed = dict(leaves or ())
         for part in parts:
-            if operation not in allowed.get(part, ()):
+            ways = allowed.get(part, ())
+            if operation not in ways and not (operation == "sum" and "gather" in ways):
                 raise self._refused("not-agreed", f"{part!r} does not leave by {operation!r}")
 
     def check_compared(self, value: bytes, part: str, under: bytes) -> None:
@@ -214,6 +221,11 @@ def scores_in(contract: Contract) -> list[tuple[str, Any]]:
         for part, operations in agreed.leaves
         if "gather" in operations and kinds_of(agreed.task.task).get(part) in ("choice", "request", "score")
     ]
+
+
+def _most(agreed: AgreedRequest, rounds: int) -> int:
+    """How many different requests are answered. A client whose joining failed is asked again in a later round, at most `RETAKEN` times."""
+    return (rounds if agreed.times == EACH_ROUND else agreed.times) + (RETAKEN if agreed.phase == "joining" else 0)
 
 
 @lru_cache(maxsize=16)
