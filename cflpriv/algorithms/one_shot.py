@@ -125,7 +125,7 @@ def one_shot(
     seed: int = 0,
 ) -> Algorithm:
     """k-means with `k` clusters on models of `local_epochs` of local training. Raises `InputError` for parameters that cannot be."""
-    erm = replace(train, epochs=local_epochs)
+    erm = replace(train, epochs=local_epochs).at(0)
     initial = Shared(train.model.init(seed))
 
     def init(federation: Federation) -> OneShotState:

@@ -105,7 +105,7 @@ def pina(
 
     Raises `InputError` for parameters that cannot be.
     """
-    signature = LowRankSketch(train, rank, sketch, seed)
+    signature = LowRankSketch(train.at(0), rank, sketch, seed)
     settings = PinaSettings(train, signature, k, smallest, normality, alpha, norm, seed)
     return Algorithm(
         "pina", ("gram", "mean"), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,

@@ -44,7 +44,7 @@ import numpy as np
 from ..clustering.noisy_sums import Alike, directions_of, first_cells, moved_cells, partition_of
 from ..contract.handles import Shared
 from ..contract.operations import Federation, Parameter
-from ..contract.schedule import Schedule, request, scores
+from ..contract.schedule import Schedule, TaskRequest, request, scores
 from ..contract.transcript import RoundRecord
 from ..keys import Key, ranged
 from ..tasks.cluster_shares import (
@@ -203,17 +203,16 @@ def _schedule(settings: PrivateClustersSettings) -> Schedule:
     if k == 1:
         return Schedule(round=(alone,), serving=(evaluate,))
     many, found = k or settings.vectors.moment_size + 1, () if k else ("k",)
-    shares: tuple[tuple[str, ClientVectors, tuple[str, ...]], ...] = (
+    shares: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
         ("centre", settings.task(CentreShare), ()), ("moments", settings.task(MomentShare), ("number",)),
         ("cells", settings.task(CellShare), ()), ("centres", settings.task(ClusterShare, k=many), found),
     )  # fmt: skip
-    rounds = []
+    rounds: list[TaskRequest] = []
     for stage, share, varies in shares:
-        task: Any = share
         if part := settings.update_part[stage]:
-            task, varies = WithUpdate(share, train, many if stage == "centres" else 1, part), tuple(f"share.{name}" for name in varies)
-            varies += found if stage == "centres" else ()
-        rounds.append(request(task, {"contribution": "sum"}, varies=varies))
+            blocks, more = (many, found) if stage == "centres" else (1, ())
+            share, varies = WithUpdate(share, train, blocks, part), (*(f"share.{name}" for name in varies), *more)
+        rounds.append(request(share, {"contribution": "sum"}, varies=varies))
     choose = settings.task(ChooseCluster)
     rounds += [request(replace(choose, by_short=True)), request(choose)]
     rounds.append(request(TrainInBlock(train, many), {"blocks": "sum"}, varies=found))

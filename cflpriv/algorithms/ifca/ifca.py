@@ -176,7 +176,7 @@ def _schedule(
     return Schedule(
         () if folds is None else (request(folds, {"folds": "gram"}),), tuple(rounds),
         () if one_each else (request(estimate, {"choice": "gather"}),), (scores(served),),
-        k if k is not None and saves and (work.shared or restarts > 1) else 1,
+        k if k is not None and saves and work.shared and restarts == 1 else 1,
     )  # fmt: skip
 
 
