@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
+from ..contract.schedule import request
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
 from ..keys import Key, ranged
@@ -30,7 +31,7 @@ from ..tasks.fold_gradients import FoldGradients
 from ..tasks.halves import HALVES
 from ..tasks.training import Train
 from ..types import Clustering
-from .fedavg import Weights, average_within
+from .fedavg import Weights, average_within, schedule_of_averaging
 from .interface import Algorithm, AlgorithmSpec, ComparedValue, Served
 from .shared.grouping import ALPHA, DRAWS, FindGroups, JoinGroups, Landmarks, check_draws, find_groups
 
@@ -91,6 +92,9 @@ def crossfit(
         "crossfit", ("gram", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
         public_groups=k != 1,
+        schedule=schedule_of_averaging(
+            train, Evaluate(train.model), start=[request(folds, {"folds": "gram"})], joining=[request(folds, {"folds": "gram"})]
+        ),
     )  # fmt: skip
 
 

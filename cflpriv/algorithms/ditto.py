@@ -20,13 +20,14 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from ..contract.operations import Federation
+from ..contract.schedule import at_round
 from ..contract.transcript import RoundRecord
 from ..engine import Device, Result, TaskInput
 from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateOwn
 from ..tasks.training import Train
 from ..types import Parts
-from .fedavg import FedAvgState, Weights, average_all, fedavg
+from .fedavg import FedAvgState, Weights, average_all, fedavg, schedule_of_averaging
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 
 __all__ = ["TrainBoth", "ditto"]
@@ -96,15 +97,17 @@ def ditto(
     Raises `InputError` for parameters that cannot be.
     """
 
+    both = TrainBoth(train, replace(train, prox=lam, epochs=personal_epochs or train.epochs), seed)
+    evaluate = EvaluateOwn(train.model, MEMORY)
+
     def round(federation: Federation, state: FedAvgState) -> tuple[FedAvgState, RoundRecord]:
-        task = train.at(federation.round)
-        both = TrainBoth(task, replace(task, prox=lam, epochs=personal_epochs or task.epochs), seed)
-        return average_all(federation, state, both, weights)
+        return average_all(federation, state, at_round(both, federation.round), weights)
 
     def serve(state: FedAvgState) -> Served:
-        return Served(EvaluateOwn(train.model, MEMORY), {"model": state.model})
+        return Served(evaluate, {"model": state.model})
 
-    return replace(fedavg(train, weights=weights, seed=seed), name="ditto", round=round, serve=serve)
+    schedule = schedule_of_averaging(both, evaluate)
+    return replace(fedavg(train, weights=weights, seed=seed), name="ditto", round=round, serve=serve, schedule=schedule)
 
 
 DITTO = AlgorithmSpec(

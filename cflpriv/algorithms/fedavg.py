@@ -49,12 +49,14 @@ def fedavg(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Alg
     def admit(federation: Federation, state: FedAvgState, newcomers: Sequence[int]) -> tuple[FedAvgState, Mapping[str, object]]:
         return state, {}
 
-    return Algorithm("fedavg", ("mean",), init, round, serve, admit, schedule=schedule_of_averaging(train))
+    return Algorithm("fedavg", ("mean",), init, round, serve, admit, schedule=schedule_of_averaging(train, Evaluate(train.model)))
 
 
-def schedule_of_averaging(train: Train, start: Sequence[TaskRequest] = (), joining: Sequence[TaskRequest] = ()) -> Schedule:
-    """The schedule of `average_within` and `average_all` by `train`: one training a round, whose update is summed."""
-    return Schedule(tuple(start), (request(train, {"update": "sum"}),), tuple(joining), (scores(Evaluate(train.model)),))
+def schedule_of_averaging(
+    train: Task, served: Task, *, start: Sequence[TaskRequest] = (), joining: Sequence[TaskRequest] = ()
+) -> Schedule:  # fmt: skip
+    """The schedule of `average_within` and `average_all`: one training a round, whose update is summed. Clients are scored by `served`."""
+    return Schedule(tuple(start), (request(train, {"update": "sum"}),), tuple(joining), (scores(served),))
 
 
 def average_within(

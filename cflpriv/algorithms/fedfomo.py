@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from ..contract.handles import Held, OwnAddend, Shared
 from ..contract.operations import Federation, Parameter
+from ..contract.schedule import Schedule, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.device import tensor
@@ -45,11 +46,13 @@ MEMORY = "fedfomo affinity"
 
 @dataclass(frozen=True)
 class Ask:
-    """Whom of `candidates` a client asks: by affinity, or each at random with probability `epsilon`. Part: "wanted" (up to `m`,) int64."""
+    """Whom of `candidates` a client asks: by affinity, or each at random with probability `epsilon`, which falls by `epsilon_decay` once a
+    round. Part: "wanted" (up to `m`,) int64."""
 
     candidates: tuple[int, ...]
     m: int
     epsilon: float
+    epsilon_decay: float = 0.0
 
     parts: ClassVar[Parts] = {"wanted": "request"}
     keeps: ClassVar[tuple[str, ...]] = ()
@@ -57,6 +60,10 @@ class Ask:
     @property
     def reads(self) -> tuple[str, ...]:
         return (MEMORY,)
+
+    def at(self, round: int) -> "Ask":
+        """This task with the probability of `round`."""
+        return replace(self, epsilon=max(0.0, self.epsilon - self.epsilon_decay * max(0, round)), epsilon_decay=0.0)
 
     def run(self, task_input: TaskInput) -> Result:
         others = [client for client in self.candidates if client != task_input.data.id]
@@ -159,6 +166,7 @@ def fedfomo(
     """
     start = Start(train.model, seed)
     train_part = OnPart(train, validation, seed=seed)
+    ask, combine = Ask((), models, epsilon, epsilon_decay), Combine(train.model, validation, seed)
 
     def init(federation: Federation) -> FedFomoState:
         federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back fails here
@@ -166,23 +174,23 @@ def fedfomo(
 
     def round(federation: Federation, state: FedFomoState) -> tuple[FedFomoState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
-        state, asked = combined(federation, state, cohort, max(0.0, epsilon - epsilon_decay * federation.round))
+        state, asked = combined(federation, state, cohort, ask.at(federation.round))
         held = federation.compute(train_part.at(federation.round), {"model": state.model}, on=cohort)
         model = federation.fold(state.model + Shared(own=(OwnAddend(held["update"]),)))
         trained = tuple(sorted({*state.trained, *held.clients}))
         return FedFomoState(model, trained), RoundRecord(federation.round, cohort, None, {"relayed_models": asked})
 
-    def combined(federation: Federation, state: FedFomoState, clients: Sequence[int], explore: float) -> tuple[FedFomoState, int]:
+    def combined(federation: Federation, state: FedFomoState, clients: Sequence[int], ask: Ask) -> tuple[FedFomoState, int]:
         """Clients ask for models, get them, and combine; the new state and how many models travelled at most."""
         here = set(federation.clients)
         candidates = tuple(client for client in state.trained if client in here)
         askers = [client for client in clients if any(other != client for other in candidates)]
         if not askers:
             return state, 0
-        wanted = federation.compute(Ask(candidates, models, explore), on=askers)["wanted"]
+        wanted = federation.compute(replace(ask, candidates=candidates), on=askers)["wanted"]
         received = federation.relay(_held(state.model), to=wanted)
         params: dict[str, Parameter] = {"model": state.model, "others": received}
-        mixed = federation.compute(Combine(train.model, validation, seed), params, on=received.of(askers).clients)
+        mixed = federation.compute(combine, params, on=received.of(askers).clients)
         model = federation.fold(state.model + Shared(own=(OwnAddend(mixed["movement"]),)))
         return replace(state, model=model), models * len(askers)
 
@@ -194,10 +202,16 @@ def fedfomo(
         federation.compute(HasValidation(validation), on=newcomers)
         fresh = federation.compute(start, on=newcomers)
         state = replace(state, model=federation.fold(state.model + Shared(own=(OwnAddend(fresh["model"]),))))
-        state, asked = combined(federation, state, sorted(newcomers), 1.0)
+        state, asked = combined(federation, state, sorted(newcomers), Ask((), models, 1.0))
         return state, {"relayed_models": asked}
 
-    return Algorithm("fedfomo", ("relay",), init, round, serve, admit)
+    begun = (request(HasValidation(validation)), request(start, {"model": "relay"}))
+    mixed = (request(combine, {"movement": "relay"}),)
+    schedule = Schedule(
+        begun, (request(ask, {"wanted": "gather"}, varies=("candidates",)), *mixed, request(train_part, {"update": "relay"})),
+        (*begun, request(Ask((), models, 1.0), {"wanted": "gather"}, varies=("candidates",)), *mixed), (scores(Evaluate(train.model)),),
+    )  # fmt: skip
+    return Algorithm("fedfomo", ("relay",), init, round, serve, admit, schedule=schedule)
 
 
 def _held(model: Shared) -> Held:

@@ -38,6 +38,7 @@ import numpy as np
 
 from ..contract.handles import Shared
 from ..contract.operations import Federation
+from ..contract.schedule import Schedule, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Device, Result, TaskInput
 from ..keys import Key, ranged
@@ -187,8 +188,20 @@ def fedgwc(
     return Algorithm(
         "fedgwc", ("gather", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
-        public_groups=True,
+        public_groups=True, schedule=_schedule(train),
     )  # fmt: skip
+
+
+def _schedule(train: Train) -> Schedule:
+    """A training each round, whose losses are shown; who joins shows a choice."""
+    return Schedule(
+        round=(request(TrainAndTell(train), {"update": "sum", "losses": "gather"}),),
+        joining=(request(_choosing(train), {"choice": "gather"}),), serving=(scores(Evaluate(train.model)),),
+    )  # fmt: skip
+
+
+def _choosing(train: Train) -> PickAndTrain:
+    return PickAndTrain(Losses(train.model), WithoutWork(), "nothing")
 
 
 def _init(settings: FedGwcSettings, federation: Federation) -> FedGwcState:
@@ -256,8 +269,7 @@ def _admit(
     settings: FedGwcSettings, federation: Federation, state: FedGwcState, newcomers: Sequence[int]
 ) -> tuple[FedGwcState, Mapping[str, Any]]:
     """Newcomers choose the cluster of lowest training loss, without training; one whose choice did not come joins the first."""
-    task = PickAndTrain(Losses(settings.train.model), WithoutWork(), "nothing")
-    held = federation.compute(task, {"model": list(state.models)}, on=newcomers)
+    held = federation.compute(_choosing(settings.train), {"model": list(state.models)}, on=newcomers)
     chosen = choices(federation, held["choice"], len(state.models)) or {}
     clusters = list(state.clusters)
     for client in newcomers:

@@ -20,8 +20,10 @@ from typing import ClassVar
 import numpy as np
 
 from ..contract.operations import Federation
+from ..contract.schedule import Schedule, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
+from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Parts
 from .fedavg import FedAvgState, Weights, fedavg
@@ -65,7 +67,9 @@ def fednova(train: Train, *, weights: Weights = "examples", seed: int = 0) -> Al
             model = federation.fold(model + moved, on=held.clients[0])  # x + τ_eff Σ p_i d_i
         return FedAvgState(model), RoundRecord(federation.round, cohort, None, mean_notes((mean,)))
 
-    return replace(fedavg(train, weights=weights, seed=seed), name="fednova", round=round)
+    asked = request(TrainNormalised(train), {"direction": "sum", "steps": "sum"})
+    schedule = Schedule(round=(asked,), serving=(scores(Evaluate(train.model)),))
+    return replace(fedavg(train, weights=weights, seed=seed), name="fednova", round=round, schedule=schedule)
 
 
 FEDNOVA = AlgorithmSpec(

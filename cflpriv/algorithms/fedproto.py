@@ -24,6 +24,7 @@ import torch
 
 from ..contract.handles import GroupMean, Held, Labels, Shared
 from ..contract.operations import Federation
+from ..contract.schedule import Leaving, Schedule, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.models import Model
@@ -121,9 +122,9 @@ def fedproto(
 
     def round(federation: Federation, state: FedProtoState) -> tuple[FedProtoState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
-        known = tuple(sorted(state.prototypes))
+        known = tuple(sorted(state.prototypes)) if lam else ()
         task = TrainToPrototypes(replace(train.at(federation.round), pull=lam if known else 0.0), seed, known)
-        params = {"prototypes": [state.prototypes[j] for j in known]} if known and lam else {}
+        params = {"prototypes": [state.prototypes[j] for j in known]} if known else {}
         held = federation.compute(task, params, on=cohort)
         means = {j: _class_mean(federation, held, j) for j in range(train.model.classes)}
         prototypes = {j: mean.parts[f"prototype {j}"] for j, mean in means.items() if mean is not None}
@@ -141,7 +142,18 @@ def fedproto(
         return state, {}
 
     reason = "each class over those who own it; use 'secagg-oblivious', whose sums are over everyone"
-    return Algorithm("fedproto", ("gather", "mean"), init, round, serve, admit, regroups=reason)
+    return Algorithm("fedproto", ("gather", "mean"), init, round, serve, admit, regroups=reason, schedule=_schedule(train, lam, seed))
+
+
+def _schedule(train: Train, lam: float, seed: int) -> Schedule:
+    """Training without prototypes until there are some, then towards those that are known."""
+    leaves: dict[str, Leaving] = {}
+    for j in range(train.model.classes):
+        leaves |= {f"prototype {j}": "sum", f"owns {j}": "gather"}
+    asked = [request(TrainToPrototypes(replace(train, pull=0.0), seed, ()), leaves)]
+    if lam:
+        asked.append(request(TrainToPrototypes(replace(train, pull=lam), seed, ()), leaves, varies=("known",)))
+    return Schedule(round=tuple(asked), serving=(scores(EvaluateOwn(train.model, "trained")),))
 
 
 def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:

@@ -46,7 +46,7 @@ from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array, Parts
-from .fedavg import FedAvgState, Weights, average_all
+from .fedavg import FedAvgState, Weights, average_all, schedule_of_averaging
 from .fedsoft import losses_of_models
 from .interface import Algorithm, AlgorithmSpec, Served
 from .shared.counted_sums import admit_by_choice
@@ -203,7 +203,7 @@ def fedrc(
     settings = FedRcSettings(train, k, weights, seed)
     return Algorithm(
         "fedrc", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
-        partial(_describe, settings),
+        partial(_describe, settings), schedule=schedule_of_averaging(RobustStep(train, k), EvaluateRobust(train.model, k)),
     )  # fmt: skip
 
 

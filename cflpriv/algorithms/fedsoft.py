@@ -37,6 +37,7 @@ import torch
 
 from ..contract.handles import Shared
 from ..contract.operations import Federation
+from ..contract.schedule import Schedule, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.device import tensor
@@ -173,7 +174,15 @@ def fedsoft(
     settings = FedSoftSettings(replace(train, prox=lam), k, smoother, interval, weights, seed)
     return Algorithm(
         "fedsoft", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
-        partial(_describe, settings), reads_means=True,
+        partial(_describe, settings), reads_means=True, schedule=_schedule(settings),
+    )  # fmt: skip
+
+
+def _schedule(settings: FedSoftSettings) -> Schedule:
+    """One step a round, of the span that the round is in."""
+    step = SoftStep(settings.train, settings.smoother, 0, settings.seed)
+    return Schedule(
+        round=(request(step, {"blocks": "sum"}, varies=("span",)),), serving=(scores(EvaluateSoft(settings.train.model)),)
     )  # fmt: skip
 
 

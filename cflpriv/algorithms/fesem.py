@@ -31,6 +31,7 @@ import numpy as np
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
+from ..contract.schedule import Leaving, Schedule, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..keys import Key, ranged
@@ -85,6 +86,11 @@ class TrainAndAssign(AroundTraining):
         centres = centres_of(task_input)
         choice = int(task_input.streams("fesem start").integers(len(centres))) if self.first else nearest_centre(trained, centres)
         return {"choice": np.array(choice), "step": trained - centres[choice], "trained": trained, MEMORY: np.array(choice)}
+
+
+@dataclass(frozen=True)
+class Assign(TrainAndAssign):
+    """`TrainAndAssign` of a client that joins, of which no step is summed."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,7 @@ def fesem(
 
     def admit(federation: Federation, state: FesemState, newcomers: Sequence[int]) -> tuple[FesemState, Mapping[str, Any]]:
         """Newcomers train from θ⁰ and choose the nearest centre; their models stay with them, centres do not move."""
-        held = federation.compute(TrainAndAssign(train.at(federation.round), seed), {"model": list(state.models)}, on=newcomers)
+        held = federation.compute(Assign(train.at(federation.round), seed), {"model": list(state.models)}, on=newcomers)
         labels = choices(federation, held["choice"], k) or {}
         return replace(state, labels={**state.labels, **labels}), {"joined": [labels[client] for client in sorted(labels)]}
 
@@ -193,11 +199,31 @@ def fesem(
         return {"clustering": clustering_of(state.labels, k), "rule": f"k = {k}"}
 
     operations = ("gram", "gather", "mean") if start == "means" else ("gather", "mean")
-    return Algorithm("fesem", operations, init, round, serve, admit, describe, public_groups=start == "means" and k > 1)
+    return Algorithm(
+        "fesem",
+        operations,
+        init,
+        round,
+        serve,
+        admit,
+        describe,
+        public_groups=start == "means" and k > 1,
+        schedule=_schedule(train, start, seed),
+    )
+
+
+def _schedule(train: Train, start: Literal["means", "random"], seed: int) -> Schedule:
+    """One training a round; in the first one its steps are compared, or choices are random, and clients are sent what to remember."""
+    leaves: Mapping[str, Leaving | tuple[Leaving, ...]] = {"choice": "gather", "step": "sum"}
+    first = request(TrainAndAssign(train, seed, first=True), {"step": ("gram", "sum")} if start == "means" else leaves)
+    return Schedule(
+        round=(first, request(Remember()), request(TrainAndAssign(train, seed), leaves)),
+        joining=(request(Assign(train, seed), {"choice": "gather"}),), serving=(scores(EvaluateAssigned(train.model)),),
+    )  # fmt: skip
 
 
 FESEM = AlgorithmSpec(
     "fesem", fesem, "k centres, each the mean of the local models nearest to it (Xie et al. 2020)",
-    states=(FesemState,), tasks=(EvaluateAssigned, Remember, TrainAndAssign), functions=(ClusterByMeans,),
+    states=(FesemState,), tasks=(Assign, EvaluateAssigned, Remember, TrainAndAssign), functions=(ClusterByMeans,),
     knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

@@ -19,7 +19,7 @@ from ..randomness import stream
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Clustering
-from .fedavg import Weights, average_within
+from .fedavg import Weights, average_within, schedule_of_averaging
 from .interface import Algorithm, AlgorithmSpec, Served
 
 __all__ = ["oracle", "shuffled"]
@@ -63,7 +63,8 @@ def _fixed(name: str, train: Train, groups: Mapping[int, int], weights: Weights,
     def describe(state: FixedState) -> Mapping[str, Any]:
         return {"clustering": state.clustering}
 
-    return Algorithm(name, ("mean",), init, round, serve, None, describe, public_groups=len(set(groups.values())) > 1)
+    schedule = schedule_of_averaging(train, Evaluate(train.model))
+    return Algorithm(name, ("mean",), init, round, serve, None, describe, public_groups=len(set(groups.values())) > 1, schedule=schedule)
 
 
 ORACLE = AlgorithmSpec(

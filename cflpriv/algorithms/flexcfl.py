@@ -33,14 +33,16 @@ import numpy as np
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
+from ..contract.schedule import request
 from ..contract.transcript import RoundRecord
 from ..keys import Key, ranged
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering
-from .fedavg import Weights, average_within
+from .fedavg import Weights, average_within, schedule_of_averaging
 from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, with_late
+from .shared.around import TrainApart
 from .shared.attempts import try_mean
 from .shared.checks import enough_clients
 from .shared.steps import moved
@@ -154,6 +156,10 @@ def flexcfl(
         "flexcfl", ("gram", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings),
         partial(_describe, settings), public_groups=k > 1,
+        schedule=schedule_of_averaging(
+            train, Evaluate(train.model), start=[request(train.at(0), {"update": ("gram", "sum")})],
+            joining=[request(TrainApart(train.at(0)), {"update": "gram"})],
+        ),
     )  # fmt: skip
 
 
@@ -193,7 +199,7 @@ def _admit(
     settings: FlexCflSettings, federation: Federation, state: FlexCflState, newcomers: Sequence[int]
 ) -> tuple[FlexCflState, Mapping[str, Any]]:
     """Newcomer cold start."""
-    held = federation.compute(settings.train.at(0), {"model": _start(settings)}, on=newcomers)["update"]
+    held = federation.compute(TrainApart(settings.train.at(0)), {"model": _start(settings)}, on=newcomers)["update"]
     released = federation.gram(held, then=PlaceByCosine(), against=state.updates)
     labels = [int(label) for label in released.result["labels"]]
     return replace(state, clustering=with_late(state.clustering.extended(held.clients, labels), newcomers)), {"joined": labels}
@@ -205,6 +211,6 @@ def _describe(settings: FlexCflSettings, state: FlexCflState) -> Mapping[str, An
 
 FLEXCFL = AlgorithmSpec(
     "flexcfl", flexcfl, "k-means on decomposed cosines of first updates, then FedAvg in each cluster (Duan et al. 2021)",
-    states=(FlexCflState,), functions=(ClusterByDirections, PlaceByCosine),
+    states=(FlexCflState,), tasks=(TrainApart,), functions=(ClusterByDirections, PlaceByCosine),
     knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

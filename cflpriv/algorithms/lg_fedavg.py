@@ -28,7 +28,7 @@ from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateUsed
 from ..tasks.training import Train
 from ..types import Array
-from .fedavg import FedAvgState, Weights, average_all, fedavg
+from .fedavg import FedAvgState, Weights, average_all, fedavg, schedule_of_averaging
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 from .shared.around import AroundTraining
 
@@ -106,6 +106,8 @@ def lg_fedavg(
     layers = len({name.rpartition(".")[0] for name, _, _ in train.model.layout})
     cut = global_part(train.model, global_layers or min(2, max(1, layers - 1)))
 
+    evaluate = EvaluateParted(train.model, cut, seed)
+
     def init(federation: Federation) -> FedAvgState:
         return FedAvgState(Shared(train.model.init(seed)[cut:].copy()))
 
@@ -113,9 +115,10 @@ def lg_fedavg(
         return average_all(federation, state, TrainParted(train.at(federation.round), cut, seed), weights)
 
     def serve(state: FedAvgState) -> Served:
-        return Served(EvaluateParted(train.model, cut, seed), {"model": state.model})
+        return Served(evaluate, {"model": state.model})
 
-    return replace(fedavg(train, weights=weights, seed=seed), name="lg_fedavg", init=init, round=round, serve=serve)
+    schedule = schedule_of_averaging(TrainParted(train, cut, seed), evaluate)
+    return replace(fedavg(train, weights=weights, seed=seed), name="lg_fedavg", init=init, round=round, serve=serve, schedule=schedule)
 
 
 LG_FEDAVG = AlgorithmSpec(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ..contract.handles import OwnAddend, Shared
 from ..contract.operations import Federation
+from ..contract.schedule import Schedule, request, scores
 from ..contract.transcript import RoundRecord
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Start, Train
@@ -40,7 +41,8 @@ def local(train: Train, *, seed: int = 0) -> Algorithm:
         fresh = federation.compute(start, on=newcomers)
         return LocalState(federation.fold(state.model + Shared(own=(OwnAddend(fresh["model"]),)))), {}
 
-    return Algorithm("local", (), init, round, serve, admit)
+    schedule = Schedule((request(start),), (request(train),), (request(start),), (scores(Evaluate(train.model)),))
+    return Algorithm("local", (), init, round, serve, admit, schedule=schedule)
 
 
 LOCAL = AlgorithmSpec(

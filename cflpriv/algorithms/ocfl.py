@@ -33,6 +33,7 @@ import numpy as np
 from ..clustering.cuts import merge_small
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
+from ..contract.schedule import Schedule, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..keys import Key, ranged
@@ -43,6 +44,7 @@ from .fedavg import Weights, average_within
 from .flexcfl import PlaceByCosine
 from .interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue, Served
 from .one_shot import with_late
+from .shared.around import TrainApart
 from .shared.attempts import try_mean
 from .shared.steps import mean_notes, moved
 
@@ -79,6 +81,19 @@ class Beside:
 
     def run(self, task_input: TaskInput) -> Result:
         return {"rows": np.stack([task_input.array("before"), task_input.array("now")])}
+
+
+@dataclass(frozen=True)
+class BesideItself:
+    """The given update "now" (d,) twice, of a client that joins. Part: "rows" (2, d)."""
+
+    uses_data: ClassVar[bool] = False
+
+    parts: ClassVar[Parts] = {"rows": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    def run(self, task_input: TaskInput) -> Result:
+        return {"rows": np.stack([task_input.array("now")] * ROWS)}
 
 
 @dataclass(frozen=True)
@@ -153,6 +168,10 @@ def ocfl(
         "ocfl", ("gram", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
         public_groups=True,
+        schedule=Schedule(
+            round=(request(train, {"update": "sum"}), request(Beside(), {"rows": "gram"})),
+            joining=(request(TrainApart(train)), request(BesideItself(), {"rows": "gram"})), serving=(scores(Evaluate(train.model)),),
+        ),
     )  # fmt: skip
 
 
@@ -204,8 +223,9 @@ def _admit(
 ) -> tuple[OcflState, Mapping[str, Any]]:
     if state.clustering is None or state.fired_at is None or state.compared is None:
         return state, {}
-    held = federation.compute(settings.train.at(federation.round), {"model": state.fired_at}, on=newcomers)["update"]
-    rows = federation.compute(Beside(), {"before": held, "now": held}, on=held.clients)["rows"]
+    task = TrainApart(settings.train.at(federation.round))
+    held = federation.compute(task, {"model": state.fired_at}, on=newcomers)["update"]
+    rows = federation.compute(BesideItself(), {"now": held}, on=held.clients)["rows"]
     released = federation.gram(rows, then=PlaceByCosine(), against=state.compared)
     labels = [int(label) for label in released.result["labels"]]
     return replace(state, clustering=with_late(state.clustering.extended(rows.clients, labels), newcomers)), {"joined": labels}
@@ -223,7 +243,7 @@ def _never_clusters(settings: Mapping[str, Any], before: BeforeRun) -> str:
 
 OCFL = AlgorithmSpec(
     "ocfl", ocfl, "FedAvg until updates point apart, then one clustering by density of cosines (Zuziak et al. 2025)",
-    states=(OcflState,), tasks=(Beside,), functions=(ClusterByTemperature, PlaceByCosine),
+    states=(OcflState,), tasks=(Beside, BesideItself, TrainApart), functions=(ClusterByTemperature, PlaceByCosine),
     compared=lambda settings: ComparedValue(ROWS), never_clusters=_never_clusters,
     knowledge=lambda settings: f"a density, min_cluster_size = {settings.get('min_cluster_size', 3)}",
 )  # fmt: skip

@@ -24,13 +24,15 @@ import numpy as np
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
+from ..contract.schedule import request
 from ..contract.transcript import RoundRecord
 from ..keys import Key, ranged
 from ..tasks.evaluation import Evaluate
 from ..tasks.training import Train
 from ..types import Array, Clustering
-from .fedavg import Weights, average_within
+from .fedavg import Weights, average_within, schedule_of_averaging
 from .interface import Algorithm, AlgorithmSpec, Served
+from .shared.around import TrainApart
 from .shared.attempts import try_mean
 from .shared.checks import enough_clients
 from .shared.steps import moved
@@ -123,7 +125,7 @@ def one_shot(
     seed: int = 0,
 ) -> Algorithm:
     """k-means with `k` clusters on models of `local_epochs` of local training. Raises `InputError` for parameters that cannot be."""
-    erm = replace(train, epochs=local_epochs)
+    erm = replace(train, epochs=local_epochs).at(0)
     initial = Shared(train.model.init(seed))
 
     def init(federation: Federation) -> OneShotState:
@@ -144,7 +146,7 @@ def one_shot(
         return Served(Evaluate(train.model), {"model": list(state.models)}, state.clustering)
 
     def admit(federation: Federation, state: OneShotState, newcomers: Sequence[int]) -> tuple[OneShotState, Mapping[str, Any]]:
-        held = federation.compute(erm, {"model": initial}, on=newcomers)["update"]
+        held = federation.compute(TrainApart(erm), {"model": initial}, on=newcomers)["update"]
         released = federation.gram(held, then=PlaceByMeans(), against=state.updates)
         labels = [int(label) for label in released.result["labels"]]
         return replace(state, clustering=with_late(state.clustering.extended(held.clients, labels), newcomers)), {"joined": labels}
@@ -152,11 +154,15 @@ def one_shot(
     def describe(state: OneShotState) -> Mapping[str, Any]:
         return {"clustering": state.clustering, "evidence": state.evidence, "rule": f"k = {k}"}
 
-    return Algorithm("one_shot", ("gram", "mean"), init, round, serve, admit, describe, public_groups=k > 1)
+    schedule = schedule_of_averaging(
+        train, Evaluate(train.model), start=[request(erm, {"update": ("gram", "sum")})],
+        joining=[request(TrainApart(erm), {"update": "gram"})],
+    )  # fmt: skip
+    return Algorithm("one_shot", ("gram", "mean"), init, round, serve, admit, describe, public_groups=k > 1, schedule=schedule)
 
 
 ONE_SHOT = AlgorithmSpec(
     "one_shot", one_shot, "k-means on local models once, then FedAvg in each cluster (Ghosh et al. 2019)",
-    states=(OneShotState,), functions=(ClusterByMeans, PlaceByMeans),
+    states=(OneShotState,), tasks=(TrainApart,), functions=(ClusterByMeans, PlaceByMeans),
     knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 2)}",
 )  # fmt: skip

@@ -37,6 +37,7 @@ from ..clustering.cuts import Cut, Linkage, cut_tree, gap_ratios, linkage_distan
 from ..clustering.similarity import Measure, SimilarityMatrix, angle_rows, angles
 from ..contract.handles import Held, OwnAddend, Shared
 from ..contract.operations import Federation, GramView, Results
+from ..contract.schedule import Schedule, at_round, request
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
 from ..keys import Key, ranged
@@ -46,8 +47,9 @@ from ..tasks.halves import HALVES
 from ..tasks.signatures import PrincipalHalves, PrincipalVectors
 from ..tasks.training import Train
 from ..types import Array, Clustering
-from .fedavg import Weights, average_within
+from .fedavg import Weights, average_within, schedule_of_averaging
 from .interface import Algorithm, AlgorithmSpec, ComparedValue, Served
+from .shared.around import TrainApart
 from .shared.grouping import ALPHA, FindGroups, JoinGroups, Landmarks, find_groups
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
@@ -229,8 +231,19 @@ def pacfl(
     return Algorithm(
         "pacfl", ("gram", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
-        public_groups=k != 1 and (beta is None or bool(np.isfinite(beta))),
+        public_groups=k != 1 and (beta is None or bool(np.isfinite(beta))), schedule=_schedule(settings),
     )  # fmt: skip
+
+
+def _schedule(settings: PacflSettings) -> Schedule:
+    """A signature once, then a training each round; who joins may train once more, for itself."""
+    compared = request(settings.signature, {"signature": "gram"})
+    tuned = [request(_tuning(settings))] if settings.fine_tune_epochs else []
+    return schedule_of_averaging(settings.train, Evaluate(settings.train.model), start=[compared], joining=[compared, *tuned])
+
+
+def _tuning(settings: PacflSettings) -> TrainApart:
+    return TrainApart(replace(settings.train, epochs=settings.fine_tune_epochs))
 
 
 def _rule(beta: float | None, k: int | None, cut: Rule | None, untested: bool) -> Rule:
@@ -291,7 +304,7 @@ def _admit(
     models = state.models + (state.initial,) * (clustering.k - len(state.models))
     tuned: tuple[OwnAddend, ...] = ()
     if settings.fine_tune_epochs:
-        task = replace(settings.train.at(federation.round), epochs=settings.fine_tune_epochs)
+        task = at_round(_tuning(settings), federation.round)
         trained = federation.compute(task, {"model": list(models)}, which=clustering, on=newcomers)
         tuned = (OwnAddend(trained["update"]),)
     notes = {"opened_clusters": clustering.k - state.clustering.k}
@@ -333,6 +346,6 @@ def _knowledge(settings: Mapping[str, Any]) -> str:
 
 PACFL = AlgorithmSpec(
     "pacfl", pacfl, "one-shot clustering by principal angles, then FedAvg in each cluster (Vahidian et al. 2023)",
-    states=(PacflState, Cut), functions=(ClusterByAngles, PlaceNewcomers, FindGroups, JoinGroups), sample_releases=_sample_releases,
-    cohorts="labelled", compared=_compared, knowledge=_knowledge, serves_released=True,
+    states=(PacflState, Cut), tasks=(TrainApart,), functions=(ClusterByAngles, PlaceNewcomers, FindGroups, JoinGroups),
+    sample_releases=_sample_releases, cohorts="labelled", compared=_compared, knowledge=_knowledge, serves_released=True,
 )  # fmt: skip

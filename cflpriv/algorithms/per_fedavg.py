@@ -26,7 +26,7 @@ from ..privacy.settings import updates_only
 from ..tasks.evaluation import Evaluate, EvaluateUsed
 from ..tasks.training import Gradient, Train
 from ..types import Array
-from .fedavg import FedAvgState, Weights, fedavg
+from .fedavg import FedAvgState, Weights, fedavg, schedule_of_averaging
 from .interface import Algorithm, AlgorithmSpec, Served, no_groups
 
 __all__ = ["EvaluateAdapted", "per_fedavg"]
@@ -84,12 +84,14 @@ def per_fedavg(
     """
     if alpha and train.batch_size == 0 and train.epochs < 2:
         raise InputError("training.epochs: 1 full batch makes no pair for algorithm.alpha; 2 epochs at least, or smaller batches")
-    shared = fedavg(replace(train, maml_lr=alpha, lr=beta or train.lr), weights=weights, seed=seed)
+    inner = replace(train, maml_lr=alpha, lr=beta or train.lr)
+    evaluate = EvaluateAdapted(train.model, alpha, train.on_divergence)
 
     def serve(state: FedAvgState) -> Served:
-        return Served(EvaluateAdapted(train.model, alpha, train.on_divergence), {"model": state.model})
+        return Served(evaluate, {"model": state.model})
 
-    return replace(shared, name="per_fedavg", serve=serve)
+    schedule = schedule_of_averaging(inner, evaluate)
+    return replace(fedavg(inner, weights=weights, seed=seed), name="per_fedavg", serve=serve, schedule=schedule)
 
 
 PER_FEDAVG = AlgorithmSpec(

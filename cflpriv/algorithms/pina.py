@@ -37,6 +37,7 @@ import numpy as np
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation
+from ..contract.schedule import Schedule, request
 from ..contract.transcript import RoundRecord
 from ..keys import Key, ranged
 from ..randomness import Stream
@@ -50,7 +51,7 @@ from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS, ClusterByMeans
 from .shared.checks import Contribution, enough_clients
 from .shared.choosing import EvaluateLowest
-from .shared.counted_sums import admit_by_choice, moved_by, norm_of_clip, serve_lowest, smallest_of, sum_of_blocks
+from .shared.counted_sums import admit_by_choice, moved_by, norm_of_clip, scores_of_lowest, serve_lowest, smallest_of, sum_of_blocks
 
 __all__ = ["normality_weight", "pina"]
 
@@ -104,11 +105,24 @@ def pina(
 
     Raises `InputError` for parameters that cannot be.
     """
-    signature = LowRankSketch(train, rank, sketch, seed)
+    signature = LowRankSketch(train.at(0), rank, sketch, seed)
     settings = PinaSettings(train, signature, k, smallest, normality, alpha, norm, seed)
     return Algorithm(
         "pina", ("gram", "mean"), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
-        _describe, reads_means=True,
+        _describe, reads_means=True, schedule=_schedule(settings),
+    )  # fmt: skip
+
+
+def _schedule(settings: PinaSettings) -> Schedule:
+    """A sketch once; each round a choice, first from the list of labels and then by losses, which stays with the client, and a training."""
+    train = settings.train
+    return Schedule(
+        (request(settings.signature, {"signature": "gram"}),),
+        (
+            request(ChooseListed()), request(Losses(train.model)),
+            request(TrainInBlock(train, settings.k, settings.norm), {"blocks": "sum"}),
+        ),
+        serving=(scores_of_lowest(train.model),), models=settings.k,
     )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ import numpy as np
 from ..clustering.noisy_sums import Alike, directions_of, first_cells, moved_cells, partition_of
 from ..contract.handles import Shared
 from ..contract.operations import Federation, Parameter
+from ..contract.schedule import Schedule, TaskRequest, request, scores
 from ..contract.transcript import RoundRecord
 from ..keys import Key, ranged
 from ..tasks.cluster_shares import (
@@ -188,8 +189,35 @@ def private_clusters(
     settings = PrivateClustersSettings(train, vectors, sums, update_part, k, alpha, draws, seed)
     return Algorithm(
         "private_clusters", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings),
-        admit_by_choice, _describe, reads_means=k != 1,
+        admit_by_choice, _describe, reads_means=k != 1, schedule=_schedule(settings),
     )  # fmt: skip
+
+
+def _schedule(settings: PrivateClustersSettings) -> Schedule:
+    """One contribution a round, for the centre, moments, cells or clusters, and then a training; choices stay with the clients.
+
+    Where the number of clusters is found, it is at most one more than the number of directions.
+    """
+    train, k = settings.train, settings.k
+    alone, evaluate = request(train, {"update": "sum"}), scores(Evaluate(train.model))
+    if k == 1:
+        return Schedule(round=(alone,), serving=(evaluate,))
+    many, found = k or settings.vectors.moment_size + 1, () if k else ("k",)
+    shares: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+        ("centre", settings.task(CentreShare), ()), ("moments", settings.task(MomentShare), ("number",)),
+        ("cells", settings.task(CellShare), ()), ("centres", settings.task(ClusterShare, k=many), found),
+    )  # fmt: skip
+    rounds: list[TaskRequest] = []
+    for stage, share, varies in shares:
+        if part := settings.update_part[stage]:
+            blocks, more = (many, found) if stage == "centres" else (1, ())
+            share, varies = WithUpdate(share, train, blocks, part), (*(f"share.{name}" for name in varies), *more)
+        rounds.append(request(share, {"contribution": "sum"}, varies=varies))
+    choose = settings.task(ChooseCluster)
+    rounds += [request(replace(choose, by_short=True)), request(choose)]
+    rounds.append(request(TrainInBlock(train, many), {"blocks": "sum"}, varies=found))
+    serving = (evaluate, scores(EvaluateChosen(choose)))
+    return Schedule(round=tuple(rounds) if k else (*rounds, alone), serving=serving, models=many)
 
 
 def _init(settings: PrivateClustersSettings, federation: Federation) -> PrivateClustersState:

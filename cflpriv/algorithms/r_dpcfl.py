@@ -45,6 +45,7 @@ import numpy as np
 
 from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
+from ..contract.schedule import Schedule, at_round, request, scores
 from ..contract.transcript import RoundRecord
 from ..errors import InputError
 from ..keys import Key, ranged
@@ -261,8 +262,30 @@ def r_dpcfl(
     return Algorithm(
         "r_dpcfl", ("gram", "gather", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings),
-        partial(_describe, settings), public_groups=True,
+        partial(_describe, settings), public_groups=True, schedule=_schedule(settings),
     )  # fmt: skip
+
+
+def _schedule(settings: RDpcflSettings) -> Schedule:
+    """A first step once; each round a training, in stage 2 of a model that the client chooses."""
+    train = settings.train
+    chosen = [request(_picking(settings), {"step": "sum", "choice": "gather"})] if choice_rounds(settings.rounds) else []
+    return Schedule(
+        (request(settings.represent, {"representation": "gram"}),), (request(train, {"update": "sum"}), *chosen),
+        (request(_choosing(settings), {"choice": "gather"}),), (scores(_evaluating(settings)),),
+    )  # fmt: skip
+
+
+def _picking(settings: RDpcflSettings) -> PickAndTrain:
+    return PickAndTrain(Losses(settings.train.model), settings.train, "update")
+
+
+def _choosing(settings: RDpcflSettings) -> PickAndTrain:
+    return PickAndTrain(Losses(settings.train.model), WithoutWork(), "nothing")
+
+
+def _evaluating(settings: RDpcflSettings) -> EvaluateLowest:
+    return EvaluateLowest(Losses(settings.train.model), Evaluate(settings.train.model))
 
 
 def choice_rounds(rounds: int) -> int:
@@ -310,8 +333,7 @@ def _chosen(settings: RDpcflSettings, federation: Federation, state: RDpcflState
     """A round of stage 2: clients choose a model and train it."""
     k = len(state.models)
     cohort = federation.cohort({client: state.labels.get(client, k) for client in federation.clients})
-    task = PickAndTrain(Losses(settings.train.model), settings.train.at(federation.round), "update")
-    held = federation.compute(task, {"model": list(state.models)}, on=cohort)
+    held = federation.compute(at_round(_picking(settings), federation.round), {"model": list(state.models)}, on=cohort)
     chosen = choices(federation, held["choice"], k) or {}
     held, labels = held.of(chosen), {**state.labels, **chosen}
     means = try_mean(federation, held["step"], settings.weights, labels, k)  # what was chosen, and paid for, stays without a mean, too
@@ -324,9 +346,8 @@ def _chosen(settings: RDpcflSettings, federation: Federation, state: RDpcflState
 
 def _serve(settings: RDpcflSettings, state: RDpcflState) -> Served:
     """The model of a client's cluster, or that of lowest training loss for a client without one."""
-    k, model = len(state.models), settings.train.model
-    which = _Among({client: (label,) for client, label in state.labels.items()}, tuple(range(k)))
-    return Served(EvaluateLowest(Losses(model), Evaluate(model)), {"model": list(state.models)}, which)
+    which = _Among({client: (label,) for client, label in state.labels.items()}, tuple(range(len(state.models))))
+    return Served(_evaluating(settings), {"model": list(state.models)}, which)
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,8 +365,7 @@ def _admit(
     settings: RDpcflSettings, federation: Federation, state: RDpcflState, newcomers: Sequence[int]
 ) -> tuple[RDpcflState, Mapping[str, Any]]:
     """Newcomers choose the model of lowest training loss, without training."""
-    task = PickAndTrain(Losses(settings.train.model), WithoutWork(), "nothing")
-    held = federation.compute(task, {"model": list(state.models)}, on=newcomers)
+    held = federation.compute(_choosing(settings), {"model": list(state.models)}, on=newcomers)
     labels = choices(federation, held["choice"], len(state.models)) or {}
     return replace(state, labels={**state.labels, **labels}), {"joined": [labels[client] for client in sorted(labels)]}
 

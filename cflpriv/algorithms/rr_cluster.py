@@ -31,6 +31,7 @@ import numpy as np
 
 from ..contract.handles import Shared
 from ..contract.operations import Federation, Parameter
+from ..contract.schedule import Schedule, request
 from ..contract.transcript import RoundRecord
 from ..keys import Key, ranged
 from ..tasks.block_choices import ChooseAndMove
@@ -41,7 +42,7 @@ from ..types import Array
 from .interface import Algorithm, AlgorithmSpec, Served
 from .shared.checks import Contribution, enough_clients
 from .shared.choosing import EvaluateLowest
-from .shared.counted_sums import admit_by_choice, moved_by, norm_of_clip, serve_lowest, smallest_of, sum_of_blocks
+from .shared.counted_sums import admit_by_choice, moved_by, norm_of_clip, scores_of_lowest, serve_lowest, smallest_of, sum_of_blocks
 
 __all__ = ["rebalancing", "rr_cluster"]
 
@@ -103,7 +104,19 @@ def rr_cluster(
     settings = RRClusterSettings(train, k, smallest, norm, seed)
     return Algorithm(
         "rr_cluster", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
-        partial(_describe, settings), reads_means=True,
+        partial(_describe, settings), reads_means=True, schedule=_schedule(settings),
+    )  # fmt: skip
+
+
+def _schedule(settings: RRClusterSettings) -> Schedule:
+    """Each round a choice, which stays with the client, and a training."""
+    train = settings.train
+    return Schedule(
+        round=(
+            request(ChooseAndMove(Losses(train.model))),
+            request(TrainInBlock(train, settings.k, settings.norm), {"blocks": "sum"}),
+        ),
+        serving=(scores_of_lowest(train.model),), models=settings.k,
     )  # fmt: skip
 
 

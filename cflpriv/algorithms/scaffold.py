@@ -35,6 +35,7 @@ import numpy as np
 
 from ..contract.handles import Shared
 from ..contract.operations import Federation
+from ..contract.schedule import Schedule, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..keys import Key, ranged
@@ -157,7 +158,9 @@ def scaffold(
     def admit(federation: Federation, state: ScaffoldState, newcomers: Sequence[int]) -> tuple[ScaffoldState, Mapping[str, object]]:
         return state, {}
 
-    return Algorithm("scaffold", ("mean",), init, round, serve, admit)
+    asked = request(TrainControlled(train), {"update": "sum", "control": "sum"})
+    schedule = Schedule(round=(asked,), serving=(scores(Evaluate(train.model)),))
+    return Algorithm("scaffold", ("mean",), init, round, serve, admit, schedule=schedule)
 
 
 SCAFFOLD = AlgorithmSpec(

@@ -5,28 +5,31 @@ each client refuses what is not in it. A test runs every algorithm and compares:
 declared count is reached.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, get_args
 
 from ..errors import InputError
 
-__all__ = ["Leaving", "Phase", "Schedule", "TaskRequest", "at_round", "request", "same_task", "scores"]
+__all__ = ["EACH_ROUND", "Leaving", "Phase", "Schedule", "TaskRequest", "at_round", "request", "same_task", "scores"]
 
 Phase = Literal["start", "round", "joining", "serving"]
-"""When a client is asked: once before the first round; in each round; once when the client joins a run that goes on; when scores are
-gathered after a round."""
+"""When a client is asked: before the first round; in each round; when the client joins a run that goes on or is met, which is counted over
+the whole run; when scores are gathered after a round."""
 Leaving = Literal["gram", "gather", "sum", "relay"]
 """The operations by which a part leaves a client."""
+EACH_ROUND = 0
+"""`times` of a request that is made as often as the run has rounds."""
 
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """One task that a client is asked for, at most `times` in its phase with different parameters.
+    """One task that a client is asked for, at most `times` in its phase with different parameters; `EACH_ROUND`: once for each round.
 
-    task: the dataclass as it travels; where it, or a task inside it, has a method `at`, its form of each round (`at_round`) is meant.
-    leaves: the operations by which a part of the result leaves; a part that is not named does not leave.
-    varies: names of fields that the server chooses anew in each request, such as the list of present clients.
+    task: the dataclass as it travels; where it, or a task inside it, has a method `at`, its form of each round (`at_round`) is meant. A
+    client that joins may also be asked for its form of an earlier round. leaves: the operations by which a part of the result leaves; a
+    part that is not named does not leave. varies: names of fields that the server chooses anew in each request, such as the list of present
+    clients; "share.number" is a field of the task in `share`.
     """
 
     task: Any
@@ -61,18 +64,21 @@ def request(
 ) -> TaskRequest:  # fmt: skip
     """A `TaskRequest`; `leaves` is a mapping of parts to one operation or several. Raises `InputError` for parts and fields that are not
     the task's."""
-    if times < 1:
-        raise InputError(f"schedule: {type(task).__name__} {times} times; expected 1 or more")
+    if times < 0:
+        raise InputError(f"schedule: {type(task).__name__} {times} times; expected 1 or more, or EACH_ROUND")
     listed = tuple((part, (by,) if isinstance(by, str) else tuple(by)) for part, by in (leaves or {}).items())
     for part, operations in listed:
         if part not in task.parts:
             raise InputError(f"schedule: {type(task).__name__} has no part {part!r}; there are {', '.join(task.parts)}")
         if unknown := set(operations) - set(get_args(Leaving)):
             raise InputError(f"schedule: {part!r} leaves by {', '.join(sorted(unknown))}; known are {', '.join(get_args(Leaving))}")
-    names = [attribute.name for attribute in fields(task)]
-    for name in varies:
-        if name not in names:
-            raise InputError(f"schedule: {type(task).__name__} has no field {name!r}; there are {', '.join(names)}")
+    for path in varies:
+        inner = task
+        for name in path.split("."):
+            names = [attribute.name for attribute in fields(inner)] if is_dataclass(inner) else []
+            if name not in names:
+                raise InputError(f"schedule: {type(task).__name__} has no field {path!r}; there are {', '.join(names)}")
+            inner = getattr(inner, name)
     return TaskRequest(task, listed, times, varies)
 
 
@@ -97,9 +103,20 @@ def at_round(task: Any, number: int) -> Any:
     return replace(task, **changed) if changed else task
 
 
-def same_task(asked: Any, declared: TaskRequest, number: int) -> bool:
-    """Whether a task is the declared one in round `number`, but for the fields that vary."""
+def same_task(asked: Any, declared: TaskRequest, rounds: Iterable[int]) -> bool:
+    """Whether a task is the declared task in its form of one of the `rounds`, but for the fields that vary."""
     if type(asked) is not type(declared.task):
         return False
-    chosen = {name: getattr(asked, name) for name in declared.varies}
-    return any(asked == (replace(task, **chosen) if chosen else task) for task in (at_round(declared.task, number), declared.task))
+    forms = (at_round(declared.task, number) for number in rounds)
+    return any(asked == (_with_fields(form, asked, declared.varies) if declared.varies else form) for form in forms)
+
+
+def _with_fields(task: Any, source: Any, paths: Sequence[str]) -> Any:
+    """A task with the fields of another task; unchanged where the other has a task of another class at the place."""
+    for path in paths:
+        name, _, rest = path.partition(".")
+        value, other = getattr(task, name), getattr(source, name)
+        if rest and type(value) is not type(other):
+            continue
+        task = replace(task, **{name: _with_fields(value, other, [rest]) if rest else other})
+    return task

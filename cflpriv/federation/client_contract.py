@@ -4,7 +4,8 @@ Rules (docs/guarantees.md says what each keeps from a server that lies):
 
     task        equals one of the contract in every field, but for the parameters and what the contract lets vary
     round       never decreases, and is below the contract's number of rounds
-    count       in a round each declared request is answered as often as the contract declares; the same request again is no new one
+    count       in a round each declared request is answered as often as the contract declares; the same request again is no new one;
+                requests of the start are counted over the run, and those of joining, which may fail `RETAKEN` times
     part        leaves by the operations that the contract declares for it, and by `gram` at most `RETAKEN` times more than once
     session     one contract is one session; what was counted outlives sessions and restarts
 
@@ -16,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..contract.schedule import Leaving, TaskRequest, same_task
+from ..contract.schedule import EACH_ROUND, Leaving, TaskRequest, same_task
 from ..protocols.errors import RemoteError
 from . import messages as m
-from .contract_record import Contract, contract_digest, contract_from_bytes, keys_that_differ
+from .contract_record import AgreedRequest, Contract, contract_digest, contract_from_bytes, keys_that_differ
 from .settings import Settings
 from .store import Store
 from .values import Origin
@@ -31,7 +32,8 @@ Leaves = tuple[tuple[str, tuple[Leaving, ...]], ...]
 KEPT = "contract"
 """The store's name for the contract in force, and the first part of the names of what was counted under each contract."""
 RETAKEN = 5
-"""So often an honest server takes a comparison again without clients that dropped out (`experiments.run.loop`)."""
+"""So often an honest server takes a comparison again without clients that dropped out (`experiments.run.loop`), and as often it may ask
+a client again to join."""
 DIGEST_BYTES = 16
 log = logging.getLogger("cflpriv.federation")
 
@@ -122,10 +124,11 @@ class ClientContract:
         for number, agreed in enumerate(contract.requests):
             if (agreed.phase == "start") != (ask.round < 0) and agreed.phase in ("start", "round"):
                 continue
-            if not same_task(ask.task.task, _declared(data)[number], ask.round):
+            rounds = (ask.round, *range(-1, ask.round)) if agreed.phase == "joining" else (ask.round,)
+            if not same_task(ask.task.task, _declared(data)[number], rounds):
                 continue
             known = counted.lasting if agreed.phase in ("start", "joining") else in_round
-            if (number, name) not in known and sum(place == number for place, _ in known) >= agreed.times:
+            if (number, name) not in known and sum(place == number for place, _ in known) >= _most(agreed, contract.rounds):
                 full = True
                 continue
             if (number, name) not in known or ask.round != counted.round:
@@ -146,13 +149,17 @@ class ClientContract:
 
     def check_leaving(self, operation: Leaving, origin: Origin, parts: tuple[str, ...]) -> None:
         """Raises `RemoteError` "not-agreed" if parts of a value leave by an operation that the contract does not declare for them, or are
-        scores or choices and the client's settings do not allow these."""
+        scores or choices and the client's settings do not allow these.
+
+        What may be shown may also be summed: an oblivious sum counts choices that others gather.
+        """
         if self._store.get(KEPT) is None:
             return
         settings, allowed = self._settings, dict(origin.leaves or ())
         shy = not settings.allow_scores and settings.privacy.unit == "none" and settings.protection.sums.hides
         for part in parts:
-            if operation not in allowed.get(part, ()):
+            ways = allowed.get(part, ())
+            if operation not in ways and not (operation == "sum" and "gather" in ways):
                 raise self._refused("not-agreed", f"{part!r} does not leave by {operation!r}")
             if shy and operation == "gather" and origin.kind(part) in ("choice", "request", "score"):
                 raise self._refused("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
@@ -202,6 +209,11 @@ class ClientContract:
         error = RemoteError(code)
         error.add_note(f"by the session contract: {why}")
         return error
+
+
+def _most(agreed: AgreedRequest, rounds: int) -> int:
+    """How many different requests are answered. A client whose joining failed is asked again in a later round, at most `RETAKEN` times."""
+    return (rounds if agreed.times == EACH_ROUND else agreed.times) + (RETAKEN if agreed.phase == "joining" else 0)
 
 
 @lru_cache(maxsize=16)

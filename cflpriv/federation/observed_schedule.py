@@ -38,7 +38,7 @@ class Watched:
         self.observed: list[Observed] = []
         self._held: dict[tuple[int, int], list[tuple[Observed, str]]] = {}
 
-    def places(self) -> Iterable[int]:
+    def places(self) -> Sequence[int]:
         return self._transport.places()
 
     def exchange(self, asks: Mapping[int, m.PartyRequest], stage: ExchangeStage) -> Mapping[int, m.Answer]:
@@ -88,7 +88,10 @@ def observed_requests(observed: Sequence[Observed], declared: Schedule | None = 
         place = (
             -1
             if declared is None
-            else next((i for i, asked in enumerate(getattr(declared, value.phase)) if same_task(value.task, asked, value.round)), -1)
+            else next(
+                (i for i, asked in enumerate(getattr(declared, value.phase)) if same_task(value.task, asked, range(-1, value.round + 1))),
+                -1,
+            )
         )
         times[value.phase, place, value.client, value.round].add(value.digest)
     most: dict[tuple[Phase, int], int] = {}

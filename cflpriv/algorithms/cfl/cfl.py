@@ -48,6 +48,7 @@ import numpy as np
 
 from ...contract.handles import GroupMean, Held, Shared
 from ...contract.operations import Federation
+from ...contract.schedule import EACH_ROUND, Schedule, request, scores
 from ...contract.transcript import RoundRecord
 from ...errors import InputError, TooFewClients
 from ...keys import Key, ranged
@@ -58,6 +59,7 @@ from ...tasks.halves import HALVES
 from ...tasks.training import Train
 from ..fedavg import Weights
 from ..interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue, Served
+from ..shared.around import TrainApart
 from ..shared.attempts import try_compute
 from ..shared.grouping import ALPHA, FindGroups, JoinGroups, check_draws
 from ..shared.steps import mean_notes
@@ -161,8 +163,24 @@ def cfl(
     return Algorithm(
         "cfl", ("gram", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings),
-        partial(_describe, settings), public_groups=True,
+        partial(_describe, settings), public_groups=True, schedule=_schedule(settings),
     )  # fmt: skip
+
+
+def _schedule(settings: CflSettings) -> Schedule:
+    """A training each round. Clusters are compared by copies of its updates, or by a training of all members; who joins is compared once
+    for each split above its cluster. With a test: by halves, as often as a level can be shown.
+    """
+    start, rounds, joining = [], [request(settings.train, {"update": "sum"})], []
+    compared = request(TrainApart(settings.train), {"update": "gram"}, times=EACH_ROUND)
+    if settings.halves is None or settings.watch:
+        rounds.append(request(Same(), {"update": "gram"}))
+        joining.append(compared)
+    if settings.halves is not None:
+        start.append(request(HasHalves()))
+        if most := settings.halves.most_tests:
+            joining.append(request(settings.halves.folds, {"folds": "gram"}, times=most))
+    return Schedule(tuple(start), tuple(rounds), tuple(joining), (scores(Evaluate(settings.train.model)),))
 
 
 def _check_thresholds(eps1: float, eps2: float, gamma_max: float, *, by_test: bool, authors: bool) -> None:
@@ -252,8 +270,8 @@ def _walk_down(settings: CflSettings, federation: Federation, state: CflState, c
             sizes = [len(state.members(child)) for child in node.children]
             side = dict.fromkeys(group, sizes.index(max(sizes)))
             if settings.halves is None:
-                task = settings.train.at(node.split_round)  # Δθ_new at θ*_v (Alg. 4, l. 5)
-                held = try_compute(federation, task.on_divergence, task, {"model": node.model}, on=group)
+                task = TrainApart(settings.train.at(node.split_round))  # Δθ_new at θ*_v (Alg. 4, l. 5)
+                held = try_compute(federation, settings.train.on_divergence, task, {"model": node.model}, on=group)
                 if held is not None:
                     released = federation.gram(held["update"], then=MoreSimilar(), against=node.updates)
                     side |= dict(zip(held.clients, (int(value) for value in released.result["side"]), strict=True))
@@ -314,7 +332,7 @@ def _knowledge(settings: Mapping[str, Any]) -> str:
 
 CFL = AlgorithmSpec(
     "cfl", cfl, "recursive bipartition by the cosines of updates where FedAvg stands still (Sattler et al. 2019)",
-    states=(CflState, TreeNode, SeenSimilarities), tasks=(Same, HasHalves, NeedsNoHalves),
+    states=(CflState, TreeNode, SeenSimilarities), tasks=(Same, HasHalves, NeedsNoHalves, TrainApart),
     functions=(Bipartition, MoreSimilar, FindGroups, JoinGroups),
     sample_releases=_sample_releases, cohorts="labelled", renumbers=True, serves_released=True,
     compared=lambda settings: ComparedValue() if decided_by_norms(settings) else ComparedValue(HALVES, halves=True),

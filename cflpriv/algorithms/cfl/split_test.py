@@ -12,6 +12,7 @@ cluster without groups is ever split. A level that `draws` simulations cannot sh
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
@@ -95,10 +96,19 @@ class SplitTest:
     folds: FoldGradients
     find: FindGroups
 
+    @property
+    def most_tests(self) -> int:
+        """How many tests a client can be in, its walk down the tree included: each split above its cluster took a test."""
+        return next(tests for tests in count() if self._shown(tests) == 0)
+
     def level(self, node: TreeNode, members: int, clients: int) -> float:
         """The level of the next test of a cluster of so many of all clients; 0 where there is none."""
-        level = self.find.alpha * 0.5 ** (node.tests + 1) * (members - 1) / max(1, clients - 1)
-        return level if members >= LEAST_TESTED and level * (self.find.draws + 1) >= 1 else 0.0
+        return self._shown(node.tests, (members - 1) / max(1, clients - 1)) if members >= LEAST_TESTED else 0.0
+
+    def _shown(self, tests: int, share: float = 1.0) -> float:
+        """The level after so many tests of a `share` of the clients; 0 where `draws` cannot show it."""
+        level = self.find.alpha * 0.5 ** (tests + 1) * share
+        return level if level * (self.find.draws + 1) >= 1 else 0.0
 
     def of(self, federation: Federation, on_divergence: str, model: Shared, members: Sequence[int], level: float) -> SplitTestResult | None:
         """Test the members at their cluster's model; None where too few of them have folds."""

@@ -13,6 +13,7 @@ from ...engine import Result, TaskInput
 from ...tasks.training import Train
 from ...types import Parts
 from ..fedavg import Weights
+from ..shared.around import TrainApart
 from ..shared.attempts import try_compute
 from .parameter_tree import CflState, ClusterSplit, SeenSimilarities, TreeCluster, TreeNode
 from .split_test import SplitTest
@@ -121,6 +122,6 @@ def _updates(settings: CflSettings, federation: Federation, node: TreeNode, samp
     if set(here) <= set(sampled.clients):
         held = federation.compute(Same(), {"update": sampled}, on=here)
     else:
-        task = settings.train.at(federation.round)
-        held = try_compute(federation, task.on_divergence, task, {"model": node.model}, on=here)
+        task = TrainApart(settings.train.at(federation.round))
+        held = try_compute(federation, settings.train.on_divergence, task, {"model": node.model}, on=here)
     return None if held is None or len(held.clients) < settings.fewest else held["update"]

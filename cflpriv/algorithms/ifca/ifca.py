@@ -42,6 +42,7 @@ import numpy as np
 
 from ...contract.handles import GroupMean, Held, Labels, Shared
 from ...contract.operations import Federation
+from ...contract.schedule import Leaving, Schedule, request, scores
 from ...contract.transcript import RoundRecord
 from ...errors import InputError, TooFewClients, TrainingDiverged
 from ...keys import Key, ranged
@@ -136,6 +137,7 @@ def ifca(
             raise InputError(f"training.epochs: {train.epochs} local epochs make no gradient; 1 with algorithm.averaging = 'gradient'")
     model = train.model
     by_gradient = averaging == "gradient"
+    halves = (FoldGradients(model, seed=seed), FindGroups(alpha, draws, seed=seed, numbers=model.dimension)) if k is None else None
     problem = Problem(
         model.layout,
         lambda attempt: model.init(seed, attempt),
@@ -146,11 +148,41 @@ def ifca(
         (lambda round: -train.at(round).lr) if by_gradient else (lambda round: 1.0),
         train.on_divergence,
     )
-    return alternate(
+    algorithm = alternate(
         problem, k=k, by_share=by_gradient and divide_by == "cohort", divide_by=divide_by, restarts=restarts, decide_after=decide_after,
         shared=shared, stable_rounds=stable_rounds, variant=variant, weights=weights,
-        halves=(FoldGradients(model, seed=seed), FindGroups(alpha, draws, seed=seed, numbers=model.dimension)) if k is None else None,
+        halves=halves,
     )  # fmt: skip
+    spans = shared_spans(model.layout, shared) if shared else ()
+    work = PickAndTrain(problem.losses, Gradient(model, train.on_divergence) if by_gradient else train, problem.part, spans)
+    served = _evaluating(problem, variant == "authors", spans)
+    return replace(algorithm, schedule=_schedule(work, served, k, None if halves is None else halves[0], restarts, stable_rounds > 0))
+
+
+def _schedule(
+    work: PickAndTrain, served: EvaluateLowest, k: int | None, folds: FoldGradients | None, restarts: int, saves: bool
+) -> Schedule:  # fmt: skip
+    """Each restart has one training a round. Where clients are sent one model each, those without an estimate choose beforehand, and sums
+    over all have members that were sent different models.
+    """
+    leaves: dict[str, Leaving] = {"step": "sum", "choice": "gather"}
+    if work.shared:
+        leaves["shared"] = "sum"
+    if restarts > 1:
+        leaves["loss"] = "sum"
+    one_each = saves or folds is not None
+    estimate = replace(work, then=WithoutWork(), part="nothing")
+    rounds = [request(work, leaves, times=restarts)] + ([request(estimate, {"choice": "gather"}, times=restarts)] if one_each else [])
+    return Schedule(
+        () if folds is None else (request(folds, {"folds": "gram"}),), tuple(rounds),
+        () if one_each else (request(estimate, {"choice": "gather"}),), (scores(served),),
+        k if k is not None and saves and work.shared and restarts == 1 else 1,
+    )  # fmt: skip
+
+
+def _evaluating(problem: Problem, authors: bool, spans: Spans) -> EvaluateLowest:
+    """The task that clients are scored by."""
+    return EvaluateLowest(problem.losses, problem.evaluate, "test" if authors else "train", spans)
 
 
 def alternate(
@@ -332,8 +364,7 @@ def _estimates(settings: IfcaSettings, federation: Federation, run: Restart, cli
 
 
 def _serve(settings: IfcaSettings, state: IfcaState) -> Served:
-    by: Literal["train", "test"] = "test" if settings.authors else "train"
-    return Served(EvaluateLowest(settings.problem.losses, settings.problem.evaluate, by, settings.spans), state.restarts[state.best].params)
+    return Served(_evaluating(settings.problem, settings.authors, settings.spans), state.restarts[state.best].params)
 
 
 def _admit(

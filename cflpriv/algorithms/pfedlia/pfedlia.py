@@ -39,6 +39,7 @@ import numpy as np
 
 from ...contract.handles import Held, Labels, Shared
 from ...contract.operations import Federation
+from ...contract.schedule import Leaving, Schedule, request, scores
 from ...contract.transcript import RoundRecord
 from ...errors import InputError, TooFewClients
 from ...keys import Key, ranged
@@ -150,8 +151,26 @@ def pfedlia(
         "pfedlia", ("relay", "gather", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings),
         partial(_describe, settings), public_groups=True,
-        regroups="algorithm.mode = 'peer': groups overlap" if peer else reason,
+        regroups="algorithm.mode = 'peer': groups overlap" if peer else reason, schedule=None if exact else _schedule(settings),
     )  # fmt: skip
+
+
+def _schedule(settings: PfedliaSettings) -> Schedule:
+    """A training each round; once, when the client is placed, the training and the row of scores that it is placed by.
+
+    The exact influence has none: how often a client trains for it follows from the number of clients.
+    """
+    ready, scoring = request(HasValidation(settings.training.validation)), settings.scoring(())
+    leaves: dict[str, Leaving] = {"update": "sum"}
+    rows = [request(scoring, {"scores": "gather"}, varies=("clients",))]
+    if settings.peer:
+        leaves["movement"] = "sum"
+        rows = [
+            request(scoring, varies=("clients",)),
+            request(Neighbours((), settings.scores), {"neighbours": "gather"}, varies=("clients",)),
+        ]
+    placing = (ready, request(settings.lazily, {"update": "relay"}), *rows)
+    return Schedule((ready,), (request(settings.training, leaves),), placing, (scores(Evaluate(settings.training.train.model)),))
 
 
 def _init(settings: PfedliaSettings, federation: Federation) -> PfedliaState:

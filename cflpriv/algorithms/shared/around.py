@@ -4,17 +4,19 @@ One level, no more: a task defines what changes in `before` and `after`, and inh
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from ...engine import Device, Result, TaskInput
 from ...errors import InputError
+from ...privacy.settings import Noise
+from ...protocols.events import Event
 from ...tasks.training import Train
 from ...types import Parts
 
-__all__ = ["AroundTraining", "needs_sgd", "steps_of", "weight_of_steps"]
+__all__ = ["AroundTraining", "TrainApart", "needs_sgd", "steps_of", "weight_of_steps"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,28 @@ class AroundTraining:
         results, path = self.train.run_many(inner, device)
         triples = zip(inputs, inner, results, strict=True)
         return [self.after(task_input, trained, result) if result else {} for task_input, trained, result in triples], path
+
+
+@dataclass(frozen=True)
+class TrainApart(AroundTraining):
+    """`train`, for an update that no sum takes: it is compared, or its client uses it. Part: "update" (d,). Kept: what `train` keeps.
+
+    A session contract can tell it from the training of a round, whose update is summed.
+    """
+
+    beyond = ""
+
+    def private(self, noise: Noise) -> "TrainApart":
+        """The same with private training."""
+        return replace(self, train=self.train.private(noise))
+
+    @property
+    def events(self) -> dict[str, Event]:
+        return self.train.events
+
+    @property
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        return self.train.covers
 
 
 def needs_sgd(train: Train, name: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...contract.handles import Held, Shared
 from ...contract.operations import Federation
+from ...contract.schedule import TaskRequest, scores
 from ...engine.models import Model
 from ...tasks.cluster_shares import counted_blocks
 from ...tasks.evaluation import Evaluate, Losses
@@ -15,7 +16,7 @@ from ...types import Array
 from ..interface import BeforeRun, Served
 from .choosing import EvaluateLowest
 
-__all__ = ["BlockSum", "admit_by_choice", "moved_by", "norm_of_clip", "serve_lowest", "smallest_of", "sum_of_blocks"]
+__all__ = ["BlockSum", "admit_by_choice", "moved_by", "norm_of_clip", "scores_of_lowest", "serve_lowest", "smallest_of", "sum_of_blocks"]
 
 State = TypeVar("State")
 
@@ -55,7 +56,16 @@ def moved_by(models: Sequence[Shared], sums: Array, sizes: Array) -> tuple[Share
 
 def serve_lowest(model: Model, models: Sequence[Shared]) -> Served:
     """Each client uses the one of the `models` that has the lowest loss on its training data."""
-    return Served(EvaluateLowest(Losses(model), Evaluate(model)), {"model": list(models)})
+    return Served(_lowest(model), {"model": list(models)})
+
+
+def scores_of_lowest(model: Model) -> TaskRequest:
+    """The request for scores of `serve_lowest`."""
+    return scores(_lowest(model))
+
+
+def _lowest(model: Model) -> EvaluateLowest:
+    return EvaluateLowest(Losses(model), Evaluate(model))
 
 
 def admit_by_choice(federation: Federation, state: State, newcomers: Sequence[int]) -> tuple[State, Mapping[str, Any]]:

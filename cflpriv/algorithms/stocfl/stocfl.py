@@ -46,6 +46,7 @@ from typing import Annotated, Any, Literal
 
 from ...contract.handles import GroupMean, Held, OwnAddend, Shared
 from ...contract.operations import Federation
+from ...contract.schedule import Schedule, request, scores
 from ...contract.transcript import RoundRecord
 from ...errors import InputError
 from ...keys import Key, ranged
@@ -134,8 +135,24 @@ def stocfl(
     return Algorithm(
         "stocfl", ("gram", "relay", "mean") if authors else ("gram", "mean"),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings),
-        partial(_describe, settings), public_groups=True,
+        partial(_describe, settings), public_groups=True, schedule=_schedule(settings),
     )  # fmt: skip
+
+
+def _schedule(settings: StocflSettings) -> Schedule:
+    """Ψ of a client once, when it is met (the authors' variant compares those of a round); each round both trainings."""
+    train, represented = settings.train, request(settings.represent, {"representation": "gram"})
+    rounds = [represented] if settings.authors else []
+    bent = replace(train, prox=settings.lam)
+    if settings.authors:
+        rounds += [request(ChainLink(train), {"movement": ("relay", "sum")}), request(bent)]
+    elif bent == train:
+        rounds.append(request(train, {"update": "sum"}, times=2))
+    else:
+        rounds += [request(train, {"update": "sum"}), request(bent)]
+    rounds.append(request(Join(("global", "update")), {"global": "sum", "update": "sum"}))
+    joining = () if settings.authors else (represented,)
+    return Schedule(round=tuple(rounds), joining=joining, serving=(scores(Evaluate(train.model)),))
 
 
 def _rule(tau: float | None, cut: Rule | None, authors: bool) -> Rule:

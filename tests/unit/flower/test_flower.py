@@ -495,9 +495,9 @@ class Processes:
         assert self.forks.stdin is not None
         assert self.forks.stdout is not None
         answers = {}
-        for place, request in requests.items():
+        for place, data in requests.items():
             path = str(self.folder / f"client{place}.toml").encode()
-            self.forks.stdin.write(struct.pack("<II", len(path), len(request)) + path + request)
+            self.forks.stdin.write(struct.pack("<II", len(path), len(data)) + path + data)
             self.forks.stdin.flush()
             (size,) = struct.unpack("<I", self.forks.stdout.read(4))
             out = self.forks.stdout.read(size)
