@@ -188,7 +188,9 @@ class ClientContract:
         """Why the client's settings do not allow a contract."""
         settings, limits = self._settings, self._settings.limits
         why = [f"{key} differs from the client's settings" for key in keys_that_differ(contract, settings.protection, settings.privacy)]
-        if settings.roster is not None and contract.roster != settings.roster.digest:
+        own, protection = b"" if settings.roster is None else settings.roster.digest, settings.protection
+        pinned = protection.secure or protection.transformed or protection.encrypted
+        if contract.roster != own and (contract.roster or pinned):
             why.append("its roster is not the client's")
         if contract.rounds > limits.rounds:
             why.append(f"it has {contract.rounds} rounds, the limit is {limits.rounds}")
