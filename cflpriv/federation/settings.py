@@ -45,7 +45,7 @@ class Settings:
     `privacy` uses the unit, the relation, ε and δ (over all runs on these data), `clip_norm`, whether that moves (`clip_quantile`), and
     under unit = "sample" `samples`, `sketch_dim` and `loss_cap`. `role` "key-holder" has no data and decrypts what the protection
     releases. `models`: how many models the members of one secure sum may have been sent. More than 1 is for algorithms that sum over
-    several groups at once (IFCA's communication saver, with shared layers or restarts); among k models a server can plant one for a single
+    several groups at once (IFCA with shared layers, sums of blocks); among k models a server can plant one for a single
     client.
 
     `contract`: the digest (32 bytes) of the only session contract that the client agrees to; empty: any within `limits`. With

@@ -162,8 +162,8 @@ def ifca(
 def _schedule(
     work: PickAndTrain, served: EvaluateLowest, k: int | None, folds: FoldGradients | None, restarts: int, saves: bool
 ) -> Schedule:  # fmt: skip
-    """Each restart has one training a round. Where clients are sent one model each, those without an estimate choose beforehand, and sums
-    over all have members that were sent different models.
+    """Each restart has one training a round. Where clients are sent one model each, those without an estimate choose beforehand. A sum of
+    shared layers has members that used different models.
     """
     leaves: dict[str, Leaving] = {"step": "sum", "choice": "gather"}
     if work.shared:
@@ -176,7 +176,7 @@ def _schedule(
     return Schedule(
         () if folds is None else (request(folds, {"folds": "gram"}),), tuple(rounds),
         () if one_each else (request(estimate, {"choice": "gather"}),), (scores(served),),
-        k if k is not None and saves and work.shared and restarts == 1 else 1,
+        k if k is not None and work.shared else 1,
     )  # fmt: skip
 
 
@@ -281,7 +281,7 @@ def _step(settings: IfcaSettings, federation: Federation, run: Restart, cohort: 
     # labels of all clients met, for the sizes: that of a cluster is not that of its share of a round's cohort
     groups: Labels | Held = held["choice"] if labels is None else {**run.labels, **labels}
     one_each = run.one_each(cohort)
-    lists = len({labels[client] for client in held.clients}) if one_each and labels is not None else 1
+    lists = 1 if labels is None else len({labels[client] for client in held.clients})
     means, everyone, failed = _means(settings, federation, run, held, groups, lists)
     rate, clients = settings.problem.rate(federation.round), held.clients
     # option I: θ_j − (γ/|S_t|) Σ_{i: ĵ_i = j} g_i (l. 13);  option II: the mean of θ̃_i over {i: ĵ_i = j} (l. 16)
@@ -328,7 +328,7 @@ def _means(
 ) -> tuple[tuple[GroupMean | None, ...], GroupMean | None, TooFewClients | None]:
     """The mean step of each cluster, that of everyone on the shared coordinates (section 4.3), and why the round failed, if it did.
 
-    `lists`: how many different lists of models these clients were sent.
+    `lists`: how many different models these clients used.
     """
     k, weights = len(run.models), settings.weights
     if run.joint is None:
@@ -336,7 +336,8 @@ def _means(
             return federation.mean(held["step"], weights, groups, k), None, None
         except TooFewClients as error:
             return (None,) * k, None, error
-    means, everyone = mean_with_overall(federation, held["step", "shared"], held["shared"], weights, groups, k, lists)
+    together = settings.k is not None or lists == 1  # else no contract says how many models there will be
+    means, everyone = mean_with_overall(federation, held["step", "shared"], held["shared"], weights, groups, k, lists, together=together)
     return means, everyone, TooFewClients((), 1) if everyone is None else None
 
 

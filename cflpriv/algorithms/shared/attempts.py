@@ -59,14 +59,15 @@ def mean_with_overall(
     k: int,
     models: int = 1,
     names: Sequence[str] = (),
+    together: bool = True,
 ) -> tuple[tuple[GroupMean | None, ...], GroupMean | None]:
     """The means of each group, and the mean over all groups of the parts of `everyone`, which `held` has too (under `names`), by one sum a
     client.
 
     A mean over everyone is not a second sum over the same clients: their difference would show who is in the one alone. It is made of the
     groups' means. Clients outside these groups (the group is too small, or the client does not hold `held`) form another sum, of
-    `everyone`, whose members were sent at most `models` different models. If they are too few, or a budget does not suffice, they are left
-    out.
+    `everyone`, whose members used at most `models` different models. If they are too few, or a budget does not suffice, or not `together`,
+    they are left out.
     """
     means = (None,) * k if held is None else try_mean(federation, held, weights, groups, k)
     summed = [mean for mean in means if mean is not None and not any(part.own for part in mean.parts.values())]
@@ -75,7 +76,7 @@ def mean_with_overall(
         grouped = () if held is None else held.clients
         rest = [client for client in everyone.clients if client not in grouped or means[groups[client]] not in summed]
         try:
-            alone = try_mean(federation, everyone.of(rest), weights, models=models)[0] if rest else None
+            alone = try_mean(federation, everyone.of(rest), weights, models=models)[0] if rest and together else None
         except BudgetExceeded:  # members of a sum that failed have paid, and pay more for a second one with shared noise (`Receipt`)
             alone = None
         if alone is not None and not any(part.own for part in alone.parts.values()):

@@ -5,8 +5,8 @@ the group together ask, as clients count it, is the whole schedule, so nothing i
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.handles import Held, placed
-from cflpriv.contract.schedule import EACH_ROUND, Schedule
+from cflpriv.contract.schedule import EACH_ROUND, Schedule, TaskRequest
 from cflpriv.experiments.run.run import Experiment, admit, advance, begin, prepare
 from cflpriv.federation.client_contract import KEPT, Counts
 from cflpriv.federation.contract_record import contract_digest
@@ -78,7 +78,7 @@ def merged(algorithm: str, settings: Mapping[str, Any], **protection: Any) -> It
 
 def groups() -> list[Group]:
     """All runs."""
-    half = {"participation": 0.5, "rounds": 4}
+    half, apart = {"participation": 0.5, "rounds": 4}, {"training": {"participation": 0.5, "rounds": 8}, "run": {"seed": 5}}
     early = {"moments": 1, "cell_steps": 1, "centre_steps": 2, "draws": 19}
     seven = {"rounds": 7}
     client = {"privacy": {"unit": "client", "epsilon": 100.0, "clip_norm": 1.0, "delta": 1e-3}}
@@ -116,12 +116,12 @@ def groups() -> list[Group]:
         Group("r_dpcfl", [run({"k": 2}, training={"rounds": 1})]),
         Group("private_clusters", [run({"k": 1})]),
         *both("private_clusters", {"k": 2, **early}, training=seven, protection=SECAGG),
-        *both("private_clusters", {"k": 2, **early}, training=seven, protection=SECAGG, **client),
+        Group("private_clusters", [run({"k": 2, **early, "train_early": True}, training=seven, **more) for more in ({}, client, {"protection": SECAGG})]),
         Group("private_clusters", [run(early, scene, training=seven) for scene in (SCENE, ALIKE)], bound=True),
         Group("private_clusters", [run({**early, "train_early": True}, scene, training=seven) for scene in (SCENE, ALIKE)], bound=True),
-        Group("cfl", [run({"alpha": 0.05, "draws": 40}, training={"rounds": 4})]),
-        Group("cfl", [run({"alpha": 0.05, "draws": 80, "patience": 1}, ALIKE, training={"rounds": 5})]),
-        *watched("cfl", {"alpha": 0.05, "draws": 40, "watch": True}),
+        Group("cfl", [run({"alpha": 0.05, "draws": 40, "settle": 0}, training={"rounds": 4})]),
+        Group("cfl", [run({"alpha": 0.05, "draws": 80, "patience": 1, "settle": 0}, ALIKE, training={"rounds": 5})]),
+        *watched("cfl", {"alpha": 0.05, "draws": 40, "watch": True, "settle": 0, "patience": 1}),
         *watched("cfl", {"eps1": 5.0, "eps2": 5.1, "watch": True}),
         *watched("cfl", {"variant": "authors", "first_split": 0, "watch": True}),
         Group("stocfl", [run(training=half), run(protection=SECAGG), run({"sketch_dim": 0}, protection={**SECAGG, "min_cohort": 6})]),
@@ -132,9 +132,10 @@ def groups() -> list[Group]:
         Group("pfedlia", [run({"warm_up": 1, "local_epochs": 2, "mode": "peer"})]),
         *both("ifca", {"k": 2}, protection=OBLIVIOUS),
         Group("ifca", [run(training=half)]),
-        Group("ifca", [run({"k": 2, "restarts": 2, "decide_after": 2})]),
-        Group("ifca", [run({"k": 2, "averaging": "gradient", "shared": ["all_but_last"], "variant": "authors"})]),
-        *both("ifca", {"k": 2, "stable_rounds": 1, "shared": ["all_but_last"]}, training={"rounds": 5}, protection=SECAGG),
+        Group("ifca", [run({"shared": ["all_but_last"]}, training=half), run({"shared": ["all_but_last"]}, protection=SECAGG)]),
+        *both("ifca", {"k": 2, "restarts": 2, "decide_after": 2}, protection=OBLIVIOUS),
+        *both("ifca", {"k": 2, "averaging": "gradient", "shared": ["all_but_last"], "variant": "authors"}, protection=SECAGG, **apart),
+        *both("ifca", {"k": 2, "stable_rounds": 1, "shared": ["all_but_last"]}, protection=SECAGG, **apart),
         Group("hypcluster", [run({"k": 2})]),
     ]  # fmt: skip
 
@@ -164,11 +165,15 @@ def made(algorithm: str, one: Run, **options: Any) -> tuple[Experiment, Watched]
 
 
 def asked_in(algorithm: str, one: Run, **options: Any) -> tuple[Schedule, Asked]:
-    """Run it under its contract, serve after each round as deployments do, let newcomers join; what was asked. Fails if one refuses."""
+    """Run it under its contract, with newcomers in round 1 and at the end, and serve as deployments do; what was asked.
+
+    Fails if a client refuses.
+    """
     experiment, watched = made(algorithm, one, **options)
     schedule = experiment.algorithm.schedule
     assert schedule is not None, f"{algorithm} declares no schedule"
     asked, places = Asked(rounds=experiment.config.training.rounds), dict[tuple[int, bytes], int]()
+    join_midway(experiment, experiment.newcomers[:1])
     begin(experiment)
     count(experiment, asked, places)
     for _ in range(asked.rounds):
@@ -188,11 +193,26 @@ def asked_in(algorithm: str, one: Run, **options: Any) -> tuple[Schedule, Asked]
     return schedule, asked
 
 
+def join_midway(experiment: Experiment, newcomers: Sequence[int]) -> None:
+    """Let these join at the beginning of round 1, as in a deployment, and take part from then on."""
+
+    def begin_round(run: Experiment, number: int) -> Collection[int]:
+        run.federation.begin_round(number)
+        if number == 1 and newcomers and run.algorithm.admit is not None:
+            run.simulated.join(newcomers)
+            run.state, _ = run.algorithm.admit(run.federation, run.state, newcomers)
+        return ()
+
+    experiment.backend = replace(experiment.backend, begin_round=begin_round)
+    if experiment.config.training.rounds > 1:
+        experiment.newcomers = tuple(client for client in experiment.newcomers if client not in newcomers)
+
+
 def serve(experiment: Experiment, clients: Sequence[int]) -> None:
     """Clients are scored, as in a deployment, where the protection keeps no scores from the server."""
     served, federation = experiment.algorithm.serve(experiment.state), experiment.federation
     on = clients if served.which is None or isinstance(served.which, Held) else placed(served.which, clients)
-    if federation.protection.sums.hides or not on:
+    if federation.protection.sums.hides or experiment.config.privacy.unit == "client" or not on:
         return
     held = federation.compute(served.task, served.params, which=served.which, on=on)
     federation.gather(held["correct", "count"])
