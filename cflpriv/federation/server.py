@@ -41,7 +41,7 @@ from .relay import Relay, Witness, relay, requested_senders
 from .release_policy import kinds_of, may_leave
 from .server_state import KnownValue, Participants, Rounds
 from .transport import Transport
-from .values import UNTRACED, Origin, trace
+from .values import UNTRACED, Origin, spread_of, trace
 from .work import request_digest
 
 __all__ = ["BudgetsSpent", "ClientsLost", "EpochEnded", "FederationServer", "KeyHolderLost", "Transport"]
@@ -244,6 +244,9 @@ class FederationServer:
         noise = None if self.privacy_ledger is None else m.NoisySteps(**vars(self.privacy_ledger.noise))
         self._ledger.begin(private, inputs, self._ledger.reads(private, clients), clients, self.round)
         key, number = HeldKey(type(private).__name__), self._rounds.next_number()
+        spread = spread_of(private)
+        for source in parameters.held:
+            spread = max(spread, self._known[source.key].spread)
         asks: dict[int, m.PartyRequest] = {}
         traced: dict[int, bytes] = {}
         settings, record = settings_of(task), self._record("compute")
@@ -266,7 +269,7 @@ class FederationServer:
         layout = majority(list(layouts.values())) or PartLayout()
         at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in parameters.values.values())
         odd = frozenset(client for client, declared in layouts.items() if declared != layout)
-        self._known[key] = KnownValue(number, layout, traced, odd, at_model, kinds_of(private))
+        self._known[key] = KnownValue(number, layout, traced, odd, at_model, kinds_of(private), spread)
         held = Held(key, tuple(sorted(layouts)), tuple(private.parts))
         self._ledger.enter(held, private, inputs, self._ledger.reads(private, held.clients))
         return held
@@ -385,7 +388,7 @@ class FederationServer:
         choices = groups if oblivious and isinstance(groups, Held) else None
         noise = self._noise_inside(held)
         self._ledger.settle_sums(held, call, choices, protection.small_clusters, self.round, noise)
-        asked, began, before = Asked(known.number, held.parts, layout, weight, noise), perf_counter(), len(self.refusals)
+        asked, began, before = Asked(known.number, held.parts, layout, weight, noise, known.spread), perf_counter(), len(self.refusals)
         try:
             if protection.small_clusters == "local" and not oblivious:
                 means = self._mean_or_local(held, call, asked, groups)
@@ -524,7 +527,9 @@ class FederationServer:
         done = {client: answer.layout for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.parts}
         if not done:
             raise TooFewClients((), 1)  # no client with an own part is present
-        self._known[key] = KnownValue(number, majority(list(done.values())) or PartLayout(), dict.fromkeys(done, UNTRACED))
+        spread = max(self._known[own.held.key].spread for own in shared.own)
+        models = dict.fromkeys(done, UNTRACED)
+        self._known[key] = KnownValue(number, majority(list(done.values())) or PartLayout(), models, spread=spread)
         total = Held(key, tuple(sorted(done)), ("own",))
         self._ledger.derive(total, [own.held for own in shared.own])
         return Shared(shared.clear, shared.transformed, (OwnAddend(total),))

@@ -140,6 +140,7 @@ class KnownValue:
 
     `layout`: that of more than half of the clients, else empty; `odd`: the clients that declared another. `models`: by client the name of
     what its value was computed from (`values.trace`). `at_model`: parameters went into the values. `kinds`: of their parts.
+    `spread`: of the weights inside the values (`values.spread_of`).
     """
 
     number: int
@@ -148,12 +149,13 @@ class KnownValue:
     odd: frozenset[int] = frozenset()
     at_model: bool = True
     kinds: Mapping[str, PartKind] = field(default_factory=dict)
+    spread: float = 1.0
 
     def saved(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
         layout = [[name, dtype, list(shape)] for name, dtype, shape in self.layout.parts]
         models = [[client, model.hex()] for client, model in sorted(self.models.items())]
-        rest = {"odd": sorted(self.odd), "at_model": self.at_model, "kinds": dict(self.kinds)}
+        rest = {"odd": sorted(self.odd), "at_model": self.at_model, "kinds": dict(self.kinds), "spread": self.spread.hex()}
         return {"number": self.number, "layout": layout, "models": models, **rest}
 
     @classmethod
@@ -161,5 +163,10 @@ class KnownValue:
         """The inverse of `saved`."""
         layout = PartLayout(tuple((name, dtype, tuple(shape)) for name, dtype, shape in saved["layout"]))
         models = {client: bytes.fromhex(model) for client, model in saved["models"]}
-        rest = (frozenset(saved.get("odd", ())), saved.get("at_model", True), saved.get("kinds", {}))
+        rest = (
+            frozenset(saved.get("odd", ())),
+            saved.get("at_model", True),
+            saved.get("kinds", {}),
+            float.fromhex(saved.get("spread", "0x1p+0")),
+        )
         return cls(saved["number"], layout, models, *rest)

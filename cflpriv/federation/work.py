@@ -11,14 +11,14 @@ import numpy as np
 
 from ..errors import InputError
 from ..protocols.errors import RemoteError
-from ..types import Array, ClientData
+from ..types import Array, ClientData, PartKind
 from . import messages as m
 from .foreign import Foreign
 from .host import RunTask
 from .protections import ClientParts
 from .release_policy import compares, kinds_of
 from .task_encoding import UnknownTask
-from .values import UNTRACED, Origin, SharedWork, rounds_of, trace
+from .values import UNTRACED, Origin, SharedWork, rounds_of, spread_of, trace
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
@@ -45,12 +45,12 @@ def models_in(task: Any) -> list[Any]:
     """The models that a task names, however deep. The parameters that a server sends do not change them."""
     if type(task).__name__ == "Model":
         return [task]
-    return [
-        model
-        for attribute in fields(task)
-        if is_dataclass(getattr(task, attribute.name))
-        for model in models_in(getattr(task, attribute.name))
-    ]
+    models: list[Any] = []
+    for attribute in fields(task):
+        inner = getattr(task, attribute.name)
+        if is_dataclass(inner):
+            models += models_in(inner)
+    return models
 
 
 def sizes_in(task: Any) -> list[int]:
@@ -78,6 +78,15 @@ def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
             last = model.classes - 1
             data = replace(data, x_train=np.clip(data.x_train, 0, last), x_test=np.clip(data.x_test, 0, last))
     return data
+
+
+def other_kinds(task: Any) -> tuple[tuple[str, PartKind], ...]:
+    """The parts of a task that are not summed, and their kinds."""
+    other: list[tuple[str, PartKind]] = []
+    for part, kind in kinds_of(task).items():
+        if kind != "summed":
+            other.append((part, kind))
+    return tuple(other)
 
 
 def smallest(sizes: Iterable[int]) -> int:
@@ -117,15 +126,22 @@ class Work:
             raise RemoteError("forbidden")
         # one object for all clients with the same request, so that they can be computed together
         task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
-        models, sizes, compared = exchange.once(lambda: (models_in(task), sizes_in(task), compares(task)), task)
+        models, sizes, compared, spread, kinds = exchange.once(
+            lambda: (models_in(task), sizes_in(task), compares(task), spread_of(task), other_kinds(task)), task
+        )
         reads = {name: memory for name in getattr(task, "reads", ()) if (memory := self._values.remembered(name)) is not None}
         held = self._held_in(ask)
         self._ledger.begin(task, held, reads)
-        sizes = [*sizes, *(origin.size for _, origin in reads.values())]
+        sizes, several = list(sizes), list[tuple[int, ...]]([(ask.round,)])
+        for name, (_, origin) in reads.items():
+            sizes.append(origin.size)
+            compared, spread = compared or origin.is_compared(name), max(spread, origin.spread)
         params, received, choice = self._given(ask, sizes, held, exchange)
-        compared = compared or any(self._values.origin(source.held).is_compared(source.part) for source in held)
-        rounds = rounds_of((ask.round,), *(self._values.origin(source.held).rounds for source in held))
-        compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
+        for source in held:
+            origin = self._values.origin(source.held)
+            several.append(origin.rounds)
+            compared, spread = compared or origin.is_compared(source.part), max(spread, origin.spread)
+        rounds = rounds_of(*several)
         if self._ledger.unit != "none":
             words_as_they_are(models)
         if isinstance(task, Foreign):
@@ -141,8 +157,7 @@ class Work:
         self._values.forget(live)
         if not result:
             return m.Computed(False, ())
-        kinds = exchange.once(lambda: tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed"), task, kinds_of)
-        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, rounds)
+        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, spread)
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
         made = {part: owned(result[part]) for part in task.parts}
@@ -170,7 +185,8 @@ class Work:
         self._values.drop(ask.held)
         self._ledger.derive(ask.held, "own", addends)
         rounds = rounds_of(*(origin.rounds for _, origin in origins))
-        made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds)
+        spread = max(origin.spread for _, origin in origins)
+        made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds, spread)
         self._values.hold(ask.held, {"own": total}, made)
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib import metadata
+from math import isinf
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -255,6 +256,12 @@ class Config:
             raise InputError(
                 f"protection.sum = {protection.sum!r}: {algorithm.name!r} averages over different groups of the same clients in one round "
                 f"({algorithm.regroups}); the difference of two such sums would show an individual, so clients refuse the second"
+            )
+        if protection.secure and isinf(algorithm.spread) and self.privacy.unit != "client":
+            raise InputError(
+                f"protection.sum = {protection.sum!r}: clients of {algorithm.name!r} put values into blocks of their own choice, and a "
+                "client alone in a block would show, whatever min_cohort is; privacy.unit = 'client' adds noise inside the sum, or use "
+                "sum = 'none' where the server is trusted"
             )
         strict = self.run.release_policy == "strict"
         if strict and protection.secure and "relay" in algorithm.operations and not protection.relay_updates:
