@@ -105,8 +105,9 @@ class TooUnequal(InputError):
             if spread == float("inf")
             else f"at most {most:.4g} to 1 keeps it"
         )
+        ratio = "without bound" if spread == float("inf") else f"by up to {spread:g} to 1"
         super().__init__(
-            f"mean: values weigh clients inside themselves by up to {spread:g} to 1, so the effective number of {clients} clients could "
+            f"mean: values weigh clients inside themselves {ratio}, so the effective number of {clients} clients could "
             f"fall below min_cohort = {min_cohort}, which clients refuse; {remedy}"
         )
 

@@ -68,9 +68,6 @@ def smallest_least_weight(clients: int, needed: int, limit: float, spread: float
 
 
 def largest_ratio(clients: int, needed: int) -> float:
-    """The largest ratio of two weights, by the Kantorovich inequality, that keeps the effective number of `clients` at `needed`.
-
-    1 if there are no more clients than needed. Never above the exact ratio.
-    """
-    spare = max(clients - needed, 0)
-    return max(1.0, (2 * clients - needed + 2 * math.sqrt(clients * spare)) / needed)
+    """The largest ratio of two weights (to about 15 digits) that keeps the effective number of `clients` at `needed`; 1 without clients to
+    spare."""
+    return 1 / smallest_least_weight(clients, needed, 1.0) if clients > needed else 1.0
