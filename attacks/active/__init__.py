@@ -15,7 +15,7 @@ A test removes the client's check that the attack is about, and sees the figure.
     liar         the transport on which the server deviates and accomplices answer
     scene        fresh clients, the server, the truth        outcome      statuses and figures
     halted       a secure sum that is finished by hand       audit        all attacks, the folder that is written
-    own_terms    a secure sum under terms of its own
+    other_settings   a secure sum under terms of its own
 
 A status: `refused` (by which check: code and stage), `no_gain` (accepted, and no better than without), `learned` (a figure, better than
 without by a margin), `not_applicable` (why), `failed` (could not be run, which is neither). `claimed` says whether the guarantee of the

@@ -7,23 +7,67 @@ Checks: "the values of one round go into one sum, over one set of clients with o
 values that share a name only sums with the same survivors and settings are opened" (protocols/secagg/summed.py, Guarantee).
 """
 
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
 import numpy as np
 
+from ...aggregation.secagg import bound
+from ...aggregation.secure_sums import least_weight
+from ...contract.handles import Held, PartLayout
 from ...contract.protection import Protection
 from ...experiments.config.config import Config
+from ...federation import messages as m
 from ...protocols import secagg
+from ...protocols.errors import ProtocolError, RemoteError
 from ...protocols.secagg.vectors import largest_levels
 from .outcome import ActiveAttack, ActiveFigure, ActiveGuess
-from .own_terms import sum_under
-from .scene import AttackRun
+from .scene import AttackRun, Summed
 
-__all__ = ["OTHER_CLIP", "OTHER_WEIGHT", "plain_sums"]
+__all__ = ["OTHER_CLIP", "OTHER_WEIGHT", "plain_sums", "sum_under"]
 
 GUARANTEE = "protocols/secagg/summed.py: of all values that share a name only sums with the same survivors and settings are opened"
+FIRST = 1 << 32
+"""The number of the first such sum in a round, beyond those of an honest server."""
 CLIPS = 60
 """Sums at so many clips."""
 RANGE = 1e-3
 """The smallest clip, as a share of the largest."""
+
+
+def sum_under(run: AttackRun, held: Held, on: Collection[int], number: int, **changes: Any) -> Summed | None:
+    """The sum of a value over some clients, under honest terms with these `changes`; None where clients refuse it or are too few.
+
+    `number`: of the sum within the round; it goes up. The total of a weighted sum is Σ (weight / `weight_limit`) · value.
+    """
+    known, protection = run.fed.known(held.key), run.fed.protection
+    layout = PartLayout(tuple((name, dtype, tuple(shape)) for name, dtype, shape in known["layout"])).some(held.parts)
+    slot, cohort = (run.turn, FIRST + number), sorted(on)
+    step = m.SumStep(run.fed.session, slot, run.number(held), held.parts, 1, "sum", None, b"")
+    models = [bound(step, bytes.fromhex(model)) for client, model in known["models"] if client in cohort]
+    roster = run.roster if protection.secagg_mode == "active" else None
+    try:
+        honest = secagg.make_terms(
+            session=run.fed.session, slot=slot, cohort=cohort, models=models, dimension=layout.size, clip=protection.secagg_clip,
+            bits=protection.secagg_bits, min_cohort=protection.smallest_sum, roster=roster,
+        )  # fmt: skip
+        server = secagg.Server(msgspec.structs.replace(honest, **changes), roster=roster)
+        while outbox := server.advance():
+            asks = {client: msgspec.structs.replace(step, message=message) for client, message in outbox.items()}
+            for client, answer in run.liar.ask(asks, f"secagg {server.sent}").items():
+                if isinstance(answer, m.Stepped):
+                    _receive(server, client, answer.message)
+    except ProtocolError:
+        return None
+    return Summed(np.asarray(server.result.total()), server.result.survivors)
+
+
+def _receive(server: secagg.Server, client: int, message: bytes) -> None:
+    try:
+        server.receive(client, message)
+    except RemoteError:  # the client drops out
+        return
 
 
 def other_weight(run: AttackRun) -> ActiveGuess:
@@ -34,11 +78,11 @@ def other_weight(run: AttackRun) -> ActiveGuess:
     """
     held, protection = run.compute(), run.scene.config.protection
     plain = sum_under(run, held, run.clients, 1)
-    limit = protection.max_weight
-    weighed = None if plain is None else sum_under(run, held, run.clients, 2, weight_limit=limit, least_weight=_least(run, limit))
+    limit, least = protection.max_weight, least_weight(protection, len(run.clients))
+    weighed = None if plain is None else sum_under(run, held, run.clients, 2, weight_limit=limit, least_weight=least)
     guess = None
     if plain is not None and weighed is not None and weighed.survivors == plain.survivors:
-        counts = {client: max(float(run.scene.data(client).samples), _least(run, limit)) / limit for client in plain.survivors}
+        counts = {client: max(float(run.scene.data(client).samples), least) / limit for client in plain.survivors}
         usual = float(np.median(list(counts.values())))
         if counts[run.victim] != usual:
             guess = (weighed.total - usual * plain.total) / (counts[run.victim] - usual)
@@ -70,15 +114,6 @@ def other_clip(run: AttackRun) -> ActiveFigure:
     size = float(np.linalg.norm(truth))
     value = None if largest is None else float(np.linalg.norm(largest - truth)) / size
     return ActiveFigure("largest_values_error", value, float(np.linalg.norm(mean - truth)) / size)
-
-
-def _least(run: AttackRun, limit: float) -> float:
-    """The least weight of honest terms for these clients."""
-    terms = secagg.make_terms(
-        session=run.fed.session, slot=(0, 0), cohort=sorted(run.clients), models=[bytes(32)], dimension=1, clip=1.0, weight_limit=limit,
-        min_cohort=run.scene.config.protection.smallest_sum, roster=run.roster if run.fed.protection.secagg_mode == "active" else None,
-    )  # fmt: skip
-    return terms.least_weight
 
 
 def plain_sums(config: Config) -> str:

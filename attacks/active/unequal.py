@@ -20,9 +20,8 @@ from ...errors import InputError
 from ...federation import messages as m
 from ...types import Array
 from .liar import honest_ask
-from .other_settings import plain_sums
+from .other_settings import plain_sums, sum_under
 from .outcome import ActiveAttack, ActiveFigure, ActiveGuess
-from .own_terms import sum_under
 from .scene import AttackRun, Summed
 
 __all__ = ["LISTED_MODEL", "OTHER_MODEL", "OTHER_TASK", "SWITCHED_VALUE", "UNEQUAL_WEIGHTS"]

@@ -6,17 +6,19 @@ The guarantee is that of `protocols.secagg`, whose machines run here; `secagg` a
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
 from ..contract.calls import Recorder, SumCall, TooUnequal
-from ..contract.protection import SecureSum
+from ..contract.protection import Protection, SecureSum
 from ..protocols import secagg
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import LocalError, RemoteError, SumFailed, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.secagg import ServerStage, Slot, Sum, Terms
+from ..protocols.secagg.graph import complete_threshold
 
-__all__ = ["ATTEMPTS", "OBLIVIOUS", "SendMessages", "SecureSums"]
+__all__ = ["ATTEMPTS", "OBLIVIOUS", "SendMessages", "SecureSums", "least_weight"]
 
 OBLIVIOUS = -1
 """The label of a sum whose groups the server does not know."""
@@ -25,6 +27,24 @@ ATTEMPTS = 1 << 16
 """The number of slots of one sum: each attempt takes the next one."""
 SendMessages = Callable[[Mapping[int, tuple[Slot, bytes]], str], Mapping[int, bytes]]
 """Sends messages, by client with the slot of its sum, at a named stage. Returns the messages of the clients that answered."""
+
+
+def least_weight(protection: Protection, clients: int) -> float:
+    """What a client with few samples counts as in a sum by sample counts, if so many clients are asked: `max_weight` where all weigh alike.
+
+    In an oblivious sum nobody knows how many contribute to a block, so it is taken as `max_weight` there.
+    """
+    limit, smallest = protection.max_weight, protection.smallest_sum
+    if clients <= smallest or protection.sums.oblivious:
+        return limit
+    terms = secagg.make_terms(
+        session=bytes(16), slot=(0, 0), cohort=range(clients), models=[bytes(32)], dimension=1, clip=1.0, bits=protection.secagg_bits,
+        weight_limit=limit, min_cohort=smallest, sparse=False if protection.secagg_mode == "active" else None,
+    )  # fmt: skip
+    if protection.secagg_mode == "passive":
+        return terms.least_weight
+    active = msgspec.structs.replace(terms, mode="active", threshold=complete_threshold(clients, "active"), least_weight=limit / 2**40)
+    return secagg.lifted(active, smallest).least_weight
 
 
 @dataclass

@@ -145,8 +145,8 @@ class Protection:
         float,
         Key(
             'Public maximum of a client\'s weight, for `weights = "examples"` under secure aggregation; 0: all weigh equally. Clients with '
-            "few samples count as more, where else a sum could be in effect over fewer than `min_cohort` clients. Over no more than "
-            "`min_cohort` clients, and in small blocks of `secagg-oblivious`, all weigh equally.",
+            "few samples count as more, where else a sum could be in effect over fewer than `min_cohort` clients. Where no more than "
+            "`min_cohort` clients may be left, as in small blocks of `secagg-oblivious`, all weigh equally.",
             "[0, inf)",
         ),
     ] = 0.0

@@ -252,7 +252,7 @@ def make_terms(
         raise ValueError("terms: a field has the wrong type, length or range") from None
 
 
-def lifted(terms: Terms, effective: int, spread: float) -> Terms:
+def lifted(terms: Terms, effective: int, spread: float = 1.0) -> Terms:
     """The terms with a least weight for which the effective number of clients of every sum is `effective` at least.
 
     Equal weights stay equal, and a larger least weight stays.

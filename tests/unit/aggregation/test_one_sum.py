@@ -61,7 +61,7 @@ def lying(fed: FederationServer, changes: Mapping[str, Any]) -> None:
         setattr(sums, name, changed)
 
 
-def trained(fed: FederationServer, on: list[int]) -> Held:
+def updates_of(fed: FederationServer, on: list[int]) -> Held:
     return fed.compute(TASK, {"model": TASK.model.init(0)}, on=on)["update"]
 
 
@@ -77,13 +77,13 @@ def refused(fed: FederationServer, held: Held, on: list[int], weights: Any = "eq
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_second_sum_has_the_settings_of_the_first(change: str, way: str, carrier: str) -> None:
     fed, cohort = begun(carrier, way)
-    held = trained(fed, cohort)
+    held = updates_of(fed, cohort)
     (first,) = fed.mean(held, on=cohort)
     assert first is not None
     lying(fed, CHANGES[change])
     assert refused(fed, held, cohort) == {"second-sum"}
     fed.begin_round(1)
-    (mean,) = fed.mean(trained(fed, cohort), on=cohort)  # a new round's value goes into a first sum
+    (mean,) = fed.mean(updates_of(fed, cohort), on=cohort)  # a new round's value goes into a first sum
     assert mean is not None
 
 
@@ -92,7 +92,7 @@ def test_a_second_sum_has_the_settings_of_the_first(change: str, way: str, carri
 @pytest.mark.parametrize("first", ["equal", "examples"])
 def test_a_value_is_summed_with_one_kind_of_weights(first: Literal["equal", "examples"], way: str, carrier: str) -> None:
     fed, cohort = begun(carrier, way)
-    held = trained(fed, cohort)
+    held = updates_of(fed, cohort)
     fed.mean(held, first, on=cohort)
     sums_of(fed)._taken = {}
     second = "examples" if first == "equal" else "equal"
@@ -110,7 +110,7 @@ def renamed(fed: FederationServer, held: Held) -> Held:
 
 
 def again(fed: FederationServer, held: Held) -> Held:
-    return trained(fed, list(held.clients))
+    return updates_of(fed, list(held.clients))
 
 
 def more_slowly(fed: FederationServer, held: Held) -> Held:
@@ -133,7 +133,7 @@ def added_up(fed: FederationServer, held: Held) -> Held:
 @pytest.mark.parametrize("change", ["another clip", "other clients"])
 def test_so_does_everything_of_the_same_round(change: str, other: Any, carrier: str) -> None:
     fed, cohort = begun(carrier, "passive")  # where clients sum also what can be traced to nothing
-    held = trained(fed, cohort)
+    held = updates_of(fed, cohort)
     fed.mean(held, on=cohort)
     following = other(fed, held)
     if change == "another clip":
@@ -145,7 +145,7 @@ def test_so_does_everything_of_the_same_round(change: str, other: Any, carrier: 
 
 def test_overlapping_parts_are_of_one_value() -> None:
     fed, cohort = begun("memory")
-    held = joined(fed, trained(fed, cohort))
+    held = joined(fed, updates_of(fed, cohort))
     fed.mean(held["update"], on=cohort)
     assert refused(fed, held, cohort[:-1]) == {"second-sum"}
     assert refused(fed, held["count"], cohort[:-1]) == {"second-sum"}
@@ -154,7 +154,7 @@ def test_overlapping_parts_are_of_one_value() -> None:
 def test_noise_that_a_client_does_not_demand_is_a_form_of_its_value() -> None:
     """Or a server could have the value clipped to one norm after the other, with next to no noise."""
     fed, cohort = begun("bytes")
-    held = trained(fed, cohort)
+    held = updates_of(fed, cohort)
     sums = sums_of(fed)
     honest = sums._like
 
@@ -175,11 +175,11 @@ def test_noise_that_a_client_does_not_demand_is_a_form_of_its_value() -> None:
 @pytest.mark.parametrize("way", ["active", "passive", "oblivious"])
 def test_with_cohort_change_two_rounds_differ_by_nobody_or_by_the_minimum(way: str, carrier: str) -> None:
     fed, cohort = begun(carrier, way, cohort_change="min_cohort")
-    fed.mean(trained(fed, cohort), on=cohort)
+    fed.mean(updates_of(fed, cohort), on=cohort)
     for left_out, accepted in ((1, False), (2, False), (3, True), (3, True), (4, False), (0, True), (0, True)):
         fed.begin_round(fed.round + 1)
         on = cohort[left_out:]
-        held = trained(fed, on)
+        held = updates_of(fed, on)
         if accepted:
             assert fed.mean(held, on=on)[0] is not None
         else:
@@ -192,7 +192,7 @@ def test_after_a_dropout_a_second_value_of_the_round_is_summed_over_those_left(m
     """With the quantiser and the least weight of the first sum, which an honest server keeps."""
     transport, fed = remote(SCENE, Protection(**{**BASE, "secagg_mode": mode}))
     fed.begin_round(0)
-    held = trained(fed, list(range(11)))
+    held = updates_of(fed, list(range(11)))
     transport.kill_at = {"secagg Deliver": {2}}
     (first,) = fed.mean(held, weights)
     assert first is not None
