@@ -5,7 +5,7 @@ the group together ask, as clients count it, is the whole schedule, so nothing i
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.handles import Held, placed
-from cflpriv.contract.schedule import EACH_ROUND, Schedule, TaskRequest
+from cflpriv.contract.schedule import EACH_ROUND, Schedule
 from cflpriv.experiments.run.run import Experiment, admit, advance, begin, prepare
 from cflpriv.federation.client_contract import KEPT, Counts
 from cflpriv.federation.contract_record import contract_digest
