@@ -38,7 +38,7 @@ from ..protocols.mechanisms import clip
 from ..protocols.secagg import MaskKey, Policy, Slot, Sum, Terms
 from ..protocols.secagg.messages import Adverts, Deliver, Invite, Unmask, decode_server, fewest_survivors
 from ..protocols.shared_noise import SharedNoise
-from ..types import Array, check_array
+from ..types import Array
 from .buckets import Dealings
 from .secure_sums import ATTEMPTS, SecureSums, SendMessages
 from .summed_once import SurvivorIds, check_proposed, pinned, survivors_of, write_down
@@ -173,11 +173,16 @@ class SecaggClientSum:
             raise RemoteError("forbidden")
         noise = None if ask.noise is None else noise_of(ask.noise)
         ledger.settle_sum(ask.held, ask.parts, noise, protection.smallest_sum, terms.weight_limit > 0)
-        check_array(f"client {self._parts.client}: {'+'.join(ask.parts)}", vector)  # after the charge: an error reveals something
         if not weighed(ask.weight, terms, protection.max_weight):
             raise RemoteError("bad-terms")
         weight = ask.weight or float(self._parts.samples())
-        _check_weight(weight, terms)
+        usable = bool(np.isfinite(vector).all())
+        if not usable:
+            self._parts.failed(InputError(f"client {self._parts.client}: {'+'.join(ask.parts)} has numbers that are not finite"))
+        if not usable or self._values.origin(ask.held).failed:  # it answers as for any data, and counts for nothing
+            vector, weight = np.zeros_like(vector), 0.0
+        else:
+            _check_weight(weight, terms)
         if noise is not None:
             try:
                 bounded = with_count(clip(vector, noise.clip_norm), noise.clip_norm, noise.count) if noise.clip_norm else vector

@@ -78,9 +78,7 @@ class TransformedClientSum:
         fixed = self._parts.settings.protection.transform == "fixed"
         if ask.weigh or not (ask.transform.partition("@")[0] == "sum/fixed" if fixed else ask.transform.startswith("sum/")):
             raise RemoteError("forbidden")
-        vector = join(values)
-        if not np.isfinite(vector).all():
-            raise RemoteError("bad-input")
+        vector = self._parts.finite("+".join(values), join(values))
         return (yield from self._hidden("mean", ask.transform, vector, fixed))
 
     def fold(self, ask: m.Fold, exchange: SharedWork) -> Generator[ApplyTransform, Array, m.Given]:

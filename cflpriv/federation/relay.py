@@ -47,6 +47,7 @@ class Relaying:
             raise RemoteError("forbidden")
         origin = self._values.origin(ask.held)
         parts.ledger.settle(ask.held, ask.parts, "relay")
+        values = {part: parts.finite(part, value) for part, value in values.items()}
         plain = to_bytes(values, Origin(compared=any(origin.is_compared(part) for part in ask.parts)))
         boxes = []
         for recipient in ask.recipients:

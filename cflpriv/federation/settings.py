@@ -19,10 +19,12 @@ from ..protocols import key_files
 from ..protocols.bounded_files import read_toml
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.keys import Identity, Roster
+from .limits import Limits
 from .messages import Refused
 
 __all__ = [
-    "KEY_HOLDER", "NoSettings", "Settings", "read_identity", "read_roster", "read_settings", "refused_settings", "write_identities",
+    "KEY_HOLDER", "Limits", "NoSettings", "Settings", "read_identity", "read_roster", "read_settings", "refused_settings",
+    "write_identities",
 ]  # fmt: skip
 
 
@@ -34,7 +36,7 @@ class Settings:
     under unit = "sample" `samples`, `sketch_dim` and `loss_cap`. `role` "key-holder" has no data and decrypts what the protection
     releases. `models`: how many models the members of one secure sum may have been sent. More than 1 is for algorithms that sum over
     several groups at once (IFCA's communication saver, with shared layers or restarts); among k models a server can plant one for a single
-    client.
+    client. `limits`: how much work a server may ask for.
     """
 
     identity: Identity = field(repr=False)
@@ -43,6 +45,7 @@ class Settings:
     privacy: Privacy = field(default_factory=Privacy)
     role: Literal["client", "key-holder"] = "client"
     models: Annotated[int, Key("Models that the members of one secure sum may have been sent.", "[1, inf)", "models")] = 1
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self))
@@ -50,11 +53,11 @@ class Settings:
 
 # --- the file
 
-Section = TypeVar("Section", Protection, Privacy)
+Section = TypeVar("Section", Protection, Privacy, Limits)
 Read = TypeVar("Read")
 Role = Literal["client", "key-holder"]
 KEY_HOLDER: Role = "key-holder"
-KEYS = ("identity", "roster", "state", "role", "models", "protection", "privacy", "app")
+KEYS = ("identity", "roster", "state", "role", "models", "protection", "privacy", "limits", "app")
 """The keys of a settings file; the application's own keys are in the table [app]."""
 
 
@@ -95,8 +98,9 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
     A TOML file with `identity` (key file), `roster` (optional), `state` (optional folder; without it the state is lost when the SuperNode
     restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
     `[privacy]` needs `state`, which keeps the record of what was spent. `role = "key-holder"` makes it the key holder of encrypted
-    similarity: it has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default. `[app]` is for
-    the application. Any other key is refused, so that a misspelt one cannot mean less protection.
+    similarity: it has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default. `[limits]`
+    bounds the work of one request. `[app]` is for the application. Any other key is refused, so that a misspelt one cannot mean less
+    protection.
 
     Raises `InputError`.
     """
@@ -121,9 +125,9 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
         raise InputError(f"{path}: [protection] secagg_mode = 'active': give the roster of pinned keys, or use 'passive'")
     if privacy.unit != "none" and "state" not in tree:
         raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, which keeps the record of what was spent")
-    role = _role(path, tree, identity, protection, roster)
+    role, limits = _role(path, tree, identity, protection, roster), _section(path, tree, "limits", Limits)
     try:
-        settings = Settings(identity, protection, roster, privacy, role, tree.get("models", 1))
+        settings = Settings(identity, protection, roster, privacy, role, tree.get("models", 1), limits)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     state = path.parent / tree["state"] if "state" in tree else None

@@ -38,6 +38,7 @@ class Origin(m.FederationMessage, frozen=True):
 
     `compared`: it depends on values that clients compare, such as signatures. `kinds`: of its parts that are not summed, as the installed
     task declares them. `rounds`: in which it, and the held values that went into it, were computed; none for values of other clients.
+    `failed`: there was no result on the client's data, or a held value that went into it was of this kind; it counts with weight zero.
     """
 
     received: bytes = b""
@@ -45,6 +46,7 @@ class Origin(m.FederationMessage, frozen=True):
     compared: bool = False
     kinds: tuple[tuple[str, PartKind], ...] = ()
     rounds: tuple[int, ...] = ()
+    failed: bool = False
 
     def kind(self, part: str) -> PartKind:
         """The kind of a part; "summed" if none is declared."""
@@ -188,7 +190,7 @@ class Values:
                 continue  # this client has no such part
             addend = np.asarray(self.value(m.HeldValue(own.held, own.part)))
             addend = addend if own.factor == 1.0 else (addend * own.factor).astype(addend.dtype, copy=False)
-            total = addend if total is None else total + addend
+            total = addend if total is None else _plus(total, addend)
         if total is None:
             raise RemoteError("not-held")
         return total
@@ -225,6 +227,13 @@ def keep_values(store: ObjectStore, name: str, arrays: Arrays, origin: bytes) ->
     store.keep(name, (arrays, m.codec.decode(origin, Origin, 1 << 10)), _written)
 
 
+def _plus(total: Array, addend: Array) -> Array:
+    """The sum of two arrays of one shape. Raises "bad-input" for others, whose sum could be larger than both."""
+    if total.shape != addend.shape:
+        raise RemoteError("bad-input")
+    return np.asarray(total + addend)
+
+
 def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:
     """The part of a sum that is the same for all clients with these transforms. Read-only, because they share it."""
     total: Array | None = addends.clear
@@ -235,7 +244,7 @@ def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:
             raise RemoteError("forbidden")
         transform = transforms(term.transform, term.dimension)
         vector = transform.invert(term.value)[term.start : term.stop].reshape(term.shape)
-        total = vector if total is None else total + vector
+        total = vector if total is None else _plus(total, vector)
     if total is None:
         return None
     shared = total.view()

@@ -15,8 +15,10 @@ from ..types import Array, ClientData
 from . import messages as m
 from .foreign import Foreign
 from .host import RunTask
+from .limits import check_parameters, check_task
 from .protections import ClientParts
 from .release_policy import compares, kinds_of
+from .stand_in import blank, foreign_layout, layout_of, stand_in_layout
 from .task_encoding import UnknownTask
 from .values import UNTRACED, Origin, SharedWork, rounds_of, trace
 
@@ -73,7 +75,8 @@ def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
     taken modulo their number, and words beyond a model's vocabulary become its last word.
     """
     for model in models:
-        data = replace(data, y_train=data.y_train % model.classes, y_test=data.y_test % model.classes)
+        if any(len(y) and not 0 <= int(y.min()) <= int(y.max()) < model.classes for y in (data.y_train, data.y_test)):
+            data = replace(data, y_train=data.y_train % model.classes, y_test=data.y_test % model.classes)
         if model.name == "lstm":
             last = model.classes - 1
             data = replace(data, x_train=np.clip(data.x_train, 0, last), x_test=np.clip(data.x_test, 0, last))
@@ -102,6 +105,7 @@ class Work:
 
     def __init__(self, parts: ClientParts, data: Callable[[], ClientData], own: Mapping[str, OwnFunction]) -> None:
         self._client, self._values, self._ledger, self._transforms = parts.client, parts.values, parts.ledger, parts.transforms
+        self._parts, self._limits = parts, parts.settings.limits
         self._data, self._entropy, self._own = data, parts.entropy, own
         protection = parts.settings.protection
         self._alone, self._traced = protection.small_clusters == "local", protection.secure
@@ -117,6 +121,8 @@ class Work:
             raise RemoteError("forbidden")
         # one object for all clients with the same request, so that they can be computed together
         task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
+        exchange.once(lambda: check_task(task, self._limits), task, self._limits)  # before anything is made of it
+        exchange.once(lambda: check_parameters(ask.params, self._limits), ask.params, self._limits)
         models, sizes, compared = exchange.once(lambda: (models_in(task), sizes_in(task), compares(task)), task)
         reads = {name: memory for name in getattr(task, "reads", ()) if (memory := self._values.remembered(name)) is not None}
         held = self._held_in(ask)
@@ -128,12 +134,13 @@ class Work:
         compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
         if self._ledger.unit != "none":
             words_as_they_are(models)
-        if isinstance(task, Foreign):
-            if task.name not in self._own:
-                raise RemoteError("unknown-task")
-            result = dict(self._own[task.name](task, params))
+        read = {name: value for name, (value, _) in reads.items()}
+        failed = False
+        if self._parts.alike:
+            result, failed = yield from self._alike(ask, task, models, params, read, choice)
+            failed = failed or any(self._values.origin(source.held).failed for source in held)
         else:
-            result = yield RunTask(task, self._input(ask, models, params, {name: value for name, (value, _) in reads.items()}, choice))
+            result = yield from self._result(ask, task, models, params, read, choice)
         live = (*ask.live, ask.held)
         if result:  # before the sources of the result are forgotten
             self._values.drop(ask.held)
@@ -142,7 +149,7 @@ class Work:
         if not result:
             return m.Computed(False, ())
         kinds = exchange.once(lambda: tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed"), task, kinds_of)
-        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, rounds)
+        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, failed)
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
         made = {part: owned(result[part]) for part in task.parts}
@@ -150,6 +157,55 @@ class Work:
         return m.Computed(
             True, tuple(m.Described(part, one.dtype.str, one.shape) for part, one in made.items() if not isinstance(one, dict))
         )
+
+    def _result(
+        self, ask: m.Compute, task: Any, models: list[Any], params: dict[str, Any], reads: Mapping[str, Array], choice: Choice
+    ) -> Generator[RunTask, Any, dict[str, Any]]:  # fmt: skip
+        """The results of a task, empty if there are none."""
+        if isinstance(task, Foreign):
+            return self._own_result(task, params)
+        result: dict[str, Any] = yield RunTask(task, self._input(ask, models, params, reads, choice))
+        return result
+
+    def _alike(
+        self, ask: m.Compute, task: Any, models: list[Any], params: dict[str, Any], reads: Mapping[str, Array], choice: Choice
+    ) -> Generator[RunTask, Any, tuple[dict[str, Any], bool]]:  # fmt: skip
+        """Results in the layout that they have for all data, and whether they are zeros because the client's data gave none.
+
+        Raises what the task raises for every data. What it raises for the client's own stays at the client.
+        """
+        if isinstance(task, Foreign):
+            layout = foreign_layout(task)
+            if task.name not in self._own or layout is None:
+                return self._own_result(task, params), False
+            given = None
+        else:
+            given = self._input(ask, models, params, reads, choice)
+            features = given.data.x_train.shape[1:]
+            check_task(task, self._limits, prod(features))
+            if any(tuple(model.shape) != features for model in models):
+                raise RemoteError("bad-input")
+            layout = stand_in_layout(task, given, bool(models))
+        try:
+            result = self._own_result(task, params) if given is None else (yield RunTask(task, given))
+            if result and layout_of(result, [part for part, _ in layout][: len(task.parts)]) == layout[: len(task.parts)]:
+                return result, False
+            if result:
+                raise InputError(f"client {self._client}: {type(task).__name__}: the layout of its results depends on data")
+        except Exception as error:
+            self._parts.failed(error)
+        zeros = blank(layout)
+        for name in task.keeps:  # what the client kept before is better than nothing
+            before = self._values.remembered(name)
+            if before is not None and (before[0].shape, before[0].dtype) == (zeros[name].shape, zeros[name].dtype):
+                zeros[name] = before[0]
+        return zeros, True
+
+    def _own_result(self, task: Foreign, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What the application's own function gives."""
+        if task.name not in self._own:
+            raise RemoteError("unknown-task")
+        return dict(self._own[task.name](task, params))
 
     def given(self, ask: m.Compute, exchange: SharedWork) -> "TaskInput":
         """The input that a task would get."""
@@ -170,7 +226,8 @@ class Work:
         self._values.drop(ask.held)
         self._ledger.derive(ask.held, "own", addends)
         rounds = rounds_of(*(origin.rounds for _, origin in origins))
-        made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds)
+        failed = any(origin.failed for _, origin in origins)
+        made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds, failed)
         self._values.hold(ask.held, {"own": total}, made)
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 
@@ -232,7 +289,7 @@ class Work:
 
         secret = b"" if ask.noise is None else self._entropy(32)
         data = self._data()
-        if self._ledger.unit != "none":
+        if self._parts.alike:
             data = self._known_to(models, data)
         return TaskInput(data, params, reads, Streams(ask.seed, ask.round, self._client), choice, secret)
 
