@@ -38,6 +38,7 @@ class Origin(m.FederationMessage, frozen=True):
 
     `compared`: it depends on values that clients compare, such as signatures. `kinds`: of its parts that are not summed, as the installed
     task declares them. `rounds`: in which it, and the held values that went into it, were computed; none for values of other clients.
+    `request`: the digest of the requests that it answers, whatever their numbers, where a transform may serve it.
     `failed`: there was no result on the client's data, or a held value that went into it was of this kind; it counts with weight zero.
     """
 
@@ -47,6 +48,7 @@ class Origin(m.FederationMessage, frozen=True):
     kinds: tuple[tuple[str, PartKind], ...] = ()
     rounds: tuple[int, ...] = ()
     failed: bool = False
+    request: bytes = b""
 
     def kind(self, part: str) -> PartKind:
         """The kind of a part; "summed" if none is declared."""
@@ -224,7 +226,7 @@ def kept_values(store: ObjectStore) -> tuple[list[tuple[str, Arrays, bytes]], di
 
 def keep_values(store: ObjectStore, name: str, arrays: Arrays, origin: bytes) -> None:
     """Put values back into a store. Raises `MalformedMessage` for an invalid origin."""
-    store.keep(name, (arrays, m.codec.decode(origin, Origin, 1 << 10)), _written)
+    store.keep(name, (arrays, m.codec.decode(origin, Origin, 1 << 14)), _written)
 
 
 def _plus(total: Array, addend: Array) -> Array:

@@ -31,16 +31,34 @@ OwnFunction = Callable[[Foreign, Mapping[str, Any]], Mapping[str, Array]]
 Choice = int | tuple[int, ...] | None
 
 
-def request_digest(ask: m.Compute) -> bytes:
-    """A digest of what a client computes: the task, its noise, parameters, picks, round and seed.
+def request_digest(ask: m.Compute | m.AddUp, numbers: bool = True) -> bytes:
+    """A digest of what a client computes: the task, its noise, parameters, picks, round and seed; without the `numbers` of held values.
 
     A task that cannot be encoded, such as one that a test defines, counts with its type and fields.
     """
+    if isinstance(ask, m.AddUp):
+        addends = tuple(msgspec.structs.replace(own, held=0) for own in ask.addends)
+        return sha256(m.encode(msgspec.structs.replace(ask, held=0, addends=addends))).digest()
+    if not numbers:
+        ask = msgspec.structs.replace(ask, params=_without_numbers(ask.params), which=_without_number(ask.which))
     try:
         task = ask.task.data
     except InputError:
         task = f"{type(ask.task.task).__module__} {ask.task.task!r}".encode()
     return sha256(m.encode(msgspec.structs.replace(ask, task=m.Carried(UnknownTask(task)), held=0, live=()))).digest()
+
+
+def _without_number(value: Any) -> Any:
+    """A parameter, or picks, with 0 in place of the numbers of held values."""
+    if isinstance(value, m.HeldValue | m.OwnPart):
+        return msgspec.structs.replace(value, held=0)
+    if isinstance(value, m.Addends):
+        return msgspec.structs.replace(value, own=tuple(map(_without_number, value.own))) if value.own else value
+    return msgspec.structs.replace(value, values=tuple(map(_without_number, value.values))) if isinstance(value, m.Many) else value
+
+
+def _without_numbers(params: m.SentParameters) -> m.SentParameters:
+    return tuple((name, _without_number(value)) for name, value in params)
 
 
 def models_in(task: Any) -> list[Any]:
@@ -149,7 +167,9 @@ class Work:
         if not result:
             return m.Computed(False, ())
         kinds = exchange.once(lambda: tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed"), task, kinds_of)
-        origin = Origin(trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, failed)
+        origin = Origin(
+            trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, failed, self._answered(ask, held, exchange)
+        )
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
         made = {part: owned(result[part]) for part in task.parts}
@@ -207,6 +227,13 @@ class Work:
             raise RemoteError("unknown-task")
         return dict(self._own[task.name](task, params))
 
+    def _answered(self, ask: m.Compute | m.AddUp, held: Iterable[m.HeldValue | m.OwnPart], exchange: SharedWork) -> bytes:
+        """The digest of a request and of those that its held values answer, empty where no transform may serve the result."""
+        if not self._parts.settings.protection.transformed:
+            return b""
+        alike = exchange.once(lambda: request_digest(ask, numbers=False), ask, request_digest)
+        return sha256(alike + b"".join(self._values.origin(source.held).request for source in held)).digest()
+
     def given(self, ask: m.Compute, exchange: SharedWork) -> "TaskInput":
         """The input that a task would get."""
         from ..engine import Streams, TaskInput
@@ -227,7 +254,8 @@ class Work:
         self._ledger.derive(ask.held, "own", addends)
         rounds = rounds_of(*(origin.rounds for _, origin in origins))
         failed = any(origin.failed for _, origin in origins)
-        made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds, failed)
+        answered = self._answered(ask, addends, exchange)
+        made = Origin(UNTRACED, smallest(origin.size for _, origin in origins), compared, (), rounds, failed, answered)
         self._values.hold(ask.held, {"own": total}, made)
         return m.Computed(True, (m.Described("own", total.dtype.str, total.shape),))
 
