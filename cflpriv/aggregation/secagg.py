@@ -41,6 +41,7 @@ from ..protocols.shared_noise import SharedNoise
 from ..types import Array
 from .buckets import Dealings
 from .secure_sums import ATTEMPTS, SecureSums, SendMessages
+from .spoilers import joined
 from .summed_once import SurvivorIds, check_proposed, pinned, survivors_of, write_down
 
 __all__ = ["SecaggClientSum", "SecaggServerSum", "bound", "check_balance", "group_mean"]
@@ -278,8 +279,12 @@ class SecaggServerSum:
         self._taken: dict[int, tuple[SurvivorIds, frozenset[int]]] = {}  # by client the survivors and the cohort of its sum in this turn
 
     def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
-        """One secure sum for each group, in parallel."""
+        """One secure sum for each group, in parallel; several for one while somebody spoils them (`spoilers`)."""
         call = self._sums.without_offenders(call)
+        over, owners = self._sums.divided(call)
+        return joined(self._means(over, asked, record), owners, call.k)
+
+    def _means(self, call: SumCall, asked: Asked, record: Recorder) -> tuple[GroupMean | None, ...]:
         groups, clipped, noise, whole = large_enough(call), self._parts.clipped, asked.noise, asked.layout
         if clipped is not None:
             noise = clipped.inside
