@@ -28,7 +28,7 @@ from ..errors import InputError
 from ..federation import messages as m
 from ..federation.host import ApplyTransform
 from ..federation.protections import Asked, ClientParts, ServerParts
-from ..federation.values import UNTRACED
+from ..federation.values import UNTRACED, form_of
 from ..privacy.adaptive_clip import with_count
 from ..privacy.settings import SumNoise
 from ..protocols import secagg
@@ -124,6 +124,7 @@ class SecaggClientSum:
         policy = Policy(
             session, protection.secagg_mode, self._named(ask), ask.models, protection.smallest_sum, after,
             clip=(min(1e-6, protection.secagg_clip), max(1e6, protection.secagg_clip)), levels=1 if ask.kind == "counts" else 16,
+            dimension=self._numbers(ask), length=self._settings.limits.numbers,
         )  # fmt: skip
         name = _name("mask", ask.slot)
         kept = self._store.get(name)
@@ -139,6 +140,13 @@ class SecaggClientSum:
                 self._store.drop(other)
         self._store.put("last-slot", ask.slot[0].to_bytes(8, "big") + ask.slot[1].to_bytes(8, "big"))
         return secagg.Client(self._settings.identity, policy, roster=self._roster(), mask_key=key, entropy=self._entropy)
+
+    def _numbers(self, ask: m.SumStep) -> int | None:
+        """How many numbers the client's value has in a sum; None for counts, of which the server knows how many there are."""
+        if ask.kind == "counts":
+            return None
+        values = self._values.parts(ask.held, ask.parts)
+        return sum(form_of(value)[0] for value in values.values()) + bool(ask.noise is not None and ask.noise.count)
 
     def _named(self, ask: m.SumStep) -> bytes:
         """The name that a sum has for this client's value. Raises "forbidden" for too many models, or a value that no sum can bind to."""
@@ -176,14 +184,20 @@ class SecaggClientSum:
         ledger.settle_sum(ask.held, ask.parts, noise, protection.smallest_sum, terms.weight_limit > 0)
         if not weighed(ask.weight, terms, protection.max_weight):
             raise RemoteError("bad-terms")
-        weight = ask.weight or float(self._parts.samples())
-        usable = bool(np.isfinite(vector).all())
-        if not usable:
+        weight, why = ask.weight, _unfit_weight(ask.weight or float(self._parts.samples()), terms)
+        if why and ask.weight:
+            error = RemoteError("bad-terms")
+            error.add_note(why)
+            raise error
+        if not ask.weight:
+            weight = min(float(self._parts.samples()), terms.weight_limit or np.inf)
+            if why:  # a refusal would tell the number of samples
+                self._parts.failed(InputError(f"client {self._parts.client}: {why}"))
+        if not np.isfinite(vector).all():
             self._parts.failed(InputError(f"client {self._parts.client}: {'+'.join(ask.parts)} has numbers that are not finite"))
-        if not usable or self._values.origin(ask.held).failed:  # it answers as for any data, and counts for nothing
             vector, weight = np.zeros_like(vector), 0.0
-        else:
-            _check_weight(weight, terms)
+        if self._values.origin(ask.held).failed:  # it answers as for any data, and counts for nothing
+            vector, weight = np.zeros_like(vector), 0.0
         if noise is not None:
             try:
                 bounded = with_count(clip(vector, noise.clip_norm), noise.clip_norm, noise.count) if noise.clip_norm else vector
@@ -198,20 +212,17 @@ def _name(kind: str, slot: Slot) -> str:
     return f"{kind}/{slot[0]}.{slot[1]}"
 
 
-def _check_weight(weight: float, terms: Terms) -> None:
-    """Raises `RemoteError` "bad-terms" for a weight above the limit, or one so small that rounding would change it much."""
-    limit, why = terms.weight_limit, ""
+def _unfit_weight(weight: float, terms: Terms) -> str:
+    """Why a weight does not fit the terms: it is above the limit, or so small that rounding would change it much. Empty if it fits."""
+    limit = terms.weight_limit
     if limit and weight > limit:
-        why = f"its weight is above protection.max_weight = {limit:g}; that maximum is public and must hold for all"
-    elif limit and weight / limit * terms.levels < FEWEST_LEVELS:
-        why = (
+        return f"its weight is above protection.max_weight = {limit:g}; that maximum is public and must hold for all"
+    if limit and weight / limit * terms.levels < FEWEST_LEVELS:
+        return (
             f"its weight is below {FEWEST_LEVELS} of the {terms.levels} levels up to max_weight = {limit:g}; lower "
             "protection.max_weight, or use secagg_bits = 32"
         )
-    if why:
-        error = RemoteError("bad-terms")
-        error.add_note(why)
-        raise error
+    return ""
 
 
 def bound(ask: m.SumStep, received: bytes) -> bytes:

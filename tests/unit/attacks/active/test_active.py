@@ -398,7 +398,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "listed_model": (ACTIVE, lambda patch: patch.setattr(sums.SecaggClientSum, "_named", unlimited)),
     "other_task": (ACTIVE, accepting("unlisted-model")),
     "switched_value": (ACTIVE, no_check(sums.SecaggClientSum, "_check_named")),
-    "unequal_weights": (ACTIVE, several(no_check(sums, "weighed", True), no_check(sums, "_check_weight"))),
+    "unequal_weights": (ACTIVE, several(no_check(sums, "weighed", True), no_check(sums, "_unfit_weight", ""))),
     "outside_bucket": (ROBUST, no_check(buckets.Dealings, "check")),
     "short_list": (ROBUST, short_lists),
     "late_nonces": (ROBUST, no_check(buckets, "_digest", b"any list")),
