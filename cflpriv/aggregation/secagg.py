@@ -145,8 +145,10 @@ class SecaggClientSum:
         """How many numbers the client's value has in a sum; None for counts, of which the server knows how many there are."""
         if ask.kind == "counts":
             return None
-        values = self._values.parts(ask.held, ask.parts)
-        return sum(form_of(value)[0] for value in values.values()) + bool(ask.noise is not None and ask.noise.count)
+        numbers = sum(form_of(value)[0] for value in self._values.parts(ask.held, ask.parts).values())
+        if not numbers:
+            raise RemoteError("bad-input")
+        return numbers + bool(ask.noise is not None and ask.noise.count)
 
     def _named(self, ask: m.SumStep) -> bytes:
         """The name that a sum has for this client's value. Raises "forbidden" for too many models, or a value that no sum can bind to."""

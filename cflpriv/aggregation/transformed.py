@@ -52,6 +52,8 @@ class TransformedClientComparison:
         if len(values) != 1 or named is None:
             raise RemoteError("forbidden")
         (rows,) = (np.atleast_2d(np.asarray(value)) for value in values.values())
+        if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f":
+            raise RemoteError("bad-input")
         reduced, kind = sketched(named.number, protection.sketched)(rows), protection.comparison.name
         check_length("gram", "vectors", kind, reduced.shape[-1], '["sketch", "haar"] or ["hadamard"]')
         made = self._parts.compared(named, reduced.shape[-1], kind)

@@ -176,7 +176,9 @@ class ClientLedger:
     # --- unit = "client": each release
 
     def bounded(self, noise: m.Bounded | None, operation: str) -> m.Bounded | None:
-        """Pay for a clipped contribution. The trusted server (sums) or the client (rows) adds the noise."""
+        """Pay for a clipped contribution. The trusted server (sums) or the client (rows) adds the noise. "malformed" for impossible noise."""
+        if noise is not None and not all(0 < number < math.inf for number in (noise.clip_norm, noise.noise_multiplier)):
+            raise RemoteError("malformed")
         if self.unit == "none":
             return noise
         if self.unit == "sample":

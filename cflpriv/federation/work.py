@@ -205,7 +205,13 @@ class Work:
             check_task(task, self._limits, prod(features))
             if any(tuple(model.shape) != features for model in models):
                 raise RemoteError("bad-input")
-            layout = stand_in_layout(task, given, bool(models))
+            try:
+                layout = stand_in_layout(task, given, bool(models))
+            except (RemoteError, InputError):
+                raise
+            except Exception as error:
+                why = f"{type(task).__name__}: does not take these parameters ({type(error).__name__}: {error})"
+                raise InputError(f"client {self._client}: {why}") from error
         try:
             result = self._own_result(task, params) if given is None else (yield RunTask(task, given))
             if result and layout_of(result, [part for part, _ in layout][: len(task.parts)]) == layout[: len(task.parts)]:
