@@ -116,8 +116,10 @@ def requested_senders(
     wanted: dict[int, set[int]] = {}
     ask = m.Give(session, "gather", number, parts, "", False)
     for client, answer in registry.ask(dict.fromkeys(recipients, ask), "request").items():
-        if isinstance(answer, m.Given) and len(answer.values) == 1:
+        if isinstance(answer, m.Given):
             try:
+                if len(answer.values) != 1:
+                    raise MalformedMessage
                 senders = check_array(f"client {client}: {parts[0]}", answer.values[0].value, kind="biu")
                 if senders.size > len(registry.peers):
                     raise MalformedMessage
@@ -146,6 +148,8 @@ def relay(
         if isinstance(answer, m.SealedBoxes) and len(answer.boxes) == len(peers[sender]):
             for client, box in zip(peers[sender], answer.boxes, strict=True):
                 boxes[client][sender] = box
+        else:
+            registry.refusals.append((sender, "seal", "malformed"))
     if what.requested:
         choices = [{"wanted": np.isin(what.present, what.wanted[client])} for client in recipients]
         record("request", "clients", "server", recipients, choices, readers=("server",))

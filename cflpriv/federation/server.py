@@ -500,8 +500,10 @@ class FederationServer:
         layout = {name: (dtype, shape) for name, dtype, shape in known.layout.parts}
         released: dict[int, dict[str, Array]] = {}
         for client, answer in sorted(self._ask(dict.fromkeys(clients, ask), "gather").items()):
-            if isinstance(answer, m.Given) and tuple(array.name for array in answer.values) == held.parts:
+            if isinstance(answer, m.Given):
                 try:
+                    if tuple(array.name for array in answer.values) != held.parts:
+                        raise MalformedMessage
                     values = {array.name: np.asarray(array.value) for array in answer.values}
                     for name, value in values.items():
                         declared = (value.dtype.str, value.shape)
