@@ -22,7 +22,20 @@ configuration covers an active server at all.
 """
 
 from ...plugins import Registry
-from . import chosen_deposits, cohorts, dealings, epochs, key_holder, operations, releases, second_sum, shared_vectors, survivors, unequal
+from . import (
+    answers,
+    chosen_deposits,
+    cohorts,
+    dealings,
+    epochs,
+    key_holder,
+    operations,
+    releases,
+    second_sum,
+    shared_vectors,
+    survivors,
+    unequal,
+)
 from .outcome import ActiveAttack
 
 __all__ = ["ACTIVE_ATTACKS", "ActiveAttack"]
@@ -69,5 +82,6 @@ for _name, _attack in {
     "swapped_shares": shared_vectors.SWAPPED_SHARES,
     "chosen_deposits": chosen_deposits.CHOSEN_DEPOSITS,
     "repeated_release": releases.REPEATED_RELEASE,
+    "overflow_oracle": answers.OVERFLOW_ORACLE,
 }.items():
     ACTIVE_ATTACKS.add(_name, _attack)
