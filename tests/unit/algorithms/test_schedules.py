@@ -116,7 +116,7 @@ def groups() -> list[Group]:
         Group("r_dpcfl", [run({"k": 2}, training={"rounds": 1})]),
         Group("private_clusters", [run({"k": 1})]),
         *both("private_clusters", {"k": 2, **early}, training=seven, protection=SECAGG),
-        Group("private_clusters", [run({"k": 2, **early, "train_early": True}, training=seven, **more) for more in ({}, client, {"protection": SECAGG})]),
+        Group("private_clusters", [run({"k": 2, **early, "train_early": True}, training=seven, **more) for more in clustered]),
         Group("private_clusters", [run(early, scene, training=seven) for scene in (SCENE, ALIKE)], bound=True),
         Group("private_clusters", [run({**early, "train_early": True}, scene, training=seven) for scene in (SCENE, ALIKE)], bound=True),
         Group("cfl", [run({"alpha": 0.05, "draws": 40, "settle": 0}, training={"rounds": 4})]),
