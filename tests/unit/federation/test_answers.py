@@ -463,7 +463,9 @@ print(max(took for took, _ in honest), longest, memory, resource.getrusage(resou
 def test_no_crafted_request_takes_twice_the_time_or_memory_of_the_longest_honest_one() -> None:
     """An honest request: as large as the client's limits allow. The process's CPU time, and its largest memory."""
     paths = [str(ROOT / "tests" / "unit" / "federation"), str(ROOT / "tests" / "helpers"), str(ROOT)]
-    ended = subprocess.run([sys.executable, "-c", LIMITED.format(paths=paths, count=2000)], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", LIMITED.format(paths=paths, count=2000)], capture_output=True, encoding="utf-8", check=True
+    )
     honest, longest, before, after = map(float, ended.stdout.split())
     assert longest < 2 * honest
     assert after < 2 * before
