@@ -68,16 +68,17 @@ def check_task(task: Any, limits: Limits, features: int | None = None) -> bool:
     return True
 
 
-def check_parameters(params: m.SentParameters, limits: Limits) -> bool:
+def check_parameters(params: m.SentParameters, limits: Limits, bounded: bool) -> bool:
     """True. Raises `RemoteError`: "too-large" for lists that are too long, "bad-input" for parameters that are not finite or too large.
 
-    What a server sends readable is checked. What clients made (transformed parts, held values) has no bound that would not tell of data.
+    `bounded`: numbers are checked, too, as far as the server sends them readable. What clients made (transformed parts, held values) has no
+    bound that would not tell of data.
     """
     for _, value in params:
         sums: Sequence[m.Addends] = () if isinstance(value, m.HeldValue) else value.values if isinstance(value, m.Many) else (value,)
         _demand(len(sums) <= limits.listed, "a list of parameters", limits.listed)
         for addends in sums:
-            if addends.clear is not None and not _bounded(addends.clear, limits.parameter):
+            if bounded and addends.clear is not None and not _bounded(addends.clear, limits.parameter):
                 error = RemoteError("bad-input")
                 error.add_note(f"a parameter is not finite, or above limits.parameter = {limits.parameter:g}")
                 raise error
@@ -105,8 +106,5 @@ def _inner(task: Any) -> Iterator[Any]:
 
 
 def _size(model: Any, most: int) -> int:
-    """The number of a model's parameters, more than `most` where its fields alone say so."""
-    declared = (*model.shape, model.hidden, model.classes)
-    if prod(max(1, abs(size)) for size in model.shape) > most or max(declared, default=0) > most:
-        return most + 1
-    return int(model.dimension)
+    """The number of a model's parameters, more than `most` for samples of more numbers."""
+    return most + 1 if prod(max(1, abs(size)) for size in model.shape) > most else int(model.dimension)
