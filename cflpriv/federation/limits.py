@@ -38,8 +38,11 @@ class Limits:
 
 WIDTHS = ("k", "p", "labels_at_most", "sketch", "sketch_dim", "directions", "rank", "m", "span")
 """Fields of tasks that are sizes of arrays."""
-TOGETHER = (("k", "dimension"), ("p", "labels_at_most", "features"), ("sketch_dim", "dimension"), ("sketch", "directions"))
-"""Sizes whose product is that of an array."""
+TOGETHER = (
+    (("k",), ("k", "dimension")), (("p",), ("p", "labels_at_most", "features")), (("sketch", "directions"), ("sketch", "directions")),
+    (("sketch_dim",), ("sketch_dim", "features")), (("sketch_dim", "clip_norm"), ("sketch_dim", "dimension")),
+)  # fmt: skip
+"""Of tasks with these fields: sizes whose product is that of an array. A gradient that is clipped is sketched by a whole matrix."""
 
 
 def check_task(task: Any, limits: Limits, features: int | None = None) -> bool:
@@ -62,8 +65,8 @@ def check_task(task: Any, limits: Limits, features: int | None = None) -> bool:
         sizes = {name: getattr(inner, name) for name in WIDTHS if isinstance(getattr(inner, name, None), int)}
         _demand(max(sizes.values(), default=0) <= limits.width, f"a size of {type(inner).__name__}", limits.width)
         sizes |= {"dimension": dimension, "features": features or 1}
-        for names in TOGETHER:
-            if names[0] in sizes:
+        for having, names in TOGETHER:
+            if all(hasattr(inner, name) for name in having):
                 _demand(prod(max(1, sizes.get(name, 1)) for name in names) <= limits.numbers, "an array", limits.numbers)
     return True
 

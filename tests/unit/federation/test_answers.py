@@ -25,6 +25,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
+from cflpriv.federation import work
 from cflpriv.federation.client import FederationClient
 from cflpriv.federation.limits import Limits
 from cflpriv.federation.protections import ClientParts
@@ -379,6 +380,14 @@ def test_work_over_the_limits_is_refused_before_a_model_is_built(task: Any, monk
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
+
+
+def test_without_limits_a_client_begins_to_build_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+    monkeypatch.setattr(work, "check_task", lambda *request: True)
+    monkeypatch.setattr("cflpriv.engine.models._construct", lambda model: built.append(model.hidden))
+    ask(client_of(DATA), compute(OVER[0], model=np.zeros(27, np.float32)))
+    assert set(built) == {10**8}
 
 
 def test_a_frozen_layer_of_a_model_of_any_size_is_decoded_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
