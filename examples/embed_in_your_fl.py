@@ -15,7 +15,7 @@ from contextlib import suppress
 import numpy as np
 
 from cflpriv.protocols import secagg
-from cflpriv.protocols.secagg import Client, Contribution, Identity, Policy, RemoteError, Roster, Server
+from cflpriv.protocols.secagg import Client, Contribution, Identity, Policy, RemoteError, Roster, Server, SumRecord
 from cflpriv.streams import printable_streams
 
 CLIENTS, DIMENSION, MIN_COHORT, DIES = 6, 1000, 3, 4
@@ -42,9 +42,14 @@ def receive(link: socket.socket) -> bytes:
 
 
 def run_client(link: socket.socket, identity: Identity, roster: Roster) -> None:
-    """A client insists on its own policy, whatever the server proposes: session, model, at most one model, a minimum cohort size."""
+    """A client insists on its own policy, whatever the server proposes: session, model, at most one model, a minimum cohort size.
+
+    Its record makes sure that a value goes into one sum only. It outlives the process in your system: store `record.to_bytes()` with the
+    machine before each reply is sent.
+    """
     vector = np.random.default_rng(identity.client).normal(size=DIMENSION) * 0.1
-    machine = Client(identity, Policy(SESSION, "active", MODEL, models=1, min_cohort=MIN_COHORT), roster=roster)
+    policy, record = Policy(SESSION, "active", MODEL, models=1, min_cohort=MIN_COHORT), SumRecord()
+    machine = Client(identity, policy, record=record, roster=roster)
     while message := receive(link):
         if machine.wants_values and identity.client == DIES:
             return  # gone, at the worst moment: its masks are in everybody's vectors

@@ -285,14 +285,17 @@ FIELDS = dict(session=bytes(16), slot=(0, 0), cohort=range(4), models=[bytes(32)
 our_terms, their_terms, ones = secagg.make_terms(**FIELDS), their_secagg.make_terms(**FIELDS), np.ones(3)
 our_policy, their_policy = (copy.Policy(bytes(16), "passive", bytes(32), 1, 2) for copy in (secagg, their_secagg))
 ours_of = {client: keys.Identity.create(client) for client in range(4)}
+record = secagg.SumRecord()
 book = ledger.Ledger(ledger.PrivacyBudget(1.0, 1e-5, "add_remove", "sample"))
 refused = (
     lambda: ours.epsilon_of([foreign], 1e-5), lambda: theirs.epsilon_of([event], 1e-5), lambda: events.event_to(foreign),
     lambda: events.unsampled(foreign), lambda: events.known_shares(foreign, 1), lambda: keys.sign(identity, "x"),
     lambda: keys.verify(their_keys.Roster((identity.public(),)), 0, bytes(64), "x"),
     lambda: book.settle({0: [their_ledger.Receipt((foreign,))]}, "x"), lambda: book.charge({0: [foreign]}, "x"),
-    lambda: secagg.Server(their_terms), lambda: their_secagg.Server(our_terms), lambda: secagg.Client(identity, their_policy),
-    lambda: secagg.Client(identity, our_policy),
+    lambda: secagg.Server(their_terms), lambda: their_secagg.Server(our_terms),
+    lambda: secagg.Client(identity, their_policy, record=record),
+    lambda: secagg.Client(identity, our_policy, record=record),
+    lambda: secagg.Client(ours_of[0], our_policy, record=their_secagg.SumRecord()),
     lambda: secagg.simulate(our_terms, ours_of, lambda client: their_secagg.Contribution(ones)),
     lambda: secagg.make_terms(**FIELDS, roster=their_keys.Roster((identity.public(),))),
     lambda: ledger.Ledger(their_ledger.PrivacyBudget(1.0, 1e-5, "add_remove", "sample")),

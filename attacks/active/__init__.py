@@ -15,6 +15,7 @@ A test removes the client's check that the attack is about, and sees the figure.
     liar         the transport on which the server deviates and accomplices answer
     scene        fresh clients, the server, the truth        outcome      statuses and figures
     halted       a secure sum that is finished by hand       audit        all attacks, the folder that is written
+    other_settings   a secure sum under terms of its own
 
 A status: `refused` (by which check: code and stage), `no_gain` (accepted, and no better than without), `learned` (a figure, better than
 without by a margin), `not_applicable` (why), `failed` (could not be run, which is neither). `claimed` says whether the guarantee of the
@@ -22,7 +23,20 @@ configuration covers an active server at all.
 """
 
 from ...plugins import Registry
-from . import chosen_deposits, cohorts, dealings, epochs, key_holder, operations, releases, second_sum, shared_vectors, survivors, unequal
+from . import (
+    chosen_deposits,
+    cohorts,
+    dealings,
+    epochs,
+    key_holder,
+    operations,
+    other_settings,
+    releases,
+    second_sum,
+    shared_vectors,
+    survivors,
+    unequal,
+)
 from .outcome import ActiveAttack
 
 __all__ = ["ACTIVE_ATTACKS", "ActiveAttack"]
@@ -45,6 +59,8 @@ for _name, _attack in {
     "other_task": unequal.OTHER_TASK,
     "switched_value": unequal.SWITCHED_VALUE,
     "unequal_weights": unequal.UNEQUAL_WEIGHTS,
+    "other_weight": other_settings.OTHER_WEIGHT,
+    "other_clip": other_settings.OTHER_CLIP,
     "outside_bucket": dealings.OUTSIDE_BUCKET,
     "short_list": dealings.SHORT_LIST,
     "late_nonces": dealings.LATE_NONCES,

@@ -1,10 +1,10 @@
 """Two sums that differ by the victim, of one value or of nearly equal values: the difference is the victim's update.
 
-Checks: "of the values that a client computes in one round of a session, and of all that is computed from these while they are held, only
-sums over the same survivors are opened" (aggregation/summed_once.py, Guarantee); "the server learns the sum of each group … and nothing
-else about a value" (aggregation/secagg.py, Guarantee), "with `secagg_mode = "active"` also a server that lies" (docs/guarantees.md,
-Averaging). `next_round` checks what is written beside it: two sums whose groups differ by one client, in two rounds that begin from one
-model, differ by about its update, and no client can know.
+Checks: "of all values that share a name only sums with the same survivors and settings are opened" (protocols/secagg/summed.py, Guarantee;
+the names of a value are the rounds in which it, and the held values that went into it, were computed); "the server learns the sum of each
+group … and nothing else about a value" (aggregation/secagg.py, Guarantee), "with `secagg_mode = "active"` also a server that lies"
+(docs/guarantees.md, Averaging). `next_round` checks what is written beside it: two sums whose groups differ by one client, in two rounds
+that begin from one model, differ by about its update, and no client can know.
 """
 
 from collections.abc import Callable

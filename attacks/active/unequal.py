@@ -1,6 +1,7 @@
 """Members of one sum that receive different requests: another model, task, uploaded value or weight.
 
-All but the victim are made to add next to nothing, so that the sum is the victim's update.
+All but the victim are made to add next to nothing, so that the sum is the victim's update. In `unequal_weights` terms allow weights so
+different that one client can be nearly all of a sum.
 
 Checks: "Every sum binds to the list of what its members were sent: one model, unless the algorithm declares more in public"
 (aggregation/secagg.py, Guarantee); "a server that hands one client a private model gets no sum" (docs/guarantees.md, Averaging, "binds
@@ -16,20 +17,22 @@ import numpy as np
 from ...aggregation.secagg import kind_of
 from ...contract.handles import Held
 from ...errors import InputError
-from ...experiments.config.config import Config
 from ...federation import messages as m
 from ...types import Array
 from .liar import honest_ask
-from .outcome import ActiveAttack, ActiveGuess, secure_sums
+from .other_settings import plain_sums, sum_under
+from .outcome import ActiveAttack, ActiveFigure, ActiveGuess
 from .scene import AttackRun, Summed
 
 __all__ = ["LISTED_MODEL", "OTHER_MODEL", "OTHER_TASK", "SWITCHED_VALUE", "UNEQUAL_WEIGHTS"]
 
 BOUND = "secagg: every sum binds to the list of what its members were sent"
-WEIGHED = "secagg: no client has more than its share of a sum (aggregation/secagg.py, `weighed` and `balanced`)"
+WEIGHED = "secagg: the effective number of clients of every sum is at least the minimum cohort size (protocols/secagg/effective.py)"
 STUCK = 1e8
 """Parameters so large that a step of training is lost in rounding (float32); alike for all classes, so that losses stay finite."""
 SLOW = 1e-30
+LARGE, SMALL = 1e9, 1e-7
+"""The limit of weights where clients have none of their own, and the least weight as a share of it."""
 
 
 def useless(run: AttackRun) -> Array:
@@ -96,30 +99,22 @@ def switched_value(run: AttackRun) -> ActiveGuess:
     return _among_next_to_nothing(run, nothing, summed)
 
 
-def unequal_weights(run: AttackRun) -> ActiveGuess:
-    """The server gives the victim all of the weight that the terms allow, and the others next to none."""
+def unequal_weights(run: AttackRun) -> ActiveFigure:
+    """Terms by which clients weigh by any sample count. The figure: the effective number of clients in the sum.
 
-    def send(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
-        return msgspec.structs.replace(ask, weight=SLOW) if isinstance(ask, m.SumStep) and client != run.victim else ask
-
-    run.liar.send = send
-    weights = {client: 1.0 if client == run.victim else 0.9 for client in run.clients}
-    held = run.compute()
-    summed = run.sum(held, run.clients, weights=weights)
-    guess = None
-    if summed is not None and run.victim in summed.survivors:
-        guess = summed.total / len(summed.survivors)
-    return ActiveGuess(guess, "update", run.honest)
-
-
-def _weights(config: Config) -> str:
-    if config.privacy.unit == "client":
-        return "sums with shares of noise are not weighted"
-    return secure_sums(config)
+    Baseline: the minimum cohort size, which no sum should fall below.
+    """
+    limit = run.scene.config.protection.max_weight or LARGE
+    summed = sum_under(run, run.compute(), run.clients, 0, weight_limit=limit, least_weight=SMALL * limit)
+    value = None
+    if summed is not None:
+        weights = np.array([run.scene.data(client).samples for client in summed.survivors], np.float64)
+        value = float(weights.sum() ** 2 / np.square(weights).sum())
+    return ActiveFigure("effective_clients", value, float(run.scene.config.protection.smallest_sum))
 
 
 OTHER_MODEL = ActiveAttack("another model for all but one client of a sum, which names that one's", BOUND, other_model)
 LISTED_MODEL = ActiveAttack("another model for all but one client of a sum, which names both", BOUND, listed_model)
 OTHER_TASK = ActiveAttack("another task, a learning rate of nothing, for all but one client of a sum", BOUND, other_task)
 SWITCHED_VALUE = ActiveAttack("another value at the upload than at the invitation", BOUND, switched_value)
-UNEQUAL_WEIGHTS = ActiveAttack("all of the weight of a sum for one client", WEIGHED, unequal_weights, _weights)
+UNEQUAL_WEIGHTS = ActiveAttack("nearly all of the weight of a sum for one client", WEIGHED, unequal_weights, plain_sums)

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...aggregation.secure_sums import least_weight
 from ...engine import Engine, Streams, TaskInput
 from ...errors import TrainingDiverged
 from ...protocols.secagg.vectors import largest_levels
@@ -63,9 +64,14 @@ def cohorts_assumed(case: Case) -> bool:
 
 
 def weights_of(prior: Prior, clients: Sequence[int]) -> dict[int, float]:
-    """The weights of clients in a sum, up to a common factor."""
-    by_count = prior.config is not None and prior.config.training.weights == "examples"
-    return {client: float(prior.samples_per_client[client]) if by_count else 1.0 for client in clients}
+    """The weights of clients in a sum over exactly these, up to a common factor.
+
+    A secure sum counts a client with few samples as more. That is public, and taken as in a sum from which nobody dropped out.
+    """
+    if prior.config is None or prior.config.training.weights != "examples":
+        return dict.fromkeys(clients, 1.0)
+    least = least_weight(prior.config.protection, len(clients)) if prior.config.protection.secure else 0.0
+    return {client: max(float(prior.samples_per_client[client]), least) for client in clients}
 
 
 def sums_of_others(case: Case, sums: Sequence[CohortSum]) -> list[CohortSum]:
@@ -113,8 +119,7 @@ def _parts(case: Case, sums: Sequence[CohortSum]) -> list[CohortSum]:
     updates = trained_again(case, own, first) if own else {}
     if updates is None:
         return list(sums)
-    weights = weights_of(case.prior, clients)
-    rows = [{client: weights[client] for client in sum_.members} for sum_ in sums]
+    rows = [weights_of(case.prior, sum_.members) for sum_ in sums]
     totals = np.stack([sum_.mean * sum(row.values()) for sum_, row in zip(sums, rows, strict=True) if sum_.mean is not None])
     deviations = [max(sum_.deviation, EXACT) * sum(row.values()) for sum_, row in zip(sums, rows, strict=True)]
     parts = partial_sums_of(*equations(rows, deviations).less(updates, totals))

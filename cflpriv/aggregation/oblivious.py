@@ -1,6 +1,7 @@
 """Secure aggregation over blocks: a masked sum of counts, then one masked sum over the blocks of clusters that are large enough.
 
 Guarantee: the server learns all counts, and the sum of each cluster at or above the minimum cohort size; not who is in which cluster.
+Weights are private, and the effective number of clients of every open block is at least the minimum cohort size.
 Reveals: the counts; needs k times the bytes. Counts and totals over changing cohorts are linear equations: in the memberships, while
 clients stay in their groups, and in values that do not change (`attacks.cluster_identity`, `attacks.disaggregation`). Clients report the
 counts: one that overstates a count can get the block of a too small cluster opened. Where a client counts towards several groups, or a
@@ -22,7 +23,7 @@ from ..protocols import secagg
 from ..protocols.errors import RemoteError, SumFailed, TooFewClients
 from ..protocols.secagg import counts_of
 from . import secagg as by_group
-from .secagg import check_balance, group_mean
+from .secagg import group_mean
 from .secure_sums import ATTEMPTS
 
 __all__ = ["ObliviousClientSum", "ObliviousServerSum"]
@@ -55,27 +56,32 @@ class ObliviousClientSum(by_group.SecaggClientSum):
 
 
 class ObliviousServerSum(by_group.SecaggServerSum):
-    """The server's part."""
+    """The server's part. The blocks of one round have one least weight, as clients sum a value under one only."""
+
+    _least: float | None = None
 
     def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """A sum of counts, then one over the blocks of clusters of at least the minimum cohort size."""
         call = self._sums.without_offenders(call)
         clients = [member.client for member in call.contributions]
         counting, adding = self._like(asked, "counts", choice), self._like(asked, "blocks", choice)
+        if self._turn != call.round:
+            self._turn, self._least = call.round, None
         counts, blocks = (self._listed(call, clients, like) for like in (counting, adding))
         first, second = ((call.round + 1, (2 * call.number + which) * ATTEMPTS) for which in (0, 1))
         terms = self._sums.counts(first, clients, counts, call.k, second)
         counted = self._sums.run_one(terms, self._sender(call, asked, counting), record)
         try:
-            terms = self._sums.blocks(counted, second, blocks, asked.layout.size, self._limit(call, call.contributions))
+            limit = 0.0 if call.public_weights else self._parts.protection.max_weight
+            terms = self._sums.blocks(counted, second, blocks, asked.layout.size, limit, self._least, asked.spread)
         except SumFailed:  # counts that no members have
             raise TooFewClients((0,), call.min_cohort) from None
-        check_balance(call, call.contributions, terms)
-        total = self._sums.run_one(terms, self._sender(call, asked, adding), record)
+        total = self._sums.run_one(terms, self._sender(call, asked, adding), record, asked.spread)
+        if limit:
+            self._least = total.terms.least_weight
         means: list[GroupMean | None] = [None] * call.k
         sizes = counts_of(counted)
-        equal = call.public_weights and len({member.weight for member in call.contributions}) == 1
         for label, _ in total.terms.blocks:
-            count = round(total.weight(label) / call.contributions[0].weight) if equal else sizes[label]
+            count = round(total.weight(label)) if call.public_weights else sizes[label]
             means[label] = group_mean(total, label, asked.layout, count)
         return tuple(means)

@@ -2,14 +2,18 @@
 
 Guarantee: the server learns the sum of each group over its survivors, at least the minimum cohort size, and nothing else about a value, see
 `protocols.secagg`. Every sum binds to the list of what its members were sent: one model, unless the algorithm declares more in public. The
-values of one round go into sums over one set of clients (`summed_once`).
+values of one round go into one sum, over one set of clients with one weight each (`protocols.secagg.summed`). No server chooses a weight:
+with `max_weight` = 0 all weigh equally, else a client may be asked to weigh by its sample count. The effective number of clients
+(Σ w)² / Σ w² of every sum is at least the minimum cohort size; weights inside a value count (a task's `spread`).
 Reveals: who is in which group and who drops out, the sums, how many clients clipped. The difference of sums of successive rounds over
-clients that differ by one reveals what nearly equal models make of that client's data. With k models on the list, a server can plant a
-private one as one of the k. What tasks keep in a client's memory is not traced to the models that it came from.
-Active attacks (`attacks.active`): the sum and nothing else: `second_sum`, `computed_again`, `derived_copy`, `stale_slot`,
-`split_survivors`, `second_unmasking`, `mode_downgrade`, `false_accusation`, `false_complaints`, `sybils`, `relay_to_accomplice`; the
-minimum cohort size: `smaller_minimum`, `few_survivors`, `accomplices`; what sums bind to: `other_model`, `listed_model`, `other_task`,
-`switched_value`, `unequal_weights`; by subtraction: `next_round`.
+clients that differ by one reveals what nearly equal models make of that client's data; `cohort_change` = "min_cohort" prevents it for two
+successive sums. With k models on the list, a server can plant a private one as one of the k. What tasks keep in a client's memory is not
+traced to the models that it came from. Where the effective number needs it, clients with few samples count as more, which draws a weighted
+mean towards the unweighted one.
+Active attacks (`attacks.active`): the sum and nothing else: `second_sum`, `computed_again`, `derived_copy`, `stale_slot`, `other_weight`,
+`other_clip`, `split_survivors`, `second_unmasking`, `mode_downgrade`, `false_accusation`, `false_complaints`, `sybils`,
+`relay_to_accomplice`; the minimum cohort size: `smaller_minimum`, `few_survivors`, `accomplices`; what sums bind to: `other_model`,
+`listed_model`, `other_task`, `switched_value`, `unequal_weights`; by subtraction: `next_round`.
 Source: Bonawitz et al. 2017, Bell et al. 2020.
 """
 
@@ -22,7 +26,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from ..contract.calls import MOST_WEIGHT, ClientContribution, Recorder, SumCall, large_enough
+from ..contract.calls import Recorder, SumCall, large_enough
 from ..contract.handles import GroupMean, PartLayout, Shared, join
 from ..errors import InputError
 from ..federation import messages as m
@@ -35,19 +39,18 @@ from ..protocols import secagg
 from ..protocols.errors import LocalError, MalformedMessage, RemoteError, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import clip
-from ..protocols.secagg import MaskKey, Policy, Slot, Sum, Terms
-from ..protocols.secagg.messages import Adverts, Deliver, Invite, Unmask, decode_server, fewest_survivors
+from ..protocols.secagg import MaskKey, Policy, Slot, Sum, SumRecord, Terms
+from ..protocols.secagg.messages import Deliver, Unmask, decode_server
 from ..protocols.shared_noise import SharedNoise
 from ..types import Array, check_array
 from .buckets import Dealings
 from .secure_sums import ATTEMPTS, SecureSums, SendMessages
-from .summed_once import SurvivorIds, check_proposed, pinned, survivors_of, write_down
 
-__all__ = ["SecaggClientSum", "SecaggServerSum", "bound", "check_balance", "group_mean"]
+__all__ = ["SecaggClientSum", "SecaggServerSum", "bound", "group_mean"]
 
-FEWEST_LEVELS = 64
-"""A weight quantised to fewer levels distorts its client's share by more than about one per cent."""
 SumKind = Literal["sum", "counts", "blocks"]
+RECORDS: Mapping[SumKind, str] = {"sum": "summed/values", "blocks": "summed/values", "counts": "summed/counts"}
+"""The store's name for the record of sums: counts are of another value than all others."""
 
 
 # --- the client half
@@ -74,21 +77,14 @@ class SecaggClientSum:
         settings = self._settings
         if ask.kind not in self.kinds:
             raise RemoteError("forbidden")
-        name = _name("sum", ask.slot)
-        read = partial(secagg.Client.from_bytes, identity=settings.identity, roster=self._roster(), entropy=self._entropy)
-        message, rounds = decode_server(ask.message), self._values.origin(ask.held).rounds
-        if isinstance(message, Invite | Adverts):
-            check_proposed(self._store, ask.kind, rounds, message.terms.cohort, complete=False)
-        survivors = survivors_of(message)
-        if survivors is not None:
-            check_proposed(self._store, ask.kind, rounds, survivors, complete=True)
+        name, record = _name("sum", ask.slot), self._record(ask.kind)
+        read = partial(secagg.Client.from_bytes, identity=settings.identity, record=record, roster=self._roster(), entropy=self._entropy)
+        message, policy = decode_server(ask.message), self._policy(ask)
         machine = self._store.load(name, read)
-        begun = machine is not None
         if machine is None:
-            machine = self._machine(ask)
-        else:
-            self._check_named(ask, machine)
-        pinned(self._store, name, rounds, begun)
+            machine = self._machine(ask, policy, record)
+        elif msgspec.structs.replace(machine.policy, after=None) != policy:  # the value changed between stages
+            raise RemoteError("unlisted-model")
         contributions: list[secagg.Contribution] = []
         if machine.wants_values and isinstance(message, Deliver):
             contributions = self._contributions(ask, machine)
@@ -97,33 +93,55 @@ class SecaggClientSum:
         except LocalError:  # the machine has ended and erased its secrets
             self._store.drop(name)
             raise
-        if isinstance(message, Unmask) and survivors is not None:
-            write_down(self._store, ask.kind, rounds, survivors)
+        if isinstance(message, Unmask):
+            self._store.keep(RECORDS[ask.kind], record, SumRecord.to_bytes)
         following = machine.next_mask_key()
         if following is not None:
             self._store.put(_name("mask", following.slot), following.to_bytes())
         if machine.stage is secagg.ClientStage.DONE:
             self._store.drop(name)
-            self._store.drop(f"{name}/rounds")
         else:
             self._store.keep(name, machine, secagg.Client.to_bytes)
         return m.Stepped(answer)
 
+    def _record(self, kind: SumKind) -> SumRecord:
+        """The client's record of its sums of values, or of counts."""
+        record, session = self._store.load(RECORDS[kind], SumRecord.from_bytes), self._store.get("session") or b""
+        if record is None or self._store.get(f"{RECORDS[kind]}/session") != session:
+            record = SumRecord() if record is None else record.renewed()  # rounds are counted anew; models are those of all sessions
+            self._store.keep(RECORDS[kind], record, SumRecord.to_bytes)
+            self._store.put(f"{RECORDS[kind]}/session", session)
+        return record
+
     def _roster(self) -> Roster | None:
         return self._settings.roster if self._settings.protection.secagg_mode == "active" else None
 
-    def _machine(self, ask: m.SumStep) -> secagg.Client:
+    def _policy(self, ask: m.SumStep) -> Policy:
+        """What the client insists on in a sum of this value. Raises "forbidden" for too many models, or a value that no sum can bind to."""
+        protection, origin, unit = self._settings.protection, self._values.origin(ask.held), self._parts.ledger.unit
+        untraced, most = origin.received == UNTRACED and protection.secagg_mode == "active", self._parts.models()
+        if ask.kind != "sum":  # each block has its own model, and no block of fewer than `min_cohort` clients is opened
+            most = max(most, origin.alternatives)
+        if not 1 <= ask.models <= most or untraced or not origin.rounds:
+            raise RemoteError("forbidden")
+        counts = ask.kind == "counts"
+        # noise inside the sum, which the client's own ledger demands and pays, protects a client that is alone in a block
+        noisy = unit == "client" and ask.noise is not None
+        change = protection.smallest_sum if protection.cohort_change == "min_cohort" else 0
+        return Policy(
+            self._store.get("session") or b"", protection.secagg_mode, bound(ask, origin.received), ask.models, protection.smallest_sum,
+            clip=(min(1e-6, protection.secagg_clip), max(1e6, protection.secagg_clip)), levels=1 if counts else 16,
+            max_weight=protection.max_weight, spread=1.0 if counts or noisy else origin.spread,
+            names=origin.rounds if unit != "none" else (*origin.rounds, *origin.models),  # noise protects sums of one model in many rounds
+            form=m.encode(ask.noise) if ask.noise is not None and unit == "none" else b"", cohort_change=change,
+        )  # fmt: skip
+
+    def _machine(self, ask: m.SumStep, policy: Policy, record: SumRecord) -> secagg.Client:
         """A machine for a new sum. Machines and keys of earlier sums are dropped."""
-        protection = self._settings.protection
         last = self._store.get("last-slot")
         after = None if last is None else (int.from_bytes(last[:8], "big"), int.from_bytes(last[8:], "big"))
         if after is not None and ask.slot <= after:
             raise RemoteError("old-slot")
-        session = self._store.get("session") or b""
-        policy = Policy(
-            session, protection.secagg_mode, self._named(ask), ask.models, protection.smallest_sum, after,
-            clip=(min(1e-6, protection.secagg_clip), max(1e6, protection.secagg_clip)), levels=1 if ask.kind == "counts" else 16,
-        )  # fmt: skip
         name = _name("mask", ask.slot)
         kept = self._store.get(name)
         key = None
@@ -137,28 +155,16 @@ class SecaggClientSum:
             if other.startswith("mask/") and tuple(int(part) for part in other[5:].split(".")) < ask.slot:
                 self._store.drop(other)
         self._store.put("last-slot", ask.slot[0].to_bytes(8, "big") + ask.slot[1].to_bytes(8, "big"))
-        return secagg.Client(self._settings.identity, policy, roster=self._roster(), mask_key=key, entropy=self._entropy)
-
-    def _named(self, ask: m.SumStep) -> bytes:
-        """The name that a sum has for this client's value. Raises "forbidden" for too many models, or a value that no sum can bind to."""
-        origin = self._values.origin(ask.held)
-        received, most = origin.received, self._parts.models()
-        if ask.kind != "sum":  # each block has its own model, and no block of fewer than `min_cohort` clients is opened
-            most = max(most, origin.alternatives)
-        if not 1 <= ask.models <= most or (received == UNTRACED and self._settings.protection.secagg_mode == "active"):
-            raise RemoteError("forbidden")
-        return bound(ask, received)
+        policy = msgspec.structs.replace(policy, after=after)
+        return secagg.Client(
+            self._settings.identity, policy, record=record, roster=self._roster(), mask_key=key, entropy=self._entropy
+        )  # fmt: skip
 
     def _contributions(self, ask: m.SumStep, machine: secagg.Client) -> list[secagg.Contribution]:
         """The client's contribution, after its own ledger was charged."""
         self._check(ask, machine)
         vector, weight = self._weighed(ask, machine)
         return [secagg.Contribution(vector, weight)]
-
-    def _check_named(self, ask: m.SumStep, machine: secagg.Client) -> None:
-        """Raises "unlisted-model" if the value changed between stages: all members were shown its name."""
-        if self._named(ask) != machine.policy.model:
-            raise RemoteError("unlisted-model")
 
     def _check(self, ask: m.SumStep, machine: secagg.Client) -> None:
         assert machine.terms is not None
@@ -172,15 +178,19 @@ class SecaggClientSum:
         assert terms is not None
         values = self._parts.allowed("sum", ask.held, ask.parts)
         vector = join(values, np.float64)
-        if not ask.weight and ledger.unit != "none":
+        by_samples = terms.least_weight < terms.weight_limit
+        if by_samples and ledger.unit != "none":
             raise RemoteError("forbidden")
         noise = None if ask.noise is None else noise_of(ask.noise)
         ledger.settle_sum(ask.held, ask.parts, noise, protection.smallest_sum, terms.weight_limit > 0)
         check_array(f"client {self._parts.client}: {'+'.join(ask.parts)}", vector)  # after the charge: an error reveals something
-        if not weighed(ask.weight, terms, protection.max_weight):
-            raise RemoteError("bad-terms")
-        weight = ask.weight or float(self._parts.samples())
-        _check_weight(weight, terms)
+        weight = float(self._parts.samples()) if by_samples else 1.0
+        if weight > terms.weight_limit and by_samples:
+            error = RemoteError("bad-terms")
+            error.add_note(
+                f"its weight is above protection.max_weight = {terms.weight_limit:g}; that maximum is public and must hold for all"
+            )
+            raise error
         if noise is not None:
             try:
                 bounded = with_count(clip(vector, noise.clip_norm), noise.clip_norm, noise.count) if noise.clip_norm else vector
@@ -195,50 +205,13 @@ def _name(kind: str, slot: Slot) -> str:
     return f"{kind}/{slot[0]}.{slot[1]}"
 
 
-def _check_weight(weight: float, terms: Terms) -> None:
-    """Raises `RemoteError` "bad-terms" for a weight above the limit, or one so small that rounding would change it much."""
-    limit, why = terms.weight_limit, ""
-    if limit and weight > limit:
-        why = f"its weight is above protection.max_weight = {limit:g}; that maximum is public and must hold for all"
-    elif limit and weight / limit * terms.levels < FEWEST_LEVELS:
-        why = (
-            f"its weight is below {FEWEST_LEVELS} of the {terms.levels} levels up to max_weight = {limit:g}; lower "
-            "protection.max_weight, or use secagg_bits = 32"
-        )
-    if why:
-        error = RemoteError("bad-terms")
-        error.add_note(why)
-        raise error
-
-
 def bound(ask: m.SumStep, received: bytes) -> bytes:
     """What a sum binds to: what is added up, in which form and with which noise, and the name of what it was computed from.
 
     A client that is sent something else than the others could be alone in a sum of known values, so it gets another name.
     """
-    alike = msgspec.structs.replace(ask, slot=(0, 0), weight=0.0, models=0, message=b"")
+    alike = msgspec.structs.replace(ask, slot=(0, 0), models=0, message=b"")
     return sha256(received + m.encode(alike)).digest()
-
-
-def weighed(weight: float, terms: secagg.Terms, max_weight: float) -> bool:
-    """Whether a client may join a sum with the `weight` that the server names (0: its own sample count).
-
-    The server names each client only its own weight, and could lie to give one update all of the weight. So the limit decides, which all
-    members see: with `max_weight` of their own settings all weigh by their sample counts; with another the server names all weights, which
-    must be `balanced`.
-    """
-    if terms.weight_limit == max_weight or not weight:
-        return terms.weight_limit == max_weight and (not weight or not max_weight)
-    return balanced(weight, terms)
-
-
-def balanced(weight: float, terms: secagg.Terms) -> bool:
-    """Whether one client with the largest weight, and all others with this one, stays below the largest share of a sum.
-
-    Counts the fewest survivors that the terms allow. Sums without weights are balanced.
-    """
-    fewest = terms.min_cohort if terms.blocks else fewest_survivors(terms)
-    return terms.weight_limit <= MOST_WEIGHT * (terms.weight_limit + (fewest - 1) * weight)
 
 
 def noise_of(shares: m.NoiseShares) -> SumNoise:
@@ -273,7 +246,7 @@ class SecaggServerSum:
         self._sums.refusals = parts.registry.refusals
         parts.registry.greeted.append(self._sums.forget)
         self._turn = -1
-        self._taken: dict[int, tuple[SurvivorIds, frozenset[int]]] = {}  # by client the survivors and the cohort of its sum in this turn
+        self._taken: dict[int, tuple[tuple[int, ...], frozenset[int], Terms]] = {}  # by client of its sum in this turn: survivors, cohort
 
     def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """One secure sum for each group, in parallel."""
@@ -288,13 +261,13 @@ class SecaggServerSum:
         slot, following = (call.round + 1, call.number * ATTEMPTS), (call.round + 2, call.number * ATTEMPTS)
         self._check_groups(call, groups)
         like, terms = self._like(asked, "sum", None, shares), {}
+        spread = 1.0 if clipped is not None else asked.spread  # clients add noise, which protects also one that is alone in a block
         for label in groups:
-            members = call.members(label)
-            weighted = not call.public_weights or len({member.weight for member in members}) > 1
-            limit = self._limit(call, members) if weighted else 0.0
-            cohort = [member.client for member in members]
-            terms[label] = self._sums.terms(slot, cohort, self._listed(call, cohort, like), asked.layout.size, limit, following)
-            check_balance(call, members, terms[label])
+            cohort = [member.client for member in call.members(label)]
+            limit = 0.0 if call.public_weights else self._parts.protection.max_weight
+            earlier = next((self._taken[client][2] for client in cohort if client in self._taken), None)
+            models = self._listed(call, cohort, like)
+            terms[label] = self._sums.terms(slot, cohort, models, asked.layout.size, limit, following, spread, earlier)
             if noise is not None and noise.noise.room(noise.length) > terms[label].levels:
                 raise InputError(
                     f"protection.secagg_bits = {terms[label].bits}: a sum of {len(cohort)} clients leaves each {terms[label].levels} "
@@ -303,14 +276,13 @@ class SecaggServerSum:
                 )
         if clipped is not None:
             clipped.settle(call)
-        ended = self._sums.run(terms, self._sender(call, asked, like), record)
+        ended = self._sums.run(terms, self._sender(call, asked, like), record, spread)
         means: list[GroupMean | None] = [None] * call.k
         for label, total in ended.items():
             if isinstance(total, Sum):
-                members = call.members(label)
-                common = 1.0 if terms[label].weight_limit else members[0].weight
-                means[label] = group_mean(total, None, asked.layout, len(total.survivors), common)
-                self._taken |= dict.fromkeys(total.survivors, (total.survivors, frozenset(member.client for member in members)))
+                means[label] = group_mean(total, None, asked.layout, len(total.survivors))
+                asked_clients = frozenset(member.client for member in call.members(label))
+                self._taken |= dict.fromkeys(total.survivors, (total.survivors, asked_clients, total.terms))
         if not any(means):
             raise TooFewClients(tuple(len(call.members(label)) for label in groups), call.min_cohort)
         return tuple(means) if noise is None else self._opened(means, terms, noise, whole)
@@ -336,29 +308,27 @@ class SecaggServerSum:
         return tuple(opened)
 
     def _check_groups(self, call: SumCall, groups: Sequence[int]) -> None:
-        """Raises `InputError` for a second sum in one turn over other clients, which clients refuse (`summed_once`)."""
+        """Raises `InputError` for a second sum in one turn over other clients, or by other weights, which clients refuse."""
         if self._turn != call.round:
             self._turn, self._taken = call.round, {}
         for label in groups:
             cohort = {member.client for member in call.members(label)}
             for client in sorted(cohort & self._taken.keys()):
-                survivors, earlier = self._taken[client]
+                survivors, earlier, terms = self._taken[client]
                 if not (cohort.issuperset(survivors) and cohort <= earlier):
                     raise InputError(
                         f"mean: client {client} was in a sum over {len(survivors)} clients in this round, and would be in one over "
                         f"{len(cohort)} others: the difference of the two sums would show an individual; take one sum a client and round"
                     )
-
-    def _limit(self, call: SumCall, members: Sequence[ClientContribution]) -> float:
-        """The largest weight: `max_weight` for sample counts, any other number for public weights. Clients tell the two apart by it."""
-        if not call.public_weights:
-            return self._parts.protection.max_weight
-        heaviest = max(member.weight for member in members)
-        return heaviest if heaviest != self._parts.protection.max_weight else float(np.nextafter(heaviest, np.inf))
+                if (terms.weight_limit == 0) != call.public_weights:
+                    raise InputError(
+                        f"mean: client {client} was in a sum of this round with other weights: two sums with other weights over the same "
+                        "clients would show individuals; give all means of a round the same weights"
+                    )
 
     def _like(self, asked: Asked, kind: SumKind, groups: m.HeldValue | m.Picks | None, noise: m.NoiseShares | None = None) -> m.SumStep:
         """What all members of a sum are sent alike."""
-        return m.SumStep(self._parts.session, (0, 0), asked.number, asked.parts, 0.0, 0, kind, groups, b"", noise)
+        return m.SumStep(self._parts.session, (0, 0), asked.number, asked.parts, 0, kind, groups, b"", noise)
 
     def _listed(self, call: SumCall, clients: Sequence[int], like: m.SumStep) -> list[bytes]:
         """The names of what a sum binds to. Raises `InputError` for more than the algorithm declares, as clients refuse a longer list."""
@@ -387,7 +357,7 @@ class SecaggServerSum:
 
         def exchange(sent: Mapping[int, tuple[Slot, bytes]], stage: str) -> Mapping[int, bytes]:
             steps = {
-                client: msgspec.structs.replace(like, slot=slot, weight=asked.weight[client], models=lists[client], message=message)
+                client: msgspec.structs.replace(like, slot=slot, models=lists[client], message=message)
                 for client, (slot, message) in sent.items()
             }
             return self._exchange(steps, stage)
@@ -409,25 +379,10 @@ class SecaggServerSum:
         return {client: answer.message for client, answer in answers.items() if isinstance(answer, m.Stepped)}
 
 
-def check_balance(call: SumCall, members: Sequence[ClientContribution], terms: Terms) -> None:
-    """Raises `InputError` for public weights that clients would refuse."""
-    lightest = min(member.weight for member in members)
-    if call.public_weights and not balanced(lightest, terms):
-        raise InputError(
-            f"mean: weights from {lightest:g} to {terms.weight_limit:g}: the heaviest client could have more than {MOST_WEIGHT:.0%} of a "
-            "sum over the fewest survivors, which clients refuse; make weights more alike, or raise the minimum cohort size"
-        )
-    if call.public_weights and terms.weight_limit and lightest / terms.weight_limit * terms.levels < FEWEST_LEVELS:
-        raise InputError(
-            f"mean: weights from {lightest:g} to {terms.weight_limit:g}: the lightest is below {FEWEST_LEVELS} of the {terms.levels} "
-            "levels up to the heaviest, which clients refuse; make weights more alike, or use secagg_bits = 32"
-        )
-
-
-def group_mean(total: Sum, cluster: int | None, layout: PartLayout, count: int, common: float = 1.0) -> GroupMean | None:
-    """The mean of a sum; None if its weight is zero. `common`: the weight of each client in an unweighted sum."""
+def group_mean(total: Sum, cluster: int | None, layout: PartLayout, count: int) -> GroupMean | None:
+    """The mean of a sum; None if its weight is zero."""
     weight = total.weight(cluster)
     if weight <= 0:
         return None
     parts = {name: Shared(part) for name, part in layout.split(total.mean(cluster)).items()}
-    return GroupMean(parts, weight * common, count, total.clipped_clients, tuple(total.survivors))
+    return GroupMean(parts, weight, count, total.clipped_clients, tuple(total.survivors))

@@ -6,17 +6,19 @@ The guarantee is that of `protocols.secagg`, whose machines run here; `secagg` a
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
-from ..contract.calls import Recorder, SumCall
-from ..contract.protection import SecureSum
+from ..contract.calls import Recorder, SumCall, TooUnequal
+from ..contract.protection import Protection, SecureSum
 from ..protocols import secagg
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import LocalError, RemoteError, SumFailed, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.secagg import ServerStage, Slot, Sum, Terms
+from ..protocols.secagg.graph import complete_threshold
 
-__all__ = ["ATTEMPTS", "OBLIVIOUS", "SendMessages", "SecureSums"]
+__all__ = ["ATTEMPTS", "OBLIVIOUS", "SendMessages", "SecureSums", "least_weight"]
 
 OBLIVIOUS = -1
 """The label of a sum whose groups the server does not know."""
@@ -25,6 +27,24 @@ ATTEMPTS = 1 << 16
 """The number of slots of one sum: each attempt takes the next one."""
 SendMessages = Callable[[Mapping[int, tuple[Slot, bytes]], str], Mapping[int, bytes]]
 """Sends messages, by client with the slot of its sum, at a named stage. Returns the messages of the clients that answered."""
+
+
+def least_weight(protection: Protection, clients: int) -> float:
+    """What a client with few samples counts as in a sum by sample counts, if so many clients are asked: `max_weight` where all weigh alike.
+
+    In an oblivious sum nobody knows how many contribute to a block, so it is taken as `max_weight` there.
+    """
+    limit, smallest = protection.max_weight, protection.smallest_sum
+    if clients <= smallest or protection.sums.oblivious:
+        return limit
+    terms = secagg.make_terms(
+        session=bytes(16), slot=(0, 0), cohort=range(clients), models=[bytes(32)], dimension=1, clip=1.0, bits=protection.secagg_bits,
+        weight_limit=limit, min_cohort=smallest, sparse=False if protection.secagg_mode == "active" else None,
+    )  # fmt: skip
+    if protection.secagg_mode == "passive":
+        return terms.least_weight
+    active = msgspec.structs.replace(terms, mode="active", threshold=complete_threshold(clients, "active"), least_weight=limit / 2**40)
+    return secagg.lifted(active, smallest).least_weight
 
 
 @dataclass
@@ -57,14 +77,35 @@ class SecureSums:
                 adverts.pop(client, None)
 
     def terms(
-        self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], dimension: int, weight_limit: float, following: Slot | None
-    ) -> Terms:
-        """The terms of one group's sum."""
-        return secagg.make_terms(
+        self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], dimension: int, weight_limit: float, following: Slot | None,
+        spread: float = 1.0, earlier: Terms | None = None,
+    ) -> Terms:  # fmt: skip
+        """The terms of one group's sum. `earlier`: of a sum of these clients in this round, whose quantiser and least weight stay.
+
+        A second sum over fewer clients than asked before is over exactly those. Raises `TooUnequal` for values that weigh clients too
+        differently inside themselves (`spread`).
+        """
+        n, smallest = len(cohort), self.min_cohort
+        earlier = earlier if earlier is None or n <= len(earlier.cohort) else None
+        if spread > 1:
+            smallest = max(smallest, n // 2 + 1)  # their number decides how much values may differ inside
+        if earlier is not None and n < len(earlier.cohort):
+            smallest = max(smallest, n)
+        terms = secagg.make_terms(
             session=self.session, slot=slot, cohort=cohort, models=models, dimension=dimension, clip=self.settings.clip,
-            bits=self.settings.bits, weight_limit=weight_limit, min_cohort=self.min_cohort, roster=self.roster, following=following,
-            entropy=self.entropy,
+            bits=self.settings.bits, weight_limit=weight_limit, min_cohort=smallest, effective=self.min_cohort, roster=self.roster,
+            following=following, entropy=self.entropy, levels=None if earlier is None else earlier.levels,
+            least_weight=None if earlier is None else earlier.least_weight,
         )  # fmt: skip
+        return self._among_unequal(terms, spread) if spread > 1 and earlier is None else terms
+
+    def _among_unequal(self, terms: Terms, spread: float) -> Terms:
+        """The terms with the least weight for values of this spread. Raises `TooUnequal` if there is none."""
+        try:
+            return secagg.lifted(terms, self.min_cohort, spread)
+        except ValueError:
+            fewest = secagg.fewest_contributors(terms)
+            raise TooUnequal(spread, fewest, self.min_cohort, secagg.largest_ratio(fewest, self.min_cohort)) from None
 
     def counts(self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], k: int, following: Slot) -> Terms:
         """The terms of the first of two oblivious sums."""
@@ -73,24 +114,33 @@ class SecureSums:
             following=following, entropy=self.entropy,
         )  # fmt: skip
 
-    def blocks(self, counted: Sum, slot: Slot, models: Sequence[bytes], dimension: int, weight_limit: float) -> Terms:
-        """The terms of the second."""
-        return secagg.block_terms(
-            counted, slot=slot, models=models, dimension=dimension, clip=self.settings.clip, bits=self.settings.bits,
-            weight_limit=weight_limit, roster=self.roster, entropy=self.entropy,
-        )  # fmt: skip
+    def blocks(
+        self, counted: Sum, slot: Slot, models: Sequence[bytes], dimension: int, weight_limit: float, least_weight: float | None,
+        spread: float = 1.0,
+    ) -> Terms:  # fmt: skip
+        """The terms of the second. With `weight_limit` 0 all weigh equally; `least_weight`: of an earlier such sum of this round.
 
-    def run_one(self, terms: Terms, exchange: SendMessages, record: Recorder) -> Sum:
+        Raises `TooUnequal` as `terms` does.
+        """
+        terms = secagg.block_terms(
+            counted, slot=slot, models=models, dimension=dimension, clip=self.settings.clip, bits=self.settings.bits,
+            weight_limit=weight_limit or 1.0, least_weight=least_weight if weight_limit else 1.0, roster=self.roster, entropy=self.entropy,
+        )  # fmt: skip
+        return self._among_unequal(terms, spread) if spread > 1 and least_weight is None else terms
+
+    def run_one(self, terms: Terms, exchange: SendMessages, record: Recorder, spread: float = 1.0) -> Sum:
         """Run one oblivious sum. Raises `TooFewClients` if it fails."""
-        ended = self.run({OBLIVIOUS: terms}, exchange, record)[OBLIVIOUS]
+        ended = self.run({OBLIVIOUS: terms}, exchange, record, spread)[OBLIVIOUS]
         if not isinstance(ended, Sum):
             raise ended
         return ended
 
-    def run(self, groups: Mapping[int, Terms], exchange: SendMessages, record: Recorder) -> dict[int, Sum | TooFewClients]:
+    def run(
+        self, groups: Mapping[int, Terms], exchange: SendMessages, record: Recorder, spread: float = 1.0
+    ) -> dict[int, Sum | TooFewClients]:
         """Run the sums of groups that share no client. Returns for each its sum, or the error that it ended with.
 
-        A sum that fails before shares are revealed is taken again without the clients at fault.
+        `spread`: of the values, for new attempts. A sum that fails before shares are revealed is taken again without the clients at fault.
         """
         servers = {label: self._server(terms) for label, terms in groups.items()}
         ended: dict[int, Sum | TooFewClients] = {}
@@ -111,7 +161,7 @@ class SecureSums:
                     self.offenders |= set(error.offenders)
                     self.refusals.extend((client, f"secagg {stage}", error.code) for client in error.offenders)
                     try:
-                        servers[label] = self._server(self._retaken(server.terms, error))
+                        servers[label] = self._server(self._retaken(server.terms, error, spread))
                     except TooFewClients as few:
                         ended[label] = few
                 else:
@@ -165,11 +215,11 @@ class SecureSums:
                 reply, {client: message for client, message in answers.items() if kinds[client] == reply}, "clients", "server", ("server",)
             )
 
-    def _retaken(self, terms: Terms, failed: SumFailed) -> Terms:
+    def _retaken(self, terms: Terms, failed: SumFailed, spread: float) -> Terms:
         """The terms of the next attempt. Raises `TooFewClients` if there is none."""
         if not failed.repeatable or terms.slot[1] % ATTEMPTS == ATTEMPTS - 1:
             raise TooFewClients((0,), self.min_cohort)
-        return secagg.retaken(terms, (*failed.offenders, *failed.absent), self.entropy)
+        return secagg.retaken(terms, (*failed.offenders, *failed.absent), self.entropy, self.min_cohort, spread)
 
     def _server(self, terms: Terms) -> secagg.Server:
         """The server's machine of a sum, with the adverts that its clients sent in an earlier one.

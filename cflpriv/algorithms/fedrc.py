@@ -12,7 +12,7 @@ and C_{y;k} the share of label y in cluster k,
 So clusters are told apart by what a label looks like or means, not by which labels there are: dividing by C_{y;k} takes that gain away.
 
 All k models and the label sums are one vector, and a client's step is the new one minus the one it was sent. So a round is FedAvg of a
-longer vector: one `mean` over the cohort, which secure and transformed sums take as they are. γ and ω stay with their clients.
+longer vector: one `mean` over the cohort, which transformed sums take as they are. γ and ω stay with their clients.
 
 Deviations, each for a reason:
 - A client uses the model of its largest ω_ik. The authors' code mixes the predictions of all models by ω.
@@ -23,12 +23,15 @@ Deviations, each for a reason:
 - k = 3 as in the authors' example.
 
 What it reveals, by which operation: `mean` shows the movements of k models and the label shares of each cluster. In the clear it shows
-each client's: its label histogram, and by the size of the movements its ω. Under secure sums there remain sums over the cohort.
+each client's: its label histogram, and by the size of the movements its ω. Under secure sums there remain sums over the cohort, in which a
+client alone in a cluster would show as that cluster's movement. So clients refuse them without client-level privacy, whose noise is inside
+the sum.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -92,6 +95,11 @@ class RobustStep:
     @property
     def reads(self) -> tuple[str, ...]:
         return (MIXTURE,)
+
+    @property
+    def spread(self) -> float:
+        """Of the weights inside the update: a model may suit the samples of one client alone, which then is all of its movement."""
+        return inf if self.k > 1 else 1.0
 
     def run(self, task_input: TaskInput) -> Result:
         model, labels = self.train.model, task_input.data.y_train
@@ -203,7 +211,8 @@ def fedrc(
     settings = FedRcSettings(train, k, weights, seed)
     return Algorithm(
         "fedrc", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
-        partial(_describe, settings), schedule=schedule_of_averaging(RobustStep(train, k), EvaluateRobust(train.model, k)),
+        partial(_describe, settings), spread=inf if k > 1 else 1.0,
+        schedule=schedule_of_averaging(RobustStep(train, k), EvaluateRobust(train.model, k)),
     )  # fmt: skip
 
 

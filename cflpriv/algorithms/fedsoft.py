@@ -20,8 +20,10 @@ Deviations, each for a reason:
   the paper all do in the span's first round.
 - λ = 0.1, σ = 1e-4 (the authors' code for MNIST) and τ = 2. k = 2 as in the paper's experiments.
 
-Under secure sums a centre that no sample prefers is the quotient of two numbers of the size of σ, and known to 1/σ steps of their fixed
-point only.
+Under secure sums a client with all of its samples in one centre would show as that centre if it were alone there. So σ has to be so large
+that the effective number of clients of every centre reaches the minimum cohort size (`protocols.secagg.effective`), whatever the importance
+weights are: 0.1 to 0.3 for a few clients, less for many. An error names the least σ for the cohort of a round. A larger σ draws the centres
+together.
 
 What it reveals, by which operation: `mean` shows sums over the cohort, of which the blocks tell how many samples prefer which centre in
 all. No operation shows whose these are. In the clear it shows the blocks of each client, hence its shares and its own model.
@@ -30,11 +32,13 @@ all. No operation shows whose these are. In the clear it shows the blocks of eac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 
+from ..contract.calls import TooUnequal
 from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.schedule import Schedule, request, scores
@@ -42,6 +46,7 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.device import tensor
 from ..engine.models import Model
+from ..errors import InputError
 from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateUsed, sample_losses
 from ..tasks.training import Train
@@ -89,6 +94,11 @@ class SoftStep(AroundTraining):
     smoother: float
     span: int
     seed: int
+
+    @property
+    def spread(self) -> float:
+        """Of the weights inside the blocks: importance weights lie between σ and 1."""
+        return 1 / self.smoother
 
     def before(self, task_input: TaskInput) -> TaskInput:
         model, centres = self.train.model, centres_of(task_input)
@@ -196,7 +206,14 @@ def _round(settings: FedSoftSettings, federation: Federation, state: FedSoftStat
     span = federation.round // settings.interval
     task = SoftStep(settings.train.at(federation.round), settings.smoother, span, settings.seed)
     held = federation.compute(task, {"model": list(state.models)}, on=cohort)
-    means = try_mean(federation, held["blocks"], settings.weights)
+    try:
+        means = try_mean(federation, held["blocks"], settings.weights)
+    except TooUnequal as error:
+        least = ceil(1e4 / error.most) / 1e4
+        raise InputError(
+            f"algorithm.smoother = {settings.smoother:g}: a client that is alone in a centre could be nearly all of it; at least {least:g} "
+            f"keeps the effective number of clients at min_cohort ({error})"
+        ) from None
     (mean,) = means
     notes = mean_notes(means)
     if mean is None:

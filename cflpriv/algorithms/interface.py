@@ -44,8 +44,10 @@ class Algorithm:
     "clustering" and, where the release allows it, "evidence". `public_groups`: it averages over groups that the server knows,
     which an oblivious sum refuses. `reads_means`: it computes with the numbers of a mean, which a transformed sum keeps from the server.
     `regroups`: why it averages over different groups of the same clients in one round, if it does:
-    the difference of two such sums shows individuals, so secure sums over groups that the server knows refuse it. `schedule`: all that it
-    asks of a client, which becomes part of the session contract; None: not declared, so clients of deployments refuse it.
+    the difference of two such sums shows individuals, so secure sums over groups that the server knows refuse it. `spread`: the largest
+    ratio of the weights that its summed values have inside themselves, infinite for blocks of clients' own choice: secure sums refuse
+    these without noise for whole clients. Its tasks declare their own (`federation.values.spread_of`), which clients read. `schedule`: all
+    that it asks of a client, which becomes part of the session contract; None: not declared, so clients of deployments refuse it.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Algorithm:
     public_groups: bool = False
     regroups: str = ""
     reads_means: bool = False
+    spread: float = 1.0
     schedule: Schedule | None = None
 
 

@@ -25,12 +25,14 @@ Deviations and assumptions, each for a reason:
 - Clients are served the model of lowest training loss.
 
 What it reveals, by which operation: once the Gram matrix of all sketches through `gram`, up to the clients' own noise; to everybody the
-list of first labels; then the sums of each round through `mean`, up to their noise. No operation shows a later choice.
+list of first labels; then the sums of each round through `mean`, up to their noise. No operation shows a later choice. Without noise a
+client alone in a block would show, so secure sums need client-level privacy.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -109,7 +111,7 @@ def pina(
     settings = PinaSettings(train, signature, k, smallest, normality, alpha, norm, seed)
     return Algorithm(
         "pina", ("gram", "mean"), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
-        _describe, reads_means=True, schedule=_schedule(settings),
+        _describe, reads_means=True, spread=inf if k > 1 else 1.0, schedule=_schedule(settings),
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ Initial models need not differ between clusters, so a linear model may begin at 
 random numbers out with which it begins otherwise.
 
 The server measures the noise in numbers to which no client adds anything, so the algorithm does not need to know what protects its sums.
-Without noise it works as well.
+Without noise it works as well, but not under secure sums: a client alone in a cell or a block would show.
 
 Source: this project. Related: private k-means by noisy sums (Blum et al. 2005), FedDP-KMeans (2025, with data of the server). Cross-fitting
 is that of `crossfit`. Assumptions: sums get independent Gaussian noise of one size; all clients, or a random part of them, are there in
@@ -37,6 +37,7 @@ What it reveals, by which operation: `mean` shows the sums of each round, up to 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -189,7 +190,7 @@ def private_clusters(
     settings = PrivateClustersSettings(train, vectors, sums, update_part, k, alpha, draws, seed)
     return Algorithm(
         "private_clusters", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings),
-        admit_by_choice, _describe, reads_means=k != 1, schedule=_schedule(settings),
+        admit_by_choice, _describe, reads_means=k != 1, spread=1.0 if k == 1 else inf, schedule=_schedule(settings),
     )  # fmt: skip
 
 

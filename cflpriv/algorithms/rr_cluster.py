@@ -19,12 +19,14 @@ Deviations and assumptions, each for a reason:
 - B, of which we know no default, is half of an equal share of the round's clients. Initial models are random, as in IFCA.
 - Clients are served the model of lowest training loss, without moves.
 
-What it reveals, by which operation: `mean` shows the sums of each round, up to their noise; no operation shows a choice or a move.
+What it reveals, by which operation: `mean` shows the sums of each round, up to their noise; no operation shows a choice or a move. Without
+noise a client alone in a block would show, so secure sums need client-level privacy.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Annotated, Any
 
 import numpy as np
@@ -104,7 +106,7 @@ def rr_cluster(
     settings = RRClusterSettings(train, k, smallest, norm, seed)
     return Algorithm(
         "rr_cluster", ("mean",), partial(_init, settings), partial(_round, settings), partial(_serve, settings), admit_by_choice,
-        partial(_describe, settings), reads_means=True, schedule=_schedule(settings),
+        partial(_describe, settings), reads_means=True, spread=inf if k > 1 else 1.0, schedule=_schedule(settings),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from ..protocols.errors import ProtocolError
 from ..streams import printable_streams
 from .auditing import audit, verify
 from .claiming import claims
-from .describing import explain, list_
+from .describing import contract, explain, list_
 from .running import reproduce, run, sweep
 from .shared import ERR, print_line
 from .writing import examples, export, init, report
@@ -56,7 +56,7 @@ def common(
     """Privacy-preserving clustered federated learning, and what it leaks."""
 
 
-for _command in (run, sweep, audit, verify, report, export, reproduce, claims, init, examples, explain):
+for _command in (run, sweep, audit, verify, report, export, reproduce, claims, init, examples, contract, explain):
     app.command()(_command)
 app.command("list")(list_)
 

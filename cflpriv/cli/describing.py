@@ -1,12 +1,43 @@
-"""Commands that describe what exists: `explain`, `list`."""
+"""Commands that describe what exists: `contract`, `explain`, `list`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .shared import ERR, OUT, Plugins, load_plugins
+from .shared import ERR, OUT, DataDir, Plugins, Trust, load_plugins, naming, print_line
 
-__all__ = ["explain", "list_"]
+__all__ = ["contract", "explain", "list_"]
+
+
+def contract(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
+    roster: Annotated[
+        Path | None, typer.Option("--roster", help="The pinned keys, which a deployment's contract names.", metavar="FILE")
+    ] = None,
+    digest: Annotated[bool, typer.Option("--digest", help="Print the digest alone, which a client's settings pin.")] = False,
+    data_dir: DataDir = None,
+    plugin: Plugins = None,
+    trust: Trust = False,
+) -> None:
+    """Print what a server of this experiment may ask of a client, and what the server learns.
+
+    A client's operator reads this text, and pins the digest in the client's settings file: contract = "DIGEST".
+    """
+    from ..experiments import load_config
+    from ..experiments.run.agreed import contract_of_config
+    from ..federation.contract_record import contract_bytes, contract_digest
+    from ..federation.contract_words import contract_text
+    from ..federation.settings import read_roster
+
+    experiment = load_config(config, set_ or [], plugin or [], trust=trust or None)
+    with naming(config):
+        agreed = contract_of_config(experiment, data_dir, None if roster is None else read_roster(roster))
+    if digest:
+        print_line(contract_digest(contract_bytes(agreed)).hex())
+        return
+    OUT.print(contract_text(agreed), markup=False, end="")
 
 
 def explain(key: Annotated[str, typer.Argument(help="section.key, a key, or a section.", metavar="KEY")], plugin: Plugins = None) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from operator import mul
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +14,7 @@ from ..types import Array
 from .handles import GroupMean, Shared
 
 __all__ = [
-    "MOST_WEIGHT", "ClientContribution", "Recorder", "SumCall", "large_enough", "clear_means", "weighted_mean",
+    "ClientContribution", "Recorder", "SumCall", "TooUnequal", "clear_means", "large_enough", "weighted_mean",
 ]  # fmt: skip
 
 
@@ -89,19 +91,42 @@ def weighted_mean(vectors: Sequence[Any], weights: Sequence[float]) -> Array:
     return np.asarray(total / sum(weights), dtype=vectors[0].dtype)
 
 
-MOST_WEIGHT = 0.9
+class TooUnequal(InputError):
+    """Values weigh clients inside themselves by up to `spread` to 1, so that a sum over `clients` could be in effect over too few.
+
+    `most`: the largest spread that would do.
+    """
+
+    def __init__(self, spread: float, clients: int, min_cohort: int, most: float) -> None:
+        self.spread, self.most = spread, most
+        remedy = (
+            "with blocks of clients' own choice a client could be alone in one; use privacy.unit = 'client', whose noise inside the sum "
+            "protects it, or protection.sum = 'none' where the server is trusted"
+            if spread == float("inf")
+            else f"at most {most:.4g} to 1 keeps it"
+        )
+        ratio = "without bound" if spread == float("inf") else f"by up to {spread:g} to 1"
+        super().__init__(
+            f"mean: values weigh clients inside themselves {ratio}, so the effective number of {clients} clients could "
+            f"fall below min_cohort = {min_cohort}, which clients refuse; {remedy}"
+        )
 
 
 def large_enough(call: SumCall) -> list[int]:
     """The groups that may be summed; `TooFewClients` if there is none.
 
-    `InputError` where public weights make one client nearly all of a group: a minimum cohort size does not protect then.
+    `InputError` where public weights bring the effective number of clients (Σ w)² / Σ w² of a group below the minimum cohort size: a mean
+    over many clients could be that of one.
     """
     for label in range(call.k) if call.min_cohort > 1 and call.public_weights else ():
-        weights = [member.weight for member in call.members(label)]
-        if len(weights) >= call.min_cohort and max(weights) > MOST_WEIGHT * sum(weights):
-            share = max(weights) / sum(weights)
-            raise InputError(f"mean: one client has {share:.0%} of the weight of group {label}: the mean would be its value")
+        weights = [Fraction(member.weight) for member in call.members(label)]
+        squares = sum(map(mul, weights, weights))
+        if len(weights) >= call.min_cohort and sum(weights) ** 2 < call.min_cohort * squares:
+            effective, share = float(sum(weights) ** 2 / squares), float(max(weights) / sum(weights))
+            raise InputError(
+                f"mean: one client has {share:.0%} of the weight of group {label}, so its {len(weights)} clients count as {effective:.2g}, "
+                f"fewer than min_cohort = {call.min_cohort}; make weights more alike"
+            )
     counts = call.counts()
     groups = [label for label, count in enumerate(counts) if count >= max(1, call.min_cohort)]
     if not groups:

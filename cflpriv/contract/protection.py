@@ -99,6 +99,13 @@ class Protection:
     min_cohort: Annotated[
         int, Key("No sum is formed over fewer clients; 0: 3 under secure aggregation, where 2 is the least, else 1.", "[0, inf)", "clients")
     ] = 0
+    cohort_change: Annotated[
+        Literal["any", "min_cohort"],
+        Key(
+            "Under secure aggregation, how the clients of a client's next sum may differ from those of its last: in any way (`any`), or by "
+            "`min_cohort` clients at least that leave or come, or none (`min_cohort`)."
+        ),
+    ] = "any"
     small_clusters: Annotated[
         SmallClusters,
         Key(
@@ -135,7 +142,13 @@ class Protection:
     secagg_bits: Annotated[Literal[16, 32], Key("The modulus of secure sums is two to this power.", unit="bits")] = 32
     secagg_clip: Annotated[float, Key("Values beyond ± this are clipped before a secure sum, and reported.", "(0, inf)")] = 1.0
     max_weight: Annotated[
-        float, Key('Public maximum of a client\'s weight, for `weights = "examples"` under secure aggregation; 0: none.', "[0, inf)")
+        float,
+        Key(
+            'Public maximum of a client\'s weight, for `weights = "examples"` under secure aggregation; 0: all weigh equally. Clients with '
+            "few samples count as more, where else a sum could be in effect over fewer than `min_cohort` clients. Where no more than "
+            "`min_cohort` clients may be left, as in small blocks of `secagg-oblivious`, all weigh equally.",
+            "[0, inf)",
+        ),
     ] = 0.0
     ckks_release: Annotated[
         Literal["gram", "distances", "labels"],
@@ -262,7 +275,7 @@ class Protection:
         on = {
             "secagg_": self.secure, "max_weight": self.secure, "ckks_": "ckks" in self.gram, "sketch_dim": "sketch" in self.gram,
             "transform": self.sums.transformed, "buckets": self.robust != "none",
-            "relay_updates": self.secure, "share_": "shares" in self.gram, "most_epochs": self.encrypted,
+            "relay_updates": self.secure, "cohort_change": self.secure, "share_": "shares" in self.gram, "most_epochs": self.encrypted,
         }  # fmt: skip
         changed = [attribute.name for attribute in fields(self) if getattr(self, attribute.name) != attribute.default]
         return tuple(name for name in changed if any(name.startswith(what) and not used for what, used in on.items()))

@@ -187,7 +187,7 @@ def _allowed(
 ) -> dict[str, Any]:  # fmt: skip
     """Parts of a held value. Raises `RemoteError` "forbidden" or "not-agreed" if this operation must not release them."""
     asked = values.parts(number, parts)
-    contract.check_leaving(operation, values.origin(number).leaves, parts, values.origin(number).request)
+    contract.check_leaving(operation, values.origin(number), parts)
     if strict:
         forms = {part: form_of(value) for part, value in asked.items()}
         releases.check(settings.protection, operation, forms, values.origin(number), "gram" in settings.privacy.local)

@@ -16,7 +16,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 from ..contract.schedule import EACH_ROUND, Leaving, TaskRequest, same_task
 from ..protocols.errors import RemoteError
@@ -24,6 +23,7 @@ from . import messages as m
 from .contract_record import AgreedRequest, Contract, contract_digest, contract_from_bytes, keys_that_differ
 from .settings import Settings
 from .store import Store
+from .values import Origin
 
 __all__ = ["KEPT", "RETAKEN", "ClientContract", "Leaves"]
 
@@ -164,20 +164,24 @@ class ClientContract:
         ways = [set(dict(leaves or ()).get(name, ())) for name, leaves in sources]
         return ((part, tuple(sorted(set.intersection(*ways)))),)
 
-    def check_leaving(self, operation: Leaving, leaves: Leaves | None, parts: tuple[str, ...], value: bytes = b"") -> None:
-        """Raises `RemoteError` "not-agreed" if parts of a value, by its name, which leave by the operations in `leaves`, leave by another.
+    def check_leaving(self, operation: Leaving, origin: Origin, parts: tuple[str, ...]) -> None:
+        """Raises `RemoteError` "not-agreed" if parts of a value leave by an operation that the contract does not declare for them, or are
+        scores or choices and the client's settings do not allow these.
 
         What may be shown may also be summed: an oblivious sum counts choices that others gather.
         """
         data = self._store.get(KEPT)
         if data is None:
             return
-        allowed = dict(leaves or ())
+        settings, allowed = self._settings, dict(origin.leaves or ())
+        shy = not settings.allow_scores and settings.privacy.unit == "none" and settings.protection.sums.hides
         for part in parts:
             ways = allowed.get(part, ())
             if operation not in ways and not (operation == "sum" and "gather" in ways):
                 raise self._refused("not-agreed", f"{part!r} does not leave by {operation!r}")
-        counted, name = self._counts(contract_digest(data)), value[:DIGEST_BYTES]
+            if shy and operation == "gather" and origin.kind(part) in ("choice", "request", "score"):
+                raise self._refused("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
+        counted, name = self._counts(contract_digest(data)), origin.request[:DIGEST_BYTES]
         if counted is not None and name not in counted.left and any(name == other for _, other in counted.lasting):
             counted.left.add(name)
             self._keep(contract_digest(data), counted)
@@ -206,7 +210,9 @@ class ClientContract:
         """Why the client's settings do not allow a contract."""
         settings, limits = self._settings, self._settings.limits
         why = [f"{key} differs from the client's settings" for key in keys_that_differ(contract, settings.protection, settings.privacy)]
-        if settings.roster is not None and contract.roster != settings.roster.digest:
+        own, protection = b"" if settings.roster is None else settings.roster.digest, settings.protection
+        pinned = protection.secure or protection.transformed or protection.encrypted
+        if contract.roster != own and (contract.roster or pinned):
             why.append("its roster is not the client's")
         if contract.rounds > limits.rounds:
             why.append(f"it has {contract.rounds} rounds, the limit is {limits.rounds}")
@@ -214,10 +220,6 @@ class ClientContract:
             why.append(f"its algorithm is {contract.algorithm!r}, allowed are {', '.join(limits.algorithms)}")
         if contract.models > settings.models:
             why.append(f"members of a sum may have been sent {contract.models} models, the limit is models = {settings.models}")
-        if not settings.allow_scores and settings.privacy.unit == "none" and settings.protection.sums.hides:
-            shown = sorted({part for part, _ in scores_in(contract)})
-            if shown:
-                why.append(f"it shows {', '.join(map(repr, shown))} of each client, which takes allow_scores = true")
         return why
 
     def _counts(self, digest: bytes) -> Counts | None:
@@ -231,18 +233,6 @@ class ClientContract:
         error = RemoteError(code)
         error.add_note(f"by the session contract: {why}")
         return error
-
-
-def scores_in(contract: Contract) -> list[tuple[str, Any]]:
-    """The parts that show a client's scores, choices or requests by `gather`, with their tasks."""
-    from .release_policy import kinds_of
-
-    return [
-        (part, agreed.task.task)
-        for agreed in contract.requests
-        for part, operations in agreed.leaves
-        if "gather" in operations and kinds_of(agreed.task.task).get(part) in ("choice", "request", "score")
-    ]
 
 
 @lru_cache(maxsize=16)

@@ -86,6 +86,11 @@ def check_mean(protection: Protection, weights: str | Mapping[int, float], group
         raise InputError(f"mean: sum = {name!r} keeps groups private, but these are public already; use sum = 'secagg'")
     if groups is not None and k is None:
         raise InputError("mean: give k, the number of groups, with `groups`")
+    if protection.secure and not isinstance(weights, str):
+        raise InputError(
+            f"mean: weights by client under sum = {name!r}: no server chooses weights there, as it could give one client all of a sum; use "
+            "'equal', or 'examples' with protection.max_weight"
+        )
     if weights == "examples" and not private_weights:
         raise InputError(f"mean: weights = 'examples' would show every client's sample count under sum = {name!r}; use 'equal'")
     if isinstance(weights, str) and weights not in ("equal", "examples"):

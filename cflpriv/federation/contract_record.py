@@ -19,6 +19,7 @@ from ..privacy.settings import Noise, Privacy
 from ..protocols.errors import MalformedMessage
 from ..protocols.keys import Roster
 from . import messages as m
+from .task_encoding import task_from_bytes, task_to_bytes
 
 __all__ = ["AgreedRequest", "Contract", "contract_bytes", "contract_digest", "contract_from_bytes", "keys_that_differ", "make_contract"]
 
@@ -30,17 +31,18 @@ ENFORCED = ("sum", "gram", "secagg_mode", "robust", "relay_updates", "max_weight
 
 
 class AgreedRequest(m.FederationMessage, frozen=True):
-    """One `TaskRequest` of the schedule, with its phase."""
+    """One `TaskRequest` of the schedule, with its phase. `task`: its bytes (`task_encoding`), which are decoded where they are needed: a
+    client that only speaks the protocol loads no torch."""
 
     phase: Phase
-    task: m.Carried
+    task: bytes
     leaves: tuple[tuple[m.Name, tuple[Leaving, ...]], ...]
     times: m.Count
     varies: tuple[m.Name, ...]
 
     def declared(self) -> TaskRequest:
         """The request as the algorithm declared it."""
-        return TaskRequest(self.task.task, self.leaves, self.times, self.varies)
+        return TaskRequest(task_from_bytes(self.task), self.leaves, self.times, self.varies)
 
 
 class Contract(m.FederationMessage, frozen=True):
@@ -71,10 +73,8 @@ def make_contract(
 ) -> Contract:  # fmt: skip
     """The contract of a run. Raises `InputError` for a task or a setting that cannot be encoded."""
     requests = tuple(
-        AgreedRequest(phase, m.Carried(asked.task), asked.leaves, asked.times, asked.varies) for phase, asked in schedule.requests()
+        AgreedRequest(phase, task_to_bytes(asked.task), asked.leaves, asked.times, asked.varies) for phase, asked in schedule.requests()
     )
-    for agreed in requests:
-        _ = agreed.task.data  # raises here, where the algorithm can be named
     return Contract(
         run, algorithm, _plain(settings), rounds, seed, requests, schedule.models, _plain(asdict(protection)), _plain(asdict(privacy)),
         None if noise is None else m.NoisySteps(**vars(noise)), b"" if roster is None else roster.digest,

@@ -47,7 +47,10 @@ REFUSALS: dict[str, str] = {
     "bad-dealing": "the nonces and commitments of a dealing into buckets do not match each other, or the list that the client was shown",
     "wrong-bucket": "the cohort of a secure sum is not within the bucket of this client",
     "over-budget": "the client has released all that its own privacy budget allows",
-    "second-sum": "the client has contributed a value of this round to a sum already, and the server asks for another over other clients",
+    "second-sum": "the client has contributed a value of this round to a sum already, and the server asks for another over other clients, "
+    "with another weight or clip, or of another kind",
+    "cohort-change": "the clients of a secure sum differ from those of the last one by too few (protection.cohort_change)",
+    "too-unequal": "weights, or weights inside a value, could let one client dominate a secure sum",
     "used-transform": "the client has used this transform already; a transform serves one clustering epoch or one sum",
     "too-many-epochs": "the client's vectors are in as many clustering epochs, over all sessions, as its own settings allow",
     "no-secret": "the client does not have the clients' common secret yet",
@@ -169,7 +172,7 @@ class Give(FederationMessage, frozen=True, tag="give"):
 class SumStep(FederationMessage, frozen=True, tag="step"):
     """One message of a secure sum over parts of `held`; `message` is one of `cflpriv.protocols.secagg`, encoded.
 
-    `weight`: the public weight, 0 for the client's own sample count. `models`: how many models the algorithm declares in public.
+    `models`: how many models the algorithm declares in public.
     `groups`: the client's groups in an oblivious sum ("counts", then "blocks"). `noise`: the share of noise that the client adds.
     """
 
@@ -177,7 +180,6 @@ class SumStep(FederationMessage, frozen=True, tag="step"):
     slot: tuple[Count, Count]
     held: Count
     parts: tuple[Name, ...]
-    weight: float
     models: Count
     kind: Literal["sum", "counts", "blocks"]
     groups: HeldValue | Picks | None

@@ -77,7 +77,7 @@ def no_stage(*request: Any) -> Any:
 class Asked:
     """What is averaged: parts of the values held as `number`, their layout, each client's public weight (0: its sample count).
 
-    `noise`: what clients add to values that have no noise of their own.
+    `noise`: what clients add to values that have no noise of their own. `spread`: of the weights inside the values.
     """
 
     number: int
@@ -85,6 +85,7 @@ class Asked:
     layout: PartLayout
     weight: Mapping[int, float]
     noise: SumNoise | None = None
+    spread: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,14 @@ LABEL = "cflpriv remote v1 "
 ENROL = LABEL + "enrol"
 ENROL_HOLDER = LABEL + "enrol key holder"
 PROOF = ", to the server now"
+SUMMED = "summed"
+"""The first part of the store's names for the records of sums, which outlive sessions: a server opens these at will."""
 LEFT = "left"
 """The store's name for the sessions that this client has left, 16 bytes each."""
 
 
 def new_session(store: Store, session: bytes) -> None:
-    """Begin a session: drop everything of an earlier one, except the ledger and the count of epochs.
+    """Begin a session: drop everything of an earlier one, except the ledger, the count of epochs, contracts, and the records of sums.
 
     Raises `RemoteError` "wrong-session" for a session that the client has left, because it no longer knows which transforms it used there.
     """
@@ -55,7 +57,7 @@ def new_session(store: Store, session: bytes) -> None:
         store.put(LEFT, left + current)
         store.drop("session")  # first, so that a client interrupted here has left the session, too
     for name in store.names():
-        if name not in (SPENT, LEFT, ENTERED, KEPT) and not name.startswith(f"{KEPT}/"):
+        if name not in (SPENT, LEFT, ENTERED) and name.partition("/")[0] not in (KEPT, SUMMED):
             store.drop(name)
     store.put("session", session)
 

@@ -42,7 +42,7 @@ from .relay import Relay, Witness, relay, requested_senders
 from .release_policy import kinds_of, may_leave
 from .server_state import KnownValue, Participants, Rounds
 from .transport import Transport
-from .values import UNTRACED, Origin, trace
+from .values import UNTRACED, Origin, spread_of, trace
 from .work import alternatives_of, request_digest
 
 __all__ = ["BudgetsSpent", "ClientsLost", "EpochEnded", "FederationServer", "KeyHolderLost", "Transport"]
@@ -251,6 +251,9 @@ class FederationServer:
         noise = None if self.privacy_ledger is None else m.NoisySteps(**vars(self.privacy_ledger.noise))
         self._ledger.begin(private, inputs, self._ledger.reads(private, clients), clients, self.round)
         key, number = HeldKey(type(private).__name__), self._rounds.next_number()
+        spread = spread_of(private)
+        for source in parameters.held:
+            spread = max(spread, self._known[source.key].spread)
         asks: dict[int, m.PartyRequest] = {}
         traced: dict[int, dict[int, bytes]] = {}
         settings, record = settings_of(task), self._record("compute")
@@ -274,7 +277,8 @@ class FederationServer:
         at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in parameters.values.values())
         odd = frozenset(client for client, declared in layouts.items() if declared != layout)
         taken = self._known[parameters.which.key].chosen if isinstance(parameters.which, Held) else {}
-        self._known[key] = KnownValue(number, layout, traced, odd, at_model, kinds_of(private), getattr(private, "chooses", ""), taken)
+        chooses = getattr(private, "chooses", "")
+        self._known[key] = KnownValue(number, layout, traced, odd, at_model, kinds_of(private), chooses, taken, spread)
         held = Held(key, tuple(sorted(layouts)), tuple(private.parts))
         self._ledger.enter(held, private, inputs, self._ledger.reads(private, held.clients))
         return held
@@ -399,7 +403,7 @@ class FederationServer:
         choices = groups if oblivious and isinstance(groups, Held) else None
         noise = self._noise_inside(held)
         self._ledger.settle_sums(held, call, choices, protection.small_clusters, self.round, noise)
-        asked, began, before = Asked(known.number, held.parts, layout, weight, noise), perf_counter(), len(self.refusals)
+        asked, began, before = Asked(known.number, held.parts, layout, weight, noise, known.spread), perf_counter(), len(self.refusals)
         try:
             if protection.small_clusters == "local" and not oblivious:
                 means = self._mean_or_local(held, call, asked, groups)
@@ -542,7 +546,9 @@ class FederationServer:
         done = {client: answer.layout for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.parts}
         if not done:
             raise TooFewClients((), 1)  # no client with an own part is present
-        self._known[key] = KnownValue(number, majority(list(done.values())) or PartLayout(), {client: {-1: UNTRACED} for client in done})
+        spread = max(self._known[own.held.key].spread for own in shared.own)
+        models = {client: {-1: UNTRACED} for client in done}
+        self._known[key] = KnownValue(number, majority(list(done.values())) or PartLayout(), models, spread=spread)
         total = Held(key, tuple(sorted(done)), ("own",))
         self._ledger.derive(total, [own.held for own in shared.own])
         return Shared(shared.clear, shared.transformed, (OwnAddend(total),))

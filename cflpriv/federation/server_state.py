@@ -142,7 +142,7 @@ class KnownValue:
     `layout`: that of more than half of the clients, else empty; `odd`: the clients that declared another. `models`: by client the names of
     what its value may have been computed from (`values.trace`), by the label of the model that the client chose, −1 where it had no choice.
     `at_model`: parameters went into the values. `kinds`: of their parts. `chooses`: the part with the choice, where the task made it;
-    `chosen`: the labels that clients released.
+    `chosen`: the labels that clients released. `spread`: of the weights inside the values (`values.spread_of`).
     """
 
     number: int
@@ -153,6 +153,7 @@ class KnownValue:
     kinds: Mapping[str, PartKind] = field(default_factory=dict)
     chooses: str = ""
     chosen: Mapping[int, int] = field(default_factory=dict)
+    spread: float = 1.0
 
     def names(self, client: int) -> tuple[bytes, ...]:
         """The names that a client's value may have, as far as the server knows its choice."""
@@ -165,7 +166,7 @@ class KnownValue:
         layout = [[name, dtype, list(shape)] for name, dtype, shape in self.layout.parts]
         models = [[client, [[label, name.hex()] for label, name in sorted(names.items())]] for client, names in sorted(self.models.items())]
         rest = {"odd": sorted(self.odd), "at_model": self.at_model, "kinds": dict(self.kinds)}
-        rest |= {"chooses": self.chooses, "chosen": [list(pair) for pair in sorted(self.chosen.items())]}
+        rest |= {"chooses": self.chooses, "chosen": [list(pair) for pair in sorted(self.chosen.items())], "spread": self.spread.hex()}
         return {"number": self.number, "layout": layout, "models": models, **rest}
 
     @classmethod
@@ -177,4 +178,4 @@ class KnownValue:
             pairs = [(-1, names)] if isinstance(names, str) else names  # a single name in checkpoints of format 4 and before
             models[client] = {label: bytes.fromhex(name) for label, name in pairs}
         rest = (frozenset(saved.get("odd", ())), saved.get("at_model", True), saved.get("kinds", {}), saved.get("chooses", ""))
-        return cls(saved["number"], layout, models, *rest, dict(saved.get("chosen", ())))
+        return cls(saved["number"], layout, models, *rest, dict(saved.get("chosen", ())), float.fromhex(saved.get("spread", "0x1p+0")))

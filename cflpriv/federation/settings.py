@@ -70,11 +70,11 @@ class Settings:
 
 # --- the file
 
-Section = TypeVar("Section", Protection, Privacy)
+Section = TypeVar("Section", Protection, Privacy, Limits)
 Read = TypeVar("Read")
 Role = Literal["client", "key-holder"]
 KEY_HOLDER: Role = "key-holder"
-KEYS = ("identity", "roster", "state", "role", "models", "protection", "privacy", "app")
+KEYS = ("identity", "roster", "state", "role", "models", "contract", "limits", "allow_scores", "protection", "privacy", "app")
 """The keys of a settings file; the application's own keys are in the table [app]."""
 
 
@@ -112,11 +112,13 @@ def _usable(read: Callable[[], Read]) -> Read:
 def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, Any]]:
     """A client's settings file: (settings, folder for its state or None, the application's own table).
 
-    A TOML file with `identity` (key file), `roster` (optional), `state` (optional folder; without it the state is lost when the SuperNode
+    A TOML file with `identity` (key file), `roster` (optional), `state` (a folder; without it the state is lost when the SuperNode
     restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
-    `[privacy]` needs `state`, which keeps the record of what was spent. `role = "key-holder"` makes it the key holder of encrypted
-    similarity: it has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default. `[app]` is for
-    the application. Any other key is refused, so that a misspelt one cannot mean less protection.
+    `[privacy]` and secure sums need `state`, which keeps the record of what was spent and summed. `contract = "DIGEST"`
+    (`cflpriv contract --digest`) pins the only session contract that the client agrees to; without it `[limits]` states what a contract
+    may ask for at most. `allow_scores = true` lets a contract show its scores and choices. `role = "key-holder"` makes it the key holder
+    of encrypted similarity: it has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default.
+    `[app]` is for the application. Any other key is refused, so that a misspelt one cannot mean less protection.
 
     Raises `InputError`.
     """
@@ -141,16 +143,37 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
         raise InputError(f"{path}: [protection] secagg_mode = 'active': give the roster of pinned keys, or use 'passive'")
     if privacy.unit != "none" and "state" not in tree:
         raise InputError(f"{path}: [privacy] unit = {privacy.unit!r}: give a folder as state, which keeps the record of what was spent")
-    role = _role(path, tree, identity, protection, roster)
-    try:
-        settings = Settings(identity, protection, roster, privacy, role, tree.get("models", 1))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    state = path.parent / tree["state"] if "state" in tree else None
     app = tree.get("app", {})
     if not isinstance(app, dict):
         raise InputError(f"{path}: app = {app!r}: is a table, [app]")
+    role = _role(path, tree, identity, protection, roster)
+    if protection.secure and role == "client" and "state" not in tree:
+        raise InputError(
+            f"{path}: [protection] sum = {protection.sum!r}: give a folder as state, which keeps the record of what was summed"
+        )
+    limits, contract, allow_scores = _section(path, tree, "limits", Limits), _contract(path, tree), tree.get("allow_scores", False)
+    if not isinstance(allow_scores, bool):
+        raise InputError(f"{path}: allow_scores = {allow_scores!r}: expected true or false")
+    try:
+        settings = Settings(
+            identity, protection, roster, privacy, role, tree.get("models", 1), contract, limits, role == "client", allow_scores
+        )  # fmt: skip
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    state = path.parent / tree["state"] if "state" in tree else None
     return settings, state, app
+
+
+def _contract(path: Path, tree: dict[str, Any]) -> bytes:
+    """The digest of the pinned contract, empty where none is pinned."""
+    pinned = tree.get("contract", "")
+    try:
+        digest = bytes.fromhex(pinned)
+    except (TypeError, ValueError):
+        digest = b"?"
+    if len(digest) not in (0, 32):
+        raise InputError(f"{path}: contract = {pinned!r}: expected a digest of 64 hexadecimal digits (cflpriv contract CONFIG --digest)")
+    return digest
 
 
 def _role(path: Path, tree: dict[str, Any], identity: Identity, protection: Protection, roster: Roster | None) -> Role:

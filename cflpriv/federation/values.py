@@ -1,8 +1,9 @@
 """What a client holds between messages: values by number, memory by name, and what each was computed from."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from hashlib import sha256
-from math import prod
+from math import inf, isnan, prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from .transforms import Transforms
 
 __all__ = [
     "UNTRACED", "Origin", "SharedWork", "ValueForm", "Values", "form_of", "from_bytes", "keep_values", "kept_values", "rounds_of",
-    "to_bytes", "trace",
+    "spread_of", "to_bytes", "trace",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class Origin(m.FederationMessage, frozen=True):
 
     `compared`: it depends on values that clients compare, such as signatures. `kinds`: of its parts that are not summed, as the installed
     task declares them. `rounds`: in which it, and the held values that went into it, were computed; none for values of other clients.
+    `spread`: the largest ratio of the weights that it has inside itself (`spread_of`).
 
     `models`: digests of the parameters that it was computed at, of several to choose from only those that were chosen. `alternatives`:
     between so many the client chose. `request`: the digest of its request. `leaves`: the operations by which each part leaves by the
@@ -51,6 +53,7 @@ class Origin(m.FederationMessage, frozen=True):
     compared: bool = False
     kinds: tuple[tuple[str, PartKind], ...] = ()
     rounds: tuple[int, ...] = ()
+    spread: float = 1.0
     models: tuple[bytes, ...] = ()
     alternatives: m.Count = 1
     request: bytes = b""
@@ -127,6 +130,21 @@ def rounds_of(*several: Sequence[int]) -> tuple[int, ...]:
     """The union of several lists of rounds, for a value that was computed from all of them."""
     rounds = tuple(sorted({round for items in several for round in items}))
     return rounds if len(rounds) <= MOST_ROUNDS else FORGOTTEN
+
+
+def spread_of(task: Any) -> float:
+    """The largest ratio of the weights that two clients have in one coordinate of what a task computes, by its `spread`; 1 without one.
+
+    1 where each client's update counts fully, 1/σ where it is multiplied by a number from σ to 1, infinite where all but one client may
+    have zeros, such as blocks of clients' own choice. That of a task inside it counts, too.
+    """
+    spread = float(getattr(task, "spread", 1.0))
+    largest = inf if isnan(spread) else max(1.0, spread)
+    for attribute in fields(task):
+        inner = getattr(task, attribute.name)
+        if is_dataclass(inner) and not isinstance(inner, type):
+            largest = max(largest, spread_of(inner))
+    return largest
 
 
 class SharedWork:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..protocols.errors import RemoteError
-from ..types import Array, ClientData
+from ..types import Array, ClientData, PartKind
 from . import messages as m
 from .client_contract import ClientContract
 from .foreign import Foreign
@@ -20,7 +20,7 @@ from .host import RunTask
 from .protections import ClientParts
 from .release_policy import compares, kinds_of
 from .task_encoding import UnknownTask
-from .values import UNTRACED, Origin, SharedWork, rounds_of, trace
+from .values import UNTRACED, Origin, SharedWork, rounds_of, spread_of, trace
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
@@ -73,12 +73,12 @@ def models_in(task: Any) -> list[Any]:
     """The models that a task names, however deep. The parameters that a server sends do not change them."""
     if type(task).__name__ == "Model":
         return [task]
-    return [
-        model
-        for attribute in fields(task)
-        if is_dataclass(getattr(task, attribute.name))
-        for model in models_in(getattr(task, attribute.name))
-    ]
+    models: list[Any] = []
+    for attribute in fields(task):
+        inner = getattr(task, attribute.name)
+        if is_dataclass(inner):
+            models += models_in(inner)
+    return models
 
 
 def sizes_in(task: Any) -> list[int]:
@@ -106,6 +106,15 @@ def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
             last = model.classes - 1
             data = replace(data, x_train=np.clip(data.x_train, 0, last), x_test=np.clip(data.x_test, 0, last))
     return data
+
+
+def other_kinds(task: Any) -> tuple[tuple[str, PartKind], ...]:
+    """The parts of a task that are not summed, and their kinds."""
+    other: list[tuple[str, PartKind]] = []
+    for part, kind in kinds_of(task).items():
+        if kind != "summed":
+            other.append((part, kind))
+    return tuple(other)
 
 
 def smallest(sizes: Iterable[int]) -> int:
@@ -178,16 +187,21 @@ class Work:
             raise RemoteError("forbidden")
         # one object for all clients with the same request, so that they can be computed together
         task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
-        models, sizes, compared = exchange.once(lambda: (models_in(task), sizes_in(task), compares(task)), task)
+        models, sizes, compared, spread, kinds = exchange.once(
+            lambda: (models_in(task), sizes_in(task), compares(task), spread_of(task), other_kinds(task)), task
+        )
         reads = {name: memory for name in getattr(task, "reads", ()) if (memory := self._values.remembered(name)) is not None}
         held = self._held_in(ask)
         self._ledger.begin(task, held, reads)
-        sizes = [*sizes, *(origin.size for _, origin in reads.values())]
+        sizes = list(sizes)
+        for name, (_, origin) in reads.items():
+            sizes.append(origin.size)
+            compared, spread = compared or origin.is_compared(name), max(spread, origin.spread)
         params, received, choice, used = self._given(ask, sizes, held, exchange)
-        inputs = [self._values.origin(source.held) for source in held]
-        compared = compared or any(self._values.origin(source.held).is_compared(source.part) for source in held)
-        rounds = rounds_of((ask.round,), *(self._values.origin(source.held).rounds for source in held))
-        compared = compared or any(origin.is_compared(name) for name, (_, origin) in reads.items())
+        inputs = [(source, self._values.origin(source.held)) for source in held]
+        for source, origin in inputs:
+            compared, spread = compared or origin.is_compared(source.part), max(spread, origin.spread)
+        rounds = rounds_of((ask.round,), *(origin.rounds for _, origin in inputs))
         if self._ledger.unit != "none":
             words_as_they_are(models)
         if isinstance(task, Foreign):
@@ -207,12 +221,11 @@ class Work:
             taken = _offered_at(ask, int(np.asarray(result[task.chooses])), used)
             received = [chosen_name(digest, (sent.digest for sent in taken)), *received[1:]]
             used = replace(used, models=(*used.models, *taken), offered=())
-        kinds = exchange.once(lambda: tuple((part, kind) for part, kind in kinds_of(task).items() if kind != "summed"), task, kinds_of)
         sent = (*used.models, *(each for offered in used.offered for each in offered))
-        models_used = merged((each.digest for each in sent if each.size > 1), *(source.models for source in inputs))
-        alternatives = max(used.alternatives, *(source.alternatives for source in inputs), 1)
+        models_used = merged((each.digest for each in sent if each.size > 1), *(origin.models for _, origin in inputs))
+        alternatives = max(used.alternatives, *(origin.alternatives for _, origin in inputs), 1)
         origin = Origin(
-            trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, models_used, alternatives,
+            trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, spread, models_used, alternatives,
             b"" if leaves is None else digest, leaves,
         )  # fmt: skip
         for name in task.keeps:
@@ -244,7 +257,8 @@ class Work:
         rounds = rounds_of(*(origin.rounds for _, origin in origins))
         sources = [origin for _, origin in origins]
         made = Origin(
-            UNTRACED, smallest(origin.size for origin in sources), compared, (), rounds, merged(*(origin.models for origin in sources)),
+            UNTRACED, smallest(origin.size for origin in sources), compared, (), rounds, max(origin.spread for origin in sources),
+            merged(*(origin.models for origin in sources)),
             leaves=self._contract.derived("own", [(part, origin.leaves) for part, origin in origins]),
         )  # fmt: skip
         self._values.hold(ask.held, {"own": total}, made)

@@ -23,11 +23,14 @@ from ..algorithms.pacfl import ClusterByAngles
 from ..contract.handles import Shared
 from ..contract.operations import Sampling
 from ..contract.protection import Protection
+from ..contract.schedule import Schedule, request
 from ..errors import InputError, TrainingDiverged
+from ..federation.contract_record import Contract, make_contract
 from ..federation.foreign import Foreign
 from ..federation.server import ClientsLost, FederationServer, KeyHolderLost
 from ..federation.transport import OverBytes
 from ..keys import Key, check_ranges
+from ..privacy.settings import Privacy
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import TooFewClients
 from ..protocols.keys import Roster
@@ -39,6 +42,7 @@ from .transport import GridTransport
 
 __all__ = ["ClusteredAveraging", "ClusteredResult"]
 
+SIGNATURE = Foreign("signature", ("signature",))
 log = logging.getLogger("cflpriv.flower")
 
 
@@ -86,6 +90,7 @@ class ClusteredAveraging:
     accountant: PrivacyAccountant | None = None
     entropy: Entropy = system_entropy
     message_type: str = "train"
+    name: Annotated[str, Key("Name of the run in the session contract, which clients answer in one session only.")] = ""
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self))
@@ -118,6 +123,10 @@ class ClusteredAveraging:
         Raises `InputError` if fewer than `clients` answer, or if rounding in a secure sum would more than double the noise.
         """
         layout = layout_of(initial_arrays)
+        config = tuple((str(key), value) for key, value in (train_config or {}).items() if isinstance(value, bool | int | float | str))
+        if self.clip_norm:
+            config = (*config, (CLIP, self.clip_norm))
+        task = Foreign("train", ("update",), layout, config)
         transport = GridTransport(
             grid, deadline_seconds=self.deadline_seconds, compute_seconds=self.train_seconds, message_type=self.message_type
         )
@@ -128,16 +137,13 @@ class ClusteredAveraging:
             seed=self.seed,
             roster=self.roster,
             entropy=self.entropy,
+            contract=self._contract(task, num_rounds),
         )
         transport.welcome_all(federation, self.clients, self.wait_seconds)
         labels, evidence = self._clusters(federation)
         first = Shared(flat(initial_arrays, layout))
         longest = self._longest(len(first.value()), len(labels)) if self.noise_multiplier else 0.0
         models = [first] * (max(labels.values()) + 1)
-        config = tuple((str(key), value) for key, value in (train_config or {}).items() if isinstance(value, bool | int | float | str))
-        if self.clip_norm:
-            config = (*config, (CLIP, self.clip_norm))
-        task = Foreign("train", ("update",), layout, config)
         result = ClusteredResult(labels, [], evidence=evidence)
         for number in range(num_rounds):
             federation.begin_round(number)
@@ -167,11 +173,20 @@ class ClusteredAveraging:
         result.epsilon = None if self.accountant is None else self.accountant.get_privacy_spent().epsilon
         return result
 
+    def _contract(self, task: Foreign, rounds: int) -> Contract:
+        """What clients are asked for: their signature once where clusters are found, and one training a round, whose update is summed."""
+        signatures = () if self.k == 1 else (request(SIGNATURE, {"signature": "gram"}),)
+        return make_contract(
+            run=self.name, algorithm="clustered_averaging", settings={"k": self.k, "beta": self.beta}, rounds=rounds, seed=self.seed,
+            schedule=Schedule(signatures, (request(task, {"update": "sum"}),)), protection=self.protection, privacy=Privacy(),
+            roster=self.roster,
+        )  # fmt: skip
+
     def _clusters(self, federation: FederationServer) -> tuple[dict[int, int], Mapping[str, Any] | None]:
         if self.k == 1:
             return dict.fromkeys(federation.clients, 0), None
         for _ in range(3):
-            held = federation.compute(Foreign("signature", ("signature",)))
+            held = federation.compute(SIGNATURE)
             by = ClusterByAngles(beta=self.beta, k=self.k, at_least=federation.merge_below)
             try:
                 released = federation.gram(held["signature"], then=by)

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from math import sqrt
+from math import inf, sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -169,6 +169,8 @@ class CellShare(ClientVectors):
     "radius" () is clipped. With them goes the square of each coordinate. Part: "contribution" (m · (1 + s) + s + BLANK,).
     """
 
+    spread: ClassVar[float] = inf  # a client may be alone in its cell
+
     def run(self, task_input: TaskInput) -> Result:
         cells, radius = task_input.array("cells"), float(task_input.array("radius"))
         place = (self.short(task_input) - task_input.array("short_centre")) @ task_input.array("basis")
@@ -211,6 +213,11 @@ class ClusterShare(ClientVectors):
 
     k: int = 1
 
+    @property
+    def spread(self) -> float:
+        """Of the weights inside a contribution: a client may be alone in its block."""
+        return inf if self.k > 1 else 1.0
+
     def run(self, task_input: TaskInput) -> Result:
         vector = (self.whole(task_input) - task_input.array("centre")) / float(task_input.array("radius"))
         vector /= max(1.0, float(np.linalg.norm(vector)))
@@ -237,6 +244,11 @@ class TrainInBlock:
 
     parts: ClassVar[Parts] = {"blocks": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ("trained",)
+
+    @property
+    def spread(self) -> float:
+        """Of the weights inside the blocks: a client may be alone in its block."""
+        return inf if self.k > 1 else 1.0
 
     def cost(self, task_input: TaskInput) -> int:
         return self.train.cost(task_input)

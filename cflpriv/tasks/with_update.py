@@ -6,7 +6,7 @@ that it has without the update.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -35,6 +35,11 @@ class WithUpdate:
 
     parts: ClassVar[Parts] = {"contribution": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def spread(self) -> float:
+        """Of the weights inside the blocks: a client may be alone in its block."""
+        return inf if self.k > 1 else 1.0
 
     def cost(self, task_input: TaskInput) -> int:
         return self.share.cost(task_input) + self.train.cost(task_input)

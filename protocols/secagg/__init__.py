@@ -14,16 +14,19 @@ in the sum) *or* shares of its mask-key seed (it is not), never both: with both,
     graph      who masks with whom, and the threshold              shamir   splitting a secret
     vectors    fixed point, a client's vector, masks, the sum      bindings    what keys, boxes and signatures are bound to
     policy     what a client insists on                            oblivious   per-cluster sums that hide who is in which cluster
+    effective  the least weight that keeps sums of many clients    summed   a client's record: one sum for each value
     simulation all parties in one process, over real bytes
 
 **Guarantee.** The server (with up to t − 1 colluding clients if it follows the protocol, with fewer than n/3
 if it lies) learns the sum over the surviving members, of whom there are at least `min_cohort`, and from the masked
-vectors nothing else. Honest clients whose pairwise graph is connected are hidden in each other. Everything
+vectors nothing else. So it is in effect, too: weights lie within public limits for which (Σ w)² / Σ w² is at least
+`min_cohort`, and no server chooses one. Of values that go by one name a client lets one sum be opened: the same
+survivors, weight and quantiser, or none. Honest clients whose pairwise graph is connected are hidden in each other. Everything
 binds to the terms, and among them to the hash of the list of models: clients that were handed different
 models (so that one would be isolated, Pasquini et al. 2022) end with a sum that does not unmask.
 
-**Reveals.** Who takes part, who drops out when, the sum itself, how many clients clipped. Sums over
-overlapping groups can be subtracted from each other. Colluders know their own inputs and subtract them: a
+**Reveals.** Who takes part, who drops out when, the sum itself, how many clients clipped. Sums of values without a
+common name over overlapping groups can be subtracted from each other. Colluders know their own inputs and subtract them: a
 minimum cohort size of f with c colluders among the survivors protects like f − c. Sybils count; only the roster keeps them
 out. Where the list has k models, a server that plants a private one as one of the k is not stopped. A
 malicious client can put any vector into a sum, and can make a sum fail, in most cases with its name (see `server`);
@@ -46,12 +49,14 @@ Unaudited research code.
 from ..errors import LocalError, MalformedMessage, ProtocolError, RemoteError, SumFailed, TooFewClients
 from ..keys import Identity, Roster
 from .client import Client
+from .effective import effective_number, largest_ratio
 from .oblivious import ObliviousOutcome, block_terms, count_terms, counts_of, membership, open_blocks, simulate_oblivious
 from .policy import MaskKey, Policy
 from .server import Server
 from .simulation import STAGES, Outcome, simulate
 from .states import CLIENT, CLIENT_COMPLAINTS, SERVER, SERVER_COMPLAINTS, ClientStage, ServerStage, diagram
-from .terms import Slot, Terms, fewest_survivors, make_terms, retaken
+from .summed import SumRecord
+from .terms import Slot, Terms, fewest_contributors, fewest_survivors, lifted, make_terms, retaken
 from .vectors import Contribution, Sum
 
 __all__ = [
@@ -78,12 +83,17 @@ __all__ = [
     "Slot",
     "Sum",
     "SumFailed",
+    "SumRecord",
     "Terms",
     "TooFewClients",
     "block_terms",
     "count_terms",
     "counts_of",
     "diagram",
+    "effective_number",
+    "fewest_contributors",
+    "largest_ratio",
+    "lifted",
     "make_terms",
     "membership",
     "open_blocks",

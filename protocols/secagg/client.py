@@ -13,11 +13,11 @@ against an honest-but-curious one with fewer than t): what leaves this machine s
 at least `min_cohort` survivors (fewer honest ones, if some survivors collude). One object answers a message once,
 whichever threads call it, and is neither copied nor pickled. Reveals: that the client takes part, when it drops
 out, its public keys; the sum; whose shares it complained about. A state restored from an old copy can be made to
-answer twice, so a stored state must be replaced, never kept.
+answer twice, so a stored state must be replaced, never kept; so must the record.
 
 One value in two attempts. A sum that failed before any share was revealed may be taken again (`SumFailed`). A
-client that joins a later attempt must erase its machine of the earlier one, and a client that has revealed shares
-for a value must refuse to join (both are the caller's to see to). Then no server that lies gets two sums that
+client reveals shares for one sum of a value only: its machines share a record of its sums (`summed`), which each of them
+checks and writes before it reveals anything. Then no server that lies gets two sums that
 differ by one client: who revealed shares in the first attempt is in no later one, and the first is opened only
 by t such survivors, at least t − c > n/3 of them honest, who are all in the first sum and not in the second.
 """
@@ -70,7 +70,8 @@ from .messages import (
 from .policy import MaskKey, Policy, check_proposal, check_roster, enough
 from .shares import Pair, deal, open_box
 from .states import CLIENT, CLIENT_COMPLAINTS, ClientStage
-from .vectors import Contribution, Mask, add_masks, encode_inputs, wrap
+from .summed import SumRecord
+from .vectors import Contribution, Mask, add_masks, counted_weight, encode_inputs, wrap
 
 __all__ = ["Client"]
 
@@ -98,6 +99,7 @@ class _State(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbi
     members: tuple[int, ...] = ()
     survivors: tuple[int, ...] = ()
     clipped: int = 0
+    weights: tuple[float, ...] = ()
 
 
 @uncopied("it answers each message once; see to_bytes")
@@ -107,6 +109,7 @@ class Client:
     Args:
         identity: its long-term secrets.
         policy: what it insists on.
+        record: of all sums of this client, the same one for all its machines. Store it before a reply is sent.
         roster: the pinned roster; required in active mode.
         mask_key: the key advertised for this slot with an earlier upload, if there is one.
         entropy: source of all randomness.
@@ -120,16 +123,18 @@ class Client:
         identity: Identity,
         policy: Policy,
         *,
+        record: SumRecord,
         roster: Roster | None = None,
         mask_key: MaskKey | None = None,
         entropy: Entropy = system_entropy,
     ) -> None:
         check_own("policy", policy, Policy)
         check_own("identity", identity, Identity)
+        check_own("record", record, SumRecord)
         check_own("roster", roster, Roster, NoneType)
         check_own("mask key", mask_key, MaskKey, NoneType)
         check_roster(identity, policy, roster)
-        self._identity, self._roster, self._entropy, self._lock = identity, roster, entropy, Lock()
+        self._identity, self._roster, self._entropy, self._lock, self._record = identity, roster, entropy, Lock(), record
         stage = ClientStage.NEW if mask_key is None else ClientStage.ADVERTISED
         slot = None if mask_key is None else mask_key.slot
         mask_seed, box_seed = (b"", b"") if mask_key is None else mask_key.take()
@@ -210,8 +215,10 @@ class Client:
         return codec.encode(self._state)
 
     @staticmethod
-    def from_bytes(data: bytes, identity: Identity, *, roster: Roster | None = None, entropy: Entropy = system_entropy) -> "Client":
-        """The machine that `to_bytes` stored.
+    def from_bytes(
+        data: bytes, identity: Identity, *, record: SumRecord, roster: Roster | None = None, entropy: Entropy = system_entropy
+    ) -> "Client":
+        """The machine that `to_bytes` stored, with the client's record of sums.
 
         Raises:
             MalformedMessage: if `data` is none.
@@ -220,9 +227,11 @@ class Client:
         state = codec.decode(data, _State, _STATE_LIMIT_BYTES)
         if state.client != identity.client or state.stage not in set(ClientStage):
             raise LocalError("wrong-identity")
+        check_own("record", record, SumRecord)
         check_roster(identity, state.policy, roster)
         client = object.__new__(Client)
         client._identity, client._roster, client._entropy, client._lock, client._state = identity, roster, entropy, Lock(), state
+        client._record = record
         return client
 
     def _die(self) -> None:
@@ -246,6 +255,7 @@ class Client:
             elif messages.context(message.terms) != messages.context(state.terms):
                 # As bytes: 0.0 and -0.0 are equal numbers, but not the same terms.
                 raise RemoteError("wrong-context")
+            self._record.check_proposed(state.policy.value, message.terms)
         elif state.terms is None or message.context != messages.context(state.terms):
             raise RemoteError("wrong-context")
         changed: dict[str, Any]
@@ -357,6 +367,7 @@ class Client:
             "box_keys": (),  # of what passed the server, nobody can open the boxes of shares from here on
             "next_seeds": seeds,
             "clipped": clipped,
+            "weights": tuple(counted_weight(contribution, terms) for contribution in contributions),
             "accused": accused,
             "withheld": messages.encode(masked) if accused else b"",  # the vector leaves when all boxes have confirmed the keys
         }
@@ -400,6 +411,8 @@ class Client:
     def _agree(self, message: Survivors) -> tuple[dict[str, Any], Consistent]:
         state = self._state
         survivors = self._check_survivors(message.survivors)
+        assert state.terms is not None
+        self._record.check_survivors(state.policy.value, state.terms, survivors, state.weights)
         parts = (message.context, messages.ids(state.members), message.survivors)
         signature = sign(self._identity, CONSISTENT, *parts)
         return {"survivors": survivors, "dealt": ()}, Consistent(state.client, message.context, signature)
@@ -423,6 +436,7 @@ class Client:
             enough(state.terms, len(signers), state.terms.threshold)
         elif signers:
             raise RemoteError("unexpected-signature")
+        self._record.enter(state.policy.value, state.terms, survivors, state.weights)
         alive = set(survivors)
         self_shares = tuple(Share(held.peer, held.self_share) for held in state.held if held.peer in alive)
         key_shares = tuple(Share(held.peer, held.key_share) for held in state.held if held.peer not in alive)

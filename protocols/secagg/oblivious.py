@@ -104,6 +104,8 @@ def block_terms(
     clip: float,
     bits: Bits = 32,
     weight_limit: float = 1.0,
+    least_weight: float | None = 1.0,
+    spread: float = 1.0,
     spare: int = 0,
     roster: Roster | None = None,
     following: Slot | None = None,
@@ -111,8 +113,9 @@ def block_terms(
 ) -> Terms:
     """The terms of the blocks, for those who were counted.
 
-    Such a sum always has weights (use weight = weight_limit for equal ones): the number who are left in each
-    block is part of what is masked.
+    Such a sum always has weights (least_weight = weight_limit makes them equal): the number who are left in each
+    block is part of what is masked. With `least_weight` None it is chosen as in `make_terms`, where the clients that
+    certainly contribute to the smallest open block decide: weights differ little.
 
     Raises:
         TooFewClients: if no cluster reaches minimum cohort size + spare.
@@ -127,6 +130,8 @@ def block_terms(
         clip=clip,
         bits=bits,
         weight_limit=weight_limit,
+        least_weight=least_weight,
+        spread=spread,
         min_cohort=first.min_cohort,
         roster=roster,
         blocks=open_blocks(counts_of(counted), first.min_cohort, spare),
@@ -159,6 +164,7 @@ def simulate_oblivious(
     drops: tuple[Mapping[int, str], Mapping[int, str]] = ({}, {}),
     bits: Bits = 32,
     weight_limit: float = 1.0,
+    least_weight: float | None = 1.0,
     **options: Any,
 ) -> ObliviousOutcome:
     """Both sums in one process.
@@ -168,7 +174,7 @@ def simulate_oblivious(
         identities: as for `simulate`.
         clusters_of: the clusters a client belongs to; known to it alone.
         values: its contributions, each naming its cluster.
-        slot: of the second sum. dimension, clip, bits, weight_limit, spare: see `block_terms`.
+        slot: of the second sum. dimension, clip, bits, weight_limit, least_weight, spare: see `block_terms`.
         drops: of the first and of the second sum, as for `simulate`.
         options: further options of `simulate` (record, entropy, mapper).
 
@@ -185,6 +191,7 @@ def simulate_oblivious(
         clip=clip,
         bits=bits,
         weight_limit=weight_limit,
+        least_weight=least_weight,
         spare=spare,
         roster=roster,
     )

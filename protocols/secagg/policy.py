@@ -1,11 +1,12 @@
 """A client's policy: what it requires before it takes part, and the lifetime of a mask key.
 
-Guarantee: a client accepts only terms of its own session, mode, roster and later slots, that invite it, list
-its model among as many models as it expects, keep at least its minimum cohort size, quantise as it allows, are no larger than it
-allows, and satisfy everything that honest terms satisfy (the overflow proof among it). A mask key, and the key of
-the boxes beside it, serve one slot, once.
+Guarantee: a client accepts only terms of its own session, mode, roster and later slots, that invite it, list its model among as many models
+as it expects, keep at least its minimum cohort size, keep the effective number of clients of every sum at that size, too, whatever the
+weights are (`effective`), quantise as it allows, are no larger than it allows, and satisfy everything that honest terms satisfy (the
+overflow proof among it). A mask key, and the key of the boxes beside it, serve one slot, once.
 """
 
+import math
 from threading import Lock
 from typing import get_args
 
@@ -16,9 +17,13 @@ from ..errors import LocalError, RemoteError, TooFewClients
 from ..keys import Identity, Roster
 from ..uncopied import uncopied
 from . import messages
-from .terms import Bytes32, Mode, Slot, Terms
+from .effective import reaches
+from .summed import Name, Value
+from .terms import Bytes32, Mode, Slot, Terms, fewest_contributors
 
 __all__ = ["MaskKey", "Policy", "check_proposal", "check_roster", "enough"]
+
+MOST_NAME_BYTES = 64
 
 
 class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -28,13 +33,19 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     mode: what the server may do.
     model: SHA-256 of the model this client received; it must be listed.
     models: how many models may be listed (1 for a per-cluster sum).
-    min_cohort: the fewest survivors.
+    min_cohort: the fewest survivors, and the smallest effective number of clients of a sum.
     after: the last slot this client took part in; later ones only.
     dimension: values per block, None for any.
     clip: the smallest and the largest clip: values are cut off at a smaller one, and lost in rounding under a larger one.
     levels: the fewest levels of the quantiser (1 for counts).
     clients: the largest cohort, which is as many key agreements.
     length: the longest masked vector, in coordinates.
+    max_weight: the limit of weights that differ; with 0 all weigh equally. No server chooses a weight.
+    spread: largest ratio of the weights that the value has inside itself: 1 if there are none, infinite if a part of it may be
+        zero for all clients but one (a block of the client's own choice).
+    names: what the value goes by in the client's record of sums (`summed`); by default the model.
+    form: what decides besides the terms how the value is contributed, such as a clip norm; compared by the record.
+    cohort_change: of two successive sums so many clients leave, and so many come, or none; 0 for any number.
 
     Raises:
         ValueError: naming the field that no terms can meet.
@@ -51,6 +62,11 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     levels: int = 16
     clients: int = 1 << 12
     length: int = 1 << 28
+    max_weight: float = 0.0
+    spread: float = 1.0
+    names: tuple[Name, ...] = ()
+    form: bytes = b""
+    cohort_change: int = 0
 
     def __post_init__(self) -> None:
         for name, value, size in (("session", self.session, 16), ("model", self.model, 32)):
@@ -65,6 +81,18 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
                 raise ValueError(f"{name}: {number} is below {least}")
         if not 0 < self.clip[0] <= self.clip[1]:
             raise ValueError(f"clip: expected two numbers above 0, the smaller one first, got {self.clip}")
+        if not 0 <= self.max_weight < math.inf:
+            raise ValueError(f"max_weight: expected a finite number, 0 for equal weights, got {self.max_weight}")
+        if not self.spread >= 1:
+            raise ValueError(f"spread: {self.spread} is below 1")
+        for value_name in self.names:
+            if isinstance(value_name, bytes) and not 0 < len(value_name) <= MOST_NAME_BYTES:
+                raise ValueError(f"names: expected numbers, or digests of 1 to {MOST_NAME_BYTES} bytes, got {len(value_name)} bytes")
+
+    @property
+    def value(self) -> Value:
+        """What the record of sums knows of the value."""
+        return Value(self.names or (self.model,), self.form, self.cohort_change)
 
 
 @uncopied("it may be used once; see to_bytes")
@@ -123,7 +151,7 @@ def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None,
 
     Raises:
         RemoteError: "wrong-context", "wrong-slot", "not-invited", "unlisted-model", "wrong-roster",
-        "minimum-too-low" or "bad-terms". TooFewClients: the cohort is smaller than `min_cohort`.
+        "minimum-too-low", "too-unequal" or "bad-terms". TooFewClients: the cohort is smaller than `min_cohort`.
     """
     if terms.session != policy.session or terms.mode != policy.mode:
         raise RemoteError("wrong-context")
@@ -144,10 +172,17 @@ def check_proposal(terms: Terms, policy: Policy, client: int, slot: Slot | None,
         raise RemoteError("bad-terms")
     if len(terms.cohort) > policy.clients or messages.vector_length(terms) > policy.length:
         raise RemoteError("bad-terms")
+    equal = terms.least_weight == terms.weight_limit
+    if not equal and terms.weight_limit != policy.max_weight:
+        raise RemoteError("bad-terms")
     try:
         messages.check_terms(terms)
     except ValueError:
         raise RemoteError("bad-terms") from None
+    if not equal or policy.spread > 1:
+        limit, least = (1.0, 1.0) if equal else (terms.weight_limit, terms.least_weight)
+        if not reaches(fewest_contributors(terms), policy.min_cohort, limit, least, policy.spread):
+            raise RemoteError("too-unequal")
     enough(terms, len(terms.cohort), messages.fewest_survivors(terms))
 
 

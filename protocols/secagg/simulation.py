@@ -14,6 +14,7 @@ from .messages import Terms
 from .policy import MaskKey, Policy
 from .server import Server
 from .states import ServerStage
+from .summed import SumRecord
 from .vectors import Contribution, MapJobs, Sum
 
 __all__ = ["STAGES", "Outcome", "simulate"]
@@ -53,6 +54,7 @@ def simulate(
     drops: Mapping[int, str] | None = None,
     mask_keys: Mapping[int, MaskKey] | None = None,
     adverts: Mapping[int, bytes] | None = None,
+    records: Mapping[int, SumRecord] | None = None,
     record: Record | None = None,
     entropy: Entropy = system_entropy,
     mapper: MapJobs = map,
@@ -68,6 +70,7 @@ def simulate(
         drops: clients that drop out, and the first of `STAGES` that they no longer send.
         mask_keys, adverts: `Outcome.mask_keys` and `Outcome.adverts` of the sum that named this slot as its following
             one.
+        records: the clients' records of earlier sums; by default each client has an empty one.
         record: sees every message.
         entropy: of all clients.
         mapper: for the server's unmasking, e.g. that of a process pool.
@@ -84,10 +87,14 @@ def simulate(
     ready = {client: key for client, key in (mask_keys or {}).items() if client in terms.cohort and client in (adverts or {})}
     server = Server(terms, roster=roster, adverts={client: data for client, data in (adverts or {}).items() if client in ready})
     wants = policy or (lambda number: _agreeable(terms))
+    known = records or {}
     clients = {
-        number: Client(identities[number], wants(number), roster=roster, mask_key=ready.get(number), entropy=entropy)
+        number: Client(
+            identities[number], wants(number), record=known.get(number) or SumRecord(), roster=roster, mask_key=ready.get(number),
+            entropy=entropy,
+        )
         for number in terms.cohort
-    }
+    }  # fmt: skip
     sent = {"up": 0, "down": 0}
 
     def note(direction: str, client: int, kind: str | None, data: bytes) -> None:
@@ -122,5 +129,5 @@ def _agreeable(terms: Terms) -> Policy:
     """The policy of a client that accepts these terms and holds the first listed model."""
     return Policy(
         terms.session, terms.mode, terms.models[0], len(terms.models), terms.min_cohort, None, terms.dimension, (terms.clip, terms.clip),
-        terms.levels,
+        terms.levels, max_weight=terms.weight_limit,
     )  # fmt: skip

@@ -1,8 +1,9 @@
 """The public terms of one sum, and what honest terms must satisfy.
 
 Guarantee: `check_terms` refuses terms under which the sum of honest inputs could overflow, a cohort or a graph without the thresholds that
-the protocol needs, and a minimum cohort size of one. `context(terms)` is a hash of everything that was agreed in public; keys, boxes,
-digests and signatures are bound to it. Reveals: terms are public. Source: ours.
+the protocol needs, and a minimum cohort size of one. `make_terms` chooses the least weight for which the effective number of clients of
+every sum reaches the minimum cohort size (`effective`); clients check it by their own (`policy`). `context(terms)` is a hash of everything
+that was agreed in public; keys, boxes, digests and signatures are bound to it. Reveals: terms are public. Source: ours.
 """
 
 import math
@@ -20,15 +21,16 @@ from ..copies import check_own
 from ..entropy import Entropy, system_entropy
 from ..errors import MalformedMessage, TooFewClients
 from ..keys import Roster, frame
+from .effective import FEWEST_LEVELS, smallest_least_weight
 from .graph import COMPLETE_UP_TO, complete_threshold, sparse_parameters
 from .vectors import Bits, FixedPoint, check_no_overflow, largest_levels, vector_length
 
 __all__ = [
     "LABEL", "MOST_CLIENTS", "SMALL_LIMIT_BYTES", "Bytes16", "Bytes32", "Count", "Id", "Mode", "Slot", "Terms", "check_terms", "context",
-    "make_terms", "model_list", "retaken", "fewest_survivors", "vector_length",
+    "fewest_contributors", "fewest_survivors", "lifted", "make_terms", "model_list", "retaken", "vector_length",
 ]  # fmt: skip
 
-LABEL = "cflpriv secagg v2 "
+LABEL = "cflpriv secagg v3 "
 """Starts every key derivation, associated datum and signature of this protocol version."""
 
 Id = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -43,6 +45,8 @@ Slot = tuple[Count, Count]
 MOST_CLIENTS = 1 << 14
 SMALL_LIMIT_BYTES = 1 << 25
 """Of a message without a masked vector."""
+_TINY = 2.0**-40
+"""Of the limit, before the least weight is known."""
 
 
 class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -58,6 +62,7 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     bits, clip, levels: the quantiser.
     dimension: values per block.
     weight_limit: public maximum of a weight, 0 for unweighted sums.
+    least_weight: public minimum: a smaller weight counts as this one; 0 for unweighted sums, `weight_limit` for equal weights.
     blocks: for an oblivious sum, (cluster, contributors counted) of every open block; else empty.
     following: the next slot, for which mask keys are advertised with the upload; None if there is none.
     """
@@ -78,6 +83,7 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     levels: Count
     dimension: Annotated[int, Meta(ge=1, le=1 << 30)]
     weight_limit: float
+    least_weight: float
     blocks: tuple[tuple[Id, Count], ...]
     following: Slot | None
 
@@ -96,10 +102,19 @@ def fewest_survivors(terms: Terms) -> int:
     """The fewest survivors that may be unmasked.
 
     In an oblivious sum every dropout might have belonged to the smallest open block, so as many must survive
-    as leave `min_cohort` contributors there.
+    as leave `min_cohort` contributors there. Of a sum whose weights differ, more than half of the cohort must survive: their
+    number decides how much the weights may differ.
     """
-    spare = min((count - terms.min_cohort for _, count in terms.blocks), default=len(terms.cohort))
-    return max(terms.min_cohort, terms.threshold if terms.degree == len(terms.cohort) - 1 else 0, len(terms.cohort) - spare)
+    n = len(terms.cohort)
+    spare = min((count - terms.min_cohort for _, count in terms.blocks), default=n)
+    threshold = terms.threshold if terms.degree == n - 1 else 0
+    return max(terms.min_cohort, threshold, n - spare, n // 2 + 1 if terms.least_weight < terms.weight_limit else 0)
+
+
+def fewest_contributors(terms: Terms) -> int:
+    """The fewest clients that contribute to a sum that may be unmasked; in an oblivious sum, to its smallest open block."""
+    lost = len(terms.cohort) - fewest_survivors(terms)
+    return min((count for _, count in terms.blocks), default=len(terms.cohort)) - lost
 
 
 def context(terms: Terms) -> bytes:
@@ -140,6 +155,10 @@ def check_terms(terms: Terms) -> None:
     check_no_overflow(n, terms.fixed)
     if not math.isfinite(terms.weight_limit) or math.copysign(1.0, terms.weight_limit) < 0:
         raise ValueError("weight_limit: expected a finite number, 0 for unweighted sums")
+    if not 0 <= terms.least_weight <= terms.weight_limit or (terms.least_weight > 0) != (terms.weight_limit > 0):
+        raise ValueError("least_weight: expected a number above 0 and no larger than `weight_limit`, 0 for unweighted sums")
+    if math.copysign(1.0, terms.least_weight) < 0:
+        raise ValueError("least_weight: expected 0 for unweighted sums")
     if any(a >= b for (a, _), (b, _) in pairwise(terms.blocks)):
         raise ValueError("blocks: expected distinct clusters in increasing order")
     if any(not terms.min_cohort <= count <= n for _, count in terms.blocks):
@@ -161,7 +180,10 @@ def make_terms(
     bits: Bits = 32,
     levels: int | None = None,
     weight_limit: float = 0.0,
+    least_weight: float | None = None,
+    spread: float = 1.0,
     min_cohort: int = 3,
+    effective: int | None = None,
     roster: Roster | None = None,
     sparse: bool | None = None,
     blocks: Sequence[tuple[int, int]] = (),
@@ -174,6 +196,11 @@ def make_terms(
         roster: given, the mode is "active"; without one it is "passive".
         sparse: the k-regular graph; by default where the mode allows it and the cohort has more than 32 clients.
         levels: by default the finest quantiser that cannot overflow.
+        least_weight: by default the smallest one for which every sum has the effective number of clients, and a weight
+            `FEWEST_LEVELS` levels. A client with fewer samples counts as this weight, which draws the weighted mean towards the
+            unweighted one. With no more clients than needed all weigh equally.
+        effective: the smallest effective number of clients of a sum; `min_cohort` by default.
+        spread: largest ratio of the weights that values have inside themselves (`Policy.spread`).
         entropy: draws the seed of the sparse graph.
         The others as in `Terms`.
 
@@ -205,12 +232,15 @@ def make_terms(
         levels=largest_levels(max(n, 1), bits) if levels is None else levels,
         dimension=dimension,
         weight_limit=float(weight_limit),
+        least_weight=float(weight_limit) * _TINY if least_weight is None else float(least_weight),
         blocks=tuple(sorted(blocks)),
         following=following,
     )
     check_terms(terms)
     if n < min_cohort:
         raise TooFewClients((n,), min_cohort)
+    if least_weight is None:
+        terms = lifted(terms, min_cohort if effective is None else effective, spread)
     try:
         return codec.decode(codec.encode(terms), Terms, SMALL_LIMIT_BYTES)
     except MalformedMessage:
@@ -222,13 +252,39 @@ def make_terms(
         raise ValueError("terms: a field has the wrong type, length or range") from None
 
 
-def retaken(terms: Terms, without: Iterable[int], entropy: Entropy = system_entropy) -> Terms:
+def lifted(terms: Terms, effective: int, spread: float = 1.0) -> Terms:
+    """The terms with a least weight for which the effective number of clients of every sum is `effective` at least.
+
+    Equal weights stay equal, and a larger least weight stays.
+
+    Args:
+        spread: largest ratio of the weights that values have inside themselves.
+
+    Raises:
+        ValueError: naming the spread, if equal weights do not do, either.
+    """
+    limit = terms.weight_limit
+    if terms.least_weight == limit and spread == 1:
+        return terms
+    fewest = fewest_contributors(terms)
+    if terms.least_weight == limit:
+        smallest_least_weight(fewest, effective, 1.0, spread)
+        return terms
+    least = max(smallest_least_weight(fewest, effective, limit, spread), limit * min(1.0, FEWEST_LEVELS / terms.levels))
+    return msgspec.structs.replace(terms, least_weight=max(terms.least_weight, least))
+
+
+def retaken(
+    terms: Terms, without: Iterable[int], entropy: Entropy = system_entropy, effective: int | None = None, spread: float = 1.0
+) -> Terms:
     """The terms under which a sum is taken again `without` some of its cohort, in the next slot; `SumFailed` says when it may be.
 
-    The quantiser stays. In a sum with blocks nobody knows where those that go belong, so they are taken off the count of every block.
+    The quantiser stays, and the least weight unless fewer clients need a larger one. In a sum with blocks nobody knows where those that go
+    belong, so they are taken off the count of every block.
 
     Args:
         entropy: draws the seed of the sparse graph.
+        effective, spread: as in `make_terms`.
 
     Raises:
         TooFewClients: fewer than `min_cohort` are left, or no block keeps that many.
@@ -246,4 +302,7 @@ def retaken(terms: Terms, without: Iterable[int], entropy: Entropy = system_entr
         graph_seed=entropy(16) if degree < n - 1 else b"",
     )  # fmt: skip
     check_terms(changed)
-    return changed
+    try:
+        return lifted(changed, terms.min_cohort if effective is None else effective, spread)
+    except ValueError:  # the clients that are left are too few for what their values weigh inside themselves
+        raise TooFewClients((n,), terms.min_cohort) from None

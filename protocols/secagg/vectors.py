@@ -49,6 +49,7 @@ __all__ = [
     "Sum",
     "add_masks",
     "check_no_overflow",
+    "counted_weight",
     "decode",
     "encode",
     "encode_inputs",
@@ -185,13 +186,25 @@ class Contribution:
     """What a client adds to one block of the sum.
 
     values: (d,) real numbers, or integers that are levels already (counts, or values with integer noise).
-    weight: in [0, weight_limit], ignored in unweighted sums.
+    weight: in [0, weight_limit], ignored in unweighted sums; below the least weight of the terms it counts as that.
     cluster: the block, in sums that have blocks; a contribution to a block that is not open adds nothing.
     """
 
     values: NDArray[Any] = field(repr=False)
     weight: float = field(default=1.0, repr=False)
     cluster: int | None = field(default=None, repr=False)
+
+
+def counted_weight(contribution: Contribution, terms: "Terms") -> float:
+    """What a contribution counts as in a sum: its weight, the least weight at least, the limit where all weigh equally; else 1.
+
+    Raises:
+        LocalError: "bad-values" for a weight that is negative, no number, or above the limit where weights differ.
+    """
+    limit, least = terms.weight_limit, terms.least_weight
+    if limit and not 0 <= contribution.weight <= (limit if least < limit else math.inf):
+        raise LocalError("bad-values", "expected a weight from 0 to the limit")
+    return 1.0 if not limit else limit if least == limit else max(contribution.weight, least)
 
 
 def encode_inputs(contributions: Sequence[Contribution], terms: "Terms", entropy: Entropy) -> tuple[NDArray[np.int32], int]:
@@ -212,7 +225,7 @@ def encode_inputs(contributions: Sequence[Contribution], terms: "Terms", entropy
             raise LocalError("bad-values", f"expected {terms.dimension} values")
         if contribution.cluster not in clusters:
             continue
-        fraction = contribution.weight / terms.weight_limit if terms.weight_limit else 1.0
+        fraction = counted_weight(contribution, terms) / terms.weight_limit if terms.weight_limit else 1.0
         start = clusters.index(contribution.cluster) * width
         try:
             levels, beyond = encode(contribution.values, terms.fixed, entropy, fraction)

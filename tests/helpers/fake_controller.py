@@ -93,7 +93,7 @@ def deployment(
         local = folder / f"site-{number + 1}" / "local"
         local.mkdir(parents=True)
         files = f'identity = "../../keys/{name}.key"\nroster = "../../keys/roster.txt"\nstate = "../state"\n'
-        files += "" if name.startswith("client") else 'role = "key-holder"\n'
+        files += "allow_scores = true\n" if name.startswith("client") else 'role = "key-holder"\n'
         (local / "resources.json").write_text('{"allow_log_streaming": false}', encoding="utf-8")
         (local / "cflpriv.toml").write_text(f"{files}[protection]\n{protection}\n[privacy]\n{privacy}\n[app]\n{app}\n", encoding="utf-8")
     return FakeCommunicator(folder, {f"site-{number + 1}": lambda: OwnData(scene) for number in range(len(names))})

@@ -12,11 +12,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib import metadata
+from math import isinf
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, create_model
 
+from ...aggregation.secure_sums import least_weight
 from ...algorithms import ALGORITHMS
 from ...algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue
 from ...contract.operations import Sampling
@@ -143,10 +145,31 @@ class Config:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What a user should know before the run starts: that it can form no clusters, or adds needless noise, as it is set."""
+        """What a user should know before the run starts: that it can form no clusters, adds needless noise, or weighs all equally."""
         reason = self.spec.never_clusters(self.hyper, self.before)
         clusters = f"algorithm {self.spec.name!r} will form no clusters: {reason}" if reason else ""
-        return tuple(filter(None, (clusters, few_shares(self.privacy, self.protection, self.cohort))))
+        return tuple(filter(None, (clusters, few_shares(self.privacy, self.protection, self.cohort), self._equal_weights())))
+
+    def _equal_weights(self) -> str:
+        """That clients weigh equally in secure sums although they should weigh by their sample counts; "" where they do not."""
+        protection, limit = self.protection, self.protection.max_weight
+        if self.training.weights != "examples" or not protection.secure or least_weight(protection, self.cohort) < limit:
+            return ""
+        oblivious = "nobody knows how many contribute to a block, so" if protection.sums.oblivious else ""
+        return (
+            f"training.weights = 'examples' over {self.cohort} clients with protection.min_cohort = {protection.smallest_sum}: "
+            f"{oblivious or 'as few as these may be left, so'} all weigh equally, or one client could be nearly all of a sum; use more "
+            "clients a round, a smaller min_cohort, or weights = 'equal'"
+        )
+
+    @property
+    def unscored(self) -> str:
+        """Why clients of a deployment do not show their scores; empty if they do."""
+        if self.protection.secure:
+            return f"under protection.sum = {self.protection.sum!r} clients do not show their scores"
+        if self.privacy.unit != "none":
+            return f"under privacy.unit = {self.privacy.unit!r} clients do not show their scores, which have no noise"
+        return ""
 
     @property
     def cohort(self) -> int:
@@ -262,6 +285,12 @@ class Config:
             raise InputError(
                 f"protection.sum = {protection.sum!r}: {algorithm.name!r} averages over different groups of the same clients in one round "
                 f"({algorithm.regroups}); the difference of two such sums would show an individual, so clients refuse the second"
+            )
+        if protection.secure and isinf(algorithm.spread) and self.privacy.unit != "client":
+            raise InputError(
+                f"protection.sum = {protection.sum!r}: clients of {algorithm.name!r} put values into blocks of their own choice, and a "
+                "client alone in a block would show, whatever min_cohort is; privacy.unit = 'client' adds noise inside the sum, or use "
+                "sum = 'none' where the server is trusted"
             )
         strict = self.run.release_policy == "strict"
         if strict and protection.secure and "relay" in algorithm.operations and not protection.relay_updates:

@@ -102,12 +102,7 @@ def deploy(
             contract=contract_for(config, algorithm, config.noise(asked), roster),
             **({} if private is None else private.options(config.protection)),
         )  # fmt: skip
-        unscored = None
-        if config.protection.secure:
-            unscored = f"under protection.sum = {config.protection.sum!r} clients do not show their scores"
-        elif private is not None:
-            unscored = f"under privacy.unit = {config.privacy.unit!r} clients do not show their scores, which have no noise"
-        backend = _backend(transport, wait_seconds, system, unscored, report)
+        backend = _backend(transport, wait_seconds, system, config.unscored or None, report)
         return Experiment(config, described, algorithm, federation, backend, here, truth or {}, private)
 
     def tick(row: Mapping[str, Any]) -> None:

@@ -130,7 +130,7 @@ def test_whose_choice_came_about_otherwise_is_in_no_sum_with_the_others() -> Non
         fed.mean(held["update"])  # who chose is known, so each client's model is: two of them never meet in one sum
     (most,) = {names for client, names in names_of(fed, held).items() if client != VICTIM}
     fed._known[held.key] = replace(
-        fed._known[held.key], models=dict.fromkeys(range(8), {-1: most[0]})
+        fed._known[held.key], models={client: {-1: most[0]} for client in range(8)}
     )  # a server that lists the model of most
     (mean,) = fed.mean(held["update"])
     assert mean is not None

@@ -22,7 +22,8 @@ from cflpriv.federation.messages import SumStep
 from cflpriv.federation.server import FederationServer
 from cflpriv.protocols.entropy import system_entropy
 from cflpriv.protocols.errors import TooFewClients
-from cflpriv.protocols.secagg.messages import Invite, Terms, decode_server
+from cflpriv.protocols.secagg.effective import reaches
+from cflpriv.protocols.secagg.messages import Invite, Terms, decode_server, fewest_survivors
 from cflpriv.types import Array
 
 Mode = Literal["active", "passive"]
@@ -50,25 +51,57 @@ def test_group_means_are_the_means_to_the_quantisers_step(mode: Mode, bits: Lite
             np.testing.assert_allclose(mean.parts[part].value(), expected, atol=2 * step)
 
 
-def test_public_and_private_weights() -> None:
+def test_weights_are_sample_counts_within_public_limits() -> None:
     scene = population()
     first = scene.clients[0]
     scene = replace(scene, clients=(replace(first, x_train=first.x_train[:5], y_train=first.y_train[:5]), *scene.clients[1:]))
     fed = federation(scene, secure(max_weight=50.0))
     (mean,) = fed.mean(fed.compute(Make())["one"], weights="examples")
     assert mean is not None
-    sizes = [data.samples for data in scene.clients]
-    assert mean.parts["one"].value() == pytest.approx(np.average(range(8), weights=sizes), abs=1e-4)
-    assert mean.weight == pytest.approx(sum(sizes), abs=1e-3)
-    (public,) = fed.mean(fed.compute(Make())["one"], weights={c: 1.0 + c for c in fed.clients})
-    assert public is not None
-    assert public.parts["one"].value() == pytest.approx(np.average(range(8), weights=np.arange(1.0, 9.0)), abs=1e-4)
+    (terms,) = invites(fed)
+    assert 5 < terms.least_weight < 12
+    assert reaches(fewest_survivors(terms), 3, 50.0, terms.least_weight)
+    assert not reaches(fewest_survivors(terms), 3, 50.0, terms.least_weight * 0.999)
+    counted = [max(data.samples, terms.least_weight) for data in scene.clients]
+    assert mean.parts["one"].value() == pytest.approx(np.average(range(8), weights=counted), abs=1e-4)
+    assert mean.weight == pytest.approx(sum(counted), abs=1e-3)
     small = federation(scene, secure(max_weight=10.0))
     with pytest.raises(InputError, match="max_weight = 10"):
         small.mean(small.compute(Make())["one"], weights="examples")
     without = federation(scene, secure())
     with pytest.raises(InputError, match="sample count"):
         without.mean(without.compute(Make())["one"], weights="examples")
+
+
+def test_with_no_more_clients_than_the_minimum_all_weigh_equally() -> None:
+    scene = population(groups=1, clients_per_group=3)
+    first = scene.clients[0]
+    scene = replace(scene, clients=(replace(first, x_train=first.x_train[:5], y_train=first.y_train[:5]), *scene.clients[1:]))
+    fed = federation(scene, secure(max_weight=50.0))
+    (mean,) = fed.mean(fed.compute(Make())["one"], weights="examples")
+    assert mean is not None
+    assert mean.weight == pytest.approx(150.0)
+    assert mean.parts["one"].value() == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("sum", ["secagg", "secagg-oblivious"])
+def test_no_server_chooses_a_weight(sum: str) -> None:
+    fed = federation(population(), secure(sum, max_weight=50.0))
+    held = fed.compute(Make())
+    with pytest.raises(InputError, match=r"weights by client .* use 'equal', or 'examples' with protection\.max_weight"):
+        fed.mean(held["one"], weights=dict.fromkeys(fed.clients, 1.0))
+    assert "weight" not in SumStep.__struct_fields__
+
+
+@pytest.mark.parametrize("first", ["equal", "examples"])
+def test_means_of_one_round_have_one_kind_of_weights(first: Literal["equal", "examples"]) -> None:
+    fed = federation(population(), secure(max_weight=50.0))
+    held = fed.compute(Make())
+    fed.mean(held["one"], weights=first)
+    (again,) = fed.mean(held["vector"], weights=first)
+    assert again is not None
+    with pytest.raises(InputError, match="in a sum of this round with other weights"):
+        fed.mean(held["vector"], weights="examples" if first == "equal" else "equal")
 
 
 @pytest.mark.slow
@@ -168,7 +201,7 @@ def test_what_the_server_proposes_is_what_was_agreed() -> None:
         known = fed.known(held.key)
         (received,) = {name for _, ((_, name),) in known["models"]}
         assert {eye(fed).client(c).values.origin(known["number"]).received.hex() for c in fed.clients} == {received}
-        step = SumStep(fed.session, (1, 1), known["number"], ("m",), 1.0, 1, "sum", None, b"", None)
+        step = SumStep(fed.session, (1, 1), known["number"], ("m",), 1, "sum", None, b"", None)
         assert terms.models[0] == bound(step, bytes.fromhex(received)) != bytes(32)
         assert terms.cohort == tuple(range(8))
         assert terms.mode == "active"
@@ -177,15 +210,15 @@ def test_what_the_server_proposes_is_what_was_agreed() -> None:
     assert invites(other)[0].session != invites(one)[0].session
 
 
-def test_weights_keep_their_scale_and_small_ones_are_refused() -> None:
+def test_a_limit_far_above_all_sample_counts_makes_weights_equal() -> None:
+    """The least weight has 64 levels, so that rounding changes no client's share much."""
     fed = federation(population(), secure(max_weight=1e6, secagg_bits=16))
-    held = fed.compute(Make())
-    (mean,) = fed.mean(held["one"], weights=dict.fromkeys(fed.clients, 2.0))
+    (mean,) = fed.mean(fed.compute(Make())["one"], weights="examples")
+    (terms,) = invites(fed)
+    assert terms.least_weight / terms.weight_limit * terms.levels >= 64
     assert mean is not None
-    assert mean.weight == 16.0
+    assert mean.weight == pytest.approx(8 * terms.least_weight, rel=0.02)
     assert float(mean.parts["one"].value()) == pytest.approx(3.5, abs=0.05)
-    with pytest.raises(InputError, match=r"lower protection\.max_weight"):
-        fed.mean(held["one"], weights="examples")
 
 
 def test_a_failed_sum_is_on_record_and_clients_read_what_they_get() -> None:

@@ -1,4 +1,4 @@
-"""No second sum: the values of one round go into sums over one set of clients, whatever a server calls them."""
+"""No second sum: the values of one round go into one sum, over one set of clients with one weight each, whatever a server calls them."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,18 +9,16 @@ from loopback import Loopback, remote
 from msgspec import structs
 from scenes import population, training
 
-from cflpriv.aggregation.summed_once import MOST_ROUNDS, check_proposed, pinned, write_down
 from cflpriv.algorithms.shared.attempts import mean_with_overall
 from cflpriv.contract.handles import Held
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
-from cflpriv.federation.store import MemoryStore
 from cflpriv.federation.transport import OverBytes
-from cflpriv.federation.values import from_bytes, rounds_of
+from cflpriv.federation.values import from_bytes
 from cflpriv.protocols.entropy import system_entropy
-from cflpriv.protocols.errors import RemoteError, TooFewClients
+from cflpriv.protocols.errors import TooFewClients
 from cflpriv.protocols.secagg.messages import decode_server
 from cflpriv.tasks.joining import Join
 
@@ -115,33 +113,7 @@ def test_what_clients_trained_alone_on_is_of_its_own_rounds() -> None:
     assert mean is not None
 
 
-def test_rounds_without_end_are_older_than_all_that_is_remembered() -> None:
-    assert rounds_of([3], [1, 3]) == (1, 3)
-    assert rounds_of(range(1024)) == tuple(range(1024))
-    store = MemoryStore()
-    check_proposed(store, "sum", rounds_of(range(1025)), (0, 1), complete=True)
-    for first in range(0, MOST_ROUNDS + 1, 64):  # the last alone
-        write_down(store, "sum", tuple(range(first, min(first + 64, MOST_ROUNDS + 1))), (0, 1, 2))
-    for rounds in (rounds_of(range(1025)), (0,), (-1,)):
-        with pytest.raises(RemoteError, match="second-sum"):
-            check_proposed(store, "sum", rounds, (0, 1, 2), complete=True)
-    check_proposed(store, "sum", (1, MOST_ROUNDS), (0, 1, 2), complete=True)
-    check_proposed(store, "sum", (MOST_ROUNDS + 1,), (0, 1), complete=True)
-
-
-def test_a_sum_is_of_the_rounds_of_its_first_stage() -> None:
-    """Whatever a server has a client hold under the same number meanwhile."""
-    store = MemoryStore()
-    pinned(store, "sum/1.0", (0, 1), begun=False)
-    pinned(store, "sum/1.0", (0, 1), begun=True)
-    for rounds in ((1,), (0,), (0, 1, 2), ()):
-        with pytest.raises(RemoteError, match="unlisted-model"):
-            pinned(store, "sum/1.0", rounds, begun=True)
-    with pytest.raises(RemoteError, match="unlisted-model"):
-        pinned(store, "sum/1.1", (0, 1), begun=True)
-
-
-def test_a_larger_cohort_is_refused_once_its_survivors_are_named() -> None:
+def test_a_larger_cohort_is_refused() -> None:
     _, fed = lying()
     held = trained(fed)
     fed.mean(held, on=OTHERS)

@@ -242,7 +242,7 @@ def test_private_runs_under_a_trusted_and_an_untrusted_server(name: str, protect
 
 
 def test_rows_without_noise_are_not_compared_under_secure_sums() -> None:
-    secure = small_config("pina", protection={"sum": "secagg", "min_cohort": 16})
+    secure = small_config("pina", algorithm={"k": 1}, protection={"sum": "secagg", "min_cohort": 16})
     with pytest.raises(InputError, match=r"clients refuse under protection\.sum = 'secagg'"):
         prepare(secure, population=SCENE)
     private = small_config("pina", protection={"sum": "secagg", "min_cohort": 16}, privacy=client_level("rr_cluster", 5.0))

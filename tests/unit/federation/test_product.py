@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
+from math import isinf
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -41,10 +42,11 @@ FLOOR = 2
 BOUND = 64.0
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "cfl": {"watch": True}, "pfedlia": {"warm_up": 1}, "ifca": {"k": 2}, "hypcluster": {"k": 2},
-    "private_clusters": {"k": 1},
+    "private_clusters": {"k": 1}, "fedsoft": {"smoother": 0.3},
 }  # fmt: skip
 """What makes an algorithm use all its operations within these rounds, where it would not by default; IFCA under sums that keep groups
-private has to be given k. Private clusters are found in more rounds than these, see `test_private_clusters`.
+private has to be given k. Private clusters are found in more rounds than these, see `test_private_clusters`. Secure sums over five clients
+need a large σ of FedSoft.
 """
 STEPS = {"fednova": STEPS_UNIT, "rr_cluster": 64.0, "pina": 64.0, "fedsoft": 64.0}
 """By how many steps of the fixed point a model may be off, if not one a round: FedNova's numbers of local steps travel in such units, and
@@ -98,12 +100,15 @@ def compares(name: str) -> bool:
 
 def ruled_out(name: str, protection: Protection) -> bool:
     """Whether declarations rule it out: public groups where sums keep groups private; several groupings in a round where they are secure
-    and do not; means that a server computes with, where they are transformed; vectors of a model in the clear, sums hidden.
+    and do not; means that a server computes with, where they are transformed; vectors of a model in the clear, sums hidden; values in
+    blocks of clients' own choice, where sums are secure.
     """
     shown = compares(name) and not protection.comparison.hides and not ALGORITHMS[name].compared({}).of_samples
     unread = protection.sums.transformed and algorithm_of(name).reads_means
     regrouped = protection.secure and not protection.sums.oblivious and bool(algorithm_of(name).regroups)
-    return (protection.sums.oblivious and algorithm_of(name).public_groups) or unread or regrouped or (shown and protection.sums.hides)
+    alone = protection.secure and isinf(algorithm_of(name).spread)
+    public = protection.sums.oblivious and algorithm_of(name).public_groups
+    return public or unread or regrouped or alone or (shown and protection.sums.hides)
 
 
 def often(of_sum: str, gram: str) -> bool:

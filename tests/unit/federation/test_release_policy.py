@@ -34,7 +34,7 @@ from cflpriv.algorithms.scaffold import TrainControlled
 from cflpriv.algorithms.shared.around import TrainApart
 from cflpriv.algorithms.shared.choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from cflpriv.algorithms.stocfl.stocfl import ChainLink, Represent
-from cflpriv.contract.handles import Held, Shared
+from cflpriv.contract.handles import Shared
 from cflpriv.contract.protection import Protection, listed
 from cflpriv.contract.transformed_parts import Transformed
 from cflpriv.errors import InputError
@@ -44,7 +44,7 @@ from cflpriv.federation.foreign import Foreign
 from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.task_encoding import known_tasks
 from cflpriv.federation.values import Origin, Values, form_of
-from cflpriv.protocols.errors import RemoteError
+from cflpriv.protocols.errors import RemoteError, TooFewClients
 from cflpriv.protocols.orthonormal import TRANSFORMS
 from cflpriv.tasks.block_choices import ChooseAndMove, ChooseListed
 from cflpriv.tasks.cluster_shares import (
@@ -271,60 +271,45 @@ def test_nor_does_it_take_an_update_for_a_list_of_labels(carrier: Carrier) -> No
 
 @over_both
 @pytest.mark.parametrize("mode", ["active", "passive"])
-def test_a_server_cannot_weigh_all_members_but_one_with_nothing(mode: Any, carrier: Carrier) -> None:
-    """Each client is told its own weight only. Here client 0 is told 1 and the others 1e-6: the mean would be its update."""
-    scene, _, fed = begun(Protection(sum="secagg", min_cohort=3, secagg_mode=mode), carrier, groups=1, clients_per_group=5)
-    task = training(scene)
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"least_weight": 1e-3}, "too-unequal"),
+        ({"least_weight": 30.0, "weight_limit": 1e9}, "bad-terms"),
+        ({"least_weight": 30.0, "weight_limit": 61.0}, "bad-terms"),
+        ({"least_weight": 61.0}, "bad-terms"),
+        ({"least_weight": 0.0}, "bad-terms"),
+        ({"least_weight": 60.0}, ""),
+        ({"least_weight": 0.0, "weight_limit": 0.0}, ""),
+        ({"least_weight": 1e9, "weight_limit": 1e9}, ""),
+    ],
+)
+def test_a_server_chooses_no_weights_but_only_whether_they_are_equal(
+    change: dict[str, float], code: str, mode: Any, carrier: Carrier
+) -> None:
+    """With a smaller least weight, or a larger limit, a client could have nearly all of the weight."""
+    protection = Protection(sum="secagg", min_cohort=3, secagg_mode=mode, max_weight=60.0)
+    scene, _, fed = begun(protection, carrier, groups=1, clients_per_group=7)
+    task, sums = training(scene), sums_of(fed)._sums
     held = fed.compute(task, {"model": task.model.init(0)})["update"]
-    means, weights = sums_of(fed), {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.9, 4: 0.8}
-    exchange = type(means)._exchange
+    terms, server = type(sums).terms, type(sums)._server
 
-    def lying(steps: Any, stage: str) -> Any:
-        return exchange(means, {c: msgspec.structs.replace(step, weight=1e-6 if c else 1.0) for c, step in steps.items()}, stage)
+    def without_checks(agreed: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cflpriv.protocols.secagg.messages.check_terms", lambda agreed: None)
+            return server(sums, agreed)
 
-    (honest,) = fed.mean(held, weights)
-    assert honest is not None
-    assert honest.count == 5
-    object.__setattr__(means, "_exchange", lying)
-    with pytest.raises(Exception, match="minimum cohort size"):
-        fed.mean(held, weights)
-    assert {(stage, word) for _, stage, word in fed.refusals} == {("secagg Deliver", "bad-terms")}
-    assert {client for client, _, _ in fed.refusals} == {1, 2, 3, 4}
-    with pytest.raises(InputError, match="which clients refuse"):
-        fed.mean(held, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 0.01})
-
-
-@over_both
-def test_under_counts_as_weights_nobody_is_told_one_and_the_limit_is_the_clients_own(carrier: Carrier) -> None:
-    """Told the largest weight where the others weigh by their counts, a client would be most of the sum; also where the limit is huge."""
-    protection = Protection(sum="secagg", min_cohort=2, secagg_mode="passive", max_weight=60.0)
-    scene, _, fed = begun(protection, carrier, groups=1, clients_per_group=4)
-    task = training(scene)
-    means, exchange = sums_of(fed), type(sums_of(fed))._exchange
-    tell = {"told": 60.0}
-
-    def held() -> Held:
-        """Of a new round, because those of one are summed over the same clients only."""
-        fed.begin_round(fed.round + 1)
-        return fed.compute(task, {"model": task.model.init(0)})["update"]
-
-    def lying(steps: Any, stage: str) -> Any:
-        return exchange(means, {c: msgspec.structs.replace(s, weight=0.0 if c else tell["told"]) for c, s in steps.items()}, stage)
-
-    (mean,) = fed.mean(held(), dict.fromkeys(range(4), 60.0))  # as public weights the same number is no count
-    assert mean is not None
-    assert mean.count == 4
-    object.__setattr__(means, "_exchange", lying)
-    for told, left in ((0.0, 4), (60.0, 3)):
-        tell["told"] = told
-        (mean,) = fed.mean(held(), "examples")
+    sums.terms = lambda *given: msgspec.structs.replace(terms(sums, *given), **change)
+    sums._server = without_checks
+    if code:
+        with pytest.raises(TooFewClients):
+            fed.mean(held, "examples")
+        assert {word for _, _, word in fed.refusals} == {code}
+    else:
+        (mean,) = fed.mean(held, "examples")
         assert mean is not None
-        assert mean.count == left
-    assert fed.refusals == [(0, "secagg Deliver", "bad-terms")]
-    object.__setattr__(means, "_parts", replace(means._parts, protection=replace(protection, max_weight=1e9)))
-    with pytest.raises(Exception, match="minimum cohort size"):
-        fed.mean(held(), "examples")
-    assert {word for _, _, word in fed.refusals} == {"bad-terms"}
+        assert mean.count == 7
+        assert not fed.refusals
 
 
 @over_both

@@ -454,7 +454,8 @@ def test_a_client_that_dies_after_its_answer_is_a_dropout_of_the_embedded_exampl
     wires, theirs = zip(*(socketpair() for _ in identities), strict=True)
 
     def dies(wire: Any, identity: Identity) -> None:
-        machine = example.Client(identity, example.Policy(example.SESSION, "active", example.MODEL, 1, example.MIN_COHORT), roster=roster)
+        policy = example.Policy(example.SESSION, "active", example.MODEL, 1, example.MIN_COHORT)
+        machine = example.Client(identity, policy, record=example.SumRecord(), roster=roster)
         example.send(wire, machine.receive(example.receive(wire)))
         wire.close()
 

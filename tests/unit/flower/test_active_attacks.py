@@ -40,7 +40,8 @@ def deployed_scene(folder: Path) -> Scene:
     for client in range(CLIENTS):
         path = folder / f"client{client}.toml"
         path.write_text(
-            f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n[protection]\nsum = "secagg"\n', encoding="utf-8"
+            f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\nstate = "state{client}"\n[protection]\nsum = "secagg"\n',
+            encoding="utf-8",
         )
         configs[1000 + client] = {"settings": str(path)}
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from deployments import DyingGrid
+from deployments import DyingGrid, contract_of
 from scenes import continuum, federation, population, training
 
 from cflpriv.algorithms import crossfit
@@ -33,7 +33,9 @@ def test_labels_and_p_are_those_of_a_run_in_memory(name: str, grouped: bool, tmp
     words, protection = PROTECTIONS[name]
     grid = DyingGrid(tmp_path, scene, words, {}, holders=int(name == "ckks"))
     transport = GridTransport(grid)  # type: ignore[arg-type]
-    there = FederationServer(OverBytes(transport), protection=protection, roster=read_roster(tmp_path / "keys" / "roster.txt"), seed=1)
+    roster = read_roster(tmp_path / "keys" / "roster.txt")
+    agreed = contract_of(crossfit(training(scene, dtype="float32", batch_size=20)), protection=protection, roster=roster)
+    there = FederationServer(OverBytes(transport), protection=protection, roster=roster, seed=1, contract=agreed)
     transport.welcome(there, len(scene.clients), 30.0)
     here = federation(scene, release_policy="strict", seed=1)
     found: list[dict[str, Any]] = []

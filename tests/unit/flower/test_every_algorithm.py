@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from deployments import DyingGrid
+from deployments import DyingGrid, contract_of
 from scenes import federation, mlp_training, population
 
 from cflpriv.algorithms import ALGORITHMS
@@ -31,7 +31,9 @@ def test_flower_changes_nothing(name: str, tmp_path: Path) -> None:
     algorithm = ALGORITHMS[name].make(mlp_training(scene, dtype="float64", batch_size=6), **options)
     here = federation(scene, release_policy="strict", transcript=Transcript("headers"), seed=1)
     grid = DyingGrid(tmp_path, scene, "", {})
-    there = FederationServer(OverBytes(GridTransport(grid)), transcript=Transcript("headers"), seed=1)  # type: ignore[arg-type]
+    there = FederationServer(
+        OverBytes(GridTransport(grid)), transcript=Transcript("headers"), seed=1, contract=contract_of(algorithm)  # type: ignore[arg-type]
+    )  # fmt: skip
     there.enrol()
     models: list[list[Any]] = []
     for fed in (here, there):

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 from checkout import ROOT
-from deployments import APP
+from deployments import APP, contract_of
 from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -29,6 +29,7 @@ from scenes import federation, population, training
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks.audit import audit_run
 from cflpriv.contract.protection import Protection
+from cflpriv.contract.schedule import request
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
@@ -58,7 +59,8 @@ def deployment(
     configs = {}
     for client in range(len(scene.clients)):
         path = folder / f"client{client}.toml"
-        kept = f'state = "state{client}"\n' if state else ""
+        kept = f'state = "state{client}"\n' if state or "secagg" in protection else ""
+        kept += "allow_scores = true\n"
         tables = f"[protection]\n{protection}\n[privacy]\n{privacy}\n"
         path.write_text(f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n{kept}{tables}', encoding="utf-8")
         configs[1000 + client] = {"settings": str(path)}
@@ -82,9 +84,10 @@ def deployment(
 def test_a_federation_on_flower_messages_equals_the_local_one(tmp_path: Path, state: bool) -> None:
     scene = population(clients_per_group=3)
     grid = deployment(tmp_path, scene, state=state)
-    fed = FederationServer(OverBytes(GridTransport(grid)), seed=1)  # type: ignore[arg-type]
-    fed.enrol()
     made = ALGORITHMS["stocfl"].make(training(scene), weights="equal")
+    roster = read_roster(tmp_path / "keys" / "roster.txt")
+    fed = FederationServer(OverBytes(GridTransport(grid)), seed=1, contract=contract_of(made, roster=roster))  # type: ignore[arg-type]
+    fed.enrol()
     one = federation(scene.clients, seed=1)
     states = []
     for each in (one, fed):
@@ -105,9 +108,10 @@ def test_secure_sums_and_lost_nodes(tmp_path: Path) -> None:
     roster = read_roster(tmp_path / "keys" / "roster.txt")
     ticks = iter(range(10**9))
     transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
-    fed = FederationServer(OverBytes(transport), protection=Protection(sum="secagg", min_cohort=3), roster=roster, seed=1)
+    task, protection = training(scene), Protection(sum="secagg", min_cohort=3)
+    agreed = contract_of(None, request(task, {"update": "sum"}), protection=protection, roster=roster)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=roster, seed=1, contract=agreed)
     assert fed.enrol() == (0, 1, 2, 3, 4)
-    task = training(scene)
     fed.begin_round(0)
     held = fed.compute(task, {"model": task.model.init(0)})
     grid.dead = {1002}
@@ -491,9 +495,9 @@ class Processes:
         assert self.forks.stdin is not None
         assert self.forks.stdout is not None
         answers = {}
-        for place, request in requests.items():
+        for place, data in requests.items():
             path = str(self.folder / f"client{place}.toml").encode()
-            self.forks.stdin.write(struct.pack("<II", len(path), len(request)) + path + request)
+            self.forks.stdin.write(struct.pack("<II", len(path), len(data)) + path + data)
             self.forks.stdin.flush()
             (size,) = struct.unpack("<I", self.forks.stdout.read(4))
             out = self.forks.stdout.read(size)
@@ -514,15 +518,11 @@ def test_each_message_in_a_fresh_process_and_torch_only_to_compute(tmp_path: Pat
     for client in scene.clients:
         np.savez(tmp_path / f"client{client.id}.npz", client.x_train, client.y_train, client.x_test, client.y_test)
     transport = Processes(tmp_path, 2)
-    fed = FederationServer(
-        OverBytes(transport),
-        protection=Protection(sum="secagg", min_cohort=2),
-        roster=read_roster(tmp_path / "keys" / "roster.txt"),
-        seed=1,
-    )
+    task, protection, roster = training(scene), Protection(sum="secagg", min_cohort=2), read_roster(tmp_path / "keys" / "roster.txt")
+    agreed = contract_of(None, request(task, {"update": "sum"}), protection=protection, roster=roster)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=roster, seed=1, contract=agreed)
     fed.enrol()
     fed.begin_round(0)
-    task = training(scene)
     held = fed.compute(task, {"model": task.model.init(0)})
     (mean,) = fed.mean(held["update"])
     transport.close()
@@ -555,12 +555,13 @@ def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: P
     roster = read_roster(tmp_path / "keys" / "roster.txt")
     ticks = iter(range(10**9))
     transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
-    fed = FederationServer(OverBytes(transport), protection=Protection(gram=("ckks",)), roster=roster, seed=1)
+    made, protection = ALGORITHMS["pacfl"].make(training(scene)), Protection(gram=("ckks",))
+    agreed = contract_of(made, protection=protection, roster=roster)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=roster, seed=1, contract=agreed)
     grid.dead = {HOLDER_NODE}
     transport.welcome(fed, 6, 3.0)
     assert fed.clients == (0, 1, 2, 3, 4, 5)
     assert fed.holder_missing
-    made = ALGORITHMS["pacfl"].make(training(scene))
     with pytest.raises(KeyHolderLost):
         made.init(fed)
     grid.dead = set()
@@ -581,11 +582,12 @@ def test_shared_vectors_with_holders_at_nodes_of_their_own(tmp_path: Path, state
     assert len(roster.holders) == 3
     ticks = iter(range(10**9))
     transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
-    fed = FederationServer(OverBytes(transport), protection=Protection(gram=("shares",)), roster=roster, seed=1)
+    made, protection = ALGORITHMS["pacfl"].make(training(scene)), Protection(gram=("shares",))
+    agreed = contract_of(made, protection=protection, roster=roster)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=roster, seed=1, contract=agreed)
     grid.dead = {HOLDER_NODE + 1}
     transport.welcome(fed, 6, 3.0)
     assert fed.holder_missing
-    made = ALGORITHMS["pacfl"].make(training(scene))
     with pytest.raises(KeyHolderLost, match=r"2 of 3 holders of shares are left, 3 are needed with the first among them: holder 1"):
         made.init(fed)
     grid.dead = set()

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
+from deployments import contract_of
 from fake_grid import FakeGrid
 from flwr.clientapp import ClientApp
 
@@ -99,7 +100,7 @@ def test_a_node_without_settings_beside_enough_others_does_not_end_the_run(tmp_p
 
     grid, told = FakeGrid(dict.fromkeys(configs, client_app(data)), configs), list[str]()
     staged = GridTransport(grid)  # type: ignore[arg-type]
-    fed = FederationServer(OverBytes(staged))
+    fed = FederationServer(OverBytes(staged), contract=contract_of(None))
     staged.welcome_all(fed, 2, 3600.0, told.append)
     assert fed.clients == (0, 1)
     assert fed.refusals == [(-1, "enrol", "no-settings")]

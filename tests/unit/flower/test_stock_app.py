@@ -55,7 +55,9 @@ def run_app(app: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[A
     configs: dict[int, dict[str, Any]] = {}
     for number in range(CLIENTS):
         path = folder / f"client{number}.toml"
-        path.write_text(f'identity = "keys/client{number}.key"\nroster = "keys/roster.txt"\n{SETTINGS}', encoding="utf-8")
+        path.write_text(
+            f'identity = "keys/client{number}.key"\nroster = "keys/roster.txt"\nstate = "state{number}"\n{SETTINGS}', encoding="utf-8"
+        )
         configs[number + 1] = {"partition-id": number, "num-partitions": CLIENTS, "settings": str(path)}
     grid = FakeGrid(dict.fromkeys(configs, client), configs)
     given: dict[str, Any] = {"num-server-rounds": ROUNDS, "model": str(folder / "model.pt"), "roster": str(folder / "keys" / "roster.txt")}

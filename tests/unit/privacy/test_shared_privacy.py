@@ -300,7 +300,6 @@ def test_clients_add_no_shares_to_sums_that_hide_the_groups(monkeypatch: pytest.
     shares, like = m.NoiseShares(noise.noise.deviation, noise.noise.survivors, 0.0, 0.0), fed._sums._like  # type: ignore[attr-defined]
     monkeypatch.setattr(fed, "_noise_inside", lambda held: noise)
     monkeypatch.setattr(fed._sums, "_like", lambda asked, kind, groups: like(asked, kind, groups, shares if kind == "blocks" else None))
-    monkeypatch.setattr(fed._sums, "_limit", lambda call, members: 0.0)  # with weights shares would be scaled, which clients refuse
     with pytest.raises(InputError, match="'forbidden'"):
         fed.mean(held)
 

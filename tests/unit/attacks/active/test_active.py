@@ -34,7 +34,7 @@ from cflpriv.federation.work import Work
 from cflpriv.protocols import ckks, secagg
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.group import member as group_member
-from cflpriv.protocols.secagg import ClientStage, complaints
+from cflpriv.protocols.secagg import ClientStage, SumRecord, complaints
 from cflpriv.protocols.secagg import bindings as secagg_bindings
 from cflpriv.protocols.secagg import client as secagg_client
 from cflpriv.protocols.secagg.messages import Survivors, Unmask, decode_server
@@ -68,16 +68,23 @@ SHARED = attacked_config({"gram": ["shares"]}, name="pacfl")
 SHARED_FIVE = attacked_config({"gram": ["shares"], "share_holders": 5, "share_colluding": 2}, name="pacfl")
 ROBUST = attacked_config({"sum": "secagg", "min_cohort": 3, "robust": "geometric_median"}, data={"clients": 11})
 
+WEIGHTED = attacked_config({"sum": "secagg", "max_weight": 100.0})
+UNEVEN = replace(
+    SCENE, clients=(SCENE.clients[0], *(replace(one, x_train=one.x_train[:2], y_train=one.y_train[:2]) for one in SCENE.clients[1:]))
+)  # fmt: skip
+"""The victim has many more samples than the others."""
+
 REFUSED = {
     "second_sum": ("second-sum", "secagg Adverts"), "computed_again": ("second-sum", "secagg Adverts"),
-    "derived_copy": ("second-sum", "secagg Adverts"), "stale_slot": ("old-slot", "secagg Invite"),
+    "derived_copy": ("forbidden", "secagg Adverts"), "stale_slot": ("old-slot", "secagg Invite"),
     "smaller_minimum": ("minimum-too-low", "secagg Invite"), "sybils": ("bad-signature", "secagg Adverts"),
     "other_model": ("unlisted-model", "secagg Invite"), "listed_model": ("forbidden", "secagg Invite"),
     "other_task": ("unlisted-model", "secagg Invite"), "switched_value": ("unlisted-model", "secagg Deliver"),
-    "unequal_weights": ("bad-terms", "secagg Deliver"), "split_survivors": ("too-few-clients", "secagg Unmask"),
-    "few_survivors": ("too-few-clients", "secagg Survivors"), "second_unmasking": ("second-sum", "secagg Survivors"),
+    "unequal_weights": ("bad-terms", "secagg Invite"), "other_clip": ("second-sum", "secagg Invite"),
+    "split_survivors": ("too-few-clients", "secagg Unmask"),
+    "few_survivors": ("too-few-clients", "secagg Survivors"), "second_unmasking": ("old-slot", "secagg Survivors"),
     "mode_downgrade": ("wrong-context", "secagg Invite"), "false_complaints": ("too-many-complaints", "secagg Challenge"),
-    "false_accusation": ("second-sum", "secagg Survivors"),
+    "false_accusation": ("old-slot", "secagg Survivors"),
     "relay_to_accomplice": ("forbidden", "seal"),
     "other_operation": ("forbidden", "gather"), "dressed_task": ("unknown-task", "compute"),
 }  # fmt: skip
@@ -115,8 +122,8 @@ def test_the_catalogue_in_passive_mode_says_that_it_is_outside_the_guarantee() -
         assert rows[name].value == pytest.approx(0.0, abs=1e-5)
         assert not rows[name].claimed
         assert "outside the guarantee" in rows[name].result()
-    for name in ("second_unmasking", "derived_copy"):
-        assert (rows[name].status, rows[name].code) == ("refused", "second-sum")
+    codes = {name: (rows[name].status, rows[name].code) for name in ("second_unmasking", "derived_copy")}
+    assert codes == {"second_unmasking": ("refused", "old-slot"), "derived_copy": ("refused", "second-sum")}
 
 
 @pytest.mark.slow
@@ -225,7 +232,7 @@ def test_private_clients_refuse_a_derived_copy_and_an_update_for_an_accomplice(p
         for row in only(attacked_config({"sum": "secagg", "relay_updates": True}, privacy), "relay_to_accomplice", "derived_copy")
     }
     assert {name: (row.status, row.code, row.stage) for name, row in rows.items()} == {
-        "relay_to_accomplice": ("refused", "forbidden", "seal"), "derived_copy": ("refused", "second-sum", "secagg Adverts"),
+        "relay_to_accomplice": ("refused", "forbidden", "seal"), "derived_copy": ("refused", "forbidden", "secagg Adverts"),
     }  # fmt: skip
 
 
@@ -342,8 +349,24 @@ def twice_answered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ckks.KeyHolder, "answer", answering)
 
 
-def unlimited(self: sums.SecaggClientSum, ask: m.SumStep) -> bytes:
-    return sums.bound(ask, self._values.origin(ask.held).received)
+def unlimited(patch: pytest.MonkeyPatch) -> None:
+    """Clients join sums of any number of models."""
+    honest = sums.SecaggClientSum._policy
+
+    def lenient(self: sums.SecaggClientSum, ask: m.SumStep) -> secagg.Policy:
+        return msgspec.structs.replace(honest(self, msgspec.structs.replace(ask, models=1)), models=ask.models)
+
+    patch.setattr(sums.SecaggClientSum, "_policy", lenient)
+
+
+def first_value(patch: pytest.MonkeyPatch) -> None:
+    """Clients do not look at which value a later stage is about."""
+    honest, kept = sums.SecaggClientSum._policy, dict[Any, secagg.Policy]()
+
+    def lenient(self: sums.SecaggClientSum, ask: m.SumStep) -> secagg.Policy:
+        return kept.setdefault((self._parts.client, ask.slot), honest(self, ask))
+
+    patch.setattr(sums.SecaggClientSum, "_policy", lenient)
 
 
 def opening_anything(patch: pytest.MonkeyPatch) -> None:
@@ -379,7 +402,7 @@ def short_lists(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(buckets.Dealings, "_open", opening)
 
 
-summed_twice = no_check(sums, "check_proposed")
+summed_twice = several(*(no_check(SumRecord, name) for name in ("check_proposed", "check_survivors", "enter")))
 nothing: Hole = lambda patch: None  # noqa: E731
 PASSIVE_OF_SEVEN = attacked_config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
 HOLES: dict[str, tuple[Config, Hole]] = {
@@ -395,10 +418,12 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "sybils": (ACTIVE, several(no_check(secagg_bindings, "verify"), no_check(secagg_client, "verify"))),
     "sybil_group": (HAAR, several(no_check(group_member, "verify"), no_check(group_member, "_check_signatures"))),
     "other_model": (ACTIVE, accepting("unlisted-model")),
-    "listed_model": (ACTIVE, lambda patch: patch.setattr(sums.SecaggClientSum, "_named", unlimited)),
+    "listed_model": (ACTIVE, unlimited),
     "other_task": (ACTIVE, accepting("unlisted-model")),
-    "switched_value": (ACTIVE, no_check(sums.SecaggClientSum, "_check_named")),
-    "unequal_weights": (ACTIVE, several(no_check(sums, "weighed", True), no_check(sums, "_check_weight"))),
+    "switched_value": (ACTIVE, first_value),
+    "unequal_weights": (WEIGHTED, accepting("too-unequal")),
+    "other_weight": (WEIGHTED, summed_twice),
+    "other_clip": (ACTIVE, summed_twice),
     "outside_bucket": (ROBUST, no_check(buckets.Dealings, "check")),
     "short_list": (ROBUST, short_lists),
     "late_nonces": (ROBUST, no_check(buckets, "_digest", b"any list")),
@@ -433,7 +458,7 @@ def test_every_attack_has_its_hole() -> None:
 def test_without_the_check_the_attack_shows_the_leak(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, plant = HOLES[name]
     plant(monkeypatch)
-    (row,) = only(made, name)
+    (row,) = active_audit(made, attacks=[name], population=UNEVEN) if made is WEIGHTED else only(made, name)
     assert row.status == "learned", row.result()
     assert row.value is not None
     assert row.baseline is not None

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from attack_scenes import case, config, figures_of
 
+from cflpriv.aggregation.secure_sums import least_weight
 from cflpriv.attacks.evidence.coalition import known_sums, sums_of_others, trained_again
 from cflpriv.attacks.evidence.local_training import trainings_in
 from cflpriv.attacks.evidence.sums import sums_in
 from cflpriv.attacks.evidence.updates import public_model, steps_in, updates_in
 from cflpriv.attacks.figures.leakage import Case
 from cflpriv.attacks.labels.update_norms import lengths_of
+from cflpriv.contract.protection import Protection
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
 """The steps before clusters are formed are what is tested."""
@@ -114,8 +116,10 @@ def test_sums_weighted_by_samples_are_taken_apart_by_these_weights() -> None:
     sent = updates_in(seen.reference, public_model(seen.prior).dimension)
     first = sums_of_others(seen, sums_in(seen.view))[0]
     assert first.members == (2, 3, 4, 5)
-    counts = [seen.prior.samples_per_client[client] for client in first.members]
+    least = least_weight(Protection(sum="secagg", max_weight=600.0), 6)
+    counts = [max(seen.prior.samples_per_client[client], least) for client in first.members]
     assert len(set(counts)) > 1
+    assert min(seen.prior.samples_per_client.values()) < least, "a client with few samples counts as more"
     assert first.mean == pytest.approx(np.average([sent[0, client] for client in first.members], axis=0, weights=counts), abs=1e-5)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from cflpriv.protocols.errors import MalformedMessage, RemoteError, TooFewClients
-from cflpriv.protocols.secagg import Client, Contribution, MaskKey, Server
+from cflpriv.protocols.secagg import Client, Contribution, MaskKey, Server, SumRecord
 from cflpriv.protocols.secagg import messages as m
 
 from .make_vectors import play as vector_play
@@ -33,7 +33,7 @@ def corpus() -> list[bytes]:
         found += [*play.down.values(), *play.up.values(), *play.server.following.values()]
         key = play.clients[0].next_mask_key()
         assert key is not None
-        found += [key.to_bytes(), Client(identities()[0], play.clients[0]._state.policy, roster=roster()).to_bytes()]
+        found += [key.to_bytes(), Client(identities()[0], play.clients[0]._state.policy, roster=roster(), record=SumRecord()).to_bytes()]
         found.append(Server(play.agreed, roster=roster()).to_bytes())
     return found
 
@@ -99,7 +99,7 @@ def fuzz_machines(count: int, seed: int = 0) -> int:
             server = play.server.to_bytes()
             for mutant in mutants([*seeds, *outbox.values()], count // 11 + 1, seed):
                 keys = roster() if mode == "active" else None
-                machine = Client.from_bytes(clients, identities()[0], roster=keys)
+                machine = Client.from_bytes(clients, identities()[0], roster=keys, record=SumRecord())
                 before = machine.to_bytes()
                 try:
                     machine.receive(mutant, *([Contribution(np.zeros(3))] if machine.wants_values else []))

@@ -11,7 +11,7 @@ import numpy as np
 from cflpriv.protocols.codec import CHECKSUM_BYTES
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.keys import Identity, Roster
-from cflpriv.protocols.secagg import STAGES, Client, ClientStage, Contribution, Policy, Server, ServerStage, Terms, make_terms
+from cflpriv.protocols.secagg import STAGES, Client, ClientStage, Contribution, Policy, Server, ServerStage, SumRecord, Terms, make_terms
 from cflpriv.protocols.secagg import messages as m
 
 SESSION = b"session-of-tests"
@@ -58,6 +58,7 @@ def policy(agreed: Terms, **changes: Any) -> Policy:
         "dimension": agreed.dimension,
         "clip": (agreed.clip, agreed.clip),
         "levels": agreed.levels,
+        "max_weight": agreed.weight_limit,
     }
     return Policy(**{**given, **changes})
 
@@ -69,6 +70,7 @@ def client(agreed: Terms, number: int, label: str = "", **changes: Any) -> Clien
         policy(agreed, **changes),
         roster=roster() if agreed.mode == "active" else None,
         entropy=public_entropy(f"client {number} {label}"),
+        record=SumRecord(),
     )
 
 

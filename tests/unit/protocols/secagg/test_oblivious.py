@@ -13,6 +13,7 @@ from cflpriv.protocols.secagg import (
     Client,
     Contribution,
     ObliviousOutcome,
+    SumRecord,
     Terms,
     block_terms,
     count_terms,
@@ -117,7 +118,7 @@ def test_no_block_with_fewer_contributors_than_the_minimum_is_ever_unmasked(data
 def test_the_client_computes_the_fewest_survivors_of_the_second_sum_itself() -> None:
     agreed = terms(10, "passive", blocks=((0, 6), (2, 4)), weight_limit=1.0, min_cohort=3)
     assert fewest_survivors(agreed) == 9
-    machine = Client(identities()[0], policy(agreed))
+    machine = Client(identities()[0], policy(agreed), record=SumRecord())
     for blocks in (((0, 6), (2, 2)), ((0, 11),)):
         with pytest.raises(RemoteError, match="bad-terms"):
             machine.receive(m.encode(m.Invite(msgspec.structs.replace(agreed, blocks=blocks))))

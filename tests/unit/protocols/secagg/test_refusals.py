@@ -21,6 +21,7 @@ from cflpriv.protocols.secagg import (
     Policy,
     Server,
     ServerStage,
+    SumRecord,
     Terms,
     make_terms,
 )
@@ -104,7 +105,7 @@ def test_flips_by_an_enemy_who_mends_the_checksum_are_refused() -> None:
                 else:
                     assert kind == "Deliver"
                     assert isinstance(m.decode_client(reply), m.Complaint)
-                    machine = Client.from_bytes(before, identities()[0], roster=roster(), entropy=machine._entropy)
+                    machine = Client.from_bytes(before, identities()[0], roster=roster(), entropy=machine._entropy, record=SumRecord())
             accepted.append(kind)
         reply = machine.receive(outbox[0], *([Contribution(np.zeros(2))] if machine.wants_values else []))
         if type(m.decode_client(reply, 100)).__name__ in ("Advert", "Consistent"):
@@ -222,6 +223,7 @@ def test_substituted_keys_and_wrong_signatures() -> None:
         policy(play.agreed),
         roster=Roster(tuple(stranger.public() if i == first.client else key for i, key in enumerate(roster().keys))),
         entropy=public_entropy("forged"),
+        record=SumRecord(),
     )
     own_roster = Roster(tuple(stranger.public() if i == first.client else key for i, key in enumerate(roster().keys)))
     stranger_terms = msgspec.structs.replace(play.agreed, roster=own_roster.digest)
@@ -495,9 +497,9 @@ def test_a_private_roster_is_refused() -> None:
     with pytest.raises(LocalError, match="no-roster"):
         Server(mine, roster=roster())
     with pytest.raises(LocalError, match="no-roster"):
-        Client(identities()[0], policy(agreed))
+        Client(identities()[0], policy(agreed), record=SumRecord())
     with pytest.raises(LocalError, match="not-on-roster"):
-        Client(identities()[0], policy(agreed), roster=Roster(roster().keys[1:]))
+        Client(identities()[0], policy(agreed), roster=Roster(roster().keys[1:]), record=SumRecord())
 
 
 def test_a_mask_key_is_for_one_slot_and_one_use() -> None:
@@ -511,11 +513,11 @@ def test_a_mask_key_is_for_one_slot_and_one_use() -> None:
         key.take()
     agreed = terms(3, "passive", slot=(6, 0))
     again = MaskKey.from_bytes(stored)
-    machine = Client(identities()[0], policy(agreed), mask_key=again)
+    machine = Client(identities()[0], policy(agreed), mask_key=again, record=SumRecord())
     with pytest.raises(LocalError, match="mask-key-used"):
-        Client(identities()[0], policy(agreed), mask_key=again)
+        Client(identities()[0], policy(agreed), mask_key=again, record=SumRecord())
     # Even a copy of the stored bytes is no good for another sum, and not for the same slot again.
-    copied = Client(identities()[0], policy(agreed, after=(6, 0)), mask_key=MaskKey.from_bytes(stored))
+    copied = Client(identities()[0], policy(agreed, after=(6, 0)), mask_key=MaskKey.from_bytes(stored), record=SumRecord())
     refuses(copied, m.encode(m.Adverts(agreed, ())), "wrong-slot")
     refuses(machine, m.encode(m.Adverts(terms(3, "passive", slot=(7, 0)), ())), "wrong-slot")
     refuses(machine, m.encode(m.Invite(agreed)), "wrong-stage")
@@ -566,7 +568,7 @@ BAD_VALUES = [
 
 @pytest.mark.parametrize("contributions", BAD_VALUES)
 def test_a_local_error_kills_the_client_and_its_secrets(contributions: list[Contribution]) -> None:
-    play = Play.of(terms(3, "passive", weight_limit=1.0))
+    play = Play.of(terms(5, "passive", weight_limit=1.0))
     outbox = play.until("Deliver")
     machine = play.clients[0]
     secrets = [machine._state.self_seed, machine._state.mask_seed]
@@ -578,7 +580,7 @@ def test_a_local_error_kills_the_client_and_its_secrets(contributions: list[Cont
     for data in (outbox[0], b""):
         with pytest.raises(LocalError, match="dead"):
             machine.receive(data, Contribution(np.zeros(10)))
-    revived = Client.from_bytes(machine.to_bytes(), identities()[0])
+    revived = Client.from_bytes(machine.to_bytes(), identities()[0], record=SumRecord())
     with pytest.raises(LocalError, match="dead"):
         revived.receive(outbox[0])
 
@@ -594,7 +596,7 @@ def test_values_at_the_wrong_time_and_failing_entropy_kill_too() -> None:
         raise OSError("no entropy: key material 1234")
 
     for entropy, code in ((broken, "internal"), (lambda count: bytes(count - 1), "entropy")):
-        machine = Client(identities()[0], policy(agreed), entropy=entropy)
+        machine = Client(identities()[0], policy(agreed), entropy=entropy, record=SumRecord())
         with pytest.raises(LocalError, match=code) as caught:
             machine.receive(m.encode(m.Invite(agreed)))
         assert "1234" not in str(caught.value)

@@ -21,7 +21,7 @@ from scipy.stats import chisquare
 from cflpriv.protocols.entropy import Entropy, public_entropy
 from cflpriv.protocols.errors import LocalError, ProtocolError, RemoteError
 from cflpriv.protocols.keys import Identity, private_key, public_key, unseal
-from cflpriv.protocols.secagg import Client, Contribution, MaskKey, Server, Terms, TooFewClients, make_terms, simulate, vectors
+from cflpriv.protocols.secagg import Client, Contribution, MaskKey, Server, SumRecord, Terms, TooFewClients, make_terms, simulate, vectors
 from cflpriv.protocols.secagg import messages as m
 from cflpriv.protocols.secagg.bindings import binding, box_key, pair_key, self_key, share_associated_data
 from cflpriv.protocols.secagg.graph import neighbours
@@ -155,7 +155,7 @@ def test_a_mask_key_used_twice_and_one_dropout_unmask_the_earlier_input() -> Non
 
     second = Play.of(second_terms, "second")
     # The break: a MaskKey is forged for the second slot from the seeds of the first.
-    second.clients[0] = Client(identities()[0], policy(second_terms), mask_key=MaskKey(*reused, (6, 0)))
+    second.clients[0] = Client(identities()[0], policy(second_terms), mask_key=MaskKey(*reused, (6, 0)), record=SumRecord())
     old = m.decode_client(first.up["Advert", 0])
     assert isinstance(old, m.Advert)
     second.server = Server(second_terms, adverts={0: m.encode(msgspec.structs.replace(old, slot=(6, 0)))})
@@ -185,9 +185,9 @@ def test_a_mask_key_used_twice_and_one_dropout_unmask_the_earlier_input() -> Non
     fresh.finish()
     key = fresh.clients[0].next_mask_key()
     assert key is not None
-    Client(identities()[0], policy(second_terms), mask_key=key)
+    Client(identities()[0], policy(second_terms), mask_key=key, record=SumRecord())
     with pytest.raises(LocalError, match="mask-key-used"):
-        Client(identities()[0], policy(second_terms), mask_key=key)
+        Client(identities()[0], policy(second_terms), mask_key=key, record=SumRecord())
     # And without the reuse, the rebuilt key of the second sum opens nothing of the first.
     honest = Play.of(second_terms, "honest")
     honest.finish({0: "Masked"})
@@ -240,7 +240,7 @@ def test_inconsistent_models_unmask_nothing() -> None:
     with pytest.raises(RemoteError, match="unlisted-model"):
         play.clients[0].receive(m.encode(m.Invite(ours)))
     # Client 0 holds the private model, so it accepts the private list; the others accept theirs.
-    play.clients[0] = Client(identities()[0], policy(ours), entropy=public_entropy("0"))
+    play.clients[0] = Client(identities()[0], policy(ours), entropy=public_entropy("0"), record=SumRecord())
     outbox = play.until("Invite")
     outbox[0] = m.encode(m.Invite(ours))
     play.close(outbox, {})
@@ -327,7 +327,7 @@ def test_no_secret_appears_in_errors_logs_representations_or_messages(caplog: py
         record=lambda direction, client, kind, data: wire.append(data),
         entropy=entropy,
     )
-    machines = {i: Client(cast[i], policy(agreed, dimension=None), entropy=entropy) for i in range(5)}
+    machines = {i: Client(cast[i], policy(agreed, dimension=None), entropy=entropy, record=SumRecord()) for i in range(5)}
     server = Server(agreed)
     while outbox := server.advance():
         for number, data in outbox.items():

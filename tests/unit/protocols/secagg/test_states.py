@@ -23,6 +23,7 @@ from cflpriv.protocols.secagg import (
     Policy,
     Server,
     ServerStage,
+    SumRecord,
     diagram,
 )
 from cflpriv.protocols.secagg import messages as m
@@ -89,7 +90,7 @@ def test_machines_live_across_processes(mode: str, bits: int) -> None:
         for number, data in outbox.items():
             if number == 3 and server.stage is ServerStage.MASKING:
                 continue
-            machine = Client.from_bytes(stored[number], identities()[number], roster=keys)
+            machine = Client.from_bytes(stored[number], identities()[number], roster=keys, record=SumRecord())
             values = [Contribution(levels(number, 10, agreed.levels))] if machine.wants_values else []
             reply = machine.receive(data, *values)
             stored[number] = machine.to_bytes()
@@ -101,22 +102,22 @@ def test_machines_live_across_processes(mode: str, bits: int) -> None:
     assert server.result.block().tolist() == expected.tolist()
     assert set(server.following) == {0, 1, 2, 4}
     for number in (0, 1, 2, 4):
-        machine = Client.from_bytes(stored[number], identities()[number], roster=keys)
+        machine = Client.from_bytes(stored[number], identities()[number], roster=keys, record=SumRecord())
         assert machine.stage is ClientStage.DONE
         key = machine.next_mask_key()
         assert key is not None
-        assert Client.from_bytes(machine.to_bytes(), identities()[number], roster=keys).next_mask_key() is None
+        assert Client.from_bytes(machine.to_bytes(), identities()[number], roster=keys, record=SumRecord()).next_mask_key() is None
 
 
 def test_stored_states_of_somebody_else_or_nobody() -> None:
     data = client(terms(3, "active"), 0).to_bytes()
     with pytest.raises(LocalError, match="wrong-identity"):
-        Client.from_bytes(data, identities()[1], roster=roster())
+        Client.from_bytes(data, identities()[1], roster=roster(), record=SumRecord())
     with pytest.raises(LocalError, match="no-roster"):
-        Client.from_bytes(data, identities()[0])
+        Client.from_bytes(data, identities()[0], record=SumRecord())
     for bad in (data[:-1], b"", Server(terms(3, "passive")).to_bytes()):
         with pytest.raises(MalformedMessage):
-            Client.from_bytes(bad, identities()[0], roster=roster())
+            Client.from_bytes(bad, identities()[0], roster=roster(), record=SumRecord())
     with pytest.raises(MalformedMessage):
         Server.from_bytes(data)
 

@@ -1,5 +1,6 @@
 """The result is the exact sum of the survivors, or TooFewClients: for every pattern of dropouts of small cohorts, and random large ones."""
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import combinations_with_replacement, product
 from typing import Any
@@ -65,7 +66,7 @@ def expected_sum(agreed: Terms, survivors: tuple[int, ...], weights: Mapping[int
 def check(agreed: Terms, drops: Mapping[int, str]) -> bool:
     """Runs one pattern; returns whether there was a sum. In a complete graph, there is one exactly when the thresholds are met."""
     n = len(agreed.cohort)
-    weights = {i: (1.0, 2.0, 4.0)[i % 3] for i in agreed.cohort}
+    weights = {i: max((1.0, 2.0, 4.0)[i % 3], agreed.least_weight) for i in agreed.cohort}
     order: dict[str | None, int] = {None: len(STAGES), **{stage: place for place, stage in enumerate(STAGES)}}
     sends = {stage: [i for i in agreed.cohort if order[drops.get(i)] > order[stage]] for stage in STAGES}
     enough = (
@@ -93,8 +94,11 @@ def patterns(n: int, mode: str) -> Iterator[dict[int, str]]:
 
 
 def agreement(n: int, mode: str, bits: int, weighted: bool, **changes: Any) -> Terms:
-    power = 4 if bits == 16 else 20
-    return terms(n, mode, bits=bits, levels=1 << power, weight_limit=4.0 if weighted else 0.0, dimension=5, **changes)
+    given = {"levels": 1 << (4 if bits == 16 else 20), "bits": bits, "dimension": 5, **changes}
+    if not weighted:
+        return terms(n, mode, **given)
+    least = terms(n, mode, **{**given, "levels": 1 << 20, "bits": 32}, weight_limit=4.0).least_weight
+    return terms(n, mode, **given, weight_limit=4.0, least_weight=2.0 ** math.ceil(math.log2(least)))
 
 
 @pytest.mark.parametrize("mode", ["active", "passive"])
@@ -174,6 +178,7 @@ def test_terms_that_could_overflow_are_refused_before_anything_is_sent(bits: int
 
 def test_weighted_mean_clipping_and_its_count() -> None:
     agreed = terms(6, "active", weight_limit=50.0, dimension=400)
+    assert 0 < agreed.least_weight < 10.0  # 5 of 6 survive: client 0 counts as the least weight
     generator = np.random.default_rng(0)
     values = {i: generator.uniform(-0.9, 0.9, 400) for i in range(6)}
     values[2][:7] = 1.5
@@ -187,19 +192,27 @@ def test_weighted_mean_clipping_and_its_count() -> None:
     )
     assert outcome.clipped == {0: 0, 1: 0, 2: 7, 3: 0, 4: 0}
     assert outcome.sum.clipped_clients == 1
-    step = 50.0 / agreed.levels
-    assert abs(outcome.sum.weight() - 100.0) <= 5 * step
-    expected = sum(weights[i] * np.clip(values[i], -1, 1) for i in range(5)) / 100.0
+    step, counted = 50.0 / agreed.levels, [max(weights[i], agreed.least_weight) for i in range(5)]
+    assert abs(outcome.sum.weight() - sum(counted)) <= 5 * step
+    expected = sum(counted[i] * np.clip(values[i], -1, 1) for i in range(5)) / sum(counted)
     # Five roundings of at most one level in numerator and denominator each; the rest is float32 input.
     np.testing.assert_allclose(outcome.sum.mean(), expected, atol=10 * step / 100.0 + 1e-7)
 
 
-def test_all_zero_weights_have_no_mean() -> None:
-    agreed = terms(3, "passive", weight_limit=1.0)
-    outcome = simulate(agreed, {i: identities()[i] for i in range(3)}, lambda i: Contribution(np.ones(10), 0.0))
-    assert outcome.sum.weight() == 0
+def test_without_weights_of_their_own_all_count_as_the_least() -> None:
+    agreed = terms(9, "passive", weight_limit=1.0)
+    assert agreed.least_weight < 1
+    outcome = simulate(agreed, {i: identities()[i] for i in range(9)}, lambda i: Contribution(np.full(10, 0.25 * (i % 2)), 0.0))
+    assert outcome.sum.weight() == pytest.approx(9 * agreed.least_weight, abs=1e-6)
+    np.testing.assert_allclose(outcome.sum.mean(), 1 / 9, atol=1e-6)
+
+
+def test_blocks_to_which_nobody_contributes_have_no_mean() -> None:
+    agreed = terms(3, "passive", weight_limit=1.0, blocks=((0, 3),))
+    outcome = simulate(agreed, {i: identities()[i] for i in range(3)}, lambda i: [])
+    assert outcome.sum.weight(0) == 0
     with pytest.raises(ValueError, match="mean"):
-        outcome.sum.mean()
+        outcome.sum.mean(0)
 
 
 def test_keys_advertised_with_the_upload_save_the_first_stage() -> None:

@@ -69,7 +69,7 @@ def test_keys_of_a_sum() -> None:
     """The whole key schedule, written again with the standard library only."""
     agreed, row = VECTORS["terms"], VECTORS["keys"]
     context = bytes.fromhex(agreed["context"])
-    label = "cflpriv secagg v2 "
+    label = "cflpriv secagg v3 "
     body = bytes.fromhex(agreed["bytes"])
     framed = b"".join(len(part).to_bytes(4, "big") + part for part in ((label + "context").encode(), body))
     assert hashlib.sha256(framed).digest() == context
