@@ -84,14 +84,19 @@ class SumFailed(ProtocolError):
 
     `code` is "false-shares", "false-secret" or "out-of-range". `offenders` are the clients that provably broke the protocol. `absent` are
     clients that were asked to prove that they had not and gave no answer; they may have dropped out. `repeatable` says that no share has
-    been revealed, so that the sum may be taken again without both, with fresh keys.
+    been revealed, so that the sum may be taken again without both, with fresh keys. `among`: clients of which at least one broke the
+    protocol, where nothing says which.
     """
 
-    def __init__(self, code: str, offenders: tuple[int, ...] = (), absent: tuple[int, ...] = (), repeatable: bool = False) -> None:
+    def __init__(
+        self, code: str, offenders: tuple[int, ...] = (), absent: tuple[int, ...] = (), repeatable: bool = False,
+        among: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         self.code = code
         self.offenders = offenders
         self.absent = absent
         self.repeatable = repeatable
+        self.among = among
         named = "".join(
             f"; {noun}: {', '.join(map(str, clients))}" for noun, clients in (("offenders", offenders), ("no answer", absent)) if clients
         )

@@ -24,6 +24,7 @@ configuration covers an active server at all.
 
 from ...plugins import Registry
 from . import (
+    answers,
     chosen_deposits,
     cohorts,
     dealings,
@@ -85,5 +86,6 @@ for _name, _attack in {
     "swapped_shares": shared_vectors.SWAPPED_SHARES,
     "chosen_deposits": chosen_deposits.CHOSEN_DEPOSITS,
     "repeated_release": releases.REPEATED_RELEASE,
+    "overflow_oracle": answers.OVERFLOW_ORACLE,
 }.items():
     ACTIVE_ATTACKS.add(_name, _attack)

@@ -8,7 +8,7 @@
     shares        inner products of shared vectors; `share_holders`: several parties of which no minority reads anything
     holder_party  what the parties of both have in common
     vector_epochs, encrypted_epochs      clustering epochs of vectors (for `clear` and `transformed`) and of ciphertexts
-    secure_sums   the server's runs of secure sums
+    secure_sums   the server's runs of secure sums; `spoilers`: how a server finds the client that makes secure sums fail
     buckets       random buckets of the groups of a sum; `robust`: the rules that combine their means
 
 A half is loaded when it is first used, so that a process loads only the protocols that it runs. Its class is named after its file:

@@ -47,14 +47,13 @@ class CkksClientComparison:
     """
 
     def __init__(self, parts: ClientParts) -> None:
-        self._settings, self._store = parts.settings, parts.store
+        self._settings, self._store, self._within = parts.settings, parts.store, parts.within
 
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         """The client's upload.
 
         Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature" and "malformed" for another key,
-        "too-many-epochs" for one more epoch than its settings allow; `LocalError`
-        "out-of-range" for vectors longer than `ckks_bound`.
+        "too-many-epochs" for one more epoch than its settings allow. Vectors longer than `ckks_bound` are scaled down to it.
         """
         yield from ()
         roster, epoch = self._settings.roster, ask.epoch
@@ -67,15 +66,8 @@ class CkksClientComparison:
         if setup.digest != epoch.setup:
             raise RemoteError("forbidden")
         reduced = np.atleast_2d(sketched(epoch.number, self._settings.protection.sketched)(rows))
-        try:
-            upload = ckks.encrypt(setup, epoch.announcement, roster.holder, self._settings.identity, reduced)
-        except LocalError as error:
-            longest = float(np.linalg.norm(reduced, axis=1).max(initial=0.0))
-            if error.code == "out-of-range":
-                error.add_note(
-                    f"a vector of norm {longest:.3g} is above protection.ckks_bound = {setup.bound:g}, the public bound; raise it"
-                )
-            raise
+        reduced = self._within(reduced, setup.bound, "ckks_bound")
+        upload = ckks.encrypt(setup, epoch.announcement, roster.holder, self._settings.identity, reduced)
         enter(self._store, ask.session, epoch.number, self._settings.protection.most_epochs)
         return m.Given((m.NamedArray("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 

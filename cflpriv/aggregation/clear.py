@@ -51,18 +51,20 @@ class ClearServerSum:
         labels = {member.client: member.labels for member in call.contributions}
         arrived = []
         for client, answer in sorted(parts.registry.ask(dict.fromkeys(contributors, ask), "sum").items()):
-            update = self._update(answer, asked.layout, client)
-            if update is None or not isinstance(answer, m.Given) or (weigh and answer.samples < 1):
+            update = self._update(answer, asked.layout, client, weigh)
+            if update is None or not isinstance(answer, m.Given):
                 continue
             arrived.append(ClientContribution(client, update, asked.weight[client] or float(answer.samples), labels[client]))
         call = replace(call, contributions=tuple(arrived))
         return clear_means(call, record) if clipped is None else clipped.central(call, record)
 
-    def _update(self, answer: m.Answer, layout: PartLayout, client: int) -> dict[str, Array] | None:
-        """The parts of an update, or None if they differ from the declared layout."""
-        if not isinstance(answer, m.Given) or [array.name for array in answer.values] != list(layout.places):
+    def _update(self, answer: m.Answer, layout: PartLayout, client: int, weigh: bool) -> dict[str, Array] | None:
+        """The parts of an update, or None if they differ from the declared layout, or come without the sample count that was asked for."""
+        if not isinstance(answer, m.Given):
             return None
         try:
+            if [array.name for array in answer.values] != list(layout.places) or (weigh and answer.samples < 1):
+                raise MalformedMessage
             parts = {array.name: array.value for array in answer.values}
             for name, dtype, shape in layout.parts:
                 if parts[name].shape != shape or parts[name].dtype.str != dtype:

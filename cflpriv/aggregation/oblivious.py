@@ -47,12 +47,10 @@ class ObliviousClientSum(by_group.SecaggClientSum):
             self._parts.ledger.settle(ask.groups.held, (ask.groups.part,), "mean")
         if ask.kind == "blocks":
             vector, weight = self._weighed(ask, machine)
-            return [secagg.Contribution(vector, weight, label) for label in labels]
-        if any(not 0 <= label < terms.dimension for label in labels):
-            raise RemoteError("bad-input")
+            return [secagg.Contribution(vector, weight, label) for label in dict.fromkeys(labels)]
         if self._parts.ledger.unit == "client":  # counts without noise
             raise RemoteError("forbidden")
-        return [secagg.membership(terms.dimension, labels)]
+        return [secagg.membership(terms.dimension, sorted({label % terms.dimension for label in labels}))]  # a refusal would tell the label
 
 
 class ObliviousServerSum(by_group.SecaggServerSum):

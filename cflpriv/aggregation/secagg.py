@@ -32,7 +32,7 @@ from ..errors import InputError
 from ..federation import messages as m
 from ..federation.host import ApplyTransform
 from ..federation.protections import Asked, ClientParts, ServerParts
-from ..federation.values import UNTRACED
+from ..federation.values import UNTRACED, form_of
 from ..privacy.adaptive_clip import with_count
 from ..privacy.settings import SumNoise
 from ..protocols import secagg
@@ -42,9 +42,10 @@ from ..protocols.mechanisms import clip
 from ..protocols.secagg import MaskKey, Policy, Slot, Sum, SumRecord, Terms
 from ..protocols.secagg.messages import Deliver, Unmask, decode_server
 from ..protocols.shared_noise import SharedNoise
-from ..types import Array, check_array
+from ..types import Array
 from .buckets import Dealings
 from .secure_sums import ATTEMPTS, SecureSums, SendMessages
+from .spoilers import joined
 
 __all__ = ["SecaggClientSum", "SecaggServerSum", "bound", "group_mean"]
 
@@ -160,6 +161,15 @@ class SecaggClientSum:
             self._settings.identity, policy, record=record, roster=self._roster(), mask_key=key, entropy=self._entropy
         )  # fmt: skip
 
+    def _numbers(self, ask: m.SumStep) -> int | None:
+        """How many numbers the client's value has in a sum; None for counts, of which the server knows how many there are."""
+        if ask.kind == "counts":
+            return None
+        numbers = sum(form_of(value)[0] for value in self._values.parts(ask.held, ask.parts).values())
+        if not numbers:
+            raise RemoteError("bad-input")
+        return numbers + bool(ask.noise is not None and ask.noise.count)
+
     def _contributions(self, ask: m.SumStep, machine: secagg.Client) -> list[secagg.Contribution]:
         """The client's contribution, after its own ledger was charged."""
         self._check(ask, machine)
@@ -183,14 +193,16 @@ class SecaggClientSum:
             raise RemoteError("forbidden")
         noise = None if ask.noise is None else noise_of(ask.noise)
         ledger.settle_sum(ask.held, ask.parts, noise, protection.smallest_sum, terms.weight_limit > 0)
-        check_array(f"client {self._parts.client}: {'+'.join(ask.parts)}", vector)  # after the charge: an error reveals something
         weight = float(self._parts.samples()) if by_samples else 1.0
-        if weight > terms.weight_limit and by_samples:
-            error = RemoteError("bad-terms")
-            error.add_note(
-                f"its weight is above protection.max_weight = {terms.weight_limit:g}; that maximum is public and must hold for all"
-            )
-            raise error
+        if by_samples and weight > terms.weight_limit:  # a refusal would tell the number of samples
+            why = f"its weight is above protection.max_weight = {terms.weight_limit:g}; that maximum is public and must hold for all"
+            self._parts.failed(InputError(f"client {self._parts.client}: {why}"))
+            weight = terms.weight_limit
+        if not np.isfinite(vector).all():
+            self._parts.failed(InputError(f"client {self._parts.client}: {'+'.join(ask.parts)} has numbers that are not finite"))
+            vector, weight = np.zeros_like(vector), min(weight, terms.least_weight)
+        if self._values.origin(ask.held).failed:  # it answers as for any data, and counts for as little as the terms allow
+            vector, weight = np.zeros_like(vector), min(weight, terms.least_weight)
         if noise is not None:
             try:
                 bounded = with_count(clip(vector, noise.clip_norm), noise.clip_norm, noise.count) if noise.clip_norm else vector
@@ -249,8 +261,12 @@ class SecaggServerSum:
         self._taken: dict[int, tuple[tuple[int, ...], frozenset[int], Terms]] = {}  # by client of its sum in this turn: survivors, cohort
 
     def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
-        """One secure sum for each group, in parallel."""
+        """One secure sum for each group, in parallel; several for one while somebody spoils them (`spoilers`)."""
         call = self._sums.without_offenders(call)
+        over, owners = self._sums.divided(call)
+        return joined(self._means(over, asked, record), owners, call.k)
+
+    def _means(self, call: SumCall, asked: Asked, record: Recorder) -> tuple[GroupMean | None, ...]:
         groups, clipped, noise, whole = large_enough(call), self._parts.clipped, asked.noise, asked.layout
         if clipped is not None:
             noise = clipped.inside

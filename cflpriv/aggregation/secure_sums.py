@@ -17,6 +17,7 @@ from ..protocols.errors import LocalError, RemoteError, SumFailed, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.secagg import ServerStage, Slot, Sum, Terms
 from ..protocols.secagg.graph import complete_threshold
+from .spoilers import Suspects, divided, halves, narrowed
 
 __all__ = ["ATTEMPTS", "OBLIVIOUS", "SendMessages", "SecureSums", "least_weight"]
 
@@ -51,7 +52,8 @@ def least_weight(protection: Protection, clients: int) -> float:
 class SecureSums:
     """What a server keeps between sums: the roster (active mode), adverts for later slots, and refusals.
 
-    `offenders` provably broke the protocol of a sum. They take no part in later sums of the session.
+    `offenders` broke the protocol of a sum. They take no part in later sums of the session. `suspects`: one of each of these sets did
+    (`spoilers`). `parts`: those of the groups that were summed in the turn `turn`.
     """
 
     settings: SecureSum
@@ -62,6 +64,9 @@ class SecureSums:
     adverts: dict[Slot, dict[int, bytes]] = field(default_factory=dict)
     refusals: list[tuple[int, str, str]] = field(default_factory=list)
     offenders: set[int] = field(default_factory=set)
+    suspects: Suspects = ()
+    turn: int = -1
+    parts: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
 
     def without_offenders(self, call: SumCall) -> SumCall:
         """The call without clients that broke the protocol of an earlier sum. Raises `TooFewClients` if no client is left."""
@@ -69,6 +74,28 @@ class SecureSums:
         if not kept:
             raise TooFewClients((0,), self.min_cohort)
         return replace(call, contributions=kept)
+
+    def divided(self, call: SumCall) -> tuple[SumCall, list[int]]:
+        """The call over halves of its groups, while clients are suspected; sums of several values in one turn are over the same halves."""
+        if call.round != self.turn:
+            self.turn, self.parts = call.round, []
+        parts = []
+        for label in range(call.k):
+            clients = tuple(member.client for member in call.members(label))
+            known = next((known for known in self.parts if set(clients) <= {client for part in known for client in part}), None)
+            if known is None:
+                known = halves(clients, self.suspects, call.min_cohort)
+                self.parts.append(known)
+            parts.append([tuple(client for client in part if client in clients) for part in known])
+        return divided(call, parts)
+
+    def suspect(self, survivors: Iterable[int], stage: str) -> None:
+        """One of these survivors made a sum leave its range. Names the last one that is suspected."""
+        self.suspects = narrowed(self.suspects, survivors)
+        found = {client for few in self.suspects if len(few) == 1 for client in few}
+        self.offenders |= found
+        self.refusals.extend((client, stage, "out-of-range") for client in sorted(found))
+        self.suspects = tuple(few for few in self.suspects if not few & found)
 
     def forget(self, clients: Iterable[int]) -> None:
         """Forget the adverts of clients that enrolled again: they may have lost the keys, and are invited anew."""
@@ -160,6 +187,8 @@ class SecureSums:
                 except SumFailed as error:
                     self.offenders |= set(error.offenders)
                     self.refusals.extend((client, f"secagg {stage}", error.code) for client in error.offenders)
+                    if error.among:
+                        self.suspect(error.among, f"secagg {stage}")
                     try:
                         servers[label] = self._server(self._retaken(server.terms, error, spread))
                     except TooFewClients as few:

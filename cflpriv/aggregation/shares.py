@@ -48,14 +48,13 @@ class SharesClientComparison:
     """
 
     def __init__(self, parts: ClientParts) -> None:
-        self._settings, self._entropy, self._store = parts.settings, parts.entropy, parts.store
+        self._settings, self._entropy, self._store, self._within = parts.settings, parts.entropy, parts.store, parts.within
 
     def give(self, ask: m.Give, values: Mapping[str, Any]) -> Generator[ApplyTransform, Any, m.Given]:
         """The client's deposit.
 
         Raises `RemoteError` "forbidden" for other terms than its own, "bad-signature", "bad-key" and "too-few-holders" for other keys,
-        "too-many-epochs" for one more epoch than its settings allow;
-        `LocalError` "out-of-range" for vectors longer than `share_bound`.
+        "too-many-epochs" for one more epoch than its settings allow. Vectors longer than `share_bound` are scaled down to it.
         """
         yield from ()
         roster, epoch, protection = self._settings.roster, ask.epoch, self._settings.protection
@@ -68,15 +67,8 @@ class SharesClientComparison:
         if terms.digest != epoch.setup:
             raise RemoteError("forbidden")
         reduced = np.atleast_2d(sketched(epoch.number, protection.sketched)(rows))
-        try:
-            upload = deposit(terms, epoch.announcement, roster, self._settings.identity, reduced, entropy=self._entropy)
-        except LocalError as error:
-            longest = float(np.linalg.norm(reduced, axis=1).max(initial=0.0))
-            if error.code == "out-of-range":
-                error.add_note(
-                    f"a vector of norm {longest:.3g} is above protection.share_bound = {terms.bound:g}, the public bound; raise it"
-                )
-            raise
+        reduced = self._within(reduced, terms.bound, "share_bound")
+        upload = deposit(terms, epoch.announcement, roster, self._settings.identity, reduced, entropy=self._entropy)
         enter(self._store, ask.session, epoch.number, protection.most_epochs)
         return m.Given((m.NamedArray("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
 

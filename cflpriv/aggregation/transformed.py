@@ -52,10 +52,12 @@ class TransformedClientComparison:
         if len(values) != 1 or named is None:
             raise RemoteError("forbidden")
         (rows,) = (np.atleast_2d(np.asarray(value)) for value in values.values())
+        if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f":
+            raise RemoteError("bad-input")
         reduced, kind = sketched(named.number, protection.sketched)(rows), protection.comparison.name
         check_length("gram", "vectors", kind, reduced.shape[-1], '["sketch", "haar"] or ["hadamard"]')
         made = self._parts.compared(named, reduced.shape[-1], kind)
-        take(self._parts.store, named.purpose, rows)
+        take(self._parts.store, named.purpose, rows, self._parts.values.origin(ask.held).request)
         hidden = yield ApplyTransform(made, reduced)
         return m.Given((m.NamedArray("rows", hidden),), 0)
 
@@ -78,10 +80,8 @@ class TransformedClientSum:
         fixed = self._parts.settings.protection.transform == "fixed"
         if ask.weigh or not (ask.transform.partition("@")[0] == "sum/fixed" if fixed else ask.transform.startswith("sum/")):
             raise RemoteError("forbidden")
-        vector = join(values)
-        if not np.isfinite(vector).all():
-            raise RemoteError("bad-input")
-        return (yield from self._hidden("mean", ask.transform, vector, fixed))
+        vector = self._parts.finite("+".join(values), join(values))
+        return (yield from self._hidden("mean", ask.transform, vector, fixed, self._parts.values.origin(ask.held).request))
 
     def fold(self, ask: m.Fold, exchange: SharedWork) -> Generator[ApplyTransform, Array, m.Given]:
         """Open transformed parts, add them up, multiply them by `times`, and send the result back under a fresh transform.
@@ -101,15 +101,17 @@ class TransformedClientSum:
                 value = times(value, number)
         except InputError:
             raise RemoteError("bad-input") from None
-        return (yield from self._hidden("apply", ask.transform, np.ravel(value), False))
+        return (yield from self._hidden("apply", ask.transform, np.ravel(value), False, m.encode(ask)))
 
-    def _hidden(self, operation: str, purpose: str, vector: Array, fixed: bool) -> Generator[ApplyTransform, Array, m.Given]:
+    def _hidden(
+        self, operation: str, purpose: str, vector: Array, fixed: bool, request: bytes
+    ) -> Generator[ApplyTransform, Array, m.Given]:  # fmt: skip
         kind = self._parts.settings.protection.sum
         check_hidden(operation, len(vector), kind)
         check_length("sum", "updates", kind, len(vector), "'hadamard' or 'secagg'")
         made = self._parts.transforms()(purpose, len(vector))
         if not fixed:
-            take(self._parts.store, purpose, vector)
+            take(self._parts.store, purpose, vector, request)
         (blind,) = yield ApplyTransform(made, vector[None])
         return m.Given((m.NamedArray("blind", blind),), 0)
 
@@ -212,10 +214,13 @@ class TransformedServerSum:
         return None
 
 
-def take(store: Store, purpose: str, value: Array) -> None:
-    """Mark a transform as used for this value. Raises "used-transform" if it was used for another value."""
+def take(store: Store, purpose: str, value: Array, request: bytes) -> None:
+    """Mark a transform as used for this value. Raises "used-transform" if it was used for another value.
+
+    A value is the same if it answers the same `request`, too: else a refusal would tell whether two values of the client are equal.
+    """
     group_epoch(purpose)
-    name, mark = f"used/{purpose}", sha256(np.ascontiguousarray(value).data).digest()
+    name, mark = f"used/{purpose}", sha256(sha256(request).digest() + np.ascontiguousarray(value).tobytes()).digest()
     before = store.get(name)
     if before is not None and before != mark:
         raise RemoteError("used-transform")

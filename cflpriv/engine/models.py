@@ -3,6 +3,8 @@
 Everything that travels is one vector per model, in the order of the module's parameters, so that protections see arrays and nothing else.
 """
 
+import math
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -31,6 +33,9 @@ Hidden = Annotated[int, Key("Width of a hidden layer, for models that have one t
 InitScale = Annotated[
     float, Key("Initial parameters are the architecture's own times this. 0: a linear model that begins at zero.", "[0, inf)")
 ]
+MOST_CHECKED = 1 << 24
+"""A model of more parameters is checked when it is built, not when it is described."""
+_OVERFLOW = re.compile("overflow|larger than|too large")
 OTHER_NAMES = {"softmax": "linear"}
 """Other names of architectures. Results and saved configurations have the name that it stands for."""
 
@@ -64,17 +69,17 @@ class Model:
 
     @cached_property
     def layout(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
-        """(name, shape, offset) of each parameter inside the vector."""
+        """(name, shape, offset) of each parameter inside the vector. Takes no memory for parameters."""
         entries, offset = [], 0
-        for name, parameter in build_module(self).named_parameters():
+        for name, parameter in _without_memory(self).named_parameters():
             entries.append((name, tuple(parameter.shape), offset))
-            offset += parameter.numel()
+            offset += math.prod(parameter.shape)
         return tuple(entries)
 
     @cached_property
     def dimension(self) -> int:
         """The number of parameters."""
-        return sum(int(np.prod(shape)) for _, shape, _ in self.layout)
+        return sum(math.prod(shape) for _, shape, _ in self.layout)
 
     def init(self, seed: int, attempt: int = 0) -> Array:
         """Initial parameters, shape (dimension,): the module's own initialisation under a stream keyed by (`seed`, `attempt`), scaled.
@@ -240,13 +245,30 @@ def register_model(name: str, factory: Callable[[Model], nn.Module], summary: st
     MODELS.add(name, (factory, summary))
 
 
-def _construct(model: Model) -> nn.Module:
-    if model.factory is not None:
-        module = model.factory()
-    elif (known := MODELS.find(model.name)) is not None:
-        module = known[0](model)
-    else:
+def _builder(model: Model) -> Callable[[Model], nn.Module]:
+    known = MODELS.find(model.name)
+    if known is None:
         raise InputError(f"model.name: {model.name!r} is not a known model{near(model.name, [*MODELS.names(), *OTHER_NAMES])}")
+    return known[0]
+
+
+def _without_memory(model: Model) -> nn.Module:
+    """The module on torch's device "meta", or a whole one of a factory that cannot be built there. Raises `InputError` for no model."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            module = model.factory() if model.factory is not None else _builder(model)(model)
+    except InputError:
+        raise
+    except Exception as error:
+        if _OVERFLOW.search(str(error)):  # torch counts bytes in 64 bits
+            raise InputError(f"model {model.name!r}: has more parameters than any memory") from None
+        return build_module(model)
+    known = _unfit(module) is None and not any(True for _ in module.buffers())
+    return module if known or sum(parameter.numel() for parameter in module.parameters()) > MOST_CHECKED else build_module(model)
+
+
+def _construct(model: Model) -> nn.Module:
+    module = model.factory() if model.factory is not None else _builder(model)(model)
     if (problem := _unfit(module)) is not None:
         raise InputError(f"model {model.name!r}: {problem}")
     module = module.to(dtype_of(model.dtype))

@@ -9,6 +9,7 @@ refuses a server that asks for more (the rule is in `release_policy`). Under `pr
 Reveals: that it takes part, its public keys, and what its protection reveals.
 """
 
+import logging
 from collections.abc import Callable, Generator, Mapping
 from functools import cached_property, partial
 from hashlib import sha256
@@ -21,7 +22,7 @@ from ..privacy.client_level import local_event, local_rows
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import RemoteError
 from ..protocols.mechanisms import clip
-from ..types import Array, ClientData, check_array
+from ..types import Array, ClientData
 from . import messages as m
 from . import release_policy as releases
 from .client_contract import ClientContract
@@ -42,13 +43,16 @@ if TYPE_CHECKING:  # torch is loaded where something is computed
 
 __all__ = ["FederationClient"]
 
+log = logging.getLogger("cflpriv.federation")
+
 
 class FederationClient:
     """One client of a federation.
 
     `data` loads its data when a task needs them. `store` keeps its state between messages. `entropy` feeds masks, keys and privacy noise.
     `own`: the application's functions for `Foreign` tasks. `cache` keeps transforms; clients of one process share it. With
-    `strict = False`, for simulations only, the client releases what its release policy would refuse.
+    `strict = False`, for simulations only, the client releases what its release policy would refuse. `failures`: why the client's data gave
+    no value for the last request, for a simulation's experimenter; no answer tells it.
     """
 
     def __init__(
@@ -57,13 +61,14 @@ class FederationClient:
     ) -> None:  # fmt: skip
         self._settings, self._store, self._strict = settings, store, strict
         self.values = Values(store)
+        self.failures: list[Exception] = []
         self._contract = contract = ClientContract(settings, store)
         self._allowed = partial(_allowed, settings, self.values, strict, contract)  # a method would be a cycle that keeps the client's data
         self._spending = ClientLedger(settings.privacy, self.number, store)
         self._group = GroupMember(settings, store, entropy, cache or TransformCache())
         self._parts = ClientParts(
             settings, store, self.values, self._spending, entropy, self._group.transforms, self._group.compared, self._allowed,
-            lambda: data().samples, contract.most_models,
+            lambda: data().samples, contract.most_models, partial(_failed, self.number, self.failures),
         )  # fmt: skip
         self._work = Work(self._parts, data, own or {}, self._contract)
         self._relaying = Relaying(self._parts)
@@ -89,6 +94,7 @@ class FederationClient:
 
     def handle(self, ask: m.PartyRequest, exchange: SharedWork) -> Handler:
         """Handle a request: the client's own checks, its release policy, its ledger, then the work. Raises an error for a refusal."""
+        self.failures.clear()
         with self._store.alone():
             if not isinstance(ask, m.Enrol) and self._store.get("session") != ask.session:
                 raise RemoteError("wrong-session")
@@ -151,11 +157,6 @@ class FederationClient:
                     f"min_cohort = {protection.min_cohort} keeps updates from leaving in the clear: use sum = 'secagg', or min_cohort = 1"
                 )
             raise error
-        for part, value in values.items() if ask.operation != "gather" else ():
-            if isinstance(value, np.ndarray):  # a task checks what it computes on demand
-                check_array(f"client {self.number}: {part}", value, kind="biuf")
-        if ask.operation != "sum":  # only sums read, one client at a time, what is computed on demand
-            values = {part: np.asarray(value) for part, value in values.items()}
         if ask.operation == "gram" and self._spending.unit == "client" and len(values) != 1:
             raise RemoteError("forbidden")  # what is paid for is one release of norm 1
         if ask.operation == "gram":
@@ -163,6 +164,11 @@ class FederationClient:
             self._contract.check_compared(self.values.origin(ask.held).request, ask.parts[0], under)
         self._spending.settle(ask.held, ask.parts, ask.operation)
         noise = self._spending.bounded(ask.noise, ask.operation)
+        for part, value in values.items() if ask.operation != "gather" else ():
+            if isinstance(value, np.ndarray):  # a task checks what it computes on demand
+                values[part] = self._parts.finite(part, value)
+        if ask.operation != "sum":  # only sums read, one client at a time, what is computed on demand
+            values = {part: np.asarray(value) for part, value in values.items()}
         if noise is not None:
             values = self._bounded(ask, values, noise)
         if ask.operation == "gather":
@@ -175,10 +181,14 @@ class FederationClient:
         if ask.operation == "gram":
             event = local_event(noise.noise_multiplier, noise.relation)
             return {part: local_rows(np.atleast_2d(value).astype(np.float64), event, self._parts.entropy) for part, value in values.items()}
-        vector = join(values, np.float64)
-        if not np.isfinite(vector).all():
-            raise RemoteError("bad-input")
+        vector = self._parts.finite("+".join(values), join(values, np.float64))
         return PartLayout.of(values).split(clip(vector, noise.clip_norm))
+
+
+def _failed(client: int, failures: list[Exception], error: Exception) -> None:
+    """Log that the client's data gave no usable value, for its operator alone. The last request's failures are kept."""
+    log.warning("client %d: counts with weight zero: %s", client, error)
+    failures.append(error)
 
 
 def _allowed(

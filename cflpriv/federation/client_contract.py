@@ -189,7 +189,7 @@ class ClientContract:
     def check_compared(self, value: bytes, part: str, under: bytes) -> None:
         """Count a comparison of a value, by its name, under a transform or epoch. Raises `RemoteError` "not-agreed" for one too many."""
         data = self._store.get(KEPT)
-        if data is None:
+        if data is None or not value:
             return
         counted = self._counts(contract_digest(data))
         assert counted is not None

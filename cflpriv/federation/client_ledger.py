@@ -178,6 +178,8 @@ class ClientLedger:
     def bounded(self, noise: m.Bounded | None, operation: str) -> m.Bounded | None:
         """Pay for a clipped contribution. The trusted server (sums) or the client (rows) adds the noise."""
         if self.unit == "none":
+            if noise is not None and not all(0 < number < math.inf for number in (noise.clip_norm, noise.noise_multiplier)):
+                raise RemoteError("malformed")
             return noise
         if self.unit == "sample":
             self._demand(noise is None, "noise for whole clients")

@@ -21,7 +21,8 @@ from ..types import Array
 from .task_encoding import task_from_bytes, task_to_bytes
 
 __all__ = [
-    "Addends", "Bytes16", "Bytes32", "Bytes64", "Carried", "Count", "FederationMessage", "HeldValue", "Many", "Name", "NamedArray",
+    "Addends", "Bytes16", "Bytes32", "Bytes64", "Carried", "Count", "DTYPES", "FederationMessage", "HeldValue", "MOST_AXES", "Many", "Name",
+    "NamedArray",
     "OwnPart", "Picks", "SentParameters", "Transformed", "Value", "check_transformed", "codec", "to_addends",
 ]  # fmt: skip
 

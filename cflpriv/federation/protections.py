@@ -4,17 +4,21 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..contract.calls import Recorder, SumCall
 from ..contract.handles import GroupMean, Held, PartLayout, Released
 from ..contract.operations import Then
 from ..contract.protection import Protection
 from ..contract.transformed_parts import Transformed
+from ..errors import InputError
 from ..privacy.client_level import ClippedMean, LocalGram
 from ..privacy.settings import SumNoise
 from ..protocols.entropy import Entropy
 from ..protocols.errors import RemoteError
 from ..protocols.keys import Roster
 from ..protocols.orthonormal import Transform
+from ..types import Array, check_array
 from . import messages as m
 from .client_ledger import ClientLedger
 from .epochs import Epochs
@@ -30,6 +34,8 @@ __all__ = [
     "Allowed", "Asked", "ClientParts", "ComparisonServer", "Folding", "ServerParts", "SumServer", "no_stage",
 ]  # fmt: skip
 
+SLIGHTLY = 1e-4
+"""Rows beyond a bound by this share of it are unit vectors in float32; protocols take ten times as much."""
 Allowed = Callable[[Operation, int, tuple[str, ...]], dict[str, Any]]
 """Parts of a held value that an operation releases. Raises `RemoteError` "forbidden" if the client's release policy keeps them."""
 
@@ -39,7 +45,8 @@ class ClientParts:
     """What a client half works with.
 
     `transforms`: the shared transforms of sums. `compared`: that of a clustering epoch; it erases the keys of ended epochs first.
-    `samples`: the client's number of samples. `models`: how many models the members of one secure sum may have been sent.
+    `samples`: the client's number of samples. `models`: how many models the members of one secure sum may have been sent. `failed` logs
+    that the client's data gave no usable value, and tells no server.
     """
 
     settings: Settings
@@ -52,6 +59,34 @@ class ClientParts:
     allowed: Allowed
     samples: Callable[[], int]
     models: Callable[[], int]
+    failed: Callable[[Exception], None]
+
+    @property
+    def alike(self) -> bool:
+        """Whether answers must be alike for all data: the client's protection hides values, or it demands privacy."""
+        protection = self.settings.protection
+        return protection.sums.hides or protection.comparison.hides or self.ledger.unit != "none"
+
+    def finite(self, name: str, value: Any) -> Array:
+        """A value that is about to leave; zeros in place of numbers that are not finite, or `InputError` where answers may differ."""
+        array = np.asarray(value)
+        try:
+            return check_array(f"client {self.client}: {name}", array, kind="biuf")
+        except InputError as error:
+            if not self.alike:
+                raise
+            self.failed(error)
+            return np.zeros(array.shape, array.dtype if array.dtype.kind in "biuf" else np.float64)
+
+    def within(self, rows: Array, bound: float, key: str) -> Array:
+        """Rows (p, d) no longer than a public `bound`, that of the `key`; longer ones are scaled down to it."""
+        norms = np.linalg.norm(rows, axis=-1, keepdims=True)
+        longest = float(norms.max(initial=0.0))
+        if longest <= bound * (1 + SLIGHTLY):
+            return rows
+        why = f"a vector of norm {longest:.3g} is above protection.{key} = {bound:g}, the public bound; raise it"
+        self.failed(InputError(f"client {self.client}: {why}"))
+        return np.asarray(rows * (bound / np.maximum(norms, bound)))
 
     @property
     def client(self) -> int:

@@ -1,11 +1,13 @@
 """The clients of a session: identities and their proofs; places and pinned keys; which of them answer, refuse or drop out."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Literal, TypeVar
 
+from ..contract.handles import PartLayout
 from ..protocols.entropy import Entropy, system_entropy
-from ..protocols.errors import ProtocolError, RemoteError
+from ..protocols.errors import MalformedMessage, ProtocolError, RemoteError
 from ..protocols.keys import Identity, Roster, public_key, sign, verify, verify_key
 from . import messages as m
 from .client_contract import KEPT
@@ -15,7 +17,7 @@ from .store import Store
 from .transport import ExchangeStage, Transport
 
 __all__ = [
-    "KEY_HOLDER", "LABEL", "ClientRegistry", "ClientsLost", "EpochEnded", "KeyHolderLost", "check_peer", "enrolled", "majority",
+    "KEY_HOLDER", "LABEL", "ClientRegistry", "ClientsLost", "EpochEnded", "KeyHolderLost", "check_peer", "declared", "enrolled", "majority",
     "new_session",
 ]  # fmt: skip
 
@@ -130,6 +132,32 @@ class EpochEnded(ProtocolError):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"clustering epoch {number} of encrypted vectors ended when the server was restarted; compare everybody anew")
+
+
+ANSWERS: Mapping[type, type] = {
+    m.Compute: m.Computed, m.AddUp: m.Computed, m.Give: m.Given, m.Fold: m.Given, m.SumStep: m.Stepped, m.Deal: m.Stepped,
+    m.Group: m.Stepped, m.Seal: m.SealedBoxes, m.Take: m.Acknowledged,
+}  # fmt: skip
+"""The answer that a client gives to each request, if it does not refuse it."""
+MOST_NUMBERS = 1 << 30
+"""A declared part has no more numbers than this."""
+
+
+def declared(answer: m.Answer, parts: Collection[str]) -> PartLayout | None:
+    """The layout that a client declares of a task's `parts`, whatever it sent; None if it declares no result.
+
+    Relayed values, which are by sender, are not declared. Raises `MalformedMessage` for a layout that no result of these parts has: other
+    names, an unknown dtype, too many axes or numbers.
+    """
+    if not isinstance(answer, m.Computed) or not answer.result:
+        return None
+    names = [part.name for part in answer.parts]
+    if names != [name for name in parts if name in names]:
+        raise MalformedMessage
+    for part in answer.parts:
+        if part.dtype not in m.DTYPES or len(part.shape) > m.MOST_AXES or prod(max(1, size) for size in part.shape) > MOST_NUMBERS:
+            raise MalformedMessage
+    return answer.layout
 
 
 def majority(declared: Sequence[Declared]) -> Declared | None:
@@ -288,10 +316,12 @@ class ClientRegistry:
         arrived = self._exchange({self._places[client]: ask for client, ask in asks.items()}, stage)
         answers: dict[int, m.Answer] = {}
         lost = set()
-        for client in asks:
+        for client, ask in asks.items():
             answer = arrived.get(self._places[client])
             if answer is None:
                 lost.add(client)
+            elif not isinstance(answer, (m.Refused, ANSWERS[type(ask)])):
+                self.refusals.append((client, stage, "malformed"))
             elif isinstance(answer, m.Refused):
                 self.refusals.append((client, stage, answer.code))
                 if answer.code in ("wrong-session", "no-secret"):  # it has lost its state

@@ -47,6 +47,7 @@ class Relaying:
             raise RemoteError("forbidden")
         origin = self._values.origin(ask.held)
         parts.ledger.settle(ask.held, ask.parts, "relay")
+        values = {part: parts.finite(part, value) for part, value in values.items()}
         plain = to_bytes(values, Origin(compared=any(origin.is_compared(part) for part in ask.parts)))
         boxes = []
         for recipient in ask.recipients:
@@ -115,8 +116,10 @@ def requested_senders(
     wanted: dict[int, set[int]] = {}
     ask = m.Give(session, "gather", number, parts, "", False)
     for client, answer in registry.ask(dict.fromkeys(recipients, ask), "request").items():
-        if isinstance(answer, m.Given) and len(answer.values) == 1:
+        if isinstance(answer, m.Given):
             try:
+                if len(answer.values) != 1:
+                    raise MalformedMessage
                 senders = check_array(f"client {client}: {parts[0]}", answer.values[0].value, kind="biu")
                 if senders.size > len(registry.peers):
                     raise MalformedMessage
@@ -145,6 +148,8 @@ def relay(
         if isinstance(answer, m.SealedBoxes) and len(answer.boxes) == len(peers[sender]):
             for client, box in zip(peers[sender], answer.boxes, strict=True):
                 boxes[client][sender] = box
+        else:
+            registry.refusals.append((sender, "seal", "malformed"))
     if what.requested:
         choices = [{"wanted": np.isin(what.present, what.wanted[client])} for client in recipients]
         record("request", "clients", "server", recipients, choices, readers=("server",))

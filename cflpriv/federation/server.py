@@ -37,7 +37,7 @@ from .epochs import Epochs
 from .group_secret import Agreement
 from .parameters import TaskParameters
 from .protections import Asked, ComparisonServer, Folding, ServerParts, SumServer
-from .registry import BudgetsSpent, ClientRegistry, ClientsLost, EpochEnded, KeyHolderLost, majority
+from .registry import BudgetsSpent, ClientRegistry, ClientsLost, EpochEnded, KeyHolderLost, declared, majority
 from .relay import Relay, Witness, relay, requested_senders
 from .release_policy import kinds_of, may_leave
 from .server_state import KnownValue, Participants, Rounds
@@ -269,7 +269,7 @@ class FederationServer:
                 record("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         before = len(self.refusals)
         answers = self._ask(asks, "compute")
-        layouts = {client: answer.layout for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.result}
+        layouts = self._declared(answers, "compute", private.parts)
         if not layouts:
             self._check_budgets(f"compute of {key.name}", asks, before)
             raise TrainingDiverged(f"{key.name} in round {self.round}: no client has a result")
@@ -282,6 +282,18 @@ class FederationServer:
         held = Held(key, tuple(sorted(layouts)), tuple(private.parts))
         self._ledger.enter(held, private, inputs, self._ledger.reads(private, held.clients))
         return held
+
+    def _declared(self, answers: Mapping[int, m.Answer], stage: str, parts: Collection[str]) -> dict[int, PartLayout]:
+        """The layouts of the clients that have results. One that declares what no result has is recorded, and left out."""
+        layouts: dict[int, PartLayout] = {}
+        for client, answer in answers.items():
+            try:
+                layout = declared(answer, parts)
+            except MalformedMessage:
+                self.refusals.append((client, stage, "malformed"))
+            else:
+                layouts |= {} if layout is None else {client: layout}
+        return layouts
 
     def _check_budgets(self, what: str, asked: Collection[int], before: int) -> None:
         """Raises `BudgetsSpent` if each of the clients that were `asked` has refused since `before` because its budget is spent."""
@@ -510,8 +522,10 @@ class FederationServer:
         layout = {name: (dtype, shape) for name, dtype, shape in known.layout.parts}
         released: dict[int, dict[str, Array]] = {}
         for client, answer in sorted(self._ask(dict.fromkeys(clients, ask), "gather").items()):
-            if isinstance(answer, m.Given) and tuple(array.name for array in answer.values) == held.parts:
+            if isinstance(answer, m.Given):
                 try:
+                    if tuple(array.name for array in answer.values) != held.parts:
+                        raise MalformedMessage
                     values = {array.name: np.asarray(array.value) for array in answer.values}
                     for name, value in values.items():
                         declared = (value.dtype.str, value.shape)
@@ -543,7 +557,7 @@ class FederationServer:
         addends = tuple(m.OwnPart(self._known[own.held.key].number, own.held.part, own.factor) for own in shared.own)
         clients = sorted({client for own in shared.own for client in own.held.clients} & set(self.clients))
         answers = self._ask(dict.fromkeys(clients, m.AddUp(self.session, number, addends)), "add up")
-        done = {client: answer.layout for client, answer in answers.items() if isinstance(answer, m.Computed) and answer.parts}
+        done = {client: layout for client, layout in self._declared(answers, "add up", ("own",)).items() if layout.parts}
         if not done:
             raise TooFewClients((), 1)  # no client with an own part is present
         spread = max(self._known[own.held.key].spread for own in shared.own)

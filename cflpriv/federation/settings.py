@@ -19,23 +19,13 @@ from ..protocols import key_files
 from ..protocols.bounded_files import read_toml
 from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.keys import Identity, Roster
+from .limits import Limits
 from .messages import Refused
 
 __all__ = [
     "KEY_HOLDER", "Limits", "NoSettings", "Settings", "read_identity", "read_roster", "read_settings", "refused_settings",
     "write_identities",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a session contract may ask for at most, where the settings pin none."""
-
-    algorithms: Annotated[tuple[str, ...], Key("Algorithms that a contract may name; empty: all that are known.")] = ()
-    rounds: Annotated[int, Key("Most rounds of a contract.", "[1, inf)", "rounds")] = 1 << 20
-
-    def __post_init__(self) -> None:
-        check_ranges(type(self), vars(self), "limits")
 
 
 @dataclass(frozen=True)
@@ -48,9 +38,10 @@ class Settings:
     several groups at once (IFCA with shared layers, sums of blocks); among k models a server can plant one for a single
     client.
 
-    `contract`: the digest (32 bytes) of the only session contract that the client agrees to; empty: any within `limits`. With
-    `needs_contract` the client enrols under a contract alone, as every client with a settings file does. `allow_scores`: the contract may
-    show the server scores and choices of this client, which are numbers about its data at models that the server chooses.
+    `limits`: how much work a server may ask for, and what a session contract may ask for at most. `contract`: the digest (32 bytes) of the
+    only contract that the client agrees to; empty: any within `limits`. With `needs_contract` the client enrols under a contract alone, as
+    every client with a settings file does. `allow_scores`: the contract may show the server scores and choices of this client, which are
+    numbers about its data at models that the server chooses.
     """
 
     identity: Identity = field(repr=False)
@@ -60,7 +51,7 @@ class Settings:
     role: Literal["client", "key-holder"] = "client"
     models: Annotated[int, Key("Models that the members of one secure sum may have been sent.", "[1, inf)", "models")] = 1
     contract: bytes = b""
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
     needs_contract: bool = False
     allow_scores: bool = False
 
@@ -115,10 +106,10 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
     A TOML file with `identity` (key file), `roster` (optional), `state` (a folder; without it the state is lost when the SuperNode
     restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
     `[privacy]` and secure sums need `state`, which keeps the record of what was spent and summed. `contract = "DIGEST"`
-    (`cflpriv contract --digest`) pins the only session contract that the client agrees to; without it `[limits]` states what a contract
-    may ask for at most. `allow_scores = true` lets a contract show its scores and choices. `role = "key-holder"` makes it the key holder
-    of encrypted similarity: it has no data. `models` is how many models the members of one secure sum may have been sent, 1 by default.
-    `[app]` is for the application. Any other key is refused, so that a misspelt one cannot mean less protection.
+    (`cflpriv contract --digest`) pins the only session contract that the client agrees to; `[limits]` bounds the work of one request, and
+    states what a contract may ask for at most. `allow_scores = true` lets a contract show its scores and choices. `role = "key-holder"`
+    makes it the key holder of encrypted similarity: it has no data. `models` is how many models the members of one secure sum may have
+    been sent, 1 by default. `[app]` is for the application. Any other key is refused, so that a misspelt one cannot mean less protection.
 
     Raises `InputError`.
     """

@@ -41,11 +41,12 @@ class Origin(m.FederationMessage, frozen=True):
 
     `compared`: it depends on values that clients compare, such as signatures. `kinds`: of its parts that are not summed, as the installed
     task declares them. `rounds`: in which it, and the held values that went into it, were computed; none for values of other clients.
-    `spread`: the largest ratio of the weights that it has inside itself (`spread_of`).
+    `spread`: the largest ratio of the weights that it has inside itself (`spread_of`). `failed`: there was no result on the client's data,
+    or a held value that went into it was of this kind; it counts with weight zero.
 
     `models`: digests of the parameters that it was computed at, of several to choose from only those that were chosen. `alternatives`:
-    between so many the client chose. `request`: the digest of its request. `leaves`: the operations by which each part leaves by the
-    session contract, None without a contract.
+    between so many the client chose. `request`: the digest of the requests that it answers, whatever their numbers. `leaves`: the
+    operations by which each part leaves by the session contract, None without a contract.
     """
 
     received: bytes = b""
@@ -54,9 +55,10 @@ class Origin(m.FederationMessage, frozen=True):
     kinds: tuple[tuple[str, PartKind], ...] = ()
     rounds: tuple[int, ...] = ()
     spread: float = 1.0
+    failed: bool = False
+    request: bytes = b""
     models: tuple[bytes, ...] = ()
     alternatives: m.Count = 1
-    request: bytes = b""
     leaves: tuple[tuple[str, tuple[Leaving, ...]], ...] | None = None
 
     def kind(self, part: str) -> PartKind:
@@ -226,7 +228,7 @@ class Values:
                 continue  # this client has no such part
             addend = np.asarray(self.value(m.HeldValue(own.held, own.part)))
             addend = addend if own.factor == 1.0 else (addend * own.factor).astype(addend.dtype, copy=False)
-            total = addend if total is None else total + addend
+            total = addend if total is None else _plus(total, addend)
         if total is None:
             raise RemoteError("not-held")
         return total
@@ -268,6 +270,13 @@ def keep_values(store: ObjectStore, name: str, arrays: Arrays, origin: bytes) ->
     store.keep(name, (arrays, made), _written)
 
 
+def _plus(total: Array, addend: Array) -> Array:
+    """The sum of two arrays of one shape. Raises "bad-input" for others, whose sum could be larger than both."""
+    if total.shape != addend.shape:
+        raise RemoteError("bad-input")
+    return np.asarray(total + addend)
+
+
 def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:
     """The part of a sum that is the same for all clients with these transforms. Read-only, because they share it."""
     total: Array | None = addends.clear
@@ -278,7 +287,7 @@ def _opened(addends: m.Addends, transforms: Transforms | None) -> Array | None:
             raise RemoteError("forbidden")
         transform = transforms(term.transform, term.dimension)
         vector = transform.invert(term.value)[term.start : term.stop].reshape(term.shape)
-        total = vector if total is None else total + vector
+        total = vector if total is None else _plus(total, vector)
     if total is None:
         return None
     shared = total.view()

@@ -17,8 +17,10 @@ from . import messages as m
 from .client_contract import ClientContract
 from .foreign import Foreign
 from .host import RunTask
+from .limits import check_parameters, check_task
 from .protections import ClientParts
 from .release_policy import compares, kinds_of
+from .stand_in import blank, foreign_layout, layout_of, stand_in_layout
 from .task_encoding import UnknownTask
 from .values import UNTRACED, Origin, SharedWork, rounds_of, spread_of, trace
 
@@ -32,11 +34,16 @@ MOST_MODELS = 1 << 10
 Choice = int | tuple[int, ...] | None
 
 
-def request_digest(ask: m.Compute) -> bytes:
-    """A digest of what a client computes: the task, its noise, parameters, picks, round and seed.
+def request_digest(ask: m.Compute | m.AddUp, numbers: bool = True) -> bytes:
+    """A digest of what a client computes: the task, its noise, parameters, picks, round and seed; without the `numbers` of held values.
 
     A task that cannot be encoded, such as one that a test defines, counts with its type and fields.
     """
+    if isinstance(ask, m.AddUp):
+        addends = tuple(msgspec.structs.replace(own, held=0) for own in ask.addends)
+        return sha256(m.encode(msgspec.structs.replace(ask, held=0, addends=addends))).digest()
+    if not numbers:
+        ask = msgspec.structs.replace(ask, params=_without_numbers(ask.params), which=_without_number(ask.which))
     try:
         task = ask.task.data
     except InputError:
@@ -67,6 +74,19 @@ def chosen_name(digest: bytes, offered: Iterable[bytes]) -> bytes:
 def addends_digest(addends: m.Addends) -> bytes:
     """A digest of a sum as it was sent."""
     return sha256(m.encode(addends)).digest()
+
+
+def _without_number(value: Any) -> Any:
+    """A parameter, or picks, with 0 in place of the numbers of held values."""
+    if isinstance(value, m.HeldValue | m.OwnPart):
+        return msgspec.structs.replace(value, held=0)
+    if isinstance(value, m.Addends):
+        return msgspec.structs.replace(value, own=tuple(map(_without_number, value.own))) if value.own else value
+    return msgspec.structs.replace(value, values=tuple(map(_without_number, value.values))) if isinstance(value, m.Many) else value
+
+
+def _without_numbers(params: m.SentParameters) -> m.SentParameters:
+    return tuple((name, _without_number(value)) for name, value in params)
 
 
 def models_in(task: Any) -> list[Any]:
@@ -101,7 +121,8 @@ def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
     taken modulo their number, and words beyond a model's vocabulary become its last word.
     """
     for model in models:
-        data = replace(data, y_train=data.y_train % model.classes, y_test=data.y_test % model.classes)
+        if any(len(y) and not 0 <= int(y.min()) <= int(y.max()) < model.classes for y in (data.y_train, data.y_test)):
+            data = replace(data, y_train=data.y_train % model.classes, y_test=data.y_test % model.classes)
         if model.name == "lstm":
             last = model.classes - 1
             data = replace(data, x_train=np.clip(data.x_train, 0, last), x_test=np.clip(data.x_test, 0, last))
@@ -170,6 +191,7 @@ class Work:
     ) -> None:  # fmt: skip
         self._contract = contract
         self._client, self._values, self._ledger, self._transforms = parts.client, parts.values, parts.ledger, parts.transforms
+        self._parts, self._limits = parts, parts.settings.limits
         self._data, self._entropy, self._own = data, parts.entropy, own
         protection = parts.settings.protection
         self._alone, self._traced = protection.small_clusters == "local", protection.secure
@@ -187,6 +209,8 @@ class Work:
             raise RemoteError("forbidden")
         # one object for all clients with the same request, so that they can be computed together
         task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
+        exchange.once(lambda: check_task(task, self._limits), task, self._limits)  # before anything is made of it
+        exchange.once(lambda: check_parameters(ask.params, self._limits), ask.params, self._limits)
         models, sizes, compared, spread, kinds = exchange.once(
             lambda: (models_in(task), sizes_in(task), compares(task), spread_of(task), other_kinds(task)), task
         )
@@ -204,12 +228,13 @@ class Work:
         rounds = rounds_of((ask.round,), *(origin.rounds for _, origin in inputs))
         if self._ledger.unit != "none":
             words_as_they_are(models)
-        if isinstance(task, Foreign):
-            if task.name not in self._own:
-                raise RemoteError("unknown-task")
-            result = dict(self._own[task.name](task, params))
+        read = {name: value for name, (value, _) in reads.items()}
+        failed = False
+        if self._parts.alike:
+            result, failed = yield from self._alike(ask, task, models, params, read, choice)
+            failed = failed or any(self._values.origin(source.held).failed for source in held)
         else:
-            result = yield RunTask(task, self._input(ask, models, params, {name: value for name, (value, _) in reads.items()}, choice))
+            result = yield from self._result(ask, task, models, params, read, choice)
         live = (*ask.live, ask.held)
         if result:  # before the sources of the result are forgotten
             self._values.drop(ask.held)
@@ -225,8 +250,8 @@ class Work:
         models_used = merged((each.digest for each in sent if each.size > 1), *(origin.models for _, origin in inputs))
         alternatives = max(used.alternatives, *(origin.alternatives for _, origin in inputs), 1)
         origin = Origin(
-            trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, spread, models_used, alternatives,
-            b"" if leaves is None else digest, leaves,
+            trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, spread, failed,
+            self._answered(ask, held, exchange), models_used, alternatives, leaves,
         )  # fmt: skip
         for name in task.keeps:
             self._values.remember(name, result[name], origin)
@@ -235,6 +260,69 @@ class Work:
         return m.Computed(
             True, tuple(m.Described(part, one.dtype.str, one.shape) for part, one in made.items() if not isinstance(one, dict))
         )
+
+    def _result(
+        self, ask: m.Compute, task: Any, models: list[Any], params: dict[str, Any], reads: Mapping[str, Array], choice: Choice
+    ) -> Generator[RunTask, Any, dict[str, Any]]:  # fmt: skip
+        """The results of a task, empty if there are none."""
+        if isinstance(task, Foreign):
+            return self._own_result(task, params)
+        result: dict[str, Any] = yield RunTask(task, self._input(ask, models, params, reads, choice))
+        return result
+
+    def _alike(
+        self, ask: m.Compute, task: Any, models: list[Any], params: dict[str, Any], reads: Mapping[str, Array], choice: Choice
+    ) -> Generator[RunTask, Any, tuple[dict[str, Any], bool]]:  # fmt: skip
+        """Results in the layout that they have for all data, and whether they are zeros because the client's data gave none.
+
+        Raises what the task raises for every data. What it raises for the client's own stays at the client.
+        """
+        if isinstance(task, Foreign):
+            layout = foreign_layout(task)
+            if task.name not in self._own or layout is None:
+                return self._own_result(task, params), False
+            given = None
+        else:
+            given = self._input(ask, models, params, reads, choice)
+            features = given.data.x_train.shape[1:]
+            check_task(task, self._limits, prod(features))
+            if any(tuple(model.shape) != features for model in models):
+                raise RemoteError("bad-input")
+            try:
+                layout = stand_in_layout(task, given, bool(models))
+            except (RemoteError, InputError):
+                raise
+            except Exception as error:
+                why = f"{type(task).__name__}: does not take these parameters ({type(error).__name__}: {error})"
+                raise InputError(f"client {self._client}: {why}") from error
+        try:
+            result = self._own_result(task, params) if given is None else (yield RunTask(task, given))
+            if result and layout_of(result, [part for part, _ in layout][: len(task.parts)]) == layout[: len(task.parts)]:
+                return result, False
+            if result:
+                raise InputError(f"client {self._client}: {type(task).__name__}: the layout of its results depends on data")
+        except Exception as error:
+            self._parts.failed(error)
+        zeros = blank(layout)
+        for name in task.keeps:  # what the client kept before is better than nothing
+            before = self._values.remembered(name)
+            if before is not None and (before[0].shape, before[0].dtype) == (zeros[name].shape, zeros[name].dtype):
+                zeros[name] = before[0]
+        return zeros, True
+
+    def _own_result(self, task: Foreign, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What the application's own function gives."""
+        if task.name not in self._own:
+            raise RemoteError("unknown-task")
+        return dict(self._own[task.name](task, params))
+
+    def _answered(self, ask: m.Compute | m.AddUp, held: Iterable[m.HeldValue | m.OwnPart], exchange: SharedWork) -> bytes:
+        """The digest of a request and of those that its held values answer, empty where the result is compared in the clear."""
+        protection = self._parts.settings.protection
+        if not (protection.transformed or protection.comparison.hides):
+            return b""
+        alike = exchange.once(lambda: request_digest(ask, numbers=False), ask, request_digest)
+        return sha256(alike + b"".join(self._values.origin(source.held).request for source in held)).digest()
 
     def given(self, ask: m.Compute, exchange: SharedWork) -> "TaskInput":
         """The input that a task would get."""
@@ -258,6 +346,7 @@ class Work:
         sources = [origin for _, origin in origins]
         made = Origin(
             UNTRACED, smallest(origin.size for origin in sources), compared, (), rounds, max(origin.spread for origin in sources),
+            any(origin.failed for origin in sources), self._answered(ask, addends, exchange),
             merged(*(origin.models for origin in sources)),
             leaves=self._contract.derived("own", [(part, origin.leaves) for part, origin in origins]),
         )  # fmt: skip
@@ -341,7 +430,7 @@ class Work:
 
         secret = b"" if ask.noise is None else self._entropy(32)
         data = self._data()
-        if self._ledger.unit != "none":
+        if self._parts.alike:
             data = self._known_to(models, data)
         return TaskInput(data, params, reads, Streams(ask.seed, ask.round, self._client), choice, secret)
 

@@ -60,7 +60,10 @@ def party_name(place: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """All that makes the parties of a host, by place; the rest is the same for all of them. As secret as clients' data."""
+    """All that makes the parties of a host, by place; the rest is the same for all of them. As secret as clients' data.
+
+    `tells`: the experimenter gets the error where a client's data give no value, which no server does.
+    """
 
     identities: Mapping[int, Identity] = field(repr=False)
     data: Mapping[int, ClientData] = field(repr=False)
@@ -71,6 +74,7 @@ class Members:
     privacy: Privacy
     strict: bool
     engine: Engine
+    tells: bool = True
 
     def settings(self, place: int) -> Settings:
         """Those of a client, or of a key holder."""
@@ -153,6 +157,13 @@ class LocalHost(ClientHost):
         super().__init__(parties, members.engine)
         self.members = members
         self.evaluated: dict[int, Evaluated] = {}
+
+    def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
+        answers = super().answer(asks)
+        for place in answers if self.members.tells else ():
+            if failures := getattr(self.parties[place], "failures", ()):
+                answers[place] = failures[0]
+        return answers
 
     def client(self, place: int) -> FederationClient:
         """One of the clients. Raises `InputError` for another place."""

@@ -270,7 +270,9 @@ def simulate(
     there |= set(holders)
     strict = release_policy == "strict"
     kept = {place: ObjectStore() for place in identities} if stores is None else stores(data)
-    members = Members(identities, data, kept, sources, protection, roster, privacy or Privacy(), strict, engine or Engine())
+    members = Members(
+        identities, data, kept, sources, protection, roster, privacy or Privacy(), strict, engine or Engine(), on_error == "raise"
+    )
     host: Host = LocalHost(members) if hosted is None else hosted(members, entropy)
     memory = MemoryTransport(host, faults or Faults(), on_error, there)
     federation = FederationServer(

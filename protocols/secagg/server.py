@@ -443,4 +443,4 @@ class Server:
         try:
             return Sum(terms, state.survivors, unwrap(total, terms.bits))
         except ValueError:
-            raise SumFailed("out-of-range") from None
+            raise SumFailed("out-of-range", among=state.survivors) from None

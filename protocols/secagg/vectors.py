@@ -217,12 +217,12 @@ def encode_inputs(contributions: Sequence[Contribution], terms: "Terms", entropy
     named = [contribution.cluster for contribution in contributions]
     if len(set(named)) != len(named) or (not terms.blocks and named != [None]) or (terms.blocks and None in named):
         raise LocalError("bad-values", "expected one contribution, or in a sum with blocks one for each of distinct clusters")
+    if any(contribution.values.shape != (terms.dimension,) for contribution in contributions):  # before memory is taken
+        raise LocalError("bad-values", f"expected {terms.dimension} values")
     width = terms.dimension + (terms.weight_limit > 0)
     x = np.zeros(vector_length(terms), np.int32)
     clipped = 0
     for contribution in contributions:
-        if contribution.values.shape != (terms.dimension,):
-            raise LocalError("bad-values", f"expected {terms.dimension} values")
         if contribution.cluster not in clusters:
             continue
         fraction = counted_weight(contribution, terms) / terms.weight_limit if terms.weight_limit else 1.0

@@ -112,7 +112,7 @@ def test_the_value_that_is_added_up_is_that_of_the_invitation() -> None:
 
 def test_whose_choice_came_about_otherwise_is_in_no_sum_with_the_others() -> None:
     """The same list for all, of which only one client picks the model that training moves at all."""
-    base, stuck = TASK.model.init(0), np.full(TASK.model.dimension, 1e30, np.float32)
+    base, stuck = TASK.model.init(0), np.full(TASK.model.dimension, 1e9, np.float32)
 
     def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
         if not isinstance(ask, m.Compute) or ask.which is not None or client != VICTIM:

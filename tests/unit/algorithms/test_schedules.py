@@ -64,7 +64,7 @@ class Group:
     slow: bool = False
 
 
-def both(algorithm: str, settings: Mapping[str, Any], protection: Mapping[str, Any], **sections: Mapping[str, Any]) -> Iterator[Group]:
+def both(algorithm: str, settings: Mapping[str, Any], protection: Mapping[str, Any], **sections: Any) -> Iterator[Group]:
     """Without a protection and with one."""
     yield Group(algorithm, [with_keys(settings, **sections), with_keys(settings, protection=protection, **sections)])
 

@@ -652,17 +652,20 @@ def test_two_that_advertise_one_key_for_the_next_sum_do_not_end_it(mode: Any) ->
         transport.entropy = lambda client: ENTROPY
 
 
-def test_a_count_above_the_public_maximum_is_refused_as_in_one_process() -> None:
+def test_a_count_above_the_public_maximum_ends_a_simulation_and_tells_no_server() -> None:
     scene = population(groups=1, clients_per_group=12)
     protection = Protection(sum="secagg", min_cohort=2, max_weight=5.0)
     here = federation(scene.clients, protection=protection, seed=1)
     _, fed = remote(scene, protection)
     task = training(scene)
-    for each, error in ((here, InputError), (fed, TooFewClients)):  # a server does not know the counts
-        each.begin_round(0)
-        with pytest.raises(error):
-            each.mean(each.compute(task, {"model": task.model.init(0)})["update"], "examples")
-    assert {word for _, _, word in fed.refusals} == {"bad-terms"}
+    here.begin_round(0)
+    with pytest.raises(InputError, match=r"above protection\.max_weight = 5"):
+        here.mean(here.compute(task, {"model": task.model.init(0)})["update"], "examples")
+    fed.begin_round(0)
+    (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"], "examples")
+    assert mean is not None
+    assert mean.count == 12, "a refusal would tell how many samples a client has"
+    assert not fed.refusals
 
 
 def test_what_arrived_of_a_group_that_fell_below_the_floor_is_on_record() -> None:

@@ -27,6 +27,7 @@ from cflpriv.federation import messages as m
 from cflpriv.federation import release_policy, values
 from cflpriv.federation.client_ledger import ClientLedger
 from cflpriv.federation.group_secret import GroupMember
+from cflpriv.federation.protections import ClientParts
 from cflpriv.federation.store import ObjectStore
 from cflpriv.federation.task_encoding import UnknownTask, task_from_bytes
 from cflpriv.federation.transforms import clustering_name
@@ -110,7 +111,8 @@ def test_the_catalogue_in_active_mode(transport: str) -> None:
         assert row.baseline is not None
         assert row.value < 0.2 * row.baseline
         assert not row.claimed
-    rest = set(rows) - set(REFUSED) - set(BEYOND)
+    assert (rows["overflow_oracle"].status, rows["overflow_oracle"].value) == ("no_gain", 0.0)
+    rest = set(rows) - set(REFUSED) - set(BEYOND) - {"overflow_oracle"}
     assert {rows[name].status for name in rest} == {"not_applicable"}
     assert all(rows[name].note for name in rest)
 
@@ -124,6 +126,12 @@ def test_the_catalogue_in_passive_mode_says_that_it_is_outside_the_guarantee() -
         assert "outside the guarantee" in rows[name].result()
     codes = {name: (rows[name].status, rows[name].code) for name in ("second_unmasking", "derived_copy")}
     assert codes == {"second_unmasking": ("refused", "old-slot"), "derived_copy": ("refused", "second-sum")}
+
+
+@pytest.mark.parametrize("made", [ACTIVE, PASSIVE, HAAR, ROBUST, attacked_config({"sum": "secagg"}, CLIENT)])
+def test_whether_a_training_fails_tells_nothing_of_a_sample(made: Config) -> None:
+    (row,) = only(made, "overflow_oracle")
+    assert (row.status, row.value, row.refusals) == ("no_gain", 0.0, "")
 
 
 @pytest.mark.slow
@@ -445,6 +453,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "holder_coalitions": (SHARED, no_check(depositing, "uniform", np.uint64(0))),
     "swapped_shares": (SHARED, no_check(shared_terms, "verify_key")),
     "chosen_deposits": (SHARED, nothing),
+    "overflow_oracle": (ACTIVE, lambda patch: patch.setattr(ClientParts, "alike", False)),
     "repeated_release": (attacked_config({}, PRIVATE), several(no_check(ClientLedger, "begin"), no_check(ClientLedger, "settle"))),
 }
 """By attack: a configuration, and clients without the check. `nothing`: there is no such check, or the configuration is without it."""

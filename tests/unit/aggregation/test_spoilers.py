@@ -1,0 +1,143 @@
+"""One client that breaks the form of its value in secure sums: it is named and left out, and the others' sums go on."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loopback import Loopback, remote
+from scenes import population, training
+
+from cflpriv.aggregation.spoilers import Suspects, halves, narrowed
+from cflpriv.contract.protection import Protection
+from cflpriv.errors import TooFewClients
+from cflpriv.federation import messages as m
+from cflpriv.federation.server import FederationServer
+from cflpriv.protocols.errors import ProtocolError
+from cflpriv.protocols.secagg import messages as steps
+
+SCENE = population(groups=1, clients_per_group=8)
+TASK = training(SCENE)
+BAD = 5
+ROUNDS = 5
+Spoil = Callable[[steps.Masked], steps.Masked]
+
+
+def spoiled_by(change: Spoil, protection: Protection, rounds: int = ROUNDS, **options: Any) -> tuple[FederationServer, list[Any]]:
+    """The means of some rounds in which one client changes its masked vector."""
+    transport, fed = remote(SCENE, protection)
+    answers(transport, lambda client, answer: masked(answer, change) if client == BAD else answer)
+    means = []
+    for number in range(rounds):
+        fed.begin_round(number)
+        held = fed.compute(TASK, {"model": TASK.model.init(number)})["update"]
+        try:
+            means.append(fed.mean(held, **options)[0])
+        except TooFewClients:
+            means.append(None)
+    return fed, means
+
+
+def answers(transport: Loopback, change: Callable[[int, m.Answer], m.Answer]) -> None:
+    """Let clients send what `change` makes of their answers."""
+    transport.tamper = lambda client, stage, data: m.encode(change(client, m.decode_answer(data)))
+
+
+def masked(answer: m.Answer, change: Spoil) -> m.Answer:
+    if not isinstance(answer, m.Stepped):
+        return answer
+    try:
+        step = steps.decode_client(answer.message, 1 << 20)
+    except ProtocolError:
+        return answer
+    return m.Stepped(steps.encode(change(step))) if isinstance(step, steps.Masked) else answer
+
+
+def with_vector(change: Callable[[Any], Any]) -> Spoil:
+    return lambda step: msgspec.structs.replace(step, vector=change(np.frombuffer(step.vector, "<u4").copy()).tobytes())
+
+
+def moved(place: int, by: int) -> Callable[[Any], Any]:
+    def change(vector: Any) -> Any:
+        vector[place] = (int(vector[place]) + by) % (1 << 32)
+        return vector
+
+    return change
+
+
+OUT_OF_RANGE: Mapping[str, Callable[[Any], Any]] = {
+    "zeros in place of masked numbers": np.zeros_like,
+    "a flag below zero": moved(-1, -100),
+    "a flag above one": moved(-1, 100),
+}
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+@pytest.mark.parametrize("form", OUT_OF_RANGE)
+def test_a_client_whose_vectors_break_their_form_is_named_and_left_out(form: str, mode: Any) -> None:
+    """Of eight, four, two, one: three further failures, and from the second round on each has the mean of a half."""
+    fed, means = spoiled_by(with_vector(OUT_OF_RANGE[form]), Protection(sum="secagg", secagg_mode=mode))
+    assert means[0] is None
+    assert [mean.count for mean in means[1:]] == [4, 4, 4, 7]
+    assert all(BAD not in mean.contributors for mean in means[1:])
+    assert fed.refusals == [(BAD, "secagg Unmask", "out-of-range")]
+
+
+def test_a_weight_that_breaks_its_form_is_found_too() -> None:
+    weights = {client: 1.0 + client % 2 for client in range(8)}
+    fed, means = spoiled_by(with_vector(moved(-2, -2_000_000_000)), Protection(sum="secagg"), weights=weights)
+    assert means[-1].count == 7
+    assert fed.refusals == [(BAD, "secagg Unmask", "out-of-range")]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda step: msgspec.structs.replace(step, vector=step.vector[:-4]), "wrong-length"),
+        (lambda step: msgspec.structs.replace(step, vector=step.vector + bytes(4)), "wrong-length"),
+        (lambda step: msgspec.structs.replace(step, vector=step.vector[: len(step.vector) // 2]), "wrong-length"),
+        (lambda step: msgspec.structs.replace(step, client=3), "wrong-sender"),
+        (lambda step: msgspec.structs.replace(step, following=None), "wrong-advert"),
+    ],
+)
+def test_a_message_of_another_form_costs_its_client_only(change: Spoil, code: str) -> None:
+    fed, means = spoiled_by(change, Protection(sum="secagg"), rounds=2)
+    assert [mean.count for mean in means] == [7, 7]
+    assert {(client, word) for client, _, word in fed.refusals} == {(BAD, code)}
+
+
+def test_the_mean_of_halves_is_that_of_their_clients() -> None:
+    fed, means = spoiled_by(with_vector(np.zeros_like), Protection(sum="secagg"), rounds=2)
+    held = fed.compute(TASK, {"model": TASK.model.init(1)})["update"]
+    halved = fed.mean(held, on=means[1].contributors)[0]
+    assert halved is not None
+    np.testing.assert_allclose(means[1].parts["update"].value(), halved.parts["update"].value(), atol=1e-6)
+
+
+def test_a_group_that_cannot_be_halved_has_no_sum_and_names_nobody() -> None:
+    fed, means = spoiled_by(with_vector(np.zeros_like), Protection(sum="secagg", min_cohort=5), rounds=3)
+    assert means == [None, None, None]
+    assert not fed.refusals
+
+
+# --- the search itself
+
+
+@given(st.sets(st.integers(0, 60), min_size=6, max_size=40), st.integers(1, 5), st.data())
+@settings(deadline=None)
+def test_one_spoiler_is_found_by_halving_and_nobody_else_is(clients: set[int], min_cohort: int, data: st.DataObject) -> None:
+    everyone, spoiler = sorted(clients), data.draw(st.sampled_from(sorted(clients)))
+    suspects: Suspects = ()
+    for _ in range(len(everyone).bit_length() + 1):
+        parts = halves(everyone, suspects, min_cohort)
+        assert sorted(client for part in parts for client in part) == everyone
+        assert len(parts) == 1 or min(map(len, parts)) >= min_cohort
+        here = [client for client in everyone if client == spoiler or data.draw(st.integers(0, 9))]  # some drop out
+        failed = next(part for part in parts if spoiler in part)
+        suspects = narrowed(suspects, [client for client in failed if client in here])
+        assert any(spoiler in few for few in suspects)
+    if len(everyone) >= 2 * min_cohort:
+        assert suspects == (frozenset({spoiler}),)
