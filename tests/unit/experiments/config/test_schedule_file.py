@@ -38,7 +38,7 @@ def test_a_count_by_rounds_is_written_in_words() -> None:
     assert schedule_from_json(json.loads(text), "own") == schedule
 
 
-def written(**changes: Any) -> dict[str, Any]:
+def tree_with(**changes: Any) -> dict[str, Any]:
     """The tree of a schedule with some keys of its one request changed; None leaves a key out."""
     tree: dict[str, Any] = json.loads(schedule_to_json(Schedule(round=(request(training(SCENE), {"update": "sum"}),)), "own"))
     entry = {**tree["round"][0], **changes}
@@ -49,22 +49,22 @@ def written(**changes: Any) -> dict[str, Any]:
     ("tree", "words"),
     [
         ([], "the schedule: expected the keys algorithm, models, start, round, joining, serving"),
-        ({**written(), "more": 1}, "the schedule: expected the keys"),
-        ({**written(), "algorithm": "other"}, "is of algorithm 'other', not of 'own'"),
-        ({**written(), "models": 0}, "models = 0: expected a number of 1 or more"),
-        ({**written(), "start": {}}, "start: expected a list"),
-        (written(times=None), r"round\[0\]: expected the keys task, leaves, times, varies"),
-        (written(task={"": "Unknown"}), r"round\[0\].task: is no task that is known here"),
-        (written(task=3), r"round\[0\].task: is no task that is known here"),
-        (written(times=0), r"round\[0\].times = 0: expected a number of 1 or more, or 'each round'"),
-        (written(times=True), r"round\[0\].times = True: expected a number"),
-        (written(leaves=["update"]), r"round\[0\].leaves: expected a list of operations for each part"),
-        (written(leaves={"update": "sum"}), r"round\[0\].leaves: expected a list of operations for each part"),
-        (written(leaves={"updates": ["sum"]}), r"round\[0\]: schedule: Train has no part 'updates'"),
-        (written(leaves={"update": ["mean"]}), r"round\[0\]: schedule: 'update' leaves by mean; known are"),
-        (written(varies=["rate"]), r"round\[0\]: schedule: Train has no field 'rate'"),
-        (written(varies=["model.rate"]), r"round\[0\]: schedule: Train has no field 'model.rate'"),
-        (written(varies="lr"), r"round\[0\].varies: expected a list of fields"),
+        ({**tree_with(), "more": 1}, "the schedule: expected the keys"),
+        ({**tree_with(), "algorithm": "other"}, "is of algorithm 'other', not of 'own'"),
+        ({**tree_with(), "models": 0}, "models = 0: expected a number of 1 or more"),
+        ({**tree_with(), "start": {}}, "start: expected a list"),
+        (tree_with(times=None), r"round\[0\]: expected the keys task, leaves, times, varies"),
+        (tree_with(task={"": "Unknown"}), r"round\[0\].task: is no task that is known here"),
+        (tree_with(task=3), r"round\[0\].task: is no task that is known here"),
+        (tree_with(times=0), r"round\[0\].times = 0: expected a number of 1 or more, or 'each round'"),
+        (tree_with(times=True), r"round\[0\].times = True: expected a number"),
+        (tree_with(leaves=["update"]), r"round\[0\].leaves: expected a list of operations for each part"),
+        (tree_with(leaves={"update": "sum"}), r"round\[0\].leaves: expected a list of operations for each part"),
+        (tree_with(leaves={"updates": ["sum"]}), r"round\[0\]: schedule: Train has no part 'updates'"),
+        (tree_with(leaves={"update": ["mean"]}), r"round\[0\]: schedule: 'update' leaves by mean; known are"),
+        (tree_with(varies=["rate"]), r"round\[0\]: schedule: Train has no field 'rate'"),
+        (tree_with(varies=["model.rate"]), r"round\[0\]: schedule: Train has no field 'model.rate'"),
+        (tree_with(varies="lr"), r"round\[0\].varies: expected a list of fields"),
     ],
     ids=str,
 )
