@@ -304,7 +304,10 @@ class Sum:
         weights = [self.levels[self._start(cluster) + self.terms.dimension] for cluster in self._clusters if self.terms.weight_limit]
         if not 0 <= self.levels[-1] <= len(self.survivors):
             raise ValueError("sum: more clients clipped than took part, or fewer than none")
-        if any(not 0 <= weight <= most for weight in weights):
+        least = 0  # how many contribute to a block, the server does not know
+        if self.terms.weight_limit and not self.terms.blocks:
+            least = len(self.survivors) * math.floor(self.terms.least_weight / self.terms.weight_limit * self.terms.levels)
+        if any(not least <= weight <= most for weight in weights):
             raise ValueError("sum: weights outside their range")
         if int(self.levels.min()) < -most or int(self.levels.max()) > most:
             raise ValueError("sum: values outside their range")

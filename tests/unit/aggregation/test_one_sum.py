@@ -62,7 +62,7 @@ def lying(fed: FederationServer, changes: Mapping[str, Any]) -> None:
 
 
 def updates_of(fed: FederationServer, on: list[int]) -> Held:
-    return fed.compute(TASK, {"model": TASK.model.init(0)}, on=on)["update"]
+    return fed.compute(TASK, {"model": TASK.model.init(fed.round)}, on=on)["update"]
 
 
 def refused(fed: FederationServer, held: Held, on: list[int], weights: Any = "equal") -> set[str]:

@@ -145,7 +145,7 @@ def names_of(fed: FederationServer, held: Held) -> dict[int, tuple[bytes, ...]]:
 
 def test_a_private_model_in_an_identical_list_meets_no_other_model() -> None:
     """One request to all clients, whose list has a model that only one client chooses: what it computes is in no sum with the others."""
-    base, stuck = TASK.model.init(0), np.full(TASK.model.dimension, 1e30, np.float32)
+    base, stuck = TASK.model.init(0), np.full(TASK.model.dimension, 1e8, np.float32)
     _, fed = remote(SCENE, ACTIVE)
     fed.begin_round(0)
     pick = PickAndTrain(Losses(TASK.model), TASK, "update")

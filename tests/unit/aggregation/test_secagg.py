@@ -186,7 +186,7 @@ def test_a_planted_model_is_refused() -> None:
     (mean,) = fed.mean(planted["m"], models=2)  # an algorithm that says so in public
     assert mean is not None
     fed.begin_round(1)
-    by_cluster = fed.compute(Echo(("m",)), {"m": models}, which=parity(fed.clients))
+    by_cluster = fed.compute(Echo(("m",)), {"m": [model + 1 for model in models]}, which=parity(fed.clients))
     assert all(mean is not None for mean in fed.mean(by_cluster["m"], groups=parity(fed.clients), k=2))
 
 

@@ -87,8 +87,8 @@ def test_a_client_whose_vectors_break_their_form_is_named_and_left_out(form: str
 
 
 def test_a_weight_that_breaks_its_form_is_found_too() -> None:
-    weights = {client: 1.0 + client % 2 for client in range(8)}
-    fed, means = spoiled_by(with_vector(moved(-2, -2_000_000_000)), Protection(sum="secagg"), weights=weights)
+    protection = Protection(sum="secagg", max_weight=40.0)
+    fed, means = spoiled_by(with_vector(moved(-2, -2_000_000_000)), protection, weights="examples")
     assert means[-1].count == 7
     assert fed.refusals == [(BAD, "secagg Unmask", "out-of-range")]
 

@@ -37,7 +37,7 @@ def lying(mode: Any = "active", sum_: str = "secagg") -> tuple[Loopback, Federat
 
 
 def trained(fed: FederationServer) -> Held:
-    return fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
+    return fed.compute(TASK, {"model": TASK.model.init(fed.round)})["update"]
 
 
 def refused(fed: FederationServer, held: Held, on: list[int]) -> list[int]:
