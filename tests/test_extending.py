@@ -3,7 +3,8 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from cflpriv.contract.protection import PROTECTIONS, Protection
 from cflpriv.data.named import LOADERS
 from cflpriv.data.population import DATASETS, register_dataset
 from cflpriv.engine.models import MODELS, Model, register_model
-from cflpriv.errors import InputError
+from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import load_config, run_experiment
 from cflpriv.experiments.config.config import parse_config
+from cflpriv.experiments.config.schedule_file import write_schedule
+from cflpriv.experiments.run.inferred_schedule import inferred_schedule
+from cflpriv.experiments.run.run import start
 from cflpriv.federation.task_encoding import fits, task_from_bytes, task_to_bytes, then_from_bytes, then_to_bytes
 from cflpriv.plugins import load_plugin, register_attack
 
@@ -251,6 +255,36 @@ def test_one_file_runs_resumes_and_is_audited(
     with new_process():
         assert in_process(monkeypatch, "report", str(out)) == 0
         assert "seen" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_its_schedule_is_inferred_and_becomes_its_contract(own: Path, tmp_path: Path) -> None:
+    """Without a schedule there is no contract. With the inferred one clients refuse what the algorithm does not ask."""
+    changes = ["training.lr_decay=0.5"]
+    config = load_config(tmp_path / "config.toml", changes, [own])
+    with pytest.raises(InputError, match="rounds = 4: the configuration has 3"):
+        inferred_schedule(config, 4)
+    schedule = inferred_schedule(config, 2)
+    (asked,) = schedule.round
+    assert (asked.task.share, asked.task.train.lr_decay, asked.leaves, asked.times, asked.varies) == (
+        0.75,
+        0.5,
+        (("part", ("sum",)),),
+        1,
+        (),
+    )
+    assert [type(score.task).__name__ for score in schedule.serving] == ["Evaluate"]
+    write_schedule(tmp_path / "schedule.json", schedule, "partly")
+    text = (tmp_path / "config.toml").read_text(encoding="utf-8").replace("[run]", '[run]\nschedule = "schedule.json"')
+    (tmp_path / "agreed.toml").write_text(text, encoding="utf-8")
+    agreed = load_config(tmp_path / "agreed.toml", changes, [own])
+    assert run_experiment(agreed, tmp_path / "agreed")["rounds"] == run_experiment(config, tmp_path / "free")["rounds"] == 3
+    for chosen, refusals in ((config, 0), (agreed, 8)):
+        run = start(chosen)
+        run.federation.begin_round(0)
+        task = replace(asked.task, share=1.0)
+        with suppress(TrainingDiverged):  # nobody has a result
+            run.federation.compute(task, {"model": run.state.model})
+        assert [code for _, _, code in run.federation.refusals] == ["not-agreed"] * refusals
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from ..contract.handles import Held, OwnAddend, Shared
 from ..contract.operations import Federation, Parameter
-from ..contract.schedule import Schedule, request, scores
+from ..contract.schedule import Schedule, TaskRequest, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.device import tensor
@@ -79,7 +79,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Combine:
-    """Equations 3 and 4 on the data that the client holds back, by the public `seed`.
+    """Equations 3 and 4 on the data that the client holds back, by the public `seed`; of a client that is `joining`, or in a round.
 
     Given: "model" (d,), its own; "others", models by sender.
     Part: "movement" (d,), new minus own. Kept: the affinities under `MEMORY`.
@@ -88,6 +88,7 @@ class Combine:
     model: Model
     validation: float
     seed: int = 0
+    joining: bool = False
 
     parts: ClassVar[Parts] = {"movement": "summed"}
     keeps: ClassVar[tuple[str, ...]] = (MEMORY,)
@@ -167,6 +168,7 @@ def fedfomo(
     start = Start(train.model, seed)
     train_part = OnPart(train, validation, seed=seed)
     ask, combine = Ask((), models, epsilon, epsilon_decay), Combine(train.model, validation, seed)
+    first_ask, first_combine = Ask((), models, 1.0), replace(combine, joining=True)
 
     def init(federation: Federation) -> FedFomoState:
         federation.compute(HasValidation(validation))  # nothing leaves; a client that cannot hold data back fails here
@@ -174,13 +176,15 @@ def fedfomo(
 
     def round(federation: Federation, state: FedFomoState) -> tuple[FedFomoState, RoundRecord]:
         cohort = federation.cohort(dict.fromkeys(federation.clients, 0))
-        state, asked = combined(federation, state, cohort, ask.at(federation.round))
+        state, asked = combined(federation, state, cohort, ask.at(federation.round), combine)
         held = federation.compute(train_part.at(federation.round), {"model": state.model}, on=cohort)
         model = federation.fold(state.model + Shared(own=(OwnAddend(held["update"]),)))
         trained = tuple(sorted({*state.trained, *held.clients}))
         return FedFomoState(model, trained), RoundRecord(federation.round, cohort, None, {"relayed_models": asked})
 
-    def combined(federation: Federation, state: FedFomoState, clients: Sequence[int], ask: Ask) -> tuple[FedFomoState, int]:
+    def combined(
+        federation: Federation, state: FedFomoState, clients: Sequence[int], ask: Ask, combine: Combine
+    ) -> tuple[FedFomoState, int]:
         """Clients ask for models, get them, and combine; the new state and how many models travelled at most."""
         here = set(federation.clients)
         candidates = tuple(client for client in state.trained if client in here)
@@ -202,16 +206,19 @@ def fedfomo(
         federation.compute(HasValidation(validation), on=newcomers)
         fresh = federation.compute(start, on=newcomers)
         state = replace(state, model=federation.fold(state.model + Shared(own=(OwnAddend(fresh["model"]),))))
-        state, asked = combined(federation, state, sorted(newcomers), Ask((), models, 1.0))
+        state, asked = combined(federation, state, sorted(newcomers), first_ask, first_combine)
         return state, {"relayed_models": asked}
 
     begun = (request(HasValidation(validation)), request(start, {"model": "relay"}))
-    mixed = (request(combine, {"movement": "relay"}),)
     schedule = Schedule(
-        begun, (request(ask, {"wanted": "gather"}, varies=("candidates",)), *mixed, request(train_part, {"update": "relay"})),
-        (*begun, request(Ask((), models, 1.0), {"wanted": "gather"}, varies=("candidates",)), *mixed), (scores(Evaluate(train.model)),),
+        begun, (*_mixing(ask, combine), request(train_part, {"update": "relay"})), (*begun, *_mixing(first_ask, first_combine)),
+        (scores(Evaluate(train.model)),),
     )  # fmt: skip
     return Algorithm("fedfomo", ("relay",), init, round, serve, admit, schedule=schedule)
+
+
+def _mixing(ask: Ask, combine: Combine) -> tuple[TaskRequest, TaskRequest]:
+    return request(ask, {"wanted": "gather"}, varies=("candidates",)), request(combine, {"movement": "relay"})
 
 
 def _held(model: Shared) -> Held:

@@ -204,8 +204,9 @@ def _schedule(settings: PrivateClustersSettings) -> Schedule:
     if k == 1:
         return Schedule(round=(alone,), serving=(evaluate,))
     many, found = k or settings.vectors.moment_size + 1, () if k else ("k",)
+    numbered = ("number",) if settings.sums["moments"] > 1 else ()
     shares: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
-        ("centre", settings.task(CentreShare), ()), ("moments", settings.task(MomentShare), ("number",)),
+        ("centre", settings.task(CentreShare), ()), ("moments", settings.task(MomentShare), numbered),
         ("cells", settings.task(CellShare), ()), ("centres", settings.task(ClusterShare, k=many), found),
     )  # fmt: skip
     rounds: list[TaskRequest] = []

@@ -7,6 +7,7 @@ declared count is reached.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from ..errors import InputError
@@ -104,10 +105,10 @@ def at_round(task: Any, number: int) -> Any:
 
 
 def same_task(asked: Any, declared: TaskRequest, rounds: Iterable[int]) -> bool:
-    """Whether a task is the declared task in its form of one of the `rounds`, but for the fields that vary."""
+    """Whether a task is the declared task, as it is or in its form of one of the `rounds`, but for the fields that vary."""
     if type(asked) is not type(declared.task):
         return False
-    forms = (at_round(declared.task, number) for number in rounds)
+    forms = chain((declared.task,), (at_round(declared.task, number) for number in rounds))
     return any(asked == (_with_fields(form, asked, declared.varies) if declared.varies else form) for form in forms)
 
 

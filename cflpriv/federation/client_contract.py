@@ -5,7 +5,7 @@ Rules (docs/guarantees.md says what each keeps from a server that lies):
     task        equals one of the contract in every field, but for the parameters and what the contract lets vary
     round       never decreases, and is below the contract's number of rounds
     count       in a round each declared request is answered as often as the contract declares; the same request again is no new one;
-                requests of the start are counted over the run, and those of joining, which may fail `RETAKEN` times
+                requests of the start are counted over the run, and those of joining, of which `RETAKEN` may fail
     part        leaves by the operations that the contract declares for it, and by `gram` at most `RETAKEN` times more than once
     session     one contract is one session; what was counted outlives sessions and restarts
 
@@ -46,29 +46,44 @@ class _Counted(m.FederationMessage, frozen=True):
     in_round: tuple[tuple[m.Count, bytes], ...]
     lasting: tuple[tuple[m.Count, bytes], ...]
     compared: tuple[tuple[bytes, bytes], ...]
+    left: tuple[bytes, ...]
 
 
 @dataclass
 class Counts:
     """What a client has answered under one contract. Digests of requests by their number in the contract, of this round and of all rounds;
-    and the transforms or epochs under which each value was compared."""
+    the transforms or epochs under which each value was compared; and the requests of joining whose values left."""
 
     session: bytes
     round: int = -1
     in_round: set[tuple[int, bytes]] = field(default_factory=set)
     lasting: set[tuple[int, bytes]] = field(default_factory=set)
     compared: set[tuple[bytes, bytes]] = field(default_factory=set)
+    left: set[bytes] = field(default_factory=set)
 
     def to_bytes(self) -> bytes:
         """The counts as bytes."""
         in_round, lasting, compared = tuple(sorted(self.in_round)), tuple(sorted(self.lasting)), tuple(sorted(self.compared))
-        return m.codec.encode(_Counted(self.session, self.round, in_round, lasting, compared))
+        return m.codec.encode(_Counted(self.session, self.round, in_round, lasting, compared, tuple(sorted(self.left))))
 
     @staticmethod
     def from_bytes(data: bytes) -> "Counts":
         """The inverse of `to_bytes`. Raises `MalformedMessage`."""
         kept = m.codec.decode(data, _Counted, m.LIMIT_BYTES)
-        return Counts(kept.session, kept.round, set(kept.in_round), set(kept.lasting), set(kept.compared))
+        return Counts(kept.session, kept.round, set(kept.in_round), set(kept.lasting), set(kept.compared), set(kept.left))
+
+    def is_full(self, number: int, agreed: AgreedRequest, name: bytes, rounds: int, known: set[tuple[int, bytes]]) -> bool:
+        """Whether a request, by its name, is one more than the contract declares under this number.
+
+        One of joining whose value has not left may have failed. It is asked again in another round, at most `RETAKEN` times.
+        """
+        names = [other for place, other in known if place == number]
+        most = rounds if agreed.times == EACH_ROUND else agreed.times
+        if name in names:
+            return False
+        if agreed.phase == "joining":
+            return len(self.left.intersection(names)) >= most or len(names) >= most + RETAKEN
+        return len(names) >= most
 
 
 class ClientContract:
@@ -120,15 +135,17 @@ class ClientContract:
         if ask.seed != contract.seed or ask.noise != contract.noise:
             raise self._refused("not-agreed", "another seed or noise than the contract's")
         in_round = counted.in_round if ask.round == counted.round else set()
-        full = False
+        full, phases = False, ("start", "serving") if ask.round < 0 else ("round", "joining", "serving")
+        if not contract.rounds:  # then clients join before any
+            phases = ("start", "joining", "serving")
         for number, agreed in enumerate(contract.requests):
-            if (agreed.phase == "start") != (ask.round < 0) and agreed.phase in ("start", "round"):
+            if agreed.phase not in phases:
                 continue
             rounds = (ask.round, *range(-1, ask.round)) if agreed.phase == "joining" else (ask.round,)
             if not same_task(ask.task.task, _declared(data)[number], rounds):
                 continue
             known = counted.lasting if agreed.phase in ("start", "joining") else in_round
-            if (number, name) not in known and sum(place == number for place, _ in known) >= _most(agreed, contract.rounds):
+            if counted.is_full(number, agreed, name, contract.rounds, known):
                 full = True
                 continue
             if (number, name) not in known or ask.round != counted.round:
@@ -153,7 +170,8 @@ class ClientContract:
 
         What may be shown may also be summed: an oblivious sum counts choices that others gather.
         """
-        if self._store.get(KEPT) is None:
+        data = self._store.get(KEPT)
+        if data is None:
             return
         settings, allowed = self._settings, dict(origin.leaves or ())
         shy = not settings.allow_scores and settings.privacy.unit == "none" and settings.protection.sums.hides
@@ -163,6 +181,10 @@ class ClientContract:
                 raise self._refused("not-agreed", f"{part!r} does not leave by {operation!r}")
             if shy and operation == "gather" and origin.kind(part) in ("choice", "request", "score"):
                 raise self._refused("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
+        counted, name = self._counts(contract_digest(data)), origin.request[:DIGEST_BYTES]
+        if counted is not None and name not in counted.left and any(name == other for _, other in counted.lasting):
+            counted.left.add(name)
+            self._keep(contract_digest(data), counted)
 
     def check_compared(self, value: bytes, part: str, under: bytes) -> None:
         """Count a comparison of a value, by its name, under a transform or epoch. Raises `RemoteError` "not-agreed" for one too many."""
@@ -211,11 +233,6 @@ class ClientContract:
         error = RemoteError(code)
         error.add_note(f"by the session contract: {why}")
         return error
-
-
-def _most(agreed: AgreedRequest, rounds: int) -> int:
-    """How many different requests are answered. A client whose joining failed is asked again in a later round, at most `RETAKEN` times."""
-    return (rounds if agreed.times == EACH_ROUND else agreed.times) + (RETAKEN if agreed.phase == "joining" else 0)
 
 
 @lru_cache(maxsize=16)

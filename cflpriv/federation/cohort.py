@@ -18,7 +18,7 @@ from ..contract.protection import Protection
 from ..errors import InputError
 from ..randomness import stream
 
-__all__ = ["Schedule", "check_mean", "draw_cohort", "draw_drop", "group_sizes", "public_weights", "schedule"]
+__all__ = ["CohortRounds", "check_mean", "draw_cohort", "draw_drop", "group_sizes", "public_weights", "schedule"]
 
 
 def draw_cohort(
@@ -130,7 +130,7 @@ def public_weights(weights: str | Mapping[int, float], clients: Sequence[int]) -
 
 
 @dataclass(frozen=True)
-class Schedule:
+class CohortRounds:
     """The cohorts of `rounds` rounds. `rounds_of` has for each client its rounds, ascending; none for a client that is never asked."""
 
     rounds: int
@@ -156,7 +156,7 @@ class Schedule:
         return min(gaps, default=max(1, self.rounds))
 
 
-def schedule(sampling: Sampling, clients: Sequence[int], smallest: int, seed: int, rounds: int, labels: bool = False) -> Schedule:
+def schedule(sampling: Sampling, clients: Sequence[int], smallest: int, seed: int, rounds: int, labels: bool = False) -> CohortRounds:
     """The cohorts of a run whose `clients` are present in every round, which are one group.
 
     `smallest` is the fewest clients of a cohort (`Protection.smallest_group`), `seed` that of the run. Under "global" sampling groups do
@@ -169,10 +169,10 @@ def schedule(sampling: Sampling, clients: Sequence[int], smallest: int, seed: in
     """
     everyone = tuple(sorted(clients))
     if labels and sampling.mode != "global":
-        return Schedule(rounds, dict.fromkeys(everyone, tuple(range(rounds))))
+        return CohortRounds(rounds, dict.fromkeys(everyone, tuple(range(rounds))))
     rounds_of: dict[int, list[int]] = {client: [] for client in everyone}
     together = dict.fromkeys(everyone, 0)
     for number in range(rounds):
         for client in draw_cohort(sampling, everyone, together, smallest, seed, number):
             rounds_of[client].append(number)
-    return Schedule(rounds, {client: tuple(numbers) for client, numbers in rounds_of.items()})
+    return CohortRounds(rounds, {client: tuple(numbers) for client, numbers in rounds_of.items()})

@@ -4,17 +4,19 @@ tests.
 `Watched` is a transport that keeps what is asked of each client; `observed_schedule` makes the smallest schedule that has all of it.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from ..contract.schedule import Leaving, Phase, Schedule, TaskRequest, same_task
+from ..contract.schedule import Leaving, Phase, Schedule, TaskRequest, at_round
 from . import messages as m
 from .transport import ExchangeStage, Transport
 from .work import request_digest
 
-__all__ = ["Observed", "Watched", "observed_requests", "observed_schedule"]
+__all__ = ["Observed", "Watched", "observed_schedule"]
+
+FEW = 4
+"""So many tasks of one class are requests of their own."""
 
 
 @dataclass
@@ -78,48 +80,73 @@ class Watched:
         return left
 
 
-def observed_requests(observed: Sequence[Observed], declared: Schedule | None = None) -> dict[tuple[Phase, int], int]:
-    """How often the requests of a `declared` schedule were asked, at most, in one phase of a client: by phase and place in its list.
+def observed_schedule(observed: Sequence[Observed], train: Any = None) -> Schedule:
+    """The smallest schedule with all that was asked. `train`: the training as the run begins, by which a learning rate that falls is known.
 
-    A request that is not declared counts under place −1.
+    Of the tasks of one class, fields with lists (as of the clients that are present) vary where they differ. Tasks that differ in another
+    way are requests of their own if there are at most `FEW`, else these fields vary.
     """
-    times: dict[tuple[Phase, int, int, int], set[bytes]] = defaultdict(set)
-    for value in observed:
-        place = (
-            -1
-            if declared is None
-            else next(
-                (i for i, asked in enumerate(getattr(declared, value.phase)) if same_task(value.task, asked, range(-1, value.round + 1))),
-                -1,
-            )
-        )
-        times[value.phase, place, value.client, value.round].add(value.digest)
-    most: dict[tuple[Phase, int], int] = {}
-    for (phase, place, _, _), digests in times.items():
-        most[phase, place] = max(most.get((phase, place), 0), len(digests))
-    return most
-
-
-def observed_schedule(observed: Sequence[Observed]) -> Schedule:
-    """The smallest schedule with all that was asked. Fields in which tasks of one class differ vary."""
     phases: dict[Phase, list[TaskRequest]] = {"start": [], "round": [], "joining": []}
     kinds: dict[tuple[Phase, type], list[Observed]] = {}
     for value in observed:
-        kinds.setdefault((value.phase, type(value.task)), []).append(value)
+        kinds.setdefault((value.phase, type(value.task)), []).append(replace(value, task=_begun(value.task, value.round, train)))
     for (phase, _), values in kinds.items():
-        phases[phase].append(_request(values))
+        phases[phase] += _requests(values)
     most = max((value.models for value in observed), default=1)
     return Schedule(tuple(phases["start"]), tuple(phases["round"]), tuple(phases["joining"]), models=most)
 
 
+def _begun(task: Any, number: int, train: Any) -> Any:
+    """A task of round `number` with the learning rate that the run begins with, where it has that of its round."""
+    if not is_dataclass(task) or isinstance(task, type):
+        return task
+    if type(task) is type(train):
+        before: Any = replace(task, **{name: getattr(train, name) for name in ("lr", "lr_decay")})
+        return before if at_round(before, number) == task else task
+    inner = {attribute.name: (getattr(task, attribute.name)) for attribute in fields(task) if attribute.init}
+    begun = {name: _begun(value, number, train) for name, value in inner.items()}
+    return replace(task, **begun) if begun != inner else task
+
+
+def _requests(values: Sequence[Observed]) -> list[TaskRequest]:
+    """The requests of tasks of one class in one phase."""
+    alike: list[list[Observed]] = []
+    for value in values:
+        same = next((group for group in alike if _but_lists(group[0].task, value.task)), None)
+        if same is None:
+            alike.append([value])
+        else:
+            same.append(value)
+    return [_request(group) for group in (alike if len(alike) <= FEW else [list(values)])]
+
+
+def _but_lists(first: Any, second: Any) -> bool:
+    """Whether two tasks differ in fields with lists alone."""
+    return all(isinstance(_at(first, path), tuple) for path in _differing(first, second))
+
+
+def _differing(first: Any, second: Any) -> list[str]:
+    """The fields in which two tasks of one class differ, those of tasks inside with a dot."""
+    paths = []
+    for attribute in fields(first):
+        one, other = getattr(first, attribute.name), getattr(second, attribute.name)
+        if one == other:
+            continue
+        inner = is_dataclass(one) and type(one) is type(other)
+        paths += [f"{attribute.name}.{path}" for path in _differing(one, other)] if inner else [attribute.name]
+    return paths
+
+
+def _at(task: Any, path: str) -> Any:
+    for name in path.split("."):
+        task = getattr(task, name)
+    return task
+
+
 def _request(values: Sequence[Observed]) -> TaskRequest:
-    """The request of tasks of one class in one phase."""
+    """One request of tasks of one class in one phase."""
     first = values[0].task
-    varies = tuple(
-        attribute.name
-        for attribute in fields(first)
-        if any(getattr(value.task, attribute.name) != getattr(first, attribute.name) for value in values)
-    )
+    varies = tuple(dict.fromkeys(path for value in values for path in _differing(first, value.task)))
     leaves: dict[str, set[Leaving]] = {}
     for value in values:
         for part, operations in value.left.items():

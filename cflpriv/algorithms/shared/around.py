@@ -5,14 +5,13 @@ One level, no more: a task defines what changes in `before` and `after`, and inh
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ...engine import Device, Result, TaskInput
 from ...errors import InputError
 from ...privacy.settings import Noise
-from ...protocols.events import Event
 from ...tasks.training import Train
 from ...types import Parts
 
@@ -82,7 +81,7 @@ class TrainApart(AroundTraining):
         return replace(self, train=self.train.private(noise))
 
     @property
-    def events(self) -> dict[str, Event]:
+    def events(self) -> dict[str, Any]:
         return self.train.events
 
     @property

@@ -138,7 +138,8 @@ class ChainLink:
 
     def run(self, task_input: TaskInput) -> Result:
         start = task_input.array("model")
-        sent = task_input.params.get("before")
-        before = next(iter(sent.values())) if isinstance(sent, dict) else np.zeros_like(start)
+        sent, before = task_input.params.get("before"), np.zeros_like(start)
+        if isinstance(sent, dict):  # empty where the client before has dropped out
+            before = next(iter(sent.values()), before)
         trained = self.train.run(replace(task_input, params={"model": start + before}))
         return {} if not trained else {"movement": np.asarray(trained["update"]) + before}

@@ -25,7 +25,7 @@ from ...contract.operations import Sampling
 from ...contract.protection import Protection
 from ...engine.models import Model
 from ...errors import InputError, near, unknown_key
-from ...federation.cohort import Schedule, schedule
+from ...federation.cohort import CohortRounds, schedule
 from ...federation.release_policy import may_leave
 from ...federation.values import Origin
 from ...files import toml_text
@@ -40,6 +40,7 @@ from ..newcomers import held_back
 from ..trust import idle_code, may_run, run_sections
 from .callbacks import known_callbacks
 from .privacy_checks import check_privacy, few_shares
+from .schedule_file import read_schedule
 from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
 __all__ = ["GIVEN", "SECTIONS", "Config", "load_config", "own_weights", "parse_config"]
@@ -183,7 +184,7 @@ class Config:
             raise InputError(f"algorithm {spec.name!r} under privacy.unit = 'sample': {spec.sample_refused}; there is one for {private}")
         return spec.sample_releases(self.training.rounds, self.hyper)
 
-    def schedule(self, clients: Sequence[int]) -> Schedule:
+    def schedule(self, clients: Sequence[int]) -> CohortRounds:
         """Which rounds a client is asked in, if exactly `clients` are present in every round.
 
         All rounds where the algorithm does not declare its cohorts. With newcomers also where clusters split: such an algorithm places a
@@ -191,7 +192,7 @@ class Config:
         """
         spec, rounds = self.spec, self.training.rounds
         if not spec.cohorts or (self.data.newcomers and spec.renumbers):
-            return Schedule(rounds, dict.fromkeys(clients, tuple(range(rounds))))
+            return CohortRounds(rounds, dict.fromkeys(clients, tuple(range(rounds))))
         smallest, labels = self.protection.smallest_group, spec.cohorts == "labelled"
         return schedule(self.sampling(), clients, smallest, self.run.seed, rounds, labels)
 
@@ -259,6 +260,12 @@ class Config:
         offered: dict[str, Any] = {"seed": self.run.seed, "weights": t.weights, "groups": population.group_of}
         extra = {name: value for name, value in offered.items() if name in wanted}
         algorithm = make(train, **extra, **self.hyper)
+        if self.run.schedule:
+            if algorithm.schedule is not None:
+                raise InputError(
+                    f"run.schedule = {self.run.schedule!r}: algorithm {algorithm.name!r} declares its own schedule; leave it out"
+                )
+            algorithm = replace(algorithm, schedule=read_schedule(self.run.schedule, algorithm.name))
         self._check_protection(algorithm)
         return algorithm
 
@@ -380,7 +387,8 @@ def changed(tree: dict[str, Any], changes: Sequence[str], plugins: Sequence[str 
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
-    """A TOML file ("-": standard input) as nested mappings; its `run.plugins`, and those of `data.paths` that are there, as absolute paths.
+    """A TOML file ("-": standard input) as nested mappings; its `run.plugins`, `run.schedule`, and those of `data.paths`
+    that are there, as absolute paths.
 
     Raises `InputError` naming the file.
     """
@@ -399,6 +407,8 @@ def read_tree(path: str | Path) -> dict[str, Any]:
     for run in run_sections(tree):
         if isinstance(run.get("plugins"), list):
             run["plugins"] = [str((path.parent / file).resolve()) if isinstance(file, str) else file for file in run["plugins"]]
+        if isinstance(run.get("schedule"), str) and run["schedule"]:
+            run["schedule"] = str((path.parent / run["schedule"]).resolve())
     return tree
 
 

@@ -150,6 +150,13 @@ class RunSection:
         tuple[str, ...],
         Key("Python files that register algorithms, models, attacks or data sets; relative to the configuration file."),
     ] = ()
+    schedule: Annotated[
+        str,
+        Key(
+            "A file with what the algorithm asks of clients, for an own algorithm that declares no schedule (`cflpriv contract --infer` "
+            "writes it); relative to the configuration file. It becomes part of the session contract."
+        ),
+    ] = ""
     callbacks: Annotated[
         tuple[str, ...], Key("Code that receives rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
     ] = ()

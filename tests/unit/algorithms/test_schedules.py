@@ -4,23 +4,29 @@ Each group of runs has one schedule. Under the contract with it no client refuse
 the group together ask, as clients count it, is the whole schedule, so nothing in it is too much.
 """
 
+import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from scenes import population
 from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
+from cflpriv.algorithms.cfl.cfl import Same
 from cflpriv.contract.handles import Held, placed
-from cflpriv.contract.schedule import EACH_ROUND, Schedule
+from cflpriv.contract.schedule import EACH_ROUND, Phase, Schedule, TaskRequest
+from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
+from cflpriv.experiments.run.agreed import contract_for
 from cflpriv.experiments.run.run import Experiment, admit, advance, begin, prepare
 from cflpriv.federation.client_contract import KEPT, Counts
-from cflpriv.federation.contract_record import contract_digest
-from cflpriv.federation.observed_schedule import Watched
+from cflpriv.federation.contract_record import contract_digest, contract_from_bytes
+from cflpriv.federation.observed_schedule import Watched, observed_schedule
 from cflpriv.federation.transport import Transport
+from cflpriv.privacy.settings import Noise
+from cflpriv.protocols.errors import ProtocolError
 from cflpriv.types import Population
 
 SCENE = population(groups=2, clients_per_group=5, samples=14, test_samples=2, shape=(4,), separation=4.0)
@@ -45,7 +51,7 @@ class Run:
     scene: Population = SCENE
 
 
-def run(settings: Mapping[str, Any] | None = None, scene: Population = SCENE, **sections: Mapping[str, Any]) -> Run:
+def with_keys(settings: Mapping[str, Any] | None = None, scene: Population = SCENE, /, **sections: Mapping[str, Any]) -> Run:
     return Run(settings or {}, sections, scene)
 
 
@@ -61,82 +67,100 @@ class Group:
 
 def both(algorithm: str, settings: Mapping[str, Any], protection: Mapping[str, Any], **sections: Any) -> Iterator[Group]:
     """Without a protection and with one."""
-    yield Group(algorithm, [run(settings, **sections), run(settings, protection=protection, **sections)])
+    yield Group(algorithm, [with_keys(settings, **sections), with_keys(settings, protection=protection, **sections)])
 
 
 def watched(algorithm: str, settings: Mapping[str, Any]) -> Iterator[Group]:
     """With all clients in each round, whose updates are compared, and with some, where all train once more to be compared."""
-    yield Group(algorithm, [run(settings, training={"participation": share}) for share in (0.6, 1.0)])
+    yield Group(algorithm, [with_keys(settings, training={"participation": share}) for share in (0.6, 1.0)])
+
+
+def noisy(algorithm: str, settings: Mapping[str, Any], **sections: Mapping[str, Any]) -> Iterator[Group]:
+    """Without privacy, and with noise in secure sums, whose members used different models."""
+    privacy = {"unit": "client", "epsilon": 100.0, "clip_norm": 1.0, "delta": 1e-3, "local": ["gram"] if algorithm == "pina" else []}
+    hidden = with_keys(settings, **sections, privacy=privacy, protection={"sum": "secagg", "secagg_clip": 8.0})
+    yield Group(algorithm, [with_keys(settings, **sections), hidden])
+
+
+def apart(settings: Mapping[str, Any]) -> Iterator[Group]:
+    """IFCA without a protection, and one round of a secure sum of shared layers over clients that used different models."""
+    few = {"participation": 0.5, "rounds": 8}
+    hidden = with_keys(settings, training={**few, "rounds": 1}, protection=SECAGG, run={"seed": 5})
+    yield Group("ifca", [with_keys(settings, training=few, run={"seed": 5}), hidden])
+
+
+def found(algorithm: str, settings: Mapping[str, Any], **sections: Mapping[str, Any]) -> Iterator[Group]:
+    """With clients in groups, and with clients that are alike."""
+    yield Group(algorithm, [with_keys(settings, scene, **sections) for scene in (SCENE, ALIKE)], bound=True)
 
 
 def merged(algorithm: str, settings: Mapping[str, Any], **protection: Any) -> Iterator[Group]:
     """Where all clusters merge, and where no two do and are too small for a sum of their own; and without a protection."""
     half = {"participation": 0.5, "rounds": 4}
-    hidden = [run({"tau": tau, **settings}, training=half, protection={**SECAGG, **protection}) for tau in (-1.0, 1.0)]
-    yield Group(algorithm, [*hidden, run({"tau": 0.5, **settings}, training=half)])
+    hidden = [with_keys({"tau": tau, **settings}, training=half, protection={**SECAGG, **protection}) for tau in (-1.0, 1.0)]
+    yield Group(algorithm, [*hidden, with_keys({"tau": 0.5, **settings}, training=half)])
 
 
 def groups() -> list[Group]:
     """All runs."""
-    half, apart = {"participation": 0.5, "rounds": 4}, {"training": {"participation": 0.5, "rounds": 8}, "run": {"seed": 5}}
+    half = {"participation": 0.5, "rounds": 4}
     early = {"moments": 1, "cell_steps": 1, "centre_steps": 2, "draws": 19}
     seven = {"rounds": 7}
-    client = {"privacy": {"unit": "client", "epsilon": 100.0, "clip_norm": 1.0, "delta": 1e-3}}
     return [
-        Group("fedavg", [run()]),
-        Group("fedprox", [run({"mu": 0.1})]),
-        Group("fednova", [run()]),
-        Group("scaffold", [run({"global_lr": 0.5})]),
-        Group("per_fedavg", [run({"alpha": 0.1, "beta": 0.2}, training={"epochs": 2})]),
-        Group("per_fedavg", [run({"alpha": 0.0})]),
-        Group("lg_fedavg", [run({"global_layers": 1})]),
-        Group("ditto", [run({"lam": 0.5, "personal_epochs": 2})]),
-        Group("oracle", [run(data={"newcomers": 0})]),
-        Group("shuffled", [run(data={"newcomers": 0})]),
-        Group("local", [run()]),
-        Group("fedproto", [run({"lam": 0.5})]),
+        Group("fedavg", [with_keys()]),
+        Group("fedprox", [with_keys({"mu": 0.1})]),
+        Group("fednova", [with_keys()]),
+        Group("scaffold", [with_keys({"global_lr": 0.5})]),
+        Group("per_fedavg", [with_keys({"alpha": 0.1, "beta": 0.2}, training={"epochs": 2})]),
+        Group("per_fedavg", [with_keys({"alpha": 0.0})]),
+        Group("lg_fedavg", [with_keys({"global_layers": 1})]),
+        Group("ditto", [with_keys({"lam": 0.5, "personal_epochs": 2})]),
+        Group("oracle", [with_keys(data={"newcomers": 0})]),
+        Group("shuffled", [with_keys(data={"newcomers": 0})]),
+        Group("local", [with_keys()]),
+        Group("fedproto", [with_keys({"lam": 0.5})]),
         *both("fedproto", {"lam": 0.0}, protection=OBLIVIOUS),
-        Group("fedfomo", [run({"models": 2})]),
-        Group("fedgwc", [run(training=half)]),
-        Group("fedrc", [run({"k": 2})]),
-        Group("fedsoft", [run({"k": 2, "interval": 2})]),
-        Group("fesem", [run()]),
+        Group("fedfomo", [with_keys({"models": 2})]),
+        Group("fedgwc", [with_keys(training=half)]),
+        Group("fedrc", [with_keys({"k": 2})]),
+        Group("fedsoft", [with_keys({"k": 2, "interval": 2})]),
+        Group("fesem", [with_keys()]),
         *both("fesem", {"start": "random"}, protection=OBLIVIOUS),
-        Group("crossfit", [run()]),
+        Group("crossfit", [with_keys()]),
         *both("crossfit", {"variant": "plain", "k": 2}, protection=SECAGG),
         *both("one_shot", {"local_epochs": 1}, protection=SECAGG),
-        Group("flexcfl", [run({"pretrain_scale": 2})]),
-        Group("ocfl", [run(training={"rounds": 6})]),
-        Group("pacfl", [run()]),
+        Group("flexcfl", [with_keys({"pretrain_scale": 2})]),
+        Group("ocfl", [with_keys(training={"rounds": 6})]),
+        Group("pacfl", [with_keys()]),
         *both("pacfl", {"k": 2, "fine_tune_epochs": 1}, protection={**SECAGG, "small_clusters": "local"}),
-        Group("pacfl", [run({"variant": "authors", "beta": 10.0})]),
-        *both("pina", {}, protection=SECAGG),
-        *both("rr_cluster", {"k": 3}, protection=SECAGG),
-        Group("r_dpcfl", [run({"k": 2}, training={"rounds": 5}), run(training={"rounds": 5})]),
-        Group("r_dpcfl", [run({"k": 2}, training={"rounds": 1})]),
-        Group("private_clusters", [run({"k": 1})]),
-        *both("private_clusters", {"k": 2, **early}, training=seven, protection=SECAGG),
-        Group("private_clusters", [run({"k": 2, **early, "train_early": True}, training=seven, **more) for more in clustered]),
-        Group("private_clusters", [run(early, scene, training=seven) for scene in (SCENE, ALIKE)], bound=True),
-        Group("private_clusters", [run({**early, "train_early": True}, scene, training=seven) for scene in (SCENE, ALIKE)], bound=True),
-        Group("cfl", [run({"alpha": 0.05, "draws": 40, "settle": 0}, training={"rounds": 4})]),
-        Group("cfl", [run({"alpha": 0.05, "draws": 80, "patience": 1, "settle": 0}, ALIKE, training={"rounds": 5})]),
+        Group("pacfl", [with_keys({"variant": "authors", "beta": 10.0})]),
+        *noisy("pina", {}),
+        *noisy("rr_cluster", {"k": 3}),
+        Group("r_dpcfl", [with_keys({"k": 2}, training={"rounds": 5}), with_keys(training={"rounds": 5})]),
+        Group("r_dpcfl", [with_keys({"k": 2}, training={"rounds": 1})]),
+        Group("private_clusters", [with_keys({"k": 1})]),
+        *noisy("private_clusters", {"k": 2, "train_early": False, **early}, training=seven),
+        *noisy("private_clusters", {"k": 2, "train_early": True, **early}, training=seven),
+        *found("private_clusters", {**early, "moments": 2}, training={"rounds": 8}),
+        *found("private_clusters", {**early, "train_early": True, "moments": 2}, training={"rounds": 8}),
+        Group("cfl", [with_keys({"alpha": 0.05, "draws": 40, "settle": 0}, training={"rounds": 4})]),
+        Group("cfl", [with_keys({"alpha": 0.05, "draws": 80, "patience": 1, "settle": 0}, ALIKE, training={"rounds": 5})]),
         *watched("cfl", {"alpha": 0.05, "draws": 40, "watch": True, "settle": 0, "patience": 1}),
         *watched("cfl", {"eps1": 5.0, "eps2": 5.1, "watch": True}),
         *watched("cfl", {"variant": "authors", "first_split": 0, "watch": True}),
-        Group("stocfl", [run(training=half), run(protection=SECAGG), run({"sketch_dim": 0}, protection={**SECAGG, "min_cohort": 6})]),
+        Group("stocfl", [with_keys(training=half), *(with_keys(protection={**SECAGG, "min_cohort": least}) for least in (3, 6))]),
         *merged("stocfl", {}),
         *merged("stocfl", {"lam": 0.0}),
         *merged("stocfl", {"variant": "authors", "movement_epochs": 1}, secagg_mode="passive", relay_updates=True),
-        Group("pfedlia", [run({"warm_up": 1, "local_epochs": 1})]),
-        Group("pfedlia", [run({"warm_up": 1, "local_epochs": 2, "mode": "peer"})]),
+        Group("pfedlia", [with_keys({"warm_up": 1, "local_epochs": 1})]),
+        Group("pfedlia", [with_keys({"warm_up": 1, "local_epochs": 2, "mode": "peer"})]),
         *both("ifca", {"k": 2}, protection=OBLIVIOUS),
-        Group("ifca", [run(training=half)]),
-        Group("ifca", [run({"shared": ["all_but_last"]}, training=half), run({"shared": ["all_but_last"]}, protection=SECAGG)]),
-        *both("ifca", {"k": 2, "restarts": 2, "decide_after": 2}, protection=OBLIVIOUS),
-        *both("ifca", {"k": 2, "averaging": "gradient", "shared": ["all_but_last"], "variant": "authors"}, protection=SECAGG, **apart),
-        *both("ifca", {"k": 2, "stable_rounds": 1, "shared": ["all_but_last"]}, protection=SECAGG, **apart),
-        Group("hypcluster", [run({"k": 2})]),
+        Group("ifca", [with_keys(training=half)]),
+        Group("ifca", [with_keys({"shared": ["all_but_last"]}, training=half), with_keys({"shared": ["all_but_last"]}, protection=SECAGG)]),
+        Group("ifca", [with_keys({"k": 2, "restarts": 2, "decide_after": 2})]),
+        *apart({"k": 2, "averaging": "gradient", "shared": ["all_but_last"], "variant": "authors"}),
+        *apart({"k": 2, "stable_rounds": 1, "shared": ["all_but_last"]}),
+        Group("hypcluster", [with_keys({"k": 2})]),
     ]  # fmt: skip
 
 
@@ -160,20 +184,29 @@ def made(algorithm: str, one: Run, **options: Any) -> tuple[Experiment, Watched]
         seen.append(Watched(transport))
         return seen[0]
 
-    experiment = prepare(configured(BASE, **sections), population=one.scene, watch=watch, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CflprivWarning)  # of noise that would do for more clients
+        experiment = prepare(configured(BASE, **sections), population=one.scene, watch=watch, **options)
     return experiment, seen[0]
 
 
-def asked_in(algorithm: str, one: Run, **options: Any) -> tuple[Schedule, Asked]:
-    """Run it under its contract, with newcomers in round 1 and at the end, and serve as deployments do; what was asked.
+def asked_in(algorithm: str, one: Run, schedule: Schedule | None = None, *, midway: bool = True) -> tuple[Schedule, Asked]:
+    """Run it under its contract, or that of another `schedule`, and score clients as deployments do; what was asked.
+
+    A newcomer joins in round 1 (if `midway`), the others at the end.
 
     Fails if a client refuses.
     """
-    experiment, watched = made(algorithm, one, **options)
-    schedule = experiment.algorithm.schedule
-    assert schedule is not None, f"{algorithm} declares no schedule"
+    experiment, watched = made(algorithm, one)
+    declared = experiment.algorithm.schedule
+    assert declared is not None, f"{algorithm} declares no schedule"
+    if schedule is not None:
+        experiment.simulated.close()
+        agreed = contract_for(experiment.config, replace(experiment.algorithm, schedule=schedule), noise_of(experiment))
+        experiment, watched = made(algorithm, one, contract=agreed)
+    schedule = schedule or declared
     asked, places = Asked(rounds=experiment.config.training.rounds), dict[tuple[int, bytes], int]()
-    join_midway(experiment, experiment.newcomers[:1])
+    join_midway(experiment, experiment.newcomers[:1] if midway else ())
     begin(experiment)
     count(experiment, asked, places)
     for _ in range(asked.rounds):
@@ -191,6 +224,15 @@ def asked_in(algorithm: str, one: Run, **options: Any) -> tuple[Schedule, Asked]
         asked.models = max(asked.models, value.models)
     experiment.simulated.close()
     return schedule, asked
+
+
+def noise_of(experiment: Experiment) -> Noise | None:
+    """The noise of the contract that clients have."""
+    store = experiment.simulated.stores[experiment.federation.clients[0]]
+    data = store.get(KEPT)
+    assert data is not None
+    kept = contract_from_bytes(data).noise
+    return None if kept is None else Noise(**{name: getattr(kept, name) for name in kept.__struct_fields__})
 
 
 def join_midway(experiment: Experiment, newcomers: Sequence[int]) -> None:
@@ -260,8 +302,149 @@ def id_of(group: Group) -> str:
 def test_a_schedule_is_what_honest_runs_ask_and_nothing_more(group: Group) -> None:
     (schedule, first), *others = [asked_in(group.algorithm, one) for one in group.runs]
     assert all(other == schedule for other, _ in others)
+    rounds, joining = ([asked.task for asked in requests] for requests in (schedule.round, schedule.joining))
+    assert not [task for task in joining if task in rounds], "clients could not tell a request of joining from one of a round"
     assert list(unasked(schedule, [first, *(asked for _, asked in others)], group.bound)) == []
 
 
 def test_every_algorithm_has_a_schedule_and_is_run_here() -> None:
     assert {group.algorithm for group in groups()} == set(ALGORITHMS.ready())
+
+
+# --- a schedule with one thing more or less fails
+
+
+def by_name(algorithm: str, **settings: Any) -> Group:
+    """The first group of an algorithm with these settings."""
+    return next(group for group in groups() if group.algorithm == algorithm and settings.items() <= group.runs[0].settings.items())
+
+
+def less(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
+    """The schedule without each request, each count, each leaving part, each operation and each field that varies."""
+    for phase, place, declared in places_of(schedule):
+        name = f"{phase}: {type(declared.task).__name__}"
+        yield f"{name} left out", without(schedule, phase, place)
+        if declared.times > 1:
+            yield f"{name} once less", changed(schedule, phase, place, replace(declared, times=declared.times - 1))
+        for part, operations in declared.leaves:
+            for operation in operations:
+                kept = tuple(other for other in operations if other != operation)
+                leaves = tuple((other, kept if other == part else ways) for other, ways in declared.leaves)
+                yield f"{name}: {part} not by {operation}", changed(schedule, phase, place, replace(declared, leaves=leaves))
+        for path in declared.varies:
+            yield f"{name}: {path} fixed", changed(schedule, phase, place, replace(declared, varies=tuple(set(declared.varies) - {path})))
+    if schedule.models > 1:
+        yield "one model less", replace(schedule, models=schedule.models - 1)
+
+
+def more(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
+    """The schedule with one more of each: a request, a count, an operation of a part, a model."""
+    for phase, place, declared in places_of(schedule):
+        name = f"{phase}: {type(declared.task).__name__}"
+        if declared.times != EACH_ROUND:
+            yield f"{name} once more", changed(schedule, phase, place, replace(declared, times=declared.times + 1))
+        for part in declared.task.parts:
+            for operation in sorted({"gram", "gather", "sum", "relay"} - set(declared.operations(part))):
+                leaves: Any = tuple((other, (*ways, operation) if other == part else ways) for other, ways in declared.leaves)
+                wider = leaves if declared.operations(part) else (*leaves, (part, (operation,)))
+                yield f"{name}: {part} also by {operation}", changed(schedule, phase, place, replace(declared, leaves=wider))
+    for phase in PHASES:
+        yield f"{phase}: one more", with_phase(schedule, phase, (*getattr(schedule, phase), TaskRequest(Same())))
+    yield "one more model", replace(schedule, models=schedule.models + 1)
+
+
+PHASES = get_args(Phase)
+
+
+def places_of(schedule: Schedule) -> Iterator[tuple[str, int, TaskRequest]]:
+    for phase in PHASES:
+        for place, declared in enumerate(getattr(schedule, phase)):
+            yield phase, place, declared
+
+
+def changed(schedule: Schedule, phase: str, place: int, declared: TaskRequest) -> Schedule:
+    requests = list(getattr(schedule, phase))
+    requests[place] = declared
+    return with_phase(schedule, phase, tuple(requests))
+
+
+def with_phase(schedule: Schedule, phase: str, requests: tuple[TaskRequest, ...]) -> Schedule:
+    changes: dict[str, Any] = {phase: requests}
+    return replace(schedule, **changes)
+
+
+def without(schedule: Schedule, phase: str, place: int) -> Schedule:
+    requests = getattr(schedule, phase)
+    return with_phase(schedule, phase, (*requests[:place], *requests[place + 1 :]))
+
+
+def moved_after(asked: Asked, last: int) -> Asked:
+    """What was asked, where a request was added at this place."""
+    times = {place + (place >= last): count for place, count in asked.times.items()}
+    left = {place + (place >= last): ways for place, ways in asked.left.items()}
+    return Asked(defaultdict(int, times), defaultdict(set, left), asked.models, asked.rounds)
+
+
+MUTATED = [by_name("fesem"), by_name("fedproto"), by_name("pfedlia", mode="peer"), by_name("ifca", averaging="gradient"), by_name("local")]
+
+
+@pytest.mark.parametrize("group", [pytest.param(group, id=id_of(group)) for group in MUTATED])
+def test_one_thing_more_is_never_asked(group: Group) -> None:
+    """Every declared thing is reached, so that what is added is not. Requests are compared by their places, which additions keep."""
+    asked = [asked_in(group.algorithm, one) for one in group.runs]
+    schedule, phases = asked[0][0], [phase for phase, _ in asked[0][0].requests()]
+    tried = 0
+    assert not list(unasked(schedule, [one for _, one in asked]))
+    for name, wider in more(schedule):
+        grown = next((phase for phase in PHASES if len(getattr(wider, phase)) > len(getattr(schedule, phase))), None)
+        last = len(phases) if grown is None else sum(phases.count(phase) for phase in PHASES[: PHASES.index(grown) + 1])
+        assert list(unasked(wider, [moved_after(one, last) for _, one in asked])), f"{name}: is not noticed"
+        tried += 1
+    assert tried > len(phases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [pytest.param(group, id=id_of(group)) for group in groups()])
+def test_one_thing_less_is_refused_to_an_honest_server(group: Group) -> None:
+    experiment, _ = made(group.algorithm, group.runs[0])
+    schedule = experiment.algorithm.schedule
+    assert schedule is not None
+    experiment.simulated.close()
+    for name, narrower in less(schedule):
+        if not (group.bound and name == "one model less"):
+            assert any(is_refused(group.algorithm, one, narrower) for one in group.runs), f"{name}: nobody refused"
+
+
+def test_one_thing_less_is_refused_of_some_algorithms() -> None:
+    for group in MUTATED[:2]:
+        test_one_thing_less_is_refused_to_an_honest_server(group)
+
+
+def is_refused(algorithm: str, one: Run, schedule: Schedule) -> bool:
+    """Whether clients refuse anything in a run under another schedule than the algorithm's, or an error ends it."""
+    try:
+        asked_in(algorithm, one, schedule)
+    except (AssertionError, InputError, ProtocolError, TrainingDiverged):
+        return True
+    return False
+
+
+# --- inferred
+
+
+@pytest.mark.parametrize("name", ["stocfl", "fedproto", "cfl", "private_clusters", "pfedlia", "fedfomo"])
+def test_an_inferred_schedule_is_enough_for_the_same_run(name: str) -> None:
+    one = by_name(name).runs[0]
+    experiment, watched = made(name, one, contract=None)
+    begin(experiment)
+    for _ in range(experiment.config.training.rounds):
+        advance(experiment)
+    admit(experiment)
+    train = experiment.config.train_for(one.scene)
+    assert train.lr_decay < 1
+    inferred = observed_schedule(watched.observed, train)
+    declared = experiment.algorithm.schedule
+    assert declared is not None
+    assert {type(asked.task) for _, asked in inferred.requests()} <= {type(asked.task) for _, asked in declared.requests()}
+    assert not any("lr" in path or path == "train" for _, asked in inferred.requests() for path in asked.varies)
+    assert asked_in(name, one, replace(inferred, serving=declared.serving), midway=False)[1].times

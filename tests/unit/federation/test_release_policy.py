@@ -25,12 +25,13 @@ from cflpriv.algorithms.fednova import TrainNormalised
 from cflpriv.algorithms.fedproto import TrainToPrototypes
 from cflpriv.algorithms.fedrc import EvaluateRobust, RobustStep
 from cflpriv.algorithms.fedsoft import EvaluateSoft, SoftStep
-from cflpriv.algorithms.fesem import EvaluateAssigned, Remember, TrainAndAssign
+from cflpriv.algorithms.fesem import Assign, EvaluateAssigned, Remember, TrainAndAssign
 from cflpriv.algorithms.lg_fedavg import EvaluateParted, TrainParted
-from cflpriv.algorithms.ocfl import Beside
+from cflpriv.algorithms.ocfl import Beside, BesideItself
 from cflpriv.algorithms.per_fedavg import EvaluateAdapted
 from cflpriv.algorithms.pfedlia.influence import HasValidation, Influence, Neighbours, OnPart
 from cflpriv.algorithms.scaffold import TrainControlled
+from cflpriv.algorithms.shared.around import TrainApart
 from cflpriv.algorithms.shared.choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from cflpriv.algorithms.stocfl.stocfl import ChainLink, Represent
 from cflpriv.contract.handles import Shared
@@ -416,7 +417,8 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         train, Start(model, 0), Evaluate(model), EvaluateUsed(model), EvaluateOwn(model, "trained"), Gradient(model), Losses(model), Same(),
         PrincipalVectors(1), pick, EvaluateLowest(Losses(model), Evaluate(model)), WithoutWork(),
         TrainBoth(train, train, 0), Ask((0,), 1, 0.5), Combine(model, 0.5), TrainNormalised(train), TrainToPrototypes(train, 0, ()),
-        TrainAndAssign(train, 0), Remember(), EvaluateAssigned(model), OnPart(train, 0.5), Influence(model, 0.5, (0,)),
+        TrainAndAssign(train, 0), Assign(train, 0), TrainApart(train), BesideItself(),
+        Remember(), EvaluateAssigned(model), OnPart(train, 0.5), Influence(model, 0.5, (0,)),
         Neighbours((0,), "value"), HasValidation(0.5), TrainParted(train, 1, 0), EvaluateParted(model, 1, 0), EvaluateAdapted(model, 0.1),
         TrainControlled(train), Represent(Gradient(model)), ChainLink(train), Join(("update",)), FoldGradients(model),
         PrincipalHalves(1), HasHalves(), NeedsNoHalves(),
