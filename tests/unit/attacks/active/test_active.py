@@ -126,6 +126,22 @@ def test_the_catalogue_in_passive_mode_says_that_it_is_outside_the_guarantee() -
     assert codes == {"second_unmasking": ("refused", "old-slot"), "derived_copy": ("refused", "second-sum")}
 
 
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_with_cohort_change_the_next_round_is_refused_as_well(mode: str) -> None:
+    (row,) = only(attacked_config({"sum": "secagg", "secagg_mode": mode, "cohort_change": "min_cohort"}), "next_round")
+    assert (row.status, row.code) == ("refused", "cohort-change")
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_under_weights_by_sample_counts_no_client_is_nearly_all_of_a_sum(mode: str) -> None:
+    made = attacked_config({"sum": "secagg", "secagg_mode": mode, "max_weight": 100.0})
+    rows = {row.attack: row for row in active_audit(made, attacks=["unequal_weights", "other_weight", "other_clip"], population=UNEVEN)}
+    codes = {name: (row.status, row.code) for name, row in rows.items()}
+    assert codes == {
+        "unequal_weights": ("refused", "too-unequal"), "other_weight": ("refused", "second-sum"), "other_clip": ("refused", "second-sum"),
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_the_catalogue_under_a_shared_transform() -> None:
     rows = {row.attack: row for row in active_audit(HAAR, population=SCENE)}
