@@ -73,7 +73,7 @@ def traced(length: int, where: str, protection: Protection, call: Callable[[Fede
     return way, result
 
 
-@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 15, 378), ("bytes", 18, 465)])
+@pytest.mark.parametrize(("where", "rooms", "functions"), [("memory", 15, 378), ("bytes", 18, 467)])
 def test_the_way_of_an_update_to_a_secure_sum(where: str, rooms: int, functions: int) -> None:
     protection = Protection(sum="secagg", min_cohort=2)
     way, (mean,) = traced(LENGTH, where, protection, lambda fed: fed.mean(fed.compute(Drawn("update"))))
