@@ -23,12 +23,10 @@ from . import messages as m
 from .contract_record import AgreedRequest, Contract, contract_digest, contract_from_bytes, keys_that_differ
 from .settings import Settings
 from .store import Store
-from .values import Origin
+from .values import Leaves, Origin
 
-__all__ = ["KEPT", "RETAKEN", "ClientContract", "Leaves"]
+__all__ = ["KEPT", "RETAKEN", "ClientContract"]
 
-Leaves = tuple[tuple[str, tuple[Leaving, ...]], ...]
-"""The operations by which parts of a value leave."""
 KEPT = "contract"
 """The store's name for the contract in force, and the first part of the names of what was counted under each contract."""
 RETAKEN = 5
@@ -153,7 +151,7 @@ class ClientContract:
                     counted.round, counted.in_round = ask.round, in_round
                 known.add((number, name))
                 self._keep(contract_digest(data), counted)
-            return agreed.leaves
+            return Leaves(agreed.leaves, name)
         task = type(ask.task.task).__name__
         raise self._refused("not-agreed", f"{task} once more than declared" if full else f"{task} with these settings is not declared")
 
@@ -161,8 +159,8 @@ class ClientContract:
         """How a part that is the sum of other parts leaves: by the operations of all of them."""
         if self._store.get(KEPT) is None:
             return None
-        ways = [set(dict(leaves or ()).get(name, ())) for name, leaves in sources]
-        return ((part, tuple(sorted(set.intersection(*ways)))),)
+        ways = [set[Leaving]() if leaves is None else set(leaves.by(name)) for name, leaves in sources]
+        return Leaves(((part, tuple(sorted(set.intersection(*ways)))),))
 
     def check_leaving(self, operation: Leaving, origin: Origin, parts: tuple[str, ...]) -> None:
         """Raises `RemoteError` "not-agreed" if parts of a value leave by an operation that the contract does not declare for them, or are
@@ -173,17 +171,17 @@ class ClientContract:
         data = self._store.get(KEPT)
         if data is None:
             return
-        settings, allowed = self._settings, dict(origin.leaves or ())
+        settings, leaves = self._settings, origin.leaves or Leaves(())
         shy = not settings.allow_scores and settings.privacy.unit == "none" and settings.protection.sums.hides
         for part in parts:
-            ways = allowed.get(part, ())
+            ways = leaves.by(part)
             if operation not in ways and not (operation == "sum" and "gather" in ways):
                 raise self._refused("not-agreed", f"{part!r} does not leave by {operation!r}")
             if shy and operation == "gather" and origin.kind(part) in ("choice", "request", "score"):
                 raise self._refused("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
-        counted, name = self._counts(contract_digest(data)), origin.request[:DIGEST_BYTES]
-        if counted is not None and name not in counted.left and any(name == other for _, other in counted.lasting):
-            counted.left.add(name)
+        counted = self._counts(contract_digest(data))
+        if counted is not None and leaves.request not in counted.left and any(leaves.request == name for _, name in counted.lasting):
+            counted.left.add(leaves.request)
             self._keep(contract_digest(data), counted)
 
     def check_compared(self, value: bytes, part: str, under: bytes) -> None:
