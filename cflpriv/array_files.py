@@ -38,6 +38,8 @@ LARGEST_DIRECTORY_BYTES = 2**20
 """The directory at the end of an archive, which is read as a whole. Its entries take at least 46 bytes."""
 LARGEST_HEADER_BYTES = 10_000
 LARGEST_NAME = 255
+LARGEST_EMPTY = 2**20
+"""An array without numbers may have no longer axes than this, together."""
 MOST_AXES = 64
 KINDS = "biufcSU"
 """The kinds of types, as numpy calls them, that arrays may have."""
@@ -120,6 +122,8 @@ def _declared(stream: BufferedIOBase, size: int) -> tuple[tuple[int, ...], bool,
         raise ValueError("its header declares a shape that is none")
     if dtype.kind not in KINDS or not dtype.itemsize:
         raise ValueError(f"its header declares the type {dtype.kind!r}; arrays of numbers, truth values or text are read")
+    if math.prod(max(1, axis) for axis in shape) > LARGEST_EMPTY and 0 in shape:
+        raise ValueError(f"its header declares the shape {shape}: no numbers, along axes of which a mean or a sum would take all memory")
     declared, present = math.prod(shape) * dtype.itemsize, size - len(start) - width - length
     if declared != present:
         raise ValueError(f"its header declares {dtype.str} of shape {shape}, which is {declared} bytes, but {present} bytes are there")

@@ -59,7 +59,7 @@ class ClearServerSum:
         return clear_means(call, record) if clipped is None else clipped.central(call, record)
 
     def _update(self, answer: m.Answer, layout: PartLayout, client: int, weigh: bool) -> dict[str, Array] | None:
-        """The parts of an update, or None if they differ from the declared layout, or come without the sample count that was asked for."""
+        """The parts of an update, or None if they differ from the declared layout, or lack the sample count that was asked for."""
         if not isinstance(answer, m.Given):
             return None
         try:

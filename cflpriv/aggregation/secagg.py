@@ -119,22 +119,23 @@ class SecaggClientSum:
 
     def _policy(self, ask: m.SumStep) -> Policy:
         """What the client insists on in a sum of this value. Raises "forbidden" for too many models, or a value that no sum can bind to."""
-        protection, origin, unit = self._settings.protection, self._values.origin(ask.held), self._parts.ledger.unit
+        protection, origin, noise = self._settings.protection, self._values.origin(ask.held), ask.noise
         untraced, most = origin.received == UNTRACED and protection.secagg_mode == "active", self._parts.models()
         if ask.kind != "sum":  # each block has its own model, and no block of fewer than `min_cohort` clients is opened
             most = max(most, origin.alternatives)
         if not 1 <= ask.models <= most or untraced or not origin.rounds:
             raise RemoteError("forbidden")
         counts = ask.kind == "counts"
-        # noise inside the sum, which the client's own ledger demands and pays, protects a client that is alone in a block
-        noisy = unit == "client" and ask.noise is not None
+        # The client's own ledger demands this noise and pays for each sum. It protects a client that is alone in a block, too.
+        paid = noise is not None and self._parts.ledger.unit == "client"
+        # Without it a sum under another clip norm would show as much as one under another clip.
+        form = b"" if noise is None or paid or not (noise.clip_norm or noise.count) else repr((noise.clip_norm, noise.count)).encode()
         change = protection.smallest_sum if protection.cohort_change == "min_cohort" else 0
         return Policy(
             self._store.get("session") or b"", protection.secagg_mode, bound(ask, origin.received), ask.models, protection.smallest_sum,
             clip=(min(1e-6, protection.secagg_clip), max(1e6, protection.secagg_clip)), levels=1 if counts else 16,
-            max_weight=protection.max_weight, spread=1.0 if counts or noisy else origin.spread,
-            names=origin.rounds if unit != "none" else (*origin.rounds, *origin.models),  # noise protects sums of one model in many rounds
-            form=m.encode(ask.noise) if ask.noise is not None and unit == "none" else b"", cohort_change=change,
+            max_weight=protection.max_weight, spread=1.0 if counts or paid else origin.spread, form=form, cohort_change=change,
+            names=origin.rounds if self._parts.ledger.unit != "none" else (*origin.rounds, *origin.models),  # noise protects a model's sums
         )  # fmt: skip
 
     def _machine(self, ask: m.SumStep, policy: Policy, record: SumRecord) -> secagg.Client:

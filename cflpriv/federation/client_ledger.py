@@ -85,10 +85,10 @@ class ClientLedger:
         return made
 
     def begin(self, task: Any, inputs: Iterable[m.HeldValue | m.OwnPart], reads: Iterable[str]) -> None:
-        """Pay for a task before it runs, because the server sees whether it gives a result.
+        """Pay for a task before it runs.
 
-        Refuses a task without noise, or with inputs computed without noise: its failure would reveal something of the data. What is paid
-        for here is released without another charge, except where the noise is shared.
+        Refuses a task without noise, or with inputs computed without noise. What is paid for here is released without another charge,
+        except where the noise is shared.
         """
         if self.unit == "sample":
             self._demand(PrivacyLedger.harmless(task, self._privacy.relation), f"{type(task).__name__} has no noise")

@@ -40,8 +40,11 @@ class Limits:
 
 WIDTHS = ("k", "p", "labels_at_most", "sketch", "sketch_dim", "directions", "rank", "m", "span")
 """Fields of tasks that are sizes of arrays."""
-TOGETHER = (("k", "dimension"), ("p", "labels_at_most", "features"), ("sketch_dim", "dimension"), ("sketch", "directions"))
-"""Sizes whose product is that of an array."""
+TOGETHER = (
+    (("k",), ("k", "dimension")), (("p",), ("p", "labels_at_most", "features")), (("sketch", "directions"), ("sketch", "directions")),
+    (("sketch_dim",), ("sketch_dim", "features")), (("sketch_dim", "clip_norm"), ("sketch_dim", "dimension")),
+)  # fmt: skip
+"""Of tasks with these fields: sizes whose product is that of an array. A gradient that is clipped is sketched by a whole matrix."""
 
 
 def check_task(task: Any, limits: Limits, features: int | None = None) -> bool:
@@ -64,22 +67,23 @@ def check_task(task: Any, limits: Limits, features: int | None = None) -> bool:
         sizes = {name: getattr(inner, name) for name in WIDTHS if isinstance(getattr(inner, name, None), int)}
         _demand(max(sizes.values(), default=0) <= limits.width, f"a size of {type(inner).__name__}", limits.width)
         sizes |= {"dimension": dimension, "features": features or 1}
-        for names in TOGETHER:
-            if names[0] in sizes:
+        for having, names in TOGETHER:
+            if all(hasattr(inner, name) for name in having):
                 _demand(prod(max(1, sizes.get(name, 1)) for name in names) <= limits.numbers, "an array", limits.numbers)
     return True
 
 
-def check_parameters(params: m.SentParameters, limits: Limits) -> bool:
+def check_parameters(params: m.SentParameters, limits: Limits, bounded: bool) -> bool:
     """True. Raises `RemoteError`: "too-large" for lists that are too long, "bad-input" for parameters that are not finite or too large.
 
-    What a server sends readable is checked. What clients made (transformed parts, held values) has no bound that would not tell of data.
+    `bounded`: numbers are checked, too, as far as the server sends them readable. What clients made (transformed parts, held values) has no
+    bound that would not tell of data.
     """
     for _, value in params:
         sums: Sequence[m.Addends] = () if isinstance(value, m.HeldValue) else value.values if isinstance(value, m.Many) else (value,)
         _demand(len(sums) <= limits.listed, "a list of parameters", limits.listed)
         for addends in sums:
-            if addends.clear is not None and not _bounded(addends.clear, limits.parameter):
+            if bounded and addends.clear is not None and not _bounded(addends.clear, limits.parameter):
                 error = RemoteError("bad-input")
                 error.add_note(f"a parameter is not finite, or above limits.parameter = {limits.parameter:g}")
                 raise error
@@ -107,8 +111,5 @@ def _inner(task: Any) -> Iterator[Any]:
 
 
 def _size(model: Any, most: int) -> int:
-    """The number of a model's parameters, more than `most` where its fields alone say so."""
-    declared = (*model.shape, model.hidden, model.classes)
-    if prod(max(1, abs(size)) for size in model.shape) > most or max(declared, default=0) > most:
-        return most + 1
-    return int(model.dimension)
+    """The number of a model's parameters, more than `most` for samples of more numbers."""
+    return most + 1 if prod(max(1, abs(size)) for size in model.shape) > most else int(model.dimension)

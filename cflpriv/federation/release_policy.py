@@ -20,8 +20,8 @@ carries the client's own noise, which protects a whole client whatever it was co
 
 The installed task classes declare the kinds of their parts (`parts`). The rule depends on the kind of a part and on what it was computed
 from, not on its name or on copies that a server asks for. **What the rule does not protect**: a choice, a score or a loss is a number about
-the data at models that the server chooses, and many of them reveal much; only `[privacy]` protects against a server that asks for many. The
-server also sees whether a task has a result, and its shape.
+the data at models that the server chooses, and many of them reveal much; only `[privacy]` protects against a server that asks for many.
+Whether a task has a result, and its shape, are the same for all data (`stand_in`).
 """
 
 from collections.abc import Mapping

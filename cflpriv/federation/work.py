@@ -210,7 +210,7 @@ class Work:
         # one object for all clients with the same request, so that they can be computed together
         task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
         exchange.once(lambda: check_task(task, self._limits), task, self._limits)  # before anything is made of it
-        exchange.once(lambda: check_parameters(ask.params, self._limits), ask.params, self._limits)
+        exchange.once(lambda: check_parameters(ask.params, self._limits, self._parts.alike), ask.params, self._limits)
         models, sizes, compared, spread, kinds = exchange.once(
             lambda: (models_in(task), sizes_in(task), compares(task), spread_of(task), other_kinds(task)), task
         )

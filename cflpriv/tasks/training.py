@@ -43,7 +43,10 @@ Momentum = Annotated[float, Key("Momentum of SGD; it starts at zero in every loc
 WeightDecay = Annotated[float, Key("L2 weight decay, added to the gradient.", "[0, inf)")]
 OnDivergence = Annotated[
     Literal["stop", "skip"],
-    Key("When a client's parameters are not finite: end the run (`stop`), or leave the client out of the round (`skip`)."),
+    Key(
+        "When a client's parameters are not finite: end the run (`stop`), or leave the client out of the round (`skip`). Under a "
+        "protection the client adds zeros, and only a simulation ends."
+    ),
 ]
 Optimizer = Annotated[Literal["sgd", "adam"], Key("Optimiser of local training; `adam` takes no momentum.")]
 Amount = Annotated[float, Key("A part of the step; 0: none.", "[0, inf)")]

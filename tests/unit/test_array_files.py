@@ -82,6 +82,7 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "larger number": (npy(header_of(f"({'9' * 5000},)"), DATA), "its header is damaged"),
     "many axes": (npy(header_of("(" + "1, " * 65 + ")"), b"\0" * 8), "a shape that is none"),
     "empty and huge": (npy(header_of("(0, 4611686018427387904, 4611686018427387904)")), "not a readable npz file (array 'x': "),
+    "empty and long": (npy(header_of("(1099511627776, 0)")), "no numbers, along axes"),
     "objects": (npy(header_of(descr="'|O'"), DATA), "declares the type 'O'"),
     "structure": (npy(header_of(descr="[('a', '<f8')]"), DATA), "declares the type 'V'"),
     "array of arrays": (npy(header_of("(1,)", descr="('<f8', (12,))"), DATA), "declares the type 'V'"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from loopback import Loopback, remote
 from scenes import population, training
 
+from cflpriv.aggregation.secure_sums import SecureSums
 from cflpriv.aggregation.spoilers import Suspects, halves, narrowed
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import TooFewClients
@@ -120,6 +121,13 @@ def test_the_mean_of_halves_is_that_of_their_clients() -> None:
 def test_a_group_that_cannot_be_halved_has_no_sum_and_names_nobody() -> None:
     fed, means = spoiled_by(with_vector(np.zeros_like), Protection(sum="secagg", min_cohort=5), rounds=3)
     assert means == [None, None, None]
+    assert not fed.refusals
+
+
+def test_a_server_that_suspects_nobody_has_no_sum_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SecureSums, "suspect", lambda self, survivors, stage: None)
+    fed, means = spoiled_by(with_vector(np.zeros_like), Protection(sum="secagg"))
+    assert means == [None] * ROUNDS
     assert not fed.refusals
 
 

@@ -25,6 +25,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
+from cflpriv.federation import work
 from cflpriv.federation.client import FederationClient
 from cflpriv.federation.limits import Limits
 from cflpriv.federation.protections import ClientParts
@@ -381,6 +382,14 @@ def test_work_over_the_limits_is_refused_before_a_model_is_built(task: Any, monk
         tracemalloc.stop()
 
 
+def test_without_limits_a_client_begins_to_build_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+    monkeypatch.setattr(work, "check_task", lambda *request: True)
+    monkeypatch.setattr("cflpriv.engine.models._construct", lambda model: built.append(model.hidden))
+    ask(client_of(DATA), compute(OVER[0], model=np.zeros(27, np.float32)))
+    assert set(built) == {10**8}
+
+
 def test_a_frozen_layer_of_a_model_of_any_size_is_decoded_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cflpriv.engine.models._construct", lambda model: pytest.fail("a module was built"))
     frozen = replace(training(SCENE, dtype="float32"), model=replace(LARGE, hidden=10**7 + 1), frozen=("1",))
@@ -463,7 +472,9 @@ print(max(took for took, _ in honest), longest, memory, resource.getrusage(resou
 def test_no_crafted_request_takes_twice_the_time_or_memory_of_the_longest_honest_one() -> None:
     """An honest request: as large as the client's limits allow. The process's CPU time, and its largest memory."""
     paths = [str(ROOT / "tests" / "unit" / "federation"), str(ROOT / "tests" / "helpers"), str(ROOT)]
-    ended = subprocess.run([sys.executable, "-c", LIMITED.format(paths=paths, count=2000)], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", LIMITED.format(paths=paths, count=2000)], capture_output=True, encoding="utf-8", check=True
+    )
     honest, longest, before, after = map(float, ended.stdout.split())
     assert longest < 2 * honest
     assert after < 2 * before

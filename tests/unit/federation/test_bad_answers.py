@@ -88,6 +88,14 @@ def test_a_layout_that_is_none_costs_its_client_only(layout: str, protection: Pr
     assert fed.refusals == [(BAD, "compute" if layout in MALFORMED else "mean", "malformed")]
 
 
+def test_a_server_that_believes_any_layout_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cflpriv.federation.server.declared", lambda answer, parts: answer.layout)
+    fed = spoiled("bytes", Protection(), lambda answer: m.Computed(True, MALFORMED["of an unknown dtype"]), m.Compute)
+    held = fed.compute(TASK, {"model": TASK.model.init(0)}, on=[BAD])
+    with pytest.raises(TypeError, match="nonsense"):
+        fed.gram(held["update"], then=lambda view: ({}, {}))
+
+
 OTHER: tuple[m.Answer, ...] = (
     m.Acknowledged(), m.Stepped(b""), m.Stepped(bytes(1000)), m.SealedBoxes(()), m.Unusable((0, 1)), m.HolderRelease((), (), ()),
     m.Given((), 0), m.Computed(True, ()), m.Computed(False, ()),
