@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..contract.schedule import EACH_ROUND, Leaving, TaskRequest, same_task
+from ..contract.schedule import Leaving, TaskRequest, same_task
 from ..protocols.errors import RemoteError
 from . import messages as m
 from .contract_record import AgreedRequest, Contract, contract_digest, contract_from_bytes, keys_that_differ
@@ -70,18 +70,17 @@ class Counts:
         kept = m.codec.decode(data, _Counted, m.LIMIT_BYTES)
         return Counts(kept.session, kept.round, set(kept.in_round), set(kept.lasting), set(kept.compared), set(kept.left))
 
-    def is_full(self, number: int, agreed: AgreedRequest, name: bytes, rounds: int, known: set[tuple[int, bytes]]) -> bool:
+    def is_full(self, number: int, agreed: AgreedRequest, name: bytes, known: set[tuple[int, bytes]]) -> bool:
         """Whether a request, by its name, is one more than the contract declares under this number.
 
         One of joining whose value has not left may have failed. It is asked again in another round, at most `RETAKEN` times.
         """
         names = [other for place, other in known if place == number]
-        most = rounds if agreed.times == EACH_ROUND else agreed.times
         if name in names:
             return False
         if agreed.phase == "joining":
-            return len(self.left.intersection(names)) >= most or len(names) >= most + RETAKEN
-        return len(names) >= most
+            return len(self.left.intersection(names)) >= agreed.times or len(names) >= agreed.times + RETAKEN
+        return len(names) >= agreed.times
 
 
 class ClientContract:
@@ -143,7 +142,7 @@ class ClientContract:
             if not same_task(ask.task.task, _declared(data)[number], rounds):
                 continue
             known = counted.lasting if agreed.phase in ("start", "joining") else in_round
-            if counted.is_full(number, agreed, name, contract.rounds, known):
+            if counted.is_full(number, agreed, name, known):
                 full = True
                 continue
             if (number, name) not in known or ask.round != counted.round:
