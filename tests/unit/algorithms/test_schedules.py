@@ -254,7 +254,7 @@ def serve(experiment: Experiment, clients: Sequence[int]) -> None:
     """Clients are scored, as in a deployment, where the protection keeps no scores from the server."""
     served, federation = experiment.algorithm.serve(experiment.state), experiment.federation
     on = clients if served.which is None or isinstance(served.which, Held) else placed(served.which, clients)
-    if federation.protection.sums.hides or experiment.config.privacy.unit == "client" or not on:
+    if federation.protection.sums.hides or experiment.config.privacy.unit != "none" or not on:
         return
     held = federation.compute(served.task, served.params, which=served.which, on=on)
     federation.gather(held["correct", "count"])
@@ -305,6 +305,44 @@ def test_a_schedule_is_what_honest_runs_ask_and_nothing_more(group: Group) -> No
     rounds, joining = ([asked.task for asked in requests] for requests in (schedule.round, schedule.joining))
     assert not [task for task in joining if task in rounds], "clients could not tell a request of joining from one of a round"
     assert list(unasked(schedule, [first, *(asked for _, asked in others)], group.bound)) == []
+
+
+SAMPLE_LEVEL = {"unit": "sample", "epsilon": 50.0, "delta": 1e-3, "clip_norm": 1.0, "relation": "replace_one", "samples": 14}
+
+
+ALONE = ("ifca", "hypcluster", "r_dpcfl", "oracle", "shuffled")
+"""These take no newcomers under sample-level privacy: a choice alone has no private form; or not at all."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("fedavg", "ifca", "crossfit") else pytest.param(name, marks=pytest.mark.slow)
+        for name, spec in ALGORITHMS.ready().items()
+        if spec.sample_releases is not None
+    ],
+)
+def test_nobody_refuses_under_sample_level_privacy(name: str) -> None:
+    """Tasks have a private form there; the contract has the noise, and the tasks as they are without it."""
+    settings = {"ifca": {"k": 2}, "hypcluster": {"k": 2}, "pfedlia": {"warm_up": 1}, "crossfit": {"variant": "plain"}}.get(name, {})
+    _, asked = asked_in(name, with_keys(settings, privacy=SAMPLE_LEVEL, data={"newcomers": 0 if name in ALONE else 2}))
+    assert asked.times
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [pytest.param(group, id=id_of(group)) for group in groups()])
+def test_nobody_refuses_over_bytes_or_where_clients_drop_out(group: Group) -> None:
+    for one in group.runs:
+        over = {"run": {**BASE["run"], **one.sections.get("run", {}), "transport": "bytes"}}
+        asked_in(group.algorithm, replace(one, sections={**one.sections, **over}))
+        few = {"training": {**one.sections.get("training", {}), "dropout": 0.15}}
+        experiment, _ = made(group.algorithm, replace(one, sections={**one.sections, **few}))
+        begin(experiment)
+        for _ in range(experiment.config.training.rounds):
+            advance(experiment)
+        admit(experiment)
+        assert not [code for _, _, code in experiment.federation.refusals if code == "not-agreed"]
+        experiment.simulated.close()
 
 
 def test_every_algorithm_has_a_schedule_and_is_run_here() -> None:
