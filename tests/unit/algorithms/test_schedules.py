@@ -324,8 +324,9 @@ ALONE = ("ifca", "hypcluster", "r_dpcfl", "oracle", "shuffled")
 )
 def test_nobody_refuses_under_sample_level_privacy(name: str) -> None:
     """Tasks have a private form there; the contract has the noise, and the tasks as they are without it."""
-    settings = {"ifca": {"k": 2}, "hypcluster": {"k": 2}, "pfedlia": {"warm_up": 1}, "crossfit": {"variant": "plain"}}.get(name, {})
-    _, asked = asked_in(name, with_keys(settings, privacy=SAMPLE_LEVEL, data={"newcomers": 0 if name in ALONE else 2}))
+    given: Mapping[str, Mapping[str, Any]]
+    given = {"ifca": {"k": 2}, "hypcluster": {"k": 2}, "pfedlia": {"warm_up": 1}, "crossfit": {"variant": "plain"}}
+    _, asked = asked_in(name, with_keys(given.get(name, {}), privacy=SAMPLE_LEVEL, data={"newcomers": 0 if name in ALONE else 2}))
     assert asked.times
 
 
