@@ -30,14 +30,14 @@ FILE = "active_audit.json"
 
 def active_audit(
     config: Config, data_dir: str | Path | None = None, *, attacks: Sequence[str] | None = None, population: Population | None = None,
-    report: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None, contracted: bool = True,
 ) -> list[ActiveResult]:  # fmt: skip
     """Run all active attacks against clients in this process. `population` replaces the data that the configuration names.
 
     Clients are new for each attack: new identities, empty stores, system entropy, the strict release policy, whatever `[run]` says of
-    these. Raises `InputError` for an unknown attack.
+    these. They are under the session contract of the configuration unless `contracted` is false. Raises `InputError` for an unknown attack.
     """
-    return run_all(scene_of(config, population or build_population(config.data, data_dir)), attacks, report)
+    return run_all(scene_of(config, population or build_population(config.data, data_dir), contracted), attacks, report)
 
 
 def run_all(scene: Scene, attacks: Sequence[str] | None = None, report: Callable[[str], None] = lambda line: None) -> list[ActiveResult]:

@@ -45,7 +45,8 @@ def sum_under(run: AttackRun, held: Held, on: Collection[int], number: int, **ch
     layout = PartLayout(tuple((name, dtype, tuple(shape)) for name, dtype, shape in known["layout"])).some(held.parts)
     slot, cohort = (run.turn, FIRST + number), sorted(on)
     step = m.SumStep(run.fed.session, slot, run.number(held), held.parts, 1, "sum", None, b"")
-    models = [bound(step, bytes.fromhex(model)) for client, model in known["models"] if client in cohort]
+    models = sorted({bound(step, bytes.fromhex(name)) for client, names in known["models"] for _, name in names if client in cohort})
+    step = msgspec.structs.replace(step, models=len(models))
     roster = run.roster if protection.secagg_mode == "active" else None
     try:
         honest = secagg.make_terms(

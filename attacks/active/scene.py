@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import structs
 
 from ...aggregation.holder_party import party_for
 from ...contract.handles import GroupMean, Held
@@ -13,7 +14,9 @@ from ...contract.protection import Protection
 from ...engine import Engine, Streams, Task, TaskInput
 from ...errors import InputError
 from ...experiments.config.config import Config
+from ...experiments.run.agreed import contract_for, noise_over
 from ...federation.client import FederationClient
+from ...federation.contract_record import Contract
 from ...federation.host import ClientHost, Party
 from ...federation.server import FederationServer
 from ...federation.settings import Settings
@@ -67,12 +70,21 @@ class Clients:
 class Scene:
     """What is audited: a configuration, fresh clients of it for each attack (`start`), and their data, for the scorer and accomplices.
 
-    Client i of the `population` has the id i.
+    Client i of the `population` has the id i. With `contracted`, as every client of a deployment, clients are under the session contract
+    of the configuration, where its algorithm declares a schedule. Without it each rule below the contract is on its own.
     """
 
     config: Config
     population: Population
     start: Callable[[], Clients]
+    contracted: bool = True
+
+    def contract(self, name: str) -> Contract | None:
+        """The session contract of a run of this name."""
+        if not self.contracted:
+            return None
+        config = self.config.with_("run", name=name)
+        return contract_for(config, config.algorithm_for(self.population), noise_over(config, list(self.clients)))
 
     @cached_property
     def train(self) -> Train:
@@ -113,7 +125,7 @@ class Scene:
         return range(len(self.population.clients))
 
 
-def scene_of(config: Config, population: Population) -> Scene:
+def scene_of(config: Config, population: Population, contracted: bool = True) -> Scene:
     """A few clients of a population in this process, started anew for each attack, as a deployed client would be."""
     protection = config.protection
     dealt = protection.smallest_group + protection.smallest_sum - 1  # as few buckets as there may be, as large as they get
@@ -122,7 +134,7 @@ def scene_of(config: Config, population: Population) -> Scene:
     people = replace(
         population, clients=tuple(replace(client, id=number) for number, client in enumerate(chosen)), groups=(0,) * len(chosen)
     )  # fmt: skip
-    return Scene(config, people, lambda: in_memory(config, people))
+    return Scene(config, people, lambda: in_memory(config, people), contracted)
 
 
 def in_memory(config: Config, population: Population) -> Clients:
@@ -133,7 +145,9 @@ def in_memory(config: Config, population: Population) -> Clients:
     first, *others = [holder.public() for holder in holders.values()] or [b""]
     roster = Roster(tuple(identities[client.id].public() for client in clients), first, tuple(others))
     parties: dict[int, Party] = {
-        client.id: FederationClient(Settings(identities[client.id], protection, roster, config.privacy), _same(client), ObjectStore())
+        client.id: FederationClient(
+            Settings(identities[client.id], protection, roster, config.privacy, allow_scores=True), _same(client), ObjectStore()
+        )
         for client in clients
     }  # fmt: skip
     for number, holder in holders.items():
@@ -203,7 +217,7 @@ class AttackRun:
         self.stores = {client: MemoryStore() for client in identities}
         controlled = {
             client: FederationClient(
-                Settings(identity, protection, roster, scene.config.privacy), _same(people[client]), self.stores[client]
+                Settings(identity, protection, roster, scene.config.privacy), _same(people[client]), self.stores[client], strict=False
             )
             for client, identity in identities.items()
         }
@@ -212,15 +226,25 @@ class AttackRun:
         self.liar = Liar(met.transport, controlled, met.roster.holders)
         self.ledger: Ledger | None = None
         pinned = protection.secure or protection.transformed or protection.encrypted
-        self.fed = FederationServer(
-            self.liar, protection=protection, seed=scene.config.run.seed, roster=roster if pinned else None, strict=False,
-            **self._private(protection),
+        self._server = partial(
+            FederationServer, self.liar, protection=protection, seed=scene.config.run.seed, roster=roster if pinned else None, strict=False,
+            contract=self._contract(pinned), **self._private(protection),
         )  # fmt: skip
-        self.fed.enrol()
-        self.fed.begin_round(0)
+        self.another_session()
         self.dealings = 0
         self.clients = self._dealt() if dealt else self.fed.clients
         self.accomplices = tuple(client for client in identities if client in self.clients)
+
+    def another_session(self) -> None:
+        """An honest server begins a session of its own, under the same contract."""
+        self.fed = self._server()
+        self.fed.enrol()
+        self.fed.begin_round(0)
+
+    def _contract(self, pinned: bool) -> Contract | None:
+        """The contract of this run, whose name is that of no other."""
+        made = self.scene.contract(f"attack {system_entropy(8).hex()}")
+        return None if made is None else structs.replace(made, roster=self.roster.digest if pinned else b"")
 
     def _private(self, protection: Protection) -> dict[str, Any]:
         """What the server does about `[privacy]`, with a ledger of its own that allows anything."""

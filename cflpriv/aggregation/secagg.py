@@ -134,7 +134,8 @@ class SecaggClientSum:
         return Policy(
             self._store.get("session") or b"", protection.secagg_mode, bound(ask, origin.received), ask.models, protection.smallest_sum,
             clip=(min(1e-6, protection.secagg_clip), max(1e6, protection.secagg_clip)), levels=1 if counts else 16,
-            max_weight=protection.max_weight, spread=1.0 if counts or paid else origin.spread, form=form, cohort_change=change,
+            dimension=self._numbers(ask), length=self._settings.limits.numbers, max_weight=protection.max_weight,
+            spread=1.0 if counts or paid else origin.spread, form=form, cohort_change=change,
             names=origin.rounds if self._parts.ledger.unit != "none" else (*origin.rounds, *origin.models),  # noise protects a model's sums
         )  # fmt: skip
 

@@ -62,7 +62,7 @@ class FederationClient:
         self._settings, self._store, self._strict = settings, store, strict
         self.values = Values(store)
         self.failures: list[Exception] = []
-        self._contract = contract = ClientContract(settings, store)
+        self._contract = contract = ClientContract(settings, store, strict)
         self._allowed = partial(_allowed, settings, self.values, strict, contract)  # a method would be a cycle that keeps the client's data
         self._spending = ClientLedger(settings.privacy, self.number, store)
         self._group = GroupMember(settings, store, entropy, cache or TransformCache())

@@ -84,10 +84,10 @@ class Counts:
 
 
 class ClientContract:
-    """The contract of one client, in its store."""
+    """The contract of one client, in its store. One that is not `strict` (simulations only) agrees to none, and answers."""
 
-    def __init__(self, settings: Settings, store: Store) -> None:
-        self._settings, self._store = settings, store
+    def __init__(self, settings: Settings, store: Store, strict: bool = True) -> None:
+        self._settings, self._store, self._strict = settings, store, strict
 
     def accept(self, ask: m.Enrol) -> None:
         """Agree to the contract of an enrolment, or to none where the client's settings need none.
@@ -95,25 +95,25 @@ class ClientContract:
         Raises `RemoteError`: "no-contract"; "other-contract" for one that the settings do not allow; "contract-used" for one that another
         session has; "malformed".
         """
-        settings, data = self._settings, ask.contract
+        settings, data = self._settings, ask.contract if self._strict else b""
         if not data:
             if settings.contract or settings.needs_contract:
-                raise self._refused("no-contract", "the server sent no contract, and the client's settings need one")
+                raise self._error("no-contract", "the server sent no contract, and the client's settings need one")
             if self._store.get("session") != ask.session:
                 self._store.drop(KEPT)
             elif self._store.get(KEPT) is not None:
-                raise self._refused("no-contract", "the session has a contract")
+                raise self._error("no-contract", "the session has a contract")
             return
         contract, digest = contract_from_bytes(data), contract_digest(data)
         if settings.contract and settings.contract != digest:
-            raise self._refused("other-contract", f"its digest is {digest.hex()}, the settings pin {settings.contract.hex()}")
+            raise self._error("other-contract", f"its digest is {digest.hex()}, the settings pin {settings.contract.hex()}")
         for why in self._limits(contract):
-            raise self._refused("other-contract", why)
+            raise self._error("other-contract", why)
         counted = self._counts(digest)
         if counted is not None and counted.session != ask.session:
-            raise self._refused("contract-used", "another session has this contract; a second run needs another name ([run] name)")
+            raise self._error("contract-used", "another session has this contract; a second run needs another name ([run] name)")
         if self._store.get("session") == ask.session and self._store.get(KEPT) != data:
-            raise self._refused("other-contract", "the session has another contract")
+            raise self._error("other-contract", "the session has another contract")
         if counted is None:
             self._keep(digest, Counts(ask.session))
         self._store.put(KEPT, data)
@@ -128,9 +128,9 @@ class ClientContract:
             return None
         contract, counted, name = contract_from_bytes(data), self._counts(contract_digest(data)), digest[:DIGEST_BYTES]
         if counted is None or not max(counted.round, -1) <= ask.round < contract.rounds:
-            raise self._refused("not-agreed", f"round {ask.round} is not one of those that are left of {contract.rounds}")
+            raise self._error("not-agreed", f"round {ask.round} is not one of those that are left of {contract.rounds}")
         if ask.seed != contract.seed or ask.noise != contract.noise:
-            raise self._refused("not-agreed", "another seed or noise than the contract's")
+            raise self._error("not-agreed", "another seed or noise than the contract's")
         in_round = counted.in_round if ask.round == counted.round else set()
         full, phases = False, ("start", "serving") if ask.round < 0 else ("round", "joining", "serving")
         if not contract.rounds:  # then clients join before any
@@ -152,7 +152,7 @@ class ClientContract:
                 self._keep(contract_digest(data), counted)
             return Leaves(agreed.leaves, name)
         task = type(ask.task.task).__name__
-        raise self._refused("not-agreed", f"{task} once more than declared" if full else f"{task} with these settings is not declared")
+        raise self._error("not-agreed", f"{task} once more than declared" if full else f"{task} with these settings is not declared")
 
     def derived(self, part: str, sources: Sequence[tuple[str, Leaves | None]]) -> Leaves | None:
         """How a part that is the sum of other parts leaves: by the operations of all of them."""
@@ -175,9 +175,9 @@ class ClientContract:
         for part in parts:
             ways = leaves.by(part)
             if operation not in ways and not (operation == "sum" and "gather" in ways):
-                raise self._refused("not-agreed", f"{part!r} does not leave by {operation!r}")
+                raise self._error("not-agreed", f"{part!r} does not leave by {operation!r}")
             if shy and operation == "gather" and origin.kind(part) in ("choice", "request", "score"):
-                raise self._refused("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
+                raise self._error("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
         counted = self._counts(contract_digest(data))
         if counted is not None and leaves.request not in counted.left and any(leaves.request == name for _, name in counted.lasting):
             counted.left.add(leaves.request)
@@ -194,7 +194,7 @@ class ClientContract:
         if entry in counted.compared:
             return
         if sum(name == entry[0] for name, _ in counted.compared) > RETAKEN:
-            raise self._refused("not-agreed", f"{part!r} was compared {RETAKEN + 1} times")
+            raise self._error("not-agreed", f"{part!r} was compared {RETAKEN + 1} times")
         counted.compared.add(entry)
         self._keep(contract_digest(data), counted)
 
@@ -225,7 +225,7 @@ class ClientContract:
     def _keep(self, digest: bytes, counted: Counts) -> None:
         self._store.keep(_name(digest), counted, Counts.to_bytes)
 
-    def _refused(self, code: str, why: str) -> RemoteError:
+    def _error(self, code: str, why: str) -> RemoteError:
         log.warning("client %d: %s: %s", self._settings.identity.client, code, why)
         error = RemoteError(code)
         error.add_note(f"by the session contract: {why}")

@@ -13,7 +13,7 @@ from ...protocols.keys import Roster
 from ..config.config import Config
 from ..newcomers import held_back
 
-__all__ = ["contract_for", "contract_of_config"]
+__all__ = ["contract_for", "contract_of_config", "noise_over"]
 
 
 def contract_of_config(config: Config, data_dir: str | Path | None = None, roster: Roster | None = None) -> Contract:

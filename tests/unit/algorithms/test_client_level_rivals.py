@@ -220,14 +220,13 @@ def test_little_noise_changes_little(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_secure_sum_without_privacy_gives_the_same(name: str) -> None:
-    plain = finished(small_config(name, training={"rounds": 3}), SCENE)
-    gram = {"gram": ["haar"]} if name == "pina" else {}
-    secure = finished(
-        small_config(name, training={"rounds": 3}, protection={"sum": "secagg", "secagg_clip": 2.0, "min_cohort": 3, **gram}), SCENE
-    )
+def test_a_secure_sum_with_little_noise_gives_the_same(name: str) -> None:
+    """Without any noise clients refuse it, because one may be alone in a block."""
+    plain = finished(small_config(name, training={"rounds": 3}, algorithm={"norm": 0.5}), SCENE)
+    protection = {"sum": "secagg", "min_cohort": 16, "secagg_mode": "passive"}
+    secure = finished(small_config(name, training={"rounds": 3}, privacy=client_level(name, 1e7), protection=protection), SCENE)
     for one, other in zip(plain.state.models, secure.state.models, strict=True):
-        np.testing.assert_allclose(one.value(), other.value(), atol=1e-4)
+        np.testing.assert_allclose(one.value(), other.value(), atol=0.02)
     assert not {message.operation for message in secure.federation.transcript.messages} & {"gather", "relay"}
 
 

@@ -296,16 +296,16 @@ def test_noise_is_measured_where_nobody_adds_anything() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sum_", "early", "transport"), [("secagg", True, "bytes"), ("secagg-oblivious", False, "memory")])
-def test_a_secure_sum_finds_the_same(sum_: str, early: bool, transport: str) -> None:
+@pytest.mark.parametrize("transport", ["bytes", "memory"])
+def test_a_secure_sum_with_little_noise_finds_the_same(transport: str) -> None:
+    """Without any noise clients refuse it, because one may be alone in a cell."""
     small = population(groups=2, clients_per_group=8, samples=40, test_samples=2, shape=(6,), separation=4.0)
-    options: dict[str, Any] = {"training": {"rounds": FINDING + 1}, "algorithm": {"k": 2, "train_early": early}}
-    protection = {"sum": sum_, "secagg_clip": 2.0, "min_cohort": 3}
+    options: dict[str, Any] = {"training": {"rounds": FINDING + 1}, "algorithm": {"k": 2}, "privacy": client_level(1e7)}
+    protection = {"sum": "secagg", "secagg_mode": "passive", "min_cohort": 12}
     plain = finished(small_config(**options), small)
     secure = finished(small_config(**options, run={"release_policy": "strict", "transport": transport}, protection=protection), small)
-    assert choices(plain) == choices(secure)
-    for one, other in zip(plain.state.models, secure.state.models, strict=True):
-        np.testing.assert_allclose(one.value(), other.value(), atol=1e-4)
+    assert ari(choices(plain), choices(secure)) == 1.0  # clusters of equal size have no order
+    assert not secure.federation.refusals
     assert not {message.operation for message in secure.federation.transcript.messages} & {"gather", "gram", "relay"}
 
 

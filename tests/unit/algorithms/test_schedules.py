@@ -346,6 +346,15 @@ def test_nobody_refuses_over_bytes_or_where_clients_drop_out(group: Group) -> No
         experiment.simulated.close()
 
 
+def test_a_part_that_leaves_by_an_undeclared_operation_is_refused() -> None:
+    algorithm = configured(BASE, "fedavg").algorithm_for(SCENE)
+    assert algorithm.schedule is not None
+    (asked,) = algorithm.schedule.round
+    wider = replace(algorithm.schedule, round=(replace(asked, leaves=(("update", ("sum", "relay")),)),))
+    with pytest.raises(InputError, match="its schedule has 'update' of Train leave by sum, relay, and its operations are mean"):
+        replace(algorithm, schedule=wider)
+
+
 def test_every_algorithm_has_a_schedule_and_is_run_here() -> None:
     assert {group.algorithm for group in groups()} == set(ALGORITHMS.ready())
 

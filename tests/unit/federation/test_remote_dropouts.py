@@ -84,10 +84,10 @@ def one_round(scene: Population, fed: FederationServer, number: int, survivors: 
     """A round whose mean is the plain mean of the survivors' updates."""
     task = training(scene)
     fed.begin_round(number)
-    (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(0)})["update"])
+    (mean,) = fed.mean(fed.compute(task, {"model": task.model.init(fed.round)})["update"])
     plain = simulated(scene, seed=1)
     plain.begin_round(number)
-    held = plain.compute(task, {"model": task.model.init(0)})
+    held = plain.compute(task, {"model": task.model.init(fed.round)})
     expected = np.mean([eye(plain).peek(client, held["update"]) for client in survivors], axis=0)
     assert mean is not None
     assert mean.count == len(survivors)

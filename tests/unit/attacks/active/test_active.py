@@ -24,7 +24,8 @@ from cflpriv.attacks.active.scene import scene_of
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config
 from cflpriv.federation import messages as m
-from cflpriv.federation import release_policy, values
+from cflpriv.federation import registry, release_policy, values, work
+from cflpriv.federation.client_contract import ClientContract
 from cflpriv.federation.client_ledger import ClientLedger
 from cflpriv.federation.group_secret import GroupMember
 from cflpriv.federation.protections import ClientParts
@@ -95,13 +96,24 @@ BEYOND = ("next_round", "accomplices", "choices_as_probes")
 
 
 def only(made: Config, *names: str) -> list[ActiveResult]:
-    return active_audit(made, attacks=names, population=SCENE if made.protection.robust == "none" else LARGER)
+    return active_audit(made, attacks=names, population=SCENE if made.protection.robust == "none" else LARGER, contracted=False)
+
+
+@pytest.mark.parametrize("transport", ["memory", "bytes"])
+def test_under_the_session_contract_nothing_is_learned_that_no_accomplice_has(transport: str) -> None:
+    """As clients of a deployment are: of all deviations only that of clients that collude below the threshold shows a value."""
+    rows = {row.attack: row for row in active_audit(ACTIVE.with_("run", transport=transport), population=SCENE)}
+    assert {name for name, row in rows.items() if row.status == "learned"} == {"accomplices"}
+    assert not [row.result() for row in rows.values() if row.status == "failed"]
+    undeclared = {"next_round", "stale_slot", "other_task", "private_choice", "own_block", "undeclared_scores", "choices_as_probes"}
+    assert {name for name, row in rows.items() if row.code == "not-agreed"} >= undeclared
+    assert (rows["new_session"].status, rows["new_session"].code) == ("refused", "contract-used")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["memory", "bytes"])
 def test_the_catalogue_in_active_mode(transport: str) -> None:
-    rows = {row.attack: row for row in active_audit(ACTIVE.with_("run", transport=transport), population=SCENE)}
+    rows = {row.attack: row for row in active_audit(ACTIVE.with_("run", transport=transport), population=SCENE, contracted=False)}
     assert list(rows) == list(ACTIVE_ATTACKS)
     assert {name: (row.code, row.stage) for name, row in rows.items() if row.status == "refused"} == REFUSED
     for name in BEYOND:
@@ -136,7 +148,7 @@ def test_whether_a_training_fails_tells_nothing_of_a_sample(made: Config) -> Non
 
 @pytest.mark.slow
 def test_the_catalogue_under_a_shared_transform() -> None:
-    rows = {row.attack: row for row in active_audit(HAAR, population=SCENE)}
+    rows = {row.attack: row for row in active_audit(HAAR, population=SCENE, contracted=False)}
     refused = {name: row.code for name, row in rows.items() if row.status == "refused"}
     assert refused == {
         "other_operation": "forbidden", "other_operation_compared": "forbidden", "dressed_task": "unknown-task",
@@ -151,7 +163,7 @@ def test_the_catalogue_under_a_shared_transform() -> None:
 @pytest.mark.slow
 def test_the_catalogue_under_robust_means() -> None:
     """Each attack is aimed at the sum of the victim's bucket; what another round asks for is refused because it was not dealt."""
-    rows = {row.attack: row for row in active_audit(ROBUST, population=LARGER)}
+    rows = {row.attack: row for row in active_audit(ROBUST, population=LARGER, contracted=False)}
     dealt = {
         "outside_bucket": ("wrong-bucket", "secagg Deliver"), "short_list": ("bad-dealing", "deal open"),
         "late_nonces": ("bad-dealing", "deal"), "next_round": ("wrong-bucket", "secagg Deliver"),
@@ -410,13 +422,18 @@ def short_lists(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(buckets.Dealings, "_open", opening)
 
 
+def models_listed(patch: pytest.MonkeyPatch) -> None:
+    """Clients whose settings allow two models in a sum, as algorithms with blocks need."""
+    patch.setattr(ClientContract, "most_models", lambda self: 2)
+
+
 summed_twice = several(*(no_check(SumRecord, name) for name in ("check_proposed", "check_survivors", "enter")))
 nothing: Hole = lambda patch: None  # noqa: E731
 PASSIVE_OF_SEVEN = attacked_config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
 HOLES: dict[str, tuple[Config, Hole]] = {
     "second_sum": (ACTIVE, summed_twice),
     "computed_again": (ACTIVE, summed_twice),
-    "next_round": (ACTIVE, nothing),
+    "next_round": (ACTIVE, summed_twice),
     "accomplices": (ACTIVE, nothing),
     "relay_to_accomplice": (ACTIVE, relaying),
     "choices_as_probes": (ACTIVE, nothing),
@@ -432,6 +449,10 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "unequal_weights": (WEIGHTED, accepting("too-unequal")),
     "other_weight": (WEIGHTED, summed_twice),
     "other_clip": (ACTIVE, summed_twice),
+    "private_choice": (ACTIVE, lambda patch: patch.setattr(work, "chosen_name", lambda digest, offered: digest)),
+    "own_block": (ACTIVE, several(accepting("too-unequal"), models_listed)),
+    "new_session": (ACTIVE, lambda patch: patch.setattr(registry, "SUMMED", "nothing is kept")),
+    "undeclared_scores": (ACTIVE, nothing),
     "outside_bucket": (ROBUST, no_check(buckets.Dealings, "check")),
     "short_list": (ROBUST, short_lists),
     "late_nonces": (ROBUST, no_check(buckets, "_digest", b"any list")),
@@ -467,7 +488,7 @@ def test_every_attack_has_its_hole() -> None:
 def test_without_the_check_the_attack_shows_the_leak(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, plant = HOLES[name]
     plant(monkeypatch)
-    (row,) = active_audit(made, attacks=[name], population=UNEVEN) if made is WEIGHTED else only(made, name)
+    (row,) = active_audit(made, attacks=[name], population=UNEVEN, contracted=False) if made is WEIGHTED else only(made, name)
     assert row.status == "learned", row.result()
     assert row.value is not None
     assert row.baseline is not None
@@ -493,21 +514,21 @@ def test_an_attack_that_cannot_be_run_is_not_called_refused(monkeypatch: pytest.
         raise InputError("no model")
 
     attack = replace(ACTIVE_ATTACKS["second_sum"], deviate=broken)
-    row = audit.run_attack("second_sum", attack, scene_of(ACTIVE, SCENE))
+    row = audit.run_attack("second_sum", attack, scene_of(ACTIVE, SCENE, contracted=False))
     assert (row.status, row.note) == ("failed", "InputError: no model")
-    (row,) = active_audit(ACTIVE.with_("protection", min_cohort=8), attacks=["second_sum"], population=SCENE)
+    (row,) = active_audit(ACTIVE.with_("protection", min_cohort=8), attacks=["second_sum"], population=SCENE, contracted=False)
     assert row.status == "failed"
     assert "8 clients, and a sum needs 8" in row.note
 
 
 def test_an_attack_of_which_nothing_comes_is_not_called_safe() -> None:
     attack = replace(ACTIVE_ATTACKS["second_sum"], deviate=lambda run: ActiveGuess(None, "update"))
-    row = audit.run_attack("second_sum", attack, scene_of(ACTIVE, SCENE))
+    row = audit.run_attack("second_sum", attack, scene_of(ACTIVE, SCENE, contracted=False))
     assert (row.status, row.note) == ("failed", "no result, and no refusal")
 
 
 def test_each_attack_meets_clients_that_were_just_started() -> None:
-    scene = scene_of(ACTIVE, SCENE)
+    scene = scene_of(ACTIVE, SCENE, contracted=False)
     met = [scene.start() for _ in range(2)]
     assert met[0].roster != met[1].roster
     assert run_all(scene, ["smaller_minimum", "smaller_minimum"])[1].code == "minimum-too-low", "nothing is left of the first"
@@ -517,7 +538,7 @@ def test_the_guess_is_scored_against_data_that_the_attack_never_saw() -> None:
     """The truth of the scorer is the update that the client really made."""
     from cflpriv.attacks.active.scene import AttackRun
 
-    scene = scene_of(ACTIVE, SCENE)
+    scene = scene_of(ACTIVE, SCENE, contracted=False)
     run = AttackRun(scene, ACTIVE.protection)
     held = run.compute()
     for friend in run.accomplices:
