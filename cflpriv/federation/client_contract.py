@@ -20,7 +20,7 @@ from functools import lru_cache
 from ..contract.schedule import Leaving, TaskRequest, same_task
 from ..protocols.errors import RemoteError
 from . import messages as m
-from .contract_record import AgreedRequest, Contract, contract_digest, contract_from_bytes, keys_that_differ
+from .contract_record import Contract, contract_digest, contract_from_bytes, keys_that_differ
 from .settings import Settings
 from .store import Store
 from .values import Leaves, Origin
@@ -44,43 +44,29 @@ class _Counted(m.FederationMessage, frozen=True):
     in_round: tuple[tuple[m.Count, bytes], ...]
     lasting: tuple[tuple[m.Count, bytes], ...]
     compared: tuple[tuple[bytes, bytes], ...]
-    left: tuple[bytes, ...]
 
 
 @dataclass
 class Counts:
     """What a client has answered under one contract. Digests of requests by their number in the contract, of this round and of all rounds;
-    the transforms or epochs under which each value was compared; and the requests of joining whose values left."""
+    and the transforms or epochs under which each value was compared."""
 
     session: bytes
     round: int = -1
     in_round: set[tuple[int, bytes]] = field(default_factory=set)
     lasting: set[tuple[int, bytes]] = field(default_factory=set)
     compared: set[tuple[bytes, bytes]] = field(default_factory=set)
-    left: set[bytes] = field(default_factory=set)
 
     def to_bytes(self) -> bytes:
         """The counts as bytes."""
         in_round, lasting, compared = tuple(sorted(self.in_round)), tuple(sorted(self.lasting)), tuple(sorted(self.compared))
-        return m.codec.encode(_Counted(self.session, self.round, in_round, lasting, compared, tuple(sorted(self.left))))
+        return m.codec.encode(_Counted(self.session, self.round, in_round, lasting, compared))
 
     @staticmethod
     def from_bytes(data: bytes) -> "Counts":
         """The inverse of `to_bytes`. Raises `MalformedMessage`."""
         kept = m.codec.decode(data, _Counted, m.LIMIT_BYTES)
-        return Counts(kept.session, kept.round, set(kept.in_round), set(kept.lasting), set(kept.compared), set(kept.left))
-
-    def is_full(self, number: int, agreed: AgreedRequest, name: bytes, known: set[tuple[int, bytes]]) -> bool:
-        """Whether a request, by its name, is one more than the contract declares under this number.
-
-        One of joining whose value has not left may have failed. It is asked again in another round, at most `RETAKEN` times.
-        """
-        names = [other for place, other in known if place == number]
-        if name in names:
-            return False
-        if agreed.phase == "joining":
-            return len(self.left.intersection(names)) >= agreed.times or len(names) >= agreed.times + RETAKEN
-        return len(names) >= agreed.times
+        return Counts(kept.session, kept.round, set(kept.in_round), set(kept.lasting), set(kept.compared))
 
 
 class ClientContract:
@@ -118,15 +104,15 @@ class ClientContract:
             self._keep(digest, Counts(ask.session))
         self._store.put(KEPT, data)
 
-    def begin(self, ask: m.Compute, digest: bytes) -> Leaves | None:
-        """Count a request, whose `request_digest` is given; the operations by which its parts will leave. None without a contract.
+    def begin(self, ask: m.Compute, name: bytes) -> Leaves | None:
+        """Count a request by its name (`Work`); the operations by which its parts will leave. None without a contract.
 
         Raises `RemoteError` "not-agreed".
         """
         data = self._store.get(KEPT)
         if data is None:
             return None
-        contract, counted, name = contract_from_bytes(data), self._counts(contract_digest(data)), digest[:DIGEST_BYTES]
+        contract, counted, name = contract_from_bytes(data), self._counts(contract_digest(data)), name[:DIGEST_BYTES]
         if counted is None or not max(counted.round, -1) <= ask.round < contract.rounds:
             raise self._error("not-agreed", f"round {ask.round} is not one of those that are left of {contract.rounds}")
         if ask.seed != contract.seed or ask.noise != contract.noise:
@@ -142,7 +128,8 @@ class ClientContract:
             if not same_task(ask.task.task, _declared(data)[number], rounds):
                 continue
             known = counted.lasting if agreed.phase in ("start", "joining") else in_round
-            if counted.is_full(number, agreed, name, known):
+            again = RETAKEN if agreed.phase == "joining" else 0  # in another round, where it failed, or an answer was lost
+            if (number, name) not in known and sum(place == number for place, _ in known) >= agreed.times + again:
                 full = True
                 continue
             if (number, name) not in known or ask.round != counted.round:
@@ -167,8 +154,7 @@ class ClientContract:
 
         What may be shown may also be summed: an oblivious sum counts choices that others gather.
         """
-        data = self._store.get(KEPT)
-        if data is None:
+        if self._store.get(KEPT) is None:
             return
         settings, leaves = self._settings, origin.leaves or Leaves(())
         shy = not settings.allow_scores and settings.privacy.unit == "none" and settings.protection.sums.hides
@@ -178,10 +164,6 @@ class ClientContract:
                 raise self._error("not-agreed", f"{part!r} does not leave by {operation!r}")
             if shy and operation == "gather" and origin.kind(part) in ("choice", "request", "score"):
                 raise self._error("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
-        counted = self._counts(contract_digest(data))
-        if counted is not None and leaves.request not in counted.left and any(leaves.request == name for _, name in counted.lasting):
-            counted.left.add(leaves.request)
-            self._keep(contract_digest(data), counted)
 
     def check_compared(self, value: bytes, part: str, under: bytes) -> None:
         """Count a comparison of a value, by its name, under a transform or epoch. Raises `RemoteError` "not-agreed" for one too many."""
