@@ -6,6 +6,7 @@ every sum is at least the minimum cohort size" (protocols/secagg/effective.py); 
 (aggregation/secagg.py); "a client answers what its contract declares and nothing else" (federation/client_contract.py).
 """
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from ...algorithms.pfedlia.influence import Influence
 from ...contract.handles import Held
 from ...errors import InputError
-from ...federation import messages as m
 from ...protocols.errors import ProtocolError
 from ...tasks.cluster_shares import TrainInBlock
 from ...tasks.evaluation import Losses
@@ -28,57 +28,61 @@ BOUND = "secagg: every sum binds to the list of what its members were sent, and 
 WEIGHED = "secagg: the effective number of clients of every sum is at least the minimum cohort size (protocols/secagg/effective.py)"
 RECORDED = "secagg: the record of sums outlives sessions, which a server opens at will"
 DECLARED = "federation/client_contract.py: a client answers what its contract declares and nothing else"
+TRIES, OFFERED, FAR = 20, 8, 1.0
+"""So often so many models are offered, at random and so far from the honest one."""
 PROBES = 8
 """Scores that are asked for at once, each of the loss at another model."""
 
 
-def chosen_by(run: AttackRun) -> Held | None:
-    """A choice of 1 by the victim and of 0 by all others, which the server makes by the order of two models."""
-    good = run.scene.model
-    bad = (1e3 * np.random.default_rng(0).standard_normal(good.size)).astype(good.dtype)
+def unique_choice(run: AttackRun) -> tuple[Held | None, int]:
+    """Choices among random models, by one identical request to all, until one is that of a single client, who becomes the victim.
 
-    def send(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
-        if not isinstance(ask, m.Compute) or client != run.victim:
-            return ask
-        ((name, models),) = ask.params
-        assert isinstance(models, m.Many)
-        return m.Compute(
-            ask.session, ask.round, ask.seed, ask.held, ask.live, ask.task, ((name, m.Many(models.values[::-1])),), None, ask.noise
-        )  # fmt: skip
-
-    run.liar.send = send
-    try:
-        return run.fed.compute(Losses(run.scene.train.model), {"model": [good, bad]})["choice"]
-    except (ProtocolError, InputError):
-        return None
-    finally:
-        run.liar.send = lambda client, ask, stage: ask
+    The choices and that client's; None where clients refuse, −1 where no choice is a single client's.
+    """
+    rng, model = np.random.default_rng(0), run.scene.model
+    choice: Held | None = None
+    for _ in range(TRIES):
+        offered = [(model + FAR * rng.standard_normal(model.size)).astype(model.dtype) for _ in range(OFFERED)]
+        try:
+            choice = run.fed.compute(Losses(run.scene.train.model), {"model": offered})["choice"]
+            labels = {client: int(values["choice"]) for client, values in run.fed.gather(choice).items()}
+        except (ProtocolError, InputError):
+            return None, -1
+        counts = Counter(labels.values())
+        alone = [client for client, label in labels.items() if counts[label] == 1 and client in run.honest]
+        if alone:
+            run.victim = alone[0]
+            return choice, labels[run.victim]
+    return choice, -1
 
 
 def private_choice(run: AttackRun) -> ActiveGuess:
     """All receive one list, and train the model that they chose; the one that moves at all is chosen by the victim alone."""
-    guess, choice = None, chosen_by(run)
-    if choice is not None:
-        held = run.fed.compute(run.scene.train, {"model": [useless(run), run.scene.model]}, which=choice)["update"]
+    choice, own = unique_choice(run)
+    guess, note = None, "" if own >= 0 or choice is None else "no choice is a single client's"
+    if choice is not None and own >= 0:
+        stuck = useless(run)
+        models = [run.scene.model if place == own else stuck for place in range(OFFERED)]
+        held = run.fed.compute(run.scene.train, {"model": models}, which=choice)["update"]
         known = run.fed.known(held.key)
-        models = [[client, [names[0]]] for client, names in known["models"]]  # the name of what most chose
-        run.fed.know(held.key, {**known, "models": models, "chosen": []})
+        other = next(pair for pair in known["models"][0][1] if pair[0] != own)  # the name of the useless models is that of all but one
+        run.fed.know(held.key, {**known, "models": [[client, [other]] for client, _ in known["models"]], "chosen": []})
         summed = run.sum(held, run.clients)
         if summed is not None and run.victim in summed.survivors:
             guess = summed.total
-    return ActiveGuess(guess, "update", run.honest)
+    return ActiveGuess(guess, "update", run.honest, note)
 
 
 def own_block(run: AttackRun) -> ActiveGuess:
     """Clients put their updates into blocks of their own choice, and the victim's choice is that of nobody else."""
-    guess, choice, model = None, chosen_by(run), run.scene.model
-    if choice is not None:
-        task = TrainInBlock(run.scene.train, 2)
-        held = run.fed.compute(task, {"model": [model, model.copy()]}, which=choice)["blocks"]
+    choice, own = unique_choice(run)
+    guess, note, model = None, "" if own >= 0 or choice is None else "no choice is a single client's", run.scene.model
+    if choice is not None and own >= 0:
+        held = run.fed.compute(TrainInBlock(run.scene.train, OFFERED), {"model": [model] * OFFERED}, which=choice)["blocks"]
         summed = sum_under(run, held, run.clients, 1)
         if summed is not None and run.victim in summed.survivors:
-            guess = summed.total[model.size : 2 * model.size]
-    return ActiveGuess(guess, "update", run.honest)
+            guess = summed.total[own * model.size : (own + 1) * model.size]
+    return ActiveGuess(guess, "update", run.honest, note)
 
 
 def new_session(run: AttackRun) -> ActiveGuess:
@@ -123,5 +127,5 @@ NEW_SESSION = ActiveAttack(
 )
 UNDECLARED_SCORES = ActiveAttack(
     "losses at models of the server's choice, by a task of another algorithm", DECLARED, undeclared_scores,
-    lambda config: "" if config.protection.sums.hides else "updates travel in the clear", claimed=lambda config: True, accomplices=False,
+    lambda config: "" if config.protection.sums.hides else "updates travel in the clear", claimed=lambda config: False, accomplices=False,
 )  # fmt: skip
