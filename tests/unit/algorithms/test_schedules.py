@@ -16,10 +16,12 @@ from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl.cfl import Same
+from cflpriv.algorithms.pfedlia.influence import OnPart
 from cflpriv.contract.handles import Held, placed
 from cflpriv.contract.schedule import EACH_ROUND, Phase, Schedule, TaskRequest, same_task
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments.run.agreed import contract_for
+from cflpriv.experiments.run.inferred_schedule import inferred_schedule
 from cflpriv.experiments.run.run import Experiment, admit, advance, begin, prepare
 from cflpriv.federation import messages as m
 from cflpriv.federation.client_contract import KEPT, Counts
@@ -361,6 +363,22 @@ def test_a_part_that_leaves_by_an_undeclared_operation_is_refused() -> None:
     wider = replace(algorithm.schedule, round=(replace(asked, leaves=(("update", ("sum", "relay")),)),))
     with pytest.raises(InputError, match="its schedule has 'update' of Train leave by sum, relay, and its operations are mean"):
         replace(algorithm, schedule=wider)
+
+
+def test_the_exact_influence_declares_none_and_has_one_inferred() -> None:
+    """How often its clients train follows from their number."""
+    config = configured(BASE, algorithm={"name": "pfedlia", "influence": "exact", "exact_rounds": 2, "warm_up": 1}, data={"newcomers": 0})
+    algorithm = config.algorithm_for(SCENE)
+    assert algorithm.schedule is None
+    inferred = inferred_schedule(config, population=SCENE)
+    (trained,) = [asked for asked in inferred.round if isinstance(asked.task, OnPart) and not asked.task.remember]
+    clients = len(SCENE.clients)
+    assert trained.times == 1 + clients  # the first step is the same for all, the second is without each client, or of all
+    run = prepare(config, population=SCENE, contract=contract_for(config, replace(algorithm, schedule=inferred), None))
+    begin(run)
+    for _ in range(config.training.rounds):
+        assert advance(run)["skipped"] is None
+    assert not run.federation.refusals
 
 
 class Lossy:
