@@ -8,7 +8,7 @@ from typing import Any, Literal
 from .. import plugins
 from ..contract.handles import Held, Labels
 from ..contract.operations import Federation, Parameter
-from ..contract.schedule import Schedule
+from ..contract.schedule import Leaving, Schedule
 from ..contract.transcript import RoundRecord
 from ..engine import Task
 from ..engine.models import Model
@@ -35,6 +35,10 @@ class Served:
     which: Labels | Held | None = None
 
 
+OPERATIONS: Mapping[str, Leaving] = {"gram": "gram", "gather": "gather", "mean": "sum", "relay": "relay"}
+"""How the part of a client leaves by each releasing operation."""
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """Server code that never holds client data. `operations` lists the releasing operations it uses, hence what can protect it.
@@ -48,6 +52,8 @@ class Algorithm:
     ratio of the weights that its summed values have inside themselves, infinite for blocks of clients' own choice: secure sums refuse
     these without noise for whole clients. Its tasks declare their own (`federation.values.spread_of`), which clients read. `schedule`: all
     that it asks of a client, which becomes part of the session contract; None: not declared, so clients of deployments refuse it.
+
+    Raises `InputError` for a schedule by which a part leaves by another operation than these.
     """
 
     name: str
@@ -62,6 +68,17 @@ class Algorithm:
     reads_means: bool = False
     spread: float = 1.0
     schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        used = {OPERATIONS[name] for name in self.operations if name in OPERATIONS}
+        for phase, asked in () if self.schedule is None else self.schedule.requests():
+            for part, operations in asked.leaves:
+                wanted = "relay" in used and asked.task.parts[part] == "request"  # whom a client asks, which the server reads
+                if phase != "serving" and not used | ({"gather"} if wanted else set()) >= set(operations):
+                    raise InputError(
+                        f"algorithm {self.name!r}: its schedule has {part!r} of {type(asked.task).__name__} leave by "
+                        f"{', '.join(operations)}, and its operations are {', '.join(self.operations) or 'none'}"
+                    )
 
 
 @dataclass(frozen=True)

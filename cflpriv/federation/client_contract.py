@@ -13,22 +13,20 @@ Without a contract (simulations that name none) none of these rules is in force.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..contract.schedule import EACH_ROUND, Leaving, TaskRequest, same_task
+from ..contract.schedule import Leaving, TaskRequest, same_task
 from ..protocols.errors import RemoteError
 from . import messages as m
-from .contract_record import AgreedRequest, Contract, contract_digest, contract_from_bytes, keys_that_differ
+from .contract_record import Contract, contract_digest, contract_from_bytes, keys_that_differ
 from .settings import Settings
 from .store import Store
-from .values import Origin
+from .values import Leaves, Origin
 
-__all__ = ["KEPT", "RETAKEN", "ClientContract", "Leaves"]
+__all__ = ["KEPT", "RETAKEN", "ClientContract"]
 
-Leaves = tuple[tuple[str, tuple[Leaving, ...]], ...]
-"""The operations by which parts of a value leave."""
 KEPT = "contract"
 """The store's name for the contract in force, and the first part of the names of what was counted under each contract."""
 RETAKEN = 5
@@ -46,20 +44,18 @@ class _Counted(m.FederationMessage, frozen=True):
     in_round: tuple[tuple[m.Count, bytes], ...]
     lasting: tuple[tuple[m.Count, bytes], ...]
     compared: tuple[tuple[bytes, bytes], ...]
-    left: tuple[bytes, ...]
 
 
 @dataclass
 class Counts:
     """What a client has answered under one contract. Digests of requests by their number in the contract, of this round and of all rounds;
-    the transforms or epochs under which each value was compared; and the requests of joining whose values left."""
+    and the transforms or epochs under which each value was compared."""
 
     session: bytes
     round: int = -1
     in_round: set[tuple[int, bytes]] = field(default_factory=set)
     lasting: set[tuple[int, bytes]] = field(default_factory=set)
     compared: set[tuple[bytes, bytes]] = field(default_factory=set)
-    left: set[bytes] = field(default_factory=set)
 
     def is_of(self, session: bytes) -> bool:
         """Whether the contract is answered in this session."""
@@ -72,26 +68,13 @@ class Counts:
     def to_bytes(self) -> bytes:
         """The counts as bytes."""
         in_round, lasting, compared = tuple(sorted(self.in_round)), tuple(sorted(self.lasting)), tuple(sorted(self.compared))
-        return m.codec.encode(_Counted(self.session, self.round, in_round, lasting, compared, tuple(sorted(self.left))))
+        return m.codec.encode(_Counted(self.session, self.round, in_round, lasting, compared))
 
     @staticmethod
     def from_bytes(data: bytes) -> "Counts":
         """The inverse of `to_bytes`. Raises `MalformedMessage`."""
         kept = m.codec.decode(data, _Counted, m.LIMIT_BYTES)
-        return Counts(kept.session, kept.round, set(kept.in_round), set(kept.lasting), set(kept.compared), set(kept.left))
-
-    def is_full(self, number: int, agreed: AgreedRequest, name: bytes, rounds: int, known: set[tuple[int, bytes]]) -> bool:
-        """Whether a request, by its name, is one more than the contract declares under this number.
-
-        One of joining whose value has not left may have failed. It is asked again in another round, at most `RETAKEN` times.
-        """
-        names = [other for place, other in known if place == number]
-        most = rounds if agreed.times == EACH_ROUND else agreed.times
-        if name in names:
-            return False
-        if agreed.phase == "joining":
-            return len(self.left.intersection(names)) >= most or len(names) >= most + RETAKEN
-        return len(names) >= most
+        return Counts(kept.session, kept.round, set(kept.in_round), set(kept.lasting), set(kept.compared))
 
 
 class ClientContract:
@@ -129,15 +112,15 @@ class ClientContract:
             self._keep(digest, Counts(ask.session))
         self._store.put(KEPT, data)
 
-    def begin(self, ask: m.Compute, digest: bytes) -> Leaves | None:
-        """Count a request, whose `request_digest` is given; the operations by which its parts will leave. None without a contract.
+    def begin(self, ask: m.Compute, name: bytes) -> Leaves | None:
+        """Count a request by its name (`Work`); the operations by which its parts will leave. None without a contract.
 
         Raises `RemoteError` "not-agreed".
         """
         data = self._store.get(KEPT)
         if data is None:
             return None
-        contract, counted, name = contract_from_bytes(data), self._counts(contract_digest(data)), digest[:DIGEST_BYTES]
+        contract, counted, name = contract_from_bytes(data), self._counts(contract_digest(data)), name[:DIGEST_BYTES]
         if counted is None or not counted.allows(ask.round, contract.rounds):
             raise self._error("not-agreed", f"round {ask.round} is not one of those that are left of {contract.rounds}")
         if ask.seed != contract.seed or ask.noise != contract.noise:
@@ -153,7 +136,8 @@ class ClientContract:
             if not same_task(ask.task.task, _declared(data)[number], rounds):
                 continue
             known = counted.lasting if agreed.phase in ("start", "joining") else in_round
-            if counted.is_full(number, agreed, name, contract.rounds, known):
+            again = RETAKEN if agreed.phase == "joining" else 0  # in another round, where it failed, or an answer was lost
+            if (number, name) not in known and is_full(known, number, agreed.times + again):
                 full = True
                 continue
             if (number, name) not in known or ask.round != counted.round:
@@ -161,7 +145,7 @@ class ClientContract:
                     counted.round, counted.in_round = ask.round, in_round
                 known.add((number, name))
                 self._keep(contract_digest(data), counted)
-            return agreed.leaves
+            return Leaves(agreed.leaves, name)
         task = type(ask.task.task).__name__
         raise self._error("not-agreed", f"{task} once more than declared" if full else f"{task} with these settings is not declared")
 
@@ -169,8 +153,8 @@ class ClientContract:
         """How a part that is the sum of other parts leaves: by the operations of all of them."""
         if self._store.get(KEPT) is None:
             return None
-        ways = [set(dict(leaves or ()).get(name, ())) for name, leaves in sources]
-        return ((part, tuple(sorted(set.intersection(*ways)))),)
+        ways = [set[Leaving]() if leaves is None else set(leaves.by(name)) for name, leaves in sources]
+        return Leaves(((part, tuple(sorted(set.intersection(*ways)))),))
 
     def check_leaving(self, operation: Leaving, origin: Origin, parts: tuple[str, ...]) -> None:
         """Raises `RemoteError` "not-agreed" if parts of a value leave by an operation that the contract does not declare for them, or are
@@ -178,20 +162,15 @@ class ClientContract:
 
         What may be shown may also be summed: an oblivious sum counts choices that others gather.
         """
-        data = self._store.get(KEPT)
-        if data is None:
+        if self._store.get(KEPT) is None:
             return
-        allowed = dict(origin.leaves or ())
+        leaves = origin.leaves or Leaves(())
         for part in parts:
-            ways = allowed.get(part, ())
+            ways = leaves.by(part)
             if operation not in ways and not (operation == "sum" and "gather" in ways):
                 raise self._error("not-agreed", f"{part!r} does not leave by {operation!r}")
             if operation == "gather":
                 self._check_shown(origin, part)
-        counted, name = self._counts(contract_digest(data)), origin.request[:DIGEST_BYTES]
-        if counted is not None and name not in counted.left and any(name == other for _, other in counted.lasting):
-            counted.left.add(name)
-            self._keep(contract_digest(data), counted)
 
     def _check_shown(self, origin: Origin, part: str) -> None:
         settings = self._settings
@@ -246,6 +225,11 @@ class ClientContract:
         error = RemoteError(code)
         error.add_note(f"by the session contract: {why}")
         return error
+
+
+def is_full(known: Collection[tuple[int, bytes]], number: int, most: int) -> bool:
+    """Whether a request of the contract, by its number, was answered `most` times with different parameters."""
+    return sum(place == number for place, _ in known) >= most
 
 
 @lru_cache(maxsize=16)

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from ..contract.protection import Protection
-from ..contract.schedule import Leaving, Phase, Schedule, TaskRequest
+from ..contract.schedule import EACH_ROUND, Leaving, Phase, Schedule, TaskRequest
 from ..errors import InputError
 from ..privacy.settings import Noise, Privacy
 from ..protocols.errors import MalformedMessage
@@ -73,8 +73,11 @@ def make_contract(
 ) -> Contract:  # fmt: skip
     """The contract of a run. Raises `InputError` for a task or a setting that cannot be encoded."""
     requests = tuple(
-        AgreedRequest(phase, task_to_bytes(asked.task), asked.leaves, asked.times, asked.varies) for phase, asked in schedule.requests()
-    )
+        AgreedRequest(
+            phase, task_to_bytes(asked.task), asked.leaves, max(1, rounds) if asked.times == EACH_ROUND else asked.times, asked.varies
+        )
+        for phase, asked in schedule.requests()
+    )  # fmt: skip
     return Contract(
         run, algorithm, _plain(settings), rounds, seed, requests, schedule.models, _plain(asdict(protection)), _plain(asdict(privacy)),
         None if noise is None else m.NoisySteps(**vars(noise)), b"" if roster is None else roster.digest,

@@ -16,7 +16,7 @@ from .store import ObjectStore, Store
 from .transforms import Transforms
 
 __all__ = [
-    "UNTRACED", "Origin", "SharedWork", "ValueForm", "Values", "form_of", "from_bytes", "keep_values", "kept_values", "rounds_of",
+    "UNTRACED", "Leaves", "Origin", "SharedWork", "ValueForm", "Values", "form_of", "from_bytes", "keep_values", "kept_values", "rounds_of",
     "spread_of", "to_bytes", "trace",
 ]  # fmt: skip
 
@@ -36,6 +36,17 @@ FORGOTTEN = (-(1 << 62) - 1,)
 """The rounds of a value from more than `MOST_ROUNDS` rounds: older than all that a client remembers to have summed."""
 
 
+class Leaves(m.FederationMessage, frozen=True):
+    """The operations by which parts of a value leave by the session contract, and the name of its request in what the client counts."""
+
+    parts: tuple[tuple[str, tuple[Leaving, ...]], ...]
+    request: bytes = b""
+
+    def by(self, part: str) -> tuple[Leaving, ...]:
+        """The operations by which a part leaves."""
+        return dict(self.parts).get(part, ())
+
+
 class Origin(m.FederationMessage, frozen=True):
     """What a value was computed from. `received`: the name of what the server sent. `size`: of the smallest model (0: none).
 
@@ -45,8 +56,8 @@ class Origin(m.FederationMessage, frozen=True):
     or a held value that went into it was of this kind; it counts with weight zero.
 
     `models`: digests of the parameters that it was computed at, of several to choose from only those that were chosen. `alternatives`:
-    between so many the client chose. `request`: the digest of the requests that it answers, whatever their numbers. `leaves`: the
-    operations by which each part leaves by the session contract, None without a contract.
+    between so many the client chose. `request`: the digest of the requests that it answers, whatever their numbers. `leaves`: how
+    its parts leave, None without a session contract.
     """
 
     received: bytes = b""
@@ -59,7 +70,7 @@ class Origin(m.FederationMessage, frozen=True):
     request: bytes = b""
     models: tuple[bytes, ...] = ()
     alternatives: m.Count = 1
-    leaves: tuple[tuple[str, tuple[Leaving, ...]], ...] | None = None
+    leaves: Leaves | None = None
 
     def kind(self, part: str) -> PartKind:
         """The kind of a part; "summed" if none is declared."""

@@ -204,7 +204,7 @@ class Work:
         if isinstance(public, UnknownTask):
             raise RemoteError("unknown-task")
         digest = exchange.once(lambda: request_digest(ask), ask)
-        leaves = self._contract.begin(ask, digest)
+        leaves = self._contract.begin(ask, self._counted(ask, digest, exchange))
         noise = self._ledger.agreed(ask.noise)
         if noise is not None and getattr(public, "events", {}):  # its bounds would be the server's
             raise RemoteError("forbidden")
@@ -316,6 +316,16 @@ class Work:
         if task.name not in self._own:
             raise RemoteError("unknown-task")
         return dict(self._own[task.name](task, params))
+
+    def _counted(self, ask: m.Compute, digest: bytes, exchange: SharedWork) -> bytes:
+        """The name of a request, whose `request_digest` is given, as the contract counts it: held values go by the names of the requests
+        that they answer, because a step that is taken again computes them again, under other numbers."""
+        held = [self._values.origin(source.held).leaves for source in self._held_in(ask)]
+        names = [leaves.request for leaves in held if leaves is not None and leaves.request]
+        if not held or len(names) < len(held):
+            return digest
+        alike = exchange.once(lambda: request_digest(ask, numbers=False), ask, request_digest)
+        return sha256(alike + b"".join(names)).digest()
 
     def _answered(self, ask: m.Compute | m.AddUp, held: Iterable[m.HeldValue | m.OwnPart], exchange: SharedWork) -> bytes:
         """The digest of a request and of those that its held values answer, empty where the result is compared in the clear."""

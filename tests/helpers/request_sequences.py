@@ -44,7 +44,7 @@ from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.joining import Join
 from cflpriv.tasks.training import Train
-from cflpriv.types import Array, ClientData
+from cflpriv.types import ClientData
 
 CLIENTS, MIN_COHORT, ROUNDS, SEED = 5, 3, 3, 1
 PLACES = tuple(range(CLIENTS))
@@ -102,13 +102,20 @@ class Rules:
 
 @lru_cache
 def contract_of(rules: Rules, name: str) -> bytes:
-    """Each round a choice, shown where scores are allowed, and a training, whose update is summed."""
-    schedule = Schedule(round=(request(LOSSES, {"choice": "gather"} if rules.scores else {}), request(TRAIN, {"update": "sum"})))
+    """Each round a choice, which is shown, and a training, whose update is summed."""
+    schedule = Schedule(round=(request(LOSSES, {"choice": "gather"}), request(TRAIN, {"update": "sum"})))
     return contract_bytes(
         make_contract(
-            run=name, algorithm="sequences", settings={}, rounds=ROUNDS, seed=SEED, schedule=schedule, protection=rules.protection,
-            privacy=Privacy(), roster=ROSTER,
-        )  # fmt: skip
+            run=name,
+            algorithm="sequences",
+            settings={},
+            rounds=ROUNDS,
+            seed=SEED,
+            schedule=schedule,
+            protection=rules.protection,
+            privacy=Privacy(),
+            roster=ROSTER,
+        )
     )
 
 
@@ -199,7 +206,8 @@ class Server:
     # --- requests
 
     def compute(
-        self, task: Any, label: str, params: m.SentParameters, which: m.HeldValue | None, offered: Sequence[int], chooser: Value | None = None
+        self, task: Any, label: str, params: m.SentParameters, which: m.HeldValue | None, offered: Sequence[int],
+        chooser: Value | None = None,
     ) -> Value | None:  # fmt: skip
         """Ask all clients for a task at models (by number in `offered`: one, or a list of which each takes its own choice)."""
         self.numbers += 1
@@ -277,7 +285,7 @@ class Server:
         step = m.SumStep(self.session, slot, value.number, (part,), listed, "sum", None, b"")
         names = sorted({bound(step, name) for client, name in value.names.items() if client in cohort})[:listed]
         others = [sha256(f"{self.slot} {place}".encode()).digest() for place in range(listed - len(names))]
-        weights = {"weight_limit": LIMIT} if changes.get("by samples") else {}
+        weights: dict[str, Any] = {"weight_limit": LIMIT} if changes.get("by samples") else {}
         changed = {key: item for key, item in changes.items() if key != "by samples"}
         try:
             honest = secagg.make_terms(
@@ -341,7 +349,11 @@ def _form(answer: m.Answer) -> tuple[Any, ...]:
     if isinstance(answer, m.Computed):
         return ("Computed", answer.result, answer.parts)
     if isinstance(answer, m.Given):
-        return ("Given", tuple((each.name, np.asarray(each.value).dtype.str, np.shape(each.value)) for each in answer.values), answer.samples)
+        return (
+            "Given",
+            tuple((each.name, np.asarray(each.value).dtype.str, np.shape(each.value)) for each in answer.values),
+            answer.samples,
+        )
     return (type(answer).__name__,)
 
 
@@ -418,5 +430,6 @@ NEAR = tuple(MODEL.init(10 + seed) for seed in range(6))
 """Models between which clients choose differently."""
 CHANGES: tuple[Mapping[str, Any], ...] = (
     {}, {}, {}, {}, {"by samples": True}, {"by samples": True}, {"clip": 4.0}, {"levels": 1 << 20},
-    {"weight_limit": LIMIT, "least_weight": LIMIT}, {"weight_limit": 1e6, "least_weight": 1e-3}, {"weight_limit": LIMIT, "least_weight": 1e-3},
+    {"weight_limit": LIMIT, "least_weight": LIMIT}, {"weight_limit": 1e6, "least_weight": 1e-3},
+    {"weight_limit": LIMIT, "least_weight": 1e-3},
 )  # fmt: skip

@@ -16,15 +16,18 @@ from small_runs import configured
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.cfl.cfl import Same
+from cflpriv.algorithms.pfedlia.influence import OnPart
 from cflpriv.contract.handles import Held, placed
-from cflpriv.contract.schedule import EACH_ROUND, Phase, Schedule, TaskRequest
+from cflpriv.contract.schedule import EACH_ROUND, Phase, Schedule, TaskRequest, same_task
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments.run.agreed import contract_for
+from cflpriv.experiments.run.inferred_schedule import inferred_schedule
 from cflpriv.experiments.run.run import Experiment, admit, advance, begin, prepare
+from cflpriv.federation import messages as m
 from cflpriv.federation.client_contract import KEPT, Counts
 from cflpriv.federation.contract_record import contract_digest, contract_from_bytes
-from cflpriv.federation.observed_schedule import Watched, observed_schedule
-from cflpriv.federation.transport import Transport
+from cflpriv.federation.observed_schedule import Observed, Watched, observed_schedule
+from cflpriv.federation.transport import ExchangeStage, Transport
 from cflpriv.privacy.settings import Noise
 from cflpriv.protocols.errors import ProtocolError
 from cflpriv.types import Population
@@ -205,21 +208,21 @@ def asked_in(algorithm: str, one: Run, schedule: Schedule | None = None, *, midw
         agreed = contract_for(experiment.config, replace(experiment.algorithm, schedule=schedule), noise_of(experiment))
         experiment, watched = made(algorithm, one, contract=agreed)
     schedule = schedule or declared
-    asked, places = Asked(rounds=experiment.config.training.rounds), dict[tuple[int, bytes], int]()
+    asked = Asked(rounds=experiment.config.training.rounds)
     join_midway(experiment, experiment.newcomers[:1] if midway else ())
     begin(experiment)
-    count(experiment, asked, places)
+    count(experiment, asked)
     for _ in range(asked.rounds):
         row = advance(experiment)
         assert row["skipped"] is None, row["skipped"]
         serve(experiment, experiment.federation.clients)
-        count(experiment, asked, places)
+        count(experiment, asked)
     admit(experiment)
     serve(experiment, experiment.newcomers)
-    count(experiment, asked, places)
+    count(experiment, asked)
     assert not experiment.federation.refusals
     for value in watched.observed:
-        place = places[value.client, value.digest[:16]]
+        place = place_of(value, schedule)
         asked.left[place] |= {(part, by) for part, ways in value.left.items() for by in ways}
         asked.models = max(asked.models, value.models)
     experiment.simulated.close()
@@ -250,17 +253,25 @@ def join_midway(experiment: Experiment, newcomers: Sequence[int]) -> None:
         experiment.newcomers = tuple(client for client in experiment.newcomers if client not in newcomers)
 
 
+def place_of(value: Observed, schedule: Schedule) -> int:
+    """The request of the schedule that a value answers."""
+    for place, (phase, declared) in enumerate(schedule.requests()):
+        if (phase == "start") == (value.round < 0) and same_task(value.task, declared, range(-1, value.round + 1)):
+            return place
+    raise AssertionError(f"{value.task} was asked in round {value.round} and is not declared")
+
+
 def serve(experiment: Experiment, clients: Sequence[int]) -> None:
     """Clients are scored, as in a deployment, where the protection keeps no scores from the server."""
     served, federation = experiment.algorithm.serve(experiment.state), experiment.federation
     on = clients if served.which is None or isinstance(served.which, Held) else placed(served.which, clients)
-    if federation.protection.sums.hides or experiment.config.privacy.unit == "client" or not on:
+    if federation.protection.sums.hides or experiment.config.privacy.unit != "none" or not on:
         return
     held = federation.compute(served.task, served.params, which=served.which, on=on)
     federation.gather(held["correct", "count"])
 
 
-def count(experiment: Experiment, asked: Asked, places: dict[tuple[int, bytes], int]) -> None:
+def count(experiment: Experiment, asked: Asked) -> None:
     """Add what clients have counted so far."""
     for client in experiment.simulated.online:
         store = experiment.simulated.stores[client]
@@ -270,9 +281,8 @@ def count(experiment: Experiment, asked: Asked, places: dict[tuple[int, bytes], 
         assert counts is not None
         for entries in (counts.in_round, counts.lasting):
             here: dict[int, int] = defaultdict(int)
-            for place, name in entries:
+            for place, _ in entries:
                 here[place] += 1
-                places[client, name] = place
             for place, times in here.items():
                 asked.times[place] = max(asked.times[place], times)
 
@@ -307,6 +317,106 @@ def test_a_schedule_is_what_honest_runs_ask_and_nothing_more(group: Group) -> No
     assert list(unasked(schedule, [first, *(asked for _, asked in others)], group.bound)) == []
 
 
+SAMPLE_LEVEL = {"unit": "sample", "epsilon": 50.0, "delta": 1e-3, "clip_norm": 1.0, "relation": "replace_one", "samples": 14}
+
+
+ALONE = ("ifca", "hypcluster", "r_dpcfl", "oracle", "shuffled")
+"""These take no newcomers under sample-level privacy: a choice alone has no private form; or not at all."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "fedavg" else pytest.param(name, marks=pytest.mark.slow)
+        for name, spec in ALGORITHMS.ready().items()
+        if spec.sample_releases is not None
+    ],
+)
+def test_nobody_refuses_under_sample_level_privacy(name: str) -> None:
+    """Tasks have a private form there; the contract has the noise, and the tasks as they are without it."""
+    given: Mapping[str, Mapping[str, Any]]
+    given = {"ifca": {"k": 2}, "hypcluster": {"k": 2}, "pfedlia": {"warm_up": 1}, "crossfit": {"variant": "plain"}}
+    _, asked = asked_in(name, with_keys(given.get(name, {}), privacy=SAMPLE_LEVEL, data={"newcomers": 0 if name in ALONE else 2}))
+    assert asked.times
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [pytest.param(group, id=id_of(group)) for group in groups()])
+def test_nobody_refuses_over_bytes_or_where_clients_drop_out(group: Group) -> None:
+    for one in group.runs:
+        over = {"run": {**BASE["run"], **one.sections.get("run", {}), "transport": "bytes"}}
+        asked_in(group.algorithm, replace(one, sections={**one.sections, **over}))
+        few = {"training": {**one.sections.get("training", {}), "dropout": 0.15}}
+        experiment, _ = made(group.algorithm, replace(one, sections={**one.sections, **few}))
+        begin(experiment)
+        for _ in range(experiment.config.training.rounds):
+            advance(experiment)
+        admit(experiment)
+        assert not [code for _, _, code in experiment.federation.refusals if code == "not-agreed"]
+        experiment.simulated.close()
+
+
+def test_a_part_that_leaves_by_an_undeclared_operation_is_refused() -> None:
+    algorithm = configured(BASE, "fedavg").algorithm_for(SCENE)
+    assert algorithm.schedule is not None
+    (asked,) = algorithm.schedule.round
+    wider = replace(algorithm.schedule, round=(replace(asked, leaves=(("update", ("sum", "relay")),)),))
+    with pytest.raises(InputError, match="its schedule has 'update' of Train leave by sum, relay, and its operations are mean"):
+        replace(algorithm, schedule=wider)
+
+
+def test_the_exact_influence_declares_none_and_has_one_inferred() -> None:
+    """How often its clients train follows from their number."""
+    config = configured(BASE, algorithm={"name": "pfedlia", "influence": "exact", "exact_rounds": 2, "warm_up": 1}, data={"newcomers": 0})
+    algorithm = config.algorithm_for(SCENE)
+    assert algorithm.schedule is None
+    inferred = inferred_schedule(config, population=SCENE)
+    (trained,) = [asked for asked in inferred.round if isinstance(asked.task, OnPart) and not asked.task.remember]
+    clients = len(SCENE.clients)
+    assert trained.times == 1 + clients  # the first step is the same for all, the second is without each client, or of all
+    run = prepare(config, population=SCENE, contract=contract_for(config, replace(algorithm, schedule=inferred), None))
+    begin(run)
+    for _ in range(config.training.rounds):
+        assert advance(run)["skipped"] is None
+    assert not run.federation.refusals
+
+
+class Lossy:
+    """A `transport` on which the answer of one client is lost where clients are compared for the first time in a round."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self.lost = transport, set[int]()
+
+    def places(self) -> Sequence[int]:
+        return self._transport.places()
+
+    def exchange(self, asks: Mapping[int, m.PartyRequest], stage: ExchangeStage) -> Mapping[int, m.Answer]:
+        answers = dict(self._transport.exchange(asks, stage))
+        compared = [client for client, ask in asks.items() if isinstance(ask, m.Give) and ask.operation == "gram"]
+        if len(compared) > 5 and stage.round not in self.lost:
+            self.lost.add(stage.round)
+            del answers[max(compared)]
+        return answers
+
+
+@pytest.mark.parametrize("name", ["ocfl", "cfl", "stocfl", "crossfit", "flexcfl", "fesem"])
+def test_a_step_that_is_taken_again_without_a_client_is_no_new_one(name: str) -> None:
+    """Values that other values were made of have other numbers then; and a client whose answer was lost is met in the next round."""
+    settings = {"cfl": {"eps1": 5.0, "eps2": 5.1}}.get(name, {})
+    seen: list[Lossy] = []
+
+    def watch(transport: Transport) -> Transport:
+        seen.append(Lossy(transport))
+        return seen[0]
+
+    experiment = prepare(configured(BASE, algorithm={"name": name, **settings}), population=SCENE, watch=watch)
+    begin(experiment)
+    for _ in range(experiment.config.training.rounds):
+        assert advance(experiment)["skipped"] is None
+    assert seen[0].lost
+    assert not experiment.federation.refusals
+
+
 def test_every_algorithm_has_a_schedule_and_is_run_here() -> None:
     assert {group.algorithm for group in groups()} == set(ALGORITHMS.ready())
 
@@ -324,7 +434,7 @@ def less(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
     for phase, place, declared in places_of(schedule):
         name = f"{phase}: {type(declared.task).__name__}"
         yield f"{name} left out", without(schedule, phase, place)
-        if declared.times > 1:
+        if declared.times > 1 and phase != "joining":  # of joining clients allow some more, see `RETAKEN`
             yield f"{name} once less", changed(schedule, phase, place, replace(declared, times=declared.times - 1))
         for part, operations in declared.leaves:
             for operation in operations:

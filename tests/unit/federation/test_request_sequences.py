@@ -49,9 +49,9 @@ def constant(owner: Any, name: str, value: Any = None) -> Off:
 
 summed_often = several(*(constant(SumRecord, name) for name in ("check_proposed", "check_survivors", "enter")))
 RULES: dict[str, tuple[Off, str]] = {
-    "1 tasks": (lambda patch: patch.setattr(client_contract, "same_task", lambda asked, declared, rounds: True), "not declared"),
+    "1 tasks": (constant(client_contract, "same_task", True), "not declared|answered twice"),
     "2 rounds": (constant(Counts, "allows", True), "has passed, or is beyond"),
-    "2 counts": (constant(Counts, "is_full", False), "answered twice"),
+    "2 counts": (constant(client_contract, "is_full", False), "answered twice"),
     "3 one sum": (summed_often, "two sums|combination"),
     "4 weights": (accepting("too-unequal", "bad-terms"), "effective number|two sums"),
     "5 names": (lambda patch: patch.setattr(work, "chosen_name", lambda digest, offered: digest), "combination"),
