@@ -55,6 +55,9 @@ SLOW = replace(TRAIN, lr=0.05)
 """Another training, whose update is half of the declared one's: all data in one step."""
 LOSSES = Losses(MODEL)
 LARGE = Train(Model("mlp", SCENE.shape, SCENE.classes, hidden=5000), epochs=1, batch_size=0)
+LARGE_MODEL = np.zeros(LARGE.model.dimension, np.float32)
+OVERFLOWS = 1e35
+"""A learning rate with which only a sample as far away as the neighbour's leads beyond float32."""
 LIMITS = Limits(numbers=1000)
 IDENTITIES = tuple(Identity.create(client) for client in PLACES)
 ROSTER = Roster(tuple(identity.public() for identity in IDENTITIES))
@@ -397,11 +400,10 @@ def _step(server: Server, draw: Random) -> None:
             params: m.SentParameters = (("model", m.Addends(MODELS[at], (), ())),)
             server.compute(TRAIN if kind == "train" else SLOW, kind, params, None, (at,))
         case "overflow":
-            huge = np.zeros(MODEL.dimension, np.float32)
-            huge[: MODEL.dimension // 2] = 3e8
-            server.compute(replace(TRAIN, lr=1e30), "overflow", (("model", m.Addends(huge, (), ())),), None, (OVERFLOWING,))
+            model = m.Addends(np.zeros(MODEL.dimension, np.float32), (), ())
+            server.compute(replace(TRAIN, lr=OVERFLOWS), "overflow", (("model", model),), None, (OVERFLOWING,))
         case "large":
-            server.compute(LARGE, "large", (), None, (0,))
+            server.compute(LARGE, "large", (("model", m.Addends(LARGE_MODEL, (), ())),), None, (0,))
         case "choose":
             near = m.Many(tuple(m.Addends(model, (), ()) for model in draw.sample(NEAR, 2)))
             chosen = server.compute(LOSSES, "losses", (("model", near),), None, (0,))
