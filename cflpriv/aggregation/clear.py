@@ -60,10 +60,10 @@ class ClearServerSum:
 
     def _update(self, answer: m.Answer, layout: PartLayout, client: int, weigh: bool) -> dict[str, Array] | None:
         """The parts of an update, or None if they differ from the declared layout, or lack the sample count that was asked for."""
-        if not isinstance(answer, m.Given):
-            return None
         try:
-            if [array.name for array in answer.values] != list(layout.places) or (weigh and answer.samples < 1):
+            if not isinstance(answer, m.Given) or (weigh and answer.samples < 1):
+                raise MalformedMessage
+            if [array.name for array in answer.values] != list(layout.places):
                 raise MalformedMessage
             parts = {array.name: array.value for array in answer.values}
             for name, dtype, shape in layout.parts:

@@ -95,7 +95,7 @@ class SecaggClientSum:
             self._store.drop(name)
             raise
         if isinstance(message, Unmask):
-            self._store.keep(RECORDS[ask.kind], record, SumRecord.to_bytes)
+            self._store.keep(RECORDS[ask.kind], machine.record, SumRecord.to_bytes)
         following = machine.next_mask_key()
         if following is not None:
             self._store.put(_name("mask", following.slot), following.to_bytes())

@@ -196,9 +196,11 @@ class TransformedServerSum:
         for turn, client in enumerate(clients):
             purpose = parts.named(f"{folding.place}/{turn}")
             answer = parts.registry.ask({client: m.Fold(parts.session, purpose, value, number)}, operation).get(client)
-            if not isinstance(answer, m.Given) or len(answer.values) != 1:
+            if answer is None:
                 continue
             try:
+                if not isinstance(answer, m.Given) or len(answer.values) != 1:
+                    raise MalformedMessage
                 hidden = check_array(operation, answer.values[0].value, ndim=1)
                 if len(hidden) != transform_size(kind, size):
                     raise MalformedMessage

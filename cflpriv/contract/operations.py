@@ -68,7 +68,8 @@ Results = Mapping[str, Literal["all", "new", "some", "one"]]
 class Federation(Protocol):
     """The operations. `on` is a subset of clients (default: all present, or all that hold the value).
 
-    Weights under a transformed mean or a private unit are "equal" or public. Labels are any mapping by client, or `Held`.
+    Weights under a transformed mean or a private unit are "equal" or public, under secure sums "equal" or, with `max_weight`, "examples".
+    Labels are any mapping by client, or `Held`.
     """
 
     @property

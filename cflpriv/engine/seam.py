@@ -84,7 +84,8 @@ class Deferred:
 
 class Task(Protocol):
     """Something clients compute. `parts` names the results that a `Held` will hold, each with its kind, on which it depends how it may
-    leave the client; `keeps` names those that stay in the client's memory."""
+    leave the client; `keeps` names those that stay in the client's memory. A task whose values weigh clients inside themselves declares by
+    how much as `spread` (`federation.values.spread_of`)."""
 
     @property
     def parts(self) -> Parts: ...

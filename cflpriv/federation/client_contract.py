@@ -57,6 +57,14 @@ class Counts:
     lasting: set[tuple[int, bytes]] = field(default_factory=set)
     compared: set[tuple[bytes, bytes]] = field(default_factory=set)
 
+    def is_of(self, session: bytes) -> bool:
+        """Whether the contract is answered in this session."""
+        return self.session == session
+
+    def allows(self, number: int, rounds: int) -> bool:
+        """Whether a round is the latest or a later one, and below the contract's number of `rounds`."""
+        return self.round <= number < rounds
+
     def to_bytes(self) -> bytes:
         """The counts as bytes."""
         in_round, lasting, compared = tuple(sorted(self.in_round)), tuple(sorted(self.lasting)), tuple(sorted(self.compared))
@@ -96,7 +104,7 @@ class ClientContract:
         for why in self._limits(contract):
             raise self._error("other-contract", why)
         counted = self._counts(digest)
-        if counted is not None and counted.session != ask.session:
+        if counted is not None and not counted.is_of(ask.session):
             raise self._error("contract-used", "another session has this contract; a second run needs another name ([run] name)")
         if self._store.get("session") == ask.session and self._store.get(KEPT) != data:
             raise self._error("other-contract", "the session has another contract")
@@ -113,7 +121,7 @@ class ClientContract:
         if data is None:
             return None
         contract, counted, name = contract_from_bytes(data), self._counts(contract_digest(data)), name[:DIGEST_BYTES]
-        if counted is None or not max(counted.round, -1) <= ask.round < contract.rounds:
+        if counted is None or not counted.allows(ask.round, contract.rounds):
             raise self._error("not-agreed", f"round {ask.round} is not one of those that are left of {contract.rounds}")
         if ask.seed != contract.seed or ask.noise != contract.noise:
             raise self._error("not-agreed", "another seed or noise than the contract's")
@@ -156,14 +164,19 @@ class ClientContract:
         """
         if self._store.get(KEPT) is None:
             return
-        settings, leaves = self._settings, origin.leaves or Leaves(())
-        shy = not settings.allow_scores and settings.privacy.unit == "none" and settings.protection.sums.hides
+        leaves = origin.leaves or Leaves(())
         for part in parts:
             ways = leaves.by(part)
             if operation not in ways and not (operation == "sum" and "gather" in ways):
                 raise self._error("not-agreed", f"{part!r} does not leave by {operation!r}")
-            if shy and operation == "gather" and origin.kind(part) in ("choice", "request", "score"):
-                raise self._error("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
+            if operation == "gather":
+                self._check_shown(origin, part)
+
+    def _check_shown(self, origin: Origin, part: str) -> None:
+        settings = self._settings
+        exposed = settings.protection.sums.hides and settings.privacy.unit == "none"
+        if exposed and not settings.allow_scores and origin.kind(part) in ("choice", "request", "score"):
+            raise self._error("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
 
     def check_compared(self, value: bytes, part: str, under: bytes) -> None:
         """Count a comparison of a value, by its name, under a transform or epoch. Raises `RemoteError` "not-agreed" for one too many."""

@@ -135,10 +135,10 @@ class EpochEnded(ProtocolError):
 
 
 ANSWERS: Mapping[type, type] = {
-    m.Compute: m.Computed, m.AddUp: m.Computed, m.Give: m.Given, m.Fold: m.Given, m.SumStep: m.Stepped, m.Deal: m.Stepped,
+    m.Compute: m.Computed, m.AddUp: m.Computed, m.SumStep: m.Stepped, m.Deal: m.Stepped,
     m.Group: m.Stepped, m.Seal: m.SealedBoxes, m.Take: m.Acknowledged,
 }  # fmt: skip
-"""The answer that a client gives to each request, if it does not refuse it."""
+"""The answer that a client gives to a request, if it does not refuse it. Those to `Give` and `Fold` are on record before they are read."""
 MOST_NUMBERS = 1 << 30
 """A declared part has no more numbers than this."""
 
@@ -320,7 +320,7 @@ class ClientRegistry:
             answer = arrived.get(self._places[client])
             if answer is None:
                 lost.add(client)
-            elif not isinstance(answer, (m.Refused, ANSWERS[type(ask)])):
+            elif not isinstance(answer, (m.Refused, ANSWERS.get(type(ask), m.FederationMessage))):
                 self.refusals.append((client, stage, "malformed"))
             elif isinstance(answer, m.Refused):
                 self.refusals.append((client, stage, answer.code))

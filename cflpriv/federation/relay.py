@@ -116,16 +116,15 @@ def requested_senders(
     wanted: dict[int, set[int]] = {}
     ask = m.Give(session, "gather", number, parts, "", False)
     for client, answer in registry.ask(dict.fromkeys(recipients, ask), "request").items():
-        if isinstance(answer, m.Given):
-            try:
-                if len(answer.values) != 1:
-                    raise MalformedMessage
-                senders = check_array(f"client {client}: {parts[0]}", answer.values[0].value, kind="biu")
-                if senders.size > len(registry.peers):
-                    raise MalformedMessage
-                wanted[client] = {int(sender) for sender in np.ravel(senders)}
-            except (MalformedMessage, InputError):
-                registry.refusals.append((client, "request", "malformed"))
+        try:
+            if not isinstance(answer, m.Given) or len(answer.values) != 1:
+                raise MalformedMessage
+            senders = check_array(f"client {client}: {parts[0]}", answer.values[0].value, kind="biu")
+            if senders.size > len(registry.peers):
+                raise MalformedMessage
+            wanted[client] = {int(sender) for sender in np.ravel(senders)}
+        except (MalformedMessage, InputError):
+            registry.refusals.append((client, "request", "malformed"))
     return wanted
 
 

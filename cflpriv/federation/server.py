@@ -522,20 +522,19 @@ class FederationServer:
         layout = {name: (dtype, shape) for name, dtype, shape in known.layout.parts}
         released: dict[int, dict[str, Array]] = {}
         for client, answer in sorted(self._ask(dict.fromkeys(clients, ask), "gather").items()):
-            if isinstance(answer, m.Given):
-                try:
-                    if tuple(array.name for array in answer.values) != held.parts:
+            try:
+                if not isinstance(answer, m.Given) or tuple(array.name for array in answer.values) != held.parts:
+                    raise MalformedMessage
+                values = {array.name: np.asarray(array.value) for array in answer.values}
+                for name, value in values.items():
+                    declared = (value.dtype.str, value.shape)
+                    if declared != layout.get(name, declared) or not np.isfinite(value).all():
                         raise MalformedMessage
-                    values = {array.name: np.asarray(array.value) for array in answer.values}
-                    for name, value in values.items():
-                        declared = (value.dtype.str, value.shape)
-                        if declared != layout.get(name, declared) or not np.isfinite(value).all():
-                            raise MalformedMessage
-                    released[client] = values
-                    sent = PartLayout.of(values)
-                    self.transcript.unprotected.up(sent.size, sent.nbytes)
-                except MalformedMessage:
-                    self.refusals.append((client, "gather", "malformed"))
+                released[client] = values
+                sent = PartLayout.of(values)
+                self.transcript.unprotected.up(sent.size, sent.nbytes)
+            except MalformedMessage:
+                self.refusals.append((client, "gather", "malformed"))
         record = self._record("gather")
         record("+".join(held.parts), "clients", "server", list(released), list(released.values()), readers=("server",))
         return released

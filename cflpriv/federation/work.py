@@ -169,8 +169,9 @@ class Used:
 
 
 def _offered_at(ask: m.Compute, choice: int, used: Used) -> tuple[Sent, ...]:
-    """What was sent at the place of a choice, which a task made among all that it was sent."""
-    place = ask.which.labels.index(choice) if isinstance(ask.which, m.Picks) else choice
+    """What was sent at the place of a choice, which a task made among all that it was sent. A choice that is none counts as the first."""
+    labels = ask.which.labels if isinstance(ask.which, m.Picks) else tuple(range(min(map(len, used.offered))))
+    place = labels.index(choice) if choice in labels else 0
     return tuple(offered[place] for offered in used.offered)
 
 

@@ -109,7 +109,8 @@ class Client:
     Args:
         identity: its long-term secrets.
         policy: what it insists on.
-        record: of all sums of this client, the same one for all its machines. Store it before a reply is sent.
+        record: of all sums of this client, the same one for all its machines. Store it before a reply is sent; it stays at hand as
+            the attribute `record`.
         roster: the pinned roster; required in active mode.
         mask_key: the key advertised for this slot with an earlier upload, if there is one.
         entropy: source of all randomness.
@@ -134,7 +135,7 @@ class Client:
         check_own("roster", roster, Roster, NoneType)
         check_own("mask key", mask_key, MaskKey, NoneType)
         check_roster(identity, policy, roster)
-        self._identity, self._roster, self._entropy, self._lock, self._record = identity, roster, entropy, Lock(), record
+        self._identity, self._roster, self._entropy, self._lock, self.record = identity, roster, entropy, Lock(), record
         stage = ClientStage.NEW if mask_key is None else ClientStage.ADVERTISED
         slot = None if mask_key is None else mask_key.slot
         mask_seed, box_seed = (b"", b"") if mask_key is None else mask_key.take()
@@ -231,7 +232,7 @@ class Client:
         check_roster(identity, state.policy, roster)
         client = object.__new__(Client)
         client._identity, client._roster, client._entropy, client._lock, client._state = identity, roster, entropy, Lock(), state
-        client._record = record
+        client.record = record
         return client
 
     def _die(self) -> None:
@@ -255,7 +256,7 @@ class Client:
             elif messages.context(message.terms) != messages.context(state.terms):
                 # As bytes: 0.0 and -0.0 are equal numbers, but not the same terms.
                 raise RemoteError("wrong-context")
-            self._record.check_proposed(state.policy.value, message.terms)
+            self.record.check_proposed(state.policy.value, message.terms)
         elif state.terms is None or message.context != messages.context(state.terms):
             raise RemoteError("wrong-context")
         changed: dict[str, Any]
@@ -412,7 +413,7 @@ class Client:
         state = self._state
         survivors = self._check_survivors(message.survivors)
         assert state.terms is not None
-        self._record.check_survivors(state.policy.value, state.terms, survivors, state.weights)
+        self.record.check_survivors(state.policy.value, state.terms, survivors, state.weights)
         parts = (message.context, messages.ids(state.members), message.survivors)
         signature = sign(self._identity, CONSISTENT, *parts)
         return {"survivors": survivors, "dealt": ()}, Consistent(state.client, message.context, signature)
@@ -436,7 +437,7 @@ class Client:
             enough(state.terms, len(signers), state.terms.threshold)
         elif signers:
             raise RemoteError("unexpected-signature")
-        self._record.enter(state.policy.value, state.terms, survivors, state.weights)
+        self.record.enter(state.policy.value, state.terms, survivors, state.weights)
         alive = set(survivors)
         self_shares = tuple(Share(held.peer, held.self_share) for held in state.held if held.peer in alive)
         key_shares = tuple(Share(held.peer, held.key_share) for held in state.held if held.peer not in alive)

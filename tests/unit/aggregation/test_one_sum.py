@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from loopback import remote
-from scenes import federation, population, sums_of, training
+from scenes import eye, federation, population, sums_of, training
 
 from cflpriv.contract.handles import Held, HeldKey
 from cflpriv.contract.operations import Sampling
@@ -203,3 +203,19 @@ def test_after_a_dropout_a_second_value_of_the_round_is_summed_over_those_left(m
     np.testing.assert_allclose(second.parts["update"].value(), first.parts["update"].value(), atol=1e-6)
     with pytest.raises(InputError, match="others: the difference"):
         fed.mean(held, weights, on=left[1:])
+
+
+def test_a_client_restored_from_a_checkpoint_remembers_its_sums() -> None:
+    """Its store then holds bytes, of which each request makes new objects."""
+    fed, cohort = begun("memory")
+    fed.mean(updates_of(fed, cohort), on=cohort)
+    for client in cohort:
+        store: Any = eye(fed).client(client)._store
+        for name in store.names():
+            store.put(name, store.dumped(name))
+    earlier = updates_of(fed, cohort)
+    fed.begin_round(1)
+    held = updates_of(fed, cohort)
+    fed.mean(held, on=cohort)
+    for value in (held, earlier):
+        assert refused(fed, value, cohort[1:]) == {"second-sum"}

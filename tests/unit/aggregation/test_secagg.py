@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scenes import Echo, Make, eye, federation, parity, population, training
 
 from cflpriv.aggregation.secagg import bound
+from cflpriv.aggregation.secure_sums import least_weight
 from cflpriv.algorithms import fedavg
 from cflpriv.contract.protection import Protection
 from cflpriv.data import DataSpec, build_population
@@ -71,6 +72,33 @@ def test_weights_are_sample_counts_within_public_limits() -> None:
     without = federation(scene, secure())
     with pytest.raises(InputError, match="sample count"):
         without.mean(without.compute(Make())["one"], weights="examples")
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+@pytest.mark.parametrize("n", [3, 4, 8, 33, 60])
+def test_what_few_samples_count_as_is_known_before_the_run(n: int, mode: Mode) -> None:
+    protection = secure(max_weight=70.0, secagg_mode=mode)
+    fed = federation(population(groups=1, clients_per_group=n), protection)
+    fed.mean(fed.compute(Make())["one"], weights="examples")
+    assert invites(fed)[0].least_weight == pytest.approx(least_weight(protection, n), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("clients", "protection", "equal"),
+    [
+        (4, {}, True), (8, {}, False), (8, {"min_cohort": 6}, True), (8, {"min_cohort": 5, "secagg_mode": "passive"}, True),
+        (20, {"sum": "secagg-oblivious"}, True), (40, {"secagg_mode": "passive"}, False),
+    ],
+)  # fmt: skip
+def test_a_run_warns_where_sample_counts_are_no_weights(clients: int, protection: dict[str, Any], equal: bool) -> None:
+    changes = {"sum": "secagg", "max_weight": 100.0, **protection}
+    algorithm = {"name": "ifca", "k": 2} if "sum" in protection else {"name": "fedavg"}
+    tree = {"data": {"clients": clients}, "training": {"weights": "examples"}, "algorithm": algorithm, "protection": changes}
+    doubts = parse_config(tree).doubts
+    assert [doubt for doubt in doubts if "all weigh equally" in doubt] == (list(doubts) if equal else [])
+    assert bool(doubts) == equal
+    plain = parse_config({**tree, "training": {"weights": "equal"}})
+    assert not plain.doubts
 
 
 def test_with_no_more_clients_than_the_minimum_all_weigh_equally() -> None:

@@ -1,5 +1,6 @@
 """Weights inside values: a client that is alone in a centre or a block of an honest run would show, so clients refuse such sums."""
 
+import sys
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf
@@ -8,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from loopback import remote
-from scenes import federation, population, training
+from scenes import eye, federation, population, training
 from small_runs import configured
 
 from cflpriv.algorithms.fedrc import RobustStep
@@ -199,3 +200,38 @@ def test_a_task_of_ones_own_declares_its_spread(monkeypatch: pytest.MonkeyPatch)
     fed = begun("bytes")
     with pytest.raises(TooUnequal, match=r"themselves without bound, .* with blocks of clients' own choice"):
         fed.mean(fed.compute(Odd())["update"])
+
+
+@pytest.mark.parametrize("protect", [True, False])
+@pytest.mark.parametrize("kind", ["blocks", "centres"])
+def test_without_the_check_an_honest_run_shows_the_client_that_is_alone(kind: str, protect: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client 0 is alone in its block, or centre, among 8 in the sum; nobody deviates."""
+    unaware(monkeypatch)
+    if not protect:
+        monkeypatch.setattr("cflpriv.protocols.secagg.policy.reaches", lambda *numbers: True)
+    fed, models = begun("memory"), [TRAIN.model.init(0), TRAIN.model.init(0, 1)]
+    if kind == "centres":
+        monkeypatch.setattr(sys.modules[SoftStep.__module__], "losses_of_models", lambda model, models, data: losses(data.id))
+        held = fed.compute(SoftStep(TRAIN, 1e-4, 0, 0), {"model": models})["blocks"]
+    else:
+        which = {client: int(client == 0) for client in fed.clients}
+        held = fed.compute(TrainInBlock(TRAIN, 2), {"model": models}, which=which)["blocks"]
+    own = np.asarray(eye(fed).peek(0, held))[1]
+    for client in fed.clients:
+        object.__setattr__(eye(fed).client(client)._settings, "models", 2)
+    if protect:
+        with pytest.raises(TooFewClients):
+            fed.mean(held, models=2)
+        assert {code for _, _, code in fed.refusals} == {"too-unequal"}
+        return
+    (mean,) = fed.mean(held, models=2)
+    assert mean is not None
+    shown = mean.parts["blocks"].value()[1] * mean.count
+    assert np.linalg.norm(shown - own) < 0.01 * np.linalg.norm(own)
+
+
+def losses(client: int) -> Any:
+    """All samples of client 0 prefer centre 1, those of the others centre 0."""
+    rows = np.zeros((2, 4))
+    rows[int(client != 0)] = 1.0
+    return rows

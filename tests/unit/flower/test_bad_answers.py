@@ -22,6 +22,7 @@ from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.transport import ExchangeStage, OverBytes
 from cflpriv.flower import GridTransport, client_app, write_identities
+from cflpriv.flower import client as flower_client
 from cflpriv.flower.client import read_roster, settings_of
 from cflpriv.flower.transport import ANSWER, RECORD
 from cflpriv.protocols.errors import ProtocolError
@@ -33,15 +34,25 @@ TASK = training(SCENE)
 SECURE = Protection(sum="secagg")
 
 
+@pytest.fixture(autouse=True)
+def _without_a_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that enrol without a session contract: what they answer besides is looked at here."""
+
+    def settings(context: Context) -> Any:
+        own, folder, app = settings_of(context)
+        return replace(own, needs_contract=False), folder, app
+
+    monkeypatch.setattr(flower_client, "settings_of", settings)
+
+
 def over_a_grid(folder: Path, change: Callable[[m.Answer], m.Answer], more: str = "") -> tuple[FederationServer, Any]:
     """A server whose clients are Flower apps with settings files; one of them changes its answers."""
     roster = read_roster(write_identities(folder / "keys", CLIENTS))
     configs: dict[int, dict[str, Any]] = {}
     for client in range(CLIENTS):
         path = folder / f"client{client}.toml"
-        path.write_text(
-            f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n{more}\n[protection]\nsum = "secagg"\n', encoding="utf-8"
-        )
+        keys = f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\nstate = "state{client}"\n'
+        path.write_text(f'{keys}{more}\n[protection]\nsum = "secagg"\n', encoding="utf-8")
         configs[1000 + client] = {"settings": str(path)}
 
     def data(context: Context, tables: dict[str, Any]) -> Any:

@@ -148,6 +148,19 @@ def test_whether_a_training_fails_tells_nothing_of_a_sample(made: Config) -> Non
     assert (row.status, row.value, row.refusals) == ("no_gain", 0.0, "")
 
 
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_under_weights_by_sample_counts_no_client_is_nearly_all_of_a_sum(mode: str) -> None:
+    made = attacked_config({"sum": "secagg", "secagg_mode": mode, "max_weight": 100.0})
+    rows = {
+        row.attack: row
+        for row in active_audit(made, attacks=["unequal_weights", "other_weight", "other_clip"], population=UNEVEN, contracted=False)
+    }
+    codes = {name: (row.status, row.code) for name, row in rows.items()}
+    assert codes == {
+        "unequal_weights": ("refused", "too-unequal"), "other_weight": ("refused", "second-sum"), "other_clip": ("refused", "second-sum"),
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_the_catalogue_under_a_shared_transform() -> None:
     rows = {row.attack: row for row in active_audit(HAAR, population=SCENE, contracted=False)}
