@@ -124,7 +124,7 @@ def _schedule(settings: PinaSettings) -> Schedule:
             request(ChooseListed()), request(Losses(train.model)),
             request(TrainInBlock(train, settings.k, settings.norm), {"blocks": "sum"}),
         ),
-        serving=(scores_of_lowest(train.model),), models=settings.k,
+        serving=(scores_of_lowest(train.model),),
     )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def _round(settings: PinaSettings, federation: Federation, state: PinaState) -> 
     else:
         chosen = _first(federation, state.clustering, cohort)
     held = federation.compute(TrainInBlock(train, k, settings.norm), {"model": models}, which=chosen, on=cohort)
-    total = sum_of_blocks(federation, held["blocks"], settings.norm, models=k)
+    total = sum_of_blocks(federation, held["blocks"], settings.norm)
     if total is None:
         return state, RoundRecord(federation.round, tuple(cohort), None, {"unchanged_clusters": list(range(k))})
     sizes = np.maximum(total.count * total.shares, smallest_of(settings.smallest, k, len(cohort)))

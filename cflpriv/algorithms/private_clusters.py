@@ -219,7 +219,7 @@ def _schedule(settings: PrivateClustersSettings) -> Schedule:
     rounds += [request(replace(choose, by_short=True)), request(choose)]
     rounds.append(request(TrainInBlock(train, many), {"blocks": "sum"}, varies=found))
     serving = (evaluate, scores(EvaluateChosen(choose)))
-    return Schedule(round=tuple(rounds) if k else (*rounds, alone), serving=serving, models=many)
+    return Schedule(round=tuple(rounds) if k else (*rounds, alone), serving=serving)
 
 
 def _init(settings: PrivateClustersSettings, federation: Federation) -> PrivateClustersState:
@@ -254,7 +254,7 @@ def _found(
         task = WithUpdate(task, settings.train.at(federation.round), k, part)
         params = {**params, "model": state.models[0] if choice is None else list(state.models)}
     held = federation.compute(task, {**start, **params}, which=choice if part else None, on=cohort)
-    (mean,) = federation.mean(held["contribution"], weights="equal", models=k if part and choice is not None else 1)
+    (mean,) = federation.mean(held["contribution"], weights="equal")
     if mean is None:
         return state, RoundRecord(federation.round, tuple(cohort), None, {"finding": stage, "unchanged_clusters": [0]})
     vector_sum, updates = update_in(mean.parts["contribution"].value(), k, model.dimension, part)
@@ -391,7 +391,7 @@ def _trained(
         start = Shared(settings.train.model.init(settings.seed))
         chosen = federation.compute(settings.task(ChooseCluster), {"start": start, **_choosing(state)}, on=cohort)["choice"]
         held = federation.compute(TrainInBlock(train, k), {"model": list(state.models)}, which=chosen, on=cohort)
-        (mean,) = federation.mean(held["blocks"], weights="equal", models=k)
+        (mean,) = federation.mean(held["blocks"], weights="equal")
     notes = {"finding": None, "unchanged_clusters": [0] if mean is None else [], "clipped_clients": 0 if mean is None else mean.clipped}
     record = RoundRecord(federation.round, tuple(cohort), None, {**notes, "clusters": k})
     if mean is None:

@@ -118,7 +118,7 @@ def _schedule(settings: RRClusterSettings) -> Schedule:
             request(ChooseAndMove(Losses(train.model))),
             request(TrainInBlock(train, settings.k, settings.norm), {"blocks": "sum"}),
         ),
-        serving=(scores_of_lowest(train.model),), models=settings.k,
+        serving=(scores_of_lowest(train.model),),
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def _round(settings: RRClusterSettings, federation: Federation, state: RrCluster
     chosen = federation.compute(ChooseAndMove(Losses(train.model)), {"model": models, "moves": moves}, on=cohort)
     params: dict[str, Parameter] = {"model": models, "counted": chosen["choice"]}
     held = federation.compute(TrainInBlock(train, k, settings.norm), params, which=chosen["moved"], on=cohort)
-    total = sum_of_blocks(federation, held["blocks"], settings.norm, models=k)
+    total = sum_of_blocks(federation, held["blocks"], settings.norm)
     if total is None:
         return state, RoundRecord(federation.round, tuple(cohort), None, {"unchanged_clusters": list(range(k))})
     sizes = np.maximum(total.count * (total.shares @ moves), smallest)

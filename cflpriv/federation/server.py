@@ -118,6 +118,7 @@ class FederationServer:
         self._comparisons: ComparisonServer = self.protection.comparison.server(parts)
         self.privacy_ledger = privacy_ledger
         self._ledger: PrivacyLedger | NoLedger = NoLedger() if privacy_ledger is None else privacy_ledger
+        self._named_by_choice = privacy_ledger is None and clipped is None  # as clients name values (`alternatives_of`)
         self._adaptive = None if clipped is None else clipped.adaptive
         self._without_form = () if clipped is None else ("gather", "relay") if local is not None else ("gather", "relay", "gram")
         self.protection_seconds = 0.0
@@ -260,7 +261,7 @@ class FederationServer:
         for chosen, members, ask in parameters.requests(self._request(task, number, noise), clients, self.numbers()):
             asks |= dict.fromkeys(members, ask)
             if self.protection.secure:
-                names = alternatives_of(ask, request_digest(ask))
+                names = alternatives_of(ask, request_digest(ask)) if self._named_by_choice else {-1: request_digest(ask)}
                 traced |= {client: self._traced(names, parameters, client) for client in members}
             payload, places = parameters.recorded(chosen)
             if payload:

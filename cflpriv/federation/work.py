@@ -56,7 +56,8 @@ def alternatives_of(ask: m.Compute, digest: bytes) -> dict[int, bytes]:
     −1 where it has no choice.
 
     A client chooses with a held value as `which`, or inside of a task that names the part with its choice as `chooses`. The name of what it
-    computes is that of the model that it used: values from different models never meet in one sum.
+    computes is that of the model that it used: values from different models never meet in one sum. Under `[privacy]` the name is that of
+    the request alone: noise protects a client that is alone in a sum, and a refusal would show the choice, which is not paid for.
     """
     lists = [value.values for _, value in ask.params if isinstance(value, m.Many)]
     if not lists or not (isinstance(ask.which, m.HeldValue) or hasattr(ask.task.task, "chooses")):
@@ -196,6 +197,7 @@ class Work:
         self._data, self._entropy, self._own = data, parts.entropy, own
         protection = parts.settings.protection
         self._alone, self._traced = protection.small_clusters == "local", protection.secure
+        self._named_by_choice = parts.ledger.unit == "none"
         self._fitted: tuple[ClientData, list[Any], ClientData] | None = None
 
     def compute(self, ask: m.Compute, exchange: SharedWork) -> Generator[RunTask, Any, m.Computed]:
@@ -243,7 +245,7 @@ class Work:
         self._values.forget(live)
         if not result:
             return m.Computed(False, ())
-        if received and used.offered and hasattr(task, "chooses"):
+        if received and used.offered and self._named_by_choice and hasattr(task, "chooses"):
             taken = _offered_at(ask, int(np.asarray(result[task.chooses])), used)
             received = [chosen_name(digest, (sent.digest for sent in taken)), *received[1:]]
             used = replace(used, models=(*used.models, *taken), offered=())
@@ -420,7 +422,7 @@ class Work:
                 offered.append(tuple(sent(value.values, opened)))
                 alternatives = max(alternatives, len(value.values))
             sizes += [array.size for array in opened if array.size > 1]
-        if chosen_models:
+        if chosen_models and self._named_by_choice:
             received[0] = chosen_name(received[0], (each.digest for each in chosen_models))
         models = Used((*used, *chosen_models), tuple(offered), alternatives)
         return params, received, None if chosen is None else tuple(chosen) if several else chosen[0], models

@@ -31,10 +31,9 @@ class BlockSum:
     clipped: int
 
 
-def sum_of_blocks(federation: Federation, held: Held, norm: float, models: int) -> BlockSum | None:
-    """The sum over all clients, which chose among so many `models`, or None where too few contributed. Noisy counts below 0 are 0; all at
-    0: equal shares."""
-    (mean,) = federation.mean(held, weights="equal", models=models)
+def sum_of_blocks(federation: Federation, held: Held, norm: float) -> BlockSum | None:
+    """The sum over all clients, or None where too few contributed. Noisy counts below 0 are 0; all at 0: equal shares."""
+    (mean,) = federation.mean(held, weights="equal")
     if mean is None:
         return None
     counts, sums = counted_blocks(mean.parts[held.part].value() * mean.count, norm)
