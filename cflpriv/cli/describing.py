@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import InputError
 from .shared import ERR, OUT, DataDir, Plugins, Trust, load_plugins, naming, print_line
 
 __all__ = ["contract", "explain", "list_"]
@@ -17,6 +18,15 @@ def contract(
         Path | None, typer.Option("--roster", help="The pinned keys, which a deployment's contract names.", metavar="FILE")
     ] = None,
     digest: Annotated[bool, typer.Option("--digest", help="Print the digest alone, which a client's settings pin.")] = False,
+    infer: Annotated[
+        Path | None,
+        typer.Option(
+            "--infer",
+            metavar="FILE",
+            help="For an own algorithm that declares no schedule: simulate, and write what it asks to this file, for [run] schedule.",
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=0, help="With --infer: simulate so many rounds; default all.")] = None,
     data_dir: DataDir = None,
     plugin: Plugins = None,
     trust: Trust = False,
@@ -32,6 +42,17 @@ def contract(
     from ..federation.settings import read_roster
 
     experiment = load_config(config, set_ or [], plugin or [], trust=trust or None)
+    if infer is not None:
+        from ..experiments.config.schedule_file import write_schedule
+        from ..experiments.run.inferred_schedule import inferred_schedule
+
+        with naming(config):
+            schedule = inferred_schedule(experiment, rounds, data_dir)
+        write_schedule(infer, schedule, experiment.algorithm["name"])
+        print_line(f"{infer}: {len(list(schedule.requests()))} requests; read it, and name it in the configuration: [run] schedule")
+        return
+    if rounds is not None:
+        raise InputError("--rounds: is the number of rounds to simulate; give --infer FILE with it")
     with naming(config):
         agreed = contract_of_config(experiment, data_dir, None if roster is None else read_roster(roster))
     if digest:

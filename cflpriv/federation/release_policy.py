@@ -1,7 +1,8 @@
 """What may leave a client: the rule by which the client's own protection decides.
 
-What is compared (signatures, representations) and what is summed (updates, models, prototypes) is hidden by `gram` and by `sum`. What is
-hidden leaves by the operation that hides it, and by no other:
+What is compared (signatures, representations) and what is summed (updates, models, prototypes) is hidden by `gram` and by `sum`. A hidden
+value itself leaves by the operation that hides it; numbers that are computed from it leave as their kind says. The session contract
+(`client_contract`) stands before this rule and is narrower: which parts of which tasks leave at all.
 
     kind of a part                      | what is compared is hidden    | what is summed is hidden
     ------------------------------------|-------------------------------|-------------------------------------------------------------
