@@ -30,7 +30,7 @@ DISTRIBUTION_OF = {
 """Distributions whose name is not that of their module."""
 COMMANDS = (
     "run my.toml", "sweep my.toml", "audit .", "verify .", "report .", "export . --out x.pt", "reproduce cfl-label-swap", "claims", "init",
-    "explain lr", "list",
+    "explain lr", "list", "contract my.toml",
 )  # fmt: skip
 """Each command that needs an extra."""
 WITHOUT_EXTRAS = {"examples"}

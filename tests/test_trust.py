@@ -125,6 +125,7 @@ LINES = {
     "init": ["init run/new.toml"],
     "examples": ["examples run"],
     "explain": ["explain run.plugins"],
+    "contract": ["contract run/config.toml", "contract run/config.toml --digest", "contract run/config.toml --infer schedule.json"],
     "list": ["list"],
 }  # fmt: skip
 

@@ -24,8 +24,6 @@ configuration covers an active server at all.
 
 from ...plugins import Registry
 from . import (
-    answers,
-    chosen_deposits,
     cohorts,
     combined,
     dealings,
@@ -33,7 +31,7 @@ from . import (
     key_holder,
     operations,
     other_settings,
-    releases,
+    repetitions,
     second_sum,
     shared_vectors,
     survivors,
@@ -89,8 +87,8 @@ for _name, _attack in {
     "repeated_step": key_holder.REPEATED_STEP,
     "holder_coalitions": shared_vectors.HOLDER_COALITIONS,
     "swapped_shares": shared_vectors.SWAPPED_SHARES,
-    "chosen_deposits": chosen_deposits.CHOSEN_DEPOSITS,
-    "repeated_release": releases.REPEATED_RELEASE,
-    "overflow_oracle": answers.OVERFLOW_ORACLE,
+    "chosen_deposits": shared_vectors.CHOSEN_DEPOSITS,
+    "repeated_release": repetitions.REPEATED_RELEASE,
+    "overflow_oracle": repetitions.OVERFLOW_ORACLE,
 }.items():
     ACTIVE_ATTACKS.add(_name, _attack)

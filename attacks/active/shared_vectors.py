@@ -2,7 +2,9 @@
 
 Checks: "no `share_colluding` of the holders, with the server and any clients, learn more of a vector than its inner products with what
 those clients deposit, also if they deviate" and "Clients check whose keys they share under" (aggregation/shares.py, Guarantee). Here no
-client helps.
+client helps. In `chosen_deposits` an accomplice does: it deposits unit vectors, and the first holder of shares opens its products with
+them. That checks what is written beside the guarantee: clients that choose their vectors learn "with the first holder coordinates: of each
+epoch, and a client lets its vectors into `most_epochs` at most".
 """
 
 import math
@@ -20,10 +22,11 @@ from ...experiments.config.config import Config
 from ...federation import messages as m
 from ...federation.settings import Settings
 from ...federation.store import ObjectStore
+from ...federation.transforms import sketched
 from ...protocols.entropy import system_entropy
 from ...protocols.errors import ProtocolError
 from ...protocols.keys import Identity, agree, public_key, unseal
-from ...protocols.shared_gram import LEAD, GramTerms
+from ...protocols.shared_gram import LEAD, GramTerms, deposit
 from ...protocols.shared_gram.depositing import box_binding
 from ...protocols.shared_gram.prime_field import Elements, at_zero, plus, signed, times
 from ...protocols.shared_gram.terms import LABEL, Announced, Deposit, HolderKey, announcement, decode, encode
@@ -33,7 +36,7 @@ from .liar import HOLDER
 from .outcome import ActiveAttack, ActiveGuess
 from .scene import AttackRun
 
-__all__ = ["HOLDER_COALITIONS", "SWAPPED_SHARES", "own_holder", "shared_comparisons"]
+__all__ = ["CHOSEN_DEPOSITS", "HOLDER_COALITIONS", "SWAPPED_SHARES"]
 
 
 def holder_coalitions(run: AttackRun) -> ActiveGuess:
@@ -170,4 +173,56 @@ HOLDER_COALITIONS = ActiveAttack(
 SWAPPED_SHARES = ActiveAttack(
     "keys of the server's own in place of those of the holders of shares", "shares: clients check whose keys they share under",
     swapped_shares, shared_comparisons, claimed=lambda config: True, accomplices=False,
+)  # fmt: skip
+
+
+# --- an accomplice
+
+EPOCHS = 4
+"""So many epochs are opened. As many as clients allow (`most_epochs`) would show more."""
+
+
+def chosen_deposits(run: AttackRun) -> ActiveGuess:
+    """The victim's vectors are compared in several epochs, each time with other unit vectors. Raises `InputError` without an accomplice."""
+    if not run.accomplices:
+        raise InputError(f"of {len(run.clients)} clients none can be an accomplice; more are needed")
+    held = run.fed.compute(run.scene.signature)["signature"]
+    p, dimension = run.scene.signature.width, int(np.prod(run.scene.population.shape))
+    length = min(1.0, run.scene.config.protection.share_bound)
+    helper, holder = run.accomplices[0], own_holder(run, LEAD)
+    run.liar.controlled[HOLDER - LEAD] = holder
+    guess, opened = np.zeros((p, dimension)), 0
+
+    def receive(client: int, ask: m.PartyRequest, answer: m.Answer, stage: str) -> m.Answer:
+        if client != helper or not isinstance(ask, m.Give) or ask.epoch is None:
+            return answer
+        return _deposited(run, ask, helper, length * np.eye(dimension)[opened * p : (opened + 1) * p])
+
+    run.liar.receive = receive
+    with suppress(ProtocolError, InputError):
+        while opened < min(EPOCHS, dimension // p):
+            run.fed.gram(held, ClusterByAngles())
+            order, gram = holder.seen(run.fed.session, opened)
+            helper_row, victim_row = order.index(helper) * p, order.index(run.victim) * p
+            guess[:, opened * p : (opened + 1) * p] = gram[victim_row : victim_row + p, helper_row : helper_row + p] / length
+            opened += 1
+    at = [row * dimension + column for row in range(p) for column in range(opened * p)]
+    note = f"{len(at)} of {guess.size} coordinates in {opened} epochs, one accomplice"
+    return ActiveGuess(np.ravel(guess) if opened else None, "signature", note=note, at=at)
+
+
+def _deposited(run: AttackRun, ask: m.Give, client: int, rows: Array) -> m.Given:
+    """An accomplice's deposit of these rows (p, d)."""
+    protection, epoch = run.scene.config.protection, ask.epoch
+    assert epoch is not None
+    terms = terms_of(protection, ask.session, epoch.number, run.roster, *rows.shape)
+    reduced = np.atleast_2d(sketched(epoch.number, protection.sketched)(rows))
+    upload = deposit(terms, epoch.announcement, run.roster, run.identities[client], reduced)
+    return m.Given((m.NamedArray("bytes", np.frombuffer(upload, dtype=np.uint8)),), 0)
+
+
+CHOSEN_DEPOSITS = ActiveAttack(
+    "coordinates of a client's vectors from an accomplice's unit vectors, opened by the first holder of shares",
+    "docs/guarantees.md: a client that colludes with the first holder reads coordinates in each epoch", chosen_deposits, shared_comparisons,
+    claimed=lambda config: False,
 )  # fmt: skip

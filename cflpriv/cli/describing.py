@@ -41,7 +41,7 @@ def contract(
     from ..federation.contract_words import contract_text
     from ..federation.settings import read_roster
 
-    experiment = load_config(config, set_ or [], plugin or [], trust=trust or None)
+    experiment = load_config(config, set_ or [], plugin or [], trust=trust)  # of a configuration that may be a stranger's
     if infer is not None:
         from ..experiments.config.schedule_file import write_schedule
         from ..experiments.run.inferred_schedule import inferred_schedule

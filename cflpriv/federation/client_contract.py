@@ -57,9 +57,9 @@ class Counts:
     lasting: set[tuple[int, bytes]] = field(default_factory=set)
     compared: set[tuple[bytes, bytes]] = field(default_factory=set)
 
-    def is_of(self, session: bytes) -> bool:
-        """Whether the contract is answered in this session."""
-        return self.session == session
+    def may_be_of(self, session: bytes) -> bool:
+        """Whether the contract is answered in this session, or was not answered yet."""
+        return self.session == session or not (self.in_round or self.lasting)
 
     def allows(self, number: int, rounds: int) -> bool:
         """Whether a round is the latest or a later one, and below the contract's number of `rounds`."""
@@ -104,11 +104,11 @@ class ClientContract:
         for why in self._limits(contract):
             raise self._error("other-contract", why)
         counted = self._counts(digest)
-        if counted is not None and not counted.is_of(ask.session):
+        if counted is not None and not counted.may_be_of(ask.session):
             raise self._error("contract-used", "another session has this contract; a second run needs another name ([run] name)")
         if self._store.get("session") == ask.session and self._store.get(KEPT) != data:
             raise self._error("other-contract", "the session has another contract")
-        if counted is None:
+        if counted is None or counted.session != ask.session:
             self._keep(digest, Counts(ask.session))
         self._store.put(KEPT, data)
 

@@ -199,8 +199,6 @@ class Server:
         self._asked(self.twins, {0: m.Enrol(m.VERSION, session, bytes(16), data)})
         if not all(isinstance(answer, m.Enrolled) for answer in answers.values()):
             return False
-        if self.rules.contract and self.sessions.setdefault(name, session) != session:
-            raise Breach(f"contract {name!r} is answered in a second session")
         if session != self.session:
             self.values, self.slot = [], 0
         self.session, self.contract = session, name
@@ -240,6 +238,8 @@ class Server:
             raise Breach("work beyond the client's limits")
         if not self.rules.contract:
             return
+        if self.sessions.setdefault(self.contract, self.session) != self.session:
+            raise Breach(f"contract {self.contract!r} is answered in a second session")
         if label not in ("train", "losses"):
             raise Breach(f"{label}: answered, and not declared")
         if not self.latest.get(self.contract, 0) <= self.round < ROUNDS:

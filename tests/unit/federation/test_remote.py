@@ -118,7 +118,7 @@ def test_who_comes_later_gets_the_secret_from_a_member_and_a_transform_serves_on
     assert fed.begin_round(0) == (4,)
     assert list(fed.clients) == [0, 1, 2, 3, 4]
     task = training(scene)
-    held = fed.compute(task, {"model": task.model.init(0)})
+    held = fed.compute(task, {"model": task.model.init(max(0, fed.round))})
     (mean,) = fed.mean(held["update"])
     assert mean is not None
     assert mean.count == 5
@@ -178,7 +178,7 @@ def test_a_client_that_dies_at_any_stage_leaves_a_right_sum_or_none(stage: str) 
     transport, fed = remote(scene, Protection(sum="secagg", min_cohort=3))
     fed.begin_round(0)
     task = training(scene)
-    held = fed.compute(task, {"model": task.model.init(0)})
+    held = fed.compute(task, {"model": task.model.init(max(0, fed.round))})
     values = federation(scene.clients, seed=1)
     values.begin_round(0)
     clear = values.compute(task, {"model": task.model.init(0)})
@@ -191,7 +191,7 @@ def test_a_client_that_dies_at_any_stage_leaves_a_right_sum_or_none(stage: str) 
     assert 2 not in fed.clients
     transport.dead.clear()
     assert 2 in fed.begin_round(1)  # it is known by its identity
-    held = fed.compute(task, {"model": task.model.init(0)})
+    held = fed.compute(task, {"model": task.model.init(max(0, fed.round))})
     (mean,) = fed.mean(held["update"])
     assert mean is not None
     assert mean.count == 7
@@ -202,7 +202,7 @@ def test_too_few_clients_end_with_an_error_and_no_sum() -> None:
     transport, fed = remote(scene, Protection(sum="secagg", min_cohort=3))
     fed.begin_round(0)
     task = training(scene)
-    held = fed.compute(task, {"model": task.model.init(0)})
+    held = fed.compute(task, {"model": task.model.init(max(0, fed.round))})
     transport.kill_at = {"secagg Deliver": {1, 2}}
     with pytest.raises(TooFewClients):
         fed.mean(held["update"])
@@ -237,7 +237,7 @@ def test_a_client_releases_nothing_that_its_own_settings_forbid() -> None:
     _, fed = remote(scene, Protection(sum="secagg", min_cohort=2))
     fed.begin_round(0)
     task = training(scene)
-    held = fed.compute(task, {"model": task.model.init(0)})
+    held = fed.compute(task, {"model": task.model.init(max(0, fed.round))})
     for operation in ("sum", "gather", "gram"):
         assert fed._ask({0: give(fed, operation, held, ("update",))}, operation) == {}
     assert {code for _, _, code in fed.refusals} == {"forbidden"}
@@ -255,7 +255,7 @@ def test_a_private_model_on_top_of_the_list_is_refused() -> None:
     _, fed = remote(scene, Protection(sum="secagg", min_cohort=2))
     fed.begin_round(0)
     task = training(scene)
-    ones = fed.compute(task, {"model": task.model.init(0)})
+    ones = fed.compute(task, {"model": task.model.init(max(0, fed.round))})
     known = fed._known[ones.key]
     other = m.Compute(fed.session, 0, 1, known.number, (), m.Carried(task), (("model", m.to_addends(task.model.init(9), {})),), None)
     assert isinstance(fed._ask({3: other}, "compute")[3], m.Computed)
@@ -315,7 +315,7 @@ def test_changed_answers_are_refused_and_never_averaged(data: st.DataObject) -> 
     transport, fed = remote(scene)
     fed.begin_round(0)
     task = training(scene)
-    held = fed.compute(task, {"model": task.model.init(0)})
+    held = fed.compute(task, {"model": task.model.init(max(0, fed.round))})
     (whole,) = fed.mean(held["update"], on=[0, 1, 3])
 
     def tamper(client: int, stage: str, answer: bytes) -> bytes:
@@ -597,7 +597,7 @@ def test_one_bad_box_costs_its_sender_and_nobody_else(how: str) -> None:
     scene = population(groups=1, clients_per_group=5)
     transport, fed = remote(scene)
     task = training(scene)
-    held = fed.compute(task, {"model": task.model.init(0)})["update"]
+    held = fed.compute(task, {"model": task.model.init(max(0, fed.round))})["update"]
     if how == "garbage":
         told(transport, "seal", {3: m.SealedBoxes((bytes(60),) * 4)})
     else:
@@ -646,7 +646,7 @@ def test_two_that_advertise_one_key_for_the_next_sum_do_not_end_it(mode: Any) ->
     task = training(scene)
     for number, k in ((0, 2), (1, 1), (2, 1)):
         fed.begin_round(number)
-        held = fed.compute(task, {"model": task.model.init(0)})
+        held = fed.compute(task, {"model": task.model.init(max(0, fed.round))})
         means = fed.mean(held["update"], groups={client: client // 3 % k for client in held.clients}, k=k)
         assert [mean is not None and mean.count for mean in means] == [6 // k] * k
         transport.entropy = lambda client: ENTROPY
@@ -673,7 +673,7 @@ def test_what_arrived_of_a_group_that_fell_below_the_floor_is_on_record() -> Non
     transport, fed = remote(scene, Protection(gram=("haar",), sum="haar", min_cohort=3))
     fed.begin_round(0)
     task = training(scene)
-    held = fed.compute(task, {"model": task.model.init(0)})
+    held = fed.compute(task, {"model": task.model.init(max(0, fed.round))})
     transport.kill_at = {"sum": {2, 3}}
     means = fed.mean(held["update"], groups={client: client // 4 for client in held.clients}, k=2)
     assert [mean and mean.count for mean in means] == [None, 4]

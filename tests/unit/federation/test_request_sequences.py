@@ -59,7 +59,7 @@ RULES: dict[str, tuple[Off, str]] = {
         several(constant(ClientContract, "check_leaving"), constant(release_policy, "check")), "leaves by gather|leaves by a sum",
     ),
     "6 scores": (constant(ClientContract, "_check_shown"), "without allow_scores"),
-    "7 sessions of a contract": (constant(Counts, "is_of", True), "second session"),
+    "7 sessions of a contract": (constant(Counts, "may_be_of", True), "second session"),
     "7 the record of sums": (lambda patch: patch.setattr(registry, "SUMMED", "nothing"), "two sums|combination"),
     "8 answers": (lambda patch: patch.setattr(ClientParts, "alike", False), "neighbouring data"),
     "9 limits": (constant(work, "check_task", True), "beyond the client's limits"),

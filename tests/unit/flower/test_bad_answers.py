@@ -72,7 +72,7 @@ def over_a_grid(folder: Path, change: Callable[[m.Answer], m.Answer], more: str 
     return fed, transport
 
 
-def trained(fed: FederationServer, round: int) -> Any:
+def trained_after(fed: FederationServer, round: int) -> Any:
     fed.begin_round(round)
     held = fed.compute(TASK, {"model": TASK.model.init(round)})
     try:
@@ -90,7 +90,7 @@ def trained(fed: FederationServer, round: int) -> Any:
 )  # fmt: skip
 def test_a_layout_that_is_none_costs_its_client_only(part: m.Described, tmp_path: Path) -> None:
     fed, _ = over_a_grid(tmp_path, lambda answer: m.Computed(True, (part,)) if isinstance(answer, m.Computed) else answer)
-    mean = trained(fed, 0)
+    mean = trained_after(fed, 0)
     assert mean.count == CLIENTS - 1
     assert {(client, code) for client, _, code in fed.refusals} == {(BAD, "malformed")}
 
@@ -107,7 +107,7 @@ def test_a_client_whose_vectors_break_their_form_is_named_and_left_out(tmp_path:
         return m.Stepped(steps.encode(zeros))
 
     fed, _ = over_a_grid(tmp_path, change)
-    means = [trained(fed, number) for number in range(5)]
+    means = [trained_after(fed, number) for number in range(5)]
     assert means[0] is None
     assert means[-1].count == CLIENTS - 1
     assert (BAD, "out-of-range") in {(client, code) for client, _, code in fed.refusals}

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("nvflare.apis", reason="the extra `nvflare` is not installed")
 
 from checkout import ROOT
+from deployments import contract_of
 from fake_controller import context, controlled, deployment, task_of, transport
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.signal import Signal
@@ -18,6 +19,7 @@ from scenes import federation, population, training
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.protection import Protection
+from cflpriv.contract.schedule import request
 from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, run_experiment
@@ -56,9 +58,10 @@ def test_a_site_that_is_lost_inside_a_secure_sum_is_a_dropout(tmp_path: Path) ->
     ticks = iter(range(10**9))
     staged = transport(sites, clock=lambda: float(next(ticks)), poll_seconds=0.001)
     roster = read_roster(tmp_path / "keys" / "roster.txt")
-    fed = FederationServer(OverBytes(staged), protection=Protection(sum="secagg", min_cohort=3), roster=roster, seed=1)
+    task, protection = training(scene), Protection(sum="secagg", min_cohort=3)
+    agreed = contract_of(None, request(task, {"update": "sum"}), protection=protection, roster=roster)
+    fed = FederationServer(OverBytes(staged), protection=protection, roster=roster, seed=1, contract=agreed)
     assert fed.enrol() == (0, 1, 2, 3, 4)
-    task = training(scene)
     fed.begin_round(0)
     held = fed.compute(task, {"model": task.model.init(0)})
     sites.dead = {"site-3"}
@@ -75,9 +78,10 @@ def test_holders_of_shares_are_sites_too(tmp_path: Path) -> None:
     scene, protection = population(clients_per_group=1), Protection(gram=("shares",))
     sites = deployment(tmp_path, scene, 'gram = ["shares"]', holders=3)
     roster = read_roster(tmp_path / "keys" / "roster.txt")
-    fed = FederationServer(OverBytes(transport(sites)), protection=protection, roster=roster, seed=1)
-    assert fed.enrol() == (0, 1)
     made = ALGORITHMS["pacfl"].make(training(scene), k=2)
+    agreed = contract_of(made, protection=protection, roster=roster)
+    fed = FederationServer(OverBytes(transport(sites)), protection=protection, roster=roster, seed=1, contract=agreed)
+    assert fed.enrol() == (0, 1)
     assert made.init(fed).clustering.labels == made.init(federation(scene.clients, seed=1)).clustering.labels
     assert not fed.refusals
 
@@ -111,7 +115,7 @@ def test_missing_settings_are_a_line_at_the_site_and_a_code_for_the_server(tmp_p
     text = settings.read_text(encoding="utf-8")
     settings.unlink()
     staged = transport(sites)
-    fed = FederationServer(OverBytes(staged))
+    fed = FederationServer(OverBytes(staged), contract=contract_of(None))
     with caplog.at_level(logging.ERROR, "cflpriv.nvflare"):
         assert fed.enrol() == (1,)
     assert fed.refusals == [(-1, "enrol", "no-settings")]

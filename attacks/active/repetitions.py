@@ -1,8 +1,16 @@
-"""Parameters for which a training fails on some data only: does the client's answer tell whether it did?
+"""Requests that are made again and again: to read data from whether a training fails, and to have more privacy spent than is allowed.
+
+`overflow_oracle`. Parameters for which a training fails on some data only: does the client's answer tell whether it did?
 
 Checks: "whether a client has a result, its error code, its size and its shape do not depend on its data" (docs/guarantees.md, answers).
 Two large steps of a network with one hidden unit, which is on for samples with a coordinate above a threshold and off for all others: if it
 is on for any sample, the second step overflows. Each answer that tells so is one bit, and bisection reads the largest value.
+
+`repeated_release`. Repeated requests for a private step: does the client's own ledger count each one?
+
+Checks: "releases under unit = "sample", and secure sums and single rows under unit = "client", are (ε, δ)-private as the client's settings
+say, whatever a server asks for" (federation/client_ledger.py, Guarantee). The figure is the ε of all that the server got, by the project's
+accountant, beside the ε that the client's settings allow.
 """
 
 from dataclasses import replace
@@ -10,13 +18,15 @@ from dataclasses import replace
 import numpy as np
 
 from ...engine.models import Model
+from ...errors import InputError, TrainingDiverged
 from ...experiments.config.config import Config
 from ...federation import messages as m
+from ...protocols.errors import ProtocolError
 from ...tasks.training import Train
 from .outcome import ActiveAttack, ActiveFigure
 from .scene import AttackRun
 
-__all__ = ["OVERFLOW_ORACLE"]
+__all__ = ["OVERFLOW_ORACLE", "REPEATED_RELEASE"]
 
 QUESTIONS = 12
 LARGE_STEP = 1e30
@@ -71,4 +81,36 @@ OVERFLOW_ORACLE = ActiveAttack(
     "a value of a sample, from whether trainings with large steps fail",
     "docs/guarantees.md: an answer depends on the client's data by the released value only",
     overflow_oracle, _hidden, claimed=lambda config: True, accomplices=False,
+)  # fmt: skip
+
+
+MOST = 200
+
+
+def repeated_release(run: AttackRun) -> ActiveFigure:
+    """The first round's training and its sum, three times as often as the run has rounds."""
+    rounds, ledger, budget = run.scene.config.training.rounds, run.ledger, run.scene.config.privacy.epsilon
+    assert ledger is not None  # `_private` says so
+    spent = 0.0
+    asked = 0
+    while asked < min(MOST, 3 * max(1, rounds)) and not run.liar.refused:
+        asked += 1
+        try:
+            summed = run.sum(run.compute(), run.clients)
+        except (ProtocolError, InputError, TrainingDiverged):  # the last: no client gives a result
+            break
+        if summed is not None and not run.liar.refused:
+            spent = ledger.spent(run.victim)
+    note = f"{asked} releases asked for, of a run of {rounds} rounds"
+    return ActiveFigure("epsilon", spent or None, budget, lower_is_better=False, margin=1e-6 * budget, note=note)
+
+
+def _private(config: Config) -> str:
+    return "clients demand no privacy" if config.privacy.unit == "none" else ""
+
+
+REPEATED_RELEASE = ActiveAttack(
+    "a private training and its sum, again and again",
+    "client_ledger: what a client releases is private as its settings say, whatever a server asks for", repeated_release, _private,
+    claimed=lambda config: True, accomplices=False,
 )  # fmt: skip
