@@ -20,7 +20,7 @@ from functools import lru_cache
 from ..contract.schedule import Leaving, TaskRequest, same_task
 from ..protocols.errors import RemoteError
 from . import messages as m
-from .contract_record import Contract, contract_digest, contract_from_bytes, keys_that_differ
+from .contract_record import AgreedRequest, Contract, contract_digest, contract_from_bytes, keys_that_differ
 from .settings import Settings
 from .store import Store
 from .values import Leaves, Origin
@@ -64,6 +64,14 @@ class Counts:
     def allows(self, number: int, rounds: int) -> bool:
         """Whether a round is the latest or a later one, and below the contract's number of `rounds`."""
         return self.round <= number < rounds
+
+    def is_full(self, number: int, agreed: AgreedRequest, name: bytes, known: set[tuple[int, bytes]]) -> bool:
+        """Whether a request, by its name, is one more than the contract declares under this number, of those that are `known`.
+
+        A client whose joining failed, or whose answer was lost, is asked again in another round, at most `RETAKEN` times.
+        """
+        names = [other for place, other in known if place == number]
+        return name not in names and len(names) >= agreed.times + (RETAKEN if agreed.phase == "joining" else 0)
 
     def to_bytes(self) -> bytes:
         """The counts as bytes."""
@@ -136,8 +144,7 @@ class ClientContract:
             if not same_task(ask.task.task, _declared(data)[number], rounds):
                 continue
             known = counted.lasting if agreed.phase in ("start", "joining") else in_round
-            again = RETAKEN if agreed.phase == "joining" else 0  # in another round, where it failed, or an answer was lost
-            if (number, name) not in known and sum(place == number for place, _ in known) >= agreed.times + again:
+            if counted.is_full(number, agreed, name, known):
                 full = True
                 continue
             if (number, name) not in known or ask.round != counted.round:
