@@ -55,7 +55,7 @@ class Origin(m.FederationMessage, frozen=True):
     `spread`: the largest ratio of the weights that it has inside itself (`spread_of`). `failed`: there was no result on the client's data,
     or a held value that went into it was of this kind; it counts with weight zero.
 
-    `models`: digests of the parameters that it was computed at, of several to choose from only those that were chosen. `alternatives`:
+    `models`: digests of all parameters that a task was computed at, of several to choose from only those that were chosen. `alternatives`:
     between so many the client chose. `request`: the digest of the requests that it answers, whatever their numbers. `leaves`: how
     its parts leave, None without a session contract.
     """

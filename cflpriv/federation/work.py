@@ -249,8 +249,9 @@ class Work:
             taken = _offered_at(ask, int(np.asarray(result[task.chooses])), used)
             received = [chosen_name(digest, (sent.digest for sent in taken)), *received[1:]]
             used = replace(used, models=(*used.models, *taken), offered=())
-        sent = (*used.models, *(each for offered in used.offered for each in offered))
-        models_used = merged((each.digest for each in sent if each.size > 1), *(origin.models for _, origin in inputs))
+        sent = sorted(each.digest for each in (*used.models, *(each for offered in used.offered for each in offered)) if each.size > 1)
+        # All of it together: where layers are shared, a cluster's own may stay while the shared ones move.
+        models_used = merged([sha256(b"".join(sent)).digest()] if sent else [], *(origin.models for _, origin in inputs))
         alternatives = max(used.alternatives, *(origin.alternatives for _, origin in inputs), 1)
         origin = Origin(
             trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, spread, failed,
