@@ -16,7 +16,7 @@ __all__ = ["contract_text"]
 PHASES: dict[Phase, str] = {
     "start": "Once, before the first round",
     "round": "In every round",
-    "joining": "When the client joins a run that goes on, on one occasion (repeated at most five times if others drop out)",
+    "joining": "When the client joins a run that goes on: once in the whole run, or at most five times more where that failed",
     "serving": "After a round, to score the model in use",
 }
 LEAVING: dict[Leaving, str] = {
