@@ -149,6 +149,8 @@ class FederationClient:
         protection, values = self._settings.protection, self._allowed(ask.operation, ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()):
             raise RemoteError("forbidden")
+        if ask.weigh:
+            self._contract.check_weighed()
         open_sum = ask.operation == "sum" and not protection.sums.hides and protection.min_cohort > 1 and self._strict
         if open_sum or (ask.weigh and self._spending.unit != "none"):
             error = RemoteError("forbidden")

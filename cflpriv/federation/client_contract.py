@@ -178,6 +178,12 @@ class ClientContract:
         if exposed and not settings.allow_scores and origin.kind(part) in ("choice", "request", "score"):
             raise self._error("not-agreed", f"{part!r} is a number about the client's data: it takes allow_scores = true")
 
+    def check_weighed(self) -> None:
+        """Raises `RemoteError` "not-agreed" if the contract has equal weights, so that no number of samples leaves."""
+        data = self._store.get(KEPT)
+        if data is not None and contract_from_bytes(data).weights != "examples":
+            raise self._error("not-agreed", "the number of samples does not leave where all weigh equally")
+
     def check_compared(self, value: bytes, part: str, under: bytes) -> None:
         """Count a comparison of a value, by its name, under a transform or epoch. Raises `RemoteError` "not-agreed" for one too many."""
         data = self._store.get(KEPT)

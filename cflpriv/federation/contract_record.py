@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 from ..contract.protection import Protection
 from ..contract.schedule import EACH_ROUND, Leaving, Phase, Schedule, TaskRequest
@@ -51,7 +51,7 @@ class Contract(m.FederationMessage, frozen=True):
     run, algorithm: their names. settings: the algorithm's hyper-parameters, for the operator who reads them. rounds: numbers from 0 on that
     the server may begin. seed: of the public randomness. requests: all tasks. models: how many models the members of one secure sum may
     have been sent. protection, privacy: the keys of these sections. noise: that of private tasks. roster: the digest of the pinned keys,
-    empty without a roster.
+    empty without a roster. weights: whether a sum in the clear may ask for the number of training samples ("examples").
     """
 
     run: m.Name
@@ -65,11 +65,13 @@ class Contract(m.FederationMessage, frozen=True):
     privacy: Plain
     noise: m.NoisySteps | None
     roster: bytes
+    weights: Literal["equal", "examples"] = "equal"
 
 
 def make_contract(
     *, run: str, algorithm: str, settings: Mapping[str, Any], rounds: int, seed: int, schedule: Schedule, protection: Protection,
     privacy: Privacy, noise: Noise | None = None, roster: Roster | None = None,
+    weights: Literal["equal", "examples"] = "equal",
 ) -> Contract:  # fmt: skip
     """The contract of a run. Raises `InputError` for a task or a setting that cannot be encoded."""
     requests = tuple(
@@ -80,7 +82,7 @@ def make_contract(
     )  # fmt: skip
     return Contract(
         run, algorithm, _plain(settings), rounds, seed, requests, schedule.models, _plain(asdict(protection)), _plain(asdict(privacy)),
-        None if noise is None else m.NoisySteps(**vars(noise)), b"" if roster is None else roster.digest,
+        None if noise is None else m.NoisySteps(**vars(noise)), b"" if roster is None else roster.digest, weights,
     )  # fmt: skip
 
 

@@ -46,4 +46,5 @@ def contract_for(config: Config, algorithm: Algorithm, noise: Noise | None, rost
     return make_contract(
         run=config.run.name, algorithm=algorithm.name, settings=config.hyper, rounds=config.training.rounds, seed=config.run.seed,
         schedule=schedule, protection=config.protection, privacy=config.privacy, noise=noise, roster=roster,
+        weights="examples" if config.training.weights == "examples" else "equal",
     )  # fmt: skip

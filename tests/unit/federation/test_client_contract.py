@@ -1,0 +1,162 @@
+"""A client's session contract: which it agrees to, what its text says, and that its bytes are canonical."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from deployments import contract_of
+from scenes import population, training
+
+from cflpriv.contract.protection import Protection
+from cflpriv.contract.schedule import request
+from cflpriv.errors import InputError
+from cflpriv.federation import messages as m
+from cflpriv.federation.client import FederationClient
+from cflpriv.federation.contract_record import Contract, contract_bytes, contract_digest, contract_from_bytes
+from cflpriv.federation.contract_words import contract_text
+from cflpriv.federation.limits import Limits
+from cflpriv.federation.settings import Settings
+from cflpriv.federation.store import MemoryStore
+from cflpriv.protocols.entropy import public_entropy
+from cflpriv.protocols.errors import MalformedMessage
+from cflpriv.protocols.keys import Identity, Roster
+
+SCENE = population(groups=1, clients_per_group=3)
+TRAIN = training(SCENE, dtype="float32")
+IDENTITIES = tuple(Identity.create(client, public_entropy(f"contract {client}")) for client in range(3))
+ROSTER = Roster(tuple(identity.public() for identity in IDENTITIES))
+SECURE = Protection(sum="secagg")
+FIRST, SECOND = bytes(16), bytes(range(16))
+
+
+def agreement(**changes: Any) -> Contract:
+    made = contract_of(None, request(TRAIN, {"update": "sum"}), protection=SECURE, roster=ROSTER, rounds=4)
+    return msgspec.structs.replace(made, **changes)
+
+
+def client_with(store: MemoryStore | None = None, **settings: Any) -> FederationClient:
+    own = Settings(IDENTITIES[0], **{"protection": SECURE, "roster": ROSTER, "needs_contract": True, **settings})
+    return FederationClient(own, lambda: SCENE.clients[0], MemoryStore() if store is None else store)
+
+
+def enrolled(client: FederationClient, contract: Contract | None, session: bytes = FIRST) -> str:
+    """The error code with which a client answers a greeting, empty if it enrols."""
+    data = b"" if contract is None else contract_bytes(contract)
+    answer = m.decode_answer(client.receive(m.encode(m.Enrol(m.VERSION, session, bytes(16), data))))
+    return answer.code if isinstance(answer, m.Refused) else ""
+
+
+def compute(client: FederationClient, task: Any = TRAIN, *, round: int = 0, seed: int = 1, model: int = 0, session: bytes = FIRST) -> str:
+    params = (("model", m.Addends(TRAIN.model.init(model), (), ())),)
+    ask = m.Compute(session, round, seed, 1, (), m.Carried(task), params, None)
+    answer = m.decode_answer(client.receive(m.encode(ask)))
+    return answer.code if isinstance(answer, m.Refused) else ""
+
+
+def test_the_bytes_are_canonical() -> None:
+    data = contract_bytes(agreement())
+    assert contract_bytes(contract_from_bytes(data)) == data
+    assert contract_digest(data) != contract_digest(contract_bytes(agreement(run="another")))
+    for damaged in (data[:-1], data + b"?", b"", b"CFLP" + data):
+        with pytest.raises(MalformedMessage):
+            contract_from_bytes(damaged)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "code"),
+    [
+        ({}, {}, ""),
+        ({}, {"contract": contract_digest(contract_bytes(agreement()))}, ""),
+        ({"run": "another"}, {"contract": contract_digest(contract_bytes(agreement()))}, "other-contract"),
+        ({}, {"limits": Limits(rounds=3)}, "other-contract"),
+        ({}, {"limits": Limits(algorithms=("fedavg",))}, "other-contract"),
+        ({}, {"limits": Limits(algorithms=("none",))}, ""),
+        ({"models": 2}, {}, "other-contract"),
+        ({"models": 2}, {"models": 2}, ""),
+        ({"roster": b""}, {}, "other-contract"),
+        ({}, {"protection": replace(SECURE, min_cohort=5)}, "other-contract"),
+        ({}, {"protection": replace(SECURE, secagg_mode="passive")}, "other-contract"),
+        ({}, {"protection": replace(SECURE, max_weight=9.0)}, "other-contract"),
+        ({"protection": ()}, {}, "other-contract"),
+        ({"protection": (("sum", "{"),)}, {}, "malformed"),
+    ],
+)
+def test_a_client_agrees_to_what_its_settings_allow(changes: dict[str, Any], settings: dict[str, Any], code: str) -> None:
+    assert enrolled(client_with(**settings), agreement(**changes)) == code
+
+
+def test_a_client_that_needs_a_contract_enrols_under_one_alone() -> None:
+    assert enrolled(client_with(), None) == "no-contract"
+    free = client_with(needs_contract=False)
+    assert enrolled(free, None) == ""
+    assert compute(free, replace(TRAIN, lr=0.3)) == "", "without a contract a client computes what it is asked for"
+    assert enrolled(client_with(contract=bytes(32), needs_contract=False), None) == "no-contract"
+
+
+def test_requests_are_those_of_the_contract() -> None:
+    client = client_with()
+    assert enrolled(client, agreement()) == ""
+    assert compute(client, replace(TRAIN, lr=0.3)) == "not-agreed"
+    assert compute(client, seed=2) == "not-agreed"
+    assert compute(client, round=-1) == "not-agreed"
+    assert compute(client) == ""
+    assert compute(client) == "", "the same request again is no new one"
+    assert compute(client, model=1) == "not-agreed", "once in a round"
+    assert compute(client, round=1, model=1) == ""
+    assert compute(client, model=2) == "not-agreed", "rounds only go up"
+    assert compute(client, round=4) == "not-agreed"
+    assert compute(client, round=3, model=2) == "", "rounds may be left out"
+
+
+def test_a_contract_is_one_session_and_outlives_restarts() -> None:
+    store = MemoryStore()
+    assert enrolled(client_with(store), agreement()) == ""
+    assert enrolled(client_with(store), agreement(), SECOND) == "", "nothing was answered yet"
+    assert compute(client_with(store), session=SECOND) == ""
+    assert enrolled(client_with(store), agreement(run="another"), SECOND) == "other-contract"
+    assert enrolled(client_with(store), None, SECOND) == "no-contract"
+    assert enrolled(client_with(store), agreement(), bytes([7] * 16)) == "contract-used"
+    assert enrolled(client_with(store), agreement(run="another"), bytes([7] * 16)) == ""
+    assert enrolled(client_with(store), agreement(), bytes([8] * 16)) == "contract-used", "also after another contract"
+
+
+def test_the_number_of_samples_leaves_where_the_contract_says_so() -> None:
+    for weights, code in (("examples", ""), ("equal", "not-agreed")):
+        plain = Protection()
+        made = contract_of(None, request(TRAIN, {"update": "sum"}), protection=plain)
+        client = client_with(protection=plain, roster=None)
+        assert enrolled(client, msgspec.structs.replace(made, weights=weights)) == ""
+        assert compute(client) == ""
+        ask = m.Give(FIRST, "sum", 1, ("update",), "", True)
+        answer = m.decode_answer(client.receive(m.encode(ask)))
+        assert (answer.code if isinstance(answer, m.Refused) else "") == code
+
+
+def test_parts_leave_by_the_operations_of_the_contract() -> None:
+    client = client_with()
+    assert enrolled(client, agreement()) == ""
+    assert compute(client) == ""
+    for operation in ("gather", "gram"):
+        ask = m.Give(FIRST, operation, 1, ("update",), "", False)
+        assert m.decode_answer(client.receive(m.encode(ask))) == m.Refused("not-agreed")
+
+
+def test_the_text_says_what_is_asked_and_what_is_learned() -> None:
+    text = contract_text(agreement())
+    for line in (
+        contract_digest(contract_bytes(agreement())).hex(), "at most 4, numbered 0 to 3", "In every round, in any order:",
+        "'update' leaves masked", "'count' stays with the client", "the sum over 3 clients or more, not this client's",
+        "BEFORE YOU AGREE", ROSTER.digest.hex(),
+    ):  # fmt: skip
+        assert line in text, line
+    assert "NONE: clients refuse" in contract_text(agreement(roster=b""))
+
+
+def test_a_schedule_that_cannot_be_is_refused() -> None:
+    with pytest.raises(InputError, match="Train has no part 'updates'"):
+        request(TRAIN, {"updates": "sum"})
+    with pytest.raises(InputError, match="'update' leaves by share"):
+        request(TRAIN, {"update": "share"})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="Train has no field 'rate'"):
+        request(TRAIN, varies=("rate",))
