@@ -1,10 +1,11 @@
 """Two sums that differ by the victim, of one value or of nearly equal values: the difference is the victim's update.
 
 Checks: "of all values that share a name only sums with the same survivors and settings are opened" (protocols/secagg/summed.py, Guarantee;
-the names of a value are the rounds in which it, and the held values that went into it, were computed); "the server learns the sum of each
+the names of a value are the rounds in which it, and the held values that went into it, were computed, and without privacy the models that
+it was computed at); "the server learns the sum of each
 group … and nothing else about a value" (aggregation/secagg.py, Guarantee), "with `secagg_mode = "active"` also a server that lies"
-(docs/guarantees.md, Averaging). `next_round` checks what is written beside it: two sums whose groups differ by one client, in two rounds
-that begin from one model, differ by about its update, and no client can know.
+(docs/guarantees.md, Averaging). `next_round`: two sums whose groups differ by one client, in two rounds that begin from one model, differ by
+about its update. From nearly equal models they do as well, and no client can know.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from ...contract.handles import Held, HeldKey
 from ...federation import messages as m
 from ...federation.values import UNTRACED
-from .outcome import ActiveAttack, ActiveGuess
+from .outcome import ActiveAttack, ActiveGuess, lies_claimed
 from .scene import WHOLE, AttackRun, VictimValue
 
 __all__ = ["COMPUTED_AGAIN", "DERIVED", "NEXT_ROUND", "SECOND_SUM", "STALE_SLOT"]
@@ -98,8 +99,7 @@ COMPUTED_AGAIN = ActiveAttack(
 DERIVED = ActiveAttack("the same with a copy that clients make of the value", GUARANTEE, derived, accomplices=False)
 NEXT_ROUND = ActiveAttack(
     "one update from the sums of two rounds that begin from one model, over cohorts that differ by its client",
-    "secagg, Reveals: sums of successive rounds over clients that differ by one show what nearly equal models make of its data",
-    next_round, claimed=lambda config: False, accomplices=False,
+    GUARANTEE, next_round, claimed=lambda config: lies_claimed(config) and config.privacy.unit == "none", accomplices=False,
 )  # fmt: skip
 STALE_SLOT = ActiveAttack(
     "a later round's sum at a slot that has passed", "protocols/secagg/policy.py: a client accepts only terms of later slots", stale_slot,

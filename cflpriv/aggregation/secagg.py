@@ -2,7 +2,8 @@
 
 Guarantee: the server learns the sum of each group over its survivors, at least the minimum cohort size, and nothing else about a value, see
 `protocols.secagg`. Every sum binds to the list of what its members were sent: one model, unless the algorithm declares more in public. The
-values of one round go into one sum, over one set of clients with one weight each (`protocols.secagg.summed`). No server chooses a weight:
+values of one round, and without privacy those at one model in any session, go into one sum, over one set of clients with one weight each
+(`protocols.secagg.summed`). The model is that which the client used, also of its own choice among several. No server chooses a weight:
 with `max_weight` = 0 all weigh equally, else a client may be asked to weigh by its sample count. The effective number of clients
 (Σ w)² / Σ w² of every sum is at least the minimum cohort size; weights inside a value count (a task's `spread`).
 Reveals: who is in which group and who drops out, the sums, how many clients clipped. The difference of sums of successive rounds over
@@ -13,7 +14,8 @@ mean towards the unweighted one.
 Active attacks (`attacks.active`): the sum and nothing else: `second_sum`, `computed_again`, `derived_copy`, `stale_slot`, `other_weight`,
 `other_clip`, `split_survivors`, `second_unmasking`, `mode_downgrade`, `false_accusation`, `false_complaints`, `sybils`,
 `relay_to_accomplice`; the minimum cohort size: `smaller_minimum`, `few_survivors`, `accomplices`; what sums bind to: `other_model`,
-`listed_model`, `other_task`, `switched_value`, `unequal_weights`; by subtraction: `next_round`.
+`listed_model`, `other_task`, `switched_value`, `unequal_weights`, `private_choice`, `own_block`; by subtraction: `next_round`,
+`new_session`.
 Source: Bonawitz et al. 2017, Bell et al. 2020.
 """
 
