@@ -4,8 +4,8 @@ Checks: "of all values that share a name only sums with the same survivors and s
 the names of a value are the rounds in which it, and the held values that went into it, were computed, and without privacy the models that
 it was computed at); "the server learns the sum of each
 group … and nothing else about a value" (aggregation/secagg.py, Guarantee), "with `secagg_mode = "active"` also a server that lies"
-(docs/guarantees.md, Averaging). `next_round`: two sums whose groups differ by one client, in two rounds that begin from one model, differ by
-about its update. From nearly equal models they do as well, and no client can know.
+(docs/guarantees.md, Averaging). `next_round`: two sums whose groups differ by one client, in two rounds that begin from one model, differ
+by about its update. From nearly equal models they do as well, and no client can know.
 """
 
 from collections.abc import Callable
