@@ -14,10 +14,10 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from ...aggregation.secagg import kind_of
 from ...contract.handles import Held
 from ...errors import InputError
 from ...federation import messages as m
+from ...protocols.secagg.messages import Deliver, decode_server
 from ...types import Array
 from .liar import honest_ask
 from .other_settings import plain_sums, sum_under
@@ -90,7 +90,7 @@ def switched_value(run: AttackRun) -> ActiveGuess:
     number = run.number(nothing)
 
     def send(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
-        late = isinstance(ask, m.SumStep) and client != run.victim and kind_of(ask.message) == "Deliver"
+        late = isinstance(ask, m.SumStep) and client != run.victim and isinstance(decode_server(ask.message), Deliver)
         return msgspec.structs.replace(ask, held=number) if late and isinstance(ask, m.SumStep) else ask
 
     run.liar.send = send

@@ -38,11 +38,11 @@ from ..federation.values import UNTRACED, form_of
 from ..privacy.adaptive_clip import with_count
 from ..privacy.settings import SumNoise
 from ..protocols import secagg
-from ..protocols.errors import LocalError, MalformedMessage, RemoteError, TooFewClients
+from ..protocols.errors import LocalError, RemoteError, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import clip
 from ..protocols.secagg import MaskKey, Policy, Slot, Sum, SumRecord, Terms
-from ..protocols.secagg.messages import Deliver, Unmask, decode_server
+from ..protocols.secagg.messages import Deliver, Invite, Unmask, decode_server
 from ..protocols.shared_noise import SharedNoise
 from ..types import Array
 from .buckets import Dealings
@@ -85,7 +85,7 @@ class SecaggClientSum:
         message, policy = decode_server(ask.message), self._policy(ask)
         machine = self._store.load(name, read)
         if machine is None:
-            machine = self._machine(ask, policy, record)
+            machine = self._machine(ask, policy, record, isinstance(message, Invite))
         elif msgspec.structs.replace(machine.policy, after=None) != policy:  # the value changed between stages
             raise RemoteError("unlisted-model")
         contributions: list[secagg.Contribution] = []
@@ -122,7 +122,8 @@ class SecaggClientSum:
     def _policy(self, ask: m.SumStep) -> Policy:
         """What the client insists on in a sum of this value. Raises "forbidden" for too many models, or a value that no sum can bind to."""
         protection, origin, noise = self._settings.protection, self._values.origin(ask.held), ask.noise
-        untraced, most = origin.received == UNTRACED and protection.secagg_mode == "active", self._parts.models()
+        untraced = origin.received == UNTRACED and protection.secagg_mode == "active"
+        most, clips = self._parts.sum_limits()
         if ask.kind != "sum":  # each block has its own model, and no block of fewer than `min_cohort` clients is opened
             most = max(most, origin.alternatives)
         if not 1 <= ask.models <= most or untraced or not origin.rounds:
@@ -135,13 +136,13 @@ class SecaggClientSum:
         change = protection.smallest_sum if protection.cohort_change == "min_cohort" else 0
         return Policy(
             self._store.get("session") or b"", protection.secagg_mode, bound(ask, origin.received), ask.models, protection.smallest_sum,
-            clip=(min(1e-6, protection.secagg_clip), max(1e6, protection.secagg_clip)), levels=1 if counts else 16,
+            clip=(1e-6, 1e6) if counts else clips, levels=1 if counts else 16,
             dimension=self._numbers(ask), length=self._settings.limits.numbers, max_weight=protection.max_weight,
             spread=1.0 if counts or paid else origin.spread, form=form, cohort_change=change,
             names=origin.rounds if self._parts.ledger.unit != "none" else (*origin.rounds, *origin.models),  # noise protects a model's sums
         )  # fmt: skip
 
-    def _machine(self, ask: m.SumStep, policy: Policy, record: SumRecord) -> secagg.Client:
+    def _machine(self, ask: m.SumStep, policy: Policy, record: SumRecord, invited: bool) -> secagg.Client:
         """A machine for a new sum. Machines and keys of earlier sums are dropped."""
         last = self._store.get("last-slot")
         after = None if last is None else (int.from_bytes(last[:8], "big"), int.from_bytes(last[8:], "big"))
@@ -152,7 +153,7 @@ class SecaggClientSum:
         key = None
         if kept is not None:
             self._store.drop(name)  # before its only use
-            if kind_of(ask.message) != "Invite":  # else the server lost the advert of this key
+            if not invited:  # else the server lost the advert of this key
                 key = MaskKey.from_bytes(kept)
         for other in self._store.names():
             if other.startswith("sum/"):
@@ -195,6 +196,7 @@ class SecaggClientSum:
         by_samples = terms.least_weight < terms.weight_limit
         if by_samples and ledger.unit != "none":
             raise RemoteError("forbidden")
+        self._parts.weighed(ask.parts, by_samples)
         noise = None if ask.noise is None else noise_of(ask.noise)
         ledger.settle_sum(ask.held, ask.parts, noise, protection.smallest_sum, terms.weight_limit > 0)
         weight = float(self._parts.samples()) if by_samples else 1.0
@@ -239,14 +241,6 @@ def noise_of(shares: m.NoiseShares) -> SumNoise:
         return SumNoise(noise, shares.clip_norm, max(shares.clip_norm, shares.count / 2), shares.count)
     except ValueError:
         raise RemoteError("malformed") from None
-
-
-def kind_of(message: bytes) -> str:
-    """The type of a message of a secure sum, "" for other bytes."""
-    try:
-        return type(decode_server(message)).__name__
-    except MalformedMessage:
-        return ""
 
 
 # --- the server half

@@ -30,7 +30,7 @@ from .client_ledger import ClientLedger
 from .group_secret import GroupMember
 from .host import ApplyTransform, Handler, received
 from .protections import ClientParts, no_stage
-from .registry import enrolled, new_session
+from .registry import check_session, enrolled, new_session
 from .relay import Relaying
 from .settings import Settings
 from .store import Store
@@ -68,7 +68,7 @@ class FederationClient:
         self._group = GroupMember(settings, store, entropy, cache or TransformCache())
         self._parts = ClientParts(
             settings, store, self.values, self._spending, entropy, self._group.transforms, self._group.compared, self._allowed,
-            lambda: data().samples, contract.most_models, partial(_failed, self.number, self.failures),
+            lambda: data().samples, contract.sum_limits, contract.check_weights, partial(_failed, self.number, self.failures),
         )  # fmt: skip
         self._work = Work(self._parts, data, own or {}, self._contract)
         self._relaying = Relaying(self._parts)
@@ -141,6 +141,7 @@ class FederationClient:
         identity, roster = self._settings.identity, self._settings.roster
         if roster is not None and not (identity.client < len(roster.keys) and roster.keys[identity.client] == identity.public()):
             raise RemoteError("not-on-roster")
+        check_session(self._store, ask.session)  # first: a refused enrolment changes no contract
         self._contract.accept(ask)
         new_session(self._store, ask.session)
         return enrolled(identity, ask, "client")

@@ -7,6 +7,7 @@ Rules (docs/guarantees.md says what each keeps from a server that lies):
     count       in a round each declared request is answered as often as the contract declares; the same request again is no new one;
                 requests of the start are counted over the run, and those of joining, of which `RETAKEN` may fail
     part        leaves by the operations that the contract declares for it, and by `gram` at most `RETAKEN` times more than once
+    sum         the clip is the contract's, and all sums of the same parts weigh clients in one way, equally or by samples
     session     one contract is one session; what was counted outlives sessions and restarts
 
 Without a contract (simulations that name none) none of these rules is in force.
@@ -18,7 +19,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..contract.schedule import Leaving, TaskRequest, same_task
-from ..protocols.errors import RemoteError
+from ..errors import InputError
+from ..protocols.errors import MalformedMessage, RemoteError
 from . import messages as m
 from .contract_record import Contract, contract_digest, contract_from_bytes, keys_that_differ
 from .settings import Settings
@@ -33,6 +35,8 @@ RETAKEN = 5
 """So often an honest server takes a comparison again without clients that dropped out (`experiments.run.loop`), and as often it may ask
 a client again to join."""
 DIGEST_BYTES = 16
+MOST_REQUESTS, MOST_VARIES = 256, 32
+"""A contract has so many requests at most, and a request so many fields that vary. Each is compared with every request of a server."""
 log = logging.getLogger("cflpriv.federation")
 
 
@@ -44,18 +48,20 @@ class _Counted(m.FederationMessage, frozen=True):
     in_round: tuple[tuple[m.Count, bytes], ...]
     lasting: tuple[tuple[m.Count, bytes], ...]
     compared: tuple[tuple[bytes, bytes], ...]
+    weighed: tuple[tuple[tuple[m.Name, ...], bool], ...]
 
 
 @dataclass
 class Counts:
     """What a client has answered under one contract. Digests of requests by their number in the contract, of this round and of all rounds;
-    and the transforms or epochs under which each value was compared."""
+    the transforms or epochs under which each value was compared; and by parts, whether their sums weigh clients by their samples."""
 
     session: bytes
     round: int = -1
     in_round: set[tuple[int, bytes]] = field(default_factory=set)
     lasting: set[tuple[int, bytes]] = field(default_factory=set)
     compared: set[tuple[bytes, bytes]] = field(default_factory=set)
+    weighed: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
     def may_be_of(self, session: bytes) -> bool:
         """Whether the contract is answered in this session, or was not answered yet."""
@@ -68,13 +74,13 @@ class Counts:
     def to_bytes(self) -> bytes:
         """The counts as bytes."""
         in_round, lasting, compared = tuple(sorted(self.in_round)), tuple(sorted(self.lasting)), tuple(sorted(self.compared))
-        return m.codec.encode(_Counted(self.session, self.round, in_round, lasting, compared))
+        return m.codec.encode(_Counted(self.session, self.round, in_round, lasting, compared, tuple(sorted(self.weighed.items()))))
 
     @staticmethod
     def from_bytes(data: bytes) -> "Counts":
         """The inverse of `to_bytes`. Raises `MalformedMessage`."""
         kept = m.codec.decode(data, _Counted, m.LIMIT_BYTES)
-        return Counts(kept.session, kept.round, set(kept.in_round), set(kept.lasting), set(kept.compared))
+        return Counts(kept.session, kept.round, set(kept.in_round), set(kept.lasting), set(kept.compared), dict(kept.weighed))
 
 
 class ClientContract:
@@ -126,6 +132,7 @@ class ClientContract:
         if ask.seed != contract.seed or ask.noise != contract.noise:
             raise self._error("not-agreed", "another seed or noise than the contract's")
         in_round = counted.in_round if ask.round == counted.round else set()
+        declared = self._declared(data)
         full, phases = False, ("start", "serving") if ask.round < 0 else ("round", "joining", "serving")
         if not contract.rounds:  # then clients join before any
             phases = ("start", "joining", "serving")
@@ -133,7 +140,7 @@ class ClientContract:
             if agreed.phase not in phases:
                 continue
             rounds = (ask.round, *range(-1, ask.round)) if agreed.phase == "joining" else (ask.round,)
-            if not same_task(ask.task.task, _declared(data)[number], rounds):
+            if not same_task(ask.task.task, declared[number], rounds):
                 continue
             known = counted.lasting if agreed.phase in ("start", "joining") else in_round
             again = RETAKEN if agreed.phase == "joining" else 0  # in another round, where it failed, or an answer was lost
@@ -199,14 +206,42 @@ class ClientContract:
         counted.compared.add(entry)
         self._keep(contract_digest(data), counted)
 
-    def most_models(self) -> int:
-        """How many models the members of one secure sum may have been sent."""
+    def sum_limits(self) -> tuple[int, tuple[float, float]]:
+        """How many models the members of one secure sum may have been sent, and the least and the largest clip of one.
+
+        The clip is the contract's; without a contract its bounds are wide.
+        """
+        data, most, own = self._store.get(KEPT), self._settings.models, self._settings.protection.secagg_clip
+        if data is None:
+            return most, (min(1e-6, own), max(1e6, own))
+        contract = contract_from_bytes(data)
+        return min(most, contract.models), (contract.clip, contract.clip)
+
+    def check_weights(self, parts: tuple[str, ...], by_samples: bool) -> None:
+        """Remember how a secure sum weighs clients. Raises `RemoteError` "not-agreed" if earlier sums of these parts differ in that.
+
+        Two sums that are weighed differently show by their difference how a client with an unusual number of samples differs.
+        """
         data = self._store.get(KEPT)
-        return self._settings.models if data is None else min(self._settings.models, contract_from_bytes(data).models)
+        if data is None:
+            return
+        counted = self._counts(contract_digest(data))
+        assert counted is not None
+        if counted.weighed.get(parts, by_samples) != by_samples:
+            raise self._error("not-agreed", f"sums of {'+'.join(parts)} so far weighed clients differently")
+        if parts not in counted.weighed:
+            counted.weighed[parts] = by_samples
+            self._keep(contract_digest(data), counted)
 
     def _limits(self, contract: Contract) -> list[str]:
         """Why the client's settings do not allow a contract."""
         settings, limits = self._settings, self._settings.limits
+        if len(contract.requests) > MOST_REQUESTS or any(
+            len(agreed.varies) != len(set(agreed.varies)) or len(agreed.varies) > MOST_VARIES for agreed in contract.requests
+        ):
+            return [
+                f"it has more than {MOST_REQUESTS} requests, or fields of a request that vary twice, or more than {MOST_VARIES} of them"
+            ]
         why = [f"{key} differs from the client's settings" for key in keys_that_differ(contract, settings.protection, settings.privacy)]
         own, protection = b"" if settings.roster is None else settings.roster.digest, settings.protection
         pinned = protection.secure or protection.transformed or protection.encrypted
@@ -216,9 +251,18 @@ class ClientContract:
             why.append(f"it has {contract.rounds} rounds, the limit is {limits.rounds}")
         if limits.algorithms and contract.algorithm not in limits.algorithms:
             why.append(f"its algorithm is {contract.algorithm!r}, allowed are {', '.join(limits.algorithms)}")
+        if protection.secure and contract.clip <= 0:
+            why.append("its protection.secagg_clip is no number above 0")
         if protection.secure and contract.models > settings.models:
             why.append(f"members of a sum may have been sent {contract.models} models, the limit is models = {settings.models}")
         return why
+
+    def _declared(self, data: bytes) -> tuple[TaskRequest, ...]:
+        """The requests of a contract. Raises `RemoteError` "not-agreed" if one of them is no possible task."""
+        try:
+            return _declared(data)
+        except (InputError, MalformedMessage, AttributeError, TypeError) as error:
+            raise self._error("not-agreed", f"a request of the contract is no task: {error}") from None
 
     def _counts(self, digest: bytes) -> Counts | None:
         return self._store.load(_name(digest), Counts.from_bytes)

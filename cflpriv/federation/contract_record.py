@@ -23,7 +23,7 @@ from .task_encoding import task_from_bytes, task_to_bytes
 
 __all__ = ["AgreedRequest", "Contract", "contract_bytes", "contract_digest", "contract_from_bytes", "keys_that_differ", "make_contract"]
 
-LARGEST_CONTRACT_BYTES = 1 << 22
+LARGEST_CONTRACT_BYTES = 1 << 18
 Plain = tuple[tuple[m.Name, str], ...]
 """The keys of a section of the configuration, each value as JSON."""
 ENFORCED = ("sum", "gram", "secagg_mode", "robust", "relay_updates", "max_weight")
@@ -66,6 +66,12 @@ class Contract(m.FederationMessage, frozen=True):
     noise: m.NoisySteps | None
     roster: bytes
     weights: Literal["equal", "examples"] = "equal"
+
+    @property
+    def clip(self) -> float:
+        """The clip of secure sums, `protection.secagg_clip`; 0 if that is no finite number above 0."""
+        clip = _value(dict(self.protection).get("secagg_clip", "null"))
+        return float(clip) if type(clip) in (int, float) and 0 < clip < float("inf") else 0.0
 
 
 def make_contract(

@@ -23,7 +23,7 @@ __all__ = ["Limits", "check_parameters", "check_task"]
 class Limits:
     """The most that a client computes for one request, and what a session contract may ask for at most."""
 
-    numbers: Annotated[int, Key("Numbers of the largest model, and of the largest array of a task.", "[1, inf)", "numbers")] = 1 << 28
+    numbers: Annotated[int, Key("Numbers of the largest model, and of the largest array of a task.", "[1, inf)", "numbers")] = 1 << 26
     width: Annotated[
         int, Key("Largest size that a task names: clusters, rows of a signature, dimensions of a sketch.", "[1, inf)", "numbers")
     ] = 1 << 16
@@ -32,7 +32,7 @@ class Limits:
     listed: Annotated[int, Key("Values in one list of parameters.", "[1, inf)", "values")] = 1 << 12
     parameter: Annotated[float, Key("Largest absolute value of a parameter that a server sends.", "(0, inf)")] = 1e9
     algorithms: Annotated[tuple[str, ...], Key("Algorithms that a session contract may name; empty: all that are known.")] = ()
-    rounds: Annotated[int, Key("Rounds of a session contract.", "[1, inf)", "rounds")] = 1 << 20
+    rounds: Annotated[int, Key("Rounds of a session contract.", "[1, inf)", "rounds")] = 1 << 16
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "limits")

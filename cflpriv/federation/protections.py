@@ -45,8 +45,9 @@ class ClientParts:
     """What a client half works with.
 
     `transforms`: the shared transforms of sums. `compared`: that of a clustering epoch; it erases the keys of ended epochs first.
-    `samples`: the client's number of samples. `models`: how many models the members of one secure sum may have been sent. `failed` logs
-    that the client's data gave no usable value, and tells no server.
+    `samples`: the client's number of samples. `sum_limits`: how many models the members of one secure sum may have been sent, and the
+    least and the largest clip of one. `failed` logs that the client's data gave no usable value, and tells no server.
+    `weighed(parts, by_samples)` raises `RemoteError` "not-agreed" if earlier sums of these parts weighed clients in the other way.
     """
 
     settings: Settings
@@ -58,7 +59,8 @@ class ClientParts:
     compared: Callable[[ClusteringName, int, str], Transform]
     allowed: Allowed
     samples: Callable[[], int]
-    models: Callable[[], int]
+    sum_limits: Callable[[], tuple[int, tuple[float, float]]]
+    weighed: Callable[[tuple[str, ...], bool], None]
     failed: Callable[[Exception], None]
 
     @property

@@ -17,8 +17,8 @@ from .store import Store
 from .transport import ExchangeStage, Transport
 
 __all__ = [
-    "KEY_HOLDER", "LABEL", "ClientRegistry", "ClientsLost", "EpochEnded", "KeyHolderLost", "check_peer", "declared", "enrolled", "majority",
-    "new_session",
+    "KEY_HOLDER", "LABEL", "ClientRegistry", "ClientsLost", "EpochEnded", "KeyHolderLost", "check_peer", "check_session", "declared",
+    "enrolled", "majority", "new_session",
 ]  # fmt: skip
 
 Declared = TypeVar("Declared", bound=Hashable)
@@ -45,18 +45,24 @@ LEFT = "left"
 """The store's name for the sessions that this client has left, 16 bytes each."""
 
 
+def check_session(store: Store, session: bytes) -> None:
+    """Raises `RemoteError` "wrong-session" for a session that the client has left: it no longer knows which transforms it used there."""
+    left = store.get(LEFT) or b""
+    if session in (left[at : at + len(session)] for at in range(0, len(left), len(session))):
+        raise RemoteError("wrong-session")
+
+
 def new_session(store: Store, session: bytes) -> None:
     """Begin a session: drop everything of an earlier one, except the ledger, the count of epochs, contracts, and the records of sums.
 
-    Raises `RemoteError` "wrong-session" for a session that the client has left, because it no longer knows which transforms it used there.
+    Raises `RemoteError` as `check_session` does.
     """
-    current, left = store.get("session"), store.get(LEFT) or b""
+    current = store.get("session")
     if current == session:
         return
-    if session in (left[at : at + len(session)] for at in range(0, len(left), len(session))):
-        raise RemoteError("wrong-session")
+    check_session(store, session)
     if current is not None:
-        store.put(LEFT, left + current)
+        store.put(LEFT, (store.get(LEFT) or b"") + current)
         store.drop("session")  # first, so that a client interrupted here has left the session, too
     for name in store.names():
         if name not in (SPENT, LEFT, ENTERED) and name.partition("/")[0] not in (KEPT, SUMMED):

@@ -10,7 +10,6 @@ from loopback import Loopback, remote
 from msgspec import structs
 from scenes import population, training
 
-from cflpriv.aggregation.secagg import kind_of
 from cflpriv.algorithms.shared.choosing import PickAndTrain
 from cflpriv.contract.handles import Held, HeldKey, OwnAddend, PartLayout, Shared
 from cflpriv.contract.protection import Protection
@@ -20,6 +19,7 @@ from cflpriv.federation.server import FederationServer
 from cflpriv.federation.server_state import KnownValue as _Known
 from cflpriv.federation.values import UNTRACED, from_bytes
 from cflpriv.protocols.errors import TooFewClients
+from cflpriv.protocols.secagg.messages import Deliver, decode_server
 from cflpriv.tasks.evaluation import Losses
 from cflpriv.tasks.training import Start
 
@@ -97,7 +97,7 @@ def test_the_value_that_is_added_up_is_that_of_the_invitation() -> None:
     numbers: dict[str, int] = {}
 
     def change(client: int, ask: m.PartyRequest) -> m.PartyRequest:
-        late = isinstance(ask, m.SumStep) and kind_of(ask.message) == "Deliver" and client == VICTIM
+        late = isinstance(ask, m.SumStep) and isinstance(decode_server(ask.message), Deliver) and client == VICTIM
         return structs.replace(ask, held=numbers["private"]) if late else ask
 
     _, fed = lying_federation(change)

@@ -439,7 +439,7 @@ def short_lists(patch: pytest.MonkeyPatch) -> None:
 
 def models_listed(patch: pytest.MonkeyPatch) -> None:
     """Clients whose settings allow many models in a sum, as algorithms with blocks need."""
-    patch.setattr(ClientContract, "most_models", lambda self: 8)
+    patch.setattr(ClientContract, "sum_limits", lambda self: (8, (1e-6, 1e6)))
 
 
 summed_twice = several(*(no_check(SumRecord, name) for name in ("check_proposed", "check_survivors", "enter")))
