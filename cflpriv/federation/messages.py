@@ -47,8 +47,8 @@ REFUSALS: dict[str, str] = {
     "bad-dealing": "the nonces and commitments of a dealing into buckets do not match each other, or the list that the client was shown",
     "wrong-bucket": "the cohort of a secure sum is not within the bucket of this client",
     "over-budget": "the client has released all that its own privacy budget allows",
-    "second-sum": "the client has contributed a value of this round to a sum already, and the server asks for another over other clients, "
-    "with another weight or clip, or of another kind",
+    "second-sum": "the client has contributed a value of this round or model to a sum already, and the server asks for another over other "
+    "clients, with another weight or clip, or of another kind (a second run from the same initial model: take another run.seed)",
     "cohort-change": "the clients of a secure sum differ from those of the last one by too few (protection.cohort_change)",
     "too-unequal": "weights, or weights inside a value, could let one client dominate a secure sum",
     "used-transform": "the client has used this transform already; a transform serves one clustering epoch or one sum",

@@ -10,12 +10,14 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import pytest
+from deployments import contract_of
 from loopback import remote
 from scenes import eye, federation, population, sums_of, training
 
 from cflpriv.contract.handles import Held, HeldKey
 from cflpriv.contract.operations import Sampling
 from cflpriv.contract.protection import Protection
+from cflpriv.contract.schedule import request
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.server import FederationServer
@@ -99,6 +101,27 @@ def test_a_value_is_summed_with_one_kind_of_weights(first: Literal["equal", "exa
     if way == "oblivious" and sums_of(fed)._least == 60.0:
         pytest.fail("weights do not differ, so nothing is tested")
     assert refused(fed, held, cohort, second) == {"second-sum"}
+
+
+@pytest.mark.parametrize("way", ["active", "passive", "oblivious"])
+@pytest.mark.parametrize("contracted", [True, False])
+@pytest.mark.parametrize("changed", ["clip", "weights", "nothing"])
+def test_under_a_contract_all_rounds_clip_and_weigh_alike(changed: str, contracted: bool, way: str) -> None:
+    protection = Protection(**{**BASE, **WAYS[way][0]})
+    agreed = contract_of(None, request(TASK, {"update": "sum"}), protection=protection)
+    options: dict[str, Any] = {"contract": agreed} if contracted else {}
+    fed = federation(SCENE, protection, seed=1, release_policy="strict", on_error="refuse", **options)
+    for number in range(2):
+        fed.begin_round(number)
+        held = updates_of(fed, list(fed.cohort()))
+        if number and changed == "clip":
+            lying(fed, {"clip": 4.0})
+        if number and changed != "nothing" and contracted:
+            code = "bad-terms" if changed == "clip" else "not-agreed"
+            assert refused(fed, held, list(held.clients), "examples" if changed == "weights" else "equal") == {code}
+        else:
+            (mean,) = fed.mean(held, "examples" if number and changed == "weights" else "equal")
+            assert mean is not None
 
 
 def joined(fed: FederationServer, held: Held) -> Held:

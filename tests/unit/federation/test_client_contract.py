@@ -121,6 +121,37 @@ def test_a_contract_is_one_session_and_outlives_restarts() -> None:
     assert enrolled(client_with(store), agreement(), bytes([8] * 16)) == "contract-used", "also after another contract"
 
 
+def test_a_refused_enrolment_changes_no_contract() -> None:
+    store = MemoryStore()
+    assert enrolled(client_with(store), agreement()) == ""
+    assert enrolled(client_with(store), agreement(run="another"), SECOND) == ""
+    assert enrolled(client_with(store), agreement(run="third", seed=7), FIRST) == "wrong-session", "it has left the first session"
+    assert compute(client_with(store), seed=7, session=SECOND) == "not-agreed"
+    assert compute(client_with(store), session=SECOND) == ""
+
+
+@pytest.mark.parametrize("varies", [tuple(f"field{number}" for number in range(33)), ("lr", "lr")])
+def test_a_contract_is_no_work_for_the_client(varies: tuple[str, ...]) -> None:
+    (asked,) = agreement().requests
+    assert enrolled(client_with(), agreement(requests=(asked,) * 256)) == ""
+    assert enrolled(client_with(), agreement(requests=(asked,) * 257)) == "other-contract"
+    assert enrolled(client_with(), agreement(requests=(msgspec.structs.replace(asked, varies=varies),))) == "other-contract"
+
+
+def test_a_request_that_is_no_task_is_not_agreed() -> None:
+    (asked,) = agreement().requests
+    for task in (b"", b"?", asked.task[:-1]):
+        client = client_with()
+        assert enrolled(client, agreement(requests=(msgspec.structs.replace(asked, task=task),))) == ""
+        assert compute(client) == "not-agreed"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "true", '"1"', "null", "Infinity", "1e999"])
+def test_the_clip_of_a_contract_is_a_number_above_0(value: str) -> None:
+    settings = tuple((key, value if key == "secagg_clip" else own) for key, own in agreement().protection)
+    assert enrolled(client_with(), agreement(protection=settings)) == "other-contract"
+
+
 def test_the_number_of_samples_leaves_where_the_contract_says_so() -> None:
     for weights, code in (("examples", ""), ("equal", "not-agreed")):
         plain = Protection()
