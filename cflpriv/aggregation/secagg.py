@@ -253,7 +253,7 @@ class SecaggServerSum:
         self._parts, protection = parts, parts.protection
         roster = parts.roster if protection.secagg_mode == "active" else None
         self._sums = SecureSums(protection.secure_sum, protection.smallest_sum, parts.session, roster, parts.entropy)
-        self._sums.refusals = parts.registry.refusals
+        self._sums.refusals, self._sums.unopened = parts.registry.refusals, parts.registry.unopened
         parts.registry.greeted.append(self._sums.forget)
         self._turn = -1
         self._taken: dict[int, tuple[tuple[int, ...], frozenset[int], Terms]] = {}  # by client of its sum in this turn: survivors, cohort

@@ -53,7 +53,8 @@ class SecureSums:
     """What a server keeps between sums: the roster (active mode), adverts for later slots, and refusals.
 
     `offenders` broke the protocol of a sum. They take no part in later sums of the session. `suspects`: one of each of these sets did
-    (`spoilers`). `parts`: those of the groups that were summed in the turn `turn`.
+    (`spoilers`). `unopened`: the turns with a sum that failed after clients were asked for shares. `parts`: those of the groups that were
+    summed in the turn `turn`.
     """
 
     settings: SecureSum
@@ -63,6 +64,7 @@ class SecureSums:
     entropy: Entropy = system_entropy
     adverts: dict[Slot, dict[int, bytes]] = field(default_factory=dict)
     refusals: list[tuple[int, str, str]] = field(default_factory=list)
+    unopened: set[int] = field(default_factory=set)
     offenders: set[int] = field(default_factory=set)
     suspects: Suspects = ()
     turn: int = -1
@@ -171,6 +173,7 @@ class SecureSums:
         """
         servers = {label: self._server(terms) for label, terms in groups.items()}
         ended: dict[int, Sum | TooFewClients] = {}
+        revealed: set[int] = set()
         while running := [label for label in servers if label not in ended]:
             # Sums that are behind (shares in dispute, or a new attempt) go first, so that all continue together.
             behind = min((servers[label].stage for label in running), key=STAGES.index)
@@ -180,6 +183,8 @@ class SecureSums:
                 if server.stage is not behind:
                     continue
                 stage = server.sent
+                if stage == "Unmask":
+                    revealed.add(label)
                 try:
                     outbox = server.advance()
                 except TooFewClients as error:
@@ -200,6 +205,7 @@ class SecureSums:
             for kind, sent in outboxes.items():
                 if sent:
                     self._deliver(kind, sent, servers, exchange, record)
+        self.unopened |= {servers[label].terms.slot[0] for label in revealed if not isinstance(ended[label], Sum)}
         for server in servers.values():
             if server.stage is ServerStage.DONE and server.terms.following is not None:
                 self.adverts.setdefault(server.terms.following, {}).update(server.following)

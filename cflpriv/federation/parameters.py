@@ -1,7 +1,7 @@
 """What a server sends with a task: its parameters as messages, the requests for it, and the record of both."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..types import Array
 from . import messages as m
 
-__all__ = ["TaskParameters", "parameter_messages"]
+__all__ = ["TaskParameters", "parameter_messages", "renamed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +102,40 @@ class TaskParameters:
                 payload[f"{name}/{term.transform}"] = term.value
                 places[f"{name}/{term.transform}"] = (term.start, term.stop, term.dimension)
         return payload, places
+
+
+def renamed(params: Mapping[str, Parameter], times: int) -> Mapping[str, Parameter]:
+    """Parameters that clients know by another name: in each array of floats the largest number is `times` units in the last place smaller.
+
+    A sum at a model that failed after clients revealed their shares is repeated over other clients, who cannot see that it failed: they
+    never allow a second sum of one name over others (`protocols.secagg.summed`). The server learned nothing from the sum that failed.
+    """
+    if not times:
+        return params
+    known: dict[int, Any] = {}
+
+    def one(value: Any) -> Any:
+        if id(value) not in known:
+            known[id(value)] = _smaller(value, times)
+        return known[id(value)]
+
+    return {
+        name: value if isinstance(value, Held) else [one(item) for item in value] if isinstance(value, list | tuple) else one(value)
+        for name, value in params.items()
+    }
+
+
+def _smaller(value: Any, times: int) -> Any:
+    if isinstance(value, Shared):
+        return value if value.clear is None else replace(value, clear=_smaller(value.clear, times))
+    array = np.array(value)
+    if array.dtype.kind != "f" or array.size < 2:  # a setting of a task, not a model
+        return value
+    place = np.unravel_index(np.argmax(np.abs(array)), array.shape)
+    towards = array.dtype.type(0 if array[place] else 1)
+    for _ in range(times):
+        array[place] = np.nextafter(array[place], towards)
+    return array
 
 
 def parameter_messages(

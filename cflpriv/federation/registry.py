@@ -175,7 +175,8 @@ def majority(declared: Sequence[Declared]) -> Declared | None:
 class ClientRegistry:
     """The clients of one session. `peers`: their encryption keys, for other clients. `removed`: clients that cannot enrol again.
 
-    `refusals` are (client, stage, error code), with client −1 before it is known; `messages.REFUSALS` explains the codes.
+    `refusals` are (client, stage, error code), with client −1 before it is known; `messages.REFUSALS` explains the codes. `unopened`: the
+    turns in which a secure sum failed after clients were asked for shares, so that they allow no sum over other clients at its models.
     """
 
     def __init__(
@@ -196,6 +197,7 @@ class ClientRegistry:
         self._holders: dict[int, int] = {}
         self.peers: dict[int, m.Recipient] = {}
         self.refusals: list[tuple[int, str, str]] = []
+        self.unopened: set[int] = set()
         self.greeted: list[Callable[[Iterable[int]], None]] = []  # called with those who enrolled, as they may have lost their state
 
     @property

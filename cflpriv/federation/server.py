@@ -35,7 +35,7 @@ from .cohort import check_mean, draw_cohort, group_sizes, public_weights
 from .contract_record import Contract, contract_bytes
 from .epochs import Epochs
 from .group_secret import Agreement
-from .parameters import TaskParameters
+from .parameters import TaskParameters, renamed
 from .protections import Asked, ComparisonServer, Folding, ServerParts, SumServer
 from .registry import BudgetsSpent, ClientRegistry, ClientsLost, EpochEnded, KeyHolderLost, declared, majority
 from .relay import Relay, Witness, relay, requested_senders
@@ -246,7 +246,8 @@ class FederationServer:
         self, task: Task, params: Mapping[str, Parameter] | None = None, which: Labels | Held | None = None, on: Sequence[int] | None = None
     ) -> Held:
         self._participants.greet_lost()
-        parameters = TaskParameters(params or {}, which)
+        again = len(self._registry.unopened) if self.protection.secure and self._named_by_choice else 0
+        parameters = TaskParameters(renamed(params or {}, again), which)
         clients = self._computing(parameters, on)
         private, inputs = self._ledger.private(task), sources(parameters.values, parameters.which)
         noise = None if self.privacy_ledger is None else m.NoisySteps(**vars(self.privacy_ledger.noise))
@@ -590,6 +591,7 @@ class FederationServer:
         agreement = None if self._agreement is None else self._agreement.saved()
         moving = {} if self._adaptive is None else {"clip_norm": self._adaptive.norm}
         counted = {**self._rounds.saved(self.epochs.count), "bare": asdict(self.transcript.unprotected)}
+        counted["unopened"] = sorted(self._registry.unopened)
         return {"session": self.session, **counted, "removed": sorted(self.removed), "agreement": agreement, **moving}
 
     def restore(self, saved: Mapping[str, Any], resumed: int | None = None) -> None:
@@ -605,6 +607,7 @@ class FederationServer:
         if self._adaptive is not None:
             self._adaptive.norm = saved["clip_norm"]
         self._registry.remove(saved["removed"])
+        self._registry.unopened.update(saved.get("unopened", ()))
         if self._agreement is not None and saved["agreement"] is not None:
             self._agreement.restore(saved["agreement"])
 

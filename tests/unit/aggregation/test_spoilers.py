@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from loopback import Loopback, remote
-from scenes import population, training
+from scenes import federation, population, training
 
 from cflpriv.aggregation.secure_sums import SecureSums
 from cflpriv.aggregation.spoilers import Suspects, halves, narrowed
+from cflpriv.contract.handles import Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import TooFewClients
 from cflpriv.federation import messages as m
+from cflpriv.federation.parameters import renamed
 from cflpriv.federation.server import FederationServer
 from cflpriv.protocols.errors import ProtocolError
 from cflpriv.protocols.secagg import messages as steps
@@ -28,15 +31,17 @@ Spoil = Callable[[steps.Masked], steps.Masked]
 
 
 def spoiled_by(change: Spoil, protection: Protection, rounds: int = ROUNDS, **options: Any) -> tuple[FederationServer, list[Any]]:
-    """The means of some rounds in which one client changes its masked vector."""
+    """The means of some rounds in which one client changes its masked vector. The model stays where a sum failed, as in a run."""
     transport, fed = remote(SCENE, protection)
     answers(transport, lambda client, answer: masked(answer, change) if client == BAD else answer)
-    means = []
+    means: list[Any] = []
+    model = TASK.model.init(0)
     for number in range(rounds):
         fed.begin_round(number)
-        held = fed.compute(TASK, {"model": TASK.model.init(number)})["update"]
+        held = fed.compute(TASK, {"model": model})["update"]
         try:
             means.append(fed.mean(held, **options)[0])
+            model = model + means[-1].parts["update"].value()
         except TooFewClients:
             means.append(None)
     return fed, means
@@ -112,7 +117,7 @@ def test_a_message_of_another_form_costs_its_client_only(change: Spoil, code: st
 
 def test_the_mean_of_halves_is_that_of_their_clients() -> None:
     fed, means = spoiled_by(with_vector(np.zeros_like), Protection(sum="secagg"), rounds=2)
-    held = fed.compute(TASK, {"model": TASK.model.init(1)})["update"]
+    held = fed.compute(TASK, {"model": TASK.model.init(0)})["update"]
     halved = fed.mean(held, on=means[1].contributors)[0]
     assert halved is not None
     np.testing.assert_allclose(means[1].parts["update"].value(), halved.parts["update"].value(), atol=1e-6)
@@ -129,6 +134,53 @@ def test_a_server_that_suspects_nobody_has_no_sum_any_more(monkeypatch: pytest.M
     fed, means = spoiled_by(with_vector(np.zeros_like), Protection(sum="secagg"))
     assert means == [None] * ROUNDS
     assert not fed.refusals
+
+
+@pytest.mark.parametrize("lost", [range(4), range(8)])
+@pytest.mark.parametrize("sums", ["secagg", "secagg-oblivious"])
+def test_a_run_goes_on_over_other_clients_where_revealed_shares_were_lost(sums: Any, lost: range) -> None:
+    fed = federation(
+        SCENE, Protection(sum=sums), seed=1, release_policy="strict", on_error="refuse", dropouts=[(0, client, "Reveal") for client in lost]
+    )  # fmt: skip
+    counts = []
+    for number in range(3):
+        fed.begin_round(number)
+        if number == 1:
+            fed.lose([7])
+        try:
+            counts.append(fed.mean(fed.compute(TASK, {"model": TASK.model.init(0)}, on=range(8 - number))["update"])[0])
+        except TooFewClients:
+            counts.append(None)
+    assert counts[0] is None
+    assert counts[1] is not None
+    assert counts[1].count == 7
+    assert counts[2] is None, "the sum of round 1 was opened, and its model gets no sum over others"
+    assert {code for _, _, code in fed.refusals} == {"second-sum"}
+
+
+def test_names_that_a_resumed_server_used_are_not_used_again() -> None:
+    fed, _ = spoiled_by(with_vector(np.zeros_like), Protection(sum="secagg", min_cohort=5), rounds=2)
+    _, again = remote(SCENE, fed.protection, session=fed.session)
+    again.restore(fed.saved())
+    assert again.saved()["unopened"] == fed.saved()["unopened"] == [1, 2]
+
+
+@given(hnp.arrays(np.float32, hnp.array_shapes(max_dims=2), elements=st.floats(-(2.0**100), 2.0**100, width=32)), st.integers(0, 40))
+def test_a_model_of_another_name_differs_in_one_number_by_units_in_the_last_place(model: Any, times: int) -> None:
+    sent: dict[str, Any] = {"model": model, "models": [Shared(model), Shared(model)], "rate": 1.0, "step": np.arange(3)}
+    got: dict[str, Any] = dict(renamed(sent, times))
+    assert got["rate"] == 1.0
+    assert np.array_equal(got["step"], np.arange(3))
+    assert all(np.array_equal(shared.clear, got["model"]) for shared in got["models"])
+    before, after = np.ravel(model), np.ravel(got["model"])
+    differ = np.flatnonzero(before != after)
+    assert len(differ) == (times > 0 and model.size > 1)
+    for place in differ:
+        assert abs(before[place]) == np.abs(before).max()
+        assert abs(float(before[place]) - float(after[place])) <= times * float(np.spacing(np.abs(before[place])))
+    if len(differ):
+        further: dict[str, Any] = dict(renamed(sent, times + 1))
+        assert not np.array_equal(got["model"], further["model"])
 
 
 # --- the search itself
