@@ -205,7 +205,9 @@ class SecureSums:
             for kind, sent in outboxes.items():
                 if sent:
                     self._deliver(kind, sent, servers, exchange, record)
-        self.unopened |= {servers[label].terms.slot[0] for label in revealed if not isinstance(ended[label], Sum)}
+        for label in revealed:
+            if not isinstance(ended[label], Sum):
+                self.unopened.add(servers[label].terms.slot[0])
         for server in servers.values():
             if server.stage is ServerStage.DONE and server.terms.following is not None:
                 self.adverts.setdefault(server.terms.following, {}).update(server.following)

@@ -110,8 +110,6 @@ def renamed(params: Mapping[str, Parameter], times: int) -> Mapping[str, Paramet
     A sum at a model that failed after clients revealed their shares is repeated over other clients, who cannot see that it failed: they
     never allow a second sum of one name over others (`protocols.secagg.summed`). The server learned nothing from the sum that failed.
     """
-    if not times:
-        return params
     known: dict[int, Any] = {}
 
     def one(value: Any) -> Any:

@@ -247,7 +247,7 @@ class FederationServer:
     ) -> Held:
         self._participants.greet_lost()
         again = len(self._registry.unopened) if self.protection.secure and self._named_by_choice else 0
-        parameters = TaskParameters(renamed(params or {}, again), which)
+        parameters = TaskParameters(renamed(params or {}, again) if again else params or {}, which)
         clients = self._computing(parameters, on)
         private, inputs = self._ledger.private(task), sources(parameters.values, parameters.which)
         noise = None if self.privacy_ledger is None else m.NoisySteps(**vars(self.privacy_ledger.noise))

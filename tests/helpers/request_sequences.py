@@ -124,13 +124,17 @@ def contract_of(rules: Rules, name: str) -> bytes:
 
 @dataclass
 class Value:
-    """A value that clients hold under a number: its parts, what each client's is (column and factor), and its name for sums."""
+    """A value that clients hold under a number: its parts, what each client's is (column and factor), and its name for sums.
+
+    `asked`: by client what was asked: the request, or the model that it chose and how it chose.
+    """
 
     number: int
     task: str
     columns: dict[int, tuple[tuple[int, int], float]]
     names: dict[int, bytes]
     parts: tuple[str, ...] = ("update",)
+    asked: dict[int, tuple[bytes | str, ...]] = field(default_factory=dict)
 
 
 class Breach(AssertionError):
@@ -153,7 +157,7 @@ class Server:
     values: list[Value] = field(default_factory=list)
     rows: list[dict[tuple[int, int], float]] = field(default_factory=list)
     settings: dict[tuple[int, int], tuple[Any, ...]] = field(default_factory=dict)
-    answered: dict[tuple[str, int, str], set[bytes]] = field(default_factory=dict)
+    answered: dict[tuple[str, int, str, int], set[tuple[bytes | str, ...]]] = field(default_factory=dict)
     latest: dict[str, int] = field(default_factory=dict)
     sessions: dict[str, bytes] = field(default_factory=dict)
 
@@ -219,8 +223,8 @@ class Server:
         if not done:
             return None
         digest = request_digest(ask)
-        self._check_declared(label, digest)
-        names, columns = {}, {}
+        self._check_declared(label)
+        names, columns, asked = {}, {}, {}
         for client in done:
             choice = -1 if chooser is None else int(self.parties[client].values.value(m.HeldValue(chooser.number, "choice")))
             at = offered[choice] if chooser is not None else offered[0]
@@ -229,11 +233,14 @@ class Server:
             names[client] = trace([name] if chooser is None else [name, chooser.names[client]])
             factor = 0.0 if at == DEAD else 0.5 if task == SLOW else 1.0
             columns[client] = ((client, at), factor)
-        value = Value(self.numbers, label, columns, names, tuple(task.parts))
+            # the same request again is no new one, also if the choice was computed again and has another number
+            asked[client] = (digest,) if chooser is None else (str(at), *chooser.asked[client])
+        self._check_once(label, asked)
+        value = Value(self.numbers, label, columns, names, tuple(task.parts), asked)
         self.values.append(value)
         return value
 
-    def _check_declared(self, label: str, digest: bytes) -> None:
+    def _check_declared(self, label: str) -> None:
         if label == "large":
             raise Breach("work beyond the client's limits")
         if not self.rules.contract:
@@ -245,10 +252,13 @@ class Server:
         if not self.latest.get(self.contract, 0) <= self.round < ROUNDS:
             raise Breach(f"round {self.round} is answered, which has passed, or is beyond the last")
         self.latest[self.contract] = self.round
-        known = self.answered.setdefault((self.contract, self.round, label), set())
-        known.add(digest)
-        if len(known) > 1:
-            raise Breach(f"{label}: answered twice in round {self.round}, with different parameters")
+
+    def _check_once(self, label: str, asked: Mapping[int, tuple[bytes | str, ...]]) -> None:
+        for client, what in asked.items() if self.rules.contract else ():
+            known = self.answered.setdefault((self.contract, self.round, label, client), set())
+            known.add(what)
+            if len(known) > 1:
+                raise Breach(f"{label}: answered twice in round {self.round}, with different parameters")
 
     def copied(self, value: Value, how: str) -> Value | None:
         """A copy of a value that clients make: by adding up own parts, or by a task that joins."""
