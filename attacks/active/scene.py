@@ -19,7 +19,7 @@ from ...federation.client import FederationClient
 from ...federation.contract_record import Contract
 from ...federation.host import ClientHost, Party
 from ...federation.server import FederationServer
-from ...federation.settings import Settings
+from ...federation.settings import Limits, Settings
 from ...federation.store import MemoryStore, ObjectStore
 from ...federation.transport import Transport
 from ...privacy.client_level import client_noise
@@ -139,14 +139,16 @@ def scene_of(config: Config, population: Population, contracted: bool = True) ->
 
 def in_memory(config: Config, population: Population) -> Clients:
     """Clients in this process with new identities and stores, system entropy, the strict release policy, and the settings of `config`."""
-    protection, clients = config.protection, population.clients
+    protection, clients, limits = config.protection, population.clients, Limits(rounds=max(1, config.training.rounds))
     identities = {client.id: Identity.create(client.id) for client in clients}
     holders = {number: Identity.create(0) for number in range(protection.holders)}
     first, *others = [holder.public() for holder in holders.values()] or [b""]
     roster = Roster(tuple(identities[client.id].public() for client in clients), first, tuple(others))
     parties: dict[int, Party] = {
         client.id: FederationClient(
-            Settings(identities[client.id], protection, roster, config.privacy, allow_scores=True), _same(client), ObjectStore()
+            Settings(identities[client.id], protection, roster, config.privacy, limits=limits, allow_scores=True),
+            _same(client),
+            ObjectStore(),
         )
         for client in clients
     }  # fmt: skip

@@ -7,7 +7,7 @@ Rules (docs/guarantees.md says what each keeps from a server that lies):
     count       in a round each declared request is answered as often as the contract declares; the same request again is no new one;
                 requests of the start are counted over the run, and those of joining, of which `RETAKEN` may fail
     part        leaves by the operations that the contract declares for it, and by `gram` at most `RETAKEN` times more than once
-    sum         the clip is the contract's, and all sums of the same parts weigh clients in one way, equally or by samples
+    sum         the clip is the contract's, and all sums of a part weigh clients in one way, equally or by samples
     session     one contract is one session; what was counted outlives sessions and restarts
 
 Without a contract (simulations that name none) none of these rules is in force.
@@ -22,7 +22,7 @@ from ..contract.schedule import Leaving, TaskRequest, same_task
 from ..errors import InputError
 from ..protocols.errors import MalformedMessage, RemoteError
 from . import messages as m
-from .contract_record import Contract, contract_digest, contract_from_bytes, keys_that_differ
+from .contract_record import Contract, contract_digest, contract_from_bytes, excess, keys_that_differ
 from .settings import Settings
 from .store import Store
 from .values import Leaves, Origin
@@ -35,8 +35,6 @@ RETAKEN = 5
 """So often an honest server takes a comparison again without clients that dropped out (`experiments.run.loop`), and as often it may ask
 a client again to join."""
 DIGEST_BYTES = 16
-MOST_REQUESTS, MOST_VARIES = 256, 32
-"""A contract has so many requests at most, and a request so many fields that vary. Each is compared with every request of a server."""
 log = logging.getLogger("cflpriv.federation")
 
 
@@ -48,20 +46,20 @@ class _Counted(m.FederationMessage, frozen=True):
     in_round: tuple[tuple[m.Count, bytes], ...]
     lasting: tuple[tuple[m.Count, bytes], ...]
     compared: tuple[tuple[bytes, bytes], ...]
-    weighed: tuple[tuple[tuple[m.Name, ...], bool], ...]
+    weighed: tuple[tuple[m.Name, bool], ...]
 
 
 @dataclass
 class Counts:
     """What a client has answered under one contract. Digests of requests by their number in the contract, of this round and of all rounds;
-    the transforms or epochs under which each value was compared; and by parts, whether their sums weigh clients by their samples."""
+    the transforms or epochs under which each value was compared; and by part, whether its sums weigh clients by their samples."""
 
     session: bytes
     round: int = -1
     in_round: set[tuple[int, bytes]] = field(default_factory=set)
     lasting: set[tuple[int, bytes]] = field(default_factory=set)
     compared: set[tuple[bytes, bytes]] = field(default_factory=set)
-    weighed: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    weighed: dict[str, bool] = field(default_factory=dict)
 
     def may_be_of(self, session: bytes) -> bool:
         """Whether the contract is answered in this session, or was not answered yet."""
@@ -218,7 +216,7 @@ class ClientContract:
         return min(most, contract.models), (contract.clip, contract.clip)
 
     def check_weights(self, parts: tuple[str, ...], by_samples: bool) -> None:
-        """Remember how a secure sum weighs clients. Raises `RemoteError` "not-agreed" if earlier sums of these parts differ in that.
+        """Remember how a secure sum weighs clients. Raises `RemoteError` "not-agreed" if earlier sums of one of the parts differ in that.
 
         Two sums that are weighed differently show by their difference how a client with an unusual number of samples differs.
         """
@@ -227,21 +225,18 @@ class ClientContract:
             return
         counted = self._counts(contract_digest(data))
         assert counted is not None
-        if counted.weighed.get(parts, by_samples) != by_samples:
-            raise self._error("not-agreed", f"sums of {'+'.join(parts)} so far weighed clients differently")
-        if parts not in counted.weighed:
-            counted.weighed[parts] = by_samples
+        for part in parts:
+            if counted.weighed.get(part, by_samples) != by_samples:
+                raise self._error("not-agreed", f"sums of {part!r} so far weighed clients differently")
+        if not counted.weighed.keys() >= set(parts):
+            counted.weighed |= dict.fromkeys(parts, by_samples)
             self._keep(contract_digest(data), counted)
 
     def _limits(self, contract: Contract) -> list[str]:
         """Why the client's settings do not allow a contract."""
         settings, limits = self._settings, self._settings.limits
-        if len(contract.requests) > MOST_REQUESTS or any(
-            len(agreed.varies) != len(set(agreed.varies)) or len(agreed.varies) > MOST_VARIES for agreed in contract.requests
-        ):
-            return [
-                f"it has more than {MOST_REQUESTS} requests, or fields of a request that vary twice, or more than {MOST_VARIES} of them"
-            ]
+        if too_long := excess(contract):
+            return [too_long]
         why = [f"{key} differs from the client's settings" for key in keys_that_differ(contract, settings.protection, settings.privacy)]
         own, protection = b"" if settings.roster is None else settings.roster.digest, settings.protection
         pinned = protection.secure or protection.transformed or protection.encrypted

@@ -24,6 +24,8 @@ from .task_encoding import task_from_bytes, task_to_bytes
 __all__ = ["AgreedRequest", "Contract", "contract_bytes", "contract_digest", "contract_from_bytes", "keys_that_differ", "make_contract"]
 
 LARGEST_CONTRACT_BYTES = 1 << 18
+MOST_REQUESTS, MOST_VARIES = 256, 32
+"""A contract has so many requests at most, and a request so many fields that vary. Each is compared with every request of a server."""
 Plain = tuple[tuple[m.Name, str], ...]
 """The keys of a section of the configuration, each value as JSON."""
 ENFORCED = ("sum", "gram", "secagg_mode", "robust", "relay_updates", "max_weight")
@@ -79,17 +81,30 @@ def make_contract(
     privacy: Privacy, noise: Noise | None = None, roster: Roster | None = None,
     weights: Literal["equal", "examples"] = "equal",
 ) -> Contract:  # fmt: skip
-    """The contract of a run. Raises `InputError` for a task or a setting that cannot be encoded."""
+    """The contract of a run. Raises `InputError` for a task or a setting that cannot be encoded, and for more than clients agree to."""
     requests = tuple(
         AgreedRequest(
             phase, task_to_bytes(asked.task), asked.leaves, max(1, rounds) if asked.times == EACH_ROUND else asked.times, asked.varies
         )
         for phase, asked in schedule.requests()
     )  # fmt: skip
-    return Contract(
+    made = Contract(
         run, algorithm, _plain(settings), rounds, seed, requests, schedule.models, _plain(asdict(protection)), _plain(asdict(privacy)),
         None if noise is None else m.NoisySteps(**vars(noise)), b"" if roster is None else roster.digest, weights,
     )  # fmt: skip
+    size = len(contract_bytes(made))
+    if size > LARGEST_CONTRACT_BYTES or excess(made):
+        raise InputError(f"the contract of algorithm {algorithm!r}: {excess(made) or f'it has {size} bytes of {LARGEST_CONTRACT_BYTES}'}")
+    return made
+
+
+def excess(contract: Contract) -> str:
+    """In what a contract is more than a client agrees to, whatever its settings; empty if it is not."""
+    if len(contract.requests) > MOST_REQUESTS:
+        return f"it has {len(contract.requests)} requests, at most {MOST_REQUESTS} may be"
+    if any(len(agreed.varies) > min(MOST_VARIES, len(set(agreed.varies))) for agreed in contract.requests):
+        return f"fields of a request vary twice, or more than {MOST_VARIES} do"
+    return ""
 
 
 def contract_bytes(contract: Contract) -> bytes:

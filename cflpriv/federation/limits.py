@@ -32,7 +32,7 @@ class Limits:
     listed: Annotated[int, Key("Values in one list of parameters.", "[1, inf)", "values")] = 1 << 12
     parameter: Annotated[float, Key("Largest absolute value of a parameter that a server sends.", "(0, inf)")] = 1e9
     algorithms: Annotated[tuple[str, ...], Key("Algorithms that a session contract may name; empty: all that are known.")] = ()
-    rounds: Annotated[int, Key("Rounds of a session contract.", "[1, inf)", "rounds")] = 1 << 20
+    rounds: Annotated[int, Key("Rounds of a session contract.", "[1, inf)", "rounds")] = 1 << 16
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "limits")

@@ -47,7 +47,7 @@ class ClientParts:
     `transforms`: the shared transforms of sums. `compared`: that of a clustering epoch; it erases the keys of ended epochs first.
     `samples`: the client's number of samples. `sum_limits`: how many models the members of one secure sum may have been sent, and the
     least and the largest clip of one. `failed` logs that the client's data gave no usable value, and tells no server.
-    `weighed(parts, by_samples)` raises `RemoteError` "not-agreed" if earlier sums of these parts weighed clients in the other way.
+    `weighed(parts, by_samples)` raises `RemoteError` "not-agreed" if earlier sums of one of the parts weighed clients in the other way.
     """
 
     settings: Settings

@@ -24,7 +24,7 @@ from ..federation import messages as m
 from ..federation.client import FederationClient
 from ..federation.host import ClientHost, Party
 from ..federation.registry import ClientsLost
-from ..federation.settings import Settings
+from ..federation.settings import Limits, Settings
 from ..federation.store import ObjectStore
 from ..federation.transforms import TransformCache
 from ..plugins import run_plugins
@@ -39,8 +39,8 @@ __all__ = ["HOLDER", "Carrier", "Evaluated", "Host", "HostLost", "LocalHost", "L
 
 HOLDER = -2
 """The place of the key holder, where there is one; holder i of several is at HOLDER − i. That of a client is its id."""
-MOST_MODELS = 1 << 20
-"""Simulated clients take part in secure sums over as many models as the algorithm declares."""
+MOST_MODELS, MOST_ROUNDS = 1 << 20, 1 << 40
+"""Simulated clients take part in secure sums over as many models as the algorithm declares, and in runs of any length."""
 MOST_DEATHS = 3
 """A host that ends this often without an answer in between ends the run."""
 
@@ -80,7 +80,15 @@ class Members:
         """Those of a client, or of a key holder."""
         if place <= HOLDER:
             return Settings(self.identities[place], self.protection, self.roster, role="key-holder")
-        return Settings(self.identities[place], self.protection, self.roster, self.privacy, models=MOST_MODELS, allow_scores=True)
+        return Settings(
+            self.identities[place],
+            self.protection,
+            self.roster,
+            self.privacy,
+            models=MOST_MODELS,
+            limits=Limits(rounds=MOST_ROUNDS),
+            allow_scores=True,
+        )
 
     def of(self, places: Collection[int]) -> "Members":
         """The same for some places."""

@@ -15,7 +15,9 @@ from cflpriv.federation.store import MemoryStore, Store
 from cflpriv.federation.transport import OverBytes
 from cflpriv.privacy.settings import Privacy
 from cflpriv.protocols.entropy import Entropy, public_entropy
+from cflpriv.protocols.errors import ProtocolError
 from cflpriv.protocols.keys import Identity, Roster
+from cflpriv.protocols.secagg import messages as steps
 from cflpriv.types import Population
 
 ENTROPY = public_entropy("remote")
@@ -79,6 +81,20 @@ class Loopback:
                 remote = FederationClient(self.settings(client), mine, self.stores[client], self.entropy(client))
                 answers[place] = self.tamper(client, stage, remote.receive(data))
         return answers
+
+
+Spoil = Callable[[steps.Masked], steps.Masked]
+
+
+def spoilt(answer: m.Answer, change: Spoil) -> m.Answer:
+    """A client's answer, with the masked vector of a secure sum as `change` makes it; any other answer as it is."""
+    if not isinstance(answer, m.Stepped):
+        return answer
+    try:
+        step = steps.decode_client(answer.message, 1 << 20)
+    except ProtocolError:
+        return answer
+    return m.Stepped(steps.encode(change(step))) if isinstance(step, steps.Masked) else answer
 
 
 def remote(scene: Population, protection: Protection | None = None, **options: Any) -> tuple[Loopback, FederationServer]:

@@ -124,6 +124,23 @@ def test_under_a_contract_all_rounds_clip_and_weigh_alike(changed: str, contract
             assert mean is not None
 
 
+@pytest.mark.parametrize("at_first", ["alone", "with another part"])
+def test_a_part_is_weighed_in_one_way_whatever_is_summed_with_it(at_first: str) -> None:
+    protection = Protection(**BASE)
+    fed = federation(
+        SCENE, protection, seed=1, release_policy="strict", on_error="refuse",
+        contract=contract_of(None, request(TASK, {"update": "sum", "count": "sum"}), protection=protection),
+    )  # fmt: skip
+    for number in range(2):
+        fed.begin_round(number)
+        held = fed.compute(TASK, {"model": TASK.model.init(number)})
+        parts = held["update"] if (at_first == "alone") == (number == 0) else held["update", "count"]
+        if number == 0:
+            fed.mean(parts, "equal")
+        else:
+            assert refused(fed, parts, list(held.clients), "examples") == {"not-agreed"}
+
+
 def joined(fed: FederationServer, held: Held) -> Held:
     return fed.compute(Join(("update", "count")), {"update": held, "count": held}, on=held.clients)["update", "count"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from loopback import Loopback, remote
+from loopback import Loopback, Spoil, remote, spoilt
 from scenes import federation, population, training
 
 from cflpriv.aggregation.secure_sums import SecureSums
@@ -20,20 +20,17 @@ from cflpriv.errors import TooFewClients
 from cflpriv.federation import messages as m
 from cflpriv.federation.parameters import renamed
 from cflpriv.federation.server import FederationServer
-from cflpriv.protocols.errors import ProtocolError
-from cflpriv.protocols.secagg import messages as steps
 
 SCENE = population(groups=1, clients_per_group=8)
 TASK = training(SCENE)
 BAD = 5
 ROUNDS = 5
-Spoil = Callable[[steps.Masked], steps.Masked]
 
 
 def spoiled_by(change: Spoil, protection: Protection, rounds: int = ROUNDS, **options: Any) -> tuple[FederationServer, list[Any]]:
     """The means of some rounds in which one client changes its masked vector. The model stays where a sum failed, as in a run."""
     transport, fed = remote(SCENE, protection)
-    answers(transport, lambda client, answer: masked(answer, change) if client == BAD else answer)
+    answers(transport, lambda client, answer: spoilt(answer, change) if client == BAD else answer)
     means: list[Any] = []
     model = TASK.model.init(0)
     for number in range(rounds):
@@ -50,16 +47,6 @@ def spoiled_by(change: Spoil, protection: Protection, rounds: int = ROUNDS, **op
 def answers(transport: Loopback, change: Callable[[int, m.Answer], m.Answer]) -> None:
     """Let clients send what `change` makes of their answers."""
     transport.tamper = lambda client, stage, data: m.encode(change(client, m.decode_answer(data)))
-
-
-def masked(answer: m.Answer, change: Spoil) -> m.Answer:
-    if not isinstance(answer, m.Stepped):
-        return answer
-    try:
-        step = steps.decode_client(answer.message, 1 << 20)
-    except ProtocolError:
-        return answer
-    return m.Stepped(steps.encode(change(step))) if isinstance(step, steps.Masked) else answer
 
 
 def with_vector(change: Callable[[Any], Any]) -> Spoil:

@@ -138,6 +138,14 @@ def test_a_contract_is_no_work_for_the_client(varies: tuple[str, ...]) -> None:
     assert enrolled(client_with(), agreement(requests=(msgspec.structs.replace(asked, varies=varies),))) == "other-contract"
 
 
+def test_a_contract_that_no_client_agrees_to_is_not_made() -> None:
+    requests = [request(replace(TRAIN, lr=0.1 + number / 1000), {"update": "sum"}) for number in range(257)]
+    with pytest.raises(InputError, match="257 requests, at most 256"):
+        contract_of(None, *requests)
+    with pytest.raises(InputError, match="bytes of 262144"):
+        contract_of(None, requests[0], name="x" * (1 << 18))
+
+
 def test_a_request_that_is_no_task_is_not_agreed() -> None:
     (asked,) = agreement().requests
     for task in (b"", b"?", asked.task[:-1]):
