@@ -19,4 +19,4 @@ def stream(seed: int, purpose: str, round: int = -1, client: int = -1) -> Stream
     `round` and `client` are left at -1 where they do not apply.
     """
     key = blake2b(f"{seed}|{purpose}|{round}|{client}".encode(), digest_size=32).digest()
-    return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(int.from_bytes(key, "little"))))
+    return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(np.frombuffer(key, "<u4"))))

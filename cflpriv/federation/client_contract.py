@@ -16,7 +16,7 @@ Without a contract (simulations that name none) none of these rules is in force.
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ..contract.schedule import Leaving, TaskRequest, same_task
 from ..errors import InputError
@@ -25,7 +25,7 @@ from . import messages as m
 from .contract_record import Contract, contract_digest, contract_from_bytes, excess, keys_that_differ
 from .settings import Settings
 from .store import Store
-from .values import Leaves, Origin
+from .values import Leaves, Origin, SharedWork
 
 __all__ = ["KEPT", "RETAKEN", "ClientContract"]
 
@@ -116,7 +116,7 @@ class ClientContract:
             self._keep(digest, Counts(ask.session))
         self._store.put(KEPT, data)
 
-    def begin(self, ask: m.Compute, name: bytes) -> Leaves | None:
+    def begin(self, ask: m.Compute, name: bytes, exchange: SharedWork) -> Leaves | None:
         """Count a request by its name (`Work`); the operations by which its parts will leave. None without a contract.
 
         Raises `RemoteError` "not-agreed".
@@ -124,35 +124,41 @@ class ClientContract:
         data = self._store.get(KEPT)
         if data is None:
             return None
-        contract, counted, name = contract_from_bytes(data), self._counts(contract_digest(data)), name[:DIGEST_BYTES]
+        contract, digest, name = contract_from_bytes(data), contract_digest(data), name[:DIGEST_BYTES]
+        counted = self._counts(digest)
         if counted is None or not counted.allows(ask.round, contract.rounds):
             raise self._error("not-agreed", f"round {ask.round} is not one of those that are left of {contract.rounds}")
         if ask.seed != contract.seed or ask.noise != contract.noise:
             raise self._error("not-agreed", "another seed or noise than the contract's")
         in_round = counted.in_round if ask.round == counted.round else set()
-        declared = self._declared(data)
-        full, phases = False, ("start", "serving") if ask.round < 0 else ("round", "joining", "serving")
-        if not contract.rounds:  # then clients join before any
-            phases = ("start", "joining", "serving")
-        for number, agreed in enumerate(contract.requests):
-            if agreed.phase not in phases:
-                continue
-            rounds = (ask.round, *range(-1, ask.round)) if agreed.phase == "joining" else (ask.round,)
-            if not same_task(ask.task.task, declared[number], rounds):
-                continue
+        meant = exchange.once(partial(self._meant, ask, data), ask, data)
+        for number in meant:
+            agreed = contract.requests[number]
             known = counted.lasting if agreed.phase in ("start", "joining") else in_round
             again = RETAKEN if agreed.phase == "joining" else 0  # in another round, where it failed, or an answer was lost
             if (number, name) not in known and is_full(known, number, agreed.times + again):
-                full = True
                 continue
             if (number, name) not in known or ask.round != counted.round:
                 if ask.round != counted.round:
                     counted.round, counted.in_round = ask.round, in_round
                 known.add((number, name))
-                self._keep(contract_digest(data), counted)
+                self._keep(digest, counted)
             return Leaves(agreed.leaves, name)
         task = type(ask.task.task).__name__
-        raise self._error("not-agreed", f"{task} once more than declared" if full else f"{task} with these settings is not declared")
+        raise self._error("not-agreed", f"{task} once more than declared" if meant else f"{task} with these settings is not declared")
+
+    def _meant(self, ask: m.Compute, data: bytes) -> tuple[int, ...]:
+        """The requests of a contract, by their numbers, that a request may mean. Raises as `_declared` does."""
+        contract, declared = contract_from_bytes(data), self._declared(data)
+        phases = ("start", "serving") if ask.round < 0 else ("round", "joining", "serving")
+        if not contract.rounds:  # then clients join before any
+            phases = ("start", "joining", "serving")
+        every = (ask.round, *range(-1, ask.round))
+        return tuple(
+            number
+            for number, agreed in enumerate(contract.requests)
+            if agreed.phase in phases and same_task(ask.task.task, declared[number], every if agreed.phase == "joining" else (ask.round,))
+        )
 
     def derived(self, part: str, sources: Sequence[tuple[str, Leaves | None]]) -> Leaves | None:
         """How a part that is the sum of other parts leaves: by the operations of all of them."""
@@ -282,5 +288,6 @@ def _declared(data: bytes) -> tuple[TaskRequest, ...]:
     return tuple(agreed.declared() for agreed in contract_from_bytes(data).requests)
 
 
+@lru_cache(maxsize=16)
 def _name(digest: bytes) -> str:
     return f"{KEPT}/{digest.hex()}"

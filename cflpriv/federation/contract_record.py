@@ -112,6 +112,7 @@ def contract_bytes(contract: Contract) -> bytes:
     return m.codec.encode(contract)
 
 
+@lru_cache(maxsize=16)
 def contract_digest(data: bytes) -> bytes:
     """SHA-256 of the canonical bytes of a contract, 32 bytes."""
     return sha256(data).digest()

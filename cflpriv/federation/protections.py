@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,7 +64,7 @@ class ClientParts:
     weighed: Callable[[tuple[str, ...], bool], None]
     failed: Callable[[Exception], None]
 
-    @property
+    @cached_property
     def alike(self) -> bool:
         """Whether answers must be alike for all data: the client's protection hides values, or it demands privacy."""
         protection = self.settings.protection

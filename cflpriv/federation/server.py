@@ -288,13 +288,16 @@ class FederationServer:
     def _declared(self, answers: Mapping[int, m.Answer], stage: str, parts: Collection[str]) -> dict[int, PartLayout]:
         """The layouts of the clients that have results. One that declares what no result has is recorded, and left out."""
         layouts: dict[int, PartLayout] = {}
+        known: dict[m.Answer, PartLayout | None] = {}  # most clients answer alike
         for client, answer in answers.items():
             try:
-                layout = declared(answer, parts)
+                if answer not in known:
+                    known[answer] = declared(answer, parts)
             except MalformedMessage:
                 self.refusals.append((client, stage, "malformed"))
             else:
-                layouts |= {} if layout is None else {client: layout}
+                if (layout := known[answer]) is not None:
+                    layouts[client] = layout
         return layouts
 
     def _check_budgets(self, what: str, asked: Collection[int], before: int) -> None:

@@ -21,7 +21,7 @@ from .foreign import Foreign
 if TYPE_CHECKING:  # torch is loaded where something is computed
     from ..engine import TaskInput
 
-__all__ = ["ResultLayout", "blank", "foreign_layout", "layout_of", "stand_in_layout"]
+__all__ = ["ResultLayout", "blank", "foreign_layout", "layout_of", "light", "stand_in_layout"]
 
 SAMPLES = (8, 128, 1024)
 """How many stand-in samples: few, and more where a task needs them."""
@@ -44,20 +44,19 @@ def blank(layout: ResultLayout) -> dict[str, Any]:
 
 
 def stand_in_layout(task: Any, given: "TaskInput", alike: bool) -> ResultLayout:
-    """The layout of a task's parts and of what it keeps, for inputs like `given`, whose values are not looked at.
+    """The layout of the parts of a task in its `light` form, and of what it keeps, for inputs like `given`, whose values are not looked at.
 
     `alike`: it is the same for clients of all numbers. Raises what the task raises for every data, such as parameters that do not fit it.
     """
-    light = _light(task)
     sent, kept = ([(name, _form(value)) for name, value in sorted(of.items())] for of in (given.params, given.memory))
     x, choice = given.data.x_train, None if given.choice is None else np.shape(given.choice)
-    key = (light, tuple(sent), tuple(kept), x.shape[1:], x.dtype.str, choice, None if alike else given.data.id)
+    key = (task, tuple(sent), tuple(kept), x.shape[1:], x.dtype.str, choice, None if alike else given.data.id)
     try:
         known = _layouts.get(key)
     except TypeError:  # a task with a field that has no hash
-        return _made(light, given)
+        return _made(task, given)
     if known is None:
-        known = _layouts[key] = _made(light, given)
+        known = _layouts[key] = _made(task, given)
         while len(_layouts) > KEPT:
             _layouts.popitem(last=False)
     return known
@@ -92,12 +91,12 @@ def _stand_in(data: ClientData, count: int) -> ClientData:
     return ClientData(data.id, x, y, x, y)
 
 
-def _light(task: Any) -> Any:
+def light(task: Any) -> Any:
     """The task with few steps of training, whatever its learning rate."""
     if not is_dataclass(task) or isinstance(task, type):
         return task
     own = {attribute.name: getattr(task, attribute.name) for attribute in fields(task) if attribute.init}
-    changed = {name: light for name, value in own.items() if (light := _light(value)) is not value}
+    changed = {name: lighter for name, value in own.items() if (lighter := light(value)) is not value}
     if "epochs" in own and "lr" in own:
         changed |= {"epochs": min(own["epochs"], 2), "lr": 0.01, "lr_decay": 1.0, "weight_decay": 0.0}
         changed |= {name: min(own[name], SMALL) for name in ("prox", "maml_lr", "pull", "noise_multiplier") if own.get(name)}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ..errors import InputError
+from ..privacy.settings import Noise
 from ..protocols.errors import RemoteError
 from ..types import Array, ClientData, PartKind
 from . import messages as m
@@ -20,7 +22,7 @@ from .host import RunTask
 from .limits import check_parameters, check_task
 from .protections import ClientParts
 from .release_policy import compares, kinds_of
-from .stand_in import blank, foreign_layout, layout_of, stand_in_layout
+from .stand_in import blank, foreign_layout, layout_of, light, stand_in_layout
 from .task_encoding import UnknownTask
 from .values import UNTRACED, Origin, SharedWork, rounds_of, spread_of, trace
 
@@ -181,6 +183,31 @@ def merged(*several: Iterable[bytes]) -> tuple[bytes, ...]:
     return tuple(sorted({digest for digests in several for digest in digests})[:MOST_MODELS])
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What clients with the same request share, so that they can be computed together.
+
+    `task`: as it is run, with noise where it has noise; its `models` and their `sizes`, whether it is `compared`, its `spread`, and the
+    `kinds` of parts that are not summed. `light`: its form for stand-in data, where answers are alike for all data; `laid_out_alike`:
+    results then have one layout for clients of all numbers. `fits`: shapes of samples with which it keeps the limits, as far as seen.
+    """
+
+    task: Any
+    models: list[Any]
+    sizes: list[int]
+    compared: bool
+    spread: float
+    kinds: tuple[tuple[str, PartKind], ...]
+    light: Any
+    laid_out_alike: bool
+    fits: set[tuple[int, ...]]
+
+
+def _untraced(*of: Any) -> list[Sent]:
+    """No digests, where no sum binds to values."""
+    return []
+
+
 class Work:
     """The computations of one client. `data` loads its data when a task needs them; `own` has functions for `Foreign` tasks.
 
@@ -198,6 +225,7 @@ class Work:
         protection = parts.settings.protection
         self._alone, self._traced = protection.small_clusters == "local", protection.secure
         self._named_by_choice = parts.ledger.unit == "none"
+        self._compared_hidden = protection.transformed or protection.comparison.hides
         self._fitted: tuple[ClientData, list[Any], ClientData] | None = None
 
     def compute(self, ask: m.Compute, exchange: SharedWork) -> Generator[RunTask, Any, m.Computed]:
@@ -205,22 +233,16 @@ class Work:
         public = ask.task.task
         if isinstance(public, UnknownTask):
             raise RemoteError("unknown-task")
-        digest = exchange.once(lambda: request_digest(ask), ask)
-        leaves = self._contract.begin(ask, self._counted(ask, digest, exchange))
+        digest, held = exchange.once(lambda: request_digest(ask), ask), self._held_in(ask)
+        leaves = self._contract.begin(ask, self._counted(ask, digest, held, exchange), exchange)
         noise = self._ledger.agreed(ask.noise)
         if noise is not None and getattr(public, "events", {}):  # its bounds would be the server's
             raise RemoteError("forbidden")
-        # one object for all clients with the same request, so that they can be computed together
-        task = exchange.once(lambda: public.private(noise) if noise and hasattr(public, "private") else public, ask, ask.noise)
-        exchange.once(lambda: check_task(task, self._limits), task, self._limits)  # before anything is made of it
-        exchange.once(lambda: check_parameters(ask.params, self._limits, self._parts.alike), ask.params, self._limits)
-        models, sizes, compared, spread, kinds = exchange.once(
-            lambda: (models_in(task), sizes_in(task), compares(task), spread_of(task), other_kinds(task)), task
-        )
+        planned = exchange.once(partial(self._planned, ask, noise), ask, self._limits, self._parts.alike)
+        task, models, compared, spread = planned.task, planned.models, planned.compared, planned.spread
         reads = {name: memory for name in getattr(task, "reads", ()) if (memory := self._values.remembered(name)) is not None}
-        held = self._held_in(ask)
         self._ledger.begin(task, held, reads)
-        sizes = list(sizes)
+        sizes = list(planned.sizes)
         for name, (_, origin) in reads.items():
             sizes.append(origin.size)
             compared, spread = compared or origin.is_compared(name), max(spread, origin.spread)
@@ -228,13 +250,13 @@ class Work:
         inputs = [(source, self._values.origin(source.held)) for source in held]
         for source, origin in inputs:
             compared, spread = compared or origin.is_compared(source.part), max(spread, origin.spread)
-        rounds = rounds_of((ask.round,), *(origin.rounds for _, origin in inputs))
+        rounds = rounds_of((ask.round,), *(origin.rounds for _, origin in inputs)) if inputs else (ask.round,)
         if self._ledger.unit != "none":
             words_as_they_are(models)
         read = {name: value for name, (value, _) in reads.items()}
         failed = False
         if self._parts.alike:
-            result, failed = yield from self._alike(ask, task, models, params, read, choice)
+            result, failed = yield from self._alike(ask, planned, params, read, choice)
             failed = failed or any(self._values.origin(source.held).failed for source in held)
         else:
             result = yield from self._result(ask, task, models, params, read, choice)
@@ -249,12 +271,14 @@ class Work:
             taken = _offered_at(ask, int(np.asarray(result[task.chooses])), used)
             received = [chosen_name(digest, (sent.digest for sent in taken)), *received[1:]]
             used = replace(used, models=(*used.models, *taken), offered=())
-        sent = sorted(each.digest for each in (*used.models, *(each for offered in used.offered for each in offered)) if each.size > 1)
+        sent = sorted(each.digest for each in chain(used.models, *used.offered) if each.size > 1)
         # All of it together: where layers are shared, a cluster's own may stay while the shared ones move.
-        models_used = merged([sha256(b"".join(sent)).digest()] if sent else [], *(origin.models for _, origin in inputs))
+        models_used = (
+            merged([sha256(b"".join(sent)).digest()] if sent else [], *(origin.models for _, origin in inputs)) if sent or inputs else ()
+        )
         alternatives = max(used.alternatives, *(origin.alternatives for _, origin in inputs), 1)
         origin = Origin(
-            trace(received) if received else b"", smallest(sizes), compared, kinds, rounds, spread, failed,
+            trace(received) if received else b"", smallest(sizes), compared, planned.kinds, rounds, spread, failed,
             self._answered(ask, held, exchange), models_used, alternatives, leaves,
         )  # fmt: skip
         for name in task.keeps:
@@ -264,6 +288,17 @@ class Work:
         return m.Computed(
             True, tuple(m.Described(part, one.dtype.str, one.shape) for part, one in made.items() if not isinstance(one, dict))
         )
+
+    def _planned(self, ask: m.Compute, noise: Noise | None) -> Planned:
+        """What clients with the same request share. Raises `RemoteError` for a request over the limits."""
+        public = ask.task.task
+        task = public.private(noise) if noise and hasattr(public, "private") else public
+        check_task(task, self._limits)  # before anything is made of it
+        check_parameters(ask.params, self._limits, self._parts.alike)
+        models, lighter = models_in(task), light(task) if self._parts.alike else None
+        # what clients sum or compare has the same layout for all; only what is kept or relayed may depend on a client's number
+        equal = bool(models) or (not task.keeps and set(task.parts.values()) <= {"summed", "compared"})
+        return Planned(task, models, sizes_in(task), compares(task), spread_of(task), other_kinds(task), lighter, equal, set())
 
     def _result(
         self, ask: m.Compute, task: Any, models: list[Any], params: dict[str, Any], reads: Mapping[str, Array], choice: Choice
@@ -275,12 +310,13 @@ class Work:
         return result
 
     def _alike(
-        self, ask: m.Compute, task: Any, models: list[Any], params: dict[str, Any], reads: Mapping[str, Array], choice: Choice
+        self, ask: m.Compute, planned: Planned, params: dict[str, Any], reads: Mapping[str, Array], choice: Choice
     ) -> Generator[RunTask, Any, tuple[dict[str, Any], bool]]:  # fmt: skip
         """Results in the layout that they have for all data, and whether they are zeros because the client's data gave none.
 
         Raises what the task raises for every data. What it raises for the client's own stays at the client.
         """
+        task, models = planned.task, planned.models
         if isinstance(task, Foreign):
             layout = foreign_layout(task)
             if task.name not in self._own or layout is None:
@@ -289,11 +325,13 @@ class Work:
         else:
             given = self._input(ask, models, params, reads, choice)
             features = given.data.x_train.shape[1:]
-            check_task(task, self._limits, prod(features))
+            if features not in planned.fits:
+                check_task(task, self._limits, prod(features))
+                planned.fits.add(features)
             if any(tuple(model.shape) != features for model in models):
                 raise RemoteError("bad-input")
             try:
-                layout = stand_in_layout(task, given, bool(models))
+                layout = stand_in_layout(planned.light, given, planned.laid_out_alike)
             except (RemoteError, InputError):
                 raise
             except Exception as error:
@@ -320,20 +358,23 @@ class Work:
             raise RemoteError("unknown-task")
         return dict(self._own[task.name](task, params))
 
-    def _counted(self, ask: m.Compute, digest: bytes, exchange: SharedWork) -> bytes:
+    def _counted(self, ask: m.Compute, digest: bytes, held: Iterable[m.HeldValue | m.OwnPart], exchange: SharedWork) -> bytes:
         """The name of a request, whose `request_digest` is given, as the contract counts it: held values go by the names of the requests
         that they answer, because a step that is taken again computes them again, under other numbers."""
-        held = [self._values.origin(source.held).leaves for source in self._held_in(ask)]
-        names = [leaves.request for leaves in held if leaves is not None and leaves.request]
-        if not held or len(names) < len(held):
+        names = b""
+        for source in held:
+            leaves = self._values.origin(source.held).leaves
+            if leaves is None or not leaves.request:
+                return digest
+            names += leaves.request
+        if not names:
             return digest
         alike = exchange.once(lambda: request_digest(ask, numbers=False), ask, request_digest)
-        return sha256(alike + b"".join(names)).digest()
+        return sha256(alike + names).digest()
 
     def _answered(self, ask: m.Compute | m.AddUp, held: Iterable[m.HeldValue | m.OwnPart], exchange: SharedWork) -> bytes:
         """The digest of a request and of those that its held values answer, empty where the result is compared in the clear."""
-        protection = self._parts.settings.protection
-        if not (protection.transformed or protection.comparison.hides):
+        if not self._compared_hidden:
             return b""
         alike = exchange.once(lambda: request_digest(ask, numbers=False), ask, request_digest)
         return sha256(alike + b"".join(self._values.origin(source.held).request for source in held)).digest()
@@ -375,16 +416,7 @@ class Work:
         Appends the sizes of models among the parameters to `sizes`.
         """
         used, offered, chosen_models, alternatives = list[Sent](), list[tuple[Sent, ...]](), list[Sent](), 1
-
-        def sent(values: Iterable[m.Addends], arrays: Iterable[Array]) -> list[Sent]:
-            """Digests of what was sent; none where no sum binds to values."""
-            if not self._traced:
-                return []
-            return [
-                Sent(exchange.once(partial(addends_digest, addends), addends, addends_digest), array.size)
-                for addends, array in zip(values, arrays, strict=True)
-            ]
-
+        sent = self._sent if self._traced else _untraced
         params: dict[str, Any] = {}
         several = isinstance(ask.which, m.Picks) and ask.which.several
         chosen: list[int] | None = None
@@ -408,25 +440,32 @@ class Work:
             if isinstance(value, m.Addends):
                 opened = [self._values.open(value, self._transforms, exchange)]
                 params[name] = opened[0]
-                used += sent([value], opened)
+                used += sent([value], opened, exchange)
             elif isinstance(ask.which, m.HeldValue):
                 if not value.values or chosen is None:
                     raise RemoteError("bad-input")
                 picked = [value.values[label % len(value.values)] for label in chosen]  # refusing a short list would reveal the label
                 opened = [self._values.open(addends, self._transforms, exchange) for addends in picked]
                 params[name] = opened if several else opened[0]
-                chosen_models += sent(picked, opened)
+                chosen_models += sent(picked, opened, exchange)
                 alternatives = max(alternatives, len(value.values))
             else:
                 opened = [self._values.open(addends, self._transforms, exchange) for addends in value.values]
                 params[name] = opened
-                offered.append(tuple(sent(value.values, opened)))
+                offered.append(tuple(sent(value.values, opened, exchange)))
                 alternatives = max(alternatives, len(value.values))
             sizes += [array.size for array in opened if array.size > 1]
         if chosen_models and self._named_by_choice:
             received[0] = chosen_name(received[0], (each.digest for each in chosen_models))
         models = Used((*used, *chosen_models), tuple(offered), alternatives)
         return params, received, None if chosen is None else tuple(chosen) if several else chosen[0], models
+
+    def _sent(self, values: Iterable[m.Addends], arrays: Iterable[Array], exchange: SharedWork) -> list[Sent]:
+        """Digests of what was sent."""
+        return [
+            Sent(exchange.once(partial(addends_digest, addends), addends, addends_digest), array.size)
+            for addends, array in zip(values, arrays, strict=True)
+        ]
 
     def _held_in(self, ask: m.Compute) -> list[m.HeldValue | m.OwnPart]:
         """The held values that go into a task."""

@@ -40,6 +40,7 @@ __all__ = ["HOLDER", "Carrier", "Evaluated", "Host", "HostLost", "LocalHost", "L
 HOLDER = -2
 """The place of the key holder, where there is one; holder i of several is at HOLDER − i. That of a client is its id."""
 MOST_MODELS, MOST_ROUNDS = 1 << 20, 1 << 40
+LIMITS = Limits(rounds=MOST_ROUNDS)  # one object for all, so that a request is checked once for all (`SharedWork`)
 """Simulated clients take part in secure sums over as many models as the algorithm declares, and in runs of any length."""
 MOST_DEATHS = 3
 """A host that ends this often without an answer in between ends the run."""
@@ -86,7 +87,7 @@ class Members:
             self.roster,
             self.privacy,
             models=MOST_MODELS,
-            limits=Limits(rounds=MOST_ROUNDS),
+            limits=LIMITS,
             allow_scores=True,
         )
 
