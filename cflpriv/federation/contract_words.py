@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from ..contract.protection import Protection
 from ..contract.schedule import Leaving, Phase
+from ..privacy.settings import Privacy
 from .client_contract import RETAKEN
 from .contract_record import AgreedRequest, Contract, contract_bytes, contract_digest
 from .release_policy import kinds_of
@@ -17,7 +18,7 @@ __all__ = ["contract_text"]
 PHASES: dict[Phase, str] = {
     "start": "Once, before the first round",
     "round": "In every round, in any order",
-    "joining": "When the client joins a run that goes on (the client cannot check why it is asked), in the whole run",
+    "joining": "At any time, over the whole run, as if the client joined late (the client cannot check why it is asked)",
     "serving": "After a round, and once before the first, to score the model that clients would use",
 }
 OF_PRIVACY = ("relation",)
@@ -31,23 +32,23 @@ def contract_text(contract: Contract) -> str:
     protection = Protection(**{key: _loaded(value) for key, value in contract.protection})
     privacy = {key: json.loads(value) for key, value in contract.privacy}
     pinned = protection.secure or protection.transformed or protection.encrypted
-    roster = contract.roster.hex() if contract.roster else "none"
+    roster = f"{contract.roster.hex()} (SHA-256 of the clients' pinned keys)" if contract.roster else "no keys are pinned; none need be"
     if pinned and not contract.roster:
-        roster = "NONE: clients refuse this contract under their own roster; print it with --roster FILE"
+        roster = "MISSING: no client agrees to this contract; print it again with --roster FILE, which changes the first line"
     last = contract.rounds - 1
     lines = [
         f"contract   {contract_digest(contract_bytes(contract)).hex()}",
         f"run        {contract.run or '(no name)'}; seed {contract.seed} of the public randomness (not of masks or noise)",
         f"algorithm  {contract.algorithm}" + "".join(f", {key} = {value}" for key, value in contract.settings),
-        f"rounds     at most {contract.rounds}, numbered 0 to {last}; some may be left out, none comes back; all in one session",
-        f"roster     {roster}" + (" (SHA-256 of the clients' pinned keys)" if contract.roster else ""),
+        f"rounds     at most {contract.rounds}, numbered 0 to {last}; some may be left out, none comes back; all in one run of the server",
+        f"roster     {roster}",
         "",
         "WHAT THE SERVER MAY ASK, AT MOST",
         *_asked(contract, protection, privacy),
         "",
         "HOW VALUES LEAVE",
         *_protected(contract, protection),
-        *_private(contract, privacy),
+        *_private(contract, privacy, protection.secure),
         "",
         "WHAT THE SERVER LEARNS OF THIS CLIENT",
         *(f"  - {line}" for line in _learned(contract, protection, privacy)),
@@ -56,7 +57,10 @@ def contract_text(contract: Contract) -> str:
         *(f"  - {line}" for line in _left_open(contract, protection, privacy)),
         "",
         "BEFORE YOU AGREE",
-        *(f"  - {line}" for line in _before(contract, protection, privacy, pinned)),
+        *(f"  - {line}" for line in _before(contract, privacy)),
+        "",
+        "SETTINGS FILE OF A CLIENT THAT ANSWERS THIS CONTRACT AND NO OTHER",
+        *(f"  {line}" if line else "" for line in _settings(contract, protection, privacy, pinned)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -94,13 +98,16 @@ def _asked(contract: Contract, protection: Protection, privacy: dict[str, Any]) 
 
 def _number(agreed: AgreedRequest) -> str:
     most = agreed.times + (RETAKEN if agreed.phase == "joining" else 0)
-    return "once:" if most == 1 else f"{most} times, with different parameters:"
+    if agreed.phase == "joining":
+        honest = "once" if agreed.times == 1 else f"{agreed.times} times"
+        return f"at most {most} times (an honest server asks {honest}, and again where an answer was lost):"
+    return "once:" if most == 1 else f"{most} times, each with other values for what the server sends, such as models:"
 
 
 def _way(way: Leaving, protection: Protection) -> str:
     match way:
         case "sum" if protection.secure:
-            return "leaves masked: only a sum of several clients' can be read"
+            return "leaves masked: the server reads a sum of several clients' values"
         case "sum":
             return (
                 "goes to the server, which averages it" if not protection.sums.hides else "goes to the server transformed, to be averaged"
@@ -117,7 +124,7 @@ def _way(way: Leaving, protection: Protection) -> str:
 
 def _described(task: Any, privacy: dict[str, Any]) -> str:
     """A task by its class and its fields, without those that are empty or have no effect; tasks and models inside it in parentheses."""
-    shown = []
+    shown, about = [], _about(task)
     for attribute in fields(task):
         value, name = getattr(task, attribute.name), attribute.name
         if is_dataclass(value):
@@ -125,7 +132,7 @@ def _described(task: Any, privacy: dict[str, Any]) -> str:
             shown.append(f"{name}: {inside}")
         elif name in UNITS and not value:
             shown.append(f"{name}: {UNITS[name]}")
-        elif value and not (name in OF_PRIVACY and privacy.get("unit") == "none"):
+        elif (value or f"`{name}`" in about) and not (name in OF_PRIVACY and privacy.get("unit") == "none"):
             shown.append(f"{name} = {_short(value)}")
     return f"{type(task).__name__}({', '.join(shown)})"
 
@@ -150,11 +157,11 @@ def _protected(contract: Contract, protection: Protection) -> Iterator[str]:
     if _leaves(contract, "sum"):
         yield f"  sums         {protection.sum}: {sums.reveals}"
         if protection.secure:
-            lies = "may lie" if protection.secagg_mode == "active" else "is trusted to follow the protocol"
-            yield f"               the server {lies}; {smallest} clients at least are in a sum, none with nearly all of its weight"
-            weight = f"its number of samples, at most {protection.max_weight:g}" if protection.max_weight else "as much as every other"
-            yield f"               this client weighs {weight}; values are clipped at {protection.secagg_clip:g}"
-            yield "               each value is in one sum only"
+            whom = "deviates from the protocol, too" if protection.secagg_mode == "active" else "follows the protocol"
+            yield f"               this holds for a server that {whom}; {smallest} clients at least are in a sum, this client among them"
+            by_samples = f"by their samples, at most {protection.max_weight:g}; no client has nearly all of the weight"
+            yield f"               clients weigh {by_samples if protection.max_weight else 'equally'}"
+            yield f"               each number of a value is clipped to ±{protection.secagg_clip:g}; each value is in one sum only"
         elif smallest > 1:
             yield f"               {smallest} clients at least are in a sum"
         if protection.robust != "none":
@@ -163,33 +170,52 @@ def _protected(contract: Contract, protection: Protection) -> Iterator[str]:
         yield f"  comparisons  {', '.join(protection.gram) or 'none'}: {protection.comparison.reveals}"
 
 
-def _private(contract: Contract, privacy: dict[str, Any]) -> Iterator[str]:
+def _private(contract: Contract, privacy: dict[str, Any], secure: bool) -> Iterator[str]:
     unit, noise = privacy.get("unit"), contract.noise
     if unit == "none":
         yield "  privacy      no noise is added: what leaves is exact"
         return
     whole = "one sample of this client, more or less or exchanged" if unit == "sample" else "this client as a whole"
-    yield f"  privacy      epsilon {privacy['epsilon']:g}, delta {privacy['delta']:g} for {whole}, planned for this run"
-    yield "               the client's own ledger, over all runs on its data, refuses more than its own settings allow"
+    yield f"  privacy      epsilon {privacy['epsilon']:g}, delta {privacy['delta']:g} in all for {whole}: the server's plan for this run"
+    yield "               enforced are epsilon and delta of the client's own settings, over all runs on its data: its ledger refuses more"
+    if unit == "client":
+        yield f"               a client's values are clipped together to norm {privacy['clip_norm']:g} before they are summed"
+        if sums := _leaves(contract, "sum"):
+            yield "               " + (
+                "each member of a sum adds a share of the noise before it masks: it protects from the server and everybody else"
+                if secure
+                else "THE SERVER adds the noise to sums, and is trusted with this client's values: it protects from everybody else"
+            )
+        if "gram" in privacy["local"]:
+            rows = "to rows that are compared this client" if sums else "this client"
+            yield f"               {rows} adds the noise itself: it protects from everybody"
     if noise is not None:
-        yield (
-            f"               this client adds the noise itself, in the private form of each task: clip {noise.clip_norm:g}, "
-            f"{noise.training:.3g} x clip a step,"
-        )
-        yield f"               random batches of about {noise.sampling_rate * noise.samples:.0f} of {noise.samples:g} samples"
+        who = "the members of a sum add the noise together" if noise.shares else "this client adds the noise itself"
+        yield f"               {who}, in the private form of each task: it protects from everybody;"
+        batches = f"random batches of about {noise.sampling_rate * noise.samples:.0f} of {noise.samples:g} samples"
+        yield f"               clip {noise.clip_norm:g}, {noise.training:.3g} x clip a step, {batches}"
 
 
 def _learned(contract: Contract, protection: Protection, privacy: dict[str, Any]) -> Iterator[str]:
     """What the server learns, in the order of the requests."""
     yield "when it takes part and when it drops out; its public keys"
-    noisy = " (with noise)" if privacy.get("unit") != "none" else ""
     for agreed in contract.requests:
         for part, ways in agreed.leaves:
             for way in ways:
                 task = task_from_bytes(agreed.task)
-                yield f"{part!r} of {type(task).__name__}, {_times(contract, agreed)}: {_reading(way, part, agreed, protection)}{noisy}"
+                reading = _reading(way, part, agreed, protection) + _noisy(way, protection, privacy)
+                yield f"{part!r} of {type(task).__name__}, {_times(contract, agreed)}: {reading}"
     if contract.weights == "examples" and not protection.secure:
         yield "its number of training samples, which the server may ask for with any sum"
+
+
+def _noisy(way: Leaving, protection: Protection, privacy: dict[str, Any]) -> str:
+    """Whether what leaves in this way has noise when the server reads it."""
+    if privacy.get("unit") == "none":
+        return ""
+    if privacy["unit"] == "client" and way == "sum":
+        return ", with noise of all its members" if protection.secure else "; WITHOUT noise, which the server adds to the sum"
+    return ", with noise"
 
 
 def _times(contract: Contract, agreed: AgreedRequest) -> str:
@@ -206,25 +232,34 @@ def _reading(way: Leaving, part: str, agreed: AgreedRequest, protection: Protect
     kind = kinds_of(task_from_bytes(agreed.task)).get(part, "summed")
     if way == "sum":
         if protection.secure:
-            return f"the sum over {protection.smallest_sum} clients or more, not this client's"
-        return "transformed" if protection.sums.hides else "this client's own, as it was computed"
+            return f"the sum over {protection.smallest_sum} clients or more, not this client's alone"
+        return "transformed" if protection.sums.hides else "this client's own"
     if way == "gram":
-        return protection.comparison.reveals if protection.comparison.hides else "this client's own, as it was computed"
+        alike = ", so how alike this client is to each other client"
+        return protection.comparison.reveals + alike if protection.comparison.hides else "this client's own"
     if way == "relay":
         return "nothing, but other clients see the value" + ("" if protection.relay_updates or not protection.secure else " (refused here)")
     if kind == "choice":
-        return "which of several models the client chose" + (": only how many chose each" if protection.sums.oblivious else "")
+        return (
+            "how many chose each model of a list" if protection.sums.oblivious else "which model of a list it chose, in the end its cluster"
+        )
     if kind == "request":
         return "whose values the client asks for"
     return {"count": "the number of samples"}.get(part, "the number itself, of the data at models that the server sends")
 
 
 def _left_open(contract: Contract, protection: Protection, privacy: dict[str, Any]) -> Iterator[str]:
-    yield "the models that are sent: a server can make them such that what it learns shows more than in an honest run"
+    whatever = privacy.get("unit") == "sample" or (privacy.get("unit") == "client" and protection.secure)
+    yield "the models that are sent: a server can make them such that what it learns shows more than in an honest run" + (
+        "; epsilon and delta hold whatever it sends" if whatever else ""
+    )
+    own = {"client": ", with its own share of the noise alone", "sample": ", with noise"}.get(privacy.get("unit", ""), "")
+    if protection.transformed and (_leaves(contract, "gram") or not protection.secure):
+        yield "who works with the server: a single client that does so gives away the shared secret, and with it every client's values"
     if protection.secure:
         yield (
             f"who is in a sum with this client: the server picks the clients, and if all others of {protection.smallest_sum} or more "
-            "work with it, it has this client's value"
+            f"work with it, it has this client's value{own}"
         )
         yield "nearly equal models in successive rounds over other clients: the difference of two sums shows what few clients contribute"
     if contract.models > 1:
@@ -236,16 +271,24 @@ def _left_open(contract: Contract, protection: Protection, privacy: dict[str, An
     yield "other contracts that this client agrees to, and what it answers elsewhere"
 
 
-def _before(contract: Contract, protection: Protection, privacy: dict[str, Any], pinned: bool) -> Iterator[str]:
-    yield "write contract = \"DIGEST\" with the first line's digest into the client's settings file"
-    yield (
-        f"[protection] there: sum = {protection.sum!r}, gram = {list(protection.gram)}, the same mode and rule, and a minimum cohort size "
-        f"of {protection.smallest_sum} or less"
-    )
-    if pinned:
-        yield "compare the roster with the SHA-256 of your own roster file"
+def _before(contract: Contract, privacy: dict[str, Any]) -> Iterator[str]:
+    yield "read which of the client's values the server sees by themselves, and what is not limited"
+    if contract.roster:
+        yield "compare the roster with the SHA-256 of the roster file that you have from the other operators, not from the server"
+    if privacy.get("unit") != "none":
+        yield "choose your own epsilon and delta: what the client ever spends; below the server's plan the client leaves the run early"
+
+
+def _settings(contract: Contract, protection: Protection, privacy: dict[str, Any], pinned: bool) -> Iterator[str]:
+    """The lines of a settings file, but for its paths."""
+    yield 'identity = "FILE"  # this client\'s keys'
+    if pinned or contract.roster:
+        yield 'roster = "FILE"  # of all clients\' public keys'
     if protection.secure or privacy.get("unit") != "none":
-        yield "state = FOLDER keeps what was answered and spent; never set it back to a backup"
+        yield 'state = "FOLDER"  # keeps what was answered and spent: never restore it from a backup'
+    yield f'contract = "{contract_digest(contract_bytes(contract)).hex()}"'
+    if contract.models > 1:
+        yield f"models = {contract.models}"
     shown = {
         part
         for agreed in contract.requests
@@ -253,6 +296,20 @@ def _before(contract: Contract, protection: Protection, privacy: dict[str, Any],
         if "gather" in ways and kinds_of(task_from_bytes(agreed.task)).get(part) in ("choice", "request", "score")
     }
     if shown and protection.sums.hides and privacy.get("unit") == "none" and not protection.sums.oblivious:
-        yield f"allow_scores = true lets {', '.join(map(repr, sorted(shown)))} leave; without it the run ends"
+        yield f"allow_scores = true  # lets {', '.join(map(repr, sorted(shown)))} leave; without it the client refuses and the run ends"
+    yield from ("", "[protection]", f"sum = {json.dumps(protection.sum)}", f"gram = {json.dumps(protection.gram)}")
+    if protection.smallest_sum > 1:
+        yield f"min_cohort = {protection.smallest_sum}  # clients in a sum, at least; with more the client refuses this contract"
+    yield from _keys(Protection, vars(protection), ("sum", "gram", "min_cohort"))
     if privacy.get("unit") != "none":
-        yield "your own [privacy] is what is enforced; its unit must be the same"
+        yield from ("", "[privacy]", *_keys(Privacy, privacy, ()))
+
+
+def _keys(section: Any, values: dict[str, Any], without: tuple[str, ...]) -> Iterator[str]:
+    """The keys of a section that are not at their defaults."""
+    for attribute in fields(section):
+        value, default = values[attribute.name], attribute.default
+        if default is MISSING and attribute.default_factory is not MISSING:
+            default = attribute.default_factory()
+        if attribute.name not in without and value != default and value != (list(default) if isinstance(default, tuple) else default):
+            yield f"{attribute.name} = {json.dumps(value)}"

@@ -1,6 +1,8 @@
 """A client's session contract: which it agrees to, what its text says, and that its bytes are canonical."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,18 +11,20 @@ from deployments import contract_of
 from scenes import population, training
 
 from cflpriv.contract.protection import Protection
-from cflpriv.contract.schedule import request
+from cflpriv.contract.schedule import Schedule, request
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
 from cflpriv.federation.client import FederationClient
-from cflpriv.federation.contract_record import Contract, contract_bytes, contract_digest, contract_from_bytes
+from cflpriv.federation.contract_record import Contract, contract_bytes, contract_digest, contract_from_bytes, make_contract
 from cflpriv.federation.contract_words import contract_text
 from cflpriv.federation.limits import Limits
-from cflpriv.federation.settings import Settings
+from cflpriv.federation.settings import Settings, read_roster, read_settings, write_identities
 from cflpriv.federation.store import MemoryStore
+from cflpriv.privacy.settings import Privacy
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import MalformedMessage
 from cflpriv.protocols.keys import Identity, Roster
+from cflpriv.tasks.evaluation import Losses
 
 SCENE = population(groups=1, clients_per_group=3)
 TRAIN = training(SCENE, dtype="float32")
@@ -189,7 +193,64 @@ def test_the_text_says_what_is_asked_and_what_is_learned() -> None:
         "BEFORE YOU AGREE", ROSTER.digest.hex(),
     ):  # fmt: skip
         assert line in text, line
-    assert "NONE: clients refuse" in contract_text(agreement(roster=b""))
+    assert "MISSING: no client agrees" in contract_text(agreement(roster=b""))
+
+
+@pytest.mark.parametrize(
+    ("protection", "privacy", "part"),
+    [
+        (SECURE, Privacy(), "update"),
+        (replace(SECURE, secagg_mode="passive", min_cohort=2, max_weight=40.0), Privacy(), "update"),
+        (replace(SECURE, gram=("haar",), secagg_clip=0.5), Privacy(), "update"),
+        (replace(SECURE, robust="trimmed_mean", relay_updates=True), Privacy(), "update"),
+        (SECURE, Privacy(), "choice"),
+        (Protection(gram=("sketch",), sketch_dim=40), Privacy(), "update"),
+        (Protection(), Privacy(unit="client", epsilon=8.0, delta=1e-5, clip_norm=0.5), "update"),
+        (SECURE, Privacy(unit="client", epsilon=2.0, delta=1e-6, local=("gram",)), "update"),
+        (SECURE, Privacy(unit="sample", epsilon=3.0, delta=1e-5, samples=20), "update"),
+    ],
+)
+def test_the_settings_that_the_text_prints_agree_to_this_contract_alone(
+    protection: Protection, privacy: Privacy, part: str, tmp_path: Path
+) -> None:
+    roster = read_roster(write_identities(tmp_path, 3))
+    asked = request(TRAIN, {"update": "sum"}) if part == "update" else request(Losses(TRAIN.model), {"choice": "gather"})
+    contract, other = (
+        make_contract(
+            run=name, algorithm="own", settings={}, rounds=3, seed=1, schedule=Schedule(round=(asked,), models=2), protection=protection,
+            privacy=privacy, roster=roster,
+        )
+        for name in ("", "another")
+    )  # fmt: skip
+    text = contract_text(contract)
+    printed = text.partition("AND NO OTHER\n")[2]
+    assert ("allow_scores = true" in printed) == (part == "choice")
+    file = tmp_path / "client.toml"
+    file.write_text(printed.replace('identity = "FILE"', 'identity = "client0.key"').replace('roster = "FILE"', 'roster = "roster.txt"'))
+    settings, state, _ = read_settings(file)
+    assert (state is None) == (not protection.secure and privacy.unit == "none")
+    assert replace(settings.protection, min_cohort=0) == replace(protection, min_cohort=0)
+    assert settings.privacy == privacy
+    for offered, code in ((contract, ""), (other, "other-contract")):
+        client = FederationClient(settings, lambda: SCENE.clients[0], MemoryStore())
+        assert enrolled(client, offered) == code
+
+
+def test_the_text_names_who_adds_the_noise() -> None:
+    client = Privacy(unit="client", epsilon=8.0, delta=1e-5)
+
+    def text(protection: Protection, privacy: Privacy) -> str:
+        made = contract_of(None, request(TRAIN, {"update": "sum"}), protection=protection)
+        return contract_text(
+            msgspec.structs.replace(made, privacy=tuple((key, json.dumps(value)) for key, value in asdict(privacy).items()))
+        )
+
+    trusted, shared = text(Protection(), client), text(SECURE, client)
+    assert "THE SERVER adds the noise" in trusted
+    assert "this client's own; WITHOUT noise" in trusted
+    assert "each member of a sum adds a share" in shared
+    assert "with noise of all its members" in shared
+    assert "no noise is added" in text(SECURE, Privacy())
 
 
 def test_a_schedule_that_cannot_be_is_refused() -> None:
