@@ -16,9 +16,9 @@ from .task_encoding import task_from_bytes
 __all__ = ["contract_text"]
 
 PHASES: dict[Phase, str] = {
-    "start": "Once, before the first round",
+    "start": "Before the first round",
     "round": "In every round, in any order",
-    "joining": "At any time, over the whole run, as if the client joined late (the client cannot check why it is asked)",
+    "joining": "In addition, at any time, as if the client joined late (it cannot check why it is asked)",
     "serving": "After a round, and once before the first, to score the model that clients would use",
 }
 OF_PRIVACY = ("relation",)
@@ -38,9 +38,9 @@ def contract_text(contract: Contract) -> str:
     last = contract.rounds - 1
     lines = [
         f"contract   {contract_digest(contract_bytes(contract)).hex()}",
-        f"run        {contract.run or '(no name)'}; seed {contract.seed} of the public randomness (not of masks or noise)",
+        f"run        {contract.run or '(no name)'}; seed {contract.seed} of public randomness (not of masks, noise, rotations)",
         f"algorithm  {contract.algorithm}" + "".join(f", {key} = {value}" for key, value in contract.settings),
-        f"rounds     at most {contract.rounds}, numbered 0 to {last}; some may be left out, none comes back; all in one run of the server",
+        f"rounds     at most {contract.rounds}, numbered 0 to {last}; some may be skipped, none asked again; in one run of the server",
         f"roster     {roster}",
         "",
         "WHAT THE SERVER MAY ASK, AT MOST",
@@ -100,7 +100,7 @@ def _number(agreed: AgreedRequest) -> str:
     most = agreed.times + (RETAKEN if agreed.phase == "joining" else 0)
     if agreed.phase == "joining":
         honest = "once" if agreed.times == 1 else f"{agreed.times} times"
-        return f"at most {most} times (an honest server asks {honest}, and again where an answer was lost):"
+        return f"at most {most} times (an honest server asks a client that joins late alone, {honest}, and again where an answer was lost):"
     return "once:" if most == 1 else f"{most} times, each with other values for what the server sends, such as models:"
 
 
@@ -173,18 +173,18 @@ def _protected(contract: Contract, protection: Protection) -> Iterator[str]:
 def _private(contract: Contract, privacy: dict[str, Any], secure: bool) -> Iterator[str]:
     unit, noise = privacy.get("unit"), contract.noise
     if unit == "none":
-        yield "  privacy      no noise is added: what leaves is exact"
+        yield "  privacy      no noise is added: what the server reads, also of sums, is exact"
         return
     whole = "one sample of this client, more or less or exchanged" if unit == "sample" else "this client as a whole"
-    yield f"  privacy      epsilon {privacy['epsilon']:g}, delta {privacy['delta']:g} in all for {whole}: the server's plan for this run"
-    yield "               enforced are epsilon and delta of the client's own settings, over all runs on its data: its ledger refuses more"
+    yield f"  privacy      epsilon {privacy['epsilon']:g}, delta {privacy['delta']:g} for {whole}: the server's plan for this run"
+    yield "               enforced are those of the client's own settings, over all runs with its state folder: its ledger refuses more"
     if unit == "client":
-        yield f"               a client's values are clipped together to norm {privacy['clip_norm']:g} before they are summed"
+        yield f"               an update, as a single vector, is scaled to a norm of {privacy['clip_norm']:g} at most before it is summed"
         if sums := _leaves(contract, "sum"):
             yield "               " + (
-                "each member of a sum adds a share of the noise before it masks: it protects from the server and everybody else"
+                "each member of a sum adds a share of the noise before it masks: it protects from everybody, as far as members add theirs"
                 if secure
-                else "THE SERVER adds the noise to sums, and is trusted with this client's values: it protects from everybody else"
+                else "THE SERVER adds the noise to sums, which no client can check: it protects from everybody but the server"
             )
         if "gram" in privacy["local"]:
             rows = "to rows that are compared this client" if sums else "this client"
@@ -222,7 +222,7 @@ def _times(contract: Contract, agreed: AgreedRequest) -> str:
     each = "" if agreed.times == 1 else f"{agreed.times} times "
     return {
         "start": f"{each}before the first round",
-        "round": f"{each}in each of {contract.rounds} rounds",
+        "round": f"{each}in each of {contract.rounds} rounds at most",
         "joining": f"at most {agreed.times + RETAKEN} times when it joins",
         "serving": f"{each}after each of {contract.rounds} rounds and before the first",
     }[agreed.phase].strip()
@@ -249,19 +249,22 @@ def _reading(way: Leaving, part: str, agreed: AgreedRequest, protection: Protect
 
 
 def _left_open(contract: Contract, protection: Protection, privacy: dict[str, Any]) -> Iterator[str]:
-    whatever = privacy.get("unit") == "sample" or (privacy.get("unit") == "client" and protection.secure)
-    yield "the models that are sent: a server can make them such that what it learns shows more than in an honest run" + (
-        "; epsilon and delta hold whatever it sends" if whatever else ""
+    yield "which models are sent: a server that lies can choose them such that the answers show more of this client's data" + (
+        "; epsilon and delta hold whatever it sends" if contract.noise is not None and not contract.noise.shares else ""
     )
     own = {"client": ", with its own share of the noise alone", "sample": ", with noise"}.get(privacy.get("unit", ""), "")
     if protection.transformed and (_leaves(contract, "gram") or not protection.secure):
-        yield "who works with the server: a single client that does so gives away the shared secret, and with it every client's values"
+        parts = "every client's values that are compared" if protection.secure else "every client's values"
+        yield f"who works with the server: a single client that does so gives away the shared rotation, and with it {parts}"
+    if privacy.get("unit") == "client" and not protection.secure:
+        yield "whether the server adds the noise, and whom it shows this client's values; the ledger counts what the noise would cost"
     if protection.secure:
         yield (
-            f"who is in a sum with this client: the server picks the clients, and if all others of {protection.smallest_sum} or more "
+            f"who is in a sum with this client: the server picks the clients, and if all other members "
             f"work with it, it has this client's value{own}"
         )
-        yield "nearly equal models in successive rounds over other clients: the difference of two sums shows what few clients contribute"
+        within = ", up to the noise" if privacy.get("unit") != "none" else ""
+        yield f"nearly equal models in successive rounds, over groups that differ in few clients: their difference shows these{within}"
     if contract.models > 1:
         yield f"members of a sum may have been sent {contract.models} models: one of these can be meant for a single client"
     if protection.secure and protection.secagg_mode == "passive":
@@ -273,10 +276,11 @@ def _left_open(contract: Contract, protection: Protection, privacy: dict[str, An
 
 def _before(contract: Contract, privacy: dict[str, Any]) -> Iterator[str]:
     yield "read which of the client's values the server sees by themselves, and what is not limited"
+    yield "to agree is to write the lines below, with your own paths, into the client's settings file"
     if contract.roster:
-        yield "compare the roster with the SHA-256 of the roster file that you have from the other operators, not from the server"
+        yield "compare the roster with the SHA-256 of the roster file that the other operators gave you, not the server"
     if privacy.get("unit") != "none":
-        yield "choose your own epsilon and delta: what the client ever spends; below the server's plan the client leaves the run early"
+        yield "choose your own epsilon and delta, of all runs ever; if less than the plan is left, the client leaves the run early"
 
 
 def _settings(contract: Contract, protection: Protection, privacy: dict[str, Any], pinned: bool) -> Iterator[str]:
@@ -285,7 +289,7 @@ def _settings(contract: Contract, protection: Protection, privacy: dict[str, Any
     if pinned or contract.roster:
         yield 'roster = "FILE"  # of all clients\' public keys'
     if protection.secure or privacy.get("unit") != "none":
-        yield 'state = "FOLDER"  # keeps what was answered and spent: never restore it from a backup'
+        yield 'state = "FOLDER"  # what was answered and spent: the same for all runs, never restored from a backup'
     yield f'contract = "{contract_digest(contract_bytes(contract)).hex()}"'
     if contract.models > 1:
         yield f"models = {contract.models}"
@@ -299,10 +303,12 @@ def _settings(contract: Contract, protection: Protection, privacy: dict[str, Any
         yield f"allow_scores = true  # lets {', '.join(map(repr, sorted(shown)))} leave; without it the client refuses and the run ends"
     yield from ("", "[protection]", f"sum = {json.dumps(protection.sum)}", f"gram = {json.dumps(protection.gram)}")
     if protection.smallest_sum > 1:
-        yield f"min_cohort = {protection.smallest_sum}  # clients in a sum, at least; with more the client refuses this contract"
+        yield f"min_cohort = {protection.smallest_sum}  # of clients in a sum; a larger number makes the client refuse this contract"
     yield from _keys(Protection, vars(protection), ("sum", "gram", "min_cohort"))
     if privacy.get("unit") != "none":
-        yield from ("", "[privacy]", *_keys(Privacy, privacy, ()))
+        limit = "# your limit over all runs ever; at this number for this run and nothing after it"
+        spent = (f"epsilon = {privacy['epsilon']!r}  {limit}", f"delta = {privacy['delta']!r}  # as epsilon")
+        yield from ("", "[privacy]", *spent, *_keys(Privacy, privacy, ("epsilon", "delta")))
 
 
 def _keys(section: Any, values: dict[str, Any], without: tuple[str, ...]) -> Iterator[str]:
