@@ -8,7 +8,8 @@ Rules (docs/guarantees.md says what each keeps from a server that lies):
                 requests of the start are counted over the run, and those of joining, of which `RETAKEN` may fail
     part        leaves by the operations that the contract declares for it, and by `gram` at most `RETAKEN` times more than once
     sum         the clip is the contract's, and all sums of a part weigh clients in one way, equally or by samples
-    session     one contract is one session; what was counted outlives sessions and restarts
+    session     one contract is one session; what was counted outlives sessions and restarts; a deployed client whose sums are secure, or
+                that has a ledger, stays away if the server has an answer of a later round than its state knows of
 
 Without a contract (simulations that name none) none of these rules is in force.
 """
@@ -91,7 +92,7 @@ class ClientContract:
         """Agree to the contract of an enrolment, or to none where the client's settings need none.
 
         Raises `RemoteError`: "no-contract"; "other-contract" for one that the settings do not allow; "contract-used" for one that another
-        session has; "malformed".
+        session has; "set-back" for a state that knows of fewer rounds than the server has answers of; "malformed".
         """
         settings, data = self._settings, ask.contract if self._strict else b""
         if not data:
@@ -110,6 +111,12 @@ class ClientContract:
         counted = self._counts(digest)
         if counted is not None and not counted.may_be_of(ask.session):
             raise self._error("contract-used", "another session has this contract; a second run needs another name ([run] name)")
+        known = -1 if counted is None else counted.round
+        recorded = settings.needs_contract and (settings.protection.secure or settings.privacy.unit != "none")
+        if recorded and (latest := dict(ask.answered).get(settings.identity.client, -1)) > known:
+            raise self._error(
+                "set-back", f"the state ends with round {known}, the server has an answer of round {latest}: was it set back?"
+            )
         if self._store.get("session") == ask.session and self._store.get(KEPT) != data:
             raise self._error("other-contract", "the session has another contract")
         if counted is None or counted.session != ask.session:

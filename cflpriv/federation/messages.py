@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 __all__ += message_encoding.__all__
 
-VERSION = 11
+VERSION = 12
 LIMIT_BYTES = 1 << 31
 
 REFUSALS: dict[str, str] = {
@@ -61,6 +61,7 @@ REFUSALS: dict[str, str] = {
     "too-large": "the task, or its parameters, are over the limits of the client's own settings",
     "no-contract": "the client's own settings need a session contract, and the server sent none, or none any more",
     "other-contract": "the session contract is not one that the client's own settings allow, or not that of the session",
+    "set-back": "the client answered in later rounds than its state knows of: a restored backup, or a lost state",
     "contract-used": "the client has answered under this session contract in another session; a second run needs another name",
     "not-agreed": "the request is not in the session contract: another task, a round that has passed, or once more than declared",
     "not-on-roster": "the client's identity is not on its roster",
@@ -118,12 +119,14 @@ class NoiseShares(FederationMessage, frozen=True):
 
 class Enrol(FederationMessage, frozen=True, tag="enrol"):
     """Enrol into a session. `session` names this federation and never changes; `challenge` is fresh. `contract`: the canonical bytes of a
-    session contract (`contract_record`), empty for a session without one."""
+    session contract (`contract_record`), empty for a session without one. `answered`: a client that was at this place, and the latest
+    round in which it answered under the contract; nobody if empty."""
 
     version: Count
     session: Bytes16
     challenge: Bytes16
     contract: bytes = b""
+    answered: tuple[tuple[Count, int], ...] = ()
 
 
 class Compute(FederationMessage, frozen=True, tag="compute"):

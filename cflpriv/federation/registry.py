@@ -198,6 +198,7 @@ class ClientRegistry:
         self.peers: dict[int, m.Recipient] = {}
         self.refusals: list[tuple[int, str, str]] = []
         self.unopened: set[int] = set()
+        self._answered: dict[int, int] = {}
         self.greeted: list[Callable[[Iterable[int]], None]] = []  # called with those who enrolled, as they may have lost their state
 
     @property
@@ -240,7 +241,7 @@ class ClientRegistry:
         answering = {place for client, place in self._places.items() if client not in self._lost} | {*self._holders.values()}
         fresh = {place: self._entropy(16) for place in self._transport.places() if place not in answering}
         asks: dict[int, m.PartyRequest] = {
-            place: m.Enrol(m.VERSION, self._session, challenge, self._contract) for place, challenge in fresh.items()
+            place: m.Enrol(m.VERSION, self._session, challenge, self._contract, self._latest(place)) for place, challenge in fresh.items()
         }
         came = []
         for place, answer in sorted(self._exchange(asks, "enrol").items()):
@@ -270,6 +271,11 @@ class ClientRegistry:
         for listen in self.greeted:
             listen(came)
         return tuple(sorted(came))
+
+    def _latest(self, place: int) -> tuple[tuple[int, int], ...]:
+        """The client that was last at a place, and the latest round in which it computed, where a contract counts rounds."""
+        client = self._at.get(place)
+        return ((client, self._answered[client]),) if self._contract and client is not None and client in self._answered else ()
 
     def greet_lost(self) -> tuple[int, ...]:
         """Greet once the clients that gave no answer and were not greeted since. Returns those that enrolled."""
@@ -336,6 +342,8 @@ class ClientRegistry:
                     lost.add(client)
             else:
                 answers[client] = answer
+                if isinstance(ask, m.Compute):
+                    self._answered[client] = self.round
         if lost:
             self._lost |= lost
             self._ungreeted |= lost

@@ -98,6 +98,35 @@ def test_a_client_that_needs_a_contract_enrols_under_one_alone() -> None:
     assert enrolled(client_with(contract=bytes(32), needs_contract=False), None) == "no-contract"
 
 
+def test_a_state_that_was_set_back_is_refused() -> None:
+    store = MemoryStore()
+    client = client_with(store)
+    assert enrolled(client, agreement()) == ""
+    assert compute(client) == ""
+    earlier = {name: store.get(name) for name in store.names()}
+    assert compute(client, round=1, model=1) == ""
+
+    def again(store: MemoryStore, latest: int, number: int = 0, **settings: Any) -> str:
+        ask = m.Enrol(m.VERSION, FIRST, bytes(16), contract_bytes(agreement()), ((number, latest),))
+        answer = m.decode_answer(client_with(store, **settings).receive(m.encode(ask)))
+        return answer.code if isinstance(answer, m.Refused) else ""
+
+    def restored() -> MemoryStore:
+        made = MemoryStore()
+        for name, value in earlier.items():
+            assert value is not None
+            made.put(name, value)
+        return made
+
+    assert again(store, 1) == ""
+    assert again(restored(), 0) == ""
+    assert again(restored(), 1) == "set-back"
+    assert again(MemoryStore(), 0) == "set-back", "a lost state"
+    assert again(MemoryStore(), -1) == "", "nothing but the start was answered"
+    assert again(restored(), 1, number=2) == "", "another client was at this place"
+    assert again(restored(), 1, needs_contract=False) == "", "a simulation restores its clients itself"
+
+
 def test_requests_are_those_of_the_contract() -> None:
     client = client_with()
     assert enrolled(client, agreement()) == ""

@@ -1,13 +1,17 @@
 """The operations over bytes: every algorithm runs unchanged, results are those of clients in memory, and clients refuse what they must."""
 
 import inspect
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from deployments import contract_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loopback import ENTROPY, Loopback, RawArray, remote
@@ -343,6 +347,35 @@ def test_state_lives_in_files_as_well_and_old_values_are_dropped(tmp_path: Any) 
     assert (tmp_path / "0").stat().st_mode & 0o077 == 0
     kept = [name for name in transport.stores[0].names() if name.startswith("held/")]
     assert 0 < len(kept) <= 5
+
+
+def test_a_run_goes_on_without_a_client_whose_folder_was_set_back(tmp_path: Path) -> None:
+    scene, protection = population(groups=1, clients_per_group=5), Protection(sum="secagg")
+    transport = Loopback(scene, protection, lambda client: DiskStore(tmp_path / str(client)))
+    deployed = transport.settings
+    transport.settings = lambda client: replace(deployed(client), needs_contract=True)  # type: ignore[method-assign]
+    made = algorithm("fedavg", scene)
+    agreed = contract_of(made, protection=protection, roster=transport.roster)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=transport.roster, entropy=ENTROPY, seed=1, contract=agreed)
+    state = made.init(fed)
+
+    fed.begin_round(0)
+    state, _ = made.round(fed, state)
+    shutil.copytree(tmp_path / "2", tmp_path / "backup")
+    fed.begin_round(1)
+    state, _ = made.round(fed, state)
+    assert set(fed.clients) == set(range(5))
+    shutil.rmtree(tmp_path / "2")
+    shutil.move(tmp_path / "backup", tmp_path / "2")
+    transport.dead = {2}
+    fed.begin_round(2)
+    state, _ = made.round(fed, state)
+    transport.dead = set()
+    for number in (3, 4):
+        fed.begin_round(number)
+        state, _ = made.round(fed, state)
+        assert set(fed.clients) == {0, 1, 3, 4}
+    assert {code for _, stage, code in fed.refusals if stage == "enrol"} == {"set-back"}
 
 
 def test_what_does_not_travel_is_refused_by_name() -> None:
