@@ -27,6 +27,7 @@ from ..config.config import Config
 from .class_scores import warnings_of
 from .communication import traffic_so_far, traffic_summary
 from .private import RunLedger, spent, summed_up
+from .training_noise import noise_warning, not_the_noise, over_run
 
 __all__ = [
     "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Experiment", "advance", "begin", "device_of", "finish", "population_digest",
@@ -255,6 +256,7 @@ def finish(run: Experiment) -> dict[str, Any]:
     models = run.algorithm.serve(run.state).params.values()  # of several, without a clustering, the number in use is unknown
     by_cluster = described.get("k", 1) > 1 or any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
     transcript = run.federation.transcript
+    noise = over_run(run.rows, len(run.rows))
     return {
         "algorithm": run.algorithm.name,
         "dataset": run.population.name,
@@ -272,7 +274,8 @@ def finish(run: Experiment) -> dict[str, Any]:
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),
         "knowledge": run.config.knowledge,
-        "warnings": [*run.config.doubts, *(warnings_of(final, run.population.class_names) if run.rows else ())],
+        **noise,
+        "warnings": [*run.config.doubts, *_result_warnings(run, final, noise)],
         "rounds": len(run.rows),
         "rounds_planned": run.config.training.rounds,
         "rounds_skipped": sum(row["skipped"] is not None for row in run.rows),
@@ -291,6 +294,16 @@ def finish(run: Experiment) -> dict[str, Any]:
         "seconds": time.perf_counter() - run.started,
         **run.backend.summary(run),
     }
+
+
+def _result_warnings(run: Experiment, final: Mapping[str, Any], noise: Mapping[str, float]) -> list[str]:
+    """What a reader of the result should know: that it means nothing, and whether noise is the reason. Nothing before the first round."""
+    if not run.rows:
+        return []
+    found = warnings_of(final, run.population.class_names)
+    if swamped := noise_warning(noise):
+        return [*found, swamped]
+    return [*found, not_the_noise(noise, run.config.privacy.clip_norm)] if found and noise else found
 
 
 def _mean(values: list[float | None]) -> float | None:

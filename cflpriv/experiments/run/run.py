@@ -14,7 +14,7 @@ import numpy as np
 from ...algorithms.interface import Algorithm
 from ...class_counts import as_counts, pooled
 from ...clustering.scores import ari, perplexity, spread
-from ...contract.handles import Held
+from ...contract.handles import Held, placed
 from ...data import build_population
 from ...engine import Engine
 from ...engine.device import using
@@ -38,6 +38,7 @@ from .loop import OVER_BUDGET, Backend, Experiment, advance, begin, device_of, f
 from .measure import chosen, local_results, recomputed, scores_of, served_accuracy, served_results
 from .private import run_ledger
 from .resume import Counted
+from .training_noise import training_noise
 
 __all__ = [
     "Experiment", "admit", "advance", "begin", "check_run", "estimate_record_bytes", "finish", "population_digest", "prepare", "secrets_of",
@@ -200,6 +201,11 @@ def _scores(run: Experiment, clients: tuple[int, ...]) -> Mapping[str, Any]:
     scores |= class_scores(results, clients, labels, run.majority, run.config.run.metrics)
     if of_local and (counts := pooled(of_local)) is not None and (by_class := as_counts(counts)) is not None:
         scores["local_balanced_accuracy"] = by_class.balanced_accuracy
+    private = None if run.run_ledger is None else run.run_ledger.sample_ledger
+    if private is not None and private.noise.training:
+        model, epochs, share = run.config.model_for(run.population), run.config.training.epochs, run.config.training.participation
+        of = None if labels is None else {client: labels[client] for client in placed(labels, clients)}
+        scores |= training_noise(run.simulated, model, private.noise, epochs, clients, of, share)
     if choices is not None and (known := [i for i, client in enumerate(clients) if client in run.truth]):
         scores["choice_ari"] = ari([run.truth[clients[i]] for i in known], [choices[i] for i in known])
     return {**scores, "per_client": per_client}
