@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .errors import InputError
     from .experiments import Config, load_config, run_experiment
     from .experiments.config.callbacks import Callback, register_callback
+    from .experiments.metrics import register_metric
     from .experiments.report.tables import read_sweep
     from .plugins import load_plugin, register_attack
     from .tasks.training import Train
@@ -56,6 +57,7 @@ _HOME = {
     "register_attack": "plugins",
     "register_callback": "experiments.config.callbacks",
     "register_dataset": "data",
+    "register_metric": "experiments.metrics",
     "register_model": "engine.models",
     "register_protection": "contract.protection",
     "run_experiment": "experiments",
@@ -70,8 +72,8 @@ _OLD: dict[str, str] = {
 __all__ = [
     "ALGORITHMS", "AlgorithmSpec", "Callback", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model",
     "Population", "Protection", "ProtectionSpec", "Sampling", "Train", "build_population", "load_config", "load_plugin",
-    "read_sweep", "register_algorithm", "register_attack", "register_callback", "register_dataset", "register_model",
-    "register_protection", "run_experiment", "simulate",
+    "read_sweep", "register_algorithm", "register_attack", "register_callback", "register_dataset", "register_metric",
+    "register_model", "register_protection", "run_experiment", "simulate",
 ]  # fmt: skip
 
 

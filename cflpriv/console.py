@@ -13,9 +13,16 @@ def row_text(row: Mapping[str, Any]) -> str:
     spent = "" if row.get("epsilon") is None else f"  epsilon {row['epsilon']:.3g} spent"
     if row.get("accuracy_mean") is None:
         return spent.strip()
+    balanced = "" if row.get("balanced_accuracy") is None else f" (balanced {100 * row['balanced_accuracy']:.1f} %)"
+    own = "".join(f"  {name.removeprefix('metric_')} {_figure(row[name])}" for name in row if name.startswith("metric_"))
     local = "" if row["local_accuracy_mean"] is None else f"  local models {100 * row['local_accuracy_mean']:.1f} %"
     perplexity = "" if row.get("perplexity_mean") is None else f"  perplexity {row['perplexity_mean']:.4g}"
-    return f"accuracy {100 * row['accuracy_mean']:.1f} %{_sampled(row)}{local}{perplexity}{spent}"
+    return f"accuracy {100 * row['accuracy_mean']:.1f} %{_sampled(row)}{balanced}{local}{perplexity}{own}{spent}"
+
+
+def _figure(value: float | None) -> str:
+    """A number of no known unit."""
+    return "–" if value is None else f"{value:.4g}"
 
 
 def _sampled(scores: Mapping[str, Any]) -> str:
@@ -38,6 +45,13 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     clusters = "" if summary["clusters"] is None else f", {counted(summary['clusters'], 'cluster')}{groups}"
     agreement = f", ARI {summary['ari']:.3f}" if known and summary["ari"] is not None else ""
     perplexity = "" if summary.get("perplexity_mean") is None else f", perplexity {summary['perplexity_mean']:.4g}"
+    by_class = ""
+    if summary.get("balanced_accuracy") is not None:
+        by_class = (
+            f", balanced accuracy {percent(summary['balanced_accuracy'])}, macro F1 {percent(summary['macro_f1'])} (always the majority "
+            f"class: accuracy {percent(summary['majority_accuracy'])}, balanced {percent(summary['majority_balanced_accuracy'])})"
+        )
+    own = "".join(f", {name.removeprefix('metric_')} {_figure(value)}" for name, value in summary.items() if name.startswith("metric_"))
     private = ""
     if summary.get("epsilon") is not None:
         unit, budget, delta = summary["privacy_unit"], summary["epsilon_budget"], summary["delta"]
@@ -45,7 +59,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     return (
         f"{summary['algorithm']}, protection {summary['protection']}{private}: accuracy {percent(summary['accuracy_mean'])}"
         f"{_sampled(summary)} (worst {'of these' if summary.get('evaluated_clients') else 'client'} {percent(summary['accuracy_worst'])})"
-        f", local models {percent(summary['local_accuracy_mean'])}{perplexity}"
+        f"{by_class}, local models {percent(summary['local_accuracy_mean'])}{perplexity}{own}"
         f"{clusters}{agreement}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
     )
 

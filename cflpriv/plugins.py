@@ -2,8 +2,8 @@
 
 A file calls `cflpriv.register_algorithm` and the like. `--plugin FILE`, `[run] plugins` of a configuration or `load_plugin` loads the file;
 `experiments.trust` decides about files that a run folder names. An installed package names its things as entry points of the groups
-`cflpriv.algorithms`, `cflpriv.models`, `cflpriv.protections`, `cflpriv.attacks`, `cflpriv.datasets` and `cflpriv.callbacks`. They are
-loaded when a name is asked for that is not there, or when everything is listed.
+`cflpriv.algorithms`, `cflpriv.models`, `cflpriv.protections`, `cflpriv.attacks`, `cflpriv.datasets`, `cflpriv.callbacks` and
+`cflpriv.metrics`. They are loaded when a name is asked for that is not there, or when everything is listed.
 
 Source: https://packaging.python.org/en/latest/specifications/entry-points/
 """
@@ -22,7 +22,7 @@ from .errors import InputError
 from .protocols.bounded_files import read_bytes
 
 __all__ = [
-    "ALGORITHMS", "ATTACKS", "CALLBACKS", "FUNCTIONS", "TASKS", "Registry", "is_loaded", "load_plugin", "loaded_plugins",
+    "ALGORITHMS", "ATTACKS", "CALLBACKS", "FUNCTIONS", "METRICS", "TASKS", "Registry", "is_loaded", "load_plugin", "loaded_plugins",
     "plugin_digests", "register_attack", "run_plugins",
 ]  # fmt: skip
 
@@ -114,6 +114,8 @@ ATTACKS: Registry[Any] = Registry("attack", lambda attack: attack.cells)
 """Name -> `attacks.Attack`; here, because a file may register one before the attacks are imported."""
 CALLBACKS: Registry[Callable[[], Any]] = Registry("callback", home=".experiments.run.tensorboard")
 """Name in `[run] callbacks` -> what makes a `Callback` for a run."""
+METRICS: Registry[Callable[[Any, Any], float]] = Registry("metric")
+"""Name in `[run] metrics` -> a function of predictions and labels."""
 
 
 def register_attack(name: str, attack: Any) -> None:

@@ -12,13 +12,15 @@ from typing import Any, Literal, get_args
 
 from ..errors import InputError
 
-__all__ = ["EACH_ROUND", "Leaving", "Phase", "Schedule", "TaskRequest", "at_round", "request", "same_task", "scores"]
+__all__ = ["EACH_ROUND", "SCORES", "Leaving", "Phase", "Schedule", "TaskRequest", "at_round", "request", "same_task", "scores"]
 
 Phase = Literal["start", "round", "joining", "serving"]
 """When a client is asked: before the first round; in each round; when the client joins a run that goes on or is met, which is counted over
 the whole run; when scores are gathered after a round."""
 Leaving = Literal["gram", "gather", "sum", "relay"]
 """The operations by which a part leaves a client."""
+SCORES = ("correct", "count", "confusion")
+"""Parts of an evaluation that leave a client where nothing hides values. The first two are single numbers."""
 EACH_ROUND = 0
 """`times` of a request that is made as often as the run has rounds."""
 
@@ -85,7 +87,7 @@ def request(
 
 def scores(task: Any) -> TaskRequest:
     """The request for a client's scores after a round, where no protection keeps single clients' scores from the server."""
-    return request(task, {"correct": "gather", "count": "gather"})
+    return request(task, {part: "gather" for part in SCORES if part in task.parts})
 
 
 def at_round(task: Any, number: int) -> Any:

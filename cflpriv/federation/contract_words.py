@@ -245,7 +245,11 @@ def _reading(way: Leaving, part: str, agreed: AgreedRequest, protection: Protect
         )
     if kind == "request":
         return "whose values the client asks for"
-    return {"count": "the number of samples"}.get(part, "the number itself, of the data at models that the server sends")
+    words = {
+        "count": "the number of samples",
+        "confusion": "how many test samples of each class a model takes for which class, so also how many there are of each class",
+    }
+    return words.get(part, "the number itself, of the data at models that the server sends")
 
 
 def _left_open(contract: Contract, protection: Protection, privacy: dict[str, Any]) -> Iterator[str]:

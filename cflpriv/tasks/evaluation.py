@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from ..class_counts import FULL, counts_shape
 from ..engine import Device, Result, TaskInput
 from ..engine.device import in_use, tensor
 from ..engine.forward import forward_chunk, outputs
@@ -50,26 +51,32 @@ def sample_losses(model: Model, vector: Array, x: torch.Tensor, y: torch.Tensor,
 class Evaluate:
     """The given "model" on the client's test data (or training data, with `split="train"`).
 
-    Parts: "correct" (), "loss" () summed over samples, "count" ().
+    Parts: "correct" (), "loss" () summed over samples, "count" (), and "confusion" float64, which counts samples by class as
+    `class_counts` describes: (k, k) by true and predicted class, for many classes (3, k), for very many (0, 0). These are more than one
+    number, so they leave a client only where no protection hides values: their rows show how many samples of each class a client has.
     """
 
     model: Model
     split: str = "test"
 
-    parts: ClassVar[Parts] = {"correct": "measure", "loss": "measure", "count": "measure"}
+    parts: ClassVar[Parts] = {"correct": "measure", "loss": "measure", "count": "measure", "confusion": "measure"}
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, task_input: TaskInput) -> Result:
         x, y = self._samples(task_input)
         module = self.model.load(task_input.array("model"))
-        correct, loss = 0, 0.0
+        loss, counted = 0.0, np.zeros(counts_shape(self.model.classes))
+        correct = 0
         with torch.no_grad():
             for start in range(0, len(y), 1024):
                 logits = module(self.model.inputs(x[start : start + 1024]))
                 labels = tensor(y[start : start + 1024])
-                correct += int((logits.argmax(1) == labels).sum())
+                predicted = logits.argmax(1)
+                correct += int((predicted == labels).sum())
                 loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-        return {"correct": np.array(float(correct)), "loss": np.array(loss), "count": np.array(float(len(y)))}
+                if counted.size:
+                    counted += _by_class(predicted, labels, [len(labels)], self.model.classes)[0].cpu().numpy().reshape(counted.shape)
+        return {"correct": np.array(float(correct)), "loss": np.array(loss), "count": np.array(float(len(y))), "confusion": counted}
 
     def _samples(self, task_input: TaskInput) -> tuple[Array, Array]:
         return (
@@ -89,12 +96,36 @@ class Evaluate:
         counts = [len(y) for _, y in samples]
         whole, labels = torch.cat(logits), torch.cat([y for _, y in samples])
         losses = functional.cross_entropy(whole, labels, reduction="none").double()
-        scores = torch.stack([(whole.argmax(1) == labels).double(), losses])
-        sums = torch.stack([each.sum(1) for each in torch.split(scores, counts, dim=1)]).cpu().numpy()  # one copy a chunk
+        predicted = whole.argmax(1)
+        scores = torch.stack([(predicted == labels).double(), losses])
+        sums = torch.stack([each.sum(1) for each in torch.split(scores, counts, dim=1)])
+        by_class = _by_class(predicted, labels, counts, self.model.classes)
+        copied = torch.cat([sums, by_class], dim=1).cpu().numpy()  # one copy a chunk
+        shape = counts_shape(self.model.classes)
         return [
-            {"correct": np.array(correct), "loss": np.array(loss), "count": np.array(float(count))}
-            for (correct, loss), count in zip(sums, counts, strict=True)
-        ], path
+            {
+                "correct": np.array(row[0]), "loss": np.array(row[1]), "count": np.array(float(count)),
+                "confusion": row[2:].reshape(shape).copy(),
+            }
+            for row, count in zip(copied, counts, strict=True)
+        ], path  # fmt: skip
+
+
+def _by_class(predicted: torch.Tensor, labels: torch.Tensor, counts: Sequence[int], classes: int) -> torch.Tensor:
+    """The "confusion" of each client (clients, numbers) float64 from its `counts` samples, on the device of `labels` (n,)."""
+    rows, columns = counts_shape(classes)
+    made = torch.zeros(len(counts) * rows * columns, dtype=torch.float64, device=labels.device)
+    if not rows:
+        return made.view(len(counts), 0)
+    ones = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
+    sizes = torch.from_numpy(np.repeat(np.arange(len(counts)) * rows * columns, counts)).to(labels.device)
+    if rows == columns and classes <= FULL:
+        made.index_add_(0, sizes + labels * columns + predicted, ones)
+    else:
+        made.index_add_(0, sizes + labels, ones)
+        made.index_add_(0, sizes + columns + predicted, ones)
+        made.index_add_(0, sizes + 2 * columns + labels, (predicted == labels).double())
+    return made.view(len(counts), rows * columns)
 
 
 def capped(losses: Array, cap: float) -> Array:

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.contract.protection import Protection
-from cflpriv.contract.schedule import Schedule, TaskRequest
+from cflpriv.contract.schedule import SCORES, Schedule, TaskRequest
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
@@ -304,7 +304,7 @@ def messages_of(run: Path, messages: int) -> list[tuple[Any, ...]]:
     return [
         (one.round, one.operation, one.kind, one.source, one.target, one.clients, one.digest)
         for one in read_transcript(run / "transcript", messages)
-        if one.kind != "correct+count" and one.context.get("task") != "Evaluate"
+        if one.kind != "+".join(SCORES) and one.context.get("task") != "Evaluate"
     ]
 
 

@@ -23,6 +23,7 @@ from ...algorithms import ALGORITHMS
 from ...algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue
 from ...contract.operations import Sampling
 from ...contract.protection import Protection
+from ...contract.schedule import SCORES
 from ...engine.models import Model
 from ...errors import InputError, near, unknown_key
 from ...federation.cohort import CohortRounds, schedule
@@ -36,6 +37,7 @@ from ...privacy.settings import Noise, Privacy, Releases, check_samples, plan_no
 from ...protocols.bounded_files import read_json, read_text
 from ...tasks.training import Train
 from ...types import Population
+from ..metrics import check_metrics
 from ..newcomers import held_back
 from ..trust import idle_code, may_run, run_sections
 from .callbacks import known_callbacks
@@ -101,6 +103,7 @@ class Config:
                 "passes; only 'linear' trains from zero"
             )
         known_callbacks(self.run.callbacks)
+        check_metrics(self.run.metrics)
         check_privacy(self.privacy, self.protection, self.training, self.run, self.data, self.spec, self.releases)
 
     def sampling(self) -> Sampling:
@@ -170,6 +173,14 @@ class Config:
         if self.privacy.unit != "none":
             return f"under privacy.unit = {self.privacy.unit!r} clients do not show their scores, which have no noise"
         return ""
+
+    @property
+    def shown_scores(self) -> tuple[str, ...]:
+        """The parts of a client's evaluation that leave a client of a deployment: where values are hidden, single numbers at most."""
+        if self.unscored:
+            return ()
+        alone = self.protection.sums.hides or self.protection.min_cohort > 1  # as `federation.release_policy` has it
+        return SCORES[:2] if alone else SCORES
 
     @property
     def cohort(self) -> int:

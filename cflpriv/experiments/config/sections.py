@@ -161,5 +161,10 @@ class RunSection:
         tuple[str, ...], Key("Code that receives rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
     ] = ()
 
+    metrics: Annotated[
+        tuple[str, ...],
+        Key("Own metrics that a plugin registers: functions of predictions and labels. Results have them as `metric_NAME`."),
+    ] = ()
+
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "run")

@@ -28,7 +28,8 @@ __all__ = [
 ]  # fmt: skip
 
 METRICS = (
-    "accuracy_mean", "accuracy_worst", "local_accuracy_mean", "ari", "clusters", "epsilon", "upload_bytes", "download_bytes", "seconds",
+    "accuracy_mean", "balanced_accuracy", "macro_f1", "majority_accuracy", "accuracy_worst", "local_accuracy_mean", "ari",
+    "clusters", "epsilon", "upload_bytes", "download_bytes", "seconds",
 )  # fmt: skip
 UTILITIES = {
     "accuracy_mean": "shared or cluster\nmodel, accuracy %",
@@ -127,12 +128,14 @@ def table_rows(results: Sequence[Result], sweep: Sweep) -> list[dict[str, Any]]:
     the same ε, or to its only one. None where it has several and none of this ε.
     """
     groups = _by_setting(results)
+    own_metrics = dict.fromkeys(name for result in results for name in result.summary if name.startswith("metric_"))
     rows = []
     for setting, own in groups.items():
         row: dict[str, Any] = {**setting_columns(setting), "knowledge": own[0].summary.get("knowledge", ""), "seeds": len(own)}
         twin = _compared_with(setting, sweep)
         others = [] if twin is None or twin == setting else groups.get(twin, [])
-        for metric in METRICS:
+        row["warnings"] = "; ".join(dict.fromkeys(line for result in own for line in result.summary.get("warnings", ())))
+        for metric in (*METRICS, *own_metrics):
             value = mean_of(_seeds(own, metric).values())
             row |= {metric: value and value.mean, f"{metric}_std": value and value.std}
             difference = paired(_seeds(own, metric), _seeds(others, metric))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from ...class_counts import as_counts
 from ...contract.protection import ROBUST, listed
 from ...errors import InputError
 from ...files import write_atomically
@@ -38,6 +39,7 @@ __all__ = ["write_report"]
 DETAILED = 8
 """The number of runs with pictures of their clustering and of recovered data. Other runs are only named, to keep the page small."""
 SHOWN_CLUSTERS = 30
+SHOWN_CLASSES = 30
 
 
 def write_report(folder: Path) -> Path:
@@ -83,6 +85,7 @@ def write_report(folder: Path) -> Path:
         reveals=_reveals(runs),
         notes=_notes(runs),
         lost=_lost(runs),
+        by_class=[shown for run in detailed if (shown := _by_class(run)) is not None],
         recomputed=RECOMPUTED,
     )
     try:
@@ -132,7 +135,40 @@ def _lost(runs: Sequence[RunFiles]) -> dict[str, float]:
 def _scalars(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     """A row per run: its name and every scalar of its summary."""
     plain = (str, int, float, type(None))
-    return [{"run": run.name, **{key: value for key, value in run.summary.items() if isinstance(value, plain)}} for run in runs]
+    return [
+        {
+            "run": run.name,
+            **{key: value for key, value in run.summary.items() if isinstance(value, plain)},
+            "warnings": "; ".join(map(str, run.summary.get("warnings", ()))),
+        }
+        for run in runs
+    ]
+
+
+def _by_class(run: RunFiles) -> dict[str, Any] | None:
+    """The table of samples by true and predicted class, of up to SHOWN_CLASSES classes; None for a run that has no such counts."""
+    path, by_class = run.folder / "summary.json", run.summary.get("by_class")
+    if not by_class:
+        return None
+    try:
+        counts = as_counts(np.array(by_class["counts"], dtype=np.float64))
+        clusters = {name: cluster["balanced_accuracy"] for name, cluster in by_class.get("clusters", {}).items()}
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(f"{path}: is damaged ('by_class': {error})") from None
+    if counts is None:
+        return None
+    names = (run.measured or {}).get("class_names") or list(map(str, range(len(counts.samples))))
+    shown = [label for label in range(len(counts.samples)) if counts.samples[label] or counts.predictions[label]][:SHOWN_CLASSES]
+    require(len(names) == len(counts.samples), path, "'by_class' has another number of classes than measured.json")
+    rows = [
+        {
+            "name": names[i], "samples": int(counts.samples[i]), "recall": float(counts.recalls[i]) if counts.samples[i] else None,
+            "counts": [int(counts.predictions[i])] if counts.matrix is None else [int(counts.matrix[i, j]) for j in shown],
+        }
+        for i in shown
+    ]  # fmt: skip
+    columns = [] if counts.matrix is None else [names[j] for j in shown]
+    return {"label": run.label, "rows": rows, "columns": columns, "clusters": clusters, "open": bool(run.summary.get("warnings"))}
 
 
 def _clustering(run: RunFiles) -> dict[str, Any] | None:

@@ -81,6 +81,8 @@ def _run_rows(folder: Path, sweep: Sweep) -> list[dict[str, Any]]:
             row = {"run": cell.name, **setting_columns(cell.setting), "seed": cell.seed}
             summary = made.get(cell.name, {})
             row |= {key: value for key, value in summary.items() if isinstance(value, plain) and key not in row}  # labels stay
+            if cell.name in made:
+                row["warnings"] = "; ".join(summary.get("warnings", ()))
             rows.append(row | ({"error": failed[cell.name]} if cell.name in failed else {}))
     return _priced(rows, folder, sweep)
 

@@ -41,8 +41,9 @@ def contract_for(config: Config, algorithm: Algorithm, noise: Noise | None, rost
     schedule = algorithm.schedule
     if schedule is None:
         return None
-    if config.unscored:
-        schedule = replace(schedule, serving=())
+    shown = config.shown_scores
+    serving = tuple(replace(asked, leaves=tuple(leaf for leaf in asked.leaves if leaf[0] in shown)) for asked in schedule.serving)
+    schedule = replace(schedule, serving=serving if shown else ())
     return make_contract(
         run=config.run.name, algorithm=algorithm.name, settings=config.hyper, rounds=config.training.rounds, seed=config.run.seed,
         schedule=schedule, protection=config.protection, privacy=config.privacy, noise=noise, roster=roster,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...class_counts import counts_these
 from ...clustering.scores import spread
 from ...contract.handles import Held, placed
 from ...errors import InputError, TrainingDiverged
@@ -22,11 +23,12 @@ from ...files import append, write_arrays
 from ...protocols.entropy import system_entropy
 from ...protocols.errors import TooFewClients
 from ...protocols.keys import Roster
-from ...types import ClientData, Population
+from ...types import Array, ClientData, Population
 from ..config.callbacks import Callback
 from ..config.config import Config
 from .agreed import contract_for
 from .checkpoint import Checkpoint
+from .class_scores import class_scores
 from .folder import carry_out
 from .loop import Backend, Experiment, transcript_of
 from .private import run_ledger
@@ -149,20 +151,30 @@ def _begin_round(run: Experiment, number: int, transport: StagedTransport, secon
 
 
 def _scores(run: Experiment, present: tuple[int, ...]) -> Mapping[str, Any]:
-    """Each client's accuracy on its own test data: it computes, and sends three numbers. None where no client is left to score."""
+    """Each client's accuracy on its own test data, and scores by class where nothing hides values (`Config.shown_scores`).
+
+    None where no client is left to score. An answer that is no score is left out.
+    """
     served, federation = run.algorithm.serve(run.state), run.federation
     which = served.which  # a client that is not placed yet has no model to score
     reported: dict[int, float] = {}
+    counted: dict[int, Mapping[str, Array]] = {}
+    shown = tuple(part for part in run.config.shown_scores if part in getattr(served.task, "parts", ()))
     with suppress(*SKIPS):
         on = present if which is None or isinstance(which, Held) else placed(which, present)
         held = federation.compute(served.task, served.params, which=which, on=on)
-        for client, values in federation.gather(held["correct", "count"]).items():
+        for client, values in federation.gather(held[shown]).items():
             correct, count = values["correct"], values["count"]
             if correct.size == count.size == 1 and 0 <= correct.item() <= count.item():  # else it is no score
                 reported[client] = correct.item() / max(count.item(), 1.0)
+                confusion = values.get("confusion")
+                if confusion is not None and counts_these(confusion, correct.item(), count.item(), run.population.classes):
+                    counted[client] = {"confusion": confusion}
         accuracy = np.array(list(reported.values()))
         per_client = {"clients": list(reported), "accuracy": accuracy.tolist(), "local_accuracy": [None] * len(reported)}
-        return {**spread(accuracy, "accuracy"), "per_client": per_client}
+        labels = None if isinstance(which, Held) else which
+        by_class = class_scores(list(counted.values()), list(counted), labels, metrics=run.config.run.metrics)
+        return {**spread(accuracy, "accuracy"), **by_class, "per_client": per_client}
     return {}
 
 

@@ -257,6 +257,8 @@ def _rounds(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[di
         elif done and run.admitted is None:
             admit(run)
         summary = finish(run)
+        for line in summary["warnings"][len(run.config.doubts) :]:  # the others were shown at the start
+            run.report(f"warning: {line}")
         flush(run.federation.transcript, out, written)
         _save(run, out, "final" if done else "")
         if not done:

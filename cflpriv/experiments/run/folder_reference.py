@@ -29,6 +29,16 @@ _ACCURACY = {
     "evaluated_clients, accuracy_mean_interval, local_accuracy_mean_interval": "How many clients were drawn at random and evaluated, and "
     "95 % intervals for the means over all clients; only with `run.evaluate_clients`.",
 }
+_BY_CLASS = {
+    "balanced_accuracy, macro_f1": "Mean recall and mean F1 over classes, of all evaluated clients' test samples together, each with the "
+    "model that its client uses; null or absent where clients show no counts by class.",
+    "majority_accuracy, majority_balanced_accuracy": "What always predicting the majority class of the training labels gets (in "
+    "deployments, which do not show them: of the test labels).",
+    "local_balanced_accuracy": "Balanced accuracy of the clients' last locally trained models (simulations).",
+    "by_class": "The number of the `majority` class; `counts` of samples by true class (rows) and predicted class (columns), for more than "
+    "100 classes three rows (samples, predictions, right predictions); `recall` of each class; the same of `clusters`.",
+    "metric_NAME": "Own metrics (`run.metrics`).",
+}
 _TRAFFIC = {
     "upload_bytes, download_bytes": "Bytes that travelled so far, all clients together.",
     "protection_upload_bytes, protection_download_bytes": "The part of these that protections add.",
@@ -41,6 +51,7 @@ _ROW = {
     "lost": "Clients that have dropped out by its end.",
     "skipped": "Why the round changed nothing; null if it did.",
     **_ACCURACY,
+    **_BY_CLASS,
     "per_client": "By client: accuracies, and what else was scored.",
     **_TRAFFIC,
     "upload_numbers, download_numbers": "Numbers, in place of bytes, that travelled so far without protection.",
@@ -55,6 +66,7 @@ _ROW = {
 _SUMMARY = {
     "algorithm, dataset, protection, release_policy": "What was run.",
     **_ACCURACY,
+    **_BY_CLASS,
     "accuracy_mean_last_rounds, local_accuracy_mean_last_rounds, last_rounds": "Means over the last rounds that were evaluated; how many.",
     "clusters, true_groups, ari, choice_ari": "Clusters in use, true groups, and their adjusted Rand index; that of clients' own choices.",
     "clear_structure, cut_rule, knowledge": "Whether groups were found, by which rule, and what was known of them before.",
@@ -67,7 +79,8 @@ _SUMMARY = {
     "newcomers": "Scores of clients that joined after training; null without.",
     "messages": "Entries of the transcript.",
     "data_digest": "Digest of all clients' data.",
-    "notes, warnings": "Remarks on the data; what a reader should know of the setting.",
+    "notes, warnings": "Remarks on the data; what a reader should know of the setting and of the result, "
+    "such as a model that always predicts one class.",
     "engine_paths": "How often each way of computing was taken.",
     "seconds": "Duration of the run.",
 }

@@ -24,8 +24,10 @@ from ...randomness import stream
 from ...transports.simulation import Simulated
 from ...types import Array, Population
 from ..config.config import Config
+from .class_scores import warnings_of
 from .communication import traffic_so_far, traffic_summary
 from .private import RunLedger, spent, summed_up
+from .training_noise import noise_warning, not_the_noise, over_run
 
 __all__ = [
     "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Experiment", "advance", "begin", "device_of", "finish", "population_digest",
@@ -36,8 +38,9 @@ LAST = 10
 """Accuracies are also averaged over those of this many last rounds that were evaluated: one round moves by points."""
 MEASURED = (
     *(f"{kind}_{statistic}" for kind in ("accuracy", "local_accuracy") for statistic in ("mean", "mean_interval", "std", "worst")),
-    "evaluated_clients",
-)
+    "evaluated_clients", "balanced_accuracy", "macro_f1", "majority_accuracy", "majority_balanced_accuracy", "local_balanced_accuracy",
+    "by_class",
+)  # fmt: skip
 """What of the last evaluated round is in the summary."""
 MOST_RETRIES = 5
 OVER_BUDGET = (BudgetExceeded, BudgetsSpent)
@@ -76,7 +79,8 @@ class Experiment:
     """An experiment under way. `rows` has one mapping per round, as in rounds.jsonl.
 
     `expected` are the clients that take part from the start, `truth` has the true group of those whose group is known. `parties` are all
-    clients, where they are in this process. `waiting` are new clients that an absent holder kept from being admitted, by step.
+    clients, where they are in this process. `majority`: the most frequent class of training labels, where they are. `waiting` are new
+    clients that an absent holder kept from being admitted, by step.
     """
 
     config: Config
@@ -89,6 +93,7 @@ class Experiment:
     run_ledger: RunLedger | None = None
     newcomers: tuple[int, ...] = ()
     parties: Simulated | None = None
+    majority: int | None = None
     state: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     admitted: Mapping[str, Any] | None = None
@@ -251,13 +256,14 @@ def finish(run: Experiment) -> dict[str, Any]:
     models = run.algorithm.serve(run.state).params.values()  # of several, without a clustering, the number in use is unknown
     by_cluster = described.get("k", 1) > 1 or any(isinstance(value, list | tuple) and len(value) > 1 for value in models)
     transcript = run.federation.transcript
+    noise = over_run(run.rows, len(run.rows))
     return {
         "algorithm": run.algorithm.name,
         "dataset": run.population.name,
         "protection": run.config.protection.name,
         "release_policy": run.config.run.release_policy,
         **{name: final.get(name) for name in MEASURED},
-        **{name: value for name, value in final.items() if "perplexity" in name},
+        **{name: value for name, value in final.items() if "perplexity" in name or name.startswith("metric_")},
         "accuracy_mean_last_rounds": _mean([row["accuracy_mean"] for row in last]),
         "local_accuracy_mean_last_rounds": _mean([row.get("local_accuracy_mean") for row in last]),
         "last_rounds": len(last),
@@ -268,7 +274,8 @@ def finish(run: Experiment) -> dict[str, Any]:
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),
         "knowledge": run.config.knowledge,
-        "warnings": list(run.config.doubts),
+        **noise,
+        "warnings": [*run.config.doubts, *_result_warnings(run, final, noise)],
         "rounds": len(run.rows),
         "rounds_planned": run.config.training.rounds,
         "rounds_skipped": sum(row["skipped"] is not None for row in run.rows),
@@ -287,6 +294,16 @@ def finish(run: Experiment) -> dict[str, Any]:
         "seconds": time.perf_counter() - run.started,
         **run.backend.summary(run),
     }
+
+
+def _result_warnings(run: Experiment, final: Mapping[str, Any], noise: Mapping[str, float]) -> list[str]:
+    """What a reader of the result should know: that it means nothing, and whether noise is the reason. Nothing before the first round."""
+    if not run.rows:
+        return []
+    found = warnings_of(final, run.population.class_names)
+    if swamped := noise_warning(noise):
+        return [*found, swamped]
+    return [*found, not_the_noise(noise, run.config.privacy.clip_norm)] if found and noise else found
 
 
 def _mean(values: list[float | None]) -> float | None:

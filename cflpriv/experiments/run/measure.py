@@ -17,7 +17,7 @@ from ...transports.simulation import Simulated, simulate
 from ...types import Array
 from .loop import Experiment
 
-__all__ = ["chosen", "local_scores", "recomputed", "scores_of", "served_accuracy", "served_results"]
+__all__ = ["chosen", "local_results", "local_scores", "recomputed", "scores_of", "served_accuracy", "served_results"]
 
 
 def served_accuracy(simulated: Simulated, served: Served, clients: Sequence[int]) -> Array:
@@ -44,12 +44,17 @@ def local_scores(simulated: Simulated, model: Model, clients: Sequence[int]) -> 
     the model before the personal step (Per-FedAvg), the shared model trained on (Ditto), the own model (FedProto). NaN for all as long as
     there is none: before the first training, and where clients send gradients (IFCA's gradient averaging).
     """
+    return scores_of(local_results(simulated, model, clients) or [{}] * len(clients))
+
+
+def local_results(simulated: Simulated, model: Model, clients: Sequence[int]) -> list[Result]:
+    """What `Evaluate` gives for each client's last locally trained model, see `local_scores`; empty as long as there is none."""
     trained: list[bool] = simulated.each(clients, _have_trained)
     if not any(trained):
-        return np.full(len(clients), np.nan), np.full(len(clients), np.nan)
+        return []
     fed = simulated.federation
     results: list[Result] = simulated.each(clients, _local_results, model, fed.seed, fed.round)
-    return scores_of(results)
+    return results
 
 
 def _have_trained(host: LocalHost, clients: Sequence[int]) -> list[bool]:

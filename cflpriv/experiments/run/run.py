@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from ...algorithms.interface import Algorithm
+from ...class_counts import as_counts, pooled
 from ...clustering.scores import ari, perplexity, spread
+from ...contract.handles import Held, placed
 from ...data import build_population
 from ...engine import Engine
 from ...engine.device import using
@@ -28,12 +30,15 @@ from ...transports.memory import Faults
 from ...transports.simulation import simulate
 from ...types import Array, Population
 from ..config.config import Config
+from ..metrics import check_metrics
 from ..newcomers import fine_tuned_accuracy, held_back
 from .agreed import contract_for
+from .class_scores import class_scores, majority_label
 from .loop import OVER_BUDGET, Backend, Experiment, advance, begin, device_of, finish, population_digest, transcript_of
-from .measure import chosen, local_scores, recomputed, scores_of, served_accuracy, served_results
+from .measure import chosen, local_results, recomputed, scores_of, served_accuracy, served_results
 from .private import run_ledger
 from .resume import Counted
+from .training_noise import training_noise
 
 __all__ = [
     "Experiment", "admit", "advance", "begin", "check_run", "estimate_record_bytes", "finish", "population_digest", "prepare", "secrets_of",
@@ -104,8 +109,9 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     )
     truth = population.group_of
     run = Experiment(
-        config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began
-    )
+        config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began,
+        majority=majority_label(population, trained),
+    )  # fmt: skip
     early = secrets_of(run)  # a party that is none is refused before anything runs
     return run
 
@@ -122,6 +128,7 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
     Warns of a run that can form no clusters. Raises `InputError` naming keys.
     """
     protection, dimension = config.protection, config.model_for(population).dimension
+    check_metrics(config.run.metrics, population.classes)
     for doubt in config.doubts:
         warnings.warn(doubt, CflprivWarning, stacklevel=2)
     if newcomers and algorithm.admit is None:
@@ -178,7 +185,8 @@ def _scores(run: Experiment, clients: tuple[int, ...]) -> Mapping[str, Any]:
     """What the experimenter sees, outside the protocol."""
     results = served_results(run.simulated, run.algorithm.serve(run.state), clients)
     accuracy, loss = scores_of(results)
-    local, local_loss = local_scores(run.simulated, run.config.model_for(run.population), clients)
+    of_local = local_results(run.simulated, run.config.model_for(run.population), clients)
+    local, local_loss = scores_of(of_local or [{}] * len(clients))
     per_client = {"clients": list(clients), "accuracy": _listed(accuracy), "local_accuracy": _listed(local)}
     scores: dict[str, Any] = {**spread(accuracy, "accuracy"), **spread(local, "local_accuracy")}
     if run.config.model.name == "lstm":  # next words are judged by exp(mean loss) on each client's own text; the worst is the largest
@@ -186,6 +194,18 @@ def _scores(run: Experiment, clients: tuple[int, ...]) -> Mapping[str, Any]:
             worst = float(np.nanmax(values)) if np.isfinite(values).any() else None
             scores |= {**spread(values, name), f"{name}_worst": worst}
     choices = chosen(results)
+    which = run.algorithm.serve(run.state).which
+    labels = which if which is not None and not isinstance(which, Held) else None
+    if choices is not None:
+        labels = dict(zip(clients, choices, strict=True))
+    scores |= class_scores(results, clients, labels, run.majority, run.config.run.metrics)
+    if of_local and (counts := pooled(of_local)) is not None and (by_class := as_counts(counts)) is not None:
+        scores["local_balanced_accuracy"] = by_class.balanced_accuracy
+    private = None if run.run_ledger is None else run.run_ledger.sample_ledger
+    if private is not None and private.noise.training:
+        model, epochs, share = run.config.model_for(run.population), run.config.training.epochs, run.config.training.participation
+        of = None if labels is None else {client: labels[client] for client in placed(labels, clients)}
+        scores |= training_noise(run.simulated, model, private.noise, epochs, clients, of, share)
     if choices is not None and (known := [i for i, client in enumerate(clients) if client in run.truth]):
         scores["choice_ari"] = ari([run.truth[clients[i]] for i in known], [choices[i] for i in known])
     return {**scores, "per_client": per_client}

@@ -268,7 +268,7 @@ def serve(experiment: Experiment, clients: Sequence[int]) -> None:
     if federation.protection.sums.hides or experiment.config.privacy.unit != "none" or not on:
         return
     held = federation.compute(served.task, served.params, which=served.which, on=on)
-    federation.gather(held["correct", "count"])
+    federation.gather(held[experiment.config.shown_scores])
 
 
 def count(experiment: Experiment, asked: Asked) -> None:

@@ -221,7 +221,9 @@ def test_folds_and_blind_sums_use_transforms_of_their_own(carrier: Carrier) -> N
 
 
 @over_both
-@pytest.mark.parametrize("trick", ["class means", "coordinate by coordinate", "sketched", "a sketch of it", "signs", "label counts"])
+@pytest.mark.parametrize(
+    "trick", ["class means", "coordinate by coordinate", "sketched", "a sketch of it", "signs", "label counts", "counts by class"]
+)
 @pytest.mark.parametrize("protection", [SECAGG, Protection(sum="haar"), Protection(gram=("sketch",), sum="secagg"),
                                         Protection(min_cohort=3)], ids=lambda protection: protection.name)  # fmt: skip
 def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: Protection, trick: str, carrier: Carrier) -> None:
@@ -244,6 +246,9 @@ def test_under_protected_sums_a_client_shows_no_piece_of_an_update(protection: P
         answer(fed, ask(fed, 8, train, model=model.init(0)))
         answer(fed, ask(fed, 7, Neighbours(tuple(range(1, model.dimension + 1)), "sign"), scores=m.HeldValue(8, "update")))
         part = "neighbours"
+    elif trick == "counts by class":
+        answer(fed, ask(fed, 7, Evaluate(model, "train"), model=np.zeros(model.dimension)))
+        part = "confusion"
     elif trick == "label counts":  # a model that always says 0 is right as often as the label is 0
         answer(fed, ask(fed, 7, Evaluate(model, "train"), model=np.zeros(model.dimension)))
         part = "correct"

@@ -147,7 +147,7 @@ def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
         3,
     ]
     kinds = {(one.operation, one.kind) for one in read_transcript(tmp_path / "open" / "transcript", summary["messages"])}
-    assert ("gather", "correct+count") in kinds, "single scores are on record"
+    assert ("gather", "correct+count+confusion") in kinds, "single scores are on record"
     assert (tmp_path / "open" / "checkpoints" / "models.safetensors").exists()
     assert "pacfl" in write_report(tmp_path / "open").read_text(encoding="utf-8")
     cells = audit_run(tmp_path / "open", budget="quick", attacks=["signature_inversion"], population=scene)
@@ -776,8 +776,8 @@ def test_an_evaluation_that_is_none_costs_its_client_a_score_and_not_the_run(tmp
         arrived = pull(message_ids)
         for message in arrived:
             said = m.decode_answer(message.content[RECORD][ANSWER]) if RECORD in message.content else None  # type: ignore[arg-type]
-            if isinstance(said, m.Given) and [one.name for one in said.values] == ["correct", "count"] and odd:
-                changed = (m.NamedArray("correct", odd.pop()), said.values[1])
+            if isinstance(said, m.Given) and [one.name for one in said.values] == ["correct", "count", "confusion"] and odd:
+                changed = (m.NamedArray("correct", odd.pop()), *said.values[1:])
                 message.content[RECORD] = ConfigRecord({ANSWER: m.encode(m.Given(changed, 0))})
         return arrived
 

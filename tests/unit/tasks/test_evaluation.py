@@ -8,6 +8,7 @@ from scenes import task_input
 from torch import nn
 
 from cflpriv.algorithms.shared.choosing import EvaluateLowest
+from cflpriv.class_counts import FULL, MARGINS, as_counts, counts_shape
 from cflpriv.clustering.cuts import _silhouette
 from cflpriv.clustering.scores import ari
 from cflpriv.engine import Deferred, Engine, TaskInput
@@ -58,6 +59,8 @@ def test_clients_evaluated_together_have_the_scores_of_one_after_the_other(name:
         for one, other in zip(plain, together, strict=True):
             assert float(one["correct"]) == float(other["correct"])
             assert float(one["count"]) == float(other["count"])
+            assert one["confusion"].dtype == other["confusion"].dtype
+            np.testing.assert_array_equal(one["confusion"], other["confusion"])
             assert float(other["loss"]) == pytest.approx(float(one["loss"]), rel=1e-12, abs=1e-12)
 
 
@@ -140,3 +143,25 @@ def test_scores_of_clusterings_equal_those_of_scikit_learn() -> None:
         assert _silhouette(distances, clusters) == pytest.approx(expected, abs=1e-13)
     assert ari([0, 0], [1, 1]) == 1.0
     assert _silhouette(np.zeros((4, 4)), np.array([0, 0, 1, 1])) == 0.0
+
+
+@pytest.mark.parametrize("classes", [2, FULL, FULL + 1, MARGINS + 1])
+def test_counts_by_class_are_those_of_the_samples_whatever_the_number_of_classes(classes: int) -> None:
+    model = Model("linear", (3,), classes, dtype="float64")
+    rng = np.random.default_rng(0)
+    data = [ClientData(i, x, y, x, y) for i in range(3) for x, y in [(rng.standard_normal((40, 3)), rng.integers(classes, size=40))]]
+    inputs = [evaluation_input(client, rng.standard_normal(model.dimension)) for client in data]
+    for client, given, one, other in zip(
+        data, inputs, *(Engine(kind).run(Evaluate(model), inputs) for kind in ("sequential", "auto")), strict=True
+    ):
+        np.testing.assert_array_equal(one["confusion"], other["confusion"])
+        assert one["confusion"].shape == counts_shape(classes)
+        counts = as_counts(one["confusion"])
+        if classes > MARGINS:
+            assert counts is None
+            continue
+        assert counts is not None
+        logits = model.load(given.array("model"))(model.inputs(client.x_test)).detach().numpy()
+        np.testing.assert_array_equal(counts.samples, np.bincount(client.y_test, minlength=classes))
+        np.testing.assert_array_equal(counts.predictions, np.bincount(logits.argmax(1), minlength=classes))
+        assert counts.right.sum() == float(one["correct"])

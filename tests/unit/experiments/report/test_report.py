@@ -190,28 +190,33 @@ def test_results_are_those_of_the_summaries(whole: tuple[Path, Page]) -> None:
     plain = json.loads((runs / "a_pacfl" / "summary.json").read_text(encoding="utf-8"))["accuracy_mean"]
     for row, line in zip(rows, page.tables[0][1:], strict=True):
         summary = json.loads((runs / row["run"] / "summary.json").read_text(encoding="utf-8"))
-        scalars = {key: value for key, value in summary.items() if not isinstance(value, list | dict)}
+        scalars = {key: value for key, value in summary.items() if not isinstance(value, list | dict)} | {
+            "warnings": "; ".join(summary["warnings"])
+        }
         assert row == {"run": row["run"], **{key: "" if value is None else str(value) for key, value in scalars.items()}}
         assert line[0].split() == [summary["algorithm"], row["run"]]
         beside = f" {100 * (summary['accuracy_mean'] - plain):+.1f} to the same run open" if row["run"] == "b_haar" else ""
         assert line[2].strip() == f"{100 * summary['accuracy_mean']:.1f} ± {100 * summary['accuracy_std']:.1f}{beside}"
-        assert line[3].strip() == f"{100 * summary['accuracy_worst']:.1f}"
-        assert line[4].strip() == f"{100 * summary['local_accuracy_mean']:.1f} ± {100 * summary['local_accuracy_std']:.1f}"
-        assert f"knowledge: {summary['knowledge']}" in line[6]
-        assert line[8].strip() == f"{summary['upload_bytes'] / 1e6:.2f}"
+        assert line[3].split()[0] == f"{100 * summary['balanced_accuracy']:.1f}"
+        assert f"macro F1 {100 * summary['macro_f1']:.1f}" in line[3]
+        assert f"majority class: accuracy {100 * summary['majority_accuracy']:.1f}" in line[3]
+        assert line[4].strip() == f"{100 * summary['accuracy_worst']:.1f}"
+        assert line[5].strip() == f"{100 * summary['local_accuracy_mean']:.1f} ± {100 * summary['local_accuracy_std']:.1f}"
+        assert f"knowledge: {summary['knowledge']}" in line[7]
+        assert line[9].strip() == f"{summary['upload_bytes'] / 1e6:.2f}"
 
 
 @pytest.mark.slow
 def test_an_interrupted_run_and_one_without_clear_structure_say_so(runs: Path) -> None:
     before = page_of(runs / "a_pacfl")
-    assert "interrupted" not in before.tables[0][1][7]
+    assert "interrupted" not in before.tables[0][1][8]
     rewrite(runs / "a_pacfl" / "summary.json", lambda old: {**old, "rounds_planned": 9, "rounds_skipped": 1, "clear_structure": False})
     rewrite(runs / "a_pacfl" / "measured.json", lambda old: {**old, "clear": False})
     after = page_of(runs / "a_pacfl")
-    assert after.tables[0][1][7].split() == ["2", "of", "9", "interrupted", "1", "skipped"]
-    assert "no clear structure" in after.tables[0][1][6]
+    assert after.tables[0][1][8].split() == ["2", "of", "9", "interrupted", "1", "skipped"]
+    assert "no clear structure" in after.tables[0][1][7]
     rewrite(runs / "a_pacfl" / "summary.json", lambda old: {**old, "warnings": ["it will form no clusters"]})
-    assert "it will form no clusters" in page_of(runs / "a_pacfl").tables[0][1][6]
+    assert "it will form no clusters" in page_of(runs / "a_pacfl").tables[0][1][7]
     assert after.words.count("No clear structure.") == before.words.count("No clear structure.") + 1
     assert after.words.count("Clear structure.") == before.words.count("Clear structure.") - 1
 

@@ -1,0 +1,112 @@
+"""How many samples' gradients are clipped, and how long the noise of private training is beside what it is added to.
+
+For `privacy.unit = "sample"`, in simulations only. Both figures are computed from samples without noise, so no ledger pays for them: they
+are the experimenter's, their names begin with `experimenter_`, and a deployment has neither.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ...engine.models import Model
+from ...privacy.settings import Noise
+from ...transports.hosts import LocalHost
+from ...transports.simulation import Simulated
+from ...types import Array
+
+__all__ = ["CLIPPED", "RATIO", "noise_warning", "not_the_noise", "over_run", "training_noise"]
+
+CLIPPED, RATIO = "experimenter_clipped_share", "experimenter_noise_to_signal"
+CLIENTS, SAMPLES = 8, 32
+"""At most so many clients are looked at, and so many samples of each: gradients are taken one by one."""
+SWAMPED = 1.0
+"""Above this ratio over a run, noise moved the models further than all clipped gradients together can have."""
+
+
+def training_noise(
+    simulated: Simulated, model: Model, noise: Noise, epochs: int, clients: Sequence[int], labels: Mapping[int, Any] | None, share: float
+) -> dict[str, float]:
+    """The two figures at the clients' last local models; empty before the first training.
+
+    `RATIO` is of the mean of one round over the clients of a cluster (`labels`; None: of all), of which a `share` takes part: the expected
+    length of its noise over the length that the clipped gradients give it to first order, σ·√(d / (steps·m)) / ‖mean clipped gradient‖
+    with σ = z·C / (q·samples). The median over clusters.
+    """
+    picked = list(clients)[:: max(1, -(-len(clients) // CLIENTS))]
+    seen: list[tuple[int, int, Array] | None] = simulated.each(picked, _gradients, model, noise.clip_norm)
+    known = {client: each for client, each in zip(picked, seen, strict=True) if each is not None}
+    if not known:
+        return {}
+    steps = 1 if noise.shares else max(1, round(epochs / noise.sampling_rate))
+    deviation = noise.training * noise.clip_norm / (noise.sampling_rate * noise.samples) / sqrt(noise.shares or 1)
+    ratios = []
+    for label in {_label(labels, client) for client in known}:
+        members = [known[client][2] for client in known if _label(labels, client) == label]
+        contributors = max(1.0, share * sum(_label(labels, client) == label for client in clients))
+        signal = float(np.linalg.norm(np.mean(members, axis=0)))
+        ratios.append(deviation * sqrt(model.dimension / (steps * contributors)) / max(signal, 1e-12))
+    clipped, counted = sum(each[0] for each in known.values()), sum(each[1] for each in known.values())
+    return {CLIPPED: clipped / counted, RATIO: float(np.median(ratios))}
+
+
+def _label(labels: Mapping[int, Any] | None, client: int) -> Any:
+    return None if labels is None else labels.get(client)
+
+
+def _gradients(host: LocalHost, clients: Sequence[int], model: Model, clip_norm: float) -> list[tuple[int, int, Array] | None]:
+    """By client: how many of some samples' gradients are longer than `clip_norm`, of how many, and the mean (d,) of the clipped ones."""
+    return [_of_client(host, client, model, clip_norm) for client in clients]
+
+
+def _of_client(host: LocalHost, client: int, model: Model, clip_norm: float) -> tuple[int, int, Array] | None:
+    kept = host.client(client).values.kept("trained")
+    if kept is None:
+        return None
+    data = host.members.data[client]
+    places = np.linspace(0, len(data.y_train) - 1, min(SAMPLES, len(data.y_train))).astype(np.int64)
+    module = model.load(np.asarray(kept[0]))
+    parameters = list(module.parameters())
+    x, y = model.inputs(data.x_train[places]), torch.from_numpy(data.y_train[places])
+    clipped, total = 0, np.zeros(model.dimension)
+    for i in range(len(places)):
+        own = torch.autograd.grad(functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]), parameters)
+        gradient = torch.cat([piece.reshape(-1) for piece in own]).double().numpy()
+        norm = float(np.linalg.norm(gradient))
+        if np.isfinite(norm):
+            clipped += norm > clip_norm
+            total += gradient * min(1.0, clip_norm / max(norm, 1e-300))
+    return clipped, len(places), total / len(places)
+
+
+def over_run(rows: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, float]:
+    """The two figures of `rounds` rounds, from the rows that have them: the mean share, and the length of all noise, which adds up like a
+    random walk, over that of all gradients, if they all point one way: an upper bound of the signal."""
+    known = [row for row in rows if row.get(RATIO) is not None]
+    if not known or not rounds:
+        return {}
+    signals = [1 / max(row[RATIO], 1e-12) for row in known]
+    return {CLIPPED: float(np.mean([row[CLIPPED] for row in known])), RATIO: 1 / (sqrt(rounds) * float(np.mean(signals)))}
+
+
+def not_the_noise(figures: Mapping[str, float], clip_norm: float) -> str:
+    """That the noise is no reason for a result that means nothing, and what to change."""
+    return (
+        f"the noise of privacy is not the reason: over the run it moved the models {figures[RATIO]:.3g} times as far as the gradients "
+        f"can have ({figures[CLIPPED]:.0%} of the samples' gradients are clipped at {clip_norm:g}); leave training.lr, training.batch_size, "
+        "training.rounds and privacy.clip_norm out, so that they get values for private training, or raise lr and rounds"
+    )
+
+
+def noise_warning(figures: Mapping[str, float]) -> str:
+    """That noise swamps the signal, as a sentence; "" where it does not."""
+    ratio = figures.get(RATIO, 0.0)
+    if ratio <= SWAMPED:
+        return ""
+    return (
+        f"noise swamps the signal: over the run the noise of privacy moved the models {ratio:.3g} times as far as the gradients "
+        "can have; a larger privacy.epsilon, more samples or clients, or a smaller model lessen it, and training.lr does not"
+    )
