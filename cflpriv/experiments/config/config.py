@@ -39,7 +39,7 @@ from ...types import Population
 from ..newcomers import held_back
 from ..trust import idle_code, may_run, run_sections
 from .callbacks import known_callbacks
-from .privacy_checks import check_privacy, few_shares
+from .privacy_checks import check_privacy, few_shares, needless_steps
 from .schedule_file import read_schedule
 from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
@@ -149,6 +149,12 @@ class Config:
         reason = self.spec.never_clusters(self.hyper, self.before)
         clusters = f"algorithm {self.spec.name!r} will form no clusters: {reason}" if reason else ""
         return tuple(filter(None, (clusters, few_shares(self.privacy, self.protection, self.cohort), self._equal_weights())))
+
+    def judged(self, population: Population) -> Population:
+        """The population, with a warning of training by far more steps than its clients have samples for."""
+        samples = max(client.samples for client in population.clients)
+        doubt = needless_steps(self.privacy, self.training, samples)
+        return replace(population, warnings=(*population.warnings, doubt)) if doubt else population
 
     def _equal_weights(self) -> str:
         """That clients weigh equally in secure sums although they should weigh by their sample counts; "" where they do not."""

@@ -268,7 +268,7 @@ def finish(run: Experiment) -> dict[str, Any]:
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),
         "knowledge": run.config.knowledge,
-        "warnings": list(run.config.doubts),
+        "warnings": [*run.config.doubts, *run.population.warnings],
         "rounds": len(run.rows),
         "rounds_planned": run.config.training.rounds,
         "rounds_skipped": sum(row["skipped"] is not None for row in run.rows),

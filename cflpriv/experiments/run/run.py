@@ -54,7 +54,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     for file in config.run.plugins:  # a process that was sent the configuration has not read it
         load_plugin(file)
     config.check_noise()
-    population = population or build_population(config.data, data_dir)
+    population = config.judged(population or build_population(config.data, data_dir))
     ids = sorted(client.id for client in population.clients)
     if config.data.newcomers >= len(ids):
         raise InputError(f"data.newcomers = {config.data.newcomers}: leaves no client to train of {len(ids)}")
@@ -122,7 +122,7 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
     Warns of a run that can form no clusters. Raises `InputError` naming keys.
     """
     protection, dimension = config.protection, config.model_for(population).dimension
-    for doubt in config.doubts:
+    for doubt in (*config.doubts, *population.warnings):
         warnings.warn(doubt, CflprivWarning, stacklevel=2)
     if newcomers and algorithm.admit is None:
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")
