@@ -21,7 +21,38 @@ _WHOLE = re.compile(r"([+-]?)(0|[1-9][0-9]{0,14})(\.0*)?")
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,2}")
 _INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0x00AD))
 """Zero-width space, word joiner, byte order mark and soft hyphen. They never change what a name means."""
-_LOOKS_LIKE = str.maketrans("‐‑‒–—−’‘“”АВЕКМНОРСТХаеорсухіΑΒΕΖΗΙΚΜΝΟΡΤΥΧο", "------''\"\"ABEKMHOPCTXaeopcyxiABEZHIKMNOPTYXo")
+_LOOKS_LIKE = {
+    ord(other): latin
+    for latin, others in {
+        "-": "\u2010\u2011\u2012\u2013\u2014\u2212",
+        "'": "\u2019\u2018",
+        '"': "\u201c\u201d",
+        "A": "\u0410\u0391",
+        "B": "\u0412\u0392",
+        "E": "\u0415\u0395",
+        "K": "\u041a\u039a",
+        "M": "\u041c\u039c",
+        "H": "\u041d\u0397",
+        "O": "\u041e\u039f",
+        "P": "\u0420\u03a1",
+        "C": "\u0421",
+        "T": "\u0422\u03a4",
+        "X": "\u0425\u03a7",
+        "a": "\u0430",
+        "e": "\u0435",
+        "o": "\u043e\u03bf",
+        "p": "\u0440",
+        "c": "\u0441",
+        "y": "\u0443",
+        "x": "\u0445",
+        "i": "\u0456",
+        "Z": "\u0396",
+        "I": "\u0399",
+        "N": "\u039d",
+        "Y": "\u03a5",
+    }.items()
+    for other in others
+}
 """Dashes, quotation marks, and Cyrillic and Greek letters, with the Latin characters that look the same."""
 _BOOLEAN = {
     "yes": True, "y": True, "true": True, "t": True, "1": True, "no": False, "n": False, "false": False, "f": False, "0": False,

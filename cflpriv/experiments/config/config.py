@@ -9,12 +9,12 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from math import isinf
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, create_model
 
@@ -478,8 +478,9 @@ def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) 
     for key in values:
         if key not in keys:
             raise unknown_key(section, key, values[key], near(key, keys))
+    tables = {key: _tables(f"{section}.{key}", kind, key, value) for key, value in values.items()}
     try:
-        parsed = model(**{key: tuples(value) for key, value in values.items()})
+        parsed = model(**{key: tuples(value) for key, value in tables.items()})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:1])
@@ -487,6 +488,16 @@ def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) 
             raise InputError(f"[{section}] {key} = {values.get(key)!r}: expected a list, in brackets") from None
         raise InputError(f"[{section}] {key} = {values.get(key)!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
     return {key: getattr(parsed, key) for key in keys}
+
+
+def _tables(section: str, kind: Callable[..., Any], key: str, value: Any) -> Any:
+    """The value of a key; if it is a list of tables, such as `[[data.columns]]`, each as the dataclass that declares its keys."""
+    inner: Any = next(iter(get_args(get_type_hints(kind).get(key))), None)
+    if not (isinstance(inner, type) and is_dataclass(inner) and isinstance(value, list | tuple)):
+        return value
+    if not all(isinstance(item, Mapping | inner) for item in value):
+        raise InputError(f"[[{section}]]: expected a list of tables, each under [[{section}]]")
+    return [_section(inner, item, section) if isinstance(item, Mapping) else item for item in value]
 
 
 def set_key(tree: dict[str, Any], change: str) -> None:
