@@ -9,7 +9,7 @@ import io
 import sys
 import unicodedata
 
-__all__ = ["READABLE", "encode_readably", "print_file", "printable_streams"]
+__all__ = ["READABLE", "encode_readably", "print_file", "printable_streams", "readable"]
 
 READABLE = "cflpriv.readable"
 """The error handler of `codecs` that `encode_readably` uses."""
@@ -37,6 +37,11 @@ def print_file(text: str) -> None:
 def encode_readably(text: str, encoding: str = "utf-8") -> bytes:
     """Encode text; what the encoding lacks is written in ASCII: "epsilon" for ε, `\\xe9` for a byte of a file's name that is not UTF-8."""
     return text.encode(encoding, READABLE)
+
+
+def readable(text: str) -> str:
+    """Text that every library takes: the bytes of a file's name that are not UTF-8 are escaped, `\\xe9`."""
+    return encode_readably(text).decode("utf-8")
 
 
 def _in_ascii(character: str) -> str:

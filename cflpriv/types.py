@@ -82,7 +82,7 @@ class Population:
     """Clients with the truth about them, as an experiment sees it. `groups[i]` is the true group of `clients[i]`.
 
     `groups` is for scoring only and never reaches a federation. `mean` and `std` are for the input of a model (one value a channel).
-    `notes` are sentences for the report: what was substituted, what is missing.
+    `notes` are sentences for the report: what was substituted, what is missing. `warnings` say what may be wrong with the data.
     `class_names` are the names of the classes, in their order, where the data have names.
     """
 
@@ -94,6 +94,7 @@ class Population:
     std: tuple[float, ...] = (1.0,)
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:

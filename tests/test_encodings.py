@@ -256,3 +256,21 @@ def test_commands_in_processes_of_their_own(encoding: str, utf8: str, locale: st
         done = subprocess.run([sys.executable, "-m", *words], capture_output=True, env={**os.environ, **changes}, cwd=tmp_path)
         assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
         done.stdout.decode(encoding)
+
+
+def test_reports_of_folders_whose_names_are_not_utf8(terminal: Terminal, tmp_path: Path) -> None:
+    """A name stands on the page, in tables and in pictures, whose library takes no bytes."""
+    (tmp_path / "a.toml").write_text(SMALL.replace("full", "headers"), encoding="utf-8")
+    folder = tmp_path / NOT_UTF8
+    folder.mkdir()
+    for number in range(2):
+        terminal.run("run", "a.toml", "--out", f"{folder}/{NOT_UTF8}{number}")
+    assert "report.html" in terminal.run("report", str(folder))
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert r"data\xe90" in page
+    assert r"data\xe91" in (folder / "results.csv").read_text(encoding="utf-8")
+
+
+def test_a_configuration_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf" + SMALL.encode())
+    assert load_config(tmp_path / "a.toml").data.clients == 4

@@ -5,6 +5,7 @@ Each command is a function in a file of this package.
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -14,7 +15,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from ..errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near
+from ..errors import CallbackFailed, CflprivWarning, InputError, TrainingDiverged, WorkerLost, near
 from ..extras import what_to_install
 from ..protocols.bounded_files import UnusableFile
 from ..protocols.errors import ProtocolError
@@ -77,10 +78,21 @@ def _children_import_safely() -> Iterator[None]:
             os.environ.pop("PYTHONSAFEPATH", None)
 
 
+_plain_format = warnings.formatwarning
+
+
+def _format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning of this package in one line, without the place in the code, which means nothing to a user of the command line."""
+    if issubclass(category, CflprivWarning):
+        return f"cflpriv: warning: {message}\n"
+    return _plain_format(message, category, filename, lineno, line)
+
+
 @_children_import_safely()
 def main() -> None:
     """The entry point: errors become one line and an exit code."""
     printable_streams()
+    warnings.formatwarning = _format_warning
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:

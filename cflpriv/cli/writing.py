@@ -7,7 +7,7 @@ import typer
 
 from ..errors import InputError
 from ..streams import print_file
-from .shared import OUT, DataDir, Plugins, Trust, load_plugins, note_idle_code, print_line
+from .shared import ERR, OUT, DataDir, Plugins, Trust, load_plugins, note_idle_code, print_line
 
 __all__ = ["examples", "export", "init", "report"]
 
@@ -47,15 +47,36 @@ def export(
 def init(
     file: Annotated[Path | None, typer.Argument(help="The file to write; default: standard output.", metavar="[FILE]")] = None,
     algorithm: Annotated[
-        str | None, typer.Option("--algorithm", help="The algorithm; `cflpriv list` names them; default: pacfl.", metavar="NAME")
+        str | None,
+        typer.Option("--algorithm", help="The algorithm; `cflpriv list` names them; default: pacfl, with --data crossfit.", metavar="NAME"),
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A table, for which a typed schema of its columns is written.", metavar="TABLE")
+    ] = None,
+    label: Annotated[
+        str, typer.Option("--label", help="With --data, the column of the label; default: by its name, else the last.", metavar="COLUMN")
+    ] = "",
+    client: Annotated[
+        str, typer.Option("--client", help="With --data, the column of the client; default: by its name, else none.", metavar="COLUMN")
+    ] = "",
     schema: Annotated[bool, typer.Option("--schema", help="Write the JSON schema of configurations instead, for editors.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Write a commented configuration that runs."""
+    """Write a commented configuration that runs, or one for a table of your own.
+
+    With --data it holds the schema by which columns become features: ranges, categories and dates from the table, which are public from
+    then on. Check and edit it.
+    """
     from ..experiments.config.config_starter import begin_file
 
     load_plugins(plugin)
+    if data is None and (label or client):
+        raise InputError("--label, --client: name columns of a table; give --data TABLE, too")
+    if data is not None:
+        if schema:
+            raise InputError("--schema, --data: give one of them")
+        _init_table(file, data, algorithm or "crossfit", label, client)
+        return
     if schema and algorithm is not None:
         raise InputError(f"--algorithm {algorithm}: the schema of --schema holds for all algorithms; leave it out")
     text = begin_file(file, None if schema else algorithm or "pacfl")
@@ -63,6 +84,21 @@ def init(
         print_file(text)
     else:
         print_line(f"written: {file}")
+
+
+def _init_table(file: Path | None, data: Path, algorithm: str, label: str, client: str) -> None:
+    """Write the configuration of a table; what was guessed goes to standard error if the file goes to standard output."""
+    from ..experiments.config.config_starter import write_new
+    from ..experiments.config.table_starter import table_starter
+
+    starter = table_starter(data, file, algorithm, label, client)
+    write_new(file, starter.text)
+    if file is None:
+        print_file(starter.text)
+    for line in starter.lines:
+        (ERR if file is None else OUT).print(line, markup=False)
+    if file is not None:
+        print_line(f"written: {file}; next: cflpriv run {file}")
 
 
 def examples(folder: Annotated[Path, typer.Argument(help="The folder to make.", metavar="[DIR]")] = Path("examples")) -> None:

@@ -36,7 +36,8 @@ class Dataset:
     `mean` and `std` are for a model's input only; x itself is never normalised. `owners_train`, `owners_test` (n,) int64 name the real
     client of each sample where the file knows it, `kinds_train`, `kinds_test` (n,) int64 its group; `label_kinds` (classes,) the kind that
     each label belongs to (superclass, alphabet), -1 where unknown, if the data set has kinds. With `scaling`, x has any range,
-    may be float64, and is scaled when it is divided among clients. Treat the arrays as read-only.
+    may be float64, and is scaled when it is divided among clients. `warnings` say what may be wrong with the data although they can be
+    used. Treat the arrays as read-only.
 
     Raises `InputError` naming the first bad value.
     """
@@ -57,6 +58,7 @@ class Dataset:
     kinds_test: Array | None = None
     class_names: tuple[str, ...] = ()
     scaling: Scaling | None = None
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part, x, y, owners in (
@@ -153,10 +155,15 @@ def dataset_of(
     kinds: tuple[Array | None, Array | None] = (None, None),
     class_names: tuple[str, ...] = (),
     scaling: Scaling | None = None,
+    warnings: tuple[str, ...] = (),
 ) -> Dataset:
     """Convert a file's arrays to a `Dataset`; `classes` 0 means one more than the largest label."""
-    convert = _images if scaling is None else _features
-    x_train, x_test = convert(f"{name}: x_train", train[0]), convert(f"{name}: x_test", test[0])
+    if scaling is None:
+        white, read_as = _white(name, train[0], test[0])
+        x_train, x_test = _images(f"{name}: x_train", train[0], white), _images(f"{name}: x_test", test[0], white)
+        notes = (*notes, *read_as, *_axes(name, train[0], x_train))
+    else:
+        x_train, x_test = (_features(f"{name}: x_{part}", x, scaling.blanks) for part, x in (("train", train[0]), ("test", test[0])))
     statistics = statistics if scaling is None else scaling.statistics
     y_train, y_test = _whole(f"{name}: y_train", train[1]), _whole(f"{name}: y_test", test[1])
     if not classes:
@@ -181,23 +188,55 @@ def dataset_of(
         *kinds,
         class_names,
         scaling,
+        warnings,
     )
 
 
-def _features(name: str, x: Array) -> Array:
+def _features(name: str, x: Array, blanks: bool) -> Array:
     """Features (n, d) of any range as (n, 1, 1, d): float32 as it is, others float64, since they may lie close together far from zero."""
     if x.ndim != 2 or x.dtype.kind not in "fiu":
         raise InputError(f"{name}: has dtype {x.dtype} and shape {x.shape}; data.standardise takes numbers of shape (n, features)")
     with np.errstate(over="ignore"):
-        check_array(name, x.astype(np.float32))  # what is no longer finite then is too large for the model
+        values = (np.where(np.isnan(x), 0.0, x) if blanks else x).astype(np.float32)
+    check_array(name, values)  # what is not finite in float32 is too large for the model
     return np.ascontiguousarray(x[:, None, None, :], dtype=x.dtype if x.dtype == np.float32 else np.float64)
 
 
-def _images(name: str, x: Array) -> Array:
+FEWEST_GREYS = 64
+"""If no pixel of any image is brighter, the images are not of 0..255: they hold truth values, or so many grey levels."""
+
+
+def _white(name: str, *parts: Array) -> tuple[int, tuple[str, ...]]:
+    """The value of white in pixels of uint8, and a note if it is not 255."""
+    largest = max((int(x.max()) for x in parts if x.dtype == np.uint8 and x.size), default=0)
+    if not 0 < largest <= FEWEST_GREYS:
+        return 255, ()
+    return largest, (f"{name}: its pixels are uint8 in 0..{largest}, so they are divided by {largest} and not by 255",)
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether four axes are (n, H, W, C): 1 or 3 channels; transparency or two channels of an image that is larger; several of a square."""
+    _, first, second, last = shape
+    if last in (1, 3):
+        return first not in (1, 3)
+    return (last in (2, 4) and min(first, second) > 4) or (first == second > last)
+
+
+def _axes(name: str, x: Array, images: Array) -> tuple[str, ...]:
+    """A note if channels were taken from the last axis and are neither 1 nor 3."""
+    if x.ndim != 4 or not _channels_last(x.shape) or x.shape[-1] in (1, 3):
+        return ()
+    _, channels, height, width = images.shape
+    clear = channels == 4 and images.size > 0 and bool((images[:, 3] == images.flat[3 * height * width]).all())
+    constant = "; the last, transparency, is the same everywhere" if clear else ""
+    return (f"{name}: x of shape {x.shape} is read as (n, H, W, C), images of {height}×{width} with {channels} channels{constant}",)
+
+
+def _images(name: str, x: Array, white: int = 255) -> Array:
     """Pixels as (n, C, H, W) float32 in [0, 1].
 
-    uint8 is divided by 255, booleans become 0 and 1, floats stay. (n, H, W) gets one channel, (n, d) becomes (n, 1, 1, d). Four axes are
-    channels first, unless the last axis has 1 or 3 entries and the second has not.
+    uint8 is divided by `white`, booleans become 0 and 1, floats stay. (n, H, W) gets one channel, (n, d) becomes (n, 1, 1, d). Four axes
+    are channels first, unless `_channels_last`.
     """
     if x.ndim not in (2, 3, 4):
         raise InputError(f"{name}: expected (n, d), (n, H, W), (n, C, H, W) or (n, H, W, C), got shape {x.shape}")
@@ -205,10 +244,10 @@ def _images(name: str, x: Array) -> Array:
         x = x[:, None, None, :]
     elif x.ndim == 3:
         x = x[:, None]
-    elif x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+    elif _channels_last(x.shape):
         x = np.moveaxis(x, -1, 1)
     if x.dtype == np.uint8:
-        return np.divide(x, np.float32(255), dtype=np.float32, order="C")
+        return np.divide(x, np.float32(white), dtype=np.float32, order="C")
     if x.dtype.kind not in "fb":
         raise InputError(f"{name}: has dtype {x.dtype}; expected uint8 in 0..255 or floating in 0..1")
     if x.dtype.kind == "f" and x.size:
@@ -227,8 +266,9 @@ def _whole(name: str, y: Array) -> Array:
 # The user's own files.
 
 NPZ_ARRAYS = {
-    "x_train": "training samples: uint8 in 0..255 or floating in 0..1, of shape (n, d), (n, H, W), (n, C, H, W) or (n, H, W, C), C 1 or 3",
-    "y_train": "their labels (n,), integers from 0",
+    "x_train": "training samples: uint8 in 0..255 (or 0..largest, up to 64) or floating in 0..1, of shape (n, d), (n, H, W), (n, C, H, W) "
+    "or (n, H, W, C), where C is 1 to 4, or less than H = W",
+    "y_train": "their labels (n,), integers from 0 without large gaps",
     "x_test": "test samples, of the same form",
     "y_test": "their labels",
     "client_train": 'optional: the client of each training sample (n,), integers from 0, for `partition = "given"`',

@@ -27,6 +27,7 @@ from ..types import Array
 __all__ = [
     "LARGEST_BYTES",
     "check_cells",
+    "csv_row_numbers",
     "read_cifar100_batch",
     "read_cifar_batch",
     "read_csv",
@@ -270,18 +271,33 @@ def read_lines(path: str | Path) -> tuple[str, ...]:
 
 
 def read_csv(path: str | Path, columns: int = 0) -> tuple[tuple[str, ...], ...]:
-    """The rows of a UTF-8 comma-separated file (gzip or plain), each of `columns` cells (0: as many as the first).
+    """The rows of a UTF-8 comma-separated file (gzip or plain), each of `columns` cells (0: as many as the first). Blank lines are none.
 
     A byte order mark is not part of the first cell. Raises `InputError` naming file and row.
     """
-    path = Path(path)
-    with reading(path, "csv"):
-        rows = tuple(tuple(row) for row in csv.reader(io.StringIO(_unpacked(path).decode("utf-8-sig"), newline=""), strict=True) if row)
+    rows, numbers = _csv_rows(Path(path))
     columns = columns or len(rows[0] if rows else ())
-    for number, row in enumerate(rows):
+    for number, row in zip(numbers, rows, strict=True):
         if len(row) != columns:
-            raise InputError(f"{path}: row {number + 1} has {len(row)} cells, expected {columns}")
+            raise InputError(f"{path}: row {number} has {len(row)} cells, expected {columns}")
     return rows
+
+
+def csv_row_numbers(path: str | Path) -> tuple[int, ...]:
+    """The number of each row of `read_csv`: its first line in the file, from 1, where blank lines and line breaks in quotes count, too."""
+    return _csv_rows(Path(path))[1]
+
+
+def _csv_rows(path: Path) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+    rows, numbers, ended = [], [], 0
+    with reading(path, "csv"):
+        reader = csv.reader(io.StringIO(_unpacked(path).decode("utf-8-sig"), newline=""), strict=True)
+        for row in reader:
+            if row:
+                rows.append(tuple(row))
+                numbers.append(ended + 1)
+            ended = reader.line_num
+    return tuple(rows), tuple(numbers)
 
 
 def check_cells(path: Path, cells: int, size: int) -> None:

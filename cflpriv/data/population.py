@@ -15,6 +15,7 @@ from .datasets import Dataset, channel_statistics, data_directory, load_idx, loa
 from .image_folders import load_image_folders
 from .named import LOADERS, load_dataset
 from .partition import Partition
+from .plausible import plausible
 from .scaling import Scaling, scaled
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .spec import DATASETS, PARTITIONS, DataSpec, check_spec, refuse, register_dataset
@@ -60,6 +61,7 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
         std=dataset.std,
         notes=(*dataset.notes, *partition.notes, *repeats, *clipped),
         class_names=dataset.class_names,
+        warnings=dataset.warnings,
     )
 
 
@@ -75,13 +77,14 @@ def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:
             raise refuse("paths", str(path), f"no such file {places}")
     try:
         if spec.source in TABLES and spec.scaling is not None:
-            columns = Columns(spec.label_column, spec.client_column, spec.group_column, spec.feature_columns, spec.class_names)
+            used = (spec.label_column, spec.client_column, spec.group_column)
+            columns = Columns(*used, spec.feature_columns, spec.class_names, spec.columns)
             return load_table(spec.source, paths, columns, spec.scaling, spec.test_share, spec.seed)
     except InputError as error:
         raise InputError(f"[data] {error}") from None
     if spec.source == "npz":
-        return load_npz(paths[0], spec.scaling)
-    return load_image_folders(*paths) if spec.source == "torchvision" else load_idx(*paths)
+        return plausible(load_npz(paths[0], spec.scaling))
+    return plausible(load_image_folders(*paths) if spec.source == "torchvision" else load_idx(*paths))
 
 
 def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:

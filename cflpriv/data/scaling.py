@@ -20,7 +20,8 @@ __all__ = ["Scaling", "scaled"]
 class Scaling:
     """How features (n, 1, 1, d) are brought to [0, 1]. `mean` and `std` are public constants, one for all features or one each.
 
-    With `per_client` each client's own take their place. Values beyond `low` and `high` are clipped.
+    With `per_client` each client's own take their place, for the features that `own` marks (empty: all). With `blanks` a value may be NaN:
+    it is the mean of the client's own training samples. Values beyond `low` and `high` are clipped.
     """
 
     low: float
@@ -28,6 +29,8 @@ class Scaling:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     per_client: bool = False
+    own: tuple[bool, ...] = ()
+    blanks: bool = False
 
     @property
     def plain(self) -> bool:
@@ -44,8 +47,20 @@ class Scaling:
         """z of features x (n, 1, 1, d), float64, for the client whose training samples are `own`. A constant feature has deviation 1."""
         if not self.per_client:
             return np.asarray((x - np.array(self.mean)) / np.array(self.std))
-        mean, std = own.mean(0, dtype=np.float64), own.std(0, dtype=np.float64)
-        return np.asarray((x - mean) / np.where(std > 1e-9 * np.maximum(1.0, np.abs(mean)), std, 1.0))
+        mean, std = self.moments(own)
+        shift, scale = (np.where(self.own, mean, 0.0), np.where(self.own, std, 1.0)) if self.own else (mean, std)
+        return np.asarray(((np.where(np.isnan(x), mean, x) if self.blanks else x) - shift) / scale)
+
+    def moments(self, own: Array) -> tuple[Array, Array]:
+        """Mean and deviation (1, 1, d) of a client's training samples; the deviation is 1 where they do not vary. Blanks do not count."""
+        if self.blanks and np.isnan(own).any():
+            there = ~np.isnan(own)
+            count = np.maximum(there.sum(0), 1)
+            mean = np.where(there, own, 0.0).sum(0, dtype=np.float64) / count
+            std = np.sqrt(np.square(np.where(there, own - mean, 0.0)).sum(0, dtype=np.float64) / count)
+        else:
+            mean, std = own.mean(0, dtype=np.float64), own.std(0, dtype=np.float64)
+        return mean, np.where(std > 1e-9 * np.maximum(1.0, np.abs(mean)), std, 1.0)
 
 
 def scaled(scaling: Scaling, train: Array, test: Array) -> tuple[Array, Array, int]:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from ..errors import InputError, near
 from ..keys import Key, check_ranges
+from .columns import Column, scaling_of
 from .datasets import Dataset
 from .named import LOADERS
 from .partition import Alpha, MinimumSamples, NoiseLabels, NoiseProbability, SamplesPerClient, SkewPercent, TestSamplesPerClient
@@ -140,6 +141,10 @@ class DataSpec:
         str, Key("tables: the column of the true group, which scores are taken against (partition `given` or `kinds`); empty: none.")
     ] = ""
     feature_columns: Annotated[tuple[str, ...], Key("tables: the columns of features, all numbers; empty: all others.")] = ()
+    columns: Annotated[
+        tuple[Column, ...],
+        Key("tables: a typed schema of all other columns, as `[[data.columns]]`; `cflpriv init --data FILE` writes it. Empty: numbers."),
+    ] = ()
     class_names: Annotated[
         tuple[str, ...], Key("tables: all values of the label in the order of the classes; empty: those found, sorted.")
     ] = ()
@@ -178,6 +183,8 @@ class DataSpec:
         if mode == "auto":
             if self.source not in TABLES:
                 return None
+            if self.columns:
+                return scaling_of(self.columns, self.value_range)
             mode = "per_client"
         low, high = self.value_range or ((0.0, 1.0) if mode == "none" else (-5.0, 5.0))
         if mode == "constants":
@@ -248,9 +255,11 @@ def _check_table(spec: DataSpec) -> None:
         if spec.partition == "given" and not spec.client_column:
             raise refuse("client_column", "", "partition = 'given' needs the column that names each row's client")
     else:
-        for key in ("label_column", "client_column", "group_column", "feature_columns", "class_names", "test_share"):
+        for key in ("label_column", "client_column", "group_column", "feature_columns", "columns", "class_names", "test_share"):
             if getattr(spec, key) != getattr(DataSpec, key):
                 raise refuse(key, getattr(spec, key), f"only tables have columns and a split: {', '.join(TABLES)}")
+    if spec.columns:
+        _check_columns(spec)
     if len(spec.paths) == 2 and spec.test_share != DataSpec.test_share:
         raise refuse("test_share", spec.test_share, "the second of data.paths holds the test rows, so nothing is held out")
     if len(set(spec.class_names)) < len(spec.class_names):
@@ -270,6 +279,17 @@ def _check_table(spec: DataSpec) -> None:
     ends = spec.value_range
     if ends and not (spec.scaling is not None and len(ends) == 2 and math.isfinite(ends[1] - ends[0]) and ends[0] < ends[1]):
         raise refuse("value_range", ends, "expected [low, high] for features of a table or a standardised npz")
+
+
+def _check_columns(spec: DataSpec) -> None:
+    """The schema of a table's columns."""
+    names = [column.name for column in spec.columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise refuse("columns", twice, "is there twice")
+    for key in ("feature_columns", "standardise"):
+        if getattr(spec, key) != getattr(DataSpec, key):
+            raise refuse(key, getattr(spec, key), "data.columns already says of each column how it becomes features")
 
 
 def _check_mixture(spec: DataSpec) -> None:

@@ -1,8 +1,9 @@
 """The user's own tables, CSV, Parquet or Hugging Face: named columns, split as the configuration says."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,76 +14,74 @@ from ..errors import InputError
 from ..protocols.bounded_files import open_regular
 from ..randomness import stream
 from ..types import Array
+from .class_names import accidental_pairs, ascii_if_alike, missing_word, no_classes, number_of, same_name, unified, unsure_word
+from .columns import Column, cell_name, cell_number, encoded, feature_names
 from .datasets import Dataset, dataset_of
-from .formats import check_cells, read_csv
+from .formats import check_cells, csv_row_numbers, read_csv
 from .huggingface import read_saved
+from .plausible import row_numbers, untrained, warnings_of_rows
 from .scaling import Scaling
 
-__all__ = ["TABLES", "Columns", "load_table", "read_parquet"]
-
-LARGEST = 1e30
-"""No measured feature is larger; its square would not fit into float32."""
+__all__ = ["TABLES", "Columns", "Table", "features_of", "load_table", "names_of_classes", "read_parquet", "read_table"]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table are what. Empty `features`: all others. Empty `classes`: those found, sorted."""
+    """Which columns of a table are what. Empty `features`: all others. Empty `classes`: those found, sorted. `typed`: the schema."""
 
     label: str
     client: str = ""
     group: str = ""
     features: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    typed: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class _Table:
-    """Columns by name, each with one cell a row; `first` is the number of the first row in the file."""
+class Table:
+    """Columns by name, each with one cell a row. In a CSV the number of a row is that of its first line, in others it counts from 1."""
 
     path: Path
     columns: Mapping[str, Sequence[Any]]
     rows: int
     first: int
 
+    @cached_property
+    def numbers_of_rows(self) -> Sequence[int]:
+        return csv_row_numbers(self.path)[1:] if self.first == 2 else range(self.first, self.first + self.rows)
+
     def column(self, key: str, name: str) -> Sequence[Any]:
         if name not in self.columns:
             only = next(iter(self.columns), "") if len(self.columns) == 1 else ""
             why = "; its columns are separated by something else than commas" if {";", "\t"} & set(only) else ""
-            raise InputError(f"{self.path}: has no column {name!r} (data.{key}); its columns are {', '.join(self.columns)}{why}")
+            raise InputError(f"{self.path}: has no column {name!r} ({key}); its columns are {', '.join(self.columns)}{why}")
         return self.columns[name]
+
+    def row(self, row: int) -> str:
+        return f"row {self.numbers_of_rows[row]}"
 
     def at(self, row: int, column: str) -> str:
         """Where a cell is, for an error."""
-        return f"{self.path}: row {row + self.first}, column {column!r}"
+        return f"{self.path}: {self.row(row)}, column {column!r}"
 
     def numbers(self, name: str) -> Array:
         """A column of features, float64 (rows,)."""
-        numbers = np.empty(self.rows)
-        for row, cell in enumerate(self.columns[name]):
-            try:
-                numbers[row] = math.nan if isinstance(cell, str) and "_" in cell else float(cell)  # Python reads 2020_01 as 202001
-            except (TypeError, ValueError):
-                numbers[row] = math.nan
-            if not abs(numbers[row]) <= LARGEST:
-                advice = (
-                    "fill it, or leave out the row" if cell in ("", None) else "encode it, or name the features in data.feature_columns"
-                )
-                raise InputError(f"{self.at(row, name)}: {cell!r} is not a finite number; {advice}")
+        numbers = np.array([cell_number(cell) for cell in self.columns[name]])
+        if not np.isfinite(numbers).all():
+            row = int(np.flatnonzero(~np.isfinite(numbers))[0])
+            cell = self.columns[name][row]
+            advice = "fill it, or leave out the row" if cell in ("", None) else "encode it, or name the features in data.feature_columns"
+            raise InputError(
+                f"{self.at(row, name)}: {cell!r} is not a finite number; {advice}, or let `cflpriv init --data` write a schema"
+            )
         return numbers
 
     def names(self, key: str, name: str) -> list[str]:
         """A column of names, as text. Raises `InputError` for an empty cell."""
-        cells = [_name(cell) for cell in self.column(key, name)]
+        cells = [cell_name(cell) for cell in self.column(f"data.{key}", name)]
         if "" in cells:
             raise InputError(f"{self.at(cells.index(''), name)}: is empty; data.{key} needs a value in every row")
         return cells
-
-
-def _name(cell: Any) -> str:
-    """A cell as a name, empty for a missing one. 1.0 is 1: a column of whole numbers turns into floats where a cell is missing."""
-    if isinstance(cell, float):
-        return "" if math.isnan(cell) else str(int(cell)) if cell.is_integer() else str(cell)
-    return "" if cell is None else str(cell).strip()
 
 
 def read_parquet(path: Path) -> dict[str, list[Any]]:
@@ -117,54 +116,123 @@ TABLES: dict[str, tuple[Callable[[Path], dict[str, list[Any]]], int]] = {
 """Source -> its reader, and the number of the first row of data in such a file."""
 
 
+def read_table(source: str, path: Path) -> Table:
+    """The columns of a file. Raises `InputError` naming it, also if it has no rows."""
+    read, first = TABLES[source]
+    cells = read(path)
+    rows = len(next(iter(cells.values()), ()))
+    if rows == 0:
+        raise InputError(f"{path}: has no rows")
+    return Table(path, cells, rows, first)
+
+
 def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Scaling, test_share: float, seed: int) -> Dataset:
     """A table of training rows and one of test rows, or one that is split: `test_share` of each client's rows, or else of each class's.
 
     x has shape (n, 1, 1, features) and any range; `scaling` is applied per client later. Raises `InputError` naming file, column, row and
     value.
     """
-    read, first = TABLES[source]
-    tables = []
-    for path in paths:
-        cells = read(path)
-        rows = len(next(iter(cells.values()), ()))
-        if rows == 0:
-            raise InputError(f"{path}: has no rows")
-        tables.append(_Table(path, cells, rows, first))
+    tables = [read_table(source, path) for path in paths]
     for table in tables:
         for key in ("label", "client", "group"):
             if name := getattr(columns, key):
-                table.column(f"{key}_column", name)
+                table.column(f"data.{key}_column", name)
+    x, features, doubts, notes = _features(tables, columns, scaling)
+    y, classes, unsure = _labels(tables, columns)
+    owners, client_names, merged_clients = _coded(tables, "client_column", columns.client)
+    groups, group_names, merged_groups = _coded(tables, "group_column", columns.group)
+    if owners is not None and groups is not None:
+        _one_group_each(tables[0].path, owners, groups, client_names, group_names)
+    is_test = np.arange(len(y)) >= tables[0].rows if len(tables) > 1 else _split(y if owners is None else owners, test_share, seed)
+    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+    def where(part: str, index: int) -> str:
+        row = int((train if part == "train" else test)[index])
+        table = tables[0] if row < tables[0].rows else tables[1]
+        place = table.row(row if table is tables[0] else row - tables[0].rows)
+        return place if len(tables) == 1 or part == "train" else f"{place} of {table.path}"
+
+    return dataset_of(
+        str(paths[0]), (x[train], y[train]), (x[test], y[test]), len(classes),
+        notes=(*_notes(features, classes, client_names, group_names), *unsure, *notes),
+        owners=(None, None) if owners is None else (owners[train], owners[test]), scaling=scaling, class_names=classes,
+        kinds=(None, None) if groups is None else (groups[train], groups[test]),
+        warnings=(
+            *doubts, *merged_clients, *merged_groups,
+            *_doubtful_classes(tables[0], columns, y, classes),
+            *untrained(f"{tables[-1].path}: column {columns.label!r}", y[train], y[test], dict(enumerate(classes))),
+            *warnings_of_rows(str(tables[-1].path), x[train], x[test], None if owners is None else owners[train], where),
+        ),
+    )  # fmt: skip
+
+
+def _features(
+    tables: Sequence[Table], columns: Columns, scaling: Scaling
+) -> tuple[Array, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Features (rows, d), their names, warnings and notes."""
     used = {name for name in (columns.label, columns.client, columns.group) if name}
+    if columns.typed:
+        parts = [features_of(table, columns.typed, used) for table in tables]
+        names = tuple(name for column in columns.typed for name in feature_names(column))
+        clipped = sum(count for _, count in parts)
+        notes = (f"{clipped} values beyond the ranges in data.columns were clipped to them",) if clipped else ()
+        if not names:
+            raise InputError(f"{tables[0].path}: data.columns makes no feature of any column")
+        x = np.concatenate([values for values, _ in parts])
+        return x, names, _index_columns(tables, [column.name for column in columns.typed if column.type == "number"]), notes
     features = columns.features or tuple(name for name in tables[0].columns if name not in used)
     if not features:
-        raise InputError(f"{paths[0]}: has no feature beside the columns {', '.join(sorted(used))}")
+        raise InputError(f"{tables[0].path}: has no feature beside the columns {', '.join(sorted(used))}")
     for name in features:
         if name == "" or name.startswith("__index_level_"):
-            place = f"{paths[0]}: column {list(tables[0].columns).index(name) + 1} ({name!r})"
+            place = f"{tables[0].path}: column {list(tables[0].columns).index(name) + 1} ({name!r})"
             raise InputError(f"{place} is an index, as pandas writes it; name the features in data.feature_columns")
     for name in used.intersection(features):
         raise InputError(f"data.feature_columns: {name!r} is also the column of label, client or group")
     for table in tables:
         for name in features:
-            table.column("feature_columns", name)
+            table.column("data.feature_columns", name)
     x = np.concatenate([np.stack([table.numbers(name) for name in features], axis=1) for table in tables])
     _check_range(x, tables, features, scaling)
-    y, classes = _labels(tables, columns)
-    owners, client_names = _coded(tables, "client_column", columns.client)
-    groups, group_names = _coded(tables, "group_column", columns.group)
-    if owners is not None and groups is not None:
-        _one_group_each(tables[0].path, owners, groups, client_names, group_names)
-    is_test = np.arange(len(y)) >= tables[0].rows if len(tables) > 1 else _split(y if owners is None else owners, test_share, seed)
-    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    return dataset_of(
-        str(paths[0]), (x[train], y[train]), (x[test], y[test]), len(classes), notes=_notes(features, classes, client_names, group_names),
-        owners=(None, None) if owners is None else (owners[train], owners[test]), scaling=scaling, class_names=classes,
-        kinds=(None, None) if groups is None else (groups[train], groups[test]),
-    )  # fmt: skip
+    return x, features, _index_columns(tables, features), ()
 
 
-def _check_range(x: Array, tables: Sequence[_Table], features: Sequence[str], scaling: Scaling) -> None:
+def features_of(table: Table, schema: Sequence[Column], others: Collection[str] = ()) -> tuple[Array, int]:
+    """Features (rows, d), float64, of a table by a schema, and how many values were clipped. `others` are columns with another purpose.
+
+    Raises `InputError` for columns that only one of table and schema has, and for cells that do not fit.
+    """
+    names = {column.name for column in schema}
+    for name in names.intersection(others):
+        raise InputError(f"data.columns: {name!r} is also the column of label, client or group")
+    for name in table.columns:
+        if name not in names and name not in others:
+            close = get_close_matches(name, names - set(table.columns), n=1, cutoff=0.5)
+            hint = f" ({close[0]!r} is, and missing here)" if close else ""
+            raise InputError(
+                f"{table.path}: column {name!r} is not in data.columns{hint}; add it there (type = 'ignore' leaves it out), or remove it"
+            )
+    parts = [
+        encoded(column, table.column("data.columns", column.name), partial(table.at, column=column.name))
+        for column in schema
+        if column.type != "ignore"
+    ]
+    width = [np.empty((table.rows, 0))]
+    return np.concatenate([*width, *(values for values, _ in parts)], axis=1), sum(clipped for _, clipped in parts)
+
+
+def _index_columns(tables: Sequence[Table], names: Sequence[str]) -> tuple[str, ...]:
+    """Warnings of features that number the rows."""
+    found = []
+    for name in names:
+        how = row_numbers(name, [np.array([cell_number(cell) for cell in table.columns[name]]) for table in tables])
+        if how:
+            advice = "leave it out (data.feature_columns, or type 'ignore' in data.columns), since a model can only memorise it"
+            found.append(f"{tables[0].path}: column {name!r} {how}; {advice}")
+    return tuple(found)
+
+
+def _check_range(x: Array, tables: Sequence[Table], features: Sequence[str], scaling: Scaling) -> None:
     """Values that are taken as they are must lie in the public range."""
     if not scaling.plain:
         return
@@ -180,29 +248,106 @@ def _check_range(x: Array, tables: Sequence[_Table], features: Sequence[str], sc
 
 
 def _sorted(names: set[str]) -> list[str]:
-    """Whole numbers by size, other names by the alphabet."""
-    return sorted(names, key=int) if all(name.isdecimal() and name.isascii() for name in names) else sorted(names)
+    """Numbers by size, other names by the alphabet."""
+    if all(number_of(name) is not None for name in names):
+        return sorted(names, key=lambda name: (float(name), name))
+    return sorted(names)
 
 
-def _labels(tables: Sequence[_Table], columns: Columns) -> tuple[Array, tuple[str, ...]]:
-    cells = [table.names("label_column", columns.label) for table in tables]
-    classes = columns.classes or tuple(_sorted({cell for part in cells for cell in part}))
-    number = {name: i for i, name in enumerate(classes)}
-    for table, part in zip(tables, cells, strict=True):
-        for row, cell in enumerate(part):
-            if cell not in number:
-                raise InputError(f"{table.at(row, columns.label)}: {cell!r} is not in data.class_names = {list(classes)}")
-    return np.array([number[cell] for part in cells for cell in part], np.int64), classes
+def names_of_classes(tables: Sequence[Table], label: str) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
+    """The class of each cell of the label, the classes, sorted, and notes: forms that were merged, words that may mean a missing value.
+
+    Raises `InputError`, which names the column and says what to do, for names that differ as by accident, words for a missing value, and
+    labels that are a quantity or identifiers. Names that the user lists (data.class_names) are not judged.
+    """
+    cells = [table.names("label_column", label) for table in tables]
+    class_of, merged = unified({cell for part in cells for cell in part})
+    classes = tuple(_sorted(set(class_of.values())))
+    counts = dict.fromkeys(classes, 0)
+    for part in cells:
+        for cell in part:
+            counts[class_of[cell]] += 1
+
+    def place(name: str) -> str:
+        table, row = next(
+            (table, row) for table, part in zip(tables, cells, strict=True) for row, cell in enumerate(part) if class_of[cell] == name
+        )
+        return table.at(row, label)
+
+    listed = "list all classes in data.class_names"
+    for first, second in accidental_pairs(classes):
+        shown = ascii_if_alike((first, second))
+        raise InputError(
+            f"{place(second)}: the class {shown(second)} and the class {shown(first)} ({place(first)}) differ as by accident; write them "
+            f"in one way, or {listed} if they are two"
+        )
+    for name in classes:
+        if missing_word(name, [other for other in classes if other != name]):
+            raise InputError(
+                f"{place(name)}: {name!r} stands for a missing value, not for a class; remove the {counts[name]} rows with it, or {listed} "
+                "if it is one"
+            )
+    numbers = [number_of(name) for name in classes]
+    values = None if None in numbers else np.array(numbers, np.float64)
+    reason, sure = no_classes(values, np.array([counts[name] for name in classes]))
+    if sure:
+        raise InputError(
+            f"{tables[0].path}: column {label!r}: {len(classes):,} classes in {sum(counts.values()):,} rows: {reason}; divide a quantity "
+            f"into a few classes, choose another data.label_column, or {listed}"
+        )
+    unsure = tuple(
+        f"column {label!r}: {name!r} is taken as the name of a class, not as a missing value" for name in classes if unsure_word(name)
+    )
+    return class_of, classes, (*(f"column {label!r}: {sentence}" for sentence in merged), *unsure)
 
 
-def _coded(tables: Sequence[_Table], key: str, name: str) -> tuple[Array | None, tuple[str, ...]]:
-    """A number for each row by its cell, 0 for the first name, and the names; None without such a column."""
+def _labels(tables: Sequence[Table], columns: Columns) -> tuple[Array, tuple[str, ...], tuple[str, ...]]:
+    """The number of each row's class, the classes, and notes."""
+    if not columns.classes:
+        class_of, classes, notes = names_of_classes(tables, columns.label)
+        number = {name: i for i, name in enumerate(classes)}
+        cells = [cell for table in tables for cell in table.names("label_column", columns.label)]
+        return np.array([number[class_of[cell]] for cell in cells], np.int64), classes, notes
+    number = {name: i for i, name in enumerate(columns.classes)}
+    alike = {same_name(name): i for i, name in enumerate(columns.classes)}
+    labels = []
+    for table in tables:
+        for row, cell in enumerate(table.names("label_column", columns.label)):
+            place = number.get(cell, alike.get(same_name(cell)))
+            if place is None:
+                raise InputError(f"{table.at(row, columns.label)}: {cell!r} is not in data.class_names = {list(columns.classes)}")
+            labels.append(place)
+    return np.array(labels, np.int64), columns.classes, ()
+
+
+def _doubtful_classes(table: Table, columns: Columns, y: Array, classes: Sequence[str]) -> tuple[str, ...]:
+    """A warning of labels that may be a quantity. Classes that the user lists are not judged."""
+    numbers = [number_of(name) for name in classes]
+    if columns.classes:
+        return ()
+    reason, _ = no_classes(None if None in numbers else np.array(numbers, np.float64), np.bincount(y, minlength=len(classes)))
+    return (f"{table.path}: column {columns.label!r}: {len(classes):,} classes in {len(y):,} rows: {reason}",) if reason else ()
+
+
+def _coded(tables: Sequence[Table], key: str, name: str) -> tuple[Array | None, tuple[str, ...], tuple[str, ...]]:
+    """A number for each row by its cell, 0 for the first name, the names, and warnings; nothing without such a column."""
     if not name:
-        return None, ()
+        return None, (), ()
     cells = [cell for table in tables for cell in table.names(key, name)]
-    names = _sorted(set(cells))
+    name_of, _ = unified(cells)
+    names = _sorted(set(name_of.values()))
     number = {label: i for i, label in enumerate(names)}
-    return np.array([number[cell] for cell in cells], np.int64), tuple(names)
+    doubts = []
+    for first, second in accidental_pairs(names):
+        if all(
+            part.islower() or part.isupper() or part.istitle() or part.upper() == part.lower() for part in (first, second)
+        ):  # no random codes
+            shown = ascii_if_alike((first, second))
+            doubts.append(
+                f"{tables[0].path}: column {name!r} (data.{key}): {shown(first)} and {shown(second)} count as two, and differ as by "
+                "accident; write them in one way if they are one"
+            )
+    return np.array([number[name_of[cell]] for cell in cells], np.int64), tuple(names), tuple(doubts[:3])
 
 
 def _one_group_each(path: Path, owners: Array, groups: Array, clients: Sequence[str], names: Sequence[str]) -> None:

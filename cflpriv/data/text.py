@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..keys import Key, ranged
 from ..types import Array
 from .datasets import HOW_TO_SET, data_directory
-from .formats import read_csv, read_lines
+from .formats import csv_row_numbers, read_csv, read_lines
 
 __all__ = [
     "NORDIC", "PAD", "TEXTS", "UNKNOWN", "Texts", "VocabularySize", "WindowLength", "load_texts", "vocabulary", "windows",
@@ -115,9 +115,9 @@ def _ag_news(directory: Path) -> Texts:
         rows = read_csv(path, 3)
         header = bool(rows) and rows[0][0] == "label"
         labels = []
-        for number, (label, _, _) in enumerate(rows[header:], start=1 + header):
+        for number, (label, _, _) in enumerate(rows[header:], start=header):
             if label not in ("1", "2", "3", "4"):
-                raise InputError(f"{path}: row {number} has label {label!r}, not in 1..4")
+                raise InputError(f"{path}: row {csv_row_numbers(path)[number]} has label {label!r}, not in 1..4")
             labels.append(int(label) - 1)
         if not labels:
             raise InputError(f"{path}: holds no articles")

@@ -9,12 +9,12 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from math import isinf
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, create_model
 
@@ -41,7 +41,7 @@ from ..metrics import check_metrics
 from ..newcomers import held_back
 from ..trust import idle_code, may_run, run_sections
 from .callbacks import known_callbacks
-from .privacy_checks import check_privacy, few_shares
+from .privacy_checks import check_privacy, few_shares, needless_steps
 from .schedule_file import read_schedule
 from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
@@ -152,6 +152,12 @@ class Config:
         reason = self.spec.never_clusters(self.hyper, self.before)
         clusters = f"algorithm {self.spec.name!r} will form no clusters: {reason}" if reason else ""
         return tuple(filter(None, (clusters, few_shares(self.privacy, self.protection, self.cohort), self._equal_weights())))
+
+    def judged(self, population: Population) -> Population:
+        """The population, with a warning of training by far more steps than its clients have samples for."""
+        samples = max(client.samples for client in population.clients)
+        doubt = needless_steps(self.privacy, self.training, samples)
+        return replace(population, warnings=(*population.warnings, doubt)) if doubt else population
 
     def _equal_weights(self) -> str:
         """That clients weigh equally in secure sums although they should weigh by their sample counts; "" where they do not."""
@@ -483,8 +489,9 @@ def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) 
     for key in values:
         if key not in keys:
             raise unknown_key(section, key, values[key], near(key, keys))
+    tables = {key: _tables(f"{section}.{key}", kind, key, value) for key, value in values.items()}
     try:
-        parsed = model(**{key: tuples(value) for key, value in values.items()})
+        parsed = model(**{key: tuples(value) for key, value in tables.items()})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:1])
@@ -492,6 +499,16 @@ def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) 
             raise InputError(f"[{section}] {key} = {values.get(key)!r}: expected a list, in brackets") from None
         raise InputError(f"[{section}] {key} = {values.get(key)!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
     return {key: getattr(parsed, key) for key in keys}
+
+
+def _tables(section: str, kind: Callable[..., Any], key: str, value: Any) -> Any:
+    """The value of a key; if it is a list of tables, such as `[[data.columns]]`, each as the dataclass that declares its keys."""
+    inner: Any = next(iter(get_args(get_type_hints(kind).get(key))), None)
+    if not (isinstance(inner, type) and is_dataclass(inner) and isinstance(value, list | tuple)):
+        return value
+    if not all(isinstance(item, Mapping | inner) for item in value):
+        raise InputError(f"[[{section}]]: expected a list of tables, each under [[{section}]]")
+    return [_section(inner, item, section) if isinstance(item, Mapping) else item for item in value]
 
 
 def set_key(tree: dict[str, Any], change: str) -> None:

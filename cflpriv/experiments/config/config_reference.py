@@ -6,7 +6,7 @@
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -103,6 +103,8 @@ def type_text(hint: Any, plural: bool = False) -> str:
         return ", ".join(map(toml_value, inner))
     if origin is tuple:
         return f"list of {type_text(inner[0], True)}" if inner[-1] is ... else f"[{', '.join(map(type_text, inner))}]"
+    if is_dataclass(hint):
+        return "tables" if plural else "table"
     word = {int: "integer", float: "number", str: "string", bool: "boolean"}[hint]
     return f"{word}s" if plural else word
 

@@ -14,7 +14,7 @@ from ...errors import InputError, near
 from ...keys import Interval
 from .config_reference import Entry, entries, keys_of, toml_value, type_text
 
-__all__ = ["begin_file", "schema", "starter"]
+__all__ = ["begin_file", "schema", "starter", "write_new"]
 
 _SET: Mapping[str, Any] = {
     "data.source": "digits", "data.clients": 20, "data.rotations": (0, 90), "model.name": "mlp", "model.hidden": 32, "training.rounds": 20,
@@ -59,8 +59,14 @@ def begin_file(file: Path | None, algorithm: str | None) -> str:
     Raises `InputError` for a file that exists or cannot be written.
     """
     text = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n" if algorithm is None else starter(algorithm)
+    write_new(file, text)
+    return text
+
+
+def write_new(file: Path | None, text: str) -> None:
+    """Write a text into a new file, or nowhere. Raises `InputError` for a file that exists or cannot be written."""
     if file is None:
-        return text
+        return
     try:
         out = file.open("x", encoding="utf-8")
     except FileExistsError:
@@ -73,7 +79,6 @@ def begin_file(file: Path | None, algorithm: str | None) -> str:
     except OSError as error:
         file.unlink(missing_ok=True)
         raise InputError(f"{file}: cannot be written ({error.strerror})") from None
-    return text
 
 
 def _example(entry: Entry) -> Any:
@@ -125,6 +130,8 @@ def _value(entry: Entry) -> dict[str, Any]:
     if get_origin(hint) in (Union, UnionType):
         hint = Union[tuple(part for part in get_args(hint) if part is not type(None))]  # noqa: UP007 - made at run time
     value: dict[str, Any] = TypeAdapter(hint).json_schema()
+    for table in value.pop("$defs", {}).values():  # of one kind at most, whose keys stand here
+        value["items"] = {**table, "additionalProperties": False}
     parts = [_limits(interval) for interval in entry.key.intervals]
     _limit(value, parts[0] if len(parts) == 1 else {"anyOf": parts})
     if entry.key.known is not None:  # suggestions: plugins add names that an editor cannot know

@@ -10,7 +10,10 @@ from ...errors import CflprivWarning, InputError
 from ...privacy.settings import Privacy, Releases
 from .sections import DataSection, RunSection, TrainingSection
 
-__all__ = ["check_privacy", "few_shares"]
+__all__ = ["check_privacy", "few_shares", "needless_steps"]
+
+FAR_MORE = 5
+"""A public number of samples may be rounded up. So many times the samples of the largest client it is another number."""
 
 
 def check_privacy(
@@ -109,6 +112,18 @@ def _check_shared(protection: Protection, training: TrainingSection, spec: Algor
             raise InputError(
                 f"training.{key} = {value!r} {why}: a round is one plain step of one batch; use {plain!r} and more rounds, {other}"
             )
+
+
+def needless_steps(privacy: Privacy, training: TrainingSection, samples: int) -> str:
+    """That `privacy.samples` is far above the `samples` of the largest client, which makes training long and noisy; "" if it is not."""
+    if privacy.unit != "sample" or privacy.samples <= FAR_MORE * samples or not training.batch_size:
+        return ""
+    steps = 1 if privacy.noise == "shared" else max(1, round(training.epochs * privacy.samples / training.batch_size))
+    whole, size = steps * training.rounds, training.batch_size * samples / privacy.samples
+    return (
+        f"privacy.samples = {privacy.samples:,}: the largest client has {samples:,} training samples, so each client takes {steps:,} steps "
+        f"a round ({whole:,} in {training.rounds} rounds) over batches of about {size:.2g} samples; set it to about the samples of a client"
+    )
 
 
 def few_shares(privacy: Privacy, protection: Protection, clients: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from ...errors import InputError
 from ...files import write_atomically
 from ...protocols.bounded_files import read_text
+from ...streams import readable
 from .audit_report import leakage
 from .page import templates
 from .recovered import histograms, recovered_images
@@ -27,12 +28,12 @@ def write_foreign_report(folder: Path) -> Path:
     cells, verdicts = read_audit(path)
     if cells is None:
         raise InputError(f"{path}: is missing; cflpriv audit --foreign {folder} writes it")
-    audited = Audited(folder, "Another system", folder.resolve().name, "another system", cells, verdicts)
+    audited = Audited(folder, "Another system", readable(folder.resolve().name), "another system", cells, verdicts)
     page = (
         templates()
         .get_template("foreign.html")
         .render(
-            title=folder.resolve().name,
+            title=readable(folder.resolve().name),
             verdicts=verdicts,
             leakage=leakage([audited]),
             recovered=recovered_images(audited),

@@ -18,6 +18,7 @@ from ...class_counts import as_counts
 from ...contract.protection import ROBUST, listed
 from ...errors import InputError
 from ...files import write_atomically
+from ...streams import readable
 from ...types import Array
 from ..sweep.choose import FILE as CHOICE
 from ..sweep.choose import read_chosen
@@ -61,7 +62,7 @@ def write_report(folder: Path) -> Path:
     environment = templates()
     detailed = runs[:DETAILED]
     page = environment.get_template("report.html").render(
-        title=folder.resolve().name,
+        title=readable(folder.resolve().name),
         sweep=None if sweep is None else Markup(_sweep_section(environment, folder, sweep)),
         runs=runs,
         total=len(everything),

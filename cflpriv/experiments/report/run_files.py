@@ -16,6 +16,7 @@ from ...array_files import read_npz, reading
 from ...clustering.similarity import MEASURES
 from ...errors import InputError
 from ...protocols.bounded_files import LARGEST_DOCUMENT_BYTES, LARGEST_TABLE_BYTES, parse_json, read_text
+from ...streams import readable
 from ...types import Array
 from ..run.verify import verify
 from .audit_words import ACTIVE_STATUS, STATUS
@@ -68,7 +69,7 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        return self.folder.resolve().name
+        return readable(self.folder.resolve().name)
 
 
 def read_runs(folder: Path) -> tuple[list[RunFiles], list[str]]:
@@ -108,7 +109,7 @@ def read_run(folder: Path) -> RunFiles:
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
     texts = {name: _text(folder / name) for name in ("config.toml", "environment.json")}
     rows, problems = _rounds(folder / "rounds.jsonl"), verify(folder, payloads=False).problems
-    protection, label = str(summary["protection"]), f"{summary['algorithm']} ({folder.resolve().name})"
+    protection, label = str(summary["protection"]), f"{summary['algorithm']} ({readable(folder.resolve().name)})"
     audited = Audited(folder, f"Protection {protection}", label, protection, cells, verdicts, (measured or {}).get("truth", {}))
     return RunFiles(folder, summary, rows, measured, evidence, audited, config, texts, problems=problems, active=active)
 

@@ -275,7 +275,7 @@ def finish(run: Experiment) -> dict[str, Any]:
         "cut_rule": described.get("rule"),
         "knowledge": run.config.knowledge,
         **noise,
-        "warnings": [*run.config.doubts, *_result_warnings(run, final, noise)],
+        "warnings": [*run.config.doubts, *run.population.warnings, *_result_warnings(run, final, noise)],
         "rounds": len(run.rows),
         "rounds_planned": run.config.training.rounds,
         "rounds_skipped": sum(row["skipped"] is not None for row in run.rows),

@@ -59,7 +59,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     for file in config.run.plugins:  # a process that was sent the configuration has not read it
         load_plugin(file)
     config.check_noise()
-    population = population or build_population(config.data, data_dir)
+    population = config.judged(population or build_population(config.data, data_dir))
     ids = sorted(client.id for client in population.clients)
     if config.data.newcomers >= len(ids):
         raise InputError(f"data.newcomers = {config.data.newcomers}: leaves no client to train of {len(ids)}")
@@ -129,7 +129,7 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
     """
     protection, dimension = config.protection, config.model_for(population).dimension
     check_metrics(config.run.metrics, population.classes)
-    for doubt in config.doubts:
+    for doubt in (*config.doubts, *population.warnings):
         warnings.warn(doubt, CflprivWarning, stacklevel=2)
     if newcomers and algorithm.admit is None:
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")

@@ -181,6 +181,26 @@ def test_keys_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any],
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("lines", "number"),
+    [
+        (["a,outcome,site", "", "", "1,x,s", "2,y,s", "", "b,x,s"], 7),
+        (['"a\nof two lines",outcome,site', "1,x,s", "2,y,s", "b,x,s"], 5),
+        (["a,outcome,site", '1,"x\n",s', "2,y,s", "b,x,s"], 5),
+        (["a,outcome,site\r", "\r", "1,x,s\r", "2,y,s\r", "b,x,s\r"], 5),
+    ],
+)
+def test_the_number_of_a_row_is_its_line_in_the_file(lines: list[str], number: int, tmp_path: Path) -> None:
+    """Blank lines count, and line breaks in quotes."""
+    (tmp_path / "a.csv").write_bytes("\n".join(lines).encode())
+    with pytest.raises(InputError, match=rf"a\.csv: row {number}, column 'a.*': 'b' is not a finite number"):
+        build_population(spec(tmp_path / "a.csv", group_column=""))
+    lines[-1] = "1,2"
+    (tmp_path / "a.csv").write_bytes("\n".join(lines).encode())
+    with pytest.raises(InputError, match=rf"a\.csv: row {number} has 2 cells, expected 3"):
+        build_population(spec(tmp_path / "a.csv", group_column=""))
+
+
 def test_a_header_is_needed_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="two columns 'age'"):
         build_population(spec(written(tmp_path / "a.csv", [], ("site", "age", "age"))))

@@ -1,0 +1,174 @@
+"""A first schema of a table's columns, for its user to check and edit.
+
+What a guess takes from the table (ranges, categories, dates) is public as soon as it is in a configuration. Ranges are rounded outwards.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from .class_names import accidental_pairs, unified
+from .columns import Column, Part, cell_name, cell_number, is_blank, moment
+from .plausible import row_numbers
+from .tables import Table, names_of_classes, read_table
+
+__all__ = ["Guess", "guessed", "source_of"]
+
+LABELS = ("label", "target", "class", "outcome", "y", "diagnosis", "category", "result", "species")
+CLIENTS = (
+    "client",
+    "client_id",
+    "clientid",
+    "site",
+    "clinic",
+    "hospital",
+    "user",
+    "user_id",
+    "device",
+    "device_id",
+    "owner",
+    "institution",
+)
+"""Names of columns that are taken for the label and the client, the first first."""
+MOST_CATEGORIES = 50
+FEW_CATEGORIES = 8
+WORDS_OF_TEXT = 2.5
+FORMATS = (
+    "", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M",
+    "%Y/%m/%d %H:%M", "%d.%m.%y", "%b %d, %Y", "%d %b %Y",
+)  # fmt: skip
+"""How dates are written, ISO 8601 first. Of two that read all cells the first is taken, with a remark."""
+BULK = (0.005, 0.995)
+TAIL = 10
+"""A range that would be so many times the bulk of the values is that of the bulk: others are clipped."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The columns of label and client (empty: none), the number of clients, the classes, and the schema of all other columns.
+
+    `remarks` has a remark on some columns, by name.
+    """
+
+    label: str
+    client: str
+    clients: int
+    classes: tuple[str, ...]
+    columns: tuple[Column, ...]
+    remarks: Mapping[str, str] = field(default_factory=dict)
+
+
+def source_of(path: Path) -> str:
+    """The kind of a table's file, by its name. Raises `InputError` for another."""
+    if path.is_dir():
+        return "huggingface" if not any(path.rglob("*.parquet")) else "parquet"
+    if path.suffix == ".parquet":
+        return "parquet"
+    if path.suffix in (".csv", ".txt", ".data") or path.name.endswith((".csv.gz", ".csv.bz2")):
+        return "csv"
+    raise InputError(f"{path}: is not a table that is known by its name; expected .csv, .csv.gz, .parquet or a folder of `save_to_disk`")
+
+
+def guessed(path: Path, label: str = "", client: str = "") -> Guess:
+    """A schema of the table in a file. Raises `InputError` for columns that it has not, and for a label that is no class."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    table = read_table(source_of(path), path)
+    names = [name for name in table.columns if name]
+    label = label or _named(names, LABELS) or next((name for name in reversed(names) if name != client), "")
+    client = client or _named([name for name in names if name != label], CLIENTS)
+    for option, name in (("--label", label), ("--client", client)):
+        if name:
+            table.column(option, name)
+    if label == client:
+        raise InputError(f"--label, --client: both name {label!r}")
+    _, classes, _ = names_of_classes([table], label)
+    columns, remarks = [], {}
+    for name in table.columns:
+        if name not in (label, client):
+            column, remark = _guess(table, name)
+            columns.append(column)
+            if remark:
+                remarks[name] = remark
+    clients = len(set(unified(table.names("client_column", client))[0].values())) if client else 0
+    return Guess(label, client, clients, classes, tuple(columns), remarks)
+
+
+def _named(names: Sequence[str], wanted: Sequence[str]) -> str:
+    by_name = {name.casefold(): name for name in names}
+    return next((by_name[name] for name in wanted if name in by_name), "")
+
+
+def _guess(table: Table, name: str) -> tuple[Column, str]:
+    cells = table.columns[name]
+    there = [cell for cell in cells if not is_blank(cell)]
+    blanks = len(cells) - len(there)
+    if not there:
+        return Column(name, "ignore"), "has no values"
+    numbers = np.array([math.nan if isinstance(cell, bool) else cell_number(cell) for cell in there])
+    if np.isfinite(numbers).all():
+        if how := row_numbers(name, [numbers] if not blanks else []):
+            return Column(name, "ignore"), how
+        return _number(name, numbers, blanks)
+    if (dates := _dates(name, there, blanks)) is not None:
+        return dates
+    return _names(name, [cell_name(cell) for cell in cells])
+
+
+def _number(name: str, values: np.ndarray[Any, np.dtype[np.float64]], blanks: int) -> tuple[Column, str]:
+    low, high = float(values.min()), float(values.max())
+    bulk = [float(end) for end in np.quantile(values, BULK)]
+    far = high - low > TAIL * (bulk[1] - bulk[0]) > 0
+    if far:
+        low, high = bulk
+    ends = (low - 1, high + 1) if low == high else _rounded(low, high)
+    remark = "a few values lie far beyond the range and are clipped" if far else "has one value only" if low == high else ""
+    filled = f"{blanks} blanks are filled by the middle of the range" if blanks else ""
+    return Column(name, "number", range=ends, blank="middle" if blanks else "refuse"), "; ".join(filter(None, (remark, filled)))
+
+
+def _rounded(low: float, high: float) -> tuple[float, float]:
+    """A range that holds another, with ends of one or two digits of its width."""
+    unit = 10.0 ** math.floor(math.log10((high - low) / 2))
+    ends = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
+    return float(f"{ends[0]:.12g}"), float(f"{ends[1]:.12g}")
+
+
+def _dates(name: str, cells: Sequence[Any], blanks: int) -> tuple[Column, str] | None:
+    fitting = [written for written in FORMATS if all(moment(cell, written) is not None for cell in cells)]
+    if not fitting:
+        return None
+    moments = [at for cell in cells if (at := moment(cell, fitting[0])) is not None]
+    first, last = min(moments), max(moments)
+    begin = datetime(first.year, first.month, 1, tzinfo=UTC)
+    end = datetime(last.year + last.month // 12, last.month % 12 + 1, 1, tzinfo=UTC)
+    parts: list[Part] = ["time"]
+    parts += ["year"] if (last - first).days >= 300 else []
+    parts += ["day"] if any(at.hour or at.minute for at in moments) else []
+    ends = tuple(at.strftime(fitting[0]) if fitting[0] else at.date().isoformat() for at in (begin, end))
+    remarks = [f"{fitting[1]!r} reads all dates, too" if len(fitting) > 1 else "", f"{blanks} blanks are the middle" if blanks else ""]
+    column = Column(name, "date", range=ends, format=fitting[0], parts=tuple(parts), blank="middle" if blanks else "refuse")
+    return column, "; ".join(filter(None, remarks))
+
+
+def _names(name: str, cells: Sequence[str]) -> tuple[Column, str]:
+    names, _ = unified(cells)
+    values = sorted(set(names.values()))
+    full = [cell for cell in cells if cell]
+    words = sum(len(cell.split()) for cell in full) / len(full)
+    most = MOST_CATEGORIES if words < WORDS_OF_TEXT else FEW_CATEGORIES
+    if len(values) <= most and len(values) <= max(FEW_CATEGORIES, len(cells) / 4):
+        pairs = accidental_pairs(values)
+        alike = f"{pairs[0][0]!r} and {pairs[0][1]!r} differ as by accident; write them in one way" if pairs else ""
+        return Column(name, "category", categories=tuple(values)), alike
+    if words >= WORDS_OF_TEXT:
+        return Column(name, "text"), ""
+    if len(set(full)) == len(full):
+        return Column(name, "ignore"), "all values differ: an identifier"
+    return Column(name, "text"), f"{len(values)} different values, too many for categories, are hashed"

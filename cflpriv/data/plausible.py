@@ -1,0 +1,176 @@
+"""Data that can be used, and yet are hardly what was meant: checks that all sources of the user's own data share.
+
+A check needs evidence: what it names is wrong in nearly every file that has it. Good data must pass in silence, so rare kinds of good data
+count for more than one more kind of mistake.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import InputError
+from ..types import Array
+from .class_names import accidental_pairs, missing_word, no_classes
+from .datasets import Dataset
+from .repeats import repeats_of
+
+__all__ = ["Where", "plausible", "row_numbers", "untrained", "warnings_of_rows"]
+
+Where = Callable[[str, int], str]
+"""The place of a sample of a part, "train" or "test", by its index in the part."""
+
+SPARSE = 10
+"""Labels with so many times more classes than occur are identifiers."""
+INDEX_NAMES = frozenset(("index", "idx", "id", "row", "rowid", "rownum", "rownumber", "rowindex", "nr", "level0", "sampleid", "recordid"))
+"""Names of columns that number rows, without blanks, points and underscores."""
+SCALES = 20
+"""If the largest values of training and test samples differ by this factor, the two are not on one scale."""
+FEW = 10
+
+
+def plausible(dataset: Dataset) -> Dataset:
+    """The data set of arrays or image folders with its warnings. Raises `InputError` for labels that are no classes."""
+    name = dataset.name
+    _check_labels(dataset)
+
+    def where(part: str, index: int) -> str:
+        return f"sample {index} of {'training' if part == 'train' else 'test'}"
+
+    scales = () if dataset.scaling is not None else _scales(name, dataset.x_train, dataset.x_test)
+    columns = () if dataset.scaling is None else _numbering(name, dataset.x_train[:, 0, 0], dataset.x_test[:, 0, 0])
+    labels = dict(enumerate(dataset.class_names))
+    return replace(
+        dataset,
+        warnings=(
+            *dataset.warnings,
+            *_doubtful_names(dataset),
+            *untrained(name, dataset.y_train, dataset.y_test, labels),
+            *scales,
+            *columns,
+            *warnings_of_rows(name, dataset.x_train, dataset.x_test, dataset.owners_train, where),
+        ),
+    )
+
+
+def _check_labels(dataset: Dataset) -> None:
+    """Refuse identifiers and quantities as labels. Labels whose names the file lists are what it says."""
+    if dataset.class_names:
+        return
+    present, counts = np.unique(np.concatenate([dataset.y_train, dataset.y_test]), return_counts=True)
+    classes, occurring = dataset.classes, len(present)
+    if classes > SPARSE * occurring and classes > 2 * SPARSE:
+        some = ", ".join(map(str, present[:4].tolist()))
+        raise InputError(
+            f"{dataset.name}: y_train, y_test: {occurring:,} of {classes:,} classes occur ({some}{', …' if occurring > 4 else ''}); number "
+            f"the classes from 0 without gaps, or name all {classes:,} in the array class_names"
+        )
+    reason, sure = no_classes(present.astype(np.float64), counts)
+    if reason and sure:
+        raise InputError(
+            f"{dataset.name}: y_train, y_test: {occurring:,} classes in {counts.sum():,} samples: {reason}; divide a quantity into a few "
+            "classes, or name the classes in the array class_names"
+        )
+
+
+def _doubtful_names(dataset: Dataset) -> tuple[str, ...]:
+    """What is doubtful about the names of classes, or about their numbers."""
+    names, doubts = dataset.class_names, []
+    if names:
+        twice = sorted({name for name in names if names.count(name) > 1})
+        doubts += [f"{dataset.name}: class_names has {name!r} twice; two outputs of the model mean the same" for name in twice[:1]]
+        doubts += [
+            f"{dataset.name}: the classes {first!r} and {second!r} differ as by accident; if they are one, give them one name"
+            for first, second in accidental_pairs(set(names))[:3]
+        ]
+        doubts += [
+            f"{dataset.name}: the class {name!r} is a word for a missing value; leave its samples out if it stands for one"
+            for name in names
+            if missing_word(name, [other for other in names if other != name])
+        ]
+        return tuple(doubts)
+    present, counts = np.unique(np.concatenate([dataset.y_train, dataset.y_test]), return_counts=True)
+    if 2 * len(present) < dataset.classes or present[0] == 1:
+        some = ", ".join(map(str, present[:6].tolist())) + (", …" if len(present) > 6 else "")
+        doubts.append(
+            f"{dataset.name}: y_train, y_test: {len(present)} of {dataset.classes} classes occur ({some}); "
+            "number the classes from 0 without gaps, or name them all in the array class_names"
+        )
+    reason, _ = no_classes(present.astype(np.float64), counts)
+    if reason:
+        doubts.append(f"{dataset.name}: y_train, y_test: {len(present):,} classes in {counts.sum():,} samples: {reason}")
+    return tuple(doubts)
+
+
+def untrained(name: str, y_train: Array, y_test: Array, names: Mapping[int, str]) -> tuple[str, ...]:
+    """A warning for classes that occur only in the test part, where `names` gives the name of a class."""
+    tested, counts = np.unique(y_test, return_counts=True)
+    only = [(int(label), int(count)) for label, count in zip(tested, counts, strict=True) if not (y_train == label).any()]
+    if not only:
+        return ()
+    some = ", ".join(f"{names.get(label, str(label))!r} ({count} test rows)" for label, count in only[:5])
+    noun = "a class occurs" if len(only) == 1 else f"{len(only)} classes occur"
+    return (f"{name}: {noun} only in the test part, so no model can learn it: {some}{', …' if len(only) > 5 else ''}",)
+
+
+def warnings_of_rows(name: str, x_train: Array, x_test: Array, owners: Array | None, where: Where) -> tuple[str, ...]:
+    """Warnings of test rows that are training rows, and of training rows that repeat."""
+    repeats = repeats_of(x_train, x_test, owners)
+    found = []
+    if repeats.tested:
+        test, train = repeats.test_pair
+        found.append(
+            f"{name}: {repeats.tested} of {len(x_test)} test rows equal a training row ({where('test', test)} equals "
+            f"{where('train', train)}), so scores are too high; remove them from one of the parts"
+        )
+    if repeats.shared:
+        first, second = repeats.shared_pair
+        found.append(
+            f"{name}: {repeats.shared} of {len(x_train)} training rows are at several clients ({where('train', second)} equals "
+            f"{where('train', first)}); a row that two clients have is not protected as the data of one, and groups look alike"
+        )
+    if repeats.doubled:
+        first, second = repeats.doubled_pair
+        found.append(
+            f"{name}: {repeats.doubled} of {len(x_train)} training rows occur earlier, too ({where('train', second)} equals "
+            f"{where('train', first)}), and may be divided among clients; remove the repetitions"
+        )
+    return tuple(found)
+
+
+def row_numbers(column: str, values: Sequence[Array]) -> str:
+    """How a column of features numbers the rows of the parts of a table, as the end of a sentence; "" if it does not.
+
+    Evidence is that it counts the rows of a part in their order, or an index's name with whole numbers that are all different.
+    """
+    for part in values:
+        if len(part) >= FEW and part[0] in (0, 1) and np.array_equal(part, np.arange(len(part)) + part[0]):
+            return f"numbers the rows ({part[0]:g}, {part[1]:g}, {part[2]:g}, …)"
+    plain = "".join(character for character in column.casefold() if character.isalnum())
+    unnamed = plain.startswith("unnamed") and plain.removeprefix("unnamed").removesuffix("level0").isdecimal()
+    if unnamed or plain in INDEX_NAMES:
+        for part in values:
+            if len(part) >= FEW and np.array_equal(part, np.trunc(part)) and len(np.unique(part)) == len(part):
+                return "is an index: whole numbers, each once"
+        if unnamed and all(np.array_equal(part, np.trunc(part)) for part in values):
+            return "is an index without a name, as pandas writes it"
+    return ""
+
+
+def _numbering(name: str, x_train: Array, x_test: Array) -> tuple[str, ...]:
+    """Warnings of features of arrays that number the samples."""
+    found = []
+    for column in range(x_train.shape[1]):
+        if how := row_numbers("", [x_train[:, column], x_test[:, column]]):
+            found.append(f"{name}: feature {column} {how}; leave it out, since a model can only memorise it")
+    return tuple(found)
+
+
+def _scales(name: str, x_train: Array, x_test: Array) -> tuple[str, ...]:
+    """Warnings of pixels that were divided twice, in one part or in both."""
+    train, test = float(x_train.max()), float(x_test.max())
+    if 0 < max(train, test) <= 1.5 / 255:
+        return (f"{name}: the largest pixel is {max(train, test):.2g}, expected about 1; were the pixels divided by 255 twice?",)
+    if min(len(x_train), len(x_test)) >= FEW and min(train, test) * SCALES < max(train, test) and min(train, test) > 0:
+        return (f"{name}: the largest pixel is {train:.2g} in x_train and {test:.2g} in x_test; bring both to one scale",)
+    return ()

@@ -1,0 +1,122 @@
+"""A configuration for a table, with a typed schema of its columns: `cflpriv init --data FILE`."""
+
+import json
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ...algorithms import ALGORITHMS
+from ...data.column_guesses import Guess, guessed, source_of
+from ...data.columns import Column, feature_names
+from ...errors import InputError, near
+from .config_reference import toml_value
+
+__all__ = ["TableStarter", "table_starter"]
+
+_MOST_NAMED = 100
+LEAST_CLIENTS = 3
+"""Secure sums are not formed over fewer."""
+_PROTECTION = (
+    "[protection]                    # the server learns sums over clients, and which clients are alike",
+    'sum = "secagg"',
+    'gram = ["haar"]',
+    "",
+)
+_PRIVACY = (
+    '#[privacy]                      # also hide each sample: needs a public range for each number above, and no blank = "own"',
+    '#unit = "sample"',
+    "#epsilon = 8.0",
+    "#delta = 1e-5",
+    "#samples = 100                  # about the samples of a client",
+)
+_TRAINING = {"training.rounds": 20, "training.epochs": 2, "training.lr": 0.1, "training.weights": "equal"}
+
+
+@dataclass(frozen=True)
+class TableStarter:
+    """The text of a configuration, and what its user should know: what was guessed, and what becomes public."""
+
+    text: str
+    lines: tuple[str, ...]
+
+
+def table_starter(data: Path, file: Path | None, algorithm: str, label: str = "", client: str = "") -> TableStarter:
+    """A configuration of a clustered run under secure aggregation on the table `data`, to be written to `file`.
+
+    Raises `InputError` for a table that cannot be read, and for labels that are no classes.
+    """
+    if ALGORITHMS.find(algorithm) is None:
+        raise InputError(f"--algorithm {algorithm}: is not known{near(algorithm, ALGORITHMS.names())}")
+    guess = guessed(data, label, client)
+    return TableStarter(_text(data, file, algorithm, guess), _lines(data, guess, bool(label), bool(client)))
+
+
+def _lines(data: Path, guess: Guess, label_asked: bool, client_asked: bool) -> tuple[str, ...]:
+    by = "" if label_asked else ", by its name or place (--label names another)"
+    owner = f"client: {guess.client!r}{'' if client_asked else ', by its name (--client names another)'}"
+    width = sum(len(feature_names(column)) for column in guess.columns)
+    doubts = [f"column {name!r}: {remark}" for name, remark in guess.remarks.items()]
+    return (
+        f"label: {guess.label!r}{by}, {len(guess.classes)} classes; {owner if guess.client else 'no column of clients: rows are divided'}; "
+        f"{width} features of {len(guess.columns)} columns",
+        *doubts,
+        f"the ranges, categories, dates and classes were taken from {data} and are public from now on: edit those that must not be",
+    )
+
+
+def _text(data: Path, file: Path | None, algorithm: str, guess: Guess) -> str:
+    lines = [
+        f"# A clustered, private run on {data.name}. `cflpriv run` runs it, `cflpriv explain KEY` says more of a key.",
+        "# The schema, [[data.columns]], is public: ranges, categories and dates below were taken from the table, so check and edit them.",
+        "",
+        "[data]",
+        f"source = {_value(source_of(data))}",
+        f"paths = [{_value(_path(data, file))}]",
+        f"label_column = {_value(guess.label)}",
+    ]
+    if len(guess.classes) <= _MOST_NAMED:
+        lines.append(f"class_names = {_value(guess.classes)}")
+    if guess.client:
+        lines += ['partition = "given"', f"client_column = {_value(guess.client)}"]
+    else:
+        lines += ['partition = "iid"', "clients = 8                     # rows are divided among them at random"]
+    lines += ["test_share = 0.2                # of each client's rows", ""]
+    for column in guess.columns:
+        lines += [*_column(column, guess.remarks.get(column.name, "")), ""]
+    values = {**_TRAINING, **ALGORITHMS[algorithm].begins}
+    lines += ["[model]", 'name = "mlp"', "hidden = 32"]
+    for section in ("training", "algorithm"):
+        keys = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{section}.")}
+        keys = {"name": algorithm, **keys} if section == "algorithm" else keys
+        lines += ["", f"[{section}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
+    few = bool(guess.client) and guess.clients < LEAST_CLIENTS
+    lines += ["", *(f"#{line}" if few and line else line for line in _PROTECTION), *_PRIVACY]
+    return "\n".join(lines) + "\n"
+
+
+def _path(data: Path, file: Path | None) -> str:
+    """The table's path as the configuration names it: relative to the configuration's folder."""
+    return os.path.relpath(data.resolve(), (Path() if file is None else file.parent).resolve())
+
+
+def _column(column: Column, remark: str) -> list[str]:
+    shown: dict[str, Any] = {
+        field.name: getattr(column, field.name)
+        for field in fields(Column)
+        if field.name in ("name", "type") or getattr(column, field.name) != getattr(Column, field.name)
+    }
+    if column.type == "text":
+        shown["features"] = column.features
+    if column.type == "category":
+        shown["other"] = column.other
+    lines = ["[[data.columns]]", *(f"{key} = {_value(value)}" for key, value in shown.items())]
+    return [*([f"# {' '.join(remark.split())}"] if remark else []), *lines]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    if isinstance(value, str):  # names may hold any character
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else toml_value(value)
