@@ -8,9 +8,12 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from ..errors import InputError
 from ..types import Array, ClientData
 from .device import placed, tensor
+from .layers import stack_layers
 from .models import Model
+from .own_modules import slopes
 
 __all__ = ["gradients_by_sample", "sample_gradients", "summed_directions"]
 
@@ -32,9 +35,10 @@ def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> 
 
     try:
         made: dict[str, torch.Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
-    except RuntimeError:
-        weights = list(module.parameters())
-        rows = [torch.autograd.grad(functional.cross_entropy(module(x[at : at + 1]), y[at : at + 1]), weights) for at in range(len(y))]
+    except InputError:
+        raise
+    except Exception:  # the loop shows what is wrong, if anything is
+        rows = [slopes(functional.cross_entropy(module(x[at : at + 1]), y[at : at + 1]), list(module.parameters())) for at in range(len(y))]
         made = {name: torch.stack([row[place] for row in rows]) for place, name in enumerate(parameters)}
     return made
 
@@ -92,7 +96,7 @@ def _summed_blocks(model: Model, vector: Array, data: ClientData, weights: Array
 
 def _dense(module: nn.Module) -> bool:
     """Whether a module applies linear layers to whole samples, one after the other, each with parameters of its own."""
-    if type(module) is not nn.Sequential or not len(module) or type(module[0]) is not nn.Flatten:
+    if type(module) is not nn.Sequential or not len(module) or type(module[0]) is not nn.Flatten or stack_layers(module) is None:
         return False
     own = sum(len(list(layer.parameters())) for layer in module)
     return all(type(layer) in (nn.Flatten, nn.Linear, nn.ReLU) for layer in module) and own == len(list(module.parameters()))

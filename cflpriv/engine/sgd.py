@@ -375,4 +375,5 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
             return [totals[i].contiguous() for i in stack.moving]
         loss = (losses * batch.weights).sum() if isinstance(batch.weights, Tensor) else losses.sum() * batch.weights
         # the fused update walks parameter, gradient and velocity in one order, so all must be contiguous
-        return [gradient.contiguous() for gradient in torch.autograd.grad(loss, [leaves[i] for i in stack.moving])]
+        slopes = torch.autograd.grad(loss, [leaves[i] for i in stack.moving], allow_unused=True, materialize_grads=True)
+        return [gradient.contiguous() for gradient in slopes]

@@ -16,6 +16,7 @@ from ...algorithms.interface import Algorithm
 from ...clustering.scores import ari, mean_interval
 from ...contract.transcript import Transcript
 from ...engine.device import Device, resolved, using
+from ...engine.models import model_doubts
 from ...engine.threads import one_thread
 from ...errors import InputError
 from ...federation.server import BudgetsSpent, ClientsLost, FederationServer, KeyHolderLost
@@ -268,7 +269,7 @@ def finish(run: Experiment) -> dict[str, Any]:
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),
         "knowledge": run.config.knowledge,
-        "warnings": list(run.config.doubts),
+        "warnings": [*run.config.doubts, *model_doubts(run.config.model_for(run.population))],
         "rounds": len(run.rows),
         "rounds_planned": run.config.training.rounds,
         "rounds_skipped": sum(row["skipped"] is not None for row in run.rows),

@@ -16,6 +16,7 @@ from ...clustering.scores import ari, perplexity, spread
 from ...data import build_population
 from ...engine import Engine
 from ...engine.device import using
+from ...engine.models import model_doubts
 from ...engine.threads import one_thread
 from ...errors import CflprivWarning, InputError
 from ...files import write_atomically
@@ -122,7 +123,7 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
     Warns of a run that can form no clusters. Raises `InputError` naming keys.
     """
     protection, dimension = config.protection, config.model_for(population).dimension
-    for doubt in config.doubts:
+    for doubt in (*config.doubts, *model_doubts(config.model_for(population))):
         warnings.warn(doubt, CflprivWarning, stacklevel=2)
     if newcomers and algorithm.admit is None:
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")
