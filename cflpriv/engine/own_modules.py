@@ -6,6 +6,7 @@ input, take the scores out of what a `transformers` classifier returns, and undo
 """
 
 import copy
+import math
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..errors import InputError
 
 __all__ = [
-    "CONTAINERS", "CopiedInput", "EngineHook", "Restored", "Scores", "constants_digest", "hooked", "in_mode", "keep_nothing",
+    "CONTAINERS", "CopiedInput", "EngineHook", "Restored", "Scores", "constants_digest", "flat", "hooked", "in_mode", "keep_nothing",
     "own_attributes", "prepared", "seeded", "slopes", "trained_shapes", "unfit",
 ]  # fmt: skip
 
@@ -102,15 +103,19 @@ class Restored(EngineHook):
 def hooked(module: nn.Module, dtype: torch.dtype) -> CopiedInput:
     """Add the hooks that every user's module needs; the one before a pass.
 
-    A module with a `main_input_name` is a `transformers` model, or wraps one.
+    A module with a `main_input_name` is a `transformers` model, or wraps one. Raises `InputError` (without the model's name) for a module
+    that takes no hooks.
     """
     argument = getattr(module, "main_input_name", "")
     settings: Any = getattr(module, "config", None)
     if isinstance(argument, str) and argument and hasattr(settings, "use_cache"):
         settings.use_cache = False
     copied = CopiedInput(argument if isinstance(argument, str) else "", getattr(settings, "pad_token_id", None))
-    module.register_forward_pre_hook(copied, with_kwargs=True, prepend=True)
-    module.register_forward_hook(Scores(dtype))
+    try:
+        module.register_forward_pre_hook(copied, with_kwargs=True, prepend=True)
+        module.register_forward_hook(Scores(dtype))
+    except RuntimeError as error:
+        raise InputError(f"takes no hooks ({error}); give the module from which it was made") from None
     return copied
 
 
@@ -151,6 +156,11 @@ def seeded(key: int) -> Iterator[None]:
     finally:
         random.setstate(numbers)
         np.random.set_state(numpy_numbers)  # noqa: NPY002
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A tensor (n, *shape) as rows (n, d), also where the shape is () or has no numbers."""
+    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
 
 
 def slopes(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -5,6 +5,7 @@ with batches of different sizes. They agree for modules whose scores depend on p
 finds modules for which that does not hold, and errors that would otherwise come up in the middle of a run.
 """
 
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ SIZES = (2, 1, 5, 33)
 """Samples of the batches, in the order of the passes. The last one is left out for a module that would take `LONGEST` for it."""
 LONGEST = 3.0
 """Seconds."""
+REPEATS = 4
+"""Passes over the same two samples."""
 CLOSE = 1e-3
 """Scores of the same samples differ between batches by less than this, relative to the largest, unless samples mix."""
 
@@ -72,12 +75,19 @@ def made_up(module: nn.Module, shape: tuple[int, ...]) -> np.ndarray[Any, np.dty
     return np.asarray(x * brightness.reshape(-1, *[1] * len(shape)))
 
 
-def probe(module: nn.Module, x: Tensor, classes: int) -> Findings:
-    """What passes over the samples `x` (33, *shape), normalised, show of a prepared module, which stays as it is."""
+def probe(module: nn.Module, other: nn.Module | None, x: Tensor, classes: int) -> Findings:
+    """What passes over the samples `x` (33, *shape), normalised, show of a prepared module, which stays as it is.
+
+    They are passes of `other`, a second module of the same factory, or of a copy.
+    """
     try:
-        made = deepcopy(module)
+        copied = deepcopy(module)
     except Exception as error:
-        return Findings(f"cannot be copied ({_line(error)}), as other devices and audits need; keep no computed tensors in attributes")
+        return Findings(
+            f"cannot be copied ({_line(error)}), as other devices and audits need; keep no computed tensors, locks or files in attributes, "
+            "and use torch.nn.utils.parametrizations in place of torch.nn.utils.weight_norm"
+        )
+    made = copied if other is None else other
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -143,16 +153,24 @@ class _Probe:
         size, mode = len(x), "training" if training else "evaluation"
         before, state = x.clone(), self._state()
         in_mode(self.module, training)
+        modes, numbers = [layer.training for layer in self.module.modules()], _numbers()
         where = f"in {mode} mode on a batch of {size}"
         torch.default_generator.manual_seed(seed)
         try:
+            if not training and size == min(SIZES[0], len(self.x)):
+                with torch.no_grad():
+                    self.module(x.clone())
             scores = self.module(x.clone())
         except Exception as error:
             self._failed(error, before, where)
             return None
         self._check(scores, size, where)
-        if not training:
-            self._compare_buffers(where)
+        self._compare_buffers()
+        self._compare_parameters()
+        if modes != [layer.training for layer in self.module.modules()]:
+            raise _Problem("its forward pass switches between training and evaluation mode; leave the mode to the training")
+        if numbers != _numbers():
+            raise _Problem("its forward pass draws from numpy.random or random; draw from torch, whose generator the training seeds")
         if not scores.requires_grad:
             raise _Problem(
                 f"its scores {where} depend on no trained parameter that a gradient reaches; is there a torch.no_grad(), detach() or "
@@ -163,15 +181,15 @@ class _Probe:
             gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         except Exception as error:
             raise _Problem(f"fails in the backward pass {where}: {_line(error)}") from None
-        self._compare_buffers(where)
-        self._compare_parameters(where)
+        self._compare_buffers()
+        self._compare_parameters()
         self.changed |= {name for name, mark in self._state().items() if state.get(name) != mark}
         return _Pass(scores.detach().clone(), tuple(None if gradient is None else gradient.clone() for gradient in gradients))
 
     def _failed(self, error: Exception, x: Tensor, where: str) -> None:
         layer = _failing_layer(self.module, x)
-        if len(x) == 1 and self.by_batch and isinstance(error, ValueError):
-            self.alone = f"takes no single sample ({layer}: {_line(error)}); use GroupNorm, or batches of at least 2 samples"
+        if len(x) == 1 and isinstance(error, ValueError) and (self.by_batch or "more than 1 value per channel" in str(error)):
+            self.alone = f"takes no single sample ({layer}: {_line(error)}); use GroupNorm, or a training.batch_size that leaves no single sample"
             return
         raise _Problem(
             f"fails {where} at {layer}: {_line(error)}; its forward pass gets {str(x.dtype).removeprefix('torch.')} samples of shape "
@@ -193,7 +211,7 @@ class _Probe:
         if not bool(torch.isfinite(scores).all()):
             raise _Problem(f"gives scores that are not finite {where}, for made-up samples with values in [0, 1] before normalisation")
 
-    def _compare_buffers(self, where: str) -> None:
+    def _compare_buffers(self) -> None:
         buffers = dict(self.module.named_buffers())
         for name in buffers.keys() ^ self.buffers.keys():
             raise _Problem(f"its forward pass makes or removes buffer {name!r}; make it when the module is built")
@@ -206,7 +224,7 @@ class _Probe:
                     "would not be averaged, and would stay from client to client; use GroupNorm"
                 )
 
-    def _compare_parameters(self, where: str) -> None:
+    def _compare_parameters(self) -> None:
         parameters = dict(self.module.named_parameters())
         for name in self.names:
             if name not in parameters:
@@ -251,6 +269,11 @@ class _Probe:
                 f"two passes over the same samples in evaluation mode differ: {self._memory()}scores are drawn at random, or depend on "
                 "earlier passes; use nn.Dropout, or functional.dropout(..., training=self.training)"
             )
+        few = [self._again(x[:2], True, 1) for _ in range(REPEATS)]
+        if not all(_same(few[0], other) for other in few[1:]):
+            raise _Problem(
+                "two passes over the same samples differ: its forward pass draws random numbers that are not of torch's generator"
+            )
         ends = []
         for seed in (4, 5):
             self._again(x[:2], True, seed)
@@ -261,10 +284,21 @@ class _Probe:
             states = []
             for _ in range(2):
                 self._again(x[:2], True, 1)
-                states.append(self._state())
-            for name, (kind, value) in ((name, mark[:2]) for name, mark in states[1].items()):
-                if kind == "value" and isinstance(value, int | float) and states[0].get(name) != states[1][name]:
+                states.append(self._numbers_kept())
+            for name, value in states[1].items():
+                if name in states[0] and not torch.equal(torch.as_tensor(states[0][name]), torch.as_tensor(value)):
                     raise _Problem(f"attribute {name!r} counts passes, and ways of computing differ in the number of passes; remove it")
+
+    def _numbers_kept(self) -> dict[str, Any]:
+        """Copies of numbers and tensors in attributes of the layers, and of objects there, by name."""
+        found: dict[str, Any] = {}
+        for layer_name, layer in self.module.named_modules():
+            for name, value in own_attributes(layer).items():
+                inner = vars(value) if _is_plain_object(value) else {}
+                for key, item in ((name, value), *((f"{name}.{key}", item) for key, item in inner.items())):
+                    if isinstance(item, int | float | Tensor):
+                        found[f"{layer_name}.{key}" if layer_name else key] = item.detach().clone() if isinstance(item, Tensor) else item
+        return found
 
     def _again(self, x: Tensor, training: bool, seed: int) -> _Pass:
         made = self._run(x, training, seed)
@@ -307,7 +341,24 @@ def _mark(value: Any) -> Any:
         return ("container", len(items), tuple(_mark(item) if isinstance(item, int | float | str) else id(item) for item in items))
     if isinstance(value, tuple):
         return ("tuple", tuple(_mark(item) for item in value))
+    if _is_plain_object(value):
+        return (
+            "object",
+            id(value),
+            tuple((name, _mark(item) if isinstance(item, int | float | Tensor) else 0) for name, item in vars(value).items()),
+        )
     return ("object", id(value))
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether a value is of a class of Python's, with attributes that can be compared."""
+    return hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor | type) and not callable(value)
+
+
+def _numbers() -> tuple[Any, ...]:
+    """The states of the generators that a module should not draw from."""
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002  # users' modules draw from it
+    return random.getstate(), name, bytes(np.asarray(keys)), *rest
 
 
 def _same(one: _Pass, other: _Pass) -> bool:

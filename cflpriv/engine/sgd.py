@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ..types import Array
 from .device import Device, half, sent
+from .own_modules import flat
 
 __all__ = [
     "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "draw", "gradients_stacked", "steps_by_batch", "take_step",
@@ -83,7 +84,7 @@ class Layout:
     def join(self, parameters: Sequence[Tensor]) -> Array:
         """What `split` cut, as rows (C, d)."""
         pieces = [p.transpose(1, 2) if turn else p for p, turn in zip(parameters, self.transposed, strict=True)]
-        return torch.cat([piece.flatten(1) for piece in pieces], dim=1).cpu().numpy()
+        return torch.cat([flat(piece) for piece in pieces], dim=1).cpu().numpy()
 
 
 @dataclass(frozen=True, eq=False)
