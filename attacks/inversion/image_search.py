@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ...engine.device import in_use, placed, tensor
 from ...engine.models import Model, module_there
+from ...engine.own_modules import flat
 from ...types import Array
 from .lbfgs import minimise
 
@@ -97,13 +98,15 @@ def unroll(model: Model, steps: LocalSteps) -> Callable[[torch.Tensor, torch.Ten
         now = {name: theta[:, at : at + int(np.prod(shape))].reshape(-1, *shape).requires_grad_(True) for name, shape, at in exact.layout}
         velocity = dict.fromkeys(now, theta.new_zeros(()))
         for _ in range(steps.count):
-            slopes = torch.autograd.grad(losses(now, x, y).sum(), list(now.values()), create_graph=True)
+            slopes = torch.autograd.grad(
+                losses(now, x, y).sum(), list(now.values()), create_graph=True, allow_unused=True, materialize_grads=True
+            )
             velocity = {
                 name: steps.momentum * velocity[name] + slope + steps.weight_decay * now[name]
                 for name, slope in zip(now, slopes, strict=True)
             }
             now = {name: now[name] - steps.lr * velocity[name] for name in now}
-        return torch.cat([now[name].flatten(1) for name, _, _ in exact.layout], dim=1) - theta
+        return torch.cat([flat(now[name]) for name, _, _ in exact.layout], dim=1) - theta
 
     return update
 

@@ -34,6 +34,7 @@ import torch
 
 from ...engine.device import tensor
 from ...engine.models import Model
+from ...engine.own_modules import flat
 from ...engine.sample_gradients import gradients_by_sample
 from ...experiments.config.config import Config
 from ...protocols.mechanisms import clip
@@ -139,7 +140,7 @@ def clipped_gradients(model: Model, at: Array, x: Array, y: Array, norm: float =
     """Each sample's gradient of the loss at parameters `at` (d,), in float64, (n, d); with `norm` above 0 clipped to it."""
     module = model.load(np.asarray(at).astype(np.float64 if model.dtype == "float64" else np.float32)).train(False)
     made = gradients_by_sample(module, model.inputs(x), tensor(y))
-    rows = torch.cat([made[name].flatten(1) for name, _ in module.named_parameters()], dim=1).double().cpu().numpy()
+    rows = torch.cat([flat(made[name]) for name, _ in module.named_parameters()], dim=1).double().cpu().numpy()
     if norm:
         rows = rows * np.minimum(1.0, norm / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300))
     return np.asarray(rows)

@@ -44,6 +44,7 @@ from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.device import CPU, using
 from ..engine.models import Model
+from ..engine.own_modules import slopes
 from ..errors import InputError, TrainingDiverged
 from ..keys import Key, ranged
 from ..tasks.evaluation import EvaluateUsed
@@ -133,7 +134,7 @@ class RobustStep:
             torch.default_generator.manual_seed(int(task_input.streams("torch").integers(2**63)))
             for batch in train.batches(task_input):
                 losses = functional.cross_entropy(module(x[batch]), y[batch], reduction="none")
-                gradients = torch.autograd.grad((losses * factors[batch]).sum() / len(batch), parameters)
+                gradients = slopes((losses * factors[batch]).sum() / len(batch), parameters)
                 with torch.no_grad():
                     for parameter, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
                         velocity.mul_(train.momentum).add_(gradient).add_(parameter, alpha=train.weight_decay)

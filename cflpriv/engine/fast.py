@@ -1,6 +1,6 @@
 """Choose the fastest method for a model and a chunk of clients, from measurements."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
@@ -15,7 +15,8 @@ from .device import Device, sent
 from .graphs import HOLD, steps_by_plan
 from .layers import Stacked, stack_layers
 from .memory import chunk_budget, client_bytes
-from .models import Model, build_module, dtype_of
+from .models import Model, build_module, dtype_of, findings_of
+from .own_modules import in_mode
 from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_by_batch, train_stacked
 from .span import Movement, span_chunk_size, train_span
 
@@ -106,6 +107,8 @@ def _network(model: Model) -> nn.Sequential | None:
     module = build_module(model)
     if not isinstance(module, nn.Sequential) or [type(layer) for layer in module] != [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]:
         return None
+    if stacked_form(model) is None:
+        return None
     return module if all(layer.bias is not None for layer in (module[1], module[3])) else None
 
 
@@ -145,16 +148,20 @@ def stacked_form(model: Model) -> Stacked | None:
     stacked = stack_layers(module)
     if stacked is None:
         return None
-    parameters, x = _trial(model)
+    x = _samples(model)
     inputs = x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last) if stacked.images else x
-    turned = [p.transpose(1, 2) if turn else p for p, turn in zip(parameters, stacked.transposed, strict=True)]
-    return stacked if _agrees(model, parameters, x, lambda: stacked.forward(inputs, turned, 2)) else None
+
+    def forward(parameters: Sequence[Tensor]) -> Tensor:
+        turned = [p.transpose(1, 2) if turn else p for p, turn in zip(parameters, stacked.transposed, strict=True)]
+        return stacked.forward(inputs, turned, 2)
+
+    return stacked if _agrees(model, x, forward) else None
 
 
 @lru_cache(maxsize=32)
 def _vmapped(model: Model) -> Forward | None:
     """The module under vmap, if torch can, it agrees on the trial, and no sample's output depends on the others of its batch."""
-    module = build_module(model).train()  # so that what draws at random fails the trial
+    module = in_mode(build_module(model), True)  # so that what draws at random fails the trial
     names = [name for name, _, _ in model.layout]
 
     @cache
@@ -165,33 +172,47 @@ def _vmapped(model: Model) -> Forward | None:
         return functional_call(module, buffers(x.device.type) | dict(zip(names, parameters, strict=True)), (x,))
 
     def forward(x: Tensor, parameters: Sequence[Tensor], clients: int) -> Tensor:
-        module.train()
+        in_mode(module, True)
         return torch.vmap(one)(list(parameters), x)  # type: ignore[no-any-return]
 
-    parameters, x = _trial(model)
-    if not _agrees(model, parameters, x, lambda: forward(x, parameters, 2)):
+    x = _samples(model)
+    if findings_of(model).mixes or not _agrees(model, x, lambda parameters: forward(x, parameters, 2)):
         return None
     with torch.no_grad():  # where samples mix (BatchNorm), what pads a shorter batch would have a part in it
+        parameters = _parameters(model)
         whole, fewer = forward(x, parameters, 2), forward(x[:, :2], parameters, 2)
     return forward if torch.allclose(whole[:, :2], fewer, rtol=1e-4, atol=1e-5) else None
 
 
-def _trial(model: Model) -> tuple[list[Tensor], Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    dtype = dtype_of(model.dtype)
-    parameters = [0.1 * torch.randn((2, *shape), generator=generator, dtype=dtype) for _, shape, _ in model.layout]
-    return parameters, torch.rand((2, 3, *model.shape), generator=generator, dtype=dtype)
+def _parameters(model: Model) -> list[Tensor]:
+    """Random parameters of two clients."""
+    generator, dtype = torch.Generator().manual_seed(0), dtype_of(model.dtype)
+    return [0.1 * torch.randn((2, *shape), generator=generator, dtype=dtype) for _, shape, _ in model.layout]
 
 
-def _agrees(model: Model, parameters: Sequence[Tensor], x: Tensor, computed: Any) -> bool:
-    module = build_module(model)
+def _samples(model: Model) -> Tensor:
+    """Three random samples of each of two clients."""
+    return torch.rand((2, 3, *model.shape), generator=torch.Generator().manual_seed(1), dtype=dtype_of(model.dtype))
+
+
+def _agrees(model: Model, x: Tensor, computed: Callable[[Sequence[Tensor]], Tensor]) -> bool:
+    """Whether `computed` of two clients' parameters has the scores, and gradients, of the module itself."""
+    module, parameters = build_module(model), [parameter.requires_grad_() for parameter in _parameters(model)]
     names = [name for name, _, _ in model.layout]
     try:
-        ours = computed()
-        with torch.no_grad():
+        with torch.enable_grad():
+            ours = computed(parameters)
             theirs = torch.stack([
                 functional_call(module, {name: p[i] for name, p in zip(names, parameters, strict=True)}, (x[i],)) for i in range(2)
             ])  # fmt: skip
-    except (RuntimeError, ValueError, IndexError, NotImplementedError):
+            if ours.shape != theirs.shape:
+                return False
+            weights = torch.rand(ours.shape, generator=torch.Generator().manual_seed(2), dtype=ours.dtype)
+            slopes = [
+                torch.autograd.grad((scores * weights).sum(), parameters, allow_unused=True, materialize_grads=True)
+                for scores in (ours, theirs)
+            ]
+    except Exception:  # the plain loop shows what is wrong, if anything is
         return False
-    return ours.shape == theirs.shape and bool(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5))
+    pairs = [(ours.detach(), theirs.detach()), *zip(*slopes, strict=True)]
+    return all(bool(torch.allclose(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(b.abs().max())) if b.numel() else 0.0)) for a, b in pairs)

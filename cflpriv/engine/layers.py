@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from .clipping import ConvolutionRule, GroupNormRule, LinearRule, Rule
 from .convolutions import Form, convolved
+from .own_modules import EngineHook
 
-__all__ = ["Residual", "Stacked", "Tap", "Taps", "stack_layers"]
+__all__ = ["Residual", "Stacked", "Tap", "Taps", "copies_nothing", "stack_layers"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,15 +78,18 @@ class Stacked:
 
 
 def stack_layers(module: nn.Module) -> Stacked | None:
-    """The stacked form of `module`, or None if it has a layer that is not known here."""
+    """The stacked form of `module`, or None if it has a layer that is not known here.
+
+    A layer is known by its exact class. A hook, a `forward` of its own, a frozen parameter, or a parameter of two layers makes it another.
+    """
     layers = _flattened(module)
-    if layers is None:
+    if layers is None or not all(_unchanged(layer) for layer in module.modules()):
         return None
     steps: list[tuple[Step, int]] = []
     i = 0
     while i < len(layers):
         layer, following = layers[i], layers[i + 1] if i + 1 < len(layers) else None
-        if isinstance(layer, nn.ReLU) and isinstance(following, nn.MaxPool2d):
+        if type(layer) is nn.ReLU and type(following) is nn.MaxPool2d:
             # the maximum of what ReLU leaves is what ReLU leaves of the maximum, gradients included, on a quarter of the values
             pool = _pool(following)
             if pool is None:
@@ -98,18 +102,32 @@ def stack_layers(module: nn.Module) -> Stacked | None:
             return None
         steps.append(step)
         i += 1
+    if sum(count for _, count in steps) != sum(1 for _ in module.parameters()):
+        return None
     first = next((layer for layer in layers if not isinstance(layer, nn.Identity)), None)
     transposed = tuple(isinstance(inner, nn.Linear) and p.dim() == 2 for inner in module.modules() for p in inner.parameters(recurse=False))
     return Stacked(tuple(steps), isinstance(first, nn.Conv2d), transposed)
 
 
+def copies_nothing(module: nn.Module) -> bool:
+    """Whether a module of known layers changes no input in place."""
+    return stack_layers(module) is not None and not any(getattr(layer, "inplace", False) for layer in module.modules())
+
+
+def _unchanged(layer: nn.Module) -> bool:
+    """Whether a layer does what its class does."""
+    hooks = (*layer._forward_pre_hooks.values(), *layer._forward_hooks.values())
+    others = (layer._backward_hooks, layer._backward_pre_hooks)
+    return "forward" not in vars(layer) and all(isinstance(hook, EngineHook) for hook in hooks) and not any(others)
+
+
 def _flattened(module: nn.Module) -> list[nn.Module] | None:
     """The layers in order, nested Sequentials opened."""
-    if not isinstance(module, nn.Sequential):
-        return [module] if isinstance(module, nn.Linear) else None
+    if type(module) is not nn.Sequential:
+        return [module] if type(module) is nn.Linear else None
     layers: list[nn.Module] = []
     for child in module:
-        if isinstance(child, nn.Sequential):
+        if type(child) is nn.Sequential:
             inner = _flattened(child)
             if inner is None:
                 return None

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Annotated, Literal
 
@@ -21,11 +21,13 @@ from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array
 from .device import in_use, placed
-from .layers import Residual, stack_layers
+from .layers import Residual, copies_nothing, stack_layers
+from .own_modules import constants_digest, hooked, in_mode, keep_nothing, prepared, seeded, trained_shapes, unfit
+from .probe import Findings, made_up, probe, unrepeatable
 
 __all__ = [
-    "MODELS", "OTHER_NAMES", "Hidden", "InitScale", "Model", "build_module", "dtype_of", "keeps_samples_apart", "module_there",
-    "register_model",
+    "MODELS", "OTHER_NAMES", "Hidden", "InitScale", "Model", "build_module", "dtype_of", "findings_of", "keeps_samples_apart",
+    "model_doubts", "module_there", "register_model",
 ]  # fmt: skip
 
 Dtype = Literal["float32", "float64"]
@@ -35,6 +37,8 @@ InitScale = Annotated[
 ]
 MOST_CHECKED = 1 << 24
 """A model of more parameters is checked when it is built, not when it is described."""
+BUILT_AT_ONCE = 1 << 12
+"""A user's module is built to be described, without a look at its size before, if neither `hidden` nor `classes` is larger."""
 _OVERFLOW = re.compile("overflow|larger than|too large")
 OTHER_NAMES = {"softmax": "linear"}
 """Other names of architectures. Results and saved configurations have the name that it stands for."""
@@ -50,7 +54,8 @@ class Model:
     """What to train: architecture `name` for samples of `shape`, with `classes` outputs.
 
     `hidden` is the width of the MLP's hidden layer. Inputs are normalised by (x − mean) / std, one value a channel or one for all.
-    Initial parameters are the architecture's own times `init_scale`.
+    Initial parameters are the architecture's own times `init_scale`. `constants` is the digest of a user's module's buffers and frozen
+    parameters, which never travel: a party whose module has others refuses the description. "": not compared.
     """
 
     name: str
@@ -62,6 +67,7 @@ class Model:
     dtype: Dtype = "float32"
     factory: Callable[[], nn.Module] | None = None
     init_scale: InitScale = 1.0
+    constants: str = ""
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "model")
@@ -69,30 +75,40 @@ class Model:
 
     @cached_property
     def layout(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
-        """(name, shape, offset) of each parameter inside the vector. Takes no memory for parameters."""
+        """(name, shape, offset) of each trained parameter inside the vector. Takes no memory for parameters of the project's own models."""
         entries, offset = [], 0
-        for name, parameter in _without_memory(self).named_parameters():
-            entries.append((name, tuple(parameter.shape), offset))
-            offset += math.prod(parameter.shape)
+        for name, shape in trained_shapes(_without_memory(self)):
+            entries.append((name, shape, offset))
+            offset += math.prod(shape)
         return tuple(entries)
 
     @cached_property
     def dimension(self) -> int:
-        """The number of parameters."""
+        """The number of trained parameters."""
         return sum(math.prod(shape) for _, shape, _ in self.layout)
 
     def init(self, seed: int, attempt: int = 0) -> Array:
         """Initial parameters, shape (dimension,): the module's own initialisation under a stream keyed by (`seed`, `attempt`), scaled.
 
-        Raises `InputError` for another than the first of models that would all be zero.
+        Raises `InputError` for another than the first of models that would all be the same.
         """
         if attempt and self.init_scale == 0:
             raise InputError("model.init_scale = 0: the algorithm begins with several models, which would all be the same")
-        key = int(stream(seed, f"initial model {attempt}").integers(2**63))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(key)
-            module = _construct(self)
-        return np.asarray(_to_vector(module) * np.asarray(self.init_scale, self.dtype))
+        own = _is_own(self)
+        if own:
+            build_module(self)  # with its checks
+        with seeded(int(stream(seed, f"initial model {attempt}").integers(2**63))):
+            vector = np.asarray(_to_vector(_construct(self)) * np.asarray(self.init_scale, self.dtype))
+        if own and attempt and np.array_equal(vector, self.init(seed)):
+            raise InputError(
+                f"model {self.name!r}: its factory gives the same parameters each time, but the algorithm begins with several models, "
+                "which would all be the same; draw some of them at random, or take another algorithm"
+            )
+        return vector
+
+    def with_constants(self) -> "Model":
+        """This description with the digest of the module's constants, for parties that build the module themselves."""
+        return replace(self, constants=_digest_of(self)) if _is_own(self) and not self.constants else self
 
     def checked(self, vector: Array) -> Array:
         """`vector` (dimension,) itself. Raises `InputError` for another shape."""
@@ -105,7 +121,7 @@ class Model:
 
         `training` is torch's mode, which dropout heeds.
         """
-        module = module_there(self, in_use().kind).train(training)
+        module = in_mode(module_there(self, in_use().kind), training)
         source = placed(torch.tensor(self.checked(vector)))
         with torch.no_grad():
             for (_, shape, offset), parameter in zip(self.layout, module.parameters(), strict=True):
@@ -252,82 +268,145 @@ def _builder(model: Model) -> Callable[[Model], nn.Module]:
     return known[0]
 
 
+def _is_own(model: Model) -> bool:
+    """Whether the module is a user's."""
+    return model.factory is not None or getattr(_builder(model), "__module__", "") != __name__
+
+
 def _without_memory(model: Model) -> nn.Module:
-    """The module on torch's device "meta", or a whole one of a factory that cannot be built there. Raises `InputError` for no model."""
+    """The module on torch's device "meta", or a whole one of a user's factory. Raises `InputError` for no model."""
+    own = _is_own(model)
+    if own and max(model.hidden, model.classes) <= BUILT_AT_ONCE:
+        return build_module(model)
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with seeded(0), torch.device("meta"):
             module = model.factory() if model.factory is not None else _builder(model)(model)
+            large = unfit(module) is None and _size(module) > MOST_CHECKED
     except InputError:
         raise
     except Exception as error:
         if _OVERFLOW.search(str(error)):  # torch counts bytes in 64 bits
             raise InputError(f"model {model.name!r}: has more parameters than any memory") from None
         return build_module(model)
-    known = _unfit(module) is None and not any(True for _ in module.buffers())
-    return module if known or sum(parameter.numel() for parameter in module.parameters()) > MOST_CHECKED else build_module(model)
+    return module if large or not own else build_module(model)
 
 
 def _construct(model: Model) -> nn.Module:
-    module = model.factory() if model.factory is not None else _builder(model)(model)
-    if (problem := _unfit(module)) is not None:
-        raise InputError(f"model {model.name!r}: {problem}")
-    module = module.to(dtype_of(model.dtype))
-    if (name := _moving_buffer(module, model)) is not None:
-        layer, _, buffer = name.rpartition(".")
+    try:
+        module = model.factory() if model.factory is not None else _builder(model)(model)
+    except InputError:
+        raise
+    except Exception as error:
         raise InputError(
-            f"model {model.name!r}: layer {layer or type(module).__name__!r} keeps running statistics ({buffer}), which are not "
-            "parameters: they would not be averaged, and would stay from client to client; use GroupNorm"
-        )
-    return module
-
-
-def _unfit(module: object) -> str | None:
-    """Why parameters of a module cannot be trained and averaged as one vector, if they cannot."""
-    if not isinstance(module, nn.Module):
-        return f"its factory gives a {type(module).__name__}, not an nn.Module"
-    parameters = dict(module.named_parameters())
-    if not parameters:
-        return "has no parameters"
-    for name, parameter in parameters.items():
-        if isinstance(parameter, nn.UninitializedParameter):
-            return f"parameter {name!r} has no size before a first pass; use layers that know their sizes"
-        if not parameter.requires_grad:
-            return f"parameter {name!r} is frozen (requires_grad is false), but all parameters are trained; make it a buffer"
-    layers: dict[nn.Module, str] = {}
-    for name, layer in module.named_modules(remove_duplicate=False):  # torch.func leaves such a layer changed
-        if layer in layers and any(True for _ in layer.parameters()):
-            return f"layers {layers[layer]!r} and {name!r} are one; give it one name, and call it twice"
-        layers.setdefault(layer, name)
-    return None
-
-
-def _moving_buffer(module: nn.Module, model: Model) -> str | None:
-    """The name of a buffer that a pass in training mode changes, if there is one."""
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    if before:
-        with torch.no_grad():  # ones: a word's number, too; two samples: a batch norm takes no single one
-            module.train()(torch.ones((2, *model.shape), dtype=dtype_of(model.dtype)))
-    return next((name for name, buffer in module.named_buffers() if not torch.allclose(before[name], buffer, 0, 0, equal_nan=True)), None)
+            f"model {model.name!r}: its factory fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        ) from error
+    if (problem := unfit(module)) is not None:
+        raise InputError(f"model {model.name!r}: {problem}")
+    try:
+        return prepared(module, dtype_of(model.dtype))
+    except InputError as error:
+        raise InputError(f"model {model.name!r}: {error}") from None
 
 
 @lru_cache(maxsize=32)
 def build_module(model: Model) -> nn.Module:
-    """The module of a description, built once."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    """The module of a description, built once. Raises `InputError` for a user's module that the probe refuses."""
+    if model.constants:
+        plain = replace(model, constants="")
+        if model.constants != _digest_of(plain):
+            raise InputError(
+                f"model {model.name!r}: buffers and frozen parameters have digest {_digest_of(plain) or 'none'} here, {model.constants} at "
+                "the party that describes the model; make both from the same file or seed"
+            )
+        return build_module(plain)
+    with seeded(0):  # what it draws for buffers and frozen parameters is the same for all parties
         module = _construct(model)
-        outputs = module.eval()(torch.ones((2, *model.shape), dtype=dtype_of(model.dtype)))
-        module.train()
-    if not isinstance(outputs, torch.Tensor) or outputs.shape != (2, model.classes):
-        shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        raise InputError(f"model {model.name!r}: gives {shape} for two samples, expected (2, {model.classes}), a score for each class")
-    return module
+    if not _is_own(model):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            outputs = module.eval()(torch.ones((2, *model.shape), dtype=dtype_of(model.dtype)))
+        if outputs.shape != (2, model.classes):
+            raise InputError(f"model {model.name!r}: gives {tuple(outputs.shape)} for two samples, expected (2, {model.classes})")
+        return module.train()
+    try:
+        copied = None if copies_nothing(module) else hooked(module, dtype_of(model.dtype))
+    except InputError as error:
+        raise InputError(f"model {model.name!r}: {error}") from None
+    findings = _findings(model, module)
+    if findings.problem:
+        raise InputError(f"model {model.name!r}: {findings.problem}")
+    if findings.restored:
+        keep_nothing(module)
+    if copied is not None and findings.alone:
+        copied.refusal = f"model {model.name!r}: {findings.alone}"
+    return in_mode(module, True)
+
+
+_FINDINGS: dict[Model, Findings] = {}
+"""What the probe found, by description, once in this process."""
+
+
+def _findings(model: Model, module: nn.Module) -> Findings:
+    key = replace(model, constants="")
+    if key not in _FINDINGS:
+        problem, other = "", None
+        if _size(module) <= MOST_CHECKED:
+            other = _repeated(model)
+            if problem := unrepeatable(module, other):  # the first call may have drawn for what later calls take from a cache
+                problem, other = unrepeatable(other, last := _repeated(model)), last
+        x = model.inputs(made_up(module, model.shape)).cpu()
+        _FINDINGS[key] = Findings(problem) if problem else probe(module, other, x, model.classes)
+    return _FINDINGS[key]
+
+
+def _repeated(model: Model) -> nn.Module:
+    """Another module of the same description and seed."""
+    with seeded(0):
+        other = _construct(model)
+    if not copies_nothing(other):
+        hooked(other, dtype_of(model.dtype))
+    return other
+
+
+def _size(module: nn.Module) -> int:
+    return sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
+
+
+@lru_cache(maxsize=256)
+def _digest_of(model: Model) -> str:
+    return constants_digest(build_module(model))
+
+
+def model_doubts(model: Model) -> tuple[str, ...]:
+    """What the probe found that a user should know: a sentence each, none for the project's own models."""
+    return tuple(f"model {model.name!r}: {doubt}" for doubt in findings_of(model).doubts)
+
+
+def findings_of(model: Model) -> Findings:
+    """What the probe found of a user's module; nothing for the project's own models."""
+    return _findings(model, build_module(model)) if _is_own(model) else Findings()
 
 
 @lru_cache(maxsize=32)
 def module_there(model: Model, kind: str) -> nn.Module:
-    """The same on a device "cpu" or "cuda". `memory.release_samples` forgets those that are on a device."""
+    """The same on a device "cpu" or "cuda". `memory.release_samples` forgets those that are on a device.
+
+    Raises `InputError` for a user's module that fails there.
+    """
     module = build_module(model)
-    return module if kind == "cpu" else deepcopy(module).to(kind)
+    if kind == "cpu":
+        return module
+    there = deepcopy(module).to(kind)
+    if _is_own(model):
+        try:
+            with torch.no_grad():
+                there.eval()(placed(model.inputs(made_up(module, model.shape)[:2])))
+        except Exception as error:
+            first = next(iter(str(error).splitlines()), "")
+            raise InputError(
+                f"model {model.name!r}: fails on device {kind!r}: {type(error).__name__}: {first[:200]}; make tensors on the device "
+                "of the input"
+            ) from None
+    return there
 
 
 @lru_cache(maxsize=32)
@@ -337,9 +416,7 @@ def keeps_samples_apart(model: Model) -> bool:
     By structure: known layers in plain Sequentials, none of which mixes samples. False for unknown modules (a batch norm, a user's own
     module): pass such a module one sample at a time if it matters.
     """
-    module = build_module(model)
-    containers = [type(inner) for inner in module.modules() if isinstance(inner, nn.Sequential)]
-    return stack_layers(module) is not None and all(container is nn.Sequential for container in containers)
+    return stack_layers(build_module(model)) is not None
 
 
 def _to_vector(module: nn.Module) -> Array:

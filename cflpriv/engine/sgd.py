@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ..types import Array
 from .device import Device, half, sent
+from .own_modules import flat
 
 __all__ = [
     "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "draw", "gradients_stacked", "steps_by_batch", "take_step",
@@ -83,7 +84,7 @@ class Layout:
     def join(self, parameters: Sequence[Tensor]) -> Array:
         """What `split` cut, as rows (C, d)."""
         pieces = [p.transpose(1, 2) if turn else p for p, turn in zip(parameters, self.transposed, strict=True)]
-        return torch.cat([piece.flatten(1) for piece in pieces], dim=1).cpu().numpy()
+        return torch.cat([flat(piece) for piece in pieces], dim=1).cpu().numpy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,4 +376,5 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
             return [totals[i].contiguous() for i in stack.moving]
         loss = (losses * batch.weights).sum() if isinstance(batch.weights, Tensor) else losses.sum() * batch.weights
         # the fused update walks parameter, gradient and velocity in one order, so all must be contiguous
-        return [gradient.contiguous() for gradient in torch.autograd.grad(loss, [leaves[i] for i in stack.moving])]
+        slopes = torch.autograd.grad(loss, [leaves[i] for i in stack.moving], allow_unused=True, materialize_grads=True)
+        return [gradient.contiguous() for gradient in slopes]

@@ -13,6 +13,7 @@ import torch
 from ..engine import TaskInput
 from ..engine.device import tensor
 from ..engine.models import Model
+from ..engine.own_modules import flat
 from ..engine.sample_gradients import gradients_by_sample, sample_gradients
 from ..errors import InputError
 from ..protocols.entropy import Entropy
@@ -181,7 +182,7 @@ class NoisyGradient:
         rows = []
         for at in range(0, len(y), PER_SAMPLE):
             made = gradients_by_sample(module, x[at : at + PER_SAMPLE], y[at : at + PER_SAMPLE])
-            whole = torch.cat([made[name].flatten(1) for name in names], dim=1)
+            whole = torch.cat([flat(made[name]) for name in names], dim=1)
             rows.append(whole if directions is None else whole @ directions)
         sketched = torch.cat(rows).double().cpu().numpy() * np.sqrt(dimension / size)
         # a gradient that no norm bounds contributes nothing: to fail for it would reveal one sample

@@ -17,6 +17,7 @@ from ..engine import Deferred, Device, Result, TaskInput, fast
 from ..engine.device import CPU, tensor, using
 from ..engine.memory import resident_samples
 from ..engine.models import Model, dtype_of
+from ..engine.own_modules import slopes
 from ..engine.sgd import Local, Options, to_prototypes
 from ..engine.span import Movement
 from ..errors import InputError, TrainingDiverged
@@ -248,10 +249,10 @@ class Train:
                 loss = functional.cross_entropy(module(x[batch]), y[batch], reduction="sum") / divisor
                 if prototypes is not None:
                     loss = loss + self.pull * to_prototypes(seen.pop(), prototypes[y[batch]]).sum() / divisor
-                return list(torch.autograd.grad(loss, leaves))
+                return slopes(loss, leaves)
             total = [torch.zeros_like(leaf) for leaf in leaves]
             for i in batch:
-                own = torch.autograd.grad(functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]), leaves)
+                own = slopes(functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]), leaves)
                 norm = torch.stack([gradient.square().sum() for gradient in own]).sum().sqrt()
                 if not torch.isfinite(norm):
                     continue  # no norm bounds it, so it contributes nothing
@@ -483,7 +484,7 @@ class Gradient:
     def run(self, task_input: TaskInput) -> Result:
         module = self.model.load(task_input.array("model"))
         x, y = self.model.inputs(task_input.data.x_train), tensor(task_input.data.y_train)
-        gradients = torch.autograd.grad(functional.cross_entropy(module(x), y), list(module.parameters()))
+        gradients = slopes(functional.cross_entropy(module(x), y), list(module.parameters()))
         return self._result(task_input, torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())
 
     def cost(self, task_input: TaskInput) -> int:

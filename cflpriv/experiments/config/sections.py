@@ -45,9 +45,12 @@ class ModelSection:
         object.__setattr__(self, "name", OTHER_NAMES.get(self.name, self.name))
 
     def build(self, shape: tuple[int, ...], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Model:
-        """The model for samples of `shape` from a data set of this mean and deviation."""
+        """The model for samples of `shape` from a data set of this mean and deviation.
+
+        Raises `InputError` for a user's module that the probe refuses.
+        """
         mean, std = (mean, std) if self.normalise else ((0.0,), (1.0,))
-        return Model(self.name, shape, classes, self.hidden, mean, std, self.dtype, init_scale=self.init_scale)
+        return Model(self.name, shape, classes, self.hidden, mean, std, self.dtype, init_scale=self.init_scale).with_constants()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ...algorithms.interface import Algorithm
 from ...clustering.scores import ari, mean_interval
 from ...contract.transcript import Transcript
 from ...engine.device import Device, resolved, using
+from ...engine.models import model_doubts
 from ...engine.threads import one_thread
 from ...errors import InputError
 from ...federation.server import BudgetsSpent, ClientsLost, FederationServer, KeyHolderLost
@@ -30,8 +31,8 @@ from .private import RunLedger, spent, summed_up
 from .training_noise import noise_warning, not_the_noise, over_run
 
 __all__ = [
-    "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Experiment", "advance", "begin", "device_of", "finish", "population_digest",
-    "transcript_of",
+    "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Experiment", "advance", "begin", "device_of", "finish", "input_warnings",
+    "population_digest", "transcript_of",
 ]  # fmt: skip
 
 LAST = 10
@@ -237,6 +238,11 @@ def _admitted_together(run: Experiment, came: Sequence[int]) -> list[int]:
     return [client for client in fresh if client in known]
 
 
+def input_warnings(config: Config, population: Population) -> tuple[str, ...]:
+    """What is doubtful about a run before it begins: its settings, its data, its model."""
+    return (*config.doubts, *population.warnings, *model_doubts(config.model_for(population)))
+
+
 def finish(run: Experiment) -> dict[str, Any]:
     """The summary of what has run so far, as in summary.json.
 
@@ -275,7 +281,7 @@ def finish(run: Experiment) -> dict[str, Any]:
         "cut_rule": described.get("rule"),
         "knowledge": run.config.knowledge,
         **noise,
-        "warnings": [*run.config.doubts, *run.population.warnings, *_result_warnings(run, final, noise)],
+        "warnings": [*input_warnings(run.config, run.population), *_result_warnings(run, final, noise)],
         "rounds": len(run.rows),
         "rounds_planned": run.config.training.rounds,
         "rounds_skipped": sum(row["skipped"] is not None for row in run.rows),

@@ -34,7 +34,7 @@ from ..metrics import check_metrics
 from ..newcomers import fine_tuned_accuracy, held_back
 from .agreed import contract_for
 from .class_scores import class_scores, majority_label
-from .loop import OVER_BUDGET, Backend, Experiment, advance, begin, device_of, finish, population_digest, transcript_of
+from .loop import Backend, Experiment, OVER_BUDGET, advance, begin, device_of, finish, input_warnings, population_digest, transcript_of
 from .measure import chosen, local_results, recomputed, scores_of, served_accuracy, served_results
 from .private import run_ledger
 from .resume import Counted
@@ -129,7 +129,7 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
     """
     protection, dimension = config.protection, config.model_for(population).dimension
     check_metrics(config.run.metrics, population.classes)
-    for doubt in (*config.doubts, *population.warnings):
+    for doubt in input_warnings(config, population):
         warnings.warn(doubt, CflprivWarning, stacklevel=2)
     if newcomers and algorithm.admit is None:
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")

@@ -96,7 +96,7 @@ def not_the_noise(figures: Mapping[str, float], clip_norm: float) -> str:
     """That the noise is no reason for a result that means nothing, and what to change."""
     return (
         f"the noise of privacy is not the reason: over the run it moved the models {figures[RATIO]:.3g} times as far as the gradients "
-        f"can have ({figures[CLIPPED]:.0%} of the samples' gradients are clipped at {clip_norm:g}); leave training.lr, training.batch_size, "
+        f"can have ({figures[CLIPPED]:.0%} of gradients are clipped at {clip_norm:g}); leave training.lr, training.batch_size, "
         "training.rounds and privacy.clip_norm out, so that they get values for private training, or raise lr and rounds"
     )
 
