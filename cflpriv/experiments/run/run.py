@@ -34,7 +34,7 @@ from ..metrics import check_metrics
 from ..newcomers import fine_tuned_accuracy, held_back
 from .agreed import contract_for
 from .class_scores import class_scores, majority_label
-from .loop import Backend, Experiment, OVER_BUDGET, advance, begin, device_of, finish, input_warnings, population_digest, transcript_of
+from .loop import OVER_BUDGET, Backend, Experiment, advance, begin, device_of, finish, input_warnings, population_digest, transcript_of
 from .measure import chosen, local_results, recomputed, scores_of, served_accuracy, served_results
 from .private import run_ledger
 from .resume import Counted
