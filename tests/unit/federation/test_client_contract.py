@@ -255,7 +255,8 @@ def test_the_settings_that_the_text_prints_agree_to_this_contract_alone(
     printed = text.partition("AND NO OTHER\n")[2]
     assert ("allow_scores = true" in printed) == (part == "choice")
     file = tmp_path / "client.toml"
-    file.write_text(printed.replace('identity = "FILE"', 'identity = "client0.key"').replace('roster = "FILE"', 'roster = "roster.txt"'))
+    printed = printed.replace('identity = "FILE"', 'identity = "client0.key"').replace('roster = "FILE"', 'roster = "roster.txt"')
+    file.write_text(printed, encoding="utf-8")
     settings, state, _ = read_settings(file)
     assert (state is None) == (not protection.secure and privacy.unit == "none")
     assert replace(settings.protection, min_cohort=0) == replace(protection, min_cohort=0)
