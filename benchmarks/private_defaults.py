@@ -191,11 +191,12 @@ def main(arguments: list[str]) -> int:
     names = [name.strip() for name in chosen.tables.split(";") if name.strip()]
     done = {(row["table"], row["setting"]) for row in read(chosen.out, FIELDS)}
     warnings.simplefilter("ignore")
+    settings: list[dict[str, Any]] = [{}, *(dict(zip(("lr", "batch", "clip", "rounds"), values, strict=True)) for values in GRID)]
+    settings.sort(key=lambda setting: len(setting) and 1 / setting["batch"])  # the quickest first
     with threadpool_limits(1):
-        for name in names:
+        for share, name in product(dict.fromkeys(setting.get("batch") for setting in settings), names):
             people = TABLES[name](data_directory(chosen.data_dir))
-            settings: list[dict[str, Any]] = [{}, *(dict(zip(("lr", "batch", "clip", "rounds"), values, strict=True)) for values in GRID)]
-            for setting in settings:
+            for setting in (setting for setting in settings if setting.get("batch") == share):
                 label = ", ".join(f"{key} {value:g}" for key, value in setting.items()) or "defaults"
                 if (name, label) not in done:
                     add(chosen.out, FIELDS, {"table": name, "setting": label, **measured(people, setting)})
