@@ -10,6 +10,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks folds` measures what false halves do to cross-fitted clustering: see `false_folds`.
 `python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
 `python -m benchmarks helps` measures when clusters help accuracy, beside random ones of the same sizes: see `helps`.
+`python -m benchmarks private_defaults` compares the values that private training gets by default with a grid: see `private_defaults`.
 `python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
 `python -m benchmarks whole_runs` compares whole runs, the start of the program and large rounds with the old commit: see `whole_runs`.
 `python -m benchmarks gpu` measures what only a CUDA device shows (`make gpu`), and `--write` puts its report into the documentation.
@@ -34,7 +35,10 @@ ROWS = ("engine", "secagg", "ckks", "peers", "privacy", "attacks", "flower")
 TABLES = {
     "folds": "false_folds",
     "gpu-kit": "gpu.kit",
-    **{name: name for name in ("robustness", "clustering", "helps", "scale", "false_alarms", "planted_leaks", "whole_runs", "gpu")},
+    **{
+        name: name
+        for name in ("robustness", "clustering", "helps", "private_defaults", "scale", "false_alarms", "planted_leaks", "whole_runs", "gpu")
+    },
 }
 """First word -> the module that prints a table of its own. Modules are imported when asked for: a machine may lack what others need."""
 

@@ -37,8 +37,10 @@ ROUNDED = 1e-2
 """Rounding of the public part of a step may take at most so much of what one sample moves; on average it takes far less."""
 
 Epochs = Annotated[int, Key("Passes over a client's data in one local training.", "[1, inf)", "epochs")]
-BatchSize = Annotated[int, Key("Samples of a batch; 0: all. Under sample-level privacy the expected size.", "[0, inf)", "samples")]
-LearningRate = Annotated[float, Key("Learning rate of a local step.", "(0, inf)")]
+BatchSize = Annotated[
+    int, Key("Samples of a batch; 0: all. Under sample-level privacy the expected size; left out there: all.", "[0, inf)", "samples")
+]
+LearningRate = Annotated[float, Key("Learning rate of a local step; left out under sample-level privacy: by a rule.", "(0, inf)")]
 LearningRateDecay = Annotated[float, Key("Factor that multiplies the learning rate once a round.", "(0, 1]")]
 Momentum = Annotated[float, Key("Momentum of SGD; it starts at zero in every local training.", "[0, 1)")]
 WeightDecay = Annotated[float, Key("L2 weight decay, added to the gradient.", "[0, inf)")]

@@ -42,6 +42,7 @@ from ..newcomers import held_back
 from ..trust import idle_code, may_run, run_sections
 from .callbacks import known_callbacks
 from .privacy_checks import check_privacy, few_shares, needless_steps
+from .private_training import DerivedFloat, DerivedInt, derived_lr, with_private_values
 from .schedule_file import read_schedule
 from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
@@ -262,9 +263,34 @@ class Config:
         """The same of a given model."""
         t = self.training
         return Train(
-            model, t.epochs, t.batch_size, t.lr, t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence,
+            model, t.epochs, t.batch_size, self.lr_for(model), t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence,
             optimizer=t.optimizer,
         )  # fmt: skip
+
+    def lr_for(self, model: Model) -> float:
+        """The learning rate; where the configuration leaves it out under sample-level privacy, what follows from the run."""
+        t = self.training
+        if not isinstance(t.lr, DerivedFloat):
+            return t.lr
+        noise = self.noise()
+        return float(t.lr) if noise is None else derived_lr(t, noise, model.dimension, self.cohort)
+
+    def fitted(self, population: Population) -> tuple["Config", str]:
+        """The configuration with the learning rate that follows from the run in its place, and a line that names all keys that were left
+        out and set by a rule ("" where there are none)."""
+        t = self.training
+        lr = self.lr_for(self.model_for(population))
+        values = {"rounds": t.rounds, "batch_size": t.batch_size, "lr": lr}
+        left_out = [key for key in values if isinstance(getattr(t, key), DerivedFloat | DerivedInt)]
+        if not left_out:
+            return self, ""
+        named = ", ".join(f"training.{key} = {values[key]:.4g}" for key in left_out)
+        line = (
+            f"set for private training (they follow from epsilon, delta, samples, clients and the size of the model): {named}, with "
+            f"privacy.clip_norm = {self.privacy.clip_norm:g}"
+        )
+        plain = {key: lr if key == "lr" else int(values[key]) for key in left_out}
+        return self.with_("training", **plain), line
 
     def algorithm_for(self, population: Population) -> Algorithm:
         """The algorithm, its hyper-parameters checked. The true groups go only to those that ask for them (oracle, shuffled).
@@ -456,6 +482,8 @@ def parse_config(tree: Mapping[str, Any], source: str = "config", *, trust: bool
         run = _section(RunSection, tree.get("run", {}), "run")
         run = replace(run, plugins=tuple(str(load_plugin(file)) for file in run.plugins if trust or is_loaded(file)))
         sections: dict[str, Any] = {name: _section(kind, tree.get(name, {}), name) for name, kind in SECTIONS.items() if name != "run"}
+        training = tree.get("training", {})
+        sections["training"] = replace(sections["training"], **with_private_values(sections["training"], training, sections["privacy"]))
         return Config(**sections, run=run, algorithm=_algorithm(tree.get("algorithm", {})))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None

@@ -57,7 +57,7 @@ class ModelSection:
 class TrainingSection:
     """`[training]`: rounds, local training, and which clients take part."""
 
-    rounds: Annotated[int, Key("Rounds of training.", "[0, inf)", "rounds")] = 20
+    rounds: Annotated[int, Key("Rounds of training; left out under sample-level privacy: 100.", "[0, inf)", "rounds")] = 20
     epochs: Epochs = 1
     batch_size: BatchSize = 10
     lr: LearningRate = 0.01

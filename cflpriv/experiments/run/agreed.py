@@ -22,6 +22,7 @@ def contract_of_config(config: Config, data_dir: str | Path | None = None, roste
     population = build_population(config.data, data_dir)
     ids = sorted(client.id for client in population.clients)
     late = held_back(population.group_of, config.data.newcomers)
+    config, _ = config.fitted(population)
     algorithm = config.algorithm_for(population)
     made = contract_for(config, algorithm, noise_over(config, [client for client in ids if client not in late]), roster)
     if made is None:

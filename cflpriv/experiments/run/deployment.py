@@ -88,6 +88,8 @@ def deploy(
         """stages.jsonl: each stage and its outcome, as it happens."""
         append(out / "stages.jsonl", json.dumps(entry) + "\n")
 
+    config, chosen = config.fitted(described)
+
     def make(checkpoint: Checkpoint | None) -> Experiment:
         algorithm = config.algorithm_for(described)
         check_run(config, described, algorithm, here)
@@ -105,7 +107,7 @@ def deploy(
             **({} if private is None else private.options(config.protection)),
         )  # fmt: skip
         backend = _backend(transport, wait_seconds, system, config.unscored or None, report)
-        return Experiment(config, described, algorithm, federation, backend, here, truth or {}, private)
+        return Experiment(config, described, algorithm, federation, backend, here, truth or {}, private, chosen=chosen)
 
     def tick(row: Mapping[str, Any]) -> None:
         """A line for each round."""

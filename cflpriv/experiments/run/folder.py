@@ -313,6 +313,8 @@ def _announce(run: Experiment) -> None:
     report(f"{run.algorithm.name} on {run.population.name}: {count} clients, protection {run.config.protection.name}{sizes}")
     if run.config.privacy.unit != "none":
         report(guarantee(run.config.privacy, run.config.protection))
+    if run.chosen:
+        report(run.chosen)
     if described.get("clear") is False:
         report("no clear structure was found in the clients' similarity: one cluster is trained")
     if run.config.run.release_policy == "off":

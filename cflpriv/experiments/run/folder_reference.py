@@ -59,6 +59,8 @@ _ROW = {
     "clipped_clients": "Clients whose contribution was clipped.",
     "unchanged_clusters": "Clusters without a sum in this round.",
     "epsilon": "Privacy spent so far (`[privacy]` only).",
+    "experimenter_clipped_share, experimenter_noise_to_signal": "Share of clipped samples, and noise beside gradients, of the round "
+    '(simulations with `privacy.unit = "sample"`): computed without noise, for the experimenter alone.',
     "clip_norm": "Clip norm of the next sum (`privacy.clip_quantile` only).",
     "seconds": "Duration of the round.",
     "protection_seconds": "Time spent in protections since the start.",
@@ -75,6 +77,7 @@ _SUMMARY = {
     "clients, parameters": "Number of clients; size of the model.",
     **_TRAFFIC,
     "setup_bytes, megabits, megabits_a_client": "Traffic before the rounds; of all rounds, without protection, in all and for one client.",
+    "experimenter_clipped_share, experimenter_noise_to_signal": "The same as in rounds, for the whole run.",
     "epsilon, delta": "Privacy spent, and its δ; null without `[privacy]`.",
     "newcomers": "Scores of clients that joined after training; null without.",
     "messages": "Entries of the transcript.",

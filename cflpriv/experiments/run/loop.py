@@ -80,8 +80,8 @@ class Experiment:
     """An experiment under way. `rows` has one mapping per round, as in rounds.jsonl.
 
     `expected` are the clients that take part from the start, `truth` has the true group of those whose group is known. `parties` are all
-    clients, where they are in this process. `majority`: the most frequent class of training labels, where they are. `waiting` are new
-    clients that an absent holder kept from being admitted, by step.
+    clients, where they are in this process. `majority`: the most frequent class of training labels, where they are. `chosen`: a line on
+    values that a rule set. `waiting` are new clients that an absent holder kept from being admitted, by step.
     """
 
     config: Config
@@ -95,6 +95,7 @@ class Experiment:
     newcomers: tuple[int, ...] = ()
     parties: Simulated | None = None
     majority: int | None = None
+    chosen: str = ""
     state: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     admitted: Mapping[str, Any] | None = None
@@ -307,9 +308,8 @@ def _result_warnings(run: Experiment, final: Mapping[str, Any], noise: Mapping[s
     if not run.rows:
         return []
     found = warnings_of(final, run.population.class_names)
-    if swamped := noise_warning(noise):
-        return [*found, swamped]
-    return [*found, not_the_noise(noise, run.config.privacy.clip_norm)] if found and noise else found
+    reason = noise_warning(noise, final) or (not_the_noise(noise, run.config.privacy.clip_norm) if found else "")
+    return [*found, reason] if reason else found
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -25,6 +25,7 @@ from ...files import append, write_atomically
 from ...protocols.bounded_files import LARGEST_TABLE_BYTES, in_place, parse_json, read_bytes, read_json, read_text
 from ...protocols.entropy import Entropy
 from ..config.config import Config, load_config, read_tree
+from ..config.private_training import DerivedFloat
 from ..trust import idle_code
 from .checkpoint import Checkpoint, latest, load_checkpoint
 
@@ -58,7 +59,8 @@ def check_same_config(config: Config, folder: Path) -> None:
     if idle := idle_code(path, read_tree(path)):
         raise InputError(idle)
     old, new = (_flat(asdict(settings)) for settings in (load_config(path, trust=False), config))
-    for key in sorted({*old, *new}):
+    by_rule = {key for key, value in new.items() if isinstance(value, DerivedFloat)}  # the folder has what the rule gave
+    for key in sorted({*old, *new} - by_rule):
         if old.get(key) != new.get(key) and key not in ("run.device", "run.callbacks"):
             was, now = (repr(settings[key]) if settings.get(key) is not None else "not set" for settings in (old, new))
             raise InputError(f"{key} is {now}, but {folder / 'config.toml'} has {was}; a resumed run keeps its configuration")

@@ -67,6 +67,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     trained = tuple(client for client in ids if client not in newcomers)
     asked = None if config.privacy.unit == "none" else config.schedule(trained).most
     noise = config.noise(asked)
+    config, chosen_values = config.fitted(population)
     algorithm = config.algorithm_for(population)
     check_run(config, population, algorithm, ids, newcomers)
     settings, sources = config.run, dict[str, Counted]()
@@ -110,7 +111,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     truth = population.group_of
     run = Experiment(
         config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began,
-        majority=majority_label(population, trained),
+        majority=majority_label(population, trained), chosen=chosen_values,
     )  # fmt: skip
     early = secrets_of(run)  # a party that is none is refused before anything runs
     return run

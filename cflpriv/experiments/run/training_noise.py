@@ -1,4 +1,4 @@
-"""How many samples' gradients are clipped, and how long the noise of private training is beside what it is added to.
+"""How many samples' gradients are clipped, and how much the noise of private training changes beside the gradients.
 
 For `privacy.unit = "sample"`, in simulations only. Both figures are computed from samples without noise, so no ledger pays for them: they
 are the experimenter's, their names begin with `experimenter_`, and a deployment has neither.
@@ -23,8 +23,9 @@ __all__ = ["CLIPPED", "RATIO", "noise_warning", "not_the_noise", "over_run", "tr
 CLIPPED, RATIO = "experimenter_clipped_share", "experimenter_noise_to_signal"
 CLIENTS, SAMPLES = 8, 32
 """At most so many clients are looked at, and so many samples of each: gradients are taken one by one."""
-SWAMPED = 1.0
-"""Above this ratio over a run, noise moved the models further than all clipped gradients together can have."""
+SWAMPED, HARMED, HARMLESS = 2.0, 0.75, 0.3
+"""Ratios over a run. Above the first, noise swamps the signal; above the second it does where accuracy is below that of the majority class;
+below the third, noise is no reason for a model that learned nothing."""
 
 
 def training_noise(
@@ -32,12 +33,13 @@ def training_noise(
 ) -> dict[str, float]:
     """The two figures at the clients' last local models; empty before the first training.
 
-    `RATIO` is of the mean of one round over the clients of a cluster (`labels`; None: of all), of which a `share` takes part: the expected
-    length of its noise over the length that the clipped gradients give it to first order, σ·√(d / (steps·m)) / ‖mean clipped gradient‖
-    with σ = z·C / (q·samples). The median over clusters.
+    `RATIO` is of the mean of one round over the m clients of a cluster (`labels`; None: of all) that take part, a `share` of it: how much
+    its noise changes the loss of a sample, over how much the gradients lower it, both to first order. With the clipped gradients g of
+    samples and σ = z·C / (q·samples) that is σ / √(steps·m) · √(mean ‖g‖²) / ‖mean g‖². The number of parameters does not enter: noise
+    in directions that change no loss does no harm. The median over clusters.
     """
     picked = list(clients)[:: max(1, -(-len(clients) // CLIENTS))]
-    seen: list[tuple[int, int, Array] | None] = simulated.each(picked, _gradients, model, noise.clip_norm)
+    seen: list[tuple[int, int, Array, float] | None] = simulated.each(picked, _gradients, model, noise.clip_norm)
     known = {client: each for client, each in zip(picked, seen, strict=True) if each is not None}
     if not known:
         return {}
@@ -47,8 +49,9 @@ def training_noise(
     for label in {_label(labels, client) for client in known}:
         members = [known[client][2] for client in known if _label(labels, client) == label]
         contributors = max(1.0, share * sum(_label(labels, client) == label for client in clients))
-        signal = float(np.linalg.norm(np.mean(members, axis=0)))
-        ratios.append(deviation * sqrt(model.dimension / (steps * contributors)) / max(signal, 1e-12))
+        length = sqrt(np.mean([known[client][3] for client in known if _label(labels, client) == label]))
+        signal = float(np.sum(np.mean(members, axis=0) ** 2))
+        ratios.append(deviation * length / sqrt(steps * contributors) / max(signal, 1e-12))
     clipped, counted = sum(each[0] for each in known.values()), sum(each[1] for each in known.values())
     return {CLIPPED: clipped / counted, RATIO: float(np.median(ratios))}
 
@@ -57,12 +60,13 @@ def _label(labels: Mapping[int, Any] | None, client: int) -> Any:
     return None if labels is None else labels.get(client)
 
 
-def _gradients(host: LocalHost, clients: Sequence[int], model: Model, clip_norm: float) -> list[tuple[int, int, Array] | None]:
-    """By client: how many of some samples' gradients are longer than `clip_norm`, of how many, and the mean (d,) of the clipped ones."""
+def _gradients(host: LocalHost, clients: Sequence[int], model: Model, clip_norm: float) -> list[tuple[int, int, Array, float] | None]:
+    """By client: how many of some samples' gradients are longer than `clip_norm`, of how many, the mean (d,) of the clipped ones, and the
+    mean of their squared lengths."""
     return [_of_client(host, client, model, clip_norm) for client in clients]
 
 
-def _of_client(host: LocalHost, client: int, model: Model, clip_norm: float) -> tuple[int, int, Array] | None:
+def _of_client(host: LocalHost, client: int, model: Model, clip_norm: float) -> tuple[int, int, Array, float] | None:
     kept = host.client(client).values.kept("trained")
     if kept is None:
         return None
@@ -71,7 +75,7 @@ def _of_client(host: LocalHost, client: int, model: Model, clip_norm: float) -> 
     module = model.load(np.asarray(kept[0]))
     parameters = list(module.parameters())
     x, y = model.inputs(data.x_train[places]), torch.from_numpy(data.y_train[places])
-    clipped, total = 0, np.zeros(model.dimension)
+    clipped, total, squares = 0, np.zeros(model.dimension), 0.0
     for i in range(len(places)):
         own = torch.autograd.grad(functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]), parameters)
         gradient = torch.cat([piece.reshape(-1) for piece in own]).double().numpy()
@@ -79,12 +83,15 @@ def _of_client(host: LocalHost, client: int, model: Model, clip_norm: float) -> 
         if np.isfinite(norm):
             clipped += norm > clip_norm
             total += gradient * min(1.0, clip_norm / max(norm, 1e-300))
-    return clipped, len(places), total / len(places)
+            squares += min(norm, clip_norm) ** 2
+    return clipped, len(places), total / len(places), squares / len(places)
 
 
 def over_run(rows: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, float]:
-    """The two figures of `rounds` rounds, from the rows that have them: the mean share, and the length of all noise, which adds up like a
-    random walk, over that of all gradients, if they all point one way: an upper bound of the signal."""
+    """The two figures of `rounds` rounds, from the rows that have them: the mean share, and the ratio for all rounds together.
+
+    Noise adds up like a random walk, what gradients lower adds up in full.
+    """
     known = [row for row in rows if row.get(RATIO) is not None]
     if not known or not rounds:
         return {}
@@ -93,20 +100,24 @@ def over_run(rows: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, float]
 
 
 def not_the_noise(figures: Mapping[str, float], clip_norm: float) -> str:
-    """That the noise is no reason for a result that means nothing, and what to change."""
+    """That the noise is no reason for a result that means nothing, and what to change; "" where it may be one."""
+    if figures.get(RATIO, HARMLESS) >= HARMLESS:
+        return ""
     return (
-        f"the noise of privacy is not the reason: over the run it moved the models {figures[RATIO]:.3g} times as far as the gradients "
-        f"can have ({figures[CLIPPED]:.0%} of gradients are clipped at {clip_norm:g}); leave training.lr, training.batch_size, "
-        "training.rounds and privacy.clip_norm out, so that they get values for private training, or raise lr and rounds"
+        f"the noise of privacy is not the reason: over the run it changed the loss of a sample {figures[RATIO]:.3g} times as much as "
+        f"the gradients can have lowered it ({figures[CLIPPED]:.0%} of them are clipped at {clip_norm:g}); leave training.lr, "
+        "training.batch_size, training.rounds and privacy.clip_norm out, so that a rule sets them, or raise lr and rounds"
     )
 
 
-def noise_warning(figures: Mapping[str, float]) -> str:
-    """That noise swamps the signal, as a sentence; "" where it does not."""
-    ratio = figures.get(RATIO, 0.0)
-    if ratio <= SWAMPED:
+def noise_warning(figures: Mapping[str, float], row: Mapping[str, Any]) -> str:
+    """That noise swamps the signal, as a sentence; "" where it does not. `row` has the final scores."""
+    ratio, baseline = figures.get(RATIO, 0.0), row.get("majority_accuracy")
+    accuracy = row.get("accuracy_mean")
+    below = baseline is not None and accuracy is not None and accuracy < baseline
+    if ratio <= (HARMED if below else SWAMPED):
         return ""
     return (
-        f"noise swamps the signal: over the run the noise of privacy moved the models {ratio:.3g} times as far as the gradients "
-        "can have; a larger privacy.epsilon, more samples or clients, or a smaller model lessen it, and training.lr does not"
+        f"noise swamps the signal: over the run the noise of privacy changed the loss of a sample {ratio:.3g} times as much as the "
+        "gradients can have lowered it; a larger privacy.epsilon, more samples or clients lessen it, and training.lr does not"
     )

@@ -1,0 +1,54 @@
+"""Values of `[training]` for sample-level privacy, where the configuration leaves them out.
+
+The usual values (batches of 10 samples, a learning rate of 0.01) move a model too little within a privacy budget: noise is divided by the
+size of a batch, and clipped gradients are short. All that enters is public: ε, δ, `privacy.samples`, the number of clients and of
+parameters, and what the configuration sets.
+
+    batch_size  0: every sample is in every step (sampling rate 1). Among all rates this needs the least noise in all.
+    rounds      100.
+    lr          the smallest of LARGEST, PATH / steps and DRIFT / (σ·√(steps·d)), all divided by clip_norm / (1 − momentum).
+    clip_norm   1, as everywhere.
+
+d is the number of parameters, σ·clip_norm the deviation of the noise of one step in the mean over clients, steps the number of steps in all
+rounds. The second bound keeps the length of the path where steps are many, the third keeps the noise from moving a large model too far. The
+constants were chosen on data apart from those that `benchmarks/private_defaults.py` judges by.
+"""
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any
+
+from ...privacy.settings import Noise, Privacy
+from .sections import TrainingSection
+
+__all__ = ["DerivedFloat", "DerivedInt", "derived_lr", "with_private_values"]
+
+ROUNDS, BATCH = 100, 0
+LARGEST, PATH, DRIFT = 8.0, 800.0, 45.0
+
+
+class DerivedInt(int):
+    """A number that the configuration left out and a rule set."""
+
+
+class DerivedFloat(float):
+    """A number that the configuration left out. A rule sets it when the size of the model is known; until then it is the largest value."""
+
+
+def with_private_values(training: TrainingSection, given: Mapping[str, Any], privacy: Privacy) -> dict[str, Any]:
+    """The keys of `[training]` that a rule sets: those that are not `given`, under sample-level privacy with a number of samples."""
+    if privacy.unit != "sample" or not privacy.samples:
+        return {}
+    values: dict[str, Any] = {"rounds": DerivedInt(ROUNDS), "batch_size": DerivedInt(BATCH)}
+    if training.optimizer == "sgd":
+        values["lr"] = DerivedFloat(LARGEST)
+    return {key: value for key, value in values.items() if key not in given}
+
+
+def derived_lr(training: TrainingSection, noise: Noise, dimension: int, clients: int) -> float:
+    """The learning rate of the rule, for noise that was planned for the run."""
+    a_round = 1 if noise.shares else max(1, round(training.epochs / noise.sampling_rate))
+    steps = max(1, training.rounds * a_round)
+    deviation = noise.training / (noise.sampling_rate * noise.samples * sqrt(max(1, clients))) / sqrt(noise.shares or 1)
+    drift = DRIFT / (deviation * sqrt(steps * dimension)) if deviation else LARGEST
+    return float(min(LARGEST, PATH / steps, drift)) * (1 - training.momentum) / noise.clip_norm

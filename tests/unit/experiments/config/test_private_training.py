@@ -1,0 +1,149 @@
+"""Values that sample-level private training gets where they are left out: which, when, and that they learn where the usual ones do not."""
+
+import json
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_runs import configured
+
+from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
+from cflpriv.experiments.config.private_training import DRIFT, LARGEST, PATH, DerivedFloat, derived_lr
+from cflpriv.experiments.run.agreed import contract_of_config
+from cflpriv.experiments.run.training_noise import CLIPPED, RATIO
+from cflpriv.types import ClientData, Population
+
+PRIVATE: dict[str, Any] = {
+    "data": {"clients": 20},
+    "model": {"name": "linear", "normalise": False},
+    "training": {"weights": "equal"},
+    "algorithm": {"name": "fedavg"},
+    "privacy": {"unit": "sample", "epsilon": 8.0, "delta": 1e-5, "samples": 100},
+}
+private = partial(configured, PRIVATE)
+
+
+def table(scale: float = 1.0, clients: int = 20) -> Population:
+    """Clients of 100 training rows, 82 % of one class, with features of about this size."""
+    rng = np.random.default_rng(7)
+
+    def rows(count: int) -> tuple[Any, Any]:
+        y = (rng.random(count) > 0.82).astype(np.int64)
+        return (scale * (rng.standard_normal((count, 8)) + 1.2 * y[:, None])).astype(np.float32), y
+
+    return Population("table", tuple(ClientData(i, *rows(100), *rows(40)) for i in range(clients)), (0,) * clients, 2)
+
+
+TABLE = table()
+
+
+def lr_of(config: Config) -> float:
+    return config.train_for(TABLE).lr
+
+
+def test_values_are_set_for_sample_level_privacy_alone_and_only_where_they_are_left_out() -> None:
+    training = private().training
+    assert (training.rounds, training.batch_size) == (100, 0)
+    assert lr_of(private()) == LARGEST
+    for other in (private(privacy={"unit": "client", "samples": 0}), configured({**PRIVATE, "privacy": {}})):
+        assert (other.training.rounds, other.training.batch_size, other.training.lr) == (20, 10, 0.01)
+        assert other.fitted(TABLE) == (other, "")
+    given = private(training={"rounds": 7, "batch_size": 20, "lr": 0.3})
+    assert (given.training.rounds, given.training.batch_size, lr_of(given)) == (7, 20, 0.3)
+    assert given.fitted(TABLE) == (given, "")
+    assert lr_of(private(training={"optimizer": "adam"})) == 0.01, "steps of Adam do not depend on the length of gradients"
+
+
+def test_the_line_names_what_was_set_and_nothing_else() -> None:
+    config, line = private(training={"rounds": 40}).fitted(TABLE)
+    assert "training.batch_size = 0" in line
+    assert "training.lr = 8" in line
+    assert "training.rounds" not in line
+    assert not isinstance(config.training.lr, DerivedFloat)
+    assert tomllib.loads(config.to_toml())["training"]["lr"] == LARGEST
+    assert parse_config(tomllib.loads(config.to_toml())).training == config.training
+
+
+def test_the_learning_rate_falls_with_steps_noise_parameters_momentum_and_clip() -> None:
+    config = private()
+    noise = config.noise()
+    assert noise is not None
+    rate = partial(derived_lr, config.training, noise)
+    small, large = rate(18, 20), rate(200_000, 20)
+    assert small == LARGEST
+    assert large == pytest.approx(DRIFT / (noise.training / (100 * np.sqrt(20)) * np.sqrt(100 * 200_000)))
+    assert rate(200_000, 5) == pytest.approx(large / 2)
+    assert lr_of(private(training={"momentum": 0.75})) == pytest.approx(LARGEST / 4)
+    assert lr_of(private(privacy={"clip_norm": 4.0})) == pytest.approx(LARGEST / 4)
+    assert lr_of(private(training={"rounds": 20, "batch_size": 10})) == pytest.approx(PATH / 200)
+    assert lr_of(private(privacy={"epsilon": 0.01})) < 1
+
+
+def test_shared_noise_counts_once_a_sum() -> None:
+    shared = private(privacy={"noise": "shared", "epsilon": 0.1}, protection={"sum": "secagg", "min_cohort": 17})
+    alone = private(privacy={"epsilon": 0.1})
+    assert lr_of(alone) < lr_of(shared) <= LARGEST
+
+
+def test_a_run_writes_prints_and_resumes_with_the_values(tmp_path: Path) -> None:
+    config, lines = private(training={"rounds": 2}, privacy={"epsilon": 0.002}), list[str]()
+    run_experiment(config, tmp_path / "run", population=TABLE, report=lines.append)
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))["training"]
+    assert written["lr"] == lr_of(config) < LARGEST
+    assert any(line.startswith("set for private training") and f"training.lr = {written['lr']:.4g}" in line for line in lines)
+    run_experiment(config, tmp_path / "run", population=TABLE, resume=True, report=lines.append)
+    assert lines[-1].endswith("this run is done")
+
+
+def test_a_contract_has_the_rate_of_the_run() -> None:
+    config = private(data={"clients": 4}, privacy={"epsilon": 0.05})
+    text = repr(contract_of_config(config))
+    assert f"{config.train_for(_digits(config)).lr!r}"[:8] in text
+
+
+def _digits(config: Config) -> Population:
+    from cflpriv.data import build_population
+
+    return build_population(config.data)
+
+
+def test_defaults_learn_where_the_usual_values_predict_one_class_and_that_run_is_named() -> None:
+    scores, people = {}, table(0.2)
+    for name, training in {"rule": {}, "usual": {"lr": 0.01, "batch_size": 10, "rounds": 10}}.items():
+        run = start(private(training=training, run={"evaluate_every": 50}, model={"init_scale": 0.01}), population=people)
+        for _ in range(run.config.training.rounds):
+            advance(run)
+        scores[name] = finish(run)
+    rule, usual = scores["rule"], scores["usual"]
+    assert rule["balanced_accuracy"] > 0.8
+    assert rule["warnings"] == []
+    assert usual["balanced_accuracy"] < 0.53
+    assert "majority class" in usual["warnings"][0] or "predicts class 0 for all" in usual["warnings"][0]
+    assert "the noise of privacy is not the reason" in usual["warnings"][1]
+    assert 0 <= usual[CLIPPED] <= 1
+    assert usual[RATIO] < 0.3
+
+
+def test_noise_that_swamps_the_signal_is_named() -> None:
+    run = start(private(privacy={"epsilon": 0.01}, training={"rounds": 20}, run={"evaluate_every": 5}), population=TABLE)
+    for _ in range(20):
+        advance(run)
+    summary = finish(run)
+    assert summary[RATIO] > 2
+    assert any("noise swamps the signal" in line for line in summary["warnings"])
+    assert not any("not the reason" in line for line in summary["warnings"])
+
+
+def test_figures_of_the_noise_are_the_experimenters_alone() -> None:
+    plain = start(configured({**PRIVATE, "privacy": {}}, training={"rounds": 1}), population=TABLE)
+    assert not {CLIPPED, RATIO} & advance(plain).keys()
+    run = start(private(training={"rounds": 1}), population=TABLE)
+    before = len(run.federation.transcript.messages)
+    row = advance(run)
+    assert 0 <= row[CLIPPED] <= 1
+    assert row[RATIO] > 0
+    kinds = {message.kind for message in run.federation.transcript.messages[before:]}
+    assert not any("clipped" in kind or "confusion" in kind for kind in kinds), json.dumps(sorted(kinds))
