@@ -59,6 +59,8 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     scaling: Scaling | None = None
     warnings: tuple[str, ...] = ()
+    feature_columns: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part, x, y, owners in (

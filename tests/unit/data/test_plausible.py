@@ -27,19 +27,19 @@ def draws() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def table(labels: Sequence[object], columns: Array | None = None, clients: int = 4) -> list[list[object]]:
+def rowed(labels: Sequence[object], columns: Array | None = None, clients: int = 4) -> list[list[object]]:
     """A row for each label: features, the label, a client."""
     x = draws().normal(size=(len(labels), 3)).round(4) if columns is None else columns
     return [[*x[row].tolist(), label, row * clients // len(labels)] for row, label in enumerate(labels)]
 
 
-def written(path: Path, rows: Rows, header: Sequence[str] = HEADER) -> str:
+def csv_of(path: Path, rows: Rows, header: Sequence[str] = HEADER) -> str:
     path.write_text("\n".join(",".join(map(str, row)) for row in (header, *rows)) + "\n", encoding="utf-8")
     return str(path)
 
 
 def built(tmp_path: Path, train: Rows, test: Rows = (), header: Sequence[str] = HEADER, **keys: Any) -> Population:
-    paths = [written(tmp_path / "train.csv", train, header)] + ([written(tmp_path / "test.csv", test, header)] if test else [])
+    paths = [csv_of(tmp_path / "train.csv", train, header)] + ([csv_of(tmp_path / "test.csv", test, header)] if test else [])
     spec = {"partition": "given", "client_column": "client", **keys}
     return build_population(DataSpec(source="csv", paths=tuple(paths), label_column="label", **spec))
 
@@ -77,7 +77,7 @@ BAD_LABELS: dict[str, tuple[Sequence[object], str]] = {
 def test_labels_that_are_no_classes_are_refused(kind: str, tmp_path: Path) -> None:
     labels, words = BAD_LABELS[kind]
     with pytest.raises(InputError, match=words) as caught:
-        built(tmp_path, table(labels))
+        built(tmp_path, rowed(labels))
     assert "\n" not in str(caught.value)
     assert "column 'label'" in str(caught.value)
     assert str(tmp_path / "train.csv") in str(caught.value)
@@ -87,7 +87,7 @@ def test_labels_that_are_no_classes_are_refused(kind: str, tmp_path: Path) -> No
 def test_who_lists_the_classes_is_believed(kind: str, tmp_path: Path) -> None:
     labels, _ = BAD_LABELS[kind]
     names = tuple(sorted({str(label) for label in labels}))
-    assert built(tmp_path, table(labels), class_names=names).class_names == names
+    assert built(tmp_path, rowed(labels), class_names=names).class_names == names
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_who_lists_the_classes_is_believed(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_forms_of_one_name_are_one_class(labels: Sequence[str], classes: tuple[str, ...], tmp_path: Path) -> None:
-    population = built(tmp_path, table(labels))
+    population = built(tmp_path, rowed(labels))
     assert population.class_names == classes
     assert population.warnings == ()
     assert any("are one name" in note for note in population.notes) == (len(set(labels)) > len(classes))
 
 
 def test_a_client_or_a_group_that_is_written_in_two_ways_is_one_or_named(tmp_path: Path) -> None:
-    rows = table(HALF)
+    rows = rowed(HALF)
     changed = [[*row[:-1], f"{row[-1]}.0" if number % 2 else row[-1]] for number, row in enumerate(rows)]
     assert len(built(tmp_path, changed).clients) == 4
     changed = [[*row[:-1], ("site", "Site")[number % 2] if row[-1] == 3 else row[-1]] for number, row in enumerate(rows)]
@@ -126,33 +126,34 @@ def numbered(rows: Rows, start: int = 0) -> list[list[object]]:
 
 
 NAMED: dict[str, tuple[Rows, Rows, Sequence[str], str]] = {
-    "an index of pandas": (numbered(table(HALF)), (), ("Unnamed: 0", *HEADER[1:]), r"column 'Unnamed: 0' numbers the rows \(0, 1, 2, …\)"),
-    "an index from 1": (numbered(table(HALF), 1), (), ("nr", *HEADER[1:]), r"column 'nr' numbers the rows \(1, 2, 3, …\)"),
-    "an index under any name": (numbered(table(HALF)), (), HEADER, "column 'a' numbers the rows"),
+    "an index of pandas": (numbered(rowed(HALF)), (), ("Unnamed: 0", *HEADER[1:]), r"column 'Unnamed: 0' numbers the rows \(0, 1, 2, …\)"),
+    "an index from 1": (numbered(rowed(HALF), 1), (), ("nr", *HEADER[1:]), r"column 'nr' numbers the rows \(1, 2, 3, …\)"),
+    "an index under any name": (numbered(rowed(HALF)), (), HEADER, "column 'a' numbers the rows"),
     "an index of shuffled rows": (
-        [[n, *row[1:]] for n, row in zip(draws().permutation(90)[:48].tolist(), table(HALF), strict=True)], (), ("row_id", *HEADER[1:]),
+        [[n, *row[1:]] for n, row in zip(draws().permutation(90)[:48].tolist(), rowed(HALF), strict=True)], (), ("row_id", *HEADER[1:]),
         "column 'row_id' is an index: whole numbers, each once",
     ),
     "test rows from training": (
-        table(HALF), table(HALF), HEADER, "48 of 48 test rows equal a training row .*row 2 of .*test.csv equals row 2"
+        rowed(HALF), rowed(HALF), HEADER, "48 of 48 test rows equal a training row .*row 2 of .*test.csv equals row 2"
     ),
     "some test rows from training": (
-        table(HALF), [*table(HALF)[:6], *table(HALF, draws().normal(9, 1, (48, 3)))[:40]], HEADER, "6 of 46 test rows equal a training row"
+        rowed(HALF), [*rowed(HALF)[:6], *rowed(HALF, draws().normal(9, 1, (48, 3)))[:40]], HEADER,
+        "6 of 46 test rows equal a training row"
     ),
-    "a file twice": (table(HALF) + table(HALF), (), HEADER, "test rows equal a training row"),
+    "a file twice": (rowed(HALF) + rowed(HALF), (), HEADER, "test rows equal a training row"),
     "rows of another client": (
-        [*table(HALF)[:12], *([*row[:-1], 1] for row in table(HALF)[:12]), *table(HALF)[24:]],
-        table(HALF, draws().normal(9, 1, (48, 3))), HEADER, "24 of 48 training rows are at several clients .*row 14 equals row 2",
+        [*rowed(HALF)[:12], *([*row[:-1], 1] for row in rowed(HALF)[:12]), *rowed(HALF)[24:]],
+        rowed(HALF, draws().normal(9, 1, (48, 3))), HEADER, "24 of 48 training rows are at several clients .*row 14 equals row 2",
     ),
     "a class of test rows": (
-        table(HALF), table([*HALF[:20], "2", "2"], draws().normal(9, 1, (22, 3))), HEADER,
+        rowed(HALF), rowed([*HALF[:20], "2", "2"], draws().normal(9, 1, (22, 3))), HEADER,
         r"a class occurs only in the test part.*'2' \(2 test rows\)"
     ),
     "many rare numbers": (
-        table(draws().integers(18, 90, 400).tolist()), (), HEADER, r"classes in 400 rows: few rows each, and not numbered"
+        rowed(draws().integers(18, 90, 400).tolist()), (), HEADER, r"classes in 400 rows: few rows each, and not numbered"
     ),
     "names that occur once": (
-        table([*[f"n{i}" for i in range(30)], *["x"] * 40]), (), HEADER, "column 'label': 31 classes in 70 rows: most of them occur once"
+        rowed([*[f"n{i}" for i in range(30)], *["x"] * 40]), (), HEADER, "column 'label': 31 classes in 70 rows: most of them occur once"
     ),
 }  # fmt: skip
 
@@ -166,13 +167,13 @@ def test_doubtful_tables_are_named(kind: str, tmp_path: Path) -> None:
 
 
 def test_rows_without_clients_that_repeat_are_named(tmp_path: Path) -> None:
-    rows = [*table(HALF), *table(HALF)[:12]]
-    found = built(tmp_path, rows, table(HALF, draws().normal(9, 1, (48, 3))), partition="iid", client_column="", clients=3).warnings
+    rows = [*rowed(HALF), *rowed(HALF)[:12]]
+    found = built(tmp_path, rows, rowed(HALF, draws().normal(9, 1, (48, 3))), partition="iid", client_column="", clients=3).warnings
     assert any("12 of 60 training rows occur earlier, too (row 50 equals row 2)" in doubt for doubt in found)
 
 
 def test_warnings_reach_summary_and_console(tmp_path: Path) -> None:
-    paths = [written(tmp_path / f"{part}.csv", table(HALF)) for part in ("train", "test")]
+    paths = [csv_of(tmp_path / f"{part}.csv", rowed(HALF)) for part in ("train", "test")]
     config = parse_config(
         {
             "data": {"source": "csv", "paths": paths, "partition": "given", "client_column": "client", "label_column": "label"},
@@ -219,7 +220,7 @@ GOOD_LABELS: dict[str, Sequence[object]] = {
 def test_good_labels_pass(kind: str, tmp_path: Path) -> None:
     labels = GOOD_LABELS[kind]
     population = built(
-        tmp_path, table(sorted(labels, key=lambda label: draws().random()), clients=3), partition="iid", client_column="", clients=3
+        tmp_path, rowed(sorted(labels, key=lambda label: draws().random()), clients=3), partition="iid", client_column="", clients=3
     )
     assert population.warnings == ()
     assert population.classes == len({str(label) for label in labels})
