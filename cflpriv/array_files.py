@@ -24,10 +24,11 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .protocols.bounded_files import UnusableFile, open_regular
+from .protocols.bounded_files import UnusableFile, open_regular, parse_json
 
 __all__ = [
-    "LEAST_OF_OWN_DATA", "fill", "map_npy", "named", "read_npy", "read_npz", "read_safetensors", "reading", "unpacked_limit",
+    "LEAST_OF_OWN_DATA", "fill", "map_npy", "named", "read_npy", "read_npz", "read_safetensors", "read_safetensors_texts", "reading",
+    "unpacked_limit",
 ]  # fmt: skip
 
 LEAST_UNPACKED_BYTES = 2**26
@@ -40,6 +41,8 @@ LARGEST_HEADER_BYTES = 10_000
 LARGEST_NAME = 255
 LARGEST_EMPTY = 2**20
 """An array without numbers may have no longer axes than this, together."""
+LARGEST_TEXTS_BYTES = 100_000_000
+"""What the library takes as a header of a safetensors file."""
 MOST_AXES = 64
 KINDS = "biufcSU"
 """The kinds of types, as numpy calls them, that arrays may have."""
@@ -230,6 +233,19 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
 
 
 # --- safetensors --------------------------------------------------------------------------------------------------------------------------
+
+
+def read_safetensors_texts(path: Path) -> dict[str, str]:
+    """The texts in the header of a safetensors file, by name. Raises `InputError`; `read_safetensors` checks the rest of the file."""
+    with reading(path, "safetensors"), open_regular(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > LARGEST_TEXTS_BYTES:
+            raise ValueError(f"its header declares {length} bytes, expected at most {LARGEST_TEXTS_BYTES}")
+        header = parse_json(file.read(length))
+        texts = header.get("__metadata__", {}) if isinstance(header, dict) else None
+        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+            raise ValueError("its header holds no texts")
+        return texts
 
 
 def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:

@@ -83,7 +83,8 @@ class Population:
 
     `groups` is for scoring only and never reaches a federation. `mean` and `std` are for the input of a model (one value a channel).
     `notes` are sentences for the report: what was substituted, what is missing. `warnings` say what may be wrong with the data.
-    `class_names` are the names of the classes, in their order, where the data have names.
+    `class_names` are the names of the classes, in their order, where the data have names; `feature_columns` the columns of a table whose
+    numbers are the features, `client_names` the names of a table's clients, by their ids.
     """
 
     name: str
@@ -95,6 +96,8 @@ class Population:
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    feature_columns: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:

@@ -29,7 +29,8 @@ DISTRIBUTION_OF = {
 }
 """Distributions whose name is not that of their module."""
 COMMANDS = (
-    "run my.toml", "sweep my.toml", "audit .", "verify .", "report .", "export . --out x.pt", "reproduce cfl-label-swap", "claims", "init",
+    "run my.toml", "sweep my.toml", "audit .", "verify .", "report .", "export . --out x.pt", "predict . rows.csv",
+    "reproduce cfl-label-swap", "claims", "init",
     "explain lr", "list", "contract my.toml",
 )  # fmt: skip
 """Each command that needs an extra."""

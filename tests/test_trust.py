@@ -120,6 +120,7 @@ LINES = {
     "verify": ["verify run", "verify sweep"],
     "report": ["report run", "report sweep", "report ."],
     "export": ["export run --model 0 --out m.pt", "export run --client 0 --out m.pt"],
+    "predict": ["predict run run/rows.csv --model 0"],
     "reproduce": ["reproduce cfl-label-swap --data-dir nowhere --out run", "reproduce cfl-label-swap --data-dir nowhere --out sweep"],
     "claims": ["claims no_such_claim --out run"],
     "init": ["init run/new.toml"],

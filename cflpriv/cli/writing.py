@@ -34,7 +34,8 @@ def export(
 ) -> None:
     """Write a model of a run as a state_dict, which a module of your own can load.
 
-    RUN_DIR is a run folder.
+    RUN_DIR is a run folder. Of a run on a table a .safetensors file also has columns, schema, standardisation and classes, for
+    `cflpriv predict`.
     """
     from ..experiments.run.export import export_model
 

@@ -54,6 +54,8 @@ _LOOKS_LIKE = {
     for other in others
 }
 """Dashes, quotation marks, and Cyrillic and Greek letters, with the Latin characters that look the same."""
+_SEPARATORS = re.compile(r"(?<![\d\W_])[\s_]+|[\s_]+(?![\d\W_])|(?<=[^\W\d_])-(?=\w)|(?<=\w)-(?=[^\W\d_])")
+"""Blanks, underscores and hyphens beside a letter. Between digits they are part of a number or a range."""
 _BOOLEAN = {
     "yes": True, "y": True, "true": True, "t": True, "1": True, "no": False, "n": False, "false": False, "f": False, "0": False,
 }  # fmt: skip
@@ -61,8 +63,11 @@ _LETTERS = 5
 """So many pairs of a capital and a small letter are letters to be recognised."""
 
 NOT_A_CLASS = frozenset(
-    ("", "nan", "-nan", "<na>", "#n/a", "#na", "#n/a n/a", "n/a", "n.a.", "null", "#null!", "nat", "?", ".", "1.#qnan", "-1.#qnan")
-)
+    (
+        "", "nan", "-nan", "<na>", "#n/a", "#na", "#n/a n/a", "n/a", "n.a.", "null", "<null>", "(null)", "[null]", "#null!", "nat", "nil",
+        "?", ".", "\\n", "1.#qnan", "-1.#qnan", "#value!", "#ref!", "#div/0!", "#name?", "undefined",
+    )
+)  # fmt: skip
 """Words that tables have where a value is missing, in small letters."""
 
 
@@ -115,7 +120,7 @@ def _likeness(name: str) -> str:
     text = text.strip().rstrip(".,;:!").strip("'\"`").strip()
     if (number := number_of(text)) is not None:
         return repr(number + 0.0)
-    return re.sub(r"[\s_]+|(?<=\w)-(?=\w)", " ", text) or name
+    return _SEPARATORS.sub("", text) or name
 
 
 def accidental_pairs(names: Collection[str]) -> tuple[tuple[str, str], ...]:

@@ -16,7 +16,7 @@ from ..errors import InputError
 from .class_names import accidental_pairs, unified
 from .columns import Column, Part, cell_name, cell_number, is_blank, moment
 from .plausible import row_numbers
-from .tables import Table, names_of_classes, read_table
+from .tables import RawTable, names_of_classes, read_table
 
 __all__ = ["Guess", "guessed", "source_of"]
 
@@ -105,7 +105,7 @@ def _named(names: Sequence[str], wanted: Sequence[str]) -> str:
     return next((by_name[name] for name in wanted if name in by_name), "")
 
 
-def _guess(table: Table, name: str) -> tuple[Column, str]:
+def _guess(table: RawTable, name: str) -> tuple[Column, str]:
     cells = table.columns[name]
     there = [cell for cell in cells if not is_blank(cell)]
     blanks = len(cells) - len(there)

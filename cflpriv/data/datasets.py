@@ -59,6 +59,8 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     scaling: Scaling | None = None
     warnings: tuple[str, ...] = ()
+    feature_columns: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part, x, y, owners in (
@@ -206,10 +208,13 @@ FEWEST_GREYS = 64
 """If no pixel of any image is brighter, the images are not of 0..255: they hold truth values, or so many grey levels."""
 
 
+PERCENT_AND_7_BITS = (100, 127, 128)
+
+
 def _white(name: str, *parts: Array) -> tuple[int, tuple[str, ...]]:
     """The value of white in pixels of uint8, and a note if it is not 255."""
     largest = max((int(x.max()) for x in parts if x.dtype == np.uint8 and x.size), default=0)
-    if not 0 < largest <= FEWEST_GREYS:
+    if not (0 < largest <= FEWEST_GREYS or largest in PERCENT_AND_7_BITS):
         return 255, ()
     return largest, (f"{name}: its pixels are uint8 in 0..{largest}, so they are divided by {largest} and not by 255",)
 
@@ -266,8 +271,8 @@ def _whole(name: str, y: Array) -> Array:
 # The user's own files.
 
 NPZ_ARRAYS = {
-    "x_train": "training samples: uint8 in 0..255 (or 0..largest, up to 64) or floating in 0..1, of shape (n, d), (n, H, W), (n, C, H, W) "
-    "or (n, H, W, C), where C is 1 to 4, or less than H = W",
+    "x_train": "training samples: uint8 in 0..255 (or 0..largest: up to 64, 100, 127 or 128) or floating in 0..1, of shape (n, d), "
+    "(n, H, W), (n, C, H, W) or (n, H, W, C), where C is 1 to 4, or less than H = W",
     "y_train": "their labels (n,), integers from 0 without large gaps",
     "x_test": "test samples, of the same form",
     "y_test": "their labels",

@@ -4,6 +4,7 @@ A check needs evidence: what it names is wrong in nearly every file that has it.
 count for more than one more kind of mistake.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,11 +23,15 @@ Where = Callable[[str, int], str]
 
 SPARSE = 10
 """Labels with so many times more classes than occur are identifiers."""
-INDEX_NAMES = frozenset(("index", "idx", "id", "row", "rowid", "rownum", "rownumber", "rowindex", "nr", "level0", "sampleid", "recordid"))
-"""Names of columns that number rows, without blanks, points and underscores."""
+INDEX_WORDS = frozenset(("index", "idx", "id", "ids", "row", "rowid", "rownum", "rownumber", "rowindex", "nr", "uid", "guid", "key"))
+"""Words in the names of columns that number rows or name what they are about."""
+YEARS = 1500, 2200
+"""Numbers in a row from this interval may be years."""
 SCALES = 20
 """If the largest values of training and test samples differ by this factor, the two are not on one scale."""
 FEW = 10
+COUNTING = 0.8
+"""Of the rows of an index that begins anew: so many are one more than the row before."""
 
 
 def plausible(dataset: Dataset) -> Dataset:
@@ -131,9 +136,13 @@ def warnings_of_rows(name: str, x_train: Array, x_test: Array, owners: Array | N
         )
     if repeats.doubled:
         first, second = repeats.doubled_pair
+
+        def at(row: int) -> str:
+            return where("train", row) if row < len(x_train) else where("test", row - len(x_train))
+
         found.append(
-            f"{name}: {repeats.doubled} of {len(x_train)} training rows occur earlier, too ({where('train', second)} equals "
-            f"{where('train', first)}), and may be divided among clients; remove the repetitions"
+            f"{name}: {repeats.doubled} of {len(x_train) + len(x_test)} rows occur earlier, too ({at(second)} equals {at(first)}), and may "
+            "be divided among clients, or among training and test; remove the repetitions"
         )
     return tuple(found)
 
@@ -141,17 +150,25 @@ def warnings_of_rows(name: str, x_train: Array, x_test: Array, owners: Array | N
 def row_numbers(column: str, values: Sequence[Array]) -> str:
     """How a column of features numbers the rows of the parts of a table, as the end of a sentence; "" if it does not.
 
-    Evidence is that it counts the rows of a part in their order, or an index's name with whole numbers that are all different.
+    Evidence is that it counts the rows of a part in their order, or an index's name with whole numbers that are all different or that
+    count up, from client to client anew.
     """
     for part in values:
-        if len(part) >= FEW and part[0] in (0, 1) and np.array_equal(part, np.arange(len(part)) + part[0]):
+        steps = np.diff(part)
+        if len(part) < FEW or not (np.abs(steps) == 1).all() or len(np.unique(steps)) > 1:
+            continue
+        first = min(part[0], part[-1])
+        if first in (0, 1) or (len(part) >= 3 * FEW and first == np.trunc(first) and not YEARS[0] <= first <= YEARS[1]):
             return f"numbers the rows ({part[0]:g}, {part[1]:g}, {part[2]:g}, …)"
-    plain = "".join(character for character in column.casefold() if character.isalnum())
-    unnamed = plain.startswith("unnamed") and plain.removeprefix("unnamed").removesuffix("level0").isdecimal()
-    if unnamed or plain in INDEX_NAMES:
+    words = [word.casefold() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_]+", column)]
+    unnamed = words[:1] == ["unnamed"] and len(words) > 1
+    if unnamed or INDEX_WORDS.intersection(words):
         for part in values:
-            if len(part) >= FEW and np.array_equal(part, np.trunc(part)) and len(np.unique(part)) == len(part):
-                return "is an index: whole numbers, each once"
+            if len(part) >= FEW and np.array_equal(part, np.trunc(part)):
+                if len(np.unique(part)) == len(part):
+                    return "is an index: whole numbers, each once"
+                if (np.diff(part) == 1).mean() > COUNTING:
+                    return "is an index: whole numbers that count up"
         if unnamed and all(np.array_equal(part, np.trunc(part)) for part in values):
             return "is an index without a name, as pandas writes it"
     return ""

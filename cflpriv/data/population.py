@@ -22,7 +22,7 @@ from .spec import DATASETS, PARTITIONS, DataSpec, check_spec, refuse, register_d
 from .tables import TABLES, Columns, load_table
 from .text import TEXTS, UNKNOWN, Texts, load_texts, vocabulary, windows, word_numbers
 
-__all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population", "register_dataset"]
+__all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population", "own_moments", "register_dataset"]
 
 Shift = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -62,7 +62,19 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
         notes=(*dataset.notes, *partition.notes, *repeats, *clipped),
         class_names=dataset.class_names,
         warnings=dataset.warnings,
+        feature_columns=dataset.feature_columns,
+        client_names=dataset.client_names if spec.partition == "given" else (),
     )
+
+
+def own_moments(spec: DataSpec, directory: str | Path | None, client: int) -> tuple[Array, Array]:
+    """Mean and deviation (1, 1, d) by which a client of a table standardises its features. Reveals: these, to who has the client's data."""
+    check_spec(spec)
+    dataset = _load(spec, directory)
+    if dataset.scaling is None:
+        raise InputError(f"[data] source = {spec.source!r}: has no features that clients standardise")
+    partition = _partition(spec, dataset, max(len(_shifts(spec, dataset)), 1))
+    return dataset.scaling.moments(dataset.x_train[partition.train[partition.ids.index(client)]])
 
 
 def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:

@@ -36,9 +36,9 @@ POWER = 2.2
 
 @dataclass(frozen=True)
 class Repeats:
-    """Numbers of rows: `tested` test rows that equal a training row, `shared` training rows that another client has, too, and `doubled`
-    training rows that occur earlier. Each is 0 without evidence that the repetition is no chance. The pairs are an example: a test row and
-    the training row, or two training rows.
+    """Numbers of rows: `tested` test rows that equal a training row, `shared` training rows that another client has, too, and, if there are
+    neither, `doubled` rows that occur earlier. Each is 0 without evidence that the repetition is no chance. The pairs are an example: a
+    test row and the training row, two training rows, or two rows where test rows are counted after all training rows.
     """
 
     tested: int = 0
@@ -74,7 +74,9 @@ def repeats_of(x_train: Array, x_test: Array, owners: Array | None = None) -> Re
         row = int(leaked[0])
         found |= {"tested": len(leaked), "test_pair": (row, int(np.flatnonzero(train == test[row])[0]))}
     if impossible:
-        found |= _in_training(train, inside, owners)
+        found |= {} if owners is None else _shared(train, inside, owners)
+    if impossible and not found:
+        found |= _doubled(group)
     return Repeats(**found)  # type: ignore[arg-type]
 
 
@@ -83,16 +85,23 @@ def _matters(rows: Array, group: Array, of: int) -> bool:
     return len(rows) >= max(FEWEST, SHARE * of) and len(np.unique(group[rows])) >= FEWEST
 
 
-def _in_training(train: Array, inside: Array, owners: Array | None) -> dict[str, int | tuple[int, int]]:
-    """Training rows that other clients have, too, or without clients those that occur earlier."""
-    order = np.argsort(train, kind="stable")
-    first = np.empty(len(inside), np.int64)
-    first[train[order[::-1]]] = order[::-1]  # the earliest of each group is written last
-    earlier = first[train]
-    if owners is None:
-        rows = np.flatnonzero(earlier < np.arange(len(train)))
-        pair = (int(earlier[rows[0]]), int(rows[0])) if len(rows) else (0, 0)
-        return {"doubled": len(rows), "doubled_pair": pair} if _matters(rows, train, len(train)) else {}
+def _first(group: Array, groups: int) -> Array:
+    """For each row the first row of its group of equal rows."""
+    first = np.empty(groups, np.int64)
+    first[group[::-1]] = np.arange(len(group))[::-1]  # of equal places the last that is written stays
+    return first[group]
+
+
+def _doubled(group: Array) -> dict[str, int | tuple[int, int]]:
+    """Rows that occur earlier, in training or test."""
+    earlier = _first(group, int(group.max()) + 1)
+    rows = np.flatnonzero(earlier < np.arange(len(group)))
+    return {"doubled": len(rows), "doubled_pair": (int(earlier[rows[0]]), int(rows[0]))} if _matters(rows, group, len(group)) else {}
+
+
+def _shared(train: Array, inside: Array, owners: Array) -> dict[str, int | tuple[int, int]]:
+    """Training rows that other clients have, too."""
+    earlier = _first(train, len(inside))
     elsewhere = np.flatnonzero(owners != owners[earlier])
     spread = np.zeros(len(inside), bool)
     spread[train[elsewhere]] = True

@@ -47,7 +47,10 @@ class Scaling:
         """z of features x (n, 1, 1, d), float64, for the client whose training samples are `own`. A constant feature has deviation 1."""
         if not self.per_client:
             return np.asarray((x - np.array(self.mean)) / np.array(self.std))
-        mean, std = self.moments(own)
+        return self.by_moments(x, *self.moments(own))
+
+    def by_moments(self, x: Array, mean: Array, std: Array) -> Array:
+        """The same by a client's mean and deviation, as `moments` gives them."""
         shift, scale = (np.where(self.own, mean, 0.0), np.where(self.own, std, 1.0)) if self.own else (mean, std)
         return np.asarray(((np.where(np.isnan(x), mean, x) if self.blanks else x) - shift) / scale)
 

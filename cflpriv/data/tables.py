@@ -1,7 +1,7 @@
 """The user's own tables, CSV, Parquet or Hugging Face: named columns, split as the configuration says."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from .huggingface import read_saved
 from .plausible import row_numbers, untrained, warnings_of_rows
 from .scaling import Scaling
 
-__all__ = ["TABLES", "Columns", "Table", "features_of", "load_table", "names_of_classes", "read_parquet", "read_table"]
+__all__ = ["TABLES", "Columns", "RawTable", "features_of", "load_table", "names_of_classes", "read_parquet", "read_table"]
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,22 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Columns by name, each with one cell a row. In a CSV the number of a row is that of its first line, in others it counts from 1."""
+class RawTable:
+    """Columns by name, each with one cell a row. In a CSV the number of a row is that of its first line, in others it counts from 1.
+
+    `chosen` are the numbers of the rows if these are some of a file's.
+    """
 
     path: Path
     columns: Mapping[str, Sequence[Any]]
     rows: int
     first: int
+    chosen: tuple[int, ...] | None = None
 
     @cached_property
     def numbers_of_rows(self) -> Sequence[int]:
+        if self.chosen is not None:
+            return self.chosen
         return csv_row_numbers(self.path)[1:] if self.first == 2 else range(self.first, self.first + self.rows)
 
     def column(self, key: str, name: str) -> Sequence[Any]:
@@ -56,6 +62,11 @@ class Table:
             why = "; its columns are separated by something else than commas" if {";", "\t"} & set(only) else ""
             raise InputError(f"{self.path}: has no column {name!r} ({key}); its columns are {', '.join(self.columns)}{why}")
         return self.columns[name]
+
+    def only(self, rows: Sequence[int]) -> "RawTable":
+        """A table of some of its rows, which keep their numbers."""
+        columns = {name: [cells[row] for row in rows] for name, cells in self.columns.items()}
+        return replace(self, columns=columns, rows=len(rows), chosen=tuple(self.numbers_of_rows[row] for row in rows))
 
     def row(self, row: int) -> str:
         return f"row {self.numbers_of_rows[row]}"
@@ -116,14 +127,14 @@ TABLES: dict[str, tuple[Callable[[Path], dict[str, list[Any]]], int]] = {
 """Source -> its reader, and the number of the first row of data in such a file."""
 
 
-def read_table(source: str, path: Path) -> Table:
+def read_table(source: str, path: Path) -> RawTable:
     """The columns of a file. Raises `InputError` naming it, also if it has no rows."""
     read, first = TABLES[source]
     cells = read(path)
     rows = len(next(iter(cells.values()), ()))
     if rows == 0:
         raise InputError(f"{path}: has no rows")
-    return Table(path, cells, rows, first)
+    return RawTable(path, cells, rows, first)
 
 
 def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Scaling, test_share: float, seed: int) -> Dataset:
@@ -152,7 +163,7 @@ def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Sc
         place = table.row(row if table is tables[0] else row - tables[0].rows)
         return place if len(tables) == 1 or part == "train" else f"{place} of {table.path}"
 
-    return dataset_of(
+    dataset = dataset_of(
         str(paths[0]), (x[train], y[train]), (x[test], y[test]), len(classes),
         notes=(*_notes(features, classes, client_names, group_names), *unsure, *notes),
         owners=(None, None) if owners is None else (owners[train], owners[test]), scaling=scaling, class_names=classes,
@@ -164,10 +175,11 @@ def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Sc
             *warnings_of_rows(str(tables[-1].path), x[train], x[test], None if owners is None else owners[train], where),
         ),
     )  # fmt: skip
+    return replace(dataset, feature_columns=() if columns.typed else features, client_names=client_names)
 
 
 def _features(
-    tables: Sequence[Table], columns: Columns, scaling: Scaling
+    tables: Sequence[RawTable], columns: Columns, scaling: Scaling
 ) -> tuple[Array, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Features (rows, d), their names, warnings and notes."""
     used = {name for name in (columns.label, columns.client, columns.group) if name}
@@ -197,7 +209,7 @@ def _features(
     return x, features, _index_columns(tables, features), ()
 
 
-def features_of(table: Table, schema: Sequence[Column], others: Collection[str] = ()) -> tuple[Array, int]:
+def features_of(table: RawTable, schema: Sequence[Column], others: Collection[str] = ()) -> tuple[Array, int]:
     """Features (rows, d), float64, of a table by a schema, and how many values were clipped. `others` are columns with another purpose.
 
     Raises `InputError` for columns that only one of table and schema has, and for cells that do not fit.
@@ -221,7 +233,7 @@ def features_of(table: Table, schema: Sequence[Column], others: Collection[str] 
     return np.concatenate([*width, *(values for values, _ in parts)], axis=1), sum(clipped for _, clipped in parts)
 
 
-def _index_columns(tables: Sequence[Table], names: Sequence[str]) -> tuple[str, ...]:
+def _index_columns(tables: Sequence[RawTable], names: Sequence[str]) -> tuple[str, ...]:
     """Warnings of features that number the rows."""
     found = []
     for name in names:
@@ -232,7 +244,7 @@ def _index_columns(tables: Sequence[Table], names: Sequence[str]) -> tuple[str, 
     return tuple(found)
 
 
-def _check_range(x: Array, tables: Sequence[Table], features: Sequence[str], scaling: Scaling) -> None:
+def _check_range(x: Array, tables: Sequence[RawTable], features: Sequence[str], scaling: Scaling) -> None:
     """Values that are taken as they are must lie in the public range."""
     if not scaling.plain:
         return
@@ -254,7 +266,7 @@ def _sorted(names: set[str]) -> list[str]:
     return sorted(names)
 
 
-def names_of_classes(tables: Sequence[Table], label: str) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
+def names_of_classes(tables: Sequence[RawTable], label: str) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
     """The class of each cell of the label, the classes, sorted, and notes: forms that were merged, words that may mean a missing value.
 
     Raises `InputError`, which names the column and says what to do, for names that differ as by accident, words for a missing value, and
@@ -301,7 +313,7 @@ def names_of_classes(tables: Sequence[Table], label: str) -> tuple[dict[str, str
     return class_of, classes, (*(f"column {label!r}: {sentence}" for sentence in merged), *unsure)
 
 
-def _labels(tables: Sequence[Table], columns: Columns) -> tuple[Array, tuple[str, ...], tuple[str, ...]]:
+def _labels(tables: Sequence[RawTable], columns: Columns) -> tuple[Array, tuple[str, ...], tuple[str, ...]]:
     """The number of each row's class, the classes, and notes."""
     if not columns.classes:
         class_of, classes, notes = names_of_classes(tables, columns.label)
@@ -320,7 +332,7 @@ def _labels(tables: Sequence[Table], columns: Columns) -> tuple[Array, tuple[str
     return np.array(labels, np.int64), columns.classes, ()
 
 
-def _doubtful_classes(table: Table, columns: Columns, y: Array, classes: Sequence[str]) -> tuple[str, ...]:
+def _doubtful_classes(table: RawTable, columns: Columns, y: Array, classes: Sequence[str]) -> tuple[str, ...]:
     """A warning of labels that may be a quantity. Classes that the user lists are not judged."""
     numbers = [number_of(name) for name in classes]
     if columns.classes:
@@ -329,7 +341,7 @@ def _doubtful_classes(table: Table, columns: Columns, y: Array, classes: Sequenc
     return (f"{table.path}: column {columns.label!r}: {len(classes):,} classes in {len(y):,} rows: {reason}",) if reason else ()
 
 
-def _coded(tables: Sequence[Table], key: str, name: str) -> tuple[Array | None, tuple[str, ...], tuple[str, ...]]:
+def _coded(tables: Sequence[RawTable], key: str, name: str) -> tuple[Array | None, tuple[str, ...], tuple[str, ...]]:
     """A number for each row by its cell, 0 for the first name, the names, and warnings; nothing without such a column."""
     if not name:
         return None, (), ()

@@ -14,6 +14,7 @@ from ...algorithms import ALGORITHMS
 from ...algorithms.interface import AlgorithmSpec
 from ...contract.protection import ROBUST, listed
 from ...data import DATASETS, PARTITIONS
+from ...data.columns import Column
 from ...data.datasets import NPZ_ARRAYS
 from ...engine.models import MODELS, Model
 from ...errors import InputError
@@ -165,6 +166,8 @@ def page() -> str:
         parts.append(_table(rows, "algorithms" if section == "algorithm" else ""))
         if section == "data":
             parts += [
+                "### data.columns\n\nKeys of each `[[data.columns]]`, one for each column of a table.\n",
+                _table(keys_of("data.columns", Column)),
                 _names("data.source", DATASETS),
                 _names("data.partition", PARTITIONS),
                 _names("Arrays of an npz, or of a folder of .npy files", NPZ_ARRAYS, "array"),
@@ -182,7 +185,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _table(rows: Sequence[Entry], extra: str) -> str:
+def _table(rows: Sequence[Entry], extra: str = "") -> str:
     lines = [f"| key |{f' {extra} |' if extra else ''} type | default | range, unit | meaning |", f"|{'---|' * (6 if extra else 5)}"]
     for row in rows:
         takers = f" {', '.join(row.algorithms) or 'all'} |" if extra else ""

@@ -1,7 +1,7 @@
 """A model of a finished run as a `state_dict`, for a module of one's own."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,27 +12,33 @@ import torch
 from ...algorithms.interface import Served
 from ...algorithms.lg_fedavg import EvaluateParted
 from ...contract.handles import Shared
+from ...data.class_names import same_name
 from ...engine.models import Model
 from ...errors import InputError
 from ...files import write_atomically
 from ...tasks.evaluation import EvaluateOwn
 from ...types import Array
-from ..config.config import load_config
+from ..config.config import load_config, read_tree
 from .checkpoint import restore
 from .loop import Experiment, population_digest
-from .resume import last_checkpoint
+from .pipeline import Pipeline, pipeline_of
+from .resume import data_directory_of, last_checkpoint
 from .run import prepare
 
-__all__ = ["Exported", "export_model"]
+__all__ = ["Exported", "client_column", "export_model", "exported_model", "models_of_clients", "table_pipeline"]
 
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """A model and what it takes: `name` says whose it is. Its input is (x − mean) / std, with one value a channel or one for all."""
+    """A model and what it takes: `name` says whose it is. Its input is (x − mean) / std, with one value a channel or one for all.
+
+    `pipeline` is what turns rows of a table into its input, where the run was on a table.
+    """
 
     name: str
     model: Model
     state: Mapping[str, torch.Tensor]
+    pipeline: Pipeline | None = None
 
     @property
     def line(self) -> str:
@@ -54,15 +60,45 @@ def export_model(
 ) -> Exported:
     """Write a model of the run in `folder` to the file `out`, as safetensors or, by the ending .pt, for `torch.load(weights_only=True)`.
 
+    A safetensors file of a run on a table has the pipeline for `cflpriv predict` in its metadata. For the other parameters and errors
+    see `exported_model`.
+    """
+    folder, out = Path(folder), Path(out)
+    if out.suffix not in (".safetensors", ".pt"):
+        raise InputError(f"--out {out}: expected a file that ends in .safetensors or .pt")
+    exported = exported_model(folder, data_dir, cluster=cluster, client=client, trust=trust)
+    pipeline = None if exported.pipeline is None else exported.pipeline.to_json()
+    packed = io.BytesIO()
+    if out.suffix == ".pt":
+        torch.save(exported.state, packed)
+    else:
+        packed.write(
+            safetensors.torch.save(dict(exported.state), {"cflpriv": exported.line, **({} if pipeline is None else {"pipeline": pipeline})})
+        )
+    try:
+        write_atomically(out, packed.getvalue())
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from None
+    return exported
+
+
+def exported_model(
+    folder: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    cluster: int | None = None,
+    client: int | None = None,
+    trust: bool = False,
+) -> Exported:
+    """A model of the run in `folder`.
+
     The model of cluster number `cluster`, from 0; without a number, the run's only model. `client` asks for the last locally trained model
     of a client instead. Models that clients open are opened by one of them, as in the run's own measurements. `trust`: whether code that
     the folder names runs, after its digests were checked (`trust`).
 
     Raises `InputError` naming a run, cluster, client or file that does not fit.
     """
-    folder, out = Path(folder), Path(out)
-    if out.suffix not in (".safetensors", ".pt"):
-        raise InputError(f"--out {out}: expected a file that ends in .safetensors or .pt")
+    folder = Path(folder)
     if cluster is not None and client is not None:
         raise InputError(f"--model {cluster}, --client {client}: give one of them")
     run = _restored(folder, data_dir, trust)
@@ -70,17 +106,49 @@ def export_model(
     model = run.config.model_for(run.population)
     state = {key: value.detach().clone() for key, value in model.load(vector).state_dict().items()}
     run.backend.close(run)
-    exported = Exported(name, model, state)
-    packed = io.BytesIO()
-    if out.suffix == ".pt":
-        torch.save(state, packed)
-    else:
-        packed.write(safetensors.torch.save(state, {"cflpriv": exported.line}))
-    try:
-        write_atomically(out, packed.getvalue())
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from None
+    return Exported(name, model, state, pipeline_of(run.config, run.population, data_dir or data_directory_of(folder), client))
+
+
+def models_of_clients(
+    folder: str | Path, names: Collection[str], data_dir: str | Path | None = None, *, trust: bool = False
+) -> dict[str, Exported]:
+    """For each of the named clients of a run on a table the model that it uses, with the client's own standardisation.
+
+    Raises `InputError` for a client that the run does not have.
+    """
+    folder = Path(folder)
+    run = _restored(folder, data_dir, trust)
+    known = {same_name(name): number for number, name in enumerate(run.population.client_names)}
+    clustering = run.algorithm.describe(run.state).get("clustering")
+    model, place = run.config.model_for(run.population), data_dir or data_directory_of(folder)
+    vectors: dict[int | None, tuple[str, Array]] = {}
+    exported = {}
+    for name in names:
+        number = known.get(same_name(name))
+        if number is None or (clustering is not None and number not in clustering.clients):
+            raise InputError(f"client {name!r}: is not one of the run in {folder}; choose a cluster for its rows with --model K")
+        cluster = None if clustering is None or clustering.k == 1 else clustering[number]
+        if cluster not in vectors:
+            vectors[cluster] = _deployed(run, cluster)
+        whose, vector = vectors[cluster]
+        state = {key: value.detach().clone() for key, value in model.load(vector).state_dict().items()}
+        exported[name] = Exported(whose, model, state, pipeline_of(run.config, run.population, place, number))
+    run.backend.close(run)
     return exported
+
+
+def table_pipeline(exported: Exported, folder: str | Path) -> Pipeline:
+    """The pipeline of a model of the run in `folder`. Raises `InputError` if the run is on no table."""
+    if exported.pipeline is None:
+        raise InputError(f"{folder}: is no run on a table, so it has no rows to predict")
+    return exported.pipeline
+
+
+def client_column(folder: str | Path) -> str:
+    """The column of the client in the table of a run; empty if the run has none."""
+    tree = read_tree(Path(folder) / "config.toml").get("data", {})
+    column = tree.get("client_column", "") if isinstance(tree, dict) and tree.get("partition") == "given" else ""
+    return column if isinstance(column, str) else ""
 
 
 def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Experiment:

@@ -27,19 +27,19 @@ def draws() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def table(labels: Sequence[object], columns: Array | None = None, clients: int = 4) -> list[list[object]]:
+def rowed(labels: Sequence[object], columns: Array | None = None, clients: int = 4) -> list[list[object]]:
     """A row for each label: features, the label, a client."""
     x = draws().normal(size=(len(labels), 3)).round(4) if columns is None else columns
     return [[*x[row].tolist(), label, row * clients // len(labels)] for row, label in enumerate(labels)]
 
 
-def written(path: Path, rows: Rows, header: Sequence[str] = HEADER) -> str:
+def csv_of(path: Path, rows: Rows, header: Sequence[str] = HEADER) -> str:
     path.write_text("\n".join(",".join(map(str, row)) for row in (header, *rows)) + "\n", encoding="utf-8")
     return str(path)
 
 
 def built(tmp_path: Path, train: Rows, test: Rows = (), header: Sequence[str] = HEADER, **keys: Any) -> Population:
-    paths = [written(tmp_path / "train.csv", train, header)] + ([written(tmp_path / "test.csv", test, header)] if test else [])
+    paths = [csv_of(tmp_path / "train.csv", train, header)] + ([csv_of(tmp_path / "test.csv", test, header)] if test else [])
     spec = {"partition": "given", "client_column": "client", **keys}
     return build_population(DataSpec(source="csv", paths=tuple(paths), label_column="label", **spec))
 
@@ -56,6 +56,8 @@ BAD_LABELS: dict[str, tuple[Sequence[object], str]] = {
     "all capitals": ([*["low", "high"] * 20, "HIGH"], "'high' and the class 'HIGH'"),
     "separators": ([*["no risk", "risk"] * 20, "no_risk", "no-risk"], "'no-risk' and the class 'no risk'"),
     "a point at the end": ([*["over", "under"] * 20, *["over.", "under."] * 4], "'over.' and the class 'over'"),
+    "a blank before a number": (["type 1", "type 2"] * 20 + ["type1"], "'type1' and the class 'type 1'"),
+    "a word of a database": (["a", "b", r"\N"] * 16, "stands for a missing value"),
     "a code with a zero": (["1", "2"] * 20 + ["01", "02"], "'1' and the class '01'"),
     "halves": (["0.5", "1.5"] * 20 + ["0.50"], "'0.50' and the class '0.5'"),
     "a Cyrillic letter": (["cat", "dog"] * 20 + ["сat"], r"'\\u0441at' and the class 'cat'"),
@@ -77,7 +79,7 @@ BAD_LABELS: dict[str, tuple[Sequence[object], str]] = {
 def test_labels_that_are_no_classes_are_refused(kind: str, tmp_path: Path) -> None:
     labels, words = BAD_LABELS[kind]
     with pytest.raises(InputError, match=words) as caught:
-        built(tmp_path, table(labels))
+        built(tmp_path, rowed(labels))
     assert "\n" not in str(caught.value)
     assert "column 'label'" in str(caught.value)
     assert str(tmp_path / "train.csv") in str(caught.value)
@@ -87,7 +89,7 @@ def test_labels_that_are_no_classes_are_refused(kind: str, tmp_path: Path) -> No
 def test_who_lists_the_classes_is_believed(kind: str, tmp_path: Path) -> None:
     labels, _ = BAD_LABELS[kind]
     names = tuple(sorted({str(label) for label in labels}))
-    assert built(tmp_path, table(labels), class_names=names).class_names == names
+    assert built(tmp_path, rowed(labels), class_names=names).class_names == names
 
 
 @pytest.mark.parametrize(
@@ -101,14 +103,14 @@ def test_who_lists_the_classes_is_believed(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_forms_of_one_name_are_one_class(labels: Sequence[str], classes: tuple[str, ...], tmp_path: Path) -> None:
-    population = built(tmp_path, table(labels))
+    population = built(tmp_path, rowed(labels))
     assert population.class_names == classes
     assert population.warnings == ()
     assert any("are one name" in note for note in population.notes) == (len(set(labels)) > len(classes))
 
 
 def test_a_client_or_a_group_that_is_written_in_two_ways_is_one_or_named(tmp_path: Path) -> None:
-    rows = table(HALF)
+    rows = rowed(HALF)
     changed = [[*row[:-1], f"{row[-1]}.0" if number % 2 else row[-1]] for number, row in enumerate(rows)]
     assert len(built(tmp_path, changed).clients) == 4
     changed = [[*row[:-1], ("site", "Site")[number % 2] if row[-1] == 3 else row[-1]] for number, row in enumerate(rows)]
@@ -126,33 +128,46 @@ def numbered(rows: Rows, start: int = 0) -> list[list[object]]:
 
 
 NAMED: dict[str, tuple[Rows, Rows, Sequence[str], str]] = {
-    "an index of pandas": (numbered(table(HALF)), (), ("Unnamed: 0", *HEADER[1:]), r"column 'Unnamed: 0' numbers the rows \(0, 1, 2, …\)"),
-    "an index from 1": (numbered(table(HALF), 1), (), ("nr", *HEADER[1:]), r"column 'nr' numbers the rows \(1, 2, 3, …\)"),
-    "an index under any name": (numbered(table(HALF)), (), HEADER, "column 'a' numbers the rows"),
+    "an index of pandas": (numbered(rowed(HALF)), (), ("Unnamed: 0", *HEADER[1:]), r"column 'Unnamed: 0' numbers the rows \(0, 1, 2, …\)"),
+    "an index from 1": (numbered(rowed(HALF), 1), (), ("nr", *HEADER[1:]), r"column 'nr' numbers the rows \(1, 2, 3, …\)"),
+    "an index under any name": (numbered(rowed(HALF)), (), HEADER, "column 'a' numbers the rows"),
     "an index of shuffled rows": (
-        [[n, *row[1:]] for n, row in zip(draws().permutation(90)[:48].tolist(), table(HALF), strict=True)], (), ("row_id", *HEADER[1:]),
+        [[n, *row[1:]] for n, row in zip(draws().permutation(90)[:48].tolist(), rowed(HALF), strict=True)], (), ("row_id", *HEADER[1:]),
         "column 'row_id' is an index: whole numbers, each once",
     ),
     "test rows from training": (
-        table(HALF), table(HALF), HEADER, "48 of 48 test rows equal a training row .*row 2 of .*test.csv equals row 2"
+        rowed(HALF), rowed(HALF), HEADER, "48 of 48 test rows equal a training row .*row 2 of .*test.csv equals row 2"
     ),
     "some test rows from training": (
-        table(HALF), [*table(HALF)[:6], *table(HALF, draws().normal(9, 1, (48, 3)))[:40]], HEADER, "6 of 46 test rows equal a training row"
+        rowed(HALF), [*rowed(HALF)[:6], *rowed(HALF, draws().normal(9, 1, (48, 3)))[:40]], HEADER,
+        "6 of 46 test rows equal a training row"
     ),
-    "a file twice": (table(HALF) + table(HALF), (), HEADER, "test rows equal a training row"),
+    "a file twice": (rowed(HALF) + rowed(HALF), (), HEADER, "test rows equal a training row"),
+    "a few rows twice": (
+        [*rowed(HALF), *([*row[:-1], 3] for row in rowed(HALF)[-6:])], (), HEADER,
+        "6 of 54 rows occur earlier, too|3 of 10 test rows equal a training row",
+    ),
+    "an index of each client": (
+        [[i % 12, *row[1:]] for i, row in enumerate(rowed(HALF))], (), ("id", *HEADER[1:]), "whole numbers that count up"
+    ),
+    "identifiers": (
+        [[7001 + 13 * (i * 29 % 48), *row[1:]] for i, row in enumerate(rowed(HALF))], (), ("patientId", *HEADER[1:]),
+        "column 'patientId' is an index: whole numbers, each once",
+    ),
+    "an index down": ([[47 - i, *row[1:]] for i, row in enumerate(rowed(HALF))], (), HEADER, "numbers the rows \\(47, 46, 45, …\\)"),
     "rows of another client": (
-        [*table(HALF)[:12], *([*row[:-1], 1] for row in table(HALF)[:12]), *table(HALF)[24:]],
-        table(HALF, draws().normal(9, 1, (48, 3))), HEADER, "24 of 48 training rows are at several clients .*row 14 equals row 2",
+        [*rowed(HALF)[:12], *([*row[:-1], 1] for row in rowed(HALF)[:12]), *rowed(HALF)[24:]],
+        rowed(HALF, draws().normal(9, 1, (48, 3))), HEADER, "24 of 48 training rows are at several clients .*row 14 equals row 2",
     ),
     "a class of test rows": (
-        table(HALF), table([*HALF[:20], "2", "2"], draws().normal(9, 1, (22, 3))), HEADER,
+        rowed(HALF), rowed([*HALF[:20], "2", "2"], draws().normal(9, 1, (22, 3))), HEADER,
         r"a class occurs only in the test part.*'2' \(2 test rows\)"
     ),
     "many rare numbers": (
-        table(draws().integers(18, 90, 400).tolist()), (), HEADER, r"classes in 400 rows: few rows each, and not numbered"
+        rowed(draws().integers(18, 90, 400).tolist()), (), HEADER, r"classes in 400 rows: few rows each, and not numbered"
     ),
     "names that occur once": (
-        table([*[f"n{i}" for i in range(30)], *["x"] * 40]), (), HEADER, "column 'label': 31 classes in 70 rows: most of them occur once"
+        rowed([*[f"n{i}" for i in range(30)], *["x"] * 40]), (), HEADER, "column 'label': 31 classes in 70 rows: most of them occur once"
     ),
 }  # fmt: skip
 
@@ -166,13 +181,13 @@ def test_doubtful_tables_are_named(kind: str, tmp_path: Path) -> None:
 
 
 def test_rows_without_clients_that_repeat_are_named(tmp_path: Path) -> None:
-    rows = [*table(HALF), *table(HALF)[:12]]
-    found = built(tmp_path, rows, table(HALF, draws().normal(9, 1, (48, 3))), partition="iid", client_column="", clients=3).warnings
-    assert any("12 of 60 training rows occur earlier, too (row 50 equals row 2)" in doubt for doubt in found)
+    rows = [*rowed(HALF), *rowed(HALF)[:12]]
+    found = built(tmp_path, rows, rowed(HALF, draws().normal(9, 1, (48, 3))), partition="iid", client_column="", clients=3).warnings
+    assert any("12 of 108 rows occur earlier, too (row 50 equals row 2)" in doubt for doubt in found)
 
 
 def test_warnings_reach_summary_and_console(tmp_path: Path) -> None:
-    paths = [written(tmp_path / f"{part}.csv", table(HALF)) for part in ("train", "test")]
+    paths = [csv_of(tmp_path / f"{part}.csv", rowed(HALF)) for part in ("train", "test")]
     config = parse_config(
         {
             "data": {"source": "csv", "paths": paths, "partition": "given", "client_column": "client", "label_column": "label"},
@@ -211,7 +226,8 @@ GOOD_LABELS: dict[str, Sequence[object]] = {
     "years": [2019, 2020, 2021, 2022] * 12, "clothes": [f"c{i}" for i in range(62)] * 4, "hundred classes": list(range(100)) * 5,
     "unknown": ["cat", "dog", "unknown"] * 20, "a rare class": [*["a", "b"] * 30, *["c"] * 4], "languages": ["nb", "nn", "no", "sv"] * 15,
     "ten percent": [*[0] * 90, *[1] * 10], "names with points": ["st. john", "st. paul"] * 24, "accents": ["cafe", "café"] * 24,
-    "C and C++": ["C", "C++", "C#"] * 20, "ids of few persons": [1042, 1101, 1230, 1555] * 15, "Nan": ["Nancy", "Nano"] * 24,
+    "C and C++": ["C", "C++", "C#"] * 20,
+    "ranges": ["1-2", "12", "1 2"] * 20, "ids of few persons": [1042, 1101, 1230, 1555] * 15, "Nan": ["Nancy", "Nano"] * 24,
 }  # fmt: skip
 
 
@@ -219,7 +235,7 @@ GOOD_LABELS: dict[str, Sequence[object]] = {
 def test_good_labels_pass(kind: str, tmp_path: Path) -> None:
     labels = GOOD_LABELS[kind]
     population = built(
-        tmp_path, table(sorted(labels, key=lambda label: draws().random()), clients=3), partition="iid", client_column="", clients=3
+        tmp_path, rowed(sorted(labels, key=lambda label: draws().random()), clients=3), partition="iid", client_column="", clients=3
     )
     assert population.warnings == ()
     assert population.classes == len({str(label) for label in labels})
@@ -256,6 +272,7 @@ GOOD_FEATURES: dict[str, Callable[[], Array]] = {
     "nearly empty images": lambda: (draws().random((500, 64)) < 0.02) * 1.0, "a number in two units": celsius,
     "a row of defaults": lambda: np.concatenate([draws().normal(size=(300, 5)), np.zeros((60, 5))]),
     "truth values": lambda: draws().integers(0, 2, (200, 4)), "a constant": lambda: np.c_[np.ones(200), draws().normal(size=200)],
+    "years": lambda: np.c_[np.arange(1980, 2025), draws().normal(size=45)],
     "hours": lambda: np.c_[np.tile(np.arange(24), 10), draws().normal(size=240)], "ages": lambda: draws().integers(18, 90, (400, 1)),
     "ten rows": lambda: draws().normal(size=(20, 3)),
 }  # fmt: skip
@@ -265,7 +282,7 @@ GOOD_FEATURES: dict[str, Callable[[], Array]] = {
 @pytest.mark.parametrize("kind", GOOD_FEATURES)
 def test_good_features_pass(kind: str, seed: int, tmp_path: Path) -> None:
     x = GOOD_FEATURES[kind]()
-    if kind != "hours":
+    if kind not in ("hours", "years"):
         x = x[np.random.default_rng(seed).permutation(len(x))]
     header = [f"x{i}" for i in range(x.shape[1])]
     rows = [[*row, (0, 1)[i % 2], i % 4] for i, row in enumerate(x.tolist())]
@@ -290,7 +307,7 @@ def grey(low: int, high: int, shape: tuple[int, ...] = (80, 8, 8)) -> Array:
     return draws().integers(low, high, shape).astype(np.uint8)
 
 
-@pytest.mark.parametrize("largest", [1, 16, 63])
+@pytest.mark.parametrize("largest", [1, 16, 63, 100])
 def test_images_of_few_grey_levels_are_scaled_by_them(largest: int, tmp_path: Path) -> None:
     x = grey(0, largest + 1)
     population = arrays(tmp_path, x, LABELS)
@@ -355,7 +372,7 @@ DIM = (grey(0, 256) / 255**2).astype(np.float32)
         (grey(0, 256), LABELS, {"class_names": np.array(["cat", "nan", "dog", "cow"])}, "'nan' is a word for a missing value"),
         (grey(0, 256), LABELS, {"class_names": np.array(["cat", "cat", "dog", "cow"])}, "class_names has 'cat' twice"),
         (np.concatenate([grey(0, 256)[:20], grey(0, 256)[:60]]), LABELS, {}, "20 of 20 test rows equal a"),
-        (np.concatenate([grey(0, 256)] * 2), np.concatenate([LABELS] * 2), {}, "training rows occur earlier, too"),
+        (np.concatenate([grey(0, 256)] * 2), np.concatenate([LABELS] * 2), {}, r"rows occur earlier, too|test rows equal a training row"),
         (
             np.concatenate([grey(0, 256)[:20], grey(0, 256)[20:50], grey(0, 256)[20:50]]), LABELS, {"client_train": np.repeat([0, 1], 30)},
             "60 of 60 training rows are at several clients",
@@ -421,7 +438,10 @@ def test_quantities() -> None:
 def test_an_index_column() -> None:
     assert row_numbers("age", [np.arange(48.0)])
     assert not row_numbers("age", [np.arange(5.0)]), "five rows are too few to tell"
-    assert not row_numbers("age", [np.arange(48.0)[::-1]])
+    assert row_numbers("age", [np.arange(48.0)[::-1]])
+    assert not row_numbers("age", [np.arange(48.0) * 2])
+    assert not row_numbers("year", [np.arange(1980.0, 2020.0)])
+    assert not row_numbers("humid", [draws().permutation(48).astype(float)])
     assert row_numbers("Unnamed: 0", [np.arange(48.0)[::-1]])
     assert not row_numbers("id", [np.arange(48.0) / 3])
 

@@ -1,0 +1,278 @@
+"""A typed schema: how cells become features, which of them depends on the client alone, and the first schema of a table."""
+
+import csv
+import math
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cflpriv.data import DataSpec, build_population
+from cflpriv.data.column_guesses import guessed, source_of
+from cflpriv.data.columns import Column, encoded, feature_names, moment, scaling_of
+from cflpriv.data.tables import TABLES
+from cflpriv.errors import InputError
+from cflpriv.experiments import parse_config
+
+SCHEMA = (
+    Column("age", "number", range=(0.0, 100.0), blank="middle"),
+    Column("dose", "number", blank="own"),
+    Column("ward", "category", categories=("A", "B", ""), other=True),
+    Column("day", "date", range=("2024-01-01", "2025-01-01"), blank="middle"),
+    Column("note", "text", features=8),
+    Column("id", "ignore"),
+)
+HEADER = ("id", "site", "age", "dose", "ward", "day", "note", "outcome")
+
+
+def place_of(row: int) -> str:
+    return f"row {row}"
+
+
+def encoded_values(column: Column, cells: Sequence[Any]) -> list[list[float]]:
+    features, _ = encoded(column, cells, place_of)
+    assert features.shape == (len(cells), len(feature_names(column)))
+    return [[round(float(value), 6) for value in row] for row in features]
+
+
+def test_numbers_lie_between_the_ends_of_their_range() -> None:
+    column = Column("x", "number", range=(0.0, 10.0), blank="middle")
+    assert encoded_values(column, ["0", 10, " 5 ", "7.5", "", None, float("nan"), "NA", "?"]) == [
+        [v] for v in (-1, 1, 0, 0.5, 0, 0, 0, 0, 0)
+    ]
+    features, clipped = encoded(column, ["-3", "11", "4"], place_of)
+    assert (features[:, 0].tolist(), clipped) == ([-1.0, 1.0, pytest.approx(-0.2)], 2)
+
+
+def test_categories_are_public_and_others_are_refused_or_one_more() -> None:
+    column = Column("x", "category", categories=("a", "b"))
+    assert encoded_values(column, ["a", " b ", "a"]) == [[1, 0], [0, 1], [1, 0]]
+    with pytest.raises(InputError, match=r"row 1: 'A' is not in its categories in data\.columns, .* did you mean 'a'\?"):
+        encoded(column, ["a", "A"], place_of)
+    with pytest.raises(InputError, match=r"row 0: '' is not in its categories .* add \"\" for a blank"):
+        encoded(column, [None], place_of)
+    assert encoded_values(Column("x", "category", categories=("a",), other=True), ["a", "b", ""]) == [[1, 0], [0, 1], [0, 1]]
+    assert encoded_values(Column("x", "category", categories=("1", "2")), [1, 2.0, "1.0"]) == [[1, 0], [0, 1], [1, 0]]
+    assert encoded_values(Column("x", "category", categories=("True", "False")), [True, False]) == [[1, 0], [0, 1]]
+
+
+def test_dates_are_places_in_a_range_and_cycles() -> None:
+    column = Column("x", "date", range=("2024-01-01", "2024-12-31"), parts=("time", "year", "week", "day"), blank="middle")
+    assert feature_names(column) == ("x.time", "x.year.sin", "x.year.cos", "x.week.sin", "x.week.cos", "x.day.sin", "x.day.cos")
+    (row, noon, none) = encoded_values(column, ["2024-01-01", datetime(2024, 7, 1, 12), ""])
+    assert row == [-1, 0, 1, 0, 1, 0, 1], "the first of January 2024 is a Monday"
+    assert noon[5:] == [0, -1]
+    assert none == [0] * 7
+    assert encoded_values(column, [date(2024, 12, 31)])[0][0] == 1
+    assert encoded_values(Column("x", "date", range=("01.02.2024", "03.02.2024"), format="%d.%m.%Y", parts=("time",)), ["02.02.2024"]) == [
+        [0]
+    ]
+    assert moment("2024-05-31T12:00:00+02:00") == datetime(2024, 5, 31, 10, tzinfo=UTC)
+    with pytest.raises(InputError, match=r"row 0: '31\.05\.2024' is not a date; expected ISO 8601"):
+        encoded(column, ["31.05.2024"], place_of)
+
+
+def test_texts_are_hashed_without_a_vocabulary() -> None:
+    column = Column("x", "text", features=16)
+    one, other = (encoded(column, cells, place_of)[0] for cells in (["a b", "c", ""], ["c"]))
+    assert np.array_equal(one[1], other[0]), "a row's features depend on the row alone"
+    assert np.allclose(np.linalg.norm(one, axis=1), [1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"type": "number", "range": (1.0,)}, r"range = \[1.0\]: expected \[low, high\]"),
+        ({"type": "number", "range": (3.0, 2.0)}, "the lower before the higher"),
+        ({"type": "number", "range": ("a", "b")}, "expected two numbers"),
+        ({"type": "number", "blank": "middle"}, "blank = 'middle': needs a public range"),
+        ({"type": "date"}, r"range = \[\]: expected \[low, high\]"),
+        ({"type": "date", "range": ("a", "b")}, "expected two dates as text"),
+        ({"type": "date", "range": ("2024-01-01", "2025-01-01"), "blank": "own"}, "is for numbers"),
+        ({"type": "category"}, "expected all values of the category"),
+        ({"type": "category", "categories": ("1", "1.0")}, "has '1' twice"),
+        ({"type": "text", "categories": ("a",)}, "categories = .*is for type 'category', and this is 'text'"),
+        ({"type": "text", "features": 0}, r"features = 0: expected an integer in \[1, 65536\]"),
+    ],
+)
+def test_keys_of_a_column_that_do_not_fit_are_named(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=f"data.columns 'x'.*{words}"):
+        Column("x", **keys)
+
+
+def visits(sites: int = 4, each: int = 20) -> list[list[object]]:
+    draws = np.random.default_rng(0)
+    return [
+        [
+            1000 + 7 * i + site, f"s{site}", draws.integers(20, 80) if i % 5 else "",
+            f"{draws.normal(site * 10, 2):.2f}" if i % 7 else "NA",
+            "ABC"[i % 3], f"2024-0{1 + i % 9}-1{i % 10}", f"word{i % 4} and word{i % 3}", ("yes", "no")[i % 2],
+        ]
+        for site in range(sites)
+        for i in range(each)
+    ]  # fmt: skip
+
+
+def csv_of(path: Path, table: Sequence[Sequence[object]], header: Sequence[str] = HEADER) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *table])
+    return path
+
+
+def schema_spec(path: Path, schema: tuple[Column, ...] = SCHEMA, **changes: Any) -> DataSpec:
+    keys: dict[str, Any] = {"partition": "given", "label_column": "outcome", "client_column": "site", "columns": schema, **changes}
+    return DataSpec(source="csv", paths=(str(path),), **keys)
+
+
+def test_no_statistic_crosses_clients(tmp_path: Path) -> None:
+    """Other rows of one client change nothing for another, also where blanks are filled and numbers standardised."""
+    table = visits()
+    changed = [row if row[1] != "s3" else [*row[:3], "1e6", *row[4:]] for row in table]
+    ours, theirs = (build_population(schema_spec(csv_of(tmp_path / f"{name}.csv", t))) for name, t in (("a", table), ("b", changed)))
+    for a, b in zip(ours.clients[:3], theirs.clients[:3], strict=True):
+        assert np.array_equal(a.x_train, b.x_train)
+        assert np.array_equal(a.x_test, b.x_test)
+    assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
+    features = [name for column in SCHEMA for name in feature_names(column)]
+    dose = features.index("dose")
+    for client in ours.clients:
+        z = (client.x_train[:, 0, 0, dose] - ours.mean[0]) / ours.std[0]
+        assert abs(z.mean()) < 1e-5, "a blank is the mean of the client's own rows"
+        every = np.concatenate([client.x_train, client.x_test])[:, 0, 0, dose]
+        assert (np.abs((every - ours.mean[0]) / ours.std[0]) < 1e-6).sum() == 3
+    assert scaling_of(SCHEMA).per_client
+    assert not scaling_of([column for column in SCHEMA if column.name != "dose"]).per_client
+
+
+def test_a_client_of_blanks_alone_has_zeros(tmp_path: Path) -> None:
+    table = [row if row[1] != "s1" else [*row[:3], "", *row[4:]] for row in visits()]
+    population = build_population(schema_spec(csv_of(tmp_path / "a.csv", table)))
+    dose = [name for column in SCHEMA for name in feature_names(column)].index("dose")
+    assert np.allclose((population.clients[1].x_train[:, 0, 0, dose] - population.mean[0]) / population.std[0], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schema", "header", "words"),
+    [
+        (SCHEMA[:-1], HEADER, r"column 'id' is not in data\.columns; add it there \(type = 'ignore' leaves it out\)"),
+        ((*SCHEMA, Column("height", "number", range=(0.0, 1.0))), HEADER, r"has no column 'height' \(data\.columns\)"),
+        (SCHEMA, ("id", "site", "Age", *HEADER[3:]), r"column 'Age' is not in data\.columns \('age' is, and missing here\)"),
+        ((*SCHEMA, Column("outcome", "ignore")), HEADER, "'outcome' is also the column of label"),
+        ((*SCHEMA, Column("age", "ignore")), HEADER, "columns = 'age': is there twice"),
+    ],
+)
+def test_columns_of_table_and_schema_must_be_the_same(
+    schema: tuple[Column, ...], header: Sequence[str], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words):
+        build_population(schema_spec(csv_of(tmp_path / "a.csv", visits(), header), schema))
+
+
+def test_other_keys_of_features_do_not_go_with_a_schema(tmp_path: Path) -> None:
+    path = csv_of(tmp_path / "a.csv", visits())
+    for changes in ({"feature_columns": ("age",)}, {"standardise": "none"}):
+        with pytest.raises(InputError, match="already says of each column"):
+            build_population(schema_spec(path, **changes))
+    with pytest.raises(InputError, match="only tables have columns"):
+        build_population(DataSpec(columns=SCHEMA))
+
+
+def test_a_cell_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    table = visits()
+    table[4][2] = "many"
+    with pytest.raises(InputError, match=r"a\.csv: row 6, column 'age': 'many' is not a finite number; change it, or the column's type"):
+        build_population(schema_spec(csv_of(tmp_path / "a.csv", table)))
+
+
+def test_samples_are_private_with_public_ranges_only() -> None:
+    column = {"name": "age", "type": "number", "range": [0, 100]}
+    tree: dict[str, Any] = {
+        "data": {"source": "csv", "paths": ["a.csv"], "label_column": "y", "columns": [column]},
+        "privacy": {"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 20},
+        "training": {"weights": "equal"}, "algorithm": {"name": "fedavg"},
+    }  # fmt: skip
+    assert parse_config(tree).data.columns == (Column("age", "number", range=(0.0, 100.0)),)
+    for changed in ({**column, "range": []}, {**column, "blank": "own"}):
+        with pytest.raises(InputError, match=r"under privacy\.unit = 'sample'"):
+            parse_config({**tree, "data": {**tree["data"], "columns": [changed]}})
+    for wrong, words in (({"nam": "age"}, "did you mean 'name'"), ({"name": "a", "type": "numbr"}, "type = 'numbr'")):
+        with pytest.raises(InputError, match=words):
+            parse_config({**tree, "data": {**tree["data"], "columns": [wrong]}})
+    with pytest.raises(InputError, match=r"\[\[data\.columns\]\]: expected a list of tables"):
+        parse_config({**tree, "data": {**tree["data"], "columns": ["age"]}})
+
+
+# --- the first schema of a table ----------------------------------------------------------------------------------------------------------
+
+
+def guess_of(tmp_path: Path, name: str, cells: Sequence[object]) -> Column:
+    table = [[cell, ("a", "b")[i % 2], i % 3] for i, cell in enumerate(cells)]
+    (column,) = guessed(csv_of(tmp_path / "a.csv", table, (name, "label", "client"))).columns
+    return column
+
+
+@pytest.mark.parametrize(
+    ("cells", "column"),
+    [
+        ([18, 44, 88, 61] * 10, Column("x", "number", range=(10.0, 90.0))),
+        (["1.5", "", "NA", "2.5"] * 10, Column("x", "number", range=(1.5, 2.5), blank="middle")),
+        ([7] * 40, Column("x", "number", range=(6.0, 8.0))),
+        (["red", "blue", ""] * 20, Column("x", "category", categories=("", "blue", "red"))),
+        (["True", "False"] * 20, Column("x", "category", categories=("False", "True"))),
+        (["2024-01-05", "2024-03-31"] * 20, Column("x", "date", range=("2024-01-01", "2024-04-01"), parts=("time",))),
+        (["31.12.2022", "05.01.2021", ""] * 20, Column("x", "date", range=("01.01.2021", "01.01.2023"), format="%d.%m.%Y", blank="middle")),
+        ([f"a note of {i % 30} words" for i in range(60)], Column("x", "text")),
+        ([f"p{i:04d}" for i in range(40)], Column("x", "ignore")),
+        (list(range(40)), Column("x", "ignore")),
+        ([""] * 40, Column("x", "ignore")),
+        ([f"code{i % 70}" for i in range(200)], Column("x", "text")),
+    ],
+)
+def test_a_column_is_guessed(cells: Sequence[object], column: Column, tmp_path: Path) -> None:
+    assert guess_of(tmp_path, "x", cells) == column
+
+
+def test_a_range_holds_its_values_unless_a_few_are_far_away(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    for scale in (1e-6, 1.0, 1e9):
+        cells = (draws.normal(3, 1, 300) * scale).tolist()
+        low, high = guess_of(tmp_path, "x", cells).ends
+        assert low <= min(cells) < max(cells) <= high
+        assert high - low < 2 * (max(cells) - min(cells))
+    column = guess_of(tmp_path, "x", [*draws.normal(0, 1, 299).tolist(), 1e6])
+    assert column.ends[1] < 10, "the outlier is clipped"
+
+
+def test_label_and_client_are_found_by_name_or_asked_for(tmp_path: Path) -> None:
+    path = csv_of(tmp_path / "a.csv", visits())
+    guess = guessed(path)
+    assert (guess.label, guess.client, guess.clients, guess.classes) == ("outcome", "site", 4, ("no", "yes"))
+    assert [column.type for column in guess.columns] == ["ignore", "number", "number", "category", "date", "text"]
+    assert guessed(path, "ward", "outcome").label == "ward"
+    for options, words in (
+        (("nothing",), r"has no column 'nothing' \(--label\)"),
+        (("site", "site"), "both name 'site'"),
+        (("age",), "age"),
+    ):
+        with pytest.raises(InputError, match=words):
+            guessed(path, *options)
+    with pytest.raises(InputError, match="is not a table that is known by its name"):
+        source_of(tmp_path / "a.xlsx")
+    assert math.isfinite(sum(guess.columns[1].ends))
+
+
+def test_other_sources_are_guessed_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {
+        "age": [30.0, None, 45.0, 61.0] * 10, "day": [date(2024, 1, 5), date(2024, 3, 31)] * 20, "ok": [True, False] * 20,
+        "label": ["a", "b"] * 20,
+    }  # fmt: skip
+    monkeypatch.setitem(TABLES, "parquet", (lambda path: columns, 1))
+    (tmp_path / "a.parquet").touch()
+    assert guessed(tmp_path / "a.parquet").columns == (
+        Column("age", "number", range=(30.0, 70.0), blank="middle"),
+        Column("day", "date", range=("2024-01-01", "2024-04-01"), parts=("time",)),
+        Column("ok", "category", categories=("False", "True")),
+    )
