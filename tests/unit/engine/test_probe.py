@@ -46,7 +46,7 @@ def user_module(forward: Callable[[Any, Tensor], Any], prepare: Callable[[Any], 
     return Own
 
 
-def clients(shape: tuple[int, ...] = SHAPE, words: int = 0, sizes: tuple[int, ...] = (9, 12, 7, 8, 13)) -> list[ClientData]:
+def client_samples(shape: tuple[int, ...] = SHAPE, words: int = 0, sizes: tuple[int, ...] = (9, 12, 7, 8, 13)) -> list[ClientData]:
     rng = np.random.default_rng(0)
     made = []
     for i, n in enumerate(sizes):
@@ -56,11 +56,11 @@ def clients(shape: tuple[int, ...] = SHAPE, words: int = 0, sizes: tuple[int, ..
     return made
 
 
-def described(factory: Factory, shape: tuple[int, ...] = SHAPE) -> Model:
+def own_model(factory: Factory, shape: tuple[int, ...] = SHAPE) -> Model:
     return Model("own", shape, CLASSES, factory=factory)
 
 
-def results(model: Model, data: list[ClientData], kind: Any = "auto", **options: Any) -> list[np.ndarray[Any, Any]]:
+def computed_parts(model: Model, data: list[ClientData], kind: Any = "auto", **options: Any) -> list[np.ndarray[Any, Any]]:
     """What clients compute in training, clipped training, a gradient and an evaluation."""
     start = model.init(0)
     given = [TaskInput(client, {"model": start}, {}, Streams(0, 0, client.id), secret=bytes(32)) for client in data]
@@ -79,8 +79,8 @@ def results(model: Model, data: list[ClientData], kind: Any = "auto", **options:
 def check_agreement(model: Model, data: list[ClientData], *, by_sample: bool = True) -> None:
     """Every way of computing gives the same, also the second time, and leaves the samples as they are."""
     before = [client.x_train.copy() for client in data]
-    plain = results(model, data, "sequential")
-    for other in (results(model, data, "auto"), results(model, data, "sequential")):
+    plain = computed_parts(model, data, "sequential")
+    for other in (computed_parts(model, data, "auto"), computed_parts(model, data, "sequential")):
         for a, b in zip(plain, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     for client, x in zip(data, before, strict=True):
@@ -248,7 +248,7 @@ def test_an_odd_module_is_refused_in_one_line(name: str) -> None:
     factory, words = REFUSED[name]
     for _ in range(2):  # also when the findings are known
         with pytest.raises(InputError, match=f"(?s)^model 'own': .*{words}") as caught:
-            build_module(described(factory))
+            build_module(own_model(factory))
         assert "\n" not in str(caught.value)
 
 
@@ -342,7 +342,7 @@ def _reversed(x: Tensor) -> Any:
     return Reversed.apply(x)  # type: ignore[no-untyped-call]
 
 
-def changed(change: Callable[[nn.Sequential], object], *layers: Callable[[], nn.Module]) -> Factory:
+def altered(change: Callable[[nn.Sequential], object], *layers: Callable[[], nn.Module]) -> Factory:
     """A factory of Sequentials of layers that are changed afterwards."""
 
     def factory() -> nn.Module:
@@ -369,7 +369,7 @@ WORKING: dict[str, Factory] = {
     "in place": user_module(lambda m, x: m.out(x.sub_(0.3).div_(0.5).flatten(1))),
     "relu_": user_module(lambda m, x: m.out(torch.relu_(x.sub_(0.3)).flatten(1))),
     "in place by numpy": user_module(lambda m, x: (x.numpy().__imul__(0.5), m.out(x.flatten(1)))[1]),
-    "first layer in place": changed(lambda m: None, lambda: nn.Threshold(0.3, 0.0, inplace=True), nn.Flatten, head),
+    "first layer in place": altered(lambda m: None, lambda: nn.Threshold(0.3, 0.0, inplace=True), nn.Flatten, head),
     "unused": user_module(lambda m, x: m.out(x.flatten(1)), lambda m: setattr(m, "aux", nn.Linear(3, 3))),
     "zero size": user_module(
         lambda m, x: m.out(x.flatten(1)) + x.flatten(1)[:, :0] @ m.z, lambda m: setattr(m, "z", nn.Parameter(torch.zeros(0, CLASSES)))
@@ -387,12 +387,12 @@ WORKING: dict[str, Factory] = {
     "branch by value": user_module(lambda m, x: m.out(x.flatten(1)) * (2 if len(x) and x.flatten(1).sum().item() > -1 else 1)),
     "gradient reversed": user_module(lambda m, x: m.out(_reversed(m.first(x.flatten(1)))), lambda m: setattr(m, "first", hidden())),
     "sequential of its own": lambda: Clamped(nn.Flatten(), head()),
-    "hook in a sequential": changed(lambda m: m[1].register_forward_hook(doubled), nn.Flatten, hidden, nn.Tanh, head),
-    "forward replaced": changed(lambda m: setattr(m[1], "forward", lambda x: x * 2), nn.Flatten, nn.Tanh, head),
-    "tied": changed(lambda m: setattr(m[3], "weight", m[1].weight), nn.Flatten, hidden, nn.Tanh, hidden, nn.Tanh, head),
-    "frozen layer": changed(lambda m: m[1].requires_grad_(False), nn.Flatten, hidden, nn.ReLU, head),
-    "frozen bias": changed(lambda m: setattr(m[1].bias, "requires_grad", False), nn.Flatten, hidden, nn.ReLU, head),
-    "frozen batch norm": changed(
+    "hook in a sequential": altered(lambda m: m[1].register_forward_hook(doubled), nn.Flatten, hidden, nn.Tanh, head),
+    "forward replaced": altered(lambda m: setattr(m[1], "forward", lambda x: x * 2), nn.Flatten, nn.Tanh, head),
+    "tied": altered(lambda m: setattr(m[3], "weight", m[1].weight), nn.Flatten, hidden, nn.Tanh, hidden, nn.Tanh, head),
+    "frozen layer": altered(lambda m: m[1].requires_grad_(False), nn.Flatten, hidden, nn.ReLU, head),
+    "frozen bias": altered(lambda m: setattr(m[1].bias, "requires_grad", False), nn.Flatten, hidden, nn.ReLU, head),
+    "frozen batch norm": altered(
         lambda m: m[:2].requires_grad_(False),
         lambda: nn.Conv2d(1, 2, 3),
         lambda: nn.BatchNorm2d(2),
@@ -418,9 +418,9 @@ WORKING: dict[str, Factory] = {
 
 @pytest.mark.parametrize("name", WORKING)
 def test_a_module_works_alike_in_every_way_of_computing_and_leaves_the_samples(name: str) -> None:
-    model = described(WORKING[name])
+    model = own_model(WORKING[name])
     assert model_doubts(model) == ()
-    check_agreement(model, clients())
+    check_agreement(model, client_samples())
 
 
 @pytest.mark.parametrize("name", ["in place", "relu_", "first layer in place"])
@@ -428,15 +428,17 @@ def test_a_pass_in_place_equals_one_on_a_copy(name: str) -> None:
     plain = {
         "in place": user_module(lambda m, x: m.out(x.sub(0.3).div(0.5).flatten(1))),
         "relu_": user_module(lambda m, x: m.out(torch.relu(x - 0.3).flatten(1))),
-        "first layer in place": changed(lambda m: None, lambda: nn.Threshold(0.3, 0.0), nn.Flatten, head),
+        "first layer in place": altered(lambda m: None, lambda: nn.Threshold(0.3, 0.0), nn.Flatten, head),
     }
-    for a, b in zip(results(described(WORKING[name]), clients()), results(described(plain[name]), clients()), strict=True):
+    for a, b in zip(
+        computed_parts(own_model(WORKING[name]), client_samples()), computed_parts(own_model(plain[name]), client_samples()), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_nothing_of_a_batch_stays_in_the_module() -> None:
     for name in ("keeps the batch", "keeps a history"):
-        model = described(WORKING[name])
+        model = own_model(WORKING[name])
         module: Any = model.load(model.init(0))
         module(torch.ones(3, *SHAPE))
         assert getattr(module, "last", None) is None
@@ -444,7 +446,7 @@ def test_nothing_of_a_batch_stays_in_the_module() -> None:
 
 
 def test_word_numbers_reach_an_embedding() -> None:
-    check_agreement(described(Words, (6,)), clients((6,), words=20))
+    check_agreement(own_model(Words, (6,)), client_samples((6,), words=20))
 
 
 def test_dropout_and_noise_in_training_are_the_same_in_every_way() -> None:
@@ -452,9 +454,9 @@ def test_dropout_and_noise_in_training_are_the_same_in_every_way() -> None:
         lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5, inplace=True), head()),
         user_module(lambda m, x: m.out(x.flatten(1) + (torch.randn(len(x), SIZE) if m.training else 0.0))),
     ):
-        model = described(module)
+        model = own_model(module)
         assert model_doubts(model) == ()
-        check_agreement(model, clients())
+        check_agreement(model, client_samples())
 
 
 @pytest.mark.parametrize("normed", ["layer", "functional"])
@@ -462,13 +464,13 @@ def test_batch_norm_without_statistics_works_until_a_batch_has_one_sample(normed
     factory: Factory = lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(SIZE, track_running_stats=False), head())  # noqa: E731
     if normed == "functional":
         factory = user_module(lambda m, x: m.out(functional.batch_norm(x.flatten(1), None, None, training=True)))
-    model = described(factory)
+    model = own_model(factory)
     assert bool(model_doubts(model)) == (normed == "functional"), "a layer says by itself that samples mix"
     train, start = Train(model, batch_size=4, lr=0.1), model.init(0)
     kinds: tuple[Any, ...] = ("auto", "sequential")
     for kind in kinds:
         for sizes, fails in (((8, 7), False), ((8, 9), True)):
-            given = [TaskInput(data, {"model": start}, {}, Streams(0, 0, data.id)) for data in clients(sizes=sizes)]
+            given = [TaskInput(data, {"model": start}, {}, Streams(0, 0, data.id)) for data in client_samples(sizes=sizes)]
             if not fails:
                 Engine(kind).run(train, given)
                 continue
@@ -486,11 +488,11 @@ def test_batch_norm_without_statistics_works_until_a_batch_has_one_sample(normed
     ],
 )
 def test_what_a_user_should_know_of_a_module_that_works_is_a_doubt(forward: Any, words: str) -> None:
-    model = described(user_module(forward))
+    model = own_model(user_module(forward))
     (doubt,) = model_doubts(model)
     assert "model 'own': " in doubt
     assert re.search(words, doubt)
-    check_agreement(model, clients(), by_sample="probabilities" in words)
+    check_agreement(model, client_samples(), by_sample="probabilities" in words)
 
 
 # --- frozen parameters
@@ -503,12 +505,12 @@ def backbone(frozen: bool = True) -> nn.Module:
 
 
 def test_exactly_the_parameters_with_requires_grad_are_trained_and_exchanged() -> None:
-    model = described(backbone)
+    model = own_model(backbone)
     assert [name for name, _, _ in model.layout] == ["3.weight", "3.bias"]
     assert model.dimension == 7 * CLASSES
     before = {name: value.clone() for name, value in build_module(model).named_buffers()}
     assert before.keys() == {"1.weight", "1.bias"}
-    vectors = results(model, clients())
+    vectors = computed_parts(model, client_samples())
     assert all(vector.shape in ((model.dimension,), ()) for vector in vectors)
     state = model.load(model.init(0)).state_dict()
     assert state.keys() == {"1.weight", "1.bias", "3.weight", "3.bias"}
@@ -517,7 +519,7 @@ def test_exactly_the_parameters_with_requires_grad_are_trained_and_exchanged() -
 
 def test_frozen_weights_are_those_of_training_without_them() -> None:
     """As a module whose frozen layer is a constant of its own, trained by torch's optimiser."""
-    model, data = described(backbone), clients()[0]
+    model, data = own_model(backbone), client_samples()[0]
     start = model.init(0)
     update = Train(model, epochs=3, batch_size=0, lr=0.1).run(TaskInput(data, {"model": start}, {}, Streams(0, 0, 0)))["update"]
     module = backbone()
@@ -532,14 +534,14 @@ def test_frozen_weights_are_those_of_training_without_them() -> None:
 
 
 def test_another_seed_of_the_trained_parameters_leaves_the_frozen_ones() -> None:
-    model = described(backbone)
+    model = own_model(backbone)
     assert not np.array_equal(model.init(0), model.init(1))
     first = model.load(model.init(0)).state_dict()["1.weight"].clone()
     assert torch.equal(first, model.load(model.init(1)).state_dict()["1.weight"])
 
 
 def test_parties_with_other_frozen_weights_do_not_agree() -> None:
-    model = described(backbone).with_constants()
+    model = own_model(backbone).with_constants()
     assert len(model.constants) == 32
     assert model.dimension == 7 * CLASSES
     assert build_module(model) is build_module(replace(model, constants="")), "no second module"
@@ -552,7 +554,7 @@ def test_parties_with_other_frozen_weights_do_not_agree() -> None:
     other = replace(model, factory=heavier)
     with pytest.raises(InputError, match=f"^model 'own': buffers and frozen parameters have digest [0-9a-f]{{32}} here, {model.constants}"):
         build_module(other)
-    assert described(lambda: backbone(frozen=False)).with_constants().constants == ""
+    assert own_model(lambda: backbone(frozen=False)).with_constants().constants == ""
     assert Model("mlp", SHAPE, CLASSES).with_constants().constants == ""
 
 
@@ -565,7 +567,7 @@ def test_several_first_models_that_would_be_the_same_are_refused() -> None:
             nn.init.constant_(parameter, 0.1)
         return made
 
-    model = described(fixed)
+    model = own_model(fixed)
     model.init(0)
     with pytest.raises(InputError, match="gives the same parameters each time"):
         model.init(0, attempt=1)
@@ -579,7 +581,7 @@ def test_a_body_that_a_factory_keeps_between_calls_may_be_frozen() -> None:
             kept.append(nn.Linear(SIZE, 6).requires_grad_(False))
         return nn.Sequential(nn.Flatten(), kept[0], nn.Tanh(), nn.Linear(6, CLASSES))
 
-    check_agreement(described(factory), clients())
+    check_agreement(own_model(factory), client_samples())
 
 
 # --- cost

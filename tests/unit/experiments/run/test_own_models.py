@@ -61,7 +61,7 @@ def own_model() -> Iterator[Register]:
         del MODELS[name]
 
 
-def texts(groups: int = 2, clients_per_group: int = 4, samples: int = 20) -> Population:
+def word_windows(groups: int = 2, clients_per_group: int = 4, samples: int = 20) -> Population:
     """Windows of word numbers: the class is that of the words that occur, in another order in each group."""
     clients = []
     for client in range(groups * clients_per_group):
@@ -174,7 +174,7 @@ def lora(model: Model) -> Any:
 def test_a_transformers_classifier_runs_unmodified(own_model: Register) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed: the extra `text` brings it")
     own_model("test_bert", bert)
-    scene = texts()
+    scene = word_windows()
     run = finished(configured({**SMALL, "algorithm": {"name": "fedavg"}}, model={"name": "test_bert", "normalise": False}), scene)
     module = build_module(run.config.model_for(scene))
     assert run.config.model_for(scene).dimension == sum(parameter.numel() for parameter in module.parameters())
@@ -186,7 +186,7 @@ def test_a_lora_fine_tune_runs_clustered_and_its_frozen_weights_never_travel(
 ) -> None:
     pytest.importorskip("peft", reason="peft is not installed: the extra `text` brings it")
     own_model("test_lora", lora)
-    scene = texts()
+    scene = word_windows()
     run = finished(configured(base, model={"name": "test_lora", "normalise": False}), scene)
     model = run.config.model_for(scene)
     assert {name.rsplit(".", 3)[1] if "lora" in name else "classifier" for name, _, _ in model.layout} == {"lora_A", "lora_B", "classifier"}
