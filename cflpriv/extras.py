@@ -29,6 +29,8 @@ EXTRA_OF = {
     "ray": "ray",
     "tensorboard": "tensorboard",
     "torchvision": "vision",
+    "transformers": "text",
+    "peft": "text",
 }
 """The extra of each module that a plain `pip install cflpriv` leaves out."""
 

@@ -1,5 +1,6 @@
 """Choose the fastest method for a model and a chunk of clients, from measurements."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -21,6 +22,9 @@ from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_
 from .span import Movement, span_chunk_size, train_span
 
 __all__ = ["chunk_size", "gradients", "stacked_form", "train"]
+
+# vmap computes some operations one client after the other, such as those of an LSTM; the scores and gradients are the same
+warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
 
 FEWEST_FOR_VMAP = 4
 """Below this many clients torch's vmap is slower than the loop."""

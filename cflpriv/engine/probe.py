@@ -189,7 +189,9 @@ class _Probe:
     def _failed(self, error: Exception, x: Tensor, where: str) -> None:
         layer = _failing_layer(self.module, x)
         if len(x) == 1 and isinstance(error, ValueError) and (self.by_batch or "more than 1 value per channel" in str(error)):
-            self.alone = f"takes no single sample ({layer}: {_line(error)}); use GroupNorm, or batches of several samples"
+            self.alone = (
+                f"takes no single sample ({layer}: {_line(error)}); use GroupNorm, or a training.batch_size that leaves no single sample"
+            )
             return
         raise _Problem(
             f"fails {where} at {layer}: {_line(error)}; its forward pass gets {str(x.dtype).removeprefix('torch.')} samples of shape "
