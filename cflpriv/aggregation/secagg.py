@@ -19,6 +19,7 @@ Active attacks (`attacks.active`): the sum and nothing else: `second_sum`, `comp
 Source: Bonawitz et al. 2017, Bell et al. 2020.
 """
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -138,7 +139,7 @@ class SecaggClientSum:
             self._store.get("session") or b"", protection.secagg_mode, bound(ask, origin.received), ask.models, protection.smallest_sum,
             clip=(1e-6, 1e6) if counts else clips, levels=1 if counts else 16,
             dimension=self._numbers(ask), length=self._settings.limits.numbers, max_weight=protection.max_weight,
-            spread=1.0 if counts or paid else origin.spread, form=form, cohort_change=change,
+            spread=1.0 if counts or paid else origin.spread, form=form, cohort_change=change, most_error=math.inf,
             names=origin.rounds if self._parts.ledger.unit != "none" else (*origin.rounds, *origin.models),  # noise protects a model's sums
         )  # fmt: skip
 
@@ -179,7 +180,7 @@ class SecaggClientSum:
         """The client's contribution, after its own ledger was charged."""
         self._check(ask, machine)
         vector, weight = self._weighed(ask, machine)
-        return [secagg.Contribution(vector, weight)]
+        return [secagg.Contribution(vector, weight, is_levels=ask.noise is not None)]
 
     def _check(self, ask: m.SumStep, machine: secagg.Client) -> None:
         assert machine.terms is not None
@@ -313,7 +314,7 @@ class SecaggServerSum:
                 continue
             steps = np.rint(mean.parts["shares"].value() * mean.count * (terms[label].levels / terms[label].clip))
             total = noise.noise.opened(steps)
-            opened.append(replace(mean, parts={name: Shared(part) for name, part in whole.split(total / mean.count).items()}))
+            opened.append(replace(mean, parts={name: Shared(part) for name, part in whole.split(total / mean.count).items()}, rounding=0.0))
             if noise.count:
                 below, clients = below + float(total[-1]) / noise.count + mean.count / 2, clients + mean.count
         adaptive = None if self._parts.clipped is None else self._parts.clipped.adaptive
@@ -399,4 +400,4 @@ def group_mean(total: Sum, cluster: int | None, layout: PartLayout, count: int) 
     if weight <= 0:
         return None
     parts = {name: Shared(part) for name, part in layout.split(total.mean(cluster)).items()}
-    return GroupMean(parts, weight, count, total.clipped_clients, tuple(total.survivors))
+    return GroupMean(parts, weight, count, total.clipped_clients, tuple(total.survivors), total.rounding(cluster))
