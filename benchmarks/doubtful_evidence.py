@@ -1,6 +1,6 @@
 """How often the examination of another system's updates errs: correct audits that are called doubtful, and wrong ones that are not.
 
-    python -m benchmarks doubtful_evidence [--seeds 2] [--out doubtful_evidence.jsonl]
+    python -m benchmarks doubtful_evidence [--seeds 2] [--first 0] [--out doubtful_evidence.jsonl]
 
 Small models on digits and made-up tables, trained by plain loops. `CORRECT` are audits as users make them: untrained models, tiny rates,
 private updates, clients with one label, few samples, momentum, SCAFFOLD, other optimisers, compressed updates, tables, shifts between
@@ -306,7 +306,9 @@ CORRECT: Mapping[str, Mapping[str, Any]] = {
     "momentum, many epochs": {"momentum": 0.9, "lr": 0.02, "epochs": 20}, "weight decay": {"weight_decay": 0.1, "epochs": 10},
     "adam": {"optimizer": "adam", "lr": 0.003}, "pull": {"training": {"pull": 0.5}, "epochs": 5},
     "scaffold": {"scaffold": True, "rounds": 3}, "scaffold, one label": {"scaffold": True, "warm": 2, "labels": 1},
-    "scaffold, uneven labels": {"scaffold": True, "warm": 2, "labels": 1, "clients": 7, "kind": "linear", "data": "cancer", "count": 15, "lr": 0.01},
+    "scaffold, uneven labels": {
+        "scaffold": True, "warm": 2, "labels": 1, "clients": 7, "kind": "linear", "data": "cancer", "count": 15, "lr": 0.01
+    },
     "many epochs": {"epochs": 60}, "many epochs, linear": {"epochs": 60, "kind": "linear", "lr": 0.5},
     "large rate": {"lr": 1.5, "epochs": 5}, "three samples": {"count": 3, "labels": 1, "batch_size": 0},
     "one sample": {"count": 1, "labels": 1, "batch_size": 0, "epochs": 1},
@@ -425,9 +427,9 @@ MISUSES: Mapping[str, Callable[[Audit], Audit]] = {
 """Name -> what spoils an audit."""
 
 
-def rows(seeds: int) -> Iterator[dict[str, Any]]:
+def rows(seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
     """The reasons of each audit, correct or spoilt."""
-    for seed in range(seeds):
+    for seed in seeds:
         for name, options in CORRECT.items():
             yield {"kind": "correct", "name": name, "seed": seed, "reasons": reasons(made(**options, seed=seed))}
         for base, options in BASES.items():
@@ -440,11 +442,12 @@ def rows(seeds: int) -> Iterator[dict[str, Any]]:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks doubtful_evidence")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("doubtful_evidence.jsonl"))
     options = parser.parse_args(arguments)
     measured = []
     with options.out.open("w", encoding="utf-8") as lines:
-        for row in rows(options.seeds):
+        for row in rows(range(options.first, options.first + options.seeds)):
             measured.append(row)
             lines.write(json.dumps(row) + "\n")
             lines.flush()

@@ -9,7 +9,8 @@ What correct input would need to fail, with its probability:
   below −`DEVIATIONS` deviations of the cosine of isotropic noise, 1 / √d (p < 1e-9 for private updates however noisy). An update that
   goes where other clients' updates go is excepted: variance reduction as in SCAFFOLD moves a client towards all clients' mean.
 - exchange: another assignment of data to clients explains the updates better than the declared one, by `GAP` in the mean cosine of the
-  clients that change places, and by more than isotropic noise of the length of all that no data explain can, over all assignments.
+  clients that change places, and by more than isotropic noise of the length of all that no data explain can, over all assignments. Updates
+  that are more alike than gradients are (`MORE_ALIKE`) are excepted, as under variance reduction.
 """
 
 import math
@@ -39,6 +40,7 @@ AWAY = 0.05
 TOGETHER = 0.5
 DEVIATIONS = 6.0
 GAP = 0.02
+MORE_ALIKE = 0.5
 
 
 def _form(system: System, model: ForeignModel, record: UpdateRecord) -> tuple[Model, Array, Array]:
@@ -157,6 +159,7 @@ def exchanged(system: System) -> str:
         return ""
     m = len(clients)
     fit, left = np.zeros((m, m)), np.zeros(m)
+    updates, slopes = list[Array](), list[Array]()
     for place, client in enumerate(clients):
         record = system.records[client][0]
         update = _moved(system, model, record)
@@ -165,11 +168,13 @@ def exchanged(system: System) -> str:
             continue
         towards = np.stack([_towards(system, model, record, other)[0] for other in clients])
         fit[place] = [_cosine(update, row) for row in towards]
+        updates.append(update)
+        slopes.append(towards[place])
         explained = np.linalg.lstsq(towards.T, update, rcond=None)[0] @ towards
         left[place] = float(np.linalg.norm(update - explained)) / length / math.sqrt(len(update))
     best = linear_sum_assignment(-fit)[1]
     changed = np.flatnonzero(best != np.arange(m))
-    if not len(changed):
+    if not len(changed) or _alike(updates) - _alike(slopes) > MORE_ALIKE:
         return ""
     gap = float((fit[changed, best[changed]] - fit[changed, changed]).sum())
     # the sum of 2 c cosines of noise, over all assignments
@@ -178,3 +183,12 @@ def exchanged(system: System) -> str:
         return ""
     pairs = ", ".join(f"client {clients[place]} those of client {clients[best[place]]}" for place in changed[:4])
     return f"the updates fit other clients' samples better than the client's own: {pairs}; give each client's x and y with its own states"
+
+
+def _alike(rows: list[Array]) -> float:
+    """The mean cosine of two of these vectors."""
+    n = len(rows)
+    if n < 2:
+        return 1.0
+    unit = [row / max(float(np.linalg.norm(row)), 1e-300) for row in rows]
+    return float((np.square(np.linalg.norm(np.sum(unit, axis=0))) - n) / (n * (n - 1)))

@@ -179,8 +179,8 @@ class SecaggClientSum:
     def _contributions(self, ask: m.SumStep, machine: secagg.Client) -> list[secagg.Contribution]:
         """The client's contribution, after its own ledger was charged."""
         self._check(ask, machine)
-        vector, weight = self._weighed(ask, machine)
-        return [secagg.Contribution(vector, weight, is_levels=ask.noise is not None)]
+        vector, weight, blank = self._weighed(ask, machine)
+        return [secagg.Contribution(vector, weight, is_levels=ask.noise is not None, is_blank=blank)]
 
     def _check(self, ask: m.SumStep, machine: secagg.Client) -> None:
         assert machine.terms is not None
@@ -188,8 +188,11 @@ class SecaggClientSum:
         if isinstance(ask.groups, m.Picks) and ask.groups.labels != (0,):  # the server could give this client a block of its own
             raise RemoteError("forbidden")
 
-    def _weighed(self, ask: m.SumStep, machine: secagg.Client) -> tuple[Array, float]:
-        """The client's vector, with its share of the noise if there is one, and its weight. The ledger is charged for both."""
+    def _weighed(self, ask: m.SumStep, machine: secagg.Client) -> tuple[Array, float, bool]:
+        """The client's vector, with its share of the noise if there is one, its weight, and whether zeros take the vector's place.
+
+        The ledger is charged for the first two. Under privacy nobody learns of the zeros.
+        """
         terms, ledger, protection = machine.terms, self._parts.ledger, self._settings.protection
         assert terms is not None
         values = self._parts.allowed("sum", ask.held, ask.parts)
@@ -205,18 +208,20 @@ class SecaggClientSum:
             why = f"its weight is above protection.max_weight = {terms.weight_limit:g}; that maximum is public and must hold for all"
             self._parts.failed(InputError(f"client {self._parts.client}: {why}"))
             weight = terms.weight_limit
+        blank = False
         if not np.isfinite(vector).all():
+            blank = True
             self._parts.failed(InputError(f"client {self._parts.client}: {'+'.join(ask.parts)} has numbers that are not finite"))
             vector, weight = np.zeros_like(vector), min(weight, terms.least_weight)
         if self._values.origin(ask.held).failed:  # it answers as for any data, and counts for as little as the terms allow
-            vector, weight = np.zeros_like(vector), min(weight, terms.least_weight)
+            vector, weight, blank = np.zeros_like(vector), min(weight, terms.least_weight), True
         if noise is not None:
             try:
                 bounded = with_count(clip(vector, noise.clip_norm), noise.clip_norm, noise.count) if noise.clip_norm else vector
                 vector = noise.noise.noisy(bounded, terms.levels, self._entropy)
             except ValueError:
                 raise RemoteError("bad-terms") from None
-        return vector, weight
+        return vector, weight, blank and noise is None and ledger.unit == "none"
 
 
 def _name(kind: str, slot: Slot) -> str:

@@ -214,12 +214,14 @@ class Contribution:
     weight: in [0, weight_limit], ignored in unweighted sums; below the least weight of the terms it counts as that.
     cluster: the block, in sums that have blocks; a contribution to a block that is not open adds nothing.
     is_levels: the values are levels of the quantiser already (counts, or values with integer noise). Other integers are refused.
+    is_blank: zeros take the place of values that cannot be used; the client counts as one that clipped.
     """
 
     values: NDArray[Any] = field(repr=False)
     weight: float = field(default=1.0, repr=False)
     cluster: int | None = field(default=None, repr=False)
     is_levels: bool = False
+    is_blank: bool = False
 
 
 def counted_weight(contribution: Contribution, terms: "Terms") -> float:
@@ -268,7 +270,7 @@ def encode_inputs(
             # These messages name sizes and types, never values.
             raise LocalError("bad-values", str(error)) from None
         clipped += beyond
-    x[-1] = clipped > 0
+    x[-1] = clipped > 0 or any(contribution.is_blank for contribution in contributions)
     return x, clipped
 
 
