@@ -10,7 +10,7 @@ What correct input would need to fail, with its probability:
   goes where other clients' updates go is excepted: variance reduction as in SCAFFOLD moves a client towards all clients' mean.
 - exchange: another assignment of data to clients explains the updates better than the declared one, by `GAP` in the mean cosine of the
   clients that change places, and by more than isotropic noise of the length of all that no data explain can, over all assignments. Updates
-  that are more alike than gradients are (`MORE_ALIKE`) are excepted, as under variance reduction.
+  that are much less apart than gradients (`APART`) are excepted, as under variance reduction.
 """
 
 import math
@@ -40,7 +40,7 @@ AWAY = 0.05
 TOGETHER = 0.5
 DEVIATIONS = 6.0
 GAP = 0.02
-MORE_ALIKE = 0.5
+APART = 0.3
 
 
 def _form(system: System, model: ForeignModel, record: UpdateRecord) -> tuple[Model, Array, Array]:
@@ -174,7 +174,7 @@ def exchanged(system: System) -> str:
         left[place] = float(np.linalg.norm(update - explained)) / length / math.sqrt(len(update))
     best = linear_sum_assignment(-fit)[1]
     changed = np.flatnonzero(best != np.arange(m))
-    if not len(changed) or _alike(updates) - _alike(slopes) > MORE_ALIKE:
+    if not len(changed) or 1 - _alike(updates) < APART * (1 - _alike(slopes)):
         return ""
     gap = float((fit[changed, best[changed]] - fit[changed, changed]).sum())
     # the sum of 2 c cosines of noise, over all assignments

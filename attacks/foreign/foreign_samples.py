@@ -32,8 +32,8 @@ GRID = 1e-6
 """Rows are equal if they are equal after rounding to this, on the scale on which auxiliary samples are."""
 MOST_NEIGHBOURS = 2000
 FEWEST_QUERIES = 20
-DEVIATIONS, CHANCE, FEWEST_KNOWN = 4.0, 0.01, 0.1
-PERMUTATIONS = 299
+DEVIATIONS, CHANCE, FEWEST_KNOWN = 4.0, 1e-3, 0.1
+PERMUTATIONS = 1999
 
 Samples = tuple[Array, Array]
 

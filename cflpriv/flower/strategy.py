@@ -56,7 +56,8 @@ class ClusteredResult:
     added.
 
     A round's record: "round"; "skipped", why it has no sum, or None; "trained", the clients whose updates are in a sum; "clipped_clients",
-    those whose values were cut off or of no use; "clusters_without_a_sum"; "refusals", (client, stage, error code); "metrics". `warnings`
+    those whose values were cut off or of no use; "rounding", the share of a mean's length that secure sums may have added; "zero_sums", how
+    many are zero; "clusters_without_a_sum"; "refusals", (client, stage, error code); "metrics". `warnings`
     are for people, each once. `notes`: what differs from stock FedAvg in this run.
     """
 
@@ -120,8 +121,6 @@ class ClusteredAveraging:
                 f"protection.robust: {self.protection.robust!r} with noise_multiplier = {self.noise_multiplier:g}: the noise is scaled to "
                 "a mean, of which the robust rule makes something else; use robust = 'none'"
             )
-        if self.weights not in ("examples", "equal"):
-            raise InputError(f"weights = {self.weights!r}: known are 'examples' and 'equal'")
         if self.noise_multiplier and not self.clip_norm:
             raise InputError("noise_multiplier: needs clip_norm, the bound that it is relative to")
         if self.accountant is not None and not self.noise_multiplier:
@@ -225,9 +224,8 @@ class ClusteredAveraging:
         if self._alike:
             return [f"all clients weigh alike, where FedAvg weighs by num-examples: {self._alike}"]
         if self._weighed == "examples" and self.protection.secure:
-            return [
-                f"num-examples above protection.max_weight = {self.protection.max_weight:g} count as that, and small ones may count as more"
-            ]
+            limit = self.protection.max_weight
+            return [f"num-examples above protection.max_weight = {limit:g} count as that, and small ones may count as more"]
         return []
 
     def _counted(self, means: Sequence[GroupMean | None]) -> dict[str, Any]:
@@ -235,6 +233,7 @@ class ClusteredAveraging:
         made = [mean for mean in means if mean is not None]
         return {
             "trained": sum(mean.count for mean in made), "clipped_clients": sum(mean.clipped for mean in made),
+            "zero_sums": sum(not mean.parts["update"].value().any() for mean in made),
             "rounding": max((mean.rounding for mean in made), default=0.0),
             "clusters_without_a_sum": [i for i, mean in enumerate(means) if mean is None],
         }  # fmt: skip
@@ -249,8 +248,14 @@ class ClusteredAveraging:
         if row["clipped_clients"]:
             words = (
                 f"{row['clipped_clients']} of {row['trained']} clients' updates went beyond ±{clip:g} and were cut off, or had no finite "
-                "numbers and count as zero; raise protection.secagg_clip, on server and clients, above the largest change of a parameter in "
-                "one round"
+                "numbers and count as zero; raise protection.secagg_clip, on server and clients, above the largest change of a parameter "
+                "in one round"
+            )
+            _warn(result, where, words)
+        if row.get("zero_sums") and self.protection.secure:
+            words = (
+                f"{row['zero_sums']} secure sum(s) of updates are zero: no client changed a parameter by as much as a step of the "
+                f"quantiser, which protection.secagg_clip = {clip:g} sets; use a smaller one on server and clients, or check that clients train"
             )
             _warn(result, where, words)
         if row.get("rounding", 0.0) > MOST_ROUNDED:
@@ -264,7 +269,10 @@ class ClusteredAveraging:
         if self.k == 1:
             return dict.fromkeys(federation.clients, 0), None
         for _ in range(3):
-            held = federation.compute(SIGNATURE)
+            try:
+                held = federation.compute(SIGNATURE)
+            except TrainingDiverged:
+                raise InputError(f"no client has a signature: {_refused(federation.refusals)}") from None
             by = ClusterByAngles(beta=self.beta, k=self.k, at_least=federation.merge_below)
             try:
                 released = federation.gram(held["signature"], then=by)
