@@ -7,6 +7,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks robustness` measures what bad clients do, with and without robust means: see `robustness`.
 `python -m benchmarks false_alarms` measures how often audits call something a leak where there is none: see `false_alarms`.
 `python -m benchmarks planted_leaks` measures how often audits show leaks of stated size: see `planted_leaks`.
+`python -m benchmarks doubtful_evidence` measures how often the examination of another system's updates errs: see `doubtful_evidence`.
 `python -m benchmarks folds` measures what false halves do to cross-fitted clustering: see `false_folds`.
 `python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
 `python -m benchmarks helps` measures when clusters help accuracy, beside random ones of the same sizes: see `helps`.
@@ -37,7 +38,18 @@ TABLES = {
     "gpu-kit": "gpu.kit",
     **{
         name: name
-        for name in ("robustness", "clustering", "helps", "private_defaults", "scale", "false_alarms", "planted_leaks", "whole_runs", "gpu")
+        for name in (
+            "robustness",
+            "clustering",
+            "doubtful_evidence",
+            "helps",
+            "private_defaults",
+            "scale",
+            "false_alarms",
+            "planted_leaks",
+            "whole_runs",
+            "gpu",
+        )
     },
 }
 """First word -> the module that prints a table of its own. Modules are imported when asked for: a machine may lack what others need."""

@@ -8,6 +8,7 @@ Status of a cell:
 - `not_attempted`: the attack was not made on what the view holds.
 - `nothing_to_see`: the view holds nothing to attack, or the truth nothing to find.
 - `inconclusive`: the seeds show neither a leak nor its absence.
+- `evidence_doubtful`: what was to be attacked failed a check (`foreign.foreign_evidence`), so the attack was not made.
 
 With one seed, interval and status are over clients. Over several seeds (`pooling`), value, baseline and reference are means over seeds, and
 the interval is over seeds. The probability that a figure without a leak is reported as a leak is at most `RATE`. Tests of one figure share

@@ -32,7 +32,7 @@ RANGES = {
     "_psnr_db": (-float("inf"), 100.0),
 }  # fmt: skip
 """How a metric's name ends -> what its values can be."""
-CellStatus = Literal["leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
+CellStatus = Literal["leaks", "evidence_doubtful", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
 
 
 def vary(values: Array) -> bool:

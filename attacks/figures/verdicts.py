@@ -18,7 +18,7 @@ __all__ = ["Verdict", "audit_text", "verdicts_of"]
 
 BEST_PSNR_DB = 40.0
 """An image with so many decibels looks like the original."""
-OPEN = ("inconclusive", "not_validated", "not_attempted")
+OPEN = ("evidence_doubtful", "inconclusive", "not_validated", "not_attempted")
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ def verdicts_of(cells: Sequence[Cell]) -> list[Verdict]:
 
 
 def _verdict(adversary: str, cells: Sequence[Cell]) -> Verdict:
+    if doubtful := next((cell for cell in cells if cell.status == "evidence_doubtful"), None):
+        return Verdict(adversary, f"the evidence is doubtful, so no attack was made and nothing is concluded: {doubtful.note}")
     leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_share_of_all, reverse=True)
     if not leaks:
         return Verdict(adversary, f"{_spoken(adversary)} was not seen to learn anything: {_counted(cells)}")

@@ -17,9 +17,13 @@ client's steps must have added.
 There is no unprotected twin of another system, hence no reference that would show an attack's power. A figure is `leaks` if it beats the
 same attack without the view by the margin, else `inconclusive`; with fewer than three scores it is `not_validated`. No figure is
 `at_baseline`: an audit of another system never shows that nothing leaks. Not modelled: dropout.
+
+Before any attack the evidence is examined (`foreign_evidence`). If it fails a check, no attack is made, and every figure is
+`evidence_doubtful`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,12 +42,13 @@ from ..membership.membership_audit import FALSE_POSITIVES, FEWEST_ASKED, Members
 from ..membership.membership_audit import MARGIN as MEMBER_MARGIN
 from ..membership.membership_gradients import MOST_NUMBERS, clipped_gradients, shortened
 from ..membership.membership_shadows import pairs_of
+from .foreign_evidence import doubts_of
 from .foreign_images import images
 from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, ROUNDS, alone, as_sent, is_sgd, labels, settled_vector
 from .foreign_states import ForeignModel, batch_statistics, vector_of
 from .foreign_system import AttackOutput, LoopSettings, System, Update, UpdateRecord, system_of
 
-__all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "outputs_of", "audit_updates"]
+__all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "audit_updates", "outputs_of"]
 
 SOURCES = {"gradients": "update", "rmia": "own_model", "loss": "own_model"}
 """What an attack on membership reads."""
@@ -61,18 +66,26 @@ def audit_updates(
     `model` maps samples to scores (n, classes); the values of its parameters are not used. `auxiliary` are labelled samples (x, y) that no
     client trained on, as the model takes them. Half of the auxiliary samples are held out as non-members where an update has no `outside`.
     `head` names the last layer (default: the last layer with as many biases as there are classes). `iterations` is the number of iterations
-    of gradient inversion. Random numbers are drawn by `seed`. Raises `InputError` naming client and array, attack or layer.
+    of gradient inversion. Random numbers are drawn by `seed`. All figures are `evidence_doubtful` if the updates, samples or labels fail a
+    check of `foreign_evidence`; the note has the reason. Raises `InputError` naming client and array, attack or layer.
     """
     system = system_of(model, updates, auxiliary, settings or LoopSettings(), head=head, seed=seed, iterations=iterations)
-    return judged_together([cell for cells, _ in outputs_of(system, attacks).values() for cell in cells])[0]
+    outputs, _ = outputs_of(system, attacks)
+    return judged_together([cell for cells, _ in outputs.values() for cell in cells])[0]
 
 
-def outputs_of(system: System, attacks: Sequence[str] | None = None) -> dict[str, AttackOutput]:
-    """Cells and arrays by attack. Raises `InputError` for an attack that is not known."""
+def outputs_of(system: System, attacks: Sequence[str] | None = None) -> tuple[dict[str, AttackOutput], dict[str, str]]:
+    """Cells and arrays by attack, and why the evidence is doubtful, by check. Raises `InputError` for an attack that is not known."""
     for name in attacks or ():
         if name not in FOREIGN_ATTACKS:
             raise InputError(f"attack {name!r}: does not read updates of other systems; known are {', '.join(FOREIGN_ATTACKS)}")
-    return {name: attack(system) for name, attack in FOREIGN_ATTACKS.items() if attacks is None or name in attacks}
+    chosen = {name: attack for name, attack in FOREIGN_ATTACKS.items() if attacks is None or name in attacks}
+    doubts = doubts_of(system)
+    if doubts:
+        why = "; ".join(doubts.values())
+        cells = {name: replace(nothing(system.case, name, METRICS[name], why), status="evidence_doubtful") for name in chosen}
+        return {name: ([cell], None) for name, cell in cells.items()}, doubts
+    return {name: attack(system) for name, attack in chosen.items()}, doubts
 
 
 # --- membership ---------------------------------------------------------------------------------------------------------------------
@@ -209,3 +222,8 @@ FOREIGN_ATTACKS: Mapping[str, Callable[[System], AttackOutput]] = {
     "label_inference": labels, "membership": _membership, "gradient_inversion": images, "batch_statistics": _statistics,
 }  # fmt: skip
 """What reads updates of other systems, by name."""
+METRICS: Mapping[str, str] = {
+    "label_inference": "histogram_l1", "membership": "own_model_rmia_auc", "gradient_inversion": "image_psnr_db",
+    "batch_statistics": "activation_mean_error",
+}  # fmt: skip
+"""The figure of each attack that is listed where the attack was not made."""

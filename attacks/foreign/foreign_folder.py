@@ -25,7 +25,7 @@ from ..figures.leakage import Cell
 from ..figures.verdicts import audit_text
 from .foreign_audit import outputs_of
 from .foreign_states import ForeignModel, named_arrays, read_samples
-from .foreign_system import LoopSettings, Update, system_of, whole
+from .foreign_system import LoopSettings, Update, check_same_samples, system_of, whole
 
 __all__ = ["audit_folder", "save_updates"]
 
@@ -60,6 +60,7 @@ def save_updates(
     rounds: dict[int, dict[int, tuple[dict[str, Array], dict[str, Array]]]] = {}
     numbers: dict[int, int] = {}
     clients: dict[str, dict[str, Any]] = {}
+    seen: dict[int, tuple[Any, Any]] = {}
     for place, update in enumerate(updates):
         client = place if update.client is None else whole(update.client, 0, "client")
         numbers[client] = numbers.get(client, 0) + 1
@@ -69,6 +70,9 @@ def save_updates(
         counts = (("samples", update.samples), ("labels", update.labels))
         known = {name: whole(count, 1, f"client {client}: {name}") for name, count in counts if count is not None}
         clients.setdefault(str(client), {}).update(known | (_plain(update.settings) if update.settings else {}))
+        if update.x is not None:
+            pair = seen.setdefault(client, (update.x, update.y))
+            check_same_samples(pair, (update.x, update.y), f"client {client}")
         if update.x is not None and numbers[client] == 1:
             pairs = {"": (update.x, update.y)} | ({} if update.outside is None else {"_outside": update.outside})
             truth: dict[str, Array] = {}
@@ -135,7 +139,8 @@ def audit_folder(
         raise InputError(f"{folder}: {error}") from None
     which = tree.get("model", "none, so that only labels are attempted")
     report(f"{len(updates)} update(s) of {len(system.records)} client(s); model: {which}")
-    cells, outputs = list[Cell](), outputs_of(system, attacks)
+    cells = list[Cell]()
+    outputs, doubts = outputs_of(system, attacks)
     (folder / "audit").mkdir(exist_ok=True)
     for name, (made, arrays) in outputs.items():
         file = None if arrays is None else f"{name}_server.npz"
@@ -143,7 +148,7 @@ def audit_folder(
             write_packed(folder / "audit" / file, arrays)
         cells += [replace(cell, arrays=file) for cell in made]
     table, family = judged_together(cells)
-    write_atomically(folder / "audit.json", audit_text(table, family, assumed=system.assumed(which)))
+    write_atomically(folder / "audit.json", audit_text(table, family, evidence_doubtful=doubts, assumed=system.assumed(which)))
     return table
 
 

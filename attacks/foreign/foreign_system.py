@@ -19,7 +19,7 @@ from ..evidence.local_training import carry
 from ..figures.leakage import Case, Cell, Prior, Truth
 from .foreign_states import ForeignModel, ModelState, ReadState, head_bias, read_samples, read_state
 
-__all__ = ["LoopSettings", "AttackOutput", "UpdateRecord", "System", "Update", "system_of", "whole"]
+__all__ = ["LoopSettings", "AttackOutput", "UpdateRecord", "System", "Update", "check_same_samples", "system_of", "whole"]
 
 ModuleMode = Literal["train", "eval"]
 AttackOutput = tuple[list[Cell], dict[str, Array] | None]
@@ -252,6 +252,7 @@ def _records_of(
     records: dict[int, list[UpdateRecord]] = {}
     data: dict[int, tuple[Array, Array]] = {}
     outside: dict[int, tuple[Array, Array]] = {}
+    as_given: dict[str, tuple[Any, Any]] = {}
     for place, update in enumerate(updates):
         client = place if update.client is None else whole(update.client, 0, "client")
         where = f"client {client}"
@@ -274,6 +275,9 @@ def _records_of(
             if pair is not None and client not in kept:
                 x, y = read_samples(pair, name, shape, classes)
                 kept[client] = (x if model is None else _unit(model, x), y)
+                as_given[name] = pair
+            elif pair is not None:
+                check_same_samples(as_given[name], pair, name)
         samples_of = data.get(client)
         counted = (None, None) if samples_of is None else (len(samples_of[1]), len(np.unique(samples_of[1])))
         samples, labels = (
@@ -282,3 +286,13 @@ def _records_of(
         )
         records.setdefault(client, []).append(UpdateRecord(client, before, after, update.settings or settings, samples, labels))
     return records, data, outside
+
+
+def check_same_samples(first: tuple[Any, Any], later: tuple[Any, Any], where: str) -> None:
+    """Raises `InputError` if the samples of a client's later update are not those of its first, which all its updates are scored by."""
+    for name, one, other in zip("xy", first, later, strict=True):
+        if one is not other and not np.array_equal(np.asarray(one), np.asarray(other)):
+            raise InputError(
+                f"{where}: {name} of a later update is not that of the first; give each client a number of its own, and in all its updates "
+                "all samples that it trained on"
+            )

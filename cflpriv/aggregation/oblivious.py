@@ -46,8 +46,8 @@ class ObliviousClientSum(by_group.SecaggClientSum):
             labels = tuple(int(label) for label in np.ravel(np.asarray(chosen[ask.groups.part])))
             self._parts.ledger.settle(ask.groups.held, (ask.groups.part,), "mean")
         if ask.kind == "blocks":
-            vector, weight = self._weighed(ask, machine)
-            return [secagg.Contribution(vector, weight, label) for label in dict.fromkeys(labels)]
+            vector, weight, blank = self._weighed(ask, machine)
+            return [secagg.Contribution(vector, weight, label, is_blank=blank) for label in dict.fromkeys(labels)]
         if self._parts.ledger.unit == "client":  # counts without noise
             raise RemoteError("forbidden")
         return [secagg.membership(terms.dimension, sorted({label % terms.dimension for label in labels}))]  # a refusal would tell the label

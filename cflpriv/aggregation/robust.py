@@ -83,4 +83,5 @@ def combined(rule: str, means: Sequence[GroupMean]) -> GroupMean:
     parts = {name: Shared(part) for name, part in PartLayout.of(values[0]).split(vector).items()}
     weight = sum(mean.weight or 0.0 for mean in means)
     contributors = tuple(sorted(client for mean in means for client in mean.contributors))
-    return GroupMean(parts, weight, sum(mean.count for mean in means), sum(mean.clipped for mean in means), contributors)
+    rounding = max(mean.rounding for mean in means)
+    return GroupMean(parts, weight, sum(mean.count for mean in means), sum(mean.clipped for mean in means), contributors, rounding)

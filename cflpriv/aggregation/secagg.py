@@ -19,6 +19,7 @@ Active attacks (`attacks.active`): the sum and nothing else: `second_sum`, `comp
 Source: Bonawitz et al. 2017, Bell et al. 2020.
 """
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -138,7 +139,7 @@ class SecaggClientSum:
             self._store.get("session") or b"", protection.secagg_mode, bound(ask, origin.received), ask.models, protection.smallest_sum,
             clip=(1e-6, 1e6) if counts else clips, levels=1 if counts else 16,
             dimension=self._numbers(ask), length=self._settings.limits.numbers, max_weight=protection.max_weight,
-            spread=1.0 if counts or paid else origin.spread, form=form, cohort_change=change,
+            spread=1.0 if counts or paid else origin.spread, form=form, cohort_change=change, most_error=math.inf,
             names=origin.rounds if self._parts.ledger.unit != "none" else (*origin.rounds, *origin.models),  # noise protects a model's sums
         )  # fmt: skip
 
@@ -178,8 +179,8 @@ class SecaggClientSum:
     def _contributions(self, ask: m.SumStep, machine: secagg.Client) -> list[secagg.Contribution]:
         """The client's contribution, after its own ledger was charged."""
         self._check(ask, machine)
-        vector, weight = self._weighed(ask, machine)
-        return [secagg.Contribution(vector, weight)]
+        vector, weight, blank = self._weighed(ask, machine)
+        return [secagg.Contribution(vector, weight, is_levels=ask.noise is not None, is_blank=blank)]
 
     def _check(self, ask: m.SumStep, machine: secagg.Client) -> None:
         assert machine.terms is not None
@@ -187,8 +188,11 @@ class SecaggClientSum:
         if isinstance(ask.groups, m.Picks) and ask.groups.labels != (0,):  # the server could give this client a block of its own
             raise RemoteError("forbidden")
 
-    def _weighed(self, ask: m.SumStep, machine: secagg.Client) -> tuple[Array, float]:
-        """The client's vector, with its share of the noise if there is one, and its weight. The ledger is charged for both."""
+    def _weighed(self, ask: m.SumStep, machine: secagg.Client) -> tuple[Array, float, bool]:
+        """The client's vector, with its share of the noise if there is one, its weight, and whether zeros take the vector's place.
+
+        The ledger is charged for the first two. Under privacy nobody learns of the zeros.
+        """
         terms, ledger, protection = machine.terms, self._parts.ledger, self._settings.protection
         assert terms is not None
         values = self._parts.allowed("sum", ask.held, ask.parts)
@@ -204,18 +208,20 @@ class SecaggClientSum:
             why = f"its weight is above protection.max_weight = {terms.weight_limit:g}; that maximum is public and must hold for all"
             self._parts.failed(InputError(f"client {self._parts.client}: {why}"))
             weight = terms.weight_limit
+        blank = False
         if not np.isfinite(vector).all():
+            blank = True
             self._parts.failed(InputError(f"client {self._parts.client}: {'+'.join(ask.parts)} has numbers that are not finite"))
             vector, weight = np.zeros_like(vector), min(weight, terms.least_weight)
         if self._values.origin(ask.held).failed:  # it answers as for any data, and counts for as little as the terms allow
-            vector, weight = np.zeros_like(vector), min(weight, terms.least_weight)
+            vector, weight, blank = np.zeros_like(vector), min(weight, terms.least_weight), True
         if noise is not None:
             try:
                 bounded = with_count(clip(vector, noise.clip_norm), noise.clip_norm, noise.count) if noise.clip_norm else vector
                 vector = noise.noise.noisy(bounded, terms.levels, self._entropy)
             except ValueError:
                 raise RemoteError("bad-terms") from None
-        return vector, weight
+        return vector, weight, blank and noise is None and ledger.unit == "none"
 
 
 def _name(kind: str, slot: Slot) -> str:
@@ -313,7 +319,7 @@ class SecaggServerSum:
                 continue
             steps = np.rint(mean.parts["shares"].value() * mean.count * (terms[label].levels / terms[label].clip))
             total = noise.noise.opened(steps)
-            opened.append(replace(mean, parts={name: Shared(part) for name, part in whole.split(total / mean.count).items()}))
+            opened.append(replace(mean, parts={name: Shared(part) for name, part in whole.split(total / mean.count).items()}, rounding=0.0))
             if noise.count:
                 below, clients = below + float(total[-1]) / noise.count + mean.count / 2, clients + mean.count
         adaptive = None if self._parts.clipped is None else self._parts.clipped.adaptive
@@ -399,4 +405,4 @@ def group_mean(total: Sum, cluster: int | None, layout: PartLayout, count: int) 
     if weight <= 0:
         return None
     parts = {name: Shared(part) for name, part in layout.split(total.mean(cluster)).items()}
-    return GroupMean(parts, weight, count, total.clipped_clients, tuple(total.survivors))
+    return GroupMean(parts, weight, count, total.clipped_clients, tuple(total.survivors), total.rounding(cluster))

@@ -71,4 +71,5 @@ def _joined(means: Sequence[GroupMean]) -> GroupMean:
     }
     weight = None if any(mean.weight is None for mean in means) else whole
     contributors = tuple(sorted(client for mean in means for client in mean.contributors))
-    return GroupMean(parts, weight, sum(mean.count for mean in means), sum(mean.clipped for mean in means), contributors)
+    rounding = max(mean.rounding for mean in means)
+    return GroupMean(parts, weight, sum(mean.count for mean in means), sum(mean.clipped for mean in means), contributors, rounding)

@@ -143,6 +143,7 @@ class GroupMean:
 
     `clipped` is the number of clients whose values went beyond the range of a secure sum and were clipped. `contributors` are
     the clients whose values are in the sum, as far as the server knows: those of all groups where an oblivious sum hides memberships.
+    `rounding` is the most that the quantiser of a secure sum is expected to have added, as a share of the mean's length.
     """
 
     parts: Mapping[str, Shared]
@@ -150,6 +151,7 @@ class GroupMean:
     count: int
     clipped: int = 0
     contributors: tuple[int, ...] = ()
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,12 +52,14 @@ class FederationClient:
     `data` loads its data when a task needs them. `store` keeps its state between messages. `entropy` feeds masks, keys and privacy noise.
     `own`: the application's functions for `Foreign` tasks. `cache` keeps transforms; clients of one process share it. With
     `strict = False`, for simulations only, the client releases what its release policy would refuse. `failures`: why the client's data gave
-    no value for the last request, for a simulation's experimenter; no answer tells it.
+    no value for the last request, for a simulation's experimenter; no answer tells it. `samples`: the number of samples that the client is
+    weighed by, where its data are its application's.
     """
 
     def __init__(
         self, settings: Settings, data: Callable[[], ClientData], store: Store, entropy: Entropy = system_entropy,
         own: Mapping[str, OwnFunction] | None = None, cache: TransformCache | None = None, strict: bool = True,
+        samples: Callable[[], int] | None = None,
     ) -> None:  # fmt: skip
         self._settings, self._store, self._strict = settings, store, strict
         self.values = Values(store)
@@ -68,7 +70,7 @@ class FederationClient:
         self._group = GroupMember(settings, store, entropy, cache or TransformCache())
         self._parts = ClientParts(
             settings, store, self.values, self._spending, entropy, self._group.transforms, self._group.compared, self._allowed,
-            lambda: data().samples, contract.sum_limits, contract.check_weights, partial(_failed, self.number, self.failures),
+            samples or (lambda: data().samples), contract.sum_limits, contract.check_weights, partial(_failed, self.number, self.failures),
         )  # fmt: skip
         self._work = Work(self._parts, data, own or {}, self._contract)
         self._relaying = Relaying(self._parts)

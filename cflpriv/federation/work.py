@@ -344,6 +344,8 @@ class Work:
             if result:
                 raise InputError(f"client {self._client}: {type(task).__name__}: the layout of its results depends on data")
         except Exception as error:
+            if isinstance(error, RemoteError) and error.code == "bad-result":  # names and shapes are the application's code, not its data
+                raise
             self._parts.failed(error)
         zeros = blank(layout)
         for name in task.keeps:  # what the client kept before is better than nothing

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
@@ -19,6 +19,8 @@ from ..errors import InputError
 from ..federation.foreign import Foreign
 from ..federation.messages import encode
 from ..federation.settings import Settings, refused_settings
+from ..federation.store import Store
+from ..protocols.errors import RemoteError
 from ..protocols.mechanisms import clip
 from ..transports.deployed import no_data, receive
 from ..types import Array
@@ -29,6 +31,12 @@ __all__ = ["CLIP", "ArrayLayout", "cflpriv_mod", "cut", "flat", "layout_of"]
 
 CLIP = "clip-norm"
 """The setting by which the server asks the clients' mod to clip; the application's train function sees it too."""
+EXAMPLES = "num-examples"
+"""The metric by which Flower's strategies weigh updates."""
+KEPT_EXAMPLES = "examples"
+"""The store's name for the number of examples of the last training."""
+ORTHONORMAL = 1e-3
+"""How far inner products of a signature's rows may be from those of orthonormal rows, whatever the precision of the application."""
 ArrayLayout = tuple[tuple[str, tuple[int, ...], str], ...]
 log = logging.getLogger("cflpriv.flower")
 
@@ -50,8 +58,12 @@ def flat(arrays: ArrayRecord, layout: ArrayLayout) -> Array:
     """The arrays of a record as one vector, float64 if any of them is. Raises `InputError` if they do not fit the layout."""
     named = {str(name): array for name, array in arrays.items()}
     for name, shape, _ in layout:
-        if name not in named or tuple(named[name].shape) != shape:
-            raise InputError(f"arrays: {name!r} is not there in shape {shape}")
+        if name not in named:
+            raise InputError(f"arrays: {name!r} is missing; there are {', '.join(map(repr, named)) or 'none'}")
+        if tuple(named[name].shape) != shape:
+            raise InputError(f"arrays: {name!r} has shape {tuple(named[name].shape)}, expected {shape}")
+    if unknown := sorted(named.keys() - {name for name, _, _ in layout}):
+        raise InputError(f"arrays: {unknown[0]!r} is not one of the model's, which are {', '.join(repr(name) for name, _, _ in layout)}")
     dtype = np.float64 if any(kind == "float64" for _, _, kind in layout) else np.float32
     return np.concatenate([np.ravel(named[name].numpy()).astype(dtype) for name, _, _ in layout])
 
@@ -76,6 +88,9 @@ def cflpriv_mod(
     plain: tuple[str, ...] = (),
 ) -> Mod:
     """A client mod. `signature(context)` gives the client's (p, d) orthonormal rows, e.g. `signatures.principal_vectors` of its data.
+
+    Anything else is refused ("no-signature"), as are arrays that are not the model's ("bad-result"). Where the server weighs by examples,
+    the weight is the metric "num-examples" that the train function returns.
 
     `settings` has the client's identity and the protection in force; by default from the file that the node was started with. `arrays`
     and `config` are the names under which the application's train function expects the model and its settings, and returns the model.
@@ -108,20 +123,60 @@ def cflpriv_mod(
             message.content = RecordDict({arrays: cut(start, task.layout), config: ConfigRecord(dict(task.config))})
             reply = call_next(message, context)
             trained = reply.content.get(arrays) if reply.has_content() else None
-            if not isinstance(trained, ArrayRecord):
-                raise InputError(f"the application's train function returned no arrays under {arrays!r}")
-            update = flat(trained, task.layout) - start
+            try:
+                if not isinstance(trained, ArrayRecord):
+                    raise InputError(f"the application's train function returned no arrays under {arrays!r}")
+                update = flat(trained, task.layout) - start
+            except InputError as error:
+                log.error("bad-result: %s", error)
+                raise RemoteError("bad-result") from None
+            _keep_examples(store, reply.content)
             norm = dict(task.config).get(CLIP)
             return {"update": clip(update, float(norm)).astype(update.dtype) if norm else update}
 
         def sign(task: Foreign, params: Mapping[str, Any]) -> Mapping[str, Array]:
             if signature is None:
                 raise InputError("cflpriv_mod: no signature function was given")
-            return {"signature": np.asarray(signature(context), dtype=np.float64)}
+            return {"signature": _checked_signature(signature(context))}
 
-        return answer(message, receive(who, store, no_data, ask, own={"train": train, "signature": sign}))
+        own = {"train": train, "signature": sign}
+        return answer(message, receive(who, store, no_data, ask, own=own, samples=lambda: _examples(store)))
 
     return mod
+
+
+def _keep_examples(store: Store, content: RecordDict) -> None:
+    """Keep the number of examples that a train function returned, until its update is summed; none if it returned none above 0."""
+    store.drop(KEPT_EXAMPLES)
+    for record in content.values():
+        count = record.get(EXAMPLES) if isinstance(record, MetricRecord) else None
+        if isinstance(count, int | float) and 0 < count < float("inf"):
+            store.put(KEPT_EXAMPLES, str(max(1, round(count))).encode())
+
+
+def _examples(store: Store) -> int:
+    """The number of examples of the last training. Raises `RemoteError` "no-examples"."""
+    kept = store.get(KEPT_EXAMPLES)
+    if kept is None:
+        log.error("no-examples: the application's train function returned no metric %r above 0", EXAMPLES)
+        raise RemoteError("no-examples")
+    return int(kept)
+
+
+def _checked_signature(value: Any) -> Array:
+    """A signature (p, d), float64. Raises `RemoteError` "no-signature" for what is none."""
+    rows = np.asarray(value, dtype=np.float64)
+    why = ""
+    if rows.ndim != 2 or not 0 < len(rows) <= rows.shape[-1]:
+        why = f"has shape {rows.shape}; expected (rows, numbers of a sample), with no more rows than numbers"
+    elif not np.isfinite(rows).all():
+        why = "has numbers that are not finite"
+    elif (error := float(np.abs(rows @ rows.T - np.eye(len(rows))).max())) > ORTHONORMAL:
+        why = f"has rows that are not orthonormal: inner products are off by up to {error:.3g}"
+    if why:
+        log.error("no-signature: the signature %s; cflpriv.tasks.signatures.principal_vectors(samples, 3) makes one", why)
+        raise RemoteError("no-signature")
+    return rows
 
 
 def _refused(message: Message, word: str) -> Message:

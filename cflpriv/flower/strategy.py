@@ -10,9 +10,10 @@ the client and leaves it only as part of a sum. Ordinary messages pass where the
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -20,13 +21,14 @@ from flwr.serverapp import Grid, PrivacyAccountant
 from flwr.supercore.privacy_accounting import GaussianPrivacyEvent
 
 from ..algorithms.pacfl import ClusterByAngles
-from ..contract.handles import Shared
+from ..contract.handles import GroupMean, Shared
 from ..contract.operations import Sampling
 from ..contract.protection import Protection
 from ..contract.schedule import Schedule, request
 from ..errors import InputError, TrainingDiverged
 from ..federation.contract_record import Contract, make_contract
 from ..federation.foreign import Foreign
+from ..federation.messages import REFUSALS
 from ..federation.server import ClientsLost, FederationServer, KeyHolderLost
 from ..federation.transport import OverBytes
 from ..keys import Key, check_ranges
@@ -43,19 +45,29 @@ from .transport import GridTransport
 __all__ = ["ClusteredAveraging", "ClusteredResult"]
 
 SIGNATURE = Foreign("signature", ("signature",))
+MOST_ROUNDED = 0.1
+"""A warning is given if rounding in secure sums may add more than this share to the length of a mean update."""
 log = logging.getLogger("cflpriv.flower")
 
 
 @dataclass
 class ClusteredResult:
     """The result of training: each client's cluster, the clusters' models, a record of each round; ε of the updates where noise was
-    added."""
+    added.
+
+    A round's record: "round"; "skipped", why it has no sum, or None; "trained", the clients whose updates are in a sum; "clipped_clients",
+    those whose values were cut off or of no use; "rounding", the share of a mean's length that secure sums may have added; "zero_sums", how
+    many are zero; "clusters_without_a_sum"; "refusals", (client, stage, error code); "metrics". `warnings`
+    are for people, each once. `notes`: what differs from stock FedAvg in this run.
+    """
 
     labels: dict[int, int]
     arrays: list[ArrayRecord]
     rounds: list[dict[str, Any]] = field(default_factory=list)
     evidence: Mapping[str, Any] | None = None
     epsilon: float | None = None
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -64,6 +76,9 @@ class ClusteredAveraging:
 
     `k` clusters, or `beta` degrees, or neither for an automatic cut; `k = 1` does not cluster and asks for no signature. `clients` is how
     many must have answered before the first round.
+
+    Updates are weighed by "num-examples", as by FedAvg, with `weights = "equal"` alike. In secure sums a weight is private and at most
+    `protection.max_weight`, which is public; where that is 0, with noise, and with a robust rule all weigh alike, and `notes` says so.
 
     With `noise_multiplier`, the clients' mod scales each update down to `clip_norm`, and this server adds Gaussian noise to each cluster's
     sum before it is used: of noise_multiplier times the longest that an update can be, which is `clip_norm`, and in a secure sum what
@@ -90,6 +105,7 @@ class ClusteredAveraging:
     accountant: PrivacyAccountant | None = None
     entropy: Entropy = system_entropy
     message_type: str = "train"
+    weights: Literal["examples", "equal"] = "examples"
     name: Annotated[str, Key("Name of the run in the session contract, which clients answer in one session only.")] = ""
 
     def __post_init__(self) -> None:
@@ -144,26 +160,30 @@ class ClusteredAveraging:
         first = Shared(flat(initial_arrays, layout))
         longest = self._longest(len(first.value()), len(labels)) if self.noise_multiplier else 0.0
         models = [first] * (max(labels.values()) + 1)
-        result = ClusteredResult(labels, [], evidence=evidence)
+        result = ClusteredResult(labels, [], evidence=evidence, notes=self._notes())
+        _warn(result, "signatures", _refused(federation.refusals))
         for number in range(num_rounds):
+            before = len(federation.refusals)
             federation.begin_round(number)
             if self._spent(federation):
                 result.rounds.append({"round": number, "stopped": "the privacy budget is spent"})
                 break
-            row: dict[str, Any] = {"round": number, "skipped": None}
+            row: dict[str, Any] = {"round": number, "skipped": None, "trained": 0, "clipped_clients": 0}
             try:
                 cohort = [client for client in federation.cohort(labels) if client in labels]
                 held = federation.compute(task, {"model": models}, which=labels, on=cohort)
-                means = federation.mean(held["update"], "equal", labels, len(models))
+                means = federation.mean(held["update"], self._weighed, labels, len(models))
                 models = [
                     model if mean is None else model + self._noised(mean.parts["update"], mean.count, longest)
                     for model, mean in zip(models, means, strict=True)
                 ]
-                row |= {"trained": len(held.clients), "clusters_without_a_sum": [i for i, mean in enumerate(means) if mean is None]}
+                row |= self._counted(means)
                 if self.accountant is not None:
                     self.accountant.compose(self._event(federation))
             except (TooFewClients, TrainingDiverged) as error:
                 row["skipped"] = str(error)
+            row["refusals"] = list(federation.refusals[before:])
+            self._warn_of(result, row)
             log.info("round %d: %s", number, row)
             if evaluate_fn is not None:
                 results = [evaluate_fn(number, label, cut(model.value(), layout)) for label, model in enumerate(models)]
@@ -179,14 +199,80 @@ class ClusteredAveraging:
         return make_contract(
             run=self.name, algorithm="clustered_averaging", settings={"k": self.k, "beta": self.beta}, rounds=rounds, seed=self.seed,
             schedule=Schedule(signatures, (request(task, {"update": "sum"}),)), protection=self.protection, privacy=Privacy(),
-            roster=self.roster,
+            roster=self.roster, weights="equal" if self.protection.secure else self._weighed,
         )  # fmt: skip
+
+    @property
+    def _alike(self) -> str:
+        """Why all clients weigh alike although they should weigh by their examples; empty if they do not, or should."""
+        if self.weights == "equal":
+            return ""
+        if self.noise_multiplier:
+            return f"noise_multiplier = {self.noise_multiplier:g}: the noise is for updates that weigh alike"
+        if self.protection.robust != "none":
+            return f"protection.robust = {self.protection.robust!r}: a number of examples is not verified"
+        if self.protection.secure and not self.protection.max_weight:
+            return "protection.max_weight = 0; give a public maximum of num-examples to weigh by them"
+        return ""
+
+    @property
+    def _weighed(self) -> Literal["examples", "equal"]:
+        return "equal" if self._alike else self.weights
+
+    def _notes(self) -> list[str]:
+        """What differs from stock FedAvg in this run."""
+        if self._alike:
+            return [f"all clients weigh alike, where FedAvg weighs by num-examples: {self._alike}"]
+        if self._weighed == "examples" and self.protection.secure:
+            limit = self.protection.max_weight
+            return [f"num-examples above protection.max_weight = {limit:g} count as that, and small ones may count as more"]
+        return []
+
+    def _counted(self, means: Sequence[GroupMean | None]) -> dict[str, Any]:
+        """What a round's record says of its sums."""
+        made = [mean for mean in means if mean is not None]
+        return {
+            "trained": sum(mean.count for mean in made), "clipped_clients": sum(mean.clipped for mean in made),
+            "zero_sums": sum(not mean.parts["update"].value().any() for mean in made),
+            "rounding": max((mean.rounding for mean in made), default=0.0),
+            "clusters_without_a_sum": [i for i, mean in enumerate(means) if mean is None],
+        }  # fmt: skip
+
+    def _warn_of(self, result: ClusteredResult, row: Mapping[str, Any]) -> None:
+        """Warn of updates that were cut off, lost in rounding or refused, and of a round without a sum."""
+        where, clip, reasons = f"round {row['round']}", self.protection.secagg_clip, _refused(row["refusals"])
+        if row["skipped"] is not None:
+            _warn(result, where, f"skipped ({row['skipped']})" + (f": {reasons}" if reasons else ""))
+        elif reasons:
+            _warn(result, where, reasons)
+        if row["clipped_clients"]:
+            words = (
+                f"{row['clipped_clients']} of {row['trained']} clients' updates went beyond ±{clip:g} and were cut off, or had no finite "
+                "numbers and count as zero; raise protection.secagg_clip, on server and clients, above the largest change of a parameter "
+                "in one round"
+            )
+            _warn(result, where, words)
+        if row.get("zero_sums") and self.protection.secure:
+            words = (
+                f"{row['zero_sums']} secure sum(s) of updates are zero: no client changed a parameter by as much as a step of the "
+                f"quantiser, which protection.secagg_clip = {clip:g} sets; use a smaller one on server and clients, or check that clients train"
+            )
+            _warn(result, where, words)
+        if row.get("rounding", 0.0) > MOST_ROUNDED:
+            words = (
+                f"rounding in the secure sum may change the mean update by {row['rounding']:.0%} of its length; use a smaller "
+                f"protection.secagg_clip than {clip:g}, on server and clients"
+            )
+            _warn(result, where, words)
 
     def _clusters(self, federation: FederationServer) -> tuple[dict[int, int], Mapping[str, Any] | None]:
         if self.k == 1:
             return dict.fromkeys(federation.clients, 0), None
         for _ in range(3):
-            held = federation.compute(SIGNATURE)
+            try:
+                held = federation.compute(SIGNATURE)
+            except TrainingDiverged:
+                raise InputError(f"no client has a signature: {_refused(federation.refusals)}") from None
             by = ClusterByAngles(beta=self.beta, k=self.k, at_least=federation.merge_below)
             try:
                 released = federation.gram(held["signature"], then=by)
@@ -230,3 +316,16 @@ class ClusteredAveraging:
     def _spent(self, federation: FederationServer) -> bool:
         limited = self.accountant is not None and self.accountant.config.max_epsilon is not None
         return bool(limited and self.accountant is not None and self.accountant.would_exceed(self._event(federation)))
+
+
+def _refused(refusals: Sequence[tuple[int, str, str]]) -> str:
+    """Refusals for people: how many of each error code, and what the code means; empty without any."""
+    counts = Counter(code for _, _, code in refusals)
+    return "; ".join(f"{count} refused with {code!r} ({REFUSALS.get(code, 'see docs/flower.md')})" for code, count in counts.items())
+
+
+def _warn(result: ClusteredResult, where: str, words: str) -> None:
+    """Warn of something, in the log and in the result; of the same thing once."""
+    if words and all(known.partition(": ")[2] != words for known in result.warnings):
+        result.warnings.append(f"{where}: {words}")
+        log.warning("%s: %s", where, words)

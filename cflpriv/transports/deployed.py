@@ -16,17 +16,19 @@ __all__ = ["no_data", "receive"]
 
 
 def receive(
-    settings: Settings, store: Store, data: Callable[[], ClientData], ask: bytes, own: Mapping[str, Callable[..., Any]] | None = None
-) -> bytes:
+    settings: Settings, store: Store, data: Callable[[], ClientData], ask: bytes, own: Mapping[str, Callable[..., Any]] | None = None,
+    samples: Callable[[], int] | None = None,
+) -> bytes:  # fmt: skip
     """The answer to a message: that of the client, or of a holder of keys or shares, which has no data.
 
-    `data` is called when a task needs the client's data. `own` has an application's functions for `Foreign` tasks, by name.
+    `data` is called when a task needs the client's data. `own` has an application's functions for `Foreign` tasks, by name, and
+    `samples` gives its number of examples.
     """
     if settings.role == KEY_HOLDER:
         from ..aggregation.holder_party import party_for  # loaded on first use
 
         return party_for(settings.protection)(settings, store).receive(ask)
-    return FederationClient(settings, data, store, own=own).receive(ask)
+    return FederationClient(settings, data, store, own=own, samples=samples).receive(ask)
 
 
 def no_data() -> ClientData:

@@ -56,8 +56,8 @@ from .server import Server
 from .simulation import STAGES, Outcome, simulate
 from .states import CLIENT, CLIENT_COMPLAINTS, SERVER, SERVER_COMPLAINTS, ClientStage, ServerStage, diagram
 from .summed import SumRecord
-from .terms import Slot, Terms, fewest_contributors, fewest_survivors, lifted, make_terms, retaken
-from .vectors import Contribution, Sum
+from .terms import Slot, Terms, fewest_contributors, fewest_survivors, lifted, make_terms, retaken, weight_error
+from .vectors import Contribution, Sum, relative_error
 
 __all__ = [
     "CLIENT",
@@ -97,8 +97,10 @@ __all__ = [
     "make_terms",
     "membership",
     "open_blocks",
+    "relative_error",
     "retaken",
     "simulate",
     "simulate_oblivious",
     "fewest_survivors",
+    "weight_error",
 ]

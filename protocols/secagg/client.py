@@ -354,7 +354,7 @@ class Client:
         for other in sorted(near):
             key = pair_key(mask_secret, my_key, peers[other].mask_key, bound, me, other)
             masks.append((key, 1 if me < other else -1))
-        x, clipped = encode_inputs(contributions, terms, self._draw)
+        x, clipped = encode_inputs(contributions, terms, self._draw, state.policy.most_error)
         y = wrap(x, terms.bits)
         add_masks(y, masks)
         seeds = (self._draw(32), self._draw(32)) if terms.following else None

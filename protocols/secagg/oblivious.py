@@ -68,7 +68,7 @@ def membership(clusters: int, labels: Sequence[int]) -> Contribution:
     """A client's input to the counts: 1 for each cluster in `labels`."""
     vector = np.zeros(clusters, np.int32)
     vector[list(labels)] = 1
-    return Contribution(vector)
+    return Contribution(vector, is_levels=True)
 
 
 def counts_of(result: Sum) -> tuple[int, ...]:

@@ -45,6 +45,8 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         zero for all clients but one (a block of the client's own choice).
     names: what the value goes by in the client's record of sums (`summed`); by default the model.
     form: what decides besides the terms how the value is contributed, such as a clip norm; compared by the record.
+    most_error: the most that rounding may add to the client's values, as a share of their length; infinite where an answer must not depend
+        on the values. Levels are not rounded.
     cohort_change: of two successive sums so many clients leave, and so many come, or none; 0 for any number.
 
     Raises:
@@ -67,6 +69,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     names: tuple[Name, ...] = ()
     form: bytes = b""
     cohort_change: int = 0
+    most_error: float = 0.1
 
     def __post_init__(self) -> None:
         for name, value, size in (("session", self.session, 16), ("model", self.model, 32)):
@@ -83,6 +86,8 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
             raise ValueError(f"clip: expected two numbers above 0, the smaller one first, got {self.clip}")
         if not 0 <= self.max_weight < math.inf:
             raise ValueError(f"max_weight: expected a finite number, 0 for equal weights, got {self.max_weight}")
+        if not self.most_error > 0:
+            raise ValueError(f"most_error: expected a number above 0, got {self.most_error}")
         if not self.spread >= 1:
             raise ValueError(f"spread: {self.spread} is below 1")
         for value_name in self.names:

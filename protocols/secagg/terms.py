@@ -27,7 +27,7 @@ from .vectors import Bits, FixedPoint, check_no_overflow, largest_levels, vector
 
 __all__ = [
     "LABEL", "MOST_CLIENTS", "SMALL_LIMIT_BYTES", "Bytes16", "Bytes32", "Count", "Id", "Mode", "Slot", "Terms", "check_terms", "context",
-    "fewest_contributors", "fewest_survivors", "lifted", "make_terms", "model_list", "retaken", "vector_length",
+    "fewest_contributors", "fewest_survivors", "lifted", "make_terms", "model_list", "retaken", "vector_length", "weight_error",
 ]  # fmt: skip
 
 LABEL = "cflpriv secagg v3 "
@@ -47,6 +47,8 @@ SMALL_LIMIT_BYTES = 1 << 25
 """Of a message without a masked vector."""
 _TINY = 2.0**-40
 """Of the limit, before the least weight is known."""
+MOST_WEIGHT_ERROR = 1 / FEWEST_LEVELS * (1 + 1e-9)
+"""The largest `weight_error` of sums whose weights differ."""
 
 
 class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -117,6 +119,15 @@ def fewest_contributors(terms: Terms) -> int:
     return min((count for _, count in terms.blocks), default=len(terms.cohort)) - lost
 
 
+def weight_error(terms: Terms) -> float:
+    """The most that rounding changes the value of a client that counts least, in shares of the clip: one step of the quantiser.
+
+    The step of a client whose weight is a share f of the limit is 1 / f times that of a client with the limit.
+    """
+    least = terms.least_weight / terms.weight_limit if terms.weight_limit else 1.0
+    return 1 / (least * terms.levels)
+
+
 def context(terms: Terms) -> bytes:
     """32 bytes that name these terms and no others."""
     return sha256(frame(LABEL + "context", codec.encode(terms))).digest()
@@ -159,6 +170,13 @@ def check_terms(terms: Terms) -> None:
         raise ValueError("least_weight: expected a number above 0 and no larger than `weight_limit`, 0 for unweighted sums")
     if math.copysign(1.0, terms.least_weight) < 0:
         raise ValueError("least_weight: expected 0 for unweighted sums")
+    if terms.least_weight < terms.weight_limit and weight_error(terms) > MOST_WEIGHT_ERROR:
+        needed = terms.weight_limit / (MOST_WEIGHT_ERROR * terms.levels)
+        raise ValueError(
+            f"least_weight: rounding may change the value of a client that weighs {terms.least_weight:g} by {weight_error(terms):.2g} of "
+            f"the clip under weight_limit = {terms.weight_limit:g}, more than {MOST_WEIGHT_ERROR:.2g}; use a smaller weight_limit, or a "
+            f"least_weight of {needed:.3g}"
+        )
     if any(a >= b for (a, _), (b, _) in pairwise(terms.blocks)):
         raise ValueError("blocks: expected distinct clusters in increasing order")
     if any(not terms.min_cohort <= count <= n for _, count in terms.blocks):
@@ -232,7 +250,7 @@ def make_terms(
         levels=largest_levels(max(n, 1), bits) if levels is None else levels,
         dimension=dimension,
         weight_limit=float(weight_limit),
-        least_weight=float(weight_limit) * _TINY if least_weight is None else float(least_weight),
+        least_weight=float(weight_limit if least_weight is None else least_weight),
         blocks=tuple(sorted(blocks)),
         following=following,
     )
@@ -240,7 +258,8 @@ def make_terms(
     if n < min_cohort:
         raise TooFewClients((n,), min_cohort)
     if least_weight is None:
-        terms = lifted(terms, min_cohort if effective is None else effective, spread)
+        lowest = msgspec.structs.replace(terms, least_weight=float(weight_limit) * _TINY)
+        terms = lifted(lowest, min_cohort if effective is None else effective, spread)
     try:
         return codec.decode(codec.encode(terms), Terms, SMALL_LIMIT_BYTES)
     except MalformedMessage:

@@ -19,7 +19,8 @@ Guarantee: decoding the modular sum of at most n encodings gives the exact integ
 and right on average (up to 2^-32); rounding coins come from the given entropy through AES-256-CTR, so nobody else can predict them.
 Without the key a mask is indistinguishable from uniform numbers (AES as a pseudorandom permutation), so a masked vector reveals nothing
 about its input but its length. A sum lies within the range of its terms and survivors; within that range a client can put in any vector:
-nothing here bounds a single one.
+nothing here bounds a single one. `relative_error` is what rounding does to a client's values; a client compares it with its own limit
+before anything is masked (`Policy.most_error`), and terms bound it by public numbers (`terms.weight_error`).
 Reveals: the sum reveals the sum. One key used for two masks gives the difference of the two inputs away. Rounding with unpredictable coins
 is *not* differential privacy.
 Source: Bonawitz et al. 2017, section 1 (sums in Z_R); stochastic rounding as in Alistarh et al. 2017 (QSGD), section 3.1.
@@ -54,6 +55,7 @@ __all__ = [
     "encode",
     "encode_inputs",
     "largest_levels",
+    "relative_error",
     "total_mask",
     "unwrap",
     "vector_length",
@@ -114,29 +116,35 @@ def check_no_overflow(clients: int, fixed: FixedPoint) -> None:
         raise ValueError(f"levels: {clients} clients x {fixed.levels} levels may exceed {limit}, the largest {fixed.bits}-bit sum")
 
 
-def encode(values: NDArray[Any], fixed: FixedPoint, entropy: Entropy, fraction: float = 1.0) -> tuple[NDArray[np.int32], int]:
+def encode(
+    values: NDArray[Any], fixed: FixedPoint, entropy: Entropy, fraction: float = 1.0, is_levels: bool = False
+) -> tuple[NDArray[np.int32], int]:
     """Levels of `fraction`·`values`, and how many of the values lay outside [−clip, clip] and were clipped to it.
 
     Args:
-        values: shape (d,), real numbers. An integer array is taken as levels already (for counts, or integer noise
-            added before).
+        values: shape (d,), real numbers; with `is_levels` integers.
         fixed: the quantiser.
         entropy: source of the rounding coins (32 bytes are drawn).
         fraction: weight in [0, 1], applied after clipping.
+        is_levels: the values are levels already (counts, or integer noise was added before).
 
     Returns:
         int32 levels of shape (d,), and the number of clipped values.
 
     Raises:
-        ValueError: if values are not a finite real vector, integers lie outside the levels (or come with a
-        fraction other than 1), or
-            fraction is outside [0, 1].
+        ValueError: if values are not a finite real vector, are integers where levels were not asked for or the reverse, levels lie
+        outside the quantiser's (or come with a fraction other than 1), or fraction is outside [0, 1].
     """
     if values.ndim != 1 or values.dtype.kind not in "fiu":
         raise ValueError(f"values: expected a real vector, got {values.ndim} axes of {values.dtype}")
+    if is_levels != (values.dtype.kind in "iu"):
+        raise ValueError(
+            f"values: got {values.dtype} with is_levels = {is_levels}; integers are levels of the quantiser and need is_levels = True, "
+            "other values need a floating dtype"
+        )
     if not 0.0 <= fraction <= 1.0:
         raise ValueError("fraction: expected a number from 0 to 1")
-    if values.dtype.kind in "iu":
+    if is_levels:
         if fraction != 1.0:
             raise ValueError("fraction: integer levels cannot be weighted")
         if values.size and (int(values.max()) > fixed.levels or int(values.min()) < -fixed.levels):
@@ -156,6 +164,23 @@ def encode(values: NDArray[Any], fixed: FixedPoint, entropy: Entropy, fraction: 
         coin = np.frombuffer(coins.update(bytes(4 * x.size)), "<u4")
         levels[start : start + _ROUNDED] = low + (coin < (scaled - low) * 2.0**32)
     return levels, clipped
+
+
+def relative_error(values: NDArray[Any], fixed: FixedPoint, fraction: float = 1.0) -> float:
+    """What rounding adds to `fraction`·`values` (d,) in a sum, as a share of their length: the root of its mean square, 0 for zeros.
+
+    Raises:
+        ValueError: if values are not all finite.
+    """
+    added, length = 0.0, 0.0
+    for start in range(0, values.size, _ROUNDED):
+        x = values[start : start + _ROUNDED].astype(np.float64)
+        if not np.isfinite(x).all():
+            raise ValueError("values: not all numbers are finite")
+        scaled = np.clip(x, -fixed.clip, fixed.clip) / fixed.clip * fraction * fixed.levels
+        part = scaled - np.floor(scaled)
+        added, length = added + float((part * (1 - part)).sum()), length + float(np.square(scaled).sum())
+    return 0.0 if added == 0 else math.sqrt(added / length) if length > 0 else math.inf
 
 
 def decode(total: NDArray[np.int32], fixed: FixedPoint) -> NDArray[np.float64]:
@@ -185,14 +210,18 @@ def vector_length(terms: "Terms") -> int:
 class Contribution:
     """What a client adds to one block of the sum.
 
-    values: (d,) real numbers, or integers that are levels already (counts, or values with integer noise).
+    values: (d,) real numbers, or with `is_levels` integers.
     weight: in [0, weight_limit], ignored in unweighted sums; below the least weight of the terms it counts as that.
     cluster: the block, in sums that have blocks; a contribution to a block that is not open adds nothing.
+    is_levels: the values are levels of the quantiser already (counts, or values with integer noise). Other integers are refused.
+    is_blank: zeros take the place of values that cannot be used; the client counts as one that clipped.
     """
 
     values: NDArray[Any] = field(repr=False)
     weight: float = field(default=1.0, repr=False)
     cluster: int | None = field(default=None, repr=False)
+    is_levels: bool = False
+    is_blank: bool = False
 
 
 def counted_weight(contribution: Contribution, terms: "Terms") -> float:
@@ -207,11 +236,13 @@ def counted_weight(contribution: Contribution, terms: "Terms") -> float:
     return 1.0 if not limit else limit if least == limit else max(contribution.weight, least)
 
 
-def encode_inputs(contributions: Sequence[Contribution], terms: "Terms", entropy: Entropy) -> tuple[NDArray[np.int32], int]:
+def encode_inputs(
+    contributions: Sequence[Contribution], terms: "Terms", entropy: Entropy, most_error: float = math.inf
+) -> tuple[NDArray[np.int32], int]:
     """The levels of a client's whole vector, shape (vector_length(terms),), and the number of its values that were clipped.
 
     Raises:
-        LocalError: "bad-values" if the contributions do not fit the terms.
+        LocalError: "bad-values" if the contributions do not fit the terms; "too-coarse" if rounding adds more than `most_error` to one.
     """
     clusters: list[int | None] = [cluster for cluster, _ in terms.blocks] or [None]
     named = [contribution.cluster for contribution in contributions]
@@ -228,7 +259,9 @@ def encode_inputs(contributions: Sequence[Contribution], terms: "Terms", entropy
         fraction = counted_weight(contribution, terms) / terms.weight_limit if terms.weight_limit else 1.0
         start = clusters.index(contribution.cluster) * width
         try:
-            levels, beyond = encode(contribution.values, terms.fixed, entropy, fraction)
+            if not contribution.is_levels and most_error < math.inf:
+                _check_error(contribution.values, terms, fraction, most_error)
+            levels, beyond = encode(contribution.values, terms.fixed, entropy, fraction, contribution.is_levels)
             x[start : start + terms.dimension] = levels
             if terms.weight_limit:
                 share = np.array([fraction * terms.clip])
@@ -237,8 +270,20 @@ def encode_inputs(contributions: Sequence[Contribution], terms: "Terms", entropy
             # These messages name sizes and types, never values.
             raise LocalError("bad-values", str(error)) from None
         clipped += beyond
-    x[-1] = clipped > 0
+    x[-1] = clipped > 0 or any(contribution.is_blank for contribution in contributions)
     return x, clipped
+
+
+def _check_error(values: NDArray[Any], terms: "Terms", fraction: float, most_error: float) -> None:
+    """Raises `LocalError` "too-coarse" where rounding adds more than `most_error` of their length to the values."""
+    error = relative_error(values, terms.fixed, fraction) if values.dtype.kind == "f" else 0.0
+    if error > most_error:
+        step = terms.clip / terms.levels / fraction
+        raise LocalError(
+            "too-coarse",
+            f"rounding to steps of {step:.3g} would change the values by {error:.0%} of their length, more than {most_error:.0%}; use a "
+            "smaller clip or weight_limit, 32 bits, or fewer clients",
+        )
 
 
 # --- masks
@@ -347,6 +392,15 @@ class Sum:
         if weight <= 0:
             raise ValueError("mean: the weights of this block sum to zero")
         return self.total(cluster) * ((self.terms.weight_limit or 1.0) / weight)
+
+    def rounding(self, cluster: int | None = None) -> float:
+        """The most that rounding is expected to have added to a block, as a share of its length; 0 for a block of zeros.
+
+        Each of the survivors rounds each value with a variance of a quarter of a squared level at most.
+        """
+        block = self.block(cluster).astype(np.float64)
+        length = float(np.linalg.norm(block))
+        return math.sqrt(len(self.survivors) * block.size) / 2 / length if length else 0.0
 
     def _start(self, cluster: int | None) -> int:
         if cluster not in self._clusters:

@@ -6,8 +6,8 @@ from typing import Any
 __all__ = ["ACTIVE_STATUS", "ORDER", "STATUS", "least_comforting", "metric_words"]
 
 STATUS = {
-    "leaks": "leaks", "inconclusive": "inconclusive", "not_validated": "not validated", "not_attempted": "not attempted",
-    "at_baseline": "at baseline", "nothing_to_see": "nothing to see",
+    "leaks": "leaks", "evidence_doubtful": "evidence doubtful", "inconclusive": "inconclusive", "not_validated": "not validated",
+    "not_attempted": "not attempted", "at_baseline": "at baseline", "nothing_to_see": "nothing to see",
 }  # fmt: skip
 """Statuses for people, the least comforting first: unknown comes before harmless."""
 ACTIVE_STATUS = {

@@ -38,7 +38,8 @@ def write_foreign_report(folder: Path) -> Path:
             leakage=leakage([audited]),
             recovered=recovered_images(audited),
             histograms=histograms(audited),
-            assumed=_assumed(path),
+            doubts=_texts(path, "evidence_doubtful"),
+            assumed=_texts(path, "assumed"),
             settings=read_text(folder / FOREIGN, errors="replace"),
         )
     )
@@ -49,10 +50,10 @@ def write_foreign_report(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def _assumed(path: Path) -> Mapping[str, str]:
-    """What the audit took for granted, by name; empty for an audit that did not write it."""
+def _texts(path: Path, name: str) -> Mapping[str, str]:
+    """A table of texts of an audit, such as what it took for granted; empty for an audit that did not write it."""
     audit: Any = parsed(path)
-    assumed = audit.get("assumed", {}) if isinstance(audit, dict) else {}
-    texts = isinstance(assumed, dict) and all(isinstance(text, str) for text in assumed.values())
-    require(texts, path, "assumed is not a table of texts")
-    return dict(assumed)
+    table = audit.get(name, {}) if isinstance(audit, dict) else {}
+    texts = isinstance(table, dict) and all(isinstance(text, str) for text in table.values())
+    require(texts, path, f"{name} is not a table of texts")
+    return dict(table)

@@ -115,7 +115,7 @@ class Play:
             agreed,
             {number: client(agreed, number, label) for number in agreed.cohort},
             Server(agreed, roster=roster() if agreed.mode == "active" else None),
-            lambda number: [Contribution(levels(number, agreed.dimension, agreed.levels))],
+            lambda number: [Contribution(levels(number, agreed.dimension, agreed.levels), is_levels=True)],
         )
 
     def until(self, kind: str, drops: Mapping[int, str] | None = None) -> dict[int, bytes]:

@@ -246,7 +246,7 @@ def test_nor_is_that_of_an_open_block(data: st.DataObject) -> None:
 def test_blocks_weigh_equally_unless_dropouts_leave_clients_to_spare() -> None:
     counted = simulate(
         count_terms(session=SESSION, slot=(5, 0), cohort=range(12), models=[MODEL], clusters=1),
-        {i: identities()[i] for i in range(12)}, lambda i: Contribution(np.ones(1, np.int32)),
+        {i: identities()[i] for i in range(12)}, lambda i: Contribution(np.ones(1, np.int32), is_levels=True),
     ).sum  # fmt: skip
     given_terms = {"slot": (5, 1), "models": [MODEL], "dimension": 2, "clip": 1.0}
     equal = block_terms(counted, **given_terms)  # type: ignore[arg-type]

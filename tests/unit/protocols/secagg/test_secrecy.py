@@ -44,7 +44,7 @@ class Spied:
     def __init__(self, agreed: Terms, inputs: dict[int, NDArray[np.int32]], drops: dict[int, str] | None = None) -> None:
         self.agreed, self.inputs = agreed, inputs
         self.play = Play.of(agreed, "spied")
-        self.play.values = lambda number: [Contribution(inputs[number])]
+        self.play.values = lambda number: [Contribution(inputs[number], is_levels=True)]
         outbox = self.play.until("Deliver")
         self.mask_seeds = {i: c._state.mask_seed for i, c in self.play.clients.items()}
         self.self_seeds = {i: c._state.self_seed for i, c in self.play.clients.items()}
@@ -123,7 +123,7 @@ def test_a_dropped_clients_vector_stays_uniform_although_its_mask_key_is_rebuilt
     """A late upload of a client counted as lost: the server has its mask key now, but never its self mask."""
     agreed = terms(5, "active", dimension=D)
     play = Play.of(agreed)
-    play.values = lambda number: [Contribution(np.full(D, number, np.int32))]
+    play.values = lambda number: [Contribution(np.full(D, number, np.int32), is_levels=True)]
     outbox = play.until("Deliver")
     seed = play.clients[4]._state.mask_seed
     late = m.decode_client(play.clients[4].receive(outbox.pop(4), *play.values(4)), 1 << 22)

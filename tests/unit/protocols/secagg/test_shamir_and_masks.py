@@ -104,7 +104,7 @@ def test_unmasking_in_a_process_pool() -> None:
         outcome = simulate(
             agreed,
             dict(enumerate(identities()[:5])),
-            lambda i: Contribution(levels(i, 10, agreed.levels)),
+            lambda i: Contribution(levels(i, 10, agreed.levels), is_levels=True),
             drops={0: "Masked"},
             mapper=pool.map,
         )

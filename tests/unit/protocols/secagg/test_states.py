@@ -91,7 +91,7 @@ def test_machines_live_across_processes(mode: str, bits: int) -> None:
             if number == 3 and server.stage is ServerStage.MASKING:
                 continue
             machine = Client.from_bytes(stored[number], identities()[number], roster=keys, record=SumRecord())
-            values = [Contribution(levels(number, 10, agreed.levels))] if machine.wants_values else []
+            values = [Contribution(levels(number, 10, agreed.levels), is_levels=True)] if machine.wants_values else []
             reply = machine.receive(data, *values)
             stored[number] = machine.to_bytes()
             server = Server.from_bytes(server.to_bytes(), roster=keys)
@@ -177,7 +177,8 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np
 from borrowed.secagg import Contribution, Identity, make_terms, simulate
 terms = make_terms(session=bytes(16), slot=(0, 0), cohort=range(4), models=[bytes(32)], dimension=3, clip=1.0)
-result = simulate(terms, {i: Identity.create(i) for i in range(4)}, lambda i: Contribution(np.full(3, i)), drops={0: "Masked"})
+identities = {i: Identity.create(i) for i in range(4)}
+result = simulate(terms, identities, lambda i: Contribution(np.full(3, i), is_levels=True), drops={0: "Masked"})
 assert result.sum.block().tolist() == [6, 6, 6]
 assert not [name for name in sys.modules if name.startswith("cflpriv")]
 print("ok")

@@ -1,6 +1,7 @@
 """One sum for each value: what a client's record of sums lets its machines open."""
 
 import copy
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -48,7 +49,9 @@ def sum_of(
         proposed, {i: identities()[i] for i in proposed.cohort},
         lambda i: [Contribution(np.full(10, 0.01 * (i + 1)), weight(i), cluster) for cluster in (blocks or [None])],
         roster=roster() if proposed.mode == "active" else None, records=records,
-        policy=lambda i: policy(proposed, **{"max_weight": 60.0, "names": names, "clip": (1e-6, 1e6), "levels": 1, **changes}),
+        policy=lambda i: policy(
+            proposed, **{"max_weight": 60.0, "names": names, "clip": (1e-6, 1e6), "levels": 1, "most_error": math.inf, **changes}
+        ),
         drops=dict.fromkeys(drops, "Masked"),
     )  # fmt: skip
 

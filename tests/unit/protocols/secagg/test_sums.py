@@ -14,6 +14,7 @@ from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.secagg import (
     STAGES,
     Contribution,
+    LocalError,
     Outcome,
     RemoteError,
     Terms,
@@ -21,7 +22,9 @@ from cflpriv.protocols.secagg import (
     fewest_survivors,
     make_terms,
     simulate,
+    weight_error,
 )
+from cflpriv.protocols.secagg.vectors import largest_levels
 
 from .scene import MODEL, SESSION, identities, levels, policy, roster, terms
 
@@ -32,7 +35,7 @@ def summed(agreed: Terms, drops: Mapping[int, str], weights: Mapping[int, float]
     return simulate(
         agreed,
         {i: identities()[i] for i in agreed.cohort},
-        lambda i: Contribution(grid(i, agreed, weights[i]), weights[i]),
+        lambda i: Contribution(grid(i, agreed, weights[i]), weights[i], is_levels=not agreed.weight_limit),
         roster=roster() if agreed.mode == "active" else None,
         drops=drops,
         entropy=public_entropy(str(sorted(drops.items()))),
@@ -94,7 +97,7 @@ def patterns(n: int, mode: str) -> Iterator[dict[int, str]]:
 
 
 def agreement(n: int, mode: str, bits: int, weighted: bool, **changes: Any) -> Terms:
-    given = {"levels": 1 << (4 if bits == 16 else 20), "bits": bits, "dimension": 5, **changes}
+    given = {"levels": 1 << (10 if bits == 16 else 20), "bits": bits, "dimension": 5, **changes}
     if not weighted:
         return terms(n, mode, **given)
     least = terms(n, mode, **{**given, "levels": 1 << 20, "bits": 32}, weight_limit=4.0).least_weight
@@ -220,7 +223,7 @@ def test_keys_advertised_with_the_upload_save_the_first_stage() -> None:
     first = simulate(
         terms(5, "active", following=(6, 0)),
         {i: identities()[i] for i in range(5)},
-        lambda i: Contribution(levels(i, 10, 1000)),
+        lambda i: Contribution(levels(i, 10, 1000), is_levels=True),
         roster=roster(),
         drops={4: "Reveal"},
     )
@@ -229,7 +232,7 @@ def test_keys_advertised_with_the_upload_save_the_first_stage() -> None:
     second = simulate(
         agreed,
         {i: identities()[i] for i in range(6)},
-        lambda i: Contribution(levels(i, 10, 1000)),
+        lambda i: Contribution(levels(i, 10, 1000), is_levels=True),
         roster=roster(),
         mask_keys=first.mask_keys,
         adverts=first.adverts,
@@ -248,7 +251,7 @@ def test_the_minimum_cohort_size_is_enforced_by_client_and_server() -> None:
         simulate(
             terms(5, "passive", min_cohort=2),
             {i: identities()[i] for i in range(5)},
-            lambda i: Contribution(levels(i, 10, 1000)),
+            lambda i: Contribution(levels(i, 10, 1000), is_levels=True),
             policy=lambda i: policy(terms(5, "passive", min_cohort=3)),
         )
     with pytest.raises(ValueError, match="min_cohort"):
@@ -258,3 +261,50 @@ def test_the_minimum_cohort_size_is_enforced_by_client_and_server() -> None:
 def test_unknown_dropout_stage() -> None:
     with pytest.raises(ValueError, match="'Mask'"):
         summed(terms(3, "passive"), {0: "Mask"}, {})
+
+
+# --- rounding is bounded before a sum
+
+
+@pytest.mark.parametrize(("limit", "error"), [(1e8, 0.23), (1e9, 2.3)])
+def test_weights_that_the_quantiser_cannot_hold_are_refused(limit: float, error: float) -> None:
+    """A weight of 1 under these limits is a few levels or none, so that its client's values are lost in rounding."""
+    with pytest.raises(
+        ValueError, match=rf"least_weight: rounding may change the value of a client that weighs 1 by {error:g} of the clip"
+    ):
+        terms(5, "passive", weight_limit=limit, least_weight=1.0)
+    made = terms(5, "passive", weight_limit=limit)
+    assert weight_error(made) <= 1 / 64
+    assert weight_error(terms(5, "passive")) == 1 / largest_levels(5, 32)
+
+
+def test_values_that_are_lost_in_rounding_are_refused_by_their_client() -> None:
+    agreed = terms(5, "passive", clip=1e3, dimension=100)
+    values = np.random.default_rng(0).normal(0, 1e-6, (5, 100))
+
+    def run(**changes: Any) -> Outcome:
+        return simulate(
+            agreed, {i: identities()[i] for i in range(5)}, lambda i: Contribution(values[i]), policy=lambda i: policy(agreed, **changes)
+        )
+
+    with pytest.raises(LocalError, match=r"too-coarse \(rounding to steps of 2\.33e-06 would change the values by \d+% of their length"):
+        run()
+    total = run(most_error=math.inf).sum
+    exact = values.sum(axis=0)
+    error = np.linalg.norm(total.total() - exact) / np.linalg.norm(exact)
+    assert error > 0.5
+    assert total.rounding() > 0.1
+    with pytest.raises(ValueError, match="most_error: expected a number above 0"):
+        run(most_error=0.0)
+
+
+def test_ordinary_values_are_not_refused() -> None:
+    """Fifty sums of values as federations have them: updates of 1e-4 to 1 under a clip of 1 to 100, zeros among them."""
+    generator = np.random.default_rng(1)
+    for trial in range(50):
+        clip, size = 10.0 ** generator.uniform(0, 2), 10.0 ** generator.uniform(-4, 0)
+        agreed = terms(3, "passive", clip=clip, bits=32)
+        rows = generator.normal(0, size, (3, 10)) * (generator.random((3, 10)) < 0.7)
+        rows[0] = 0.0 if trial % 5 == 0 else rows[0]
+        outcome = simulate(agreed, {i: identities()[i] for i in range(3)}, lambda i, rows=rows: Contribution(rows[i]))  # type: ignore[misc]
+        np.testing.assert_allclose(outcome.sum.total(), np.clip(rows, -clip, clip).sum(axis=0), atol=3 * clip / agreed.levels)

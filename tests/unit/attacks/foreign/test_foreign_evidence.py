@@ -1,0 +1,115 @@
+"""The evidence of another system is examined before it is attacked: correct audits pass, spoilt ones are named with the reason.
+
+`benchmarks/doubtful_evidence.py` makes the audits, and measures the rates over all of them.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import in_process
+from foreign_scenes import SETTINGS, audited, scene
+from report_pages import page_of
+
+from benchmarks.doubtful_evidence import BASES, CORRECT, MISUSES, Audit, made, reasons
+from cflpriv.attacks import audit_updates, save_updates
+from cflpriv.engine.models import MODELS
+from cflpriv.errors import InputError
+
+QUICK = (
+    "plain", "linear", "batch normalisation", "tinier rate", "rate below rounding", "one label", "few auxiliary", "private",
+    "private, much noise", "momentum", "scaffold, uneven labels", "one sample", "concept shift", "bootstrap", "categories", "coarse",
+)  # fmt: skip
+NAMED = {
+    "update as state": "give whole states, no updates", "after is before": "the states before and after are equal",
+    "same after": "the same state was returned 6 times", "proportional": "times that of the other",
+    "before of another model": "nothing in common with the state before", "before of the next round": "is the mean of the states after",
+    "exchanged": "if before and after are exchanged", "exchanged, one client": "are its states before and after exchanged?",
+    "data of the next client": "give each client's x and y with its own states", "pixels to 255": "in one scale",
+    "standardised": "in one scale", "auxiliary labels shuffled": "labels y do not belong to samples x",
+    "outside is x": "outside is the same as x", "outside half members": "of outside are among the clients' samples x",
+    "several under one name": "give each client a number of its own", "samples twice": "give each sample once",
+    "weighted states": "times the state before", "auxiliary of clients": "give samples that no client trained on",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base() -> Audit:
+    return made(**BASES["mlp"], seed=1)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_correct_audits_are_not_doubtful(name: str) -> None:
+    assert not reasons(made(**CORRECT[name], seed=1))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_misuse_is_named_with_what_to_do(base: Audit, name: str) -> None:
+    assert NAMED[name] in "; ".join(reasons(MISUSES[name](base)).values())
+
+
+@pytest.mark.slow
+def test_all_correct_audits_and_misuses() -> None:
+    """No correct audit is doubtful, and of misuses at most one in twenty is not named."""
+    assert {name: why for name, options in CORRECT.items() if (why := reasons(made(**options, seed=2)))} == {}
+    audits = {name: made(**options, seed=2) for name, options in BASES.items()}
+    missed = [(name, where) for where, audit in audits.items() for name, spoil in MISUSES.items() if not reasons(spoil(audit))]
+    assert len(missed) <= 0.05 * len(MISUSES) * len(BASES), missed
+
+
+def test_a_doubtful_audit_makes_no_attack_and_has_no_figure(base: Audit) -> None:
+    spoilt = MISUSES["outside is x"](base)
+    cells = audit_updates(spoilt.model, spoilt.updates, spoilt.auxiliary, spoilt.settings)
+    assert [cell.attack for cell in cells] == ["label_inference", "membership", "gradient_inversion", "batch_statistics"]
+    assert {(cell.status, cell.value) for cell in cells} == {("evidence_doubtful", None)}
+    assert (
+        cells[0]
+        .line()
+        .startswith("label_inference / histogram_l1 (server, of another system): evidence_doubtful; client 0: outside is the same as x")
+    )
+
+
+def test_later_samples_of_a_client_are_those_of_its_first_update(tmp_path: Path) -> None:
+    _, updates, _ = scene()
+    both = [replace(updates[0], client=0), replace(updates[1], client=0)]
+    with pytest.raises(InputError, match="client 0: x of a later update is not that of the first; give each client a number of its own"):
+        audited(both)
+    with pytest.raises(InputError, match="client 0: x of a later update"):
+        save_updates(tmp_path / "updates", both, 10, (1, 8, 8), settings=SETTINGS)
+
+
+def test_without_a_model_states_are_examined() -> None:
+    _, updates, _ = scene()
+    bare = [replace(one, after={name: value - one.before[name] for name, value in one.after.items()}) for one in updates]
+    from cflpriv.attacks.foreign.foreign_evidence import doubts_of
+    from cflpriv.attacks.foreign.foreign_system import system_of
+
+    system = system_of(None, bare, None, SETTINGS, classes=10, shape=(1, 8, 8))
+    assert "unrelated states" in doubts_of(system)
+    assert not doubts_of(system_of(None, list(updates), None, SETTINGS, classes=10, shape=(1, 8, 8)))
+
+
+def test_console_file_and_report_say_why(
+    base: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoilt = MISUSES["update as state"](base)
+    folder = save_updates(
+        tmp_path / "updates", spoilt.updates, 10, (1, 8, 8), auxiliary=spoilt.auxiliary, settings=spoilt.settings, module=spoilt.model,
+        model="examined",
+    )  # fmt: skip
+    MODELS["examined"] = (lambda _: spoilt.model, "")
+    try:
+        assert in_process(monkeypatch, "audit", "--foreign", str(folder)) == 0
+    finally:
+        MODELS.pop("examined", None)
+    shown = capsys.readouterr().out
+    assert "The evidence is doubtful, so no attack was made and nothing is concluded: client" in shown
+    assert "was not seen to learn anything" not in shown
+    written = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    assert "no updates (after = before + update)" in written["evidence_doubtful"]["unrelated states"]
+    assert {cell["status"] for cell in written["cells"]} == {"evidence_doubtful"}
+    page = page_of(folder)
+    assert "evidence doubtful" in page.words
+    assert "These checks failed" in page.words
+    assert "no updates (after = before + update)" in page.words

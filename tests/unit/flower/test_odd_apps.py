@@ -1,0 +1,210 @@
+"""Odd applications under the Flower strategy: what is cut off, lost, weighed or refused is in the result."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+
+from fake_grid import FakeGrid
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from cflpriv.contract.protection import Protection
+from cflpriv.errors import InputError
+from cflpriv.flower import ClusteredAveraging, cflpriv_mod, write_identities
+from cflpriv.flower.client import read_roster, read_settings
+from cflpriv.flower.strategy import ClusteredResult
+from cflpriv.protocols.entropy import public_entropy
+
+SECURE = 'sum = "secagg"\nmin_cohort = 3'
+SIZE = 16
+Answer = Callable[[int, np.ndarray[Any, Any]], tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]]
+"""(client, weights sent) -> (arrays returned, metrics returned)."""
+
+
+def moved(client: int, weights: np.ndarray[Any, Any]) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+    """A plain client: it moves by a tenth of its number, and has ten times that many examples, and ten."""
+    return {"w": (weights + 0.1 * client).astype(np.float32)}, {"num-examples": 10 * (client + 1)}
+
+
+def result_of(
+    folder: Path, answer: Answer = moved, protection: str = "", clients: int = 6, rounds: int = 2,
+    signature: Callable[[int], Any] | None = None, settings: Mapping[str, Any] | None = None, **strategy: Any,
+) -> ClusteredResult:  # fmt: skip
+    """What the strategy makes of an application whose clients answer so."""
+    write_identities(folder / "keys", clients, public_entropy(str(folder)))
+    configs = {}
+    for client in range(clients):
+        path = folder / f"client{client}.toml"
+        text = f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\nstate = "state{client}"\n[protection]\n{protection}\n'
+        path.write_text(text, encoding="utf-8")
+        configs[100 + client] = {"settings": str(path)}
+
+    def number(context: Context) -> int:
+        return read_settings(str(context.node_config["settings"]))[0].identity.client
+
+    app = ClientApp(mods=[cflpriv_mod(None if signature is None else lambda context: signature(number(context)))])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        content: Any = message.content
+        arrays, metrics = answer(number(context), content["arrays"]["w"].numpy())
+        sent: dict[str, Any] = {"arrays": ArrayRecord({name: Array(value) for name, value in arrays.items()})}
+        return Message(RecordDict(sent | {"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    grid: Any = FakeGrid(dict.fromkeys(configs, app), configs)
+    common: Any = {"sum": "secagg", "min_cohort": 3} if "secagg" in protection else {}
+    made = ClusteredAveraging(
+        Protection(**common, **(settings or {})),
+        clients=clients,
+        roster=read_roster(folder / "keys" / "roster.txt"),
+        **{"k": 1, **strategy},
+    )
+    return made.start(grid, ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))}), rounds, ConfigRecord({"lr": 0.5}))
+
+
+# --- cut off and lost -----------------------------------------------------------------------------------------------------------------
+
+
+def test_updates_beyond_the_clip_are_counted_and_warned_of(tmp_path: Path) -> None:
+    result = result_of(tmp_path, lambda client, w: ({"w": (w + 5).astype(np.float32)}, {"num-examples": 10}), SECURE)
+    assert [row["clipped_clients"] for row in result.rounds] == [6, 6]
+    assert [row["trained"] for row in result.rounds] == [6, 6]
+    (warning,) = result.warnings
+    assert warning.startswith("round 0: 6 of 6 clients' updates went beyond ±1 and were cut off, or had no finite numbers")
+    assert "raise protection.secagg_clip" in warning
+    np.testing.assert_allclose(result.arrays[0]["w"].numpy(), 2.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("protection", ["", SECURE])
+def test_ordinary_updates_are_not_warned_of(tmp_path: Path, protection: str) -> None:
+    result = result_of(tmp_path, protection=protection)
+    assert not result.warnings
+    assert [(row["trained"], row["clipped_clients"], row["refusals"]) for row in result.rounds] == [(6, 0, [])] * 2
+
+
+@pytest.mark.parametrize("protection", ["", SECURE])
+def test_a_client_without_finite_numbers_is_not_counted_in_silence(tmp_path: Path, protection: str) -> None:
+    def answer(client: int, w: np.ndarray[Any, Any]) -> Any:
+        return {"w": np.full(SIZE, np.nan if client == 2 else 0.5, np.float32)}, {"num-examples": 10}
+
+    result = result_of(tmp_path, answer, protection, rounds=1)
+    (row,) = result.rounds
+    if protection:  # nobody learns which client it is: it counts as zero
+        assert (row["trained"], row["clipped_clients"]) == (6, 1)
+        assert "1 of 6 clients' updates" in result.warnings[0]
+    else:
+        assert row["trained"] == 5
+        assert row["refusals"] == [(2, "sum", "bad-input")]
+        np.testing.assert_allclose(result.arrays[0]["w"].numpy(), 0.5)
+        assert "1 refused with 'bad-input'" in result.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("step", "words"), [(1e-3, "rounding in the secure sum may change the mean update by"), (1e-7, "1 secure sum(s) of updates are zero")]
+)
+def test_values_lost_in_rounding_are_warned_of(tmp_path: Path, step: float, words: str) -> None:
+    def answer(client: int, w: np.ndarray[Any, Any]) -> Any:
+        return {"w": (w + step).astype(np.float32)}, {"num-examples": 10}
+
+    result = result_of(tmp_path, answer, f"{SECURE}\nsecagg_clip = 1e6", rounds=1, settings={"secagg_clip": 1e6})
+    assert any(words in warning for warning in result.warnings), result.warnings
+
+
+# --- refused --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protection", ["", SECURE])
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {}, {"v": np.zeros(SIZE, np.float32)}, {"w": np.zeros(SIZE + 1, np.float32)}, {"w": np.zeros((4, 4), np.float32)},
+        {"w": np.zeros(SIZE, np.float32), "v": np.zeros(2, np.float32)},
+    ],
+    ids=["none", "another name", "longer", "another shape", "one more"],
+)  # fmt: skip
+def test_arrays_that_are_not_the_models_are_named_in_the_result(
+    tmp_path: Path, arrays: dict[str, np.ndarray[Any, Any]], protection: str
+) -> None:
+    result = result_of(tmp_path, lambda client, w: (arrays, {"num-examples": 10}), protection, rounds=1)
+    (row,) = result.rounds
+    assert row["trained"] == 0
+    assert row["skipped"]
+    assert {code for _, _, code in row["refusals"]} == {"bad-result"}
+    assert "6 refused with 'bad-result' (the application's train function returned no arrays, or not the model's" in result.warnings[0]
+
+
+@pytest.mark.parametrize("gram", ["", 'gram = ["haar"]\n'])
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        lambda rows: 3 * rows, lambda rows: 0 * rows, lambda rows: rows.T, lambda rows: rows[0], lambda rows: rows + 0.1,
+        lambda rows: np.where(rows > 0, np.nan, rows), lambda rows: rows[[0, 0, 1]], lambda rows: rows[:0],
+    ],
+    ids=["scaled", "zero", "transposed", "one row", "moved", "not finite", "repeated", "none"],
+)  # fmt: skip
+def test_what_is_no_signature_is_refused(tmp_path: Path, spoilt: Callable[[Any], Any], gram: str) -> None:
+    def signature(client: int) -> Any:
+        rows = np.linalg.qr(np.random.default_rng(client % 2).normal(size=(12, 3)))[0].T
+        return spoilt(rows) if client == 5 else rows
+
+    settings = {"gram": ("haar",)} if gram else {}
+    result = result_of(tmp_path, protection=gram, signature=signature, k=2, rounds=1, settings=settings)
+    assert result.labels == {client: client % 2 for client in range(5)}
+    assert "1 refused with 'no-signature'" in result.warnings[0]
+
+
+def test_signatures_that_all_are_none_end_the_start_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"6 refused with 'no-signature' \(the application's signature is not one"):
+        result_of(tmp_path, signature=lambda client: np.ones((3, 12)), k=2)
+
+
+# --- weights --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_updates_are_weighed_by_examples_as_by_fedavg(tmp_path: Path) -> None:
+    counts, moves = 10.0 * np.arange(1, 7), 0.1 * np.arange(6)
+    result = result_of(tmp_path, rounds=1)
+    np.testing.assert_allclose(result.arrays[0]["w"].numpy(), (counts @ moves) / counts.sum(), rtol=1e-6)
+    assert not result.notes
+
+
+def test_equal_weights_are_asked_for(tmp_path: Path) -> None:
+    result = result_of(tmp_path, rounds=1, weights="equal")
+    np.testing.assert_allclose(result.arrays[0]["w"].numpy(), 0.25, rtol=1e-6)
+    assert not result.notes
+    with pytest.raises(InputError, match="weights = 'own': expected 'examples' or 'equal'"):
+        ClusteredAveraging(weights="own")  # type: ignore[arg-type]
+
+
+def test_secure_sums_weigh_up_to_a_public_limit(tmp_path: Path) -> None:
+    """Ten clients, three of whom must be left: weights of 40 to 60 under a limit of 60 are all above the least weight."""
+    counts, moves = 40.0 + 2 * np.arange(10), 0.1 * np.arange(10)
+
+    def answer(client: int, w: np.ndarray[Any, Any]) -> Any:
+        return {"w": (w + 0.1 * client).astype(np.float32)}, {"num-examples": int(counts[client])}
+
+    result = result_of(tmp_path, answer, f"{SECURE}\nmax_weight = 60.0", clients=10, rounds=1, settings={"max_weight": 60.0})
+    np.testing.assert_allclose(result.arrays[0]["w"].numpy(), (counts @ moves) / counts.sum(), rtol=1e-4)
+    assert result.notes == ["num-examples above protection.max_weight = 60 count as that, and small ones may count as more"]
+
+
+def test_without_a_public_limit_secure_sums_weigh_alike_and_say_so(tmp_path: Path) -> None:
+    result = result_of(tmp_path, protection=SECURE, rounds=1)
+    np.testing.assert_allclose(result.arrays[0]["w"].numpy(), 0.25, atol=1e-6)
+    (note,) = result.notes
+    assert note.startswith("all clients weigh alike, where FedAvg weighs by num-examples: protection.max_weight = 0")
+
+
+def test_without_examples_updates_are_refused_where_they_are_weighed(tmp_path: Path) -> None:
+    result = result_of(tmp_path, lambda client, w: ({"w": w}, {"loss": 1.0}), rounds=1)
+    (row,) = result.rounds
+    assert row["skipped"]
+    assert {code for _, _, code in row["refusals"]} == {"no-examples"}
+    again = tmp_path / "equal"
+    again.mkdir()
+    assert not result_of(again, lambda client, w: ({"w": w}, {"loss": 1.0}), rounds=1, weights="equal").warnings
