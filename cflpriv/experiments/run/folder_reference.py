@@ -59,7 +59,7 @@ _ROW = {
     "clipped_clients": "Clients whose contribution was clipped.",
     "unchanged_clusters": "Clusters without a sum in this round.",
     "epsilon": "Privacy spent so far (`[privacy]` only).",
-    "experimenter_clipped_share, experimenter_noise_to_signal": "Share of clipped samples, and noise beside gradients, of the round "
+    "experimenter_clipped_share, experimenter_noise_to_signal": "Share of clipped samples, and noise beside gradients, in some rounds "
     '(simulations with `privacy.unit = "sample"`): computed without noise, for the experimenter alone.',
     "clip_norm": "Clip norm of the next sum (`privacy.clip_quantile` only).",
     "seconds": "Duration of the round.",

@@ -38,7 +38,7 @@ from .loop import OVER_BUDGET, Backend, Experiment, advance, begin, device_of, f
 from .measure import chosen, local_results, recomputed, scores_of, served_accuracy, served_results
 from .private import run_ledger
 from .resume import Counted
-from .training_noise import training_noise
+from .training_noise import due, training_noise
 
 __all__ = [
     "Experiment", "admit", "advance", "begin", "check_run", "estimate_record_bytes", "finish", "population_digest", "prepare", "secrets_of",
@@ -203,7 +203,7 @@ def _scores(run: Experiment, clients: tuple[int, ...]) -> Mapping[str, Any]:
     if of_local and (counts := pooled(of_local)) is not None and (by_class := as_counts(counts)) is not None:
         scores["local_balanced_accuracy"] = by_class.balanced_accuracy
     private = None if run.run_ledger is None else run.run_ledger.sample_ledger
-    if private is not None and private.noise.training:
+    if private is not None and private.noise.training and due(run.federation.round, run.config.training.rounds):
         model, epochs, share = run.config.model_for(run.population), run.config.training.epochs, run.config.training.participation
         of = None if labels is None else {client: labels[client] for client in placed(labels, clients)}
         scores |= training_noise(run.simulated, model, private.noise, epochs, clients, of, share)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from ...engine.models import Model
@@ -18,11 +19,11 @@ from ...transports.hosts import LocalHost
 from ...transports.simulation import Simulated
 from ...types import Array
 
-__all__ = ["CLIPPED", "RATIO", "noise_warning", "not_the_noise", "over_run", "training_noise"]
+__all__ = ["CLIPPED", "RATIO", "due", "noise_warning", "not_the_noise", "over_run", "training_noise"]
 
 CLIPPED, RATIO = "experimenter_clipped_share", "experimenter_noise_to_signal"
-CLIENTS, SAMPLES = 8, 32
-"""At most so many clients are looked at, and so many samples of each: gradients are taken one by one."""
+CLIENTS, SAMPLES, LOOKS = 8, 32, 8
+"""At most so many clients are looked at, and so many samples of each; in about so many rounds, because a gradient for each sample costs."""
 SWAMPED, HARMED, HARMLESS = 2.0, 0.75, 0.3
 """Ratios over a run. Above the first, noise swamps the signal; above the second it does where accuracy is below that of the majority class;
 below the third, noise is no reason for a model that learned nothing."""
@@ -72,19 +73,35 @@ def _of_client(host: LocalHost, client: int, model: Model, clip_norm: float) -> 
         return None
     data = host.members.data[client]
     places = np.linspace(0, len(data.y_train) - 1, min(SAMPLES, len(data.y_train))).astype(np.int64)
-    module = model.load(np.asarray(kept[0]))
-    parameters = list(module.parameters())
     x, y = model.inputs(data.x_train[places]), torch.from_numpy(data.y_train[places])
-    clipped, total, squares = 0, np.zeros(model.dimension), 0.0
-    for i in range(len(places)):
-        own = torch.autograd.grad(functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]), parameters)
-        gradient = torch.cat([piece.reshape(-1) for piece in own]).double().numpy()
-        norm = float(np.linalg.norm(gradient))
-        if np.isfinite(norm):
-            clipped += norm > clip_norm
-            total += gradient * min(1.0, clip_norm / max(norm, 1e-300))
-            squares += min(norm, clip_norm) ** 2
-    return clipped, len(places), total / len(places), squares / len(places)
+    gradients = _of_samples(model.load(np.asarray(kept[0])), x, y)
+    norms = np.linalg.norm(gradients, axis=1)
+    finite = np.isfinite(norms)
+    shortened = gradients[finite] * np.minimum(1.0, clip_norm / np.maximum(norms[finite], 1e-300))[:, None]
+    squares = np.minimum(norms[finite], clip_norm) ** 2
+    count = len(norms)
+    return int((norms[finite] > clip_norm).sum()), count, shortened.sum(0) / count, float(squares.sum()) / count
+
+
+def _of_samples(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> Array:
+    """The gradient (n, d) of each sample's loss: all at once, or one by one for a module that cannot."""
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+    def loss(values: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(module, values, (sample[None],)), label[None])
+
+    try:
+        each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(parameters, x, y)
+    except (RuntimeError, ValueError):
+        single = [grad(loss)(parameters, sample, label) for sample, label in zip(x, y, strict=True)]
+        each = {name: torch.stack([own[name] for own in single]) for name in parameters}
+    return np.concatenate([each[name].reshape(len(y), -1).double().numpy() for name in parameters], axis=1)
+
+
+def due(number: int, rounds: int) -> bool:
+    """Whether the figures are computed in round `number`: about `LOOKS` times in a run of so many rounds, each amid equally many."""
+    step = max(1, rounds // LOOKS)
+    return number % step == step // 2
 
 
 def over_run(rows: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, float]:
