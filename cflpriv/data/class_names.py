@@ -6,7 +6,7 @@ Training works, and the accuracy looks like that of a hard problem. Here such la
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from html import unescape
 
 import numpy as np
@@ -15,7 +15,6 @@ from ..types import Array
 
 __all__ = [
     "NOT_A_CLASS",
-    "Place",
     "accidental_pairs",
     "missing_word",
     "no_classes",
@@ -25,9 +24,6 @@ __all__ = [
     "unified",
     "unsure_word",
 ]
-
-Place = Callable[[str], str]
-"""Where a name occurs first, as the beginning of an error."""
 
 _WHOLE = re.compile(r"([+-]?)(0|[1-9][0-9]{0,14})(\.0*)?")
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,2}")
@@ -224,11 +220,3 @@ def no_classes(numbers: Array | None, counts: Array) -> tuple[str, bool]:
     if k > 20 and np.median(counts) < 2:
         return "most of them occur once", False
     return "", False
-
-
-def first_places(cells: Sequence[str]) -> Mapping[str, int]:
-    """The first row of each name."""
-    places: dict[str, int] = {}
-    for row, cell in enumerate(cells):
-        places.setdefault(cell, row)
-    return places
