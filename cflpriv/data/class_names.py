@@ -6,16 +6,24 @@ Training works, and the accuracy looks like that of a hard problem. Here such la
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from html import unescape
 
 import numpy as np
 
 from ..types import Array
 
-__all__ = ["NOT_A_CLASS", "Place", "accidental_pairs", "missing_word", "no_classes", "number_of", "same_name", "unified", "unsure_word"]
-
-Place = Callable[[str], str]
-"""Where a name occurs first, as the beginning of an error."""
+__all__ = [
+    "NOT_A_CLASS",
+    "accidental_pairs",
+    "missing_word",
+    "no_classes",
+    "number_of",
+    "same_name",
+    "strangers",
+    "unified",
+    "unsure_word",
+]
 
 _WHOLE = re.compile(r"([+-]?)(0|[1-9][0-9]{0,14})(\.0*)?")
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,2}")
@@ -115,7 +123,7 @@ def number_of(name: str) -> float | None:
 
 def _likeness(name: str) -> str:
     """What names that differ by accident have in common: capitals, separators, marks at the end, forms of a number, lookalikes."""
-    text = unicodedata.normalize("NFKC", name.translate(_INVISIBLE)).translate(_LOOKS_LIKE).casefold()
+    text = unicodedata.normalize("NFKC", unescape(name).translate(_INVISIBLE)).translate(_LOOKS_LIKE).casefold()
     text = "".join(character for character in text if unicodedata.category(character) not in ("Cf", "Cc"))
     text = text.strip().rstrip(".,;:!").strip("'\"`").strip()
     if (number := number_of(text)) is not None:
@@ -138,7 +146,17 @@ def accidental_pairs(names: Collection[str]) -> tuple[tuple[str, str], ...]:
         for truth in (True, False):
             words = [name for name in sorted(names) if _BOOLEAN[_plain(name)] is truth]
             pairs += [(words[0], words[1])] if len(words) > 1 else []
-    return tuple(pairs)
+    return (*pairs, *_initials(names))
+
+
+def _initials(names: Collection[str]) -> tuple[tuple[str, str], ...]:
+    """Pairs of a letter and the one word that begins with it, where all single letters are such: "m" and "male", "f" and "female"."""
+    letters = sorted(name for name in names if len(name) == 1 and name.isalpha())
+    words = [name for name in names if len(name) > 2 and name.isalpha()]
+    begun = [[word for word in words if word.casefold().startswith(letter.casefold())] for letter in letters]
+    if len(letters) < 2 or any(len(group) != 1 for group in begun):
+        return ()
+    return tuple((group[0], letter) for letter, group in zip(letters, begun, strict=True))
 
 
 def _plain(name: str) -> str:
@@ -166,6 +184,17 @@ def unsure_word(name: str) -> bool:
     return name.strip().casefold() in ("na", "none")
 
 
+def strangers(names: Collection[str]) -> tuple[str, ...]:
+    """Names that are unlike all others: one or two words among numbers, or a negative number of nines among positive ones."""
+    words = sorted(name for name in names if number_of(name) is None)
+    if 0 < len(words) <= 2 <= len(names) - len(words) and len(words) < len(names) / 2:
+        return tuple(words)
+    if words or len(names) < 3:
+        return ()
+    nines = [name for name in names if re.fullmatch(r"-9{2,}(\.0*)?", name)]
+    return tuple(nines) if all(float(name) >= 0 for name in names if name not in nines) else ()
+
+
 def no_classes(numbers: Array | None, counts: Array) -> tuple[str, bool]:
     """Why labels are a quantity or identifiers rather than classes, as words after "N classes in M rows: ", and whether that is sure.
 
@@ -191,11 +220,3 @@ def no_classes(numbers: Array | None, counts: Array) -> tuple[str, bool]:
     if k > 20 and np.median(counts) < 2:
         return "most of them occur once", False
     return "", False
-
-
-def first_places(cells: Sequence[str]) -> Mapping[str, int]:
-    """The first row of each name."""
-    places: dict[str, int] = {}
-    for row, cell in enumerate(cells):
-        places.setdefault(cell, row)
-    return places

@@ -4,6 +4,7 @@ What a guess takes from the table (ranges, categories, dates) is public as soon 
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..errors import InputError
 from .class_names import accidental_pairs, unified
-from .columns import Column, Part, cell_name, cell_number, is_blank, moment
+from .columns import Column, Part, cell_name, cell_number, feature_names, is_blank, moment
 from .plausible import row_numbers
 from .tables import RawTable, names_of_classes, read_table
 
@@ -39,6 +40,7 @@ CLIENTS = (
 MOST_CATEGORIES = 50
 FEW_CATEGORIES = 8
 WORDS_OF_TEXT = 2.5
+_COMMAS = re.compile(r"[+-]?[0-9.]*[0-9](,[0-9]+)*")
 FORMATS = (
     "", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M",
     "%Y/%m/%d %H:%M", "%d.%m.%y", "%b %d, %Y", "%d %b %Y",
@@ -91,12 +93,14 @@ def guessed(path: Path, label: str = "", client: str = "") -> Guess:
     _, classes, _ = names_of_classes([table], label)
     columns, remarks = [], {}
     for name in table.columns:
-        if name not in (label, client):
+        if name != label and (name != client or not client):
             column, remark = _guess(table, name)
             columns.append(column)
             if remark:
                 remarks[name] = remark
     clients = len(set(unified(table.names("client_column", client))[0].values())) if client else 0
+    if not any(feature_names(column) for column in columns):
+        raise InputError(f"{path}: no column beside {label!r} is known to hold features")
     return Guess(label, client, clients, classes, tuple(columns), remarks)
 
 
@@ -116,6 +120,8 @@ def _guess(table: RawTable, name: str) -> tuple[Column, str]:
         if how := row_numbers(name, [numbers] if not blanks else []):
             return Column(name, "ignore"), how
         return _number(name, numbers, blanks)
+    if any("," in str(cell) for cell in there) and all(_COMMAS.fullmatch(str(cell).strip()) for cell in there):
+        return Column(name, "ignore"), "numbers with commas are not read; write them with decimal points, without separators of thousands"
     if (dates := _dates(name, there, blanks)) is not None:
         return dates
     return _names(name, [cell_name(cell) for cell in cells])

@@ -154,6 +154,8 @@ def row_numbers(column: str, values: Sequence[Array]) -> str:
     count up, from client to client anew.
     """
     for part in values:
+        if len(part) >= 3 * FEW and part.min() in (0, 1) and np.array_equal(np.sort(part), np.arange(len(part)) + part.min()):
+            return f"numbers the rows: each of {part.min():g} to {part.max():g} once"
         steps = np.diff(part)
         if len(part) < FEW or not (np.abs(steps) == 1).all() or len(np.unique(steps)) > 1:
             continue

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..protocols.bounded_files import open_regular
 from ..randomness import stream
 from ..types import Array
-from .class_names import accidental_pairs, ascii_if_alike, missing_word, no_classes, number_of, same_name, unified, unsure_word
+from .class_names import accidental_pairs, ascii_if_alike, missing_word, no_classes, number_of, same_name, strangers, unified, unsure_word
 from .columns import Column, cell_name, cell_number, encoded, feature_names
 from .datasets import Dataset, dataset_of
 from .formats import check_cells, csv_row_numbers, read_csv
@@ -309,6 +309,9 @@ def names_of_classes(tables: Sequence[RawTable], label: str) -> tuple[dict[str, 
         )
     unsure = tuple(
         f"column {label!r}: {name!r} is taken as the name of a class, not as a missing value" for name in classes if unsure_word(name)
+    ) + tuple(
+        f"column {label!r}: the class {name!r} ({counts[name]} rows) is unlike the others, which are numbers; is a value missing?"
+        for name in strangers(classes)
     )
     return class_of, classes, (*(f"column {label!r}: {sentence}" for sentence in merged), *unsure)
 

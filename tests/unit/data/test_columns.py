@@ -15,7 +15,8 @@ from cflpriv.data.column_guesses import guessed, source_of
 from cflpriv.data.columns import Column, encoded, feature_names, moment, scaling_of
 from cflpriv.data.tables import TABLES
 from cflpriv.errors import InputError
-from cflpriv.experiments import parse_config
+from cflpriv.experiments import load_config, parse_config
+from cflpriv.experiments.config.table_starter import table_starter
 
 SCHEMA = (
     Column("age", "number", range=(0.0, 100.0), blank="middle"),
@@ -209,8 +210,8 @@ def test_samples_are_private_with_public_ranges_only() -> None:
 
 
 def guess_of(tmp_path: Path, name: str, cells: Sequence[object]) -> Column:
-    table = [[cell, ("a", "b")[i % 2], i % 3] for i, cell in enumerate(cells)]
-    (column,) = guessed(csv_of(tmp_path / "a.csv", table, (name, "label", "client"))).columns
+    table = [[cell, i / 7, ("a", "b")[i % 2], i % 3] for i, cell in enumerate(cells)]
+    column, _ = guessed(csv_of(tmp_path / "a.csv", table, (name, "other", "label", "client"))).columns
     return column
 
 
@@ -229,6 +230,7 @@ def guess_of(tmp_path: Path, name: str, cells: Sequence[object]) -> Column:
         (list(range(40)), Column("x", "ignore")),
         ([""] * 40, Column("x", "ignore")),
         ([f"code{i % 70}" for i in range(200)], Column("x", "text")),
+        ([f"{i},5" for i in range(60)], Column("x", "ignore")),
     ],
 )
 def test_a_column_is_guessed(cells: Sequence[object], column: Column, tmp_path: Path) -> None:
@@ -262,6 +264,18 @@ def test_label_and_client_are_found_by_name_or_asked_for(tmp_path: Path) -> None
     with pytest.raises(InputError, match="is not a table that is known by its name"):
         source_of(tmp_path / "a.xlsx")
     assert math.isfinite(sum(guess.columns[1].ends))
+
+
+def test_a_column_may_have_any_name(tmp_path: Path) -> None:
+    names = ("", 'a "name"\nof two lines', "x.y, z", "País", "label")
+    table = [[i, i / 7, i % 5, ("ES", "FR")[i % 2], ("a", "b")[i % 3 % 2]] for i in range(40)]
+    starter = table_starter(csv_of(tmp_path / "a.csv", table, names), tmp_path / "a.toml", "crossfit")
+    (tmp_path / "a.toml").write_text(starter.text, encoding="utf-8")
+    config = load_config(tmp_path / "a.toml")
+    assert tuple(column.name for column in config.data.columns) == names[:-1]
+    assert len(build_population(config.data).clients) == 8
+    with pytest.raises(InputError, match="no column beside 'label' is known to hold features"):
+        guessed(csv_of(tmp_path / "b.csv", [[i, ("a", "b")[i % 2]] for i in range(40)], ("id", "label")))
 
 
 def test_other_sources_are_guessed_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,8 @@ BAD_LABELS: dict[str, tuple[Sequence[object], str]] = {
     "a point at the end": ([*["over", "under"] * 20, *["over.", "under."] * 4], "'over.' and the class 'over'"),
     "a blank before a number": (["type 1", "type 2"] * 20 + ["type1"], "'type1' and the class 'type 1'"),
     "a word of a database": (["a", "b", r"\N"] * 16, "stands for a missing value"),
+    "a letter for a word": (["male", "female"] * 20 + ["M", "F"], "'F' and the class 'female'"),
+    "an escaped character": (["a&b", "c"] * 20 + ["a&amp;b"], "'a&b' and the class 'a&amp;b'"),
     "a code with a zero": (["1", "2"] * 20 + ["01", "02"], "'1' and the class '01'"),
     "halves": (["0.5", "1.5"] * 20 + ["0.50"], "'0.50' and the class '0.5'"),
     "a Cyrillic letter": (["cat", "dog"] * 20 + ["сat"], r"'\\u0441at' and the class 'cat'"),
@@ -109,6 +111,12 @@ def test_forms_of_one_name_are_one_class(labels: Sequence[str], classes: tuple[s
     assert any("are one name" in note for note in population.notes) == (len(set(labels)) > len(classes))
 
 
+@pytest.mark.parametrize(("labels", "name"), [([0, 1] * 20 + ["unknown"], "unknown"), ([0, 1, 2] * 20 + [-999], "-999")])
+def test_a_class_that_is_unlike_the_others_is_noted(labels: Sequence[object], name: str, tmp_path: Path) -> None:
+    notes = built(tmp_path, rowed(labels)).notes
+    assert any(f"the class {name!r} (1 rows) is unlike the others, which are numbers" in note for note in notes)
+
+
 def test_a_client_or_a_group_that_is_written_in_two_ways_is_one_or_named(tmp_path: Path) -> None:
     rows = rowed(HALF)
     changed = [[*row[:-1], f"{row[-1]}.0" if number % 2 else row[-1]] for number, row in enumerate(rows)]
@@ -128,8 +136,8 @@ def numbered(rows: Rows, start: int = 0) -> list[list[object]]:
 
 
 NAMED: dict[str, tuple[Rows, Rows, Sequence[str], str]] = {
-    "an index of pandas": (numbered(rowed(HALF)), (), ("Unnamed: 0", *HEADER[1:]), r"column 'Unnamed: 0' numbers the rows \(0, 1, 2, …\)"),
-    "an index from 1": (numbered(rowed(HALF), 1), (), ("nr", *HEADER[1:]), r"column 'nr' numbers the rows \(1, 2, 3, …\)"),
+    "an index of pandas": (numbered(rowed(HALF)), (), ("Unnamed: 0", *HEADER[1:]), "column 'Unnamed: 0' numbers the rows"),
+    "an index from 1": (numbered(rowed(HALF), 1), (), ("nr", *HEADER[1:]), "column 'nr' numbers the rows"),
     "an index under any name": (numbered(rowed(HALF)), (), HEADER, "column 'a' numbers the rows"),
     "an index of shuffled rows": (
         [[n, *row[1:]] for n, row in zip(draws().permutation(90)[:48].tolist(), rowed(HALF), strict=True)], (), ("row_id", *HEADER[1:]),
@@ -154,7 +162,11 @@ NAMED: dict[str, tuple[Rows, Rows, Sequence[str], str]] = {
         [[7001 + 13 * (i * 29 % 48), *row[1:]] for i, row in enumerate(rowed(HALF))], (), ("patientId", *HEADER[1:]),
         "column 'patientId' is an index: whole numbers, each once",
     ),
-    "an index down": ([[47 - i, *row[1:]] for i, row in enumerate(rowed(HALF))], (), HEADER, "numbers the rows \\(47, 46, 45, …\\)"),
+    "an index in another order": (
+        [[n, *row[1:]] for n, row in zip(draws().permutation(48).tolist(), rowed(HALF), strict=True)], (), HEADER,
+        "column 'a' numbers the rows: each of 0 to 47 once",
+    ),
+    "an index down": ([[47 - i, *row[1:]] for i, row in enumerate(rowed(HALF))], (), HEADER, "numbers the rows"),
     "rows of another client": (
         [*rowed(HALF)[:12], *([*row[:-1], 1] for row in rowed(HALF)[:12]), *rowed(HALF)[24:]],
         rowed(HALF, draws().normal(9, 1, (48, 3))), HEADER, "24 of 48 training rows are at several clients .*row 14 equals row 2",
@@ -441,7 +453,8 @@ def test_an_index_column() -> None:
     assert row_numbers("age", [np.arange(48.0)[::-1]])
     assert not row_numbers("age", [np.arange(48.0) * 2])
     assert not row_numbers("year", [np.arange(1980.0, 2020.0)])
-    assert not row_numbers("humid", [draws().permutation(48).astype(float)])
+    assert not row_numbers("humid", [draws().permutation(90)[:48].astype(float)])
+    assert row_numbers("patient_id", [draws().permutation(90)[:48].astype(float)])
     assert row_numbers("Unnamed: 0", [np.arange(48.0)[::-1]])
     assert not row_numbers("id", [np.arange(48.0) / 3])
 
