@@ -66,7 +66,7 @@ def deadened(model: Model, vector: Array) -> Array:
 
 
 def _has_bias(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear | nn.Conv2d) and layer.bias is not None
+    return isinstance(layer, nn.Linear | nn.Conv2d) and sum(1 for _ in layer.parameters()) == 2  # frozen ones are not sent
 
 
 def isolate(

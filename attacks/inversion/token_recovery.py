@@ -168,12 +168,16 @@ def _neighbours(window: Array, words: Array) -> Array:
 
 
 def embedding_of(model: Model) -> tuple[int, tuple[int, int]] | None:
-    """Where the weights of a model's embedding begin in the parameter vector, and their shape (words, units); None if it has none."""
+    """Where the weights of a model's embedding begin in the parameter vector, and their shape (words, units).
+
+    None if it has none, or a frozen one.
+    """
     embedding = next(((name, module) for name, module in build_module(model).named_modules() if isinstance(module, nn.Embedding)), None)
     if embedding is None:
         return None
     name = f"{embedding[0]}.weight".lstrip(".")
-    return next(offset for own, _, offset in model.layout if own == name), (embedding[1].num_embeddings, embedding[1].embedding_dim)
+    offset = next((offset for own, _, offset in model.layout if own == name), None)
+    return None if offset is None else (offset, (embedding[1].num_embeddings, embedding[1].embedding_dim))
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ class _Probe:
         size, mode = len(x), "training" if training else "evaluation"
         before, state = x.clone(), self._state()
         in_mode(self.module, training)
-        modes, numbers = [layer.training for layer in self.module.modules()], _numbers()
+        default, modes, numbers = torch.get_default_dtype(), [layer.training for layer in self.module.modules()], _numbers()
         where = f"in {mode} mode on a batch of {size}"
         torch.default_generator.manual_seed(seed)
         try:
@@ -161,7 +161,7 @@ class _Probe:
                 with torch.no_grad():
                     self.module(x.clone())
             scores = self.module(x.clone())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._failed(error, before, where)
             return None
         self._check(scores, size, where)
@@ -169,6 +169,9 @@ class _Probe:
         self._compare_parameters()
         if modes != [layer.training for layer in self.module.modules()]:
             raise _Problem("its forward pass switches between training and evaluation mode; leave the mode to the training")
+        if default != torch.get_default_dtype():
+            torch.set_default_dtype(default)
+            raise _Problem("its forward pass sets torch's default dtype, which other modules use too; convert tensors instead")
         if numbers != _numbers():
             raise _Problem("its forward pass draws from numpy.random or random; draw from torch, whose generator the training seeds")
         if not scores.requires_grad:
@@ -186,7 +189,7 @@ class _Probe:
         self.changed |= {name for name, mark in self._state().items() if state.get(name) != mark}
         return _Pass(scores.detach().clone(), tuple(None if gradient is None else gradient.clone() for gradient in gradients))
 
-    def _failed(self, error: Exception, x: Tensor, where: str) -> None:
+    def _failed(self, error: BaseException, x: Tensor, where: str) -> None:
         layer = _failing_layer(self.module, x)
         if len(x) == 1 and isinstance(error, ValueError) and (self.by_batch or "more than 1 value per channel" in str(error)):
             self.alone = (
@@ -208,6 +211,8 @@ class _Probe:
             samples = {1: "one sample", 2: "two samples"}.get(size, f"{size} samples")
             hint = "; is there a squeeze() that drops the batch's axis?" if size == 1 else ""
             raise _Problem(f"gives {tuple(scores.shape)} for {samples}, expected {expected}, a score for each class{hint}")
+        if scores.layout != torch.strided:
+            raise _Problem(f"gives scores in the layout {scores.layout}, expected a dense tensor; use to_dense()")
         if not scores.is_floating_point():
             raise _Problem(f"gives {str(scores.dtype).removeprefix('torch.')} scores, expected floating-point scores before any argmax")
         if not bool(torch.isfinite(scores).all()):
@@ -221,9 +226,11 @@ class _Probe:
             kept = self.buffers[name]
             if buffer.shape != kept.shape or not torch.equal(torch.nan_to_num(buffer), torch.nan_to_num(kept)):
                 layer, _, last = name.rpartition(".")
+                normed = isinstance(self.module.get_submodule(layer), _NormBase)
+                advice = "use GroupNorm" if normed else "keep nothing of a pass in a buffer or a frozen parameter"
                 raise _Problem(
                     f"layer {layer or type(self.module).__name__!r} keeps running statistics ({last}), which are not parameters: they "
-                    "would not be averaged, and would stay from client to client; use GroupNorm"
+                    f"would not be averaged, and would stay from client to client; {advice}"
                 )
 
     def _compare_parameters(self) -> None:
@@ -386,7 +393,7 @@ def _failing_layer(module: nn.Module, x: Tensor) -> str:
     with _listening(module, entered.append, lambda name: entered.remove(name)):
         try:
             module(x.clone())
-        except Exception:
+        except (Exception, SystemExit):
             name = entered[-1] if entered else ""
             return f"layer {name!r} ({type(module.get_submodule(name)).__name__})" if name else type(module).__name__
     return type(module).__name__

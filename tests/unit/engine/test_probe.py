@@ -3,6 +3,7 @@
 import math
 import random
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -150,6 +151,16 @@ REFUSED: dict[str, tuple[Factory, str]] = {
     "tuple": (user_module(lambda m, x: (m.out(x.flatten(1)), x)), r"gives a tuple, expected one tensor \(2, 4\)"),
     "dict": (user_module(lambda m, x: {"scores": m.out(x.flatten(1))}), "gives a dict"),
     "labels": (user_module(lambda m, x: m.out(x.flatten(1)).argmax(1)), r"gives \(2,\) for two samples"),
+    "sparse": (user_module(lambda m, x: m.out(x.flatten(1)).to_sparse()), "expected a dense tensor"),
+    "default dtype": (
+        user_module(lambda m, x: _after(m, x, lambda m: torch.set_default_dtype(torch.float64))),
+        "sets torch's default dtype",
+    ),
+    "teacher": (
+        user_module(lambda m, x: _after(m, x, lambda m: m.t.mul_(0.9)), lambda m: setattr(m, "t", nn.Parameter(torch.ones(3), False))),
+        r"\(t\).*keep nothing of a pass in a buffer or a frozen parameter",
+    ),
+    "exits": (user_module(lambda m, x: sys.exit(3)), "fails in training mode.*SystemExit: 3"),
     "integers": (user_module(lambda m, x: functional.one_hot(m.out(x.flatten(1)).argmax(1), CLASSES)), "gives int64 scores"),
     "classes": (user_module(lambda m, x: m.out(x.flatten(1))[:, :3]), r"gives \(2, 3\) for two samples, expected \(2, 4\)"),
     "not finite": (user_module(lambda m, x: m.out((x.flatten(1) - 1).log())), "gives scores that are not finite"),
