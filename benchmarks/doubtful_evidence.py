@@ -355,8 +355,7 @@ def other_model(audit: Audit) -> State:
         torch.default_generator.manual_seed(99)
         fresh = deepcopy(audit.model)
         for layer in fresh.modules():
-            reset = getattr(layer, "reset_parameters", None)
-            if callable(reset):
+            if callable(reset := getattr(layer, "reset_parameters", None)):
                 reset()
         return fresh.state_dict()
 
@@ -411,7 +410,7 @@ MISUSES: Mapping[str, Callable[[Audit], Audit]] = {
     "standardised": lambda a: each(a, lambda i, u: replace(u, x=standard(a, u.x), outside=None)),
     "auxiliary standardised": lambda a: replace(a, auxiliary=(standard(a, a.auxiliary[0]), a.auxiliary[1])),
     "auxiliary labels shuffled": lambda a: replace(a, auxiliary=(a.auxiliary[0], shuffled(a.auxiliary[1]))),
-    "auxiliary labels in order": lambda a: replace(a, auxiliary=(a.auxiliary[0], a.auxiliary[1].sort().values)),
+    "auxiliary labels in order": lambda a: replace(a, auxiliary=(a.auxiliary[0], torch.sort(a.auxiliary[1])[0])),
     "outside is x": lambda a: each(a, lambda i, u: replace(u, outside=(u.x, u.y))),
     "outside half members": lambda a: each(a, lambda i, u: replace(u, outside=halved(a, i))),
     "outside of other clients": lambda a: each(a, lambda i, u: replace(u, outside=(of(a, i + 1).x, of(a, i + 1).y))),

@@ -8,8 +8,8 @@ What correct input would need to fail, with its probability:
 - direction: the loss of the client's own samples rises (`RISES`, one-sided paired t-test over samples), and the cosine is below −`AWAY` and
   below −`DEVIATIONS` deviations of the cosine of isotropic noise, 1 / √d (p < 1e-9 for private updates however noisy). An update that
   goes where other clients' updates go is excepted: variance reduction as in SCAFFOLD moves a client towards all clients' mean.
-- exchange: another assignment of data to clients explains the updates better than the declared one, by `GAP` in the mean cosine of the
-  clients that change places, and by more than isotropic noise of the length of all that no data explain can, over all assignments. Updates
+- exchange: another assignment of data to clients explains each update that changes places better than the declared one, by `GAP` in the
+  mean of the cosines, and by more than isotropic noise of the length of all that no data explain can, over all assignments. Updates
   that are much less apart than gradients (`APART`) are excepted, as under variance reduction.
 """
 
@@ -39,7 +39,7 @@ RISES = 1e-3
 AWAY = 0.05
 TOGETHER = 0.5
 DEVIATIONS = 6.0
-GAP = 0.02
+GAP = 0.1
 APART = 0.3
 
 
@@ -176,10 +176,11 @@ def exchanged(system: System) -> str:
     changed = np.flatnonzero(best != np.arange(m))
     if not len(changed) or 1 - _alike(updates) < APART * (1 - _alike(slopes)):
         return ""
-    gap = float((fit[changed, best[changed]] - fit[changed, changed]).sum())
+    gaps = fit[changed, best[changed]] - fit[changed, changed]
+    gap = float(gaps.sum())
     # the sum of 2 c cosines of noise, over all assignments
     noise = float(np.sqrt(2 * np.square(left[changed]).sum())) * (math.sqrt(2 * math.lgamma(m + 1)) + DEVIATIONS)
-    if gap / len(changed) < GAP or gap <= noise:
+    if gap / len(changed) < GAP or gap <= noise or gaps.min() <= 0:
         return ""
     pairs = ", ".join(f"client {clients[place]} those of client {clients[best[place]]}" for place in changed[:4])
     return f"the updates fit other clients' samples better than the client's own: {pairs}; give each client's x and y with its own states"

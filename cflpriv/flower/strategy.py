@@ -255,7 +255,8 @@ class ClusteredAveraging:
         if row.get("zero_sums") and self.protection.secure:
             words = (
                 f"{row['zero_sums']} secure sum(s) of updates are zero: no client changed a parameter by as much as a step of the "
-                f"quantiser, which protection.secagg_clip = {clip:g} sets; use a smaller one on both sides, or check that clients train"
+                f"quantiser, which protection.secagg_clip = {clip:g} sets; use a smaller one on server and clients, or check that clients "
+                "train"
             )
             _warn(result, where, words)
         if row.get("rounding", 0.0) > MOST_ROUNDED:

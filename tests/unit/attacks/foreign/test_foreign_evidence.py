@@ -14,6 +14,8 @@ from report_pages import page_of
 
 from benchmarks.doubtful_evidence import BASES, CORRECT, MISUSES, Audit, made, reasons
 from cflpriv.attacks import audit_updates, save_updates
+from cflpriv.attacks.foreign.foreign_evidence import doubts_of
+from cflpriv.attacks.foreign.foreign_system import system_of
 from cflpriv.engine.models import MODELS
 from cflpriv.errors import InputError
 
@@ -82,9 +84,6 @@ def test_later_samples_of_a_client_are_those_of_its_first_update(tmp_path: Path)
 def test_without_a_model_states_are_examined() -> None:
     _, updates, _ = scene()
     bare = [replace(one, after={name: value - one.before[name] for name, value in one.after.items()}) for one in updates]
-    from cflpriv.attacks.foreign.foreign_evidence import doubts_of
-    from cflpriv.attacks.foreign.foreign_system import system_of
-
     system = system_of(None, bare, None, SETTINGS, classes=10, shape=(1, 8, 8))
     assert "unrelated states" in doubts_of(system)
     assert not doubts_of(system_of(None, list(updates), None, SETTINGS, classes=10, shape=(1, 8, 8)))
