@@ -31,8 +31,8 @@ WEIGHED = "secagg: the effective number of clients of every sum is at least the 
 STUCK = 1e8
 """Parameters so large that a step of training is lost in rounding (float32); alike for all classes, so that losses stay finite."""
 SLOW = 1e-30
-LARGE, SMALL = 1e9, 1e-7
-"""The limit of weights where clients have none of their own, and the least weight as a share of it."""
+LARGE, SMALL = 1e9, 1e-6
+"""The limit of weights where clients have none of their own, and the least weight as a share of it, such that a weight still has levels."""
 
 
 def useless(run: AttackRun) -> Array:

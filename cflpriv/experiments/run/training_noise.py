@@ -13,6 +13,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from ...engine.device import tensor
 from ...engine.models import Model
 from ...privacy.settings import Noise
 from ...transports.hosts import LocalHost
@@ -73,7 +74,7 @@ def _of_client(host: LocalHost, client: int, model: Model, clip_norm: float) -> 
         return None
     data = host.members.data[client]
     places = np.linspace(0, len(data.y_train) - 1, min(SAMPLES, len(data.y_train))).astype(np.int64)
-    x, y = model.inputs(data.x_train[places]), torch.from_numpy(data.y_train[places])
+    x, y = model.inputs(data.x_train[places]), tensor(data.y_train[places])
     gradients = _of_samples(model.load(np.asarray(kept[0])), x, y)
     norms = np.linalg.norm(gradients, axis=1)
     finite = np.isfinite(norms)
@@ -95,7 +96,7 @@ def _of_samples(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> Ar
     except (RuntimeError, ValueError):
         single = [grad(loss)(parameters, sample, label) for sample, label in zip(x, y, strict=True)]
         each = {name: torch.stack([own[name] for own in single]) for name in parameters}
-    return np.concatenate([each[name].reshape(len(y), -1).double().numpy() for name in parameters], axis=1)
+    return np.concatenate([each[name].reshape(len(y), -1).double().cpu().numpy() for name in parameters], axis=1)
 
 
 def due(number: int, rounds: int) -> bool:

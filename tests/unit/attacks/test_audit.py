@@ -336,7 +336,7 @@ def test_the_matrix_shows_the_least_comforting_figure_and_counts_the_others() ->
     from cflpriv.experiments.report.audit_report import attack_matrix
     from cflpriv.experiments.report.audit_words import ORDER
 
-    assert ORDER == ("leaks", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see")
+    assert ORDER == ("leaks", "evidence_doubtful", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see")
     for place, status in enumerate(ORDER):
         cells = [{"attack": "a", "metric": one, "adversary": "server", "status": one, "value": 1.0} for one in reversed(ORDER[place:])]
         (item,) = attack_matrix([("x", "", cells)])["lines"][0]["places"][0]

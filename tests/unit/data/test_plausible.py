@@ -214,7 +214,8 @@ def test_warnings_reach_summary_and_console(tmp_path: Path) -> None:
 def test_more_samples_than_clients_have_are_named_with_the_steps(tmp_path: Path) -> None:
     tree: dict[str, Any] = {
         "data": {"clients": 6}, "model": {"name": "linear"}, "algorithm": {"name": "fedavg"},
-        "training": {"rounds": 0, "weights": "equal"}, "privacy": {"unit": "sample", "epsilon": 8.0, "delta": 1e-7, "samples": 10**6},
+        "training": {"rounds": 0, "batch_size": 10, "lr": 0.1, "weights": "equal"},
+        "privacy": {"unit": "sample", "epsilon": 8.0, "delta": 1e-7, "samples": 10**6},
     }  # fmt: skip
     words = r"privacy.samples = 1,000,000: the largest client has 240 training samples, so each client takes 100,000 steps a round"
     with pytest.warns(CflprivWarning, match=words):

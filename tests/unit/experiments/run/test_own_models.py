@@ -127,7 +127,8 @@ def test_an_odd_module_of_a_plugin_is_one_line_and_a_pass_in_place_is_right(
         "class InPlace(Plain):\n    def forward(self, x):\n        return self.out(x.sub_(0.3).div_(0.5).flatten(1))\n\n\n"
         "class Squeezed(Plain):\n    def forward(self, x):\n        return super().forward(x).squeeze()\n\n\n"
         "for name, kind in {'test_plain': Plain, 'test_in_place': InPlace, 'test_squeezed': Squeezed}.items():\n"
-        "    cflpriv.register_model(name, kind, name)\n"
+        "    cflpriv.register_model(name, kind, name)\n",
+        encoding="utf-8",
     )
     config = (
         '[data]\nsource = "digits"\nclients = 6\nrotations = [0, 90]\n[model]\nname = "NAME"\n'
@@ -137,7 +138,7 @@ def test_an_odd_module_of_a_plugin_is_one_line_and_a_pass_in_place_is_right(
     try:
         for name in ("test_plain", "test_in_place", "test_squeezed"):
             path = tmp_path / f"{name}.toml"
-            path.write_text(config.replace("NAME", name))
+            path.write_text(config.replace("NAME", name), encoding="utf-8")
             code = in_process(monkeypatch, "run", str(path), "--plugin", str(plugin), "--out", str(tmp_path / name))
             output = capsys.readouterr()
             if name == "test_squeezed":
@@ -146,7 +147,7 @@ def test_an_odd_module_of_a_plugin_is_one_line_and_a_pass_in_place_is_right(
                 assert "Traceback" not in output.err
                 continue
             assert code == 0, output
-            accuracies.append(json.loads((tmp_path / name / "summary.json").read_text())["accuracy_mean"])
+            accuracies.append(json.loads((tmp_path / name / "summary.json").read_text(encoding="utf-8"))["accuracy_mean"])
     finally:
         for name in ("test_plain", "test_in_place", "test_squeezed"):
             MODELS.pop(name, None)
