@@ -11,7 +11,6 @@ Small integers, ratings and sparse counts repeat by nature, so a repetition alon
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binom
 
 from ..types import Array
 
@@ -59,6 +58,8 @@ def repeats_of(x_train: Array, x_test: Array, owners: Array | None = None) -> Re
     kind = np.result_type(x_train, x_test)
     keys = np.concatenate([_keys(x, kind) for x in (x_train, x_test)])
     _, group = np.unique(keys, return_inverse=True)
+    from scipy.special import bdtrc  # loads a hundred modules
+
     n, t = len(x_train), len(x_test)
     train, test = group[:n], group[n:]
     counts = np.bincount(group, minlength=int(group.max()) + 1)
@@ -67,7 +68,7 @@ def repeats_of(x_train: Array, x_test: Array, owners: Array | None = None) -> Re
     inside = np.bincount(train, minlength=len(counts))
     leaked = np.flatnonzero(inside[test] > 0)
     twice = int((inside[train] > 1).sum())
-    by_chance = binom.sf(len(leaked) - 1, t, (twice + 1) / (n + 2))
+    by_chance = bdtrc(len(leaked) - 1, t, (twice + 1) / (n + 2))  # so many of t, or more
     impossible = _impossible(x_train, x_test, counts)
     found: dict[str, int | tuple[int, int]] = {}
     if _matters(leaked, test, t) and (by_chance < SURE or impossible):
