@@ -165,7 +165,8 @@ def flat(tensor: Tensor) -> Tensor:
 
 def slopes(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of a loss by parameters; zeros for a parameter that has no influence on it."""
-    return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
+    made = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    return [gradient.detach() for gradient in made]  # zeros of earlier releases of torch require gradients
 
 
 def trained_shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:

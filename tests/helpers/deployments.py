@@ -18,18 +18,13 @@ from flwr.app import Context, Message
 from quick_flower import commands
 from safetensors.numpy import load_file
 
-from cflpriv.algorithms.interface import Algorithm
-from cflpriv.contract.protection import Protection
-from cflpriv.contract.schedule import SCORES, Schedule, TaskRequest
+from cflpriv.contract.schedule import SCORES
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
-from cflpriv.federation.contract_record import Contract, make_contract
 from cflpriv.federation.server import FederationServer
 from cflpriv.flower.client import client_app, write_identities
-from cflpriv.privacy.settings import Privacy
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.protocols.keys import Roster
 from cflpriv.transports.simulation import simulate
 from cflpriv.types import ClientData, Population
 
@@ -346,16 +341,3 @@ __all__ = [
     "APP", "DyingGrid", "begun", "check_models", "check_run_folder", "deaths_of", "kill_in_stage", "local_models", "loopback",
     "messages_of", "quick_loopback", "rows_of", "run_with_deaths", "stages_of", "start_again", "survivors_of",
 ]  # fmt: skip
-
-
-def contract_of(
-    algorithm: Algorithm | None, *requests: TaskRequest, protection: Protection | None = None, roster: Roster | None = None, seed: int = 1,
-    rounds: int = 10, name: str = "", models: int = 1,
-) -> Contract:  # fmt: skip
-    """The contract of an algorithm, or of `requests` in every round, for a server that a test starts by itself."""
-    schedule = Schedule(round=requests, models=models) if algorithm is None else algorithm.schedule
-    assert schedule is not None
-    return make_contract(
-        run=name, algorithm="none" if algorithm is None else algorithm.name, settings={}, rounds=rounds, seed=seed, schedule=schedule,
-        protection=protection or Protection(), privacy=Privacy(), roster=roster,
-    )  # fmt: skip

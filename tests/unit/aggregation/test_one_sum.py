@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import pytest
-from deployments import contract_of
+from agreements import contract_of
 from loopback import remote
 from scenes import eye, federation, population, sums_of, training
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from deployments import contract_of
+from agreements import contract_of
 from scenes import population, training
 
 from cflpriv.contract.protection import Protection

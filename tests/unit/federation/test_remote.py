@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deployments import contract_of
+from agreements import contract_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loopback import ENTROPY, Loopback, RawArray, remote

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from deployments import DyingGrid, contract_of
+from agreements import contract_of
+from deployments import DyingGrid
 from scenes import continuum, federation, population, training
 
 from cflpriv.algorithms import crossfit

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from deployments import DyingGrid, contract_of
+from agreements import contract_of
+from deployments import DyingGrid
 from scenes import federation, mlp_training, population
 
 from cflpriv.algorithms import ALGORITHMS

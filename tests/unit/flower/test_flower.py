@@ -18,8 +18,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
+from agreements import contract_of
 from checkout import ROOT
-from deployments import APP, contract_of
+from deployments import APP
 from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -133,8 +134,9 @@ def test_serve_writes_the_run_folder_of_a_local_run(tmp_path: Path) -> None:
     truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
     with pytest.raises(InputError, match=r"0 of 4 clients answered within .* refusals"):
         serve(FakeGrid({}), config, tmp_path / "none", scene, clients=4, wait_seconds=0.1, report=str)  # type: ignore[arg-type]
-    summary = serve(grid, config.with_("protection", min_cohort=0), tmp_path / "run", scene, clients=4, truth=truth, report=str)  # type: ignore[arg-type]
-    assert summary["rounds_skipped"] == 1, "clients whose minimum cohort size is higher than the server's give nothing"
+    lower = config.with_("protection", min_cohort=0)
+    with pytest.raises(InputError, match=r"0 of 4 clients answered within .* refusals"):  # their minimum is higher than the contract's
+        serve(grid, lower, tmp_path / "run", scene, clients=4, wait_seconds=0.1, truth=truth, report=str)  # type: ignore[arg-type]
     grid = deployment(tmp_path / "again", scene)
     config = config.with_("protection", min_cohort=0).with_("run", record="full")
     summary = serve(grid, config, tmp_path / "open", scene, clients=4, truth=truth, report=str)  # type: ignore[arg-type]

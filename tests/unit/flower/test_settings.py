@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from deployments import contract_of
+from agreements import contract_of
 from fake_grid import FakeGrid
 from flwr.clientapp import ClientApp
 

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("nvflare.apis", reason="the extra `nvflare` is not installed")
 
+from agreements import contract_of
 from checkout import ROOT
-from deployments import contract_of
 from fake_controller import context, controlled, deployment, task_of, transport
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.signal import Signal
