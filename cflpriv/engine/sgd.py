@@ -376,5 +376,6 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
             return [totals[i].contiguous() for i in stack.moving]
         loss = (losses * batch.weights).sum() if isinstance(batch.weights, Tensor) else losses.sum() * batch.weights
         # the fused update walks parameter, gradient and velocity in one order, so all must be contiguous
-        slopes = torch.autograd.grad(loss, [leaves[i] for i in stack.moving], allow_unused=True, materialize_grads=True)
+        made = torch.autograd.grad(loss, [leaves[i] for i in stack.moving], allow_unused=True, materialize_grads=True)
+        slopes = [slope.detach() for slope in made]  # zeros of earlier releases of torch require gradients
         return [gradient.contiguous() for gradient in slopes]

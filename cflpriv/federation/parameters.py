@@ -130,7 +130,7 @@ def _smaller(value: Any, times: int) -> Any:
     if array.dtype.kind != "f" or array.size < 2:  # a setting of a task, not a model
         return value
     place = np.unravel_index(np.argmax(np.abs(array)), array.shape)
-    towards = array.dtype.type(0 if array[place] else 1)
+    towards = array.dtype.type(-np.inf if array[place] > 0 else np.inf)  # past zero, so that each number of times has its own name
     for _ in range(times):
         array[place] = np.nextafter(array[place], towards)
     return array

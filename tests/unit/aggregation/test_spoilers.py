@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from loopback import Loopback, Spoil, remote, spoilt
@@ -152,6 +152,7 @@ def test_names_that_a_resumed_server_used_are_not_used_again() -> None:
     assert again.saved()["unopened"] == fed.saved()["unopened"] == [1, 2]
 
 
+@example(np.array([1e-45, 0], np.float32), 1)
 @given(hnp.arrays(np.float32, hnp.array_shapes(max_dims=2), elements=st.floats(-(2.0**100), 2.0**100, width=32)), st.integers(0, 40))
 def test_a_model_of_another_name_differs_in_one_number_by_units_in_the_last_place(model: Any, times: int) -> None:
     sent: dict[str, Any] = {"model": model, "models": [Shared(model), Shared(model)], "rate": 1.0, "step": np.arange(3)}
