@@ -109,7 +109,7 @@ def counts_shape(classes: int) -> tuple[int, int]:
 
 
 def counts_these(confusion: Array, correct: float, count: float, classes: int) -> bool:
-    """Whether an array, which another party may have made, is counts of `count` samples of which `correct` are right."""
+    """Whether an array, which another party may have made, counts `count` samples, `correct` of them right."""
     if confusion.shape != counts_shape(classes) or not np.isfinite(confusion).all():
         return False
     if (confusion < 0).any() or (confusion != np.floor(confusion)).any():
@@ -145,7 +145,7 @@ def useless(counts: ClassCounts, who: str, names: Sequence[str] = (), majority: 
     label = counts.constant
     if label is not None:
         return (
-            f"{who} predicts class {named(label)} for all {total} test samples, of which {total - int(counts.samples[label])} are of "
+            f"{who} predicts class {named(label)} for all {total} test samples, and {total - int(counts.samples[label])} are of "
             f"other classes: accuracy {counts.constant_accuracy(label):.1%} is the share of that class, and balanced accuracy {1 / k:.1%} "
             "that of any constant prediction; it learned nothing that tells classes apart"
         )

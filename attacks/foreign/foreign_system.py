@@ -290,8 +290,8 @@ def _records_of(
 
 def check_same_samples(first: tuple[Any, Any], later: tuple[Any, Any], where: str) -> None:
     """Raises `InputError` if the samples of a client's later update are not those of its first, which all its updates are scored by."""
-    for name, one, other in zip("xy", first, later, strict=True):
-        if one is not other and not np.array_equal(np.asarray(one), np.asarray(other)):
+    for name, before, after in zip("xy", first, later, strict=True):
+        if before is not after and not np.array_equal(np.asarray(before), np.asarray(after)):
             raise InputError(
                 f"{where}: {name} of a later update is not that of the first; give each client a number of its own, and in all its updates "
                 "all samples that it trained on"

@@ -121,16 +121,16 @@ def untrained(name: str, y_train: Array, y_test: Array, names: Mapping[int, str]
 def warnings_of_rows(name: str, x_train: Array, x_test: Array, owners: Array | None, where: Where) -> tuple[str, ...]:
     """Warnings of test rows that are training rows, and of training rows that repeat."""
     repeats = repeats_of(x_train, x_test, owners)
-    found = []
+    remarks = []
     if repeats.tested:
         test, train = repeats.test_pair
-        found.append(
+        remarks.append(
             f"{name}: {repeats.tested} of {len(x_test)} test rows equal a training row ({where('test', test)} equals "
             f"{where('train', train)}), so scores are too high; remove them from one of the parts"
         )
     if repeats.shared:
         first, second = repeats.shared_pair
-        found.append(
+        remarks.append(
             f"{name}: {repeats.shared} of {len(x_train)} training rows are at several clients ({where('train', second)} equals "
             f"{where('train', first)}); a row that two clients have is not protected as the data of one, and groups look alike"
         )
@@ -140,11 +140,11 @@ def warnings_of_rows(name: str, x_train: Array, x_test: Array, owners: Array | N
         def at(row: int) -> str:
             return where("train", row) if row < len(x_train) else where("test", row - len(x_train))
 
-        found.append(
+        remarks.append(
             f"{name}: {repeats.doubled} of {len(x_train) + len(x_test)} rows occur earlier, too ({at(second)} equals {at(first)}), and may "
             "be divided among clients, or among training and test; remove the repetitions"
         )
-    return tuple(found)
+    return tuple(remarks)
 
 
 def row_numbers(column: str, values: Sequence[Array]) -> str:
@@ -178,11 +178,11 @@ def row_numbers(column: str, values: Sequence[Array]) -> str:
 
 def _numbering(name: str, x_train: Array, x_test: Array) -> tuple[str, ...]:
     """Warnings of features of arrays that number the samples."""
-    found = []
+    remarks = []
     for column in range(x_train.shape[1]):
         if how := row_numbers("", [x_train[:, column], x_test[:, column]]):
-            found.append(f"{name}: feature {column} {how}; leave it out, since a model can only memorise it")
-    return tuple(found)
+            remarks.append(f"{name}: feature {column} {how}; leave it out, since a model can only memorise it")
+    return tuple(remarks)
 
 
 def _scales(name: str, x_train: Array, x_test: Array) -> tuple[str, ...]:

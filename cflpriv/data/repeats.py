@@ -70,15 +70,15 @@ def repeats_of(x_train: Array, x_test: Array, owners: Array | None = None) -> Re
     twice = int((inside[train] > 1).sum())
     by_chance = bdtrc(len(leaked) - 1, t, (twice + 1) / (n + 2))  # so many of t, or more
     impossible = _impossible(x_train, x_test, counts)
-    found: dict[str, int | tuple[int, int]] = {}
+    repeats: dict[str, int | tuple[int, int]] = {}
     if _matters(leaked, test, t) and (by_chance < SURE or impossible):
         row = int(leaked[0])
-        found |= {"tested": len(leaked), "test_pair": (row, int(np.flatnonzero(train == test[row])[0]))}
+        repeats |= {"tested": len(leaked), "test_pair": (row, int(np.flatnonzero(train == test[row])[0]))}
     if impossible:
-        found |= {} if owners is None else _shared(train, inside, owners)
-    if impossible and not found:
-        found |= _doubled(group)
-    return Repeats(**found)  # type: ignore[arg-type]
+        repeats |= {} if owners is None else _shared(train, inside, owners)
+    if impossible and not repeats:
+        repeats |= _doubled(group)
+    return Repeats(**repeats)  # type: ignore[arg-type]
 
 
 def _matters(rows: Array, group: Array, of: int) -> bool:

@@ -235,13 +235,13 @@ def features_of(table: RawTable, schema: Sequence[Column], others: Collection[st
 
 def _index_columns(tables: Sequence[RawTable], names: Sequence[str]) -> tuple[str, ...]:
     """Warnings of features that number the rows."""
-    found = []
+    remarks = []
     for name in names:
         how = row_numbers(name, [np.array([cell_number(cell) for cell in table.columns[name]]) for table in tables])
         if how:
             advice = "leave it out (data.feature_columns, or type 'ignore' in data.columns), since a model can only memorise it"
-            found.append(f"{tables[0].path}: column {name!r} {how}; {advice}")
-    return tuple(found)
+            remarks.append(f"{tables[0].path}: column {name!r} {how}; {advice}")
+    return tuple(remarks)
 
 
 def _check_range(x: Array, tables: Sequence[RawTable], features: Sequence[str], scaling: Scaling) -> None:

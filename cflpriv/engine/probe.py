@@ -300,14 +300,14 @@ class _Probe:
 
     def _numbers_kept(self) -> dict[str, Any]:
         """Copies of numbers and tensors in attributes of the layers, and of objects there, by name."""
-        found: dict[str, Any] = {}
+        kept: dict[str, Any] = {}
         for layer_name, layer in self.module.named_modules():
             for name, value in own_attributes(layer).items():
                 inner = vars(value) if _is_plain_object(value) else {}
                 for key, item in ((name, value), *((f"{name}.{key}", item) for key, item in inner.items())):
                     if isinstance(item, int | float | Tensor):
-                        found[f"{layer_name}.{key}" if layer_name else key] = item.detach().clone() if isinstance(item, Tensor) else item
-        return found
+                        kept[f"{layer_name}.{key}" if layer_name else key] = item.detach().clone() if isinstance(item, Tensor) else item
+        return kept
 
     def _again(self, x: Tensor, training: bool, seed: int) -> _Pass:
         made = self._run(x, training, seed)

@@ -191,7 +191,8 @@ def _private(contract: Contract, privacy: dict[str, Any], secure: bool) -> Itera
             yield f"               {rows} adds the noise itself: it protects from everybody"
     if noise is not None:
         who = "the members of a sum add the noise together" if noise.shares else "this client adds the noise itself"
-        yield f"               {who}, in the private form of each task: it protects from everybody;"
+        whom = "from everybody, as far as members add theirs" if noise.shares else "from everybody"
+        yield f"               {who}, in the private form of each task: it protects {whom};"
         batches = f"random batches of about {noise.sampling_rate * noise.samples:.0f} of {noise.samples:g} samples"
         yield f"               clip {noise.clip_norm:g}, {noise.training:.3g} x clip a step, {batches}"
 
@@ -264,7 +265,7 @@ def _left_open(contract: Contract, protection: Protection, privacy: dict[str, An
         yield "whether the server adds the noise, and whom it shows this client's values; the ledger counts what the noise would cost"
     if protection.secure:
         yield (
-            f"who is in a sum with this client: the server picks the clients, and if all other members "
+            "who is in a sum with this client: the server picks the clients, and if all other members "
             f"work with it, it has this client's value{own}"
         )
         within = ", up to the noise" if privacy.get("unit") != "none" else ""

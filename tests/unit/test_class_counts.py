@@ -75,7 +75,7 @@ def test_what_another_party_calls_counts_must_agree_with_its_other_numbers() -> 
 def test_a_constant_prediction_is_named_with_its_class_and_figures() -> None:
     counts = counted(np.array([[820.0, 0.0], [180.0, 0.0]]))
     line = useless(counts, "the model", ("normal", "fall"), 0)
-    assert "predicts class 'normal' for all 1000 test samples, of which 180 are of other classes" in line
+    assert "predicts class 'normal' for all 1000 test samples, and 180 are of other classes" in line
     assert "accuracy 82.0%" in line
     assert "balanced accuracy 50.0%" in line
     assert useless(counted(np.array([[820.0, 0.0], [0.0, 0.0]])), "the model") == "", "one class occurs, and its prediction is right"

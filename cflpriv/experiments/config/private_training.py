@@ -35,14 +35,14 @@ class DerivedFloat(float):
     """A number that the configuration left out. A rule sets it when the size of the model is known; until then it is the largest value."""
 
 
-def with_private_values(training: TrainingSection, given: Mapping[str, Any], privacy: Privacy) -> dict[str, Any]:
-    """The keys of `[training]` that a rule sets: those that are not `given`, under sample-level privacy with a number of samples."""
+def with_private_values(training: TrainingSection, configured: Mapping[str, Any], privacy: Privacy) -> dict[str, Any]:
+    """The keys of `[training]` that a rule sets: those that are not `configured`, under sample-level privacy with a number of samples."""
     if privacy.unit != "sample" or not privacy.samples:
         return {}
     values: dict[str, Any] = {"rounds": DerivedInt(ROUNDS), "batch_size": DerivedInt(BATCH)}
     if training.optimizer == "sgd":
         values["lr"] = DerivedFloat(LARGEST)
-    return {key: value for key, value in values.items() if key not in given}
+    return {key: value for key, value in values.items() if key not in configured}
 
 
 def derived_lr(training: TrainingSection, noise: Noise, dimension: int, clients: int) -> float:

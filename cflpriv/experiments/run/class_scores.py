@@ -92,9 +92,9 @@ def warnings_of(row: Mapping[str, Any], names: Sequence[str] = ()) -> list[str]:
     clusters = by_class.get("clusters") or {}
     if problem := useless(counts, "the clusters' models together" if clusters else "the model", names, by_class["majority"]):
         return [problem]
-    found = []
+    problems = []
     for label, cluster in clusters.items():
         own = as_counts(np.array(cluster["counts"]))
         if own is not None and own.shown_useless and (problem := useless(own, f"the model of cluster {label}", names)):
-            found.append(problem)
-    return found
+            problems.append(problem)
+    return problems

@@ -307,9 +307,9 @@ def _result_warnings(run: Experiment, final: Mapping[str, Any], noise: Mapping[s
     """What a reader of the result should know: that it means nothing, and whether noise is the reason. Nothing before the first round."""
     if not run.rows:
         return []
-    found = warnings_of(final, run.population.class_names)
-    reason = noise_warning(noise, final) or (not_the_noise(noise, run.config.privacy.clip_norm) if found else "")
-    return [*found, reason] if reason else found
+    useless = warnings_of(final, run.population.class_names)
+    reason = noise_warning(noise, final) or (not_the_noise(noise, run.config.privacy.clip_norm) if useless else "")
+    return [*useless, reason] if reason else useless
 
 
 def _mean(values: list[float | None]) -> float | None:

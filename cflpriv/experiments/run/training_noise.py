@@ -9,16 +9,14 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
-import torch
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
-from ...engine.device import tensor
+from ...engine.device import CPU, using
 from ...engine.models import Model
+from ...engine.sample_gradients import sample_gradients
 from ...privacy.settings import Noise
 from ...transports.hosts import LocalHost
 from ...transports.simulation import Simulated
-from ...types import Array
+from ...types import Array, ClientData
 
 __all__ = ["CLIPPED", "RATIO", "due", "noise_warning", "not_the_noise", "over_run", "training_noise"]
 
@@ -65,7 +63,8 @@ def _label(labels: Mapping[int, Any] | None, client: int) -> Any:
 def _gradients(host: LocalHost, clients: Sequence[int], model: Model, clip_norm: float) -> list[tuple[int, int, Array, float] | None]:
     """By client: how many of some samples' gradients are longer than `clip_norm`, of how many, the mean (d,) of the clipped ones, and the
     mean of their squared lengths."""
-    return [_of_client(host, client, model, clip_norm) for client in clients]
+    with using(CPU):  # few samples, for which a device would be waited for
+        return [_of_client(host, client, model, clip_norm) for client in clients]
 
 
 def _of_client(host: LocalHost, client: int, model: Model, clip_norm: float) -> tuple[int, int, Array, float] | None:
@@ -74,29 +73,14 @@ def _of_client(host: LocalHost, client: int, model: Model, clip_norm: float) -> 
         return None
     data = host.members.data[client]
     places = np.linspace(0, len(data.y_train) - 1, min(SAMPLES, len(data.y_train))).astype(np.int64)
-    x, y = model.inputs(data.x_train[places]), tensor(data.y_train[places])
-    gradients = _of_samples(model.load(np.asarray(kept[0])), x, y)
+    chosen = ClientData(client, data.x_train[places], data.y_train[places], data.x_test[:0], data.y_test[:0])
+    gradients = np.concatenate([block.double().cpu().numpy() for block in sample_gradients(model, np.asarray(kept[0]), chosen)])
     norms = np.linalg.norm(gradients, axis=1)
     finite = np.isfinite(norms)
     shortened = gradients[finite] * np.minimum(1.0, clip_norm / np.maximum(norms[finite], 1e-300))[:, None]
     squares = np.minimum(norms[finite], clip_norm) ** 2
     count = len(norms)
     return int((norms[finite] > clip_norm).sum()), count, shortened.sum(0) / count, float(squares.sum()) / count
-
-
-def _of_samples(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> Array:
-    """The gradient (n, d) of each sample's loss: all at once, or one by one for a module that cannot."""
-    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
-
-    def loss(values: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, values, (sample[None],)), label[None])
-
-    try:
-        each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(parameters, x, y)
-    except (RuntimeError, ValueError):
-        single = [grad(loss)(parameters, sample, label) for sample, label in zip(x, y, strict=True)]
-        each = {name: torch.stack([own[name] for own in single]) for name in parameters}
-    return np.concatenate([each[name].reshape(len(y), -1).double().cpu().numpy() for name in parameters], axis=1)
 
 
 def due(number: int, rounds: int) -> bool:

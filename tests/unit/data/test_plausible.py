@@ -350,8 +350,8 @@ def test_images_of_255_levels_are_divided_by_255(tmp_path: Path) -> None:
 def test_channels_are_found(shape: tuple[int, ...], read: tuple[int, ...], tmp_path: Path) -> None:
     population = arrays(tmp_path, grey(0, 256, shape), LABELS)
     assert population.shape == read
-    told = any(f"is read as (n, H, W, C), images of {read[1]}×{read[2]} with {read[0]} channels" in note for note in population.notes)
-    assert told == (shape[-1] == read[0] and read[0] not in (1, 3) and shape[1] != read[0])
+    noted = any(f"is read as (n, H, W, C), images of {read[1]}×{read[2]} with {read[0]} channels" in note for note in population.notes)
+    assert noted == (shape[-1] == read[0] and read[0] not in (1, 3) and shape[1] != read[0])
 
 
 @pytest.mark.parametrize(

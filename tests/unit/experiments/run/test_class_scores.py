@@ -1,4 +1,4 @@
-"""Scores by class of runs: what a row, a summary, the console and the report have, and when a run is said to mean nothing."""
+"""Scores by class of runs: what a row, a summary, the console and the report have, and the warning that a run means nothing."""
 
 import csv
 import json
@@ -83,15 +83,15 @@ def test_a_row_and_a_summary_have_the_scores_of_all_test_samples() -> None:
 def test_a_run_that_learned_nothing_says_so_in_summary_console_report_tables_and_callbacks(
     tmp_path: Path, signal: float, lr: float, flagged: bool
 ) -> None:
-    told, printed = Lines(), list[str]()
+    watcher, printed = Lines(), list[str]()
     config = small_config(training={"lr": lr}, model={"init_scale": 0.0})
     population = scene(signal)
-    summary = run_experiment(config, tmp_path / "run", population=population, report=printed.append, callbacks=[told])
+    summary = run_experiment(config, tmp_path / "run", population=population, report=printed.append, callbacks=[watcher])
     words = ("learned nothing that tells classes apart", "is hardly better than always predicting the majority class")
     assert any(word in line for line in summary["warnings"] for word in words) == flagged
     assert any(line.startswith("warning: ") and any(word in line for word in words) for line in printed) == flagged
-    assert any(any(word in line for word in words) for line in told.lines) == flagged
-    assert told.summary["warnings"] == summary["warnings"]
+    assert any(any(word in line for word in words) for line in watcher.lines) == flagged
+    assert watcher.summary["warnings"] == summary["warnings"]
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["warnings"] == summary["warnings"]
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert any(word in page for word in words) == flagged
@@ -112,7 +112,7 @@ def test_a_cluster_whose_model_is_constant_is_named_and_one_of_a_single_class_is
     fine, constant, alone = np.array([[90.0, 10], [8, 92]]), np.array([[150.0, 0], [80, 0]]), np.array([[200.0, 0], [1, 0]])
     row = class_scores([{"confusion": each} for each in (fine, constant, alone)], [4, 5, 6], {4: 0, 5: 1, 6: 2}, 0)
     (line,) = warnings_of(row, ("a", "b"))
-    assert line.startswith("the model of cluster 1 predicts class 'a' for all 230 test samples, of which 80 are of other classes")
+    assert line.startswith("the model of cluster 1 predicts class 'a' for all 230 test samples, and 80 are of other classes")
     assert row["by_class"]["clusters"]["0"]["balanced_accuracy"] == pytest.approx(0.91)
     assert warnings_of(class_scores([{"confusion": each} for each in (fine, alone)], [4, 6], {4: 0, 6: 2}, 0)) == []
 
