@@ -128,6 +128,7 @@ class Attack:
 
     `reruns`: the attack reruns the configuration itself, once per seed of the budget, and is called for the recorded run only. It does not
     read `Case.reference`, and so goes on where the unprotected twin diverges.
+    `numbers`: the attack also reads runs whose labels are numbers (a regression).
     `learns` and `reduces` go into an audit's verdict where it leaks: what the adversary learns, and what would reduce that.
     """
 
@@ -136,6 +137,7 @@ class Attack:
     reruns: bool = False
     learns: str = ""
     reduces: str = ""
+    numbers: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,18 +206,21 @@ for _name, _attack in {
         _Cells("compared.sybil_span"),
         learns="clients' signatures, by clients of its own that are compared with them",
         reduces="clients that are admitted by identity only",
+        numbers=True,
     ),
     "cluster_identity": Attack(
         "a client's group, from the model it is sent and the clients it is summed with",
         _Cells("compared.cluster_identity"),
         learns="which clients are alike",
         reduces='oblivious secure sums ([protection] sum = "secagg-oblivious")',
+        numbers=True,
     ),
     "disaggregation": Attack(
         "single clients' values from sums over cohorts",
         _Cells("evidence.disaggregation"),
         learns="single clients' updates from sums",
         reduces='cohorts that do not change ([training] sampling = "fixed_cohorts"), a larger min_cohort',
+        numbers=True,
     ),
     "key_recovery": Attack(
         "label sets, histograms and coordinates from updates under a secret permutation",
@@ -234,12 +239,14 @@ for _name, _attack in {
         _Cells("labels.update_norms"),
         learns="how many samples clients have",
         reduces=_SUMS,
+        numbers=True,
     ),
     "membership": Attack(
         "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients",
         _Cells("membership.membership_audit"),
         learns="whether a sample was trained on",
         reduces=_NOISE,
+        numbers=True,
     ),
     "property_inference": Attack(
         "stroke width, slant, rotation, a label: from signatures, updates, models",
@@ -252,18 +259,21 @@ for _name, _attack in {
         _Cells("inversion.model_inconsistency"),
         learns="one client's update from a secure sum, by sending others another model",
         reduces='[protection] secagg_mode = "active"',
+        numbers=True,
     ),
     "imprint": Attack(
         "training images from one update or one secure sum, by sending a first layer made of bins",
         _Cells("inversion.imprint"),
         learns="training images, by a model made for it",
         reduces="a first layer that clients check, or privacy noise ([privacy])",
+        numbers=True,
     ),
     "influence": Attack(
         "groups from the N × N scores of pFedLIA",
         _Cells("compared.influence_scores"),
         learns="which clients are alike, from scores of influence",
         reduces="an algorithm that compares under a transform or encrypted",
+        numbers=True,
     ),
     "dp_audit": Attack(
         "a lower bound on ε for each private release and for the whole run, by reruns with canaries",

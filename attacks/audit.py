@@ -270,6 +270,8 @@ def _attacked(name: str, adversary: str, scene: AuditedRun, budget: Budget, fold
     `diverged` says why there is no run of this seed, or no unprotected twin; `reruns` marks the attacks that need neither.
     """
     case = case_of(scene, adversary, budget)
+    if scene.population.label_range and not ATTACKS[name].numbers:
+        return [nothing(case, name, "attempted", "not attempted: it reads labels of classes, and these are numbers")]
     if diverged and not ATTACKS[name].reruns:
         return [nothing(case, name, "attempted", f"not attempted: {diverged}")]
     in_part = "; not all payloads were kept ([run] record)" if what_was_kept(scene.messages) else ""

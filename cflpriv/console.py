@@ -11,6 +11,8 @@ def row_text(row: Mapping[str, Any]) -> str:
     if row["skipped"]:
         return f"skipped: {row['skipped']}"
     spent = "" if row.get("epsilon") is None else f"  epsilon {row['epsilon']:.3g} spent"
+    if row.get("error_mean") is not None:
+        return f"{_errors_text(row)}{spent}"
     if row.get("accuracy_mean") is None:
         return spent.strip()
     balanced = "" if row.get("balanced_accuracy") is None else f" (balanced {100 * row['balanced_accuracy']:.1f} %)"
@@ -18,6 +20,16 @@ def row_text(row: Mapping[str, Any]) -> str:
     local = "" if row["local_accuracy_mean"] is None else f"  local models {100 * row['local_accuracy_mean']:.1f} %"
     perplexity = "" if row.get("perplexity_mean") is None else f"  perplexity {row['perplexity_mean']:.4g}"
     return f"accuracy {100 * row['accuracy_mean']:.1f} %{_sampled(row)}{balanced}{local}{perplexity}{own}{spent}"
+
+
+def _errors_text(scores: Mapping[str, Any]) -> str:
+    """The scores of labels that are numbers."""
+    r2 = "" if scores.get("r2") is None else f"R² {scores['r2']:.3f}, "
+    drawn = f" (from {scores['evaluated_clients']} clients drawn at random)" if scores.get("evaluated_clients") else ""
+    constant = "" if scores.get("constant_error") is None else f", always the mean label {_figure(scores['constant_error'])}"
+    absolute = "" if scores.get("mean_absolute_error") is None else f", mean absolute error {_figure(scores['mean_absolute_error'])}"
+    local = "" if scores.get("local_r2") is None else f", local models R² {scores['local_r2']:.3f}"
+    return f"{r2}error {_figure(scores['error_mean'])}{drawn} (worst {_figure(scores['error_worst'])}{constant}){absolute}{local}"
 
 
 def _figure(value: float | None) -> str:
@@ -56,10 +68,15 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     if summary.get("epsilon") is not None:
         unit, budget, delta = summary["privacy_unit"], summary["epsilon_budget"], summary["delta"]
         private = f" and differential privacy of one {unit} (epsilon {summary['epsilon']:.3g} of {budget:.3g} spent at delta {delta:g})"
-    return (
-        f"{summary['algorithm']}, protection {summary['protection']}{private}: accuracy {percent(summary['accuracy_mean'])}"
-        f"{_sampled(summary)} (worst {'of these' if summary.get('evaluated_clients') else 'client'} {percent(summary['accuracy_worst'])})"
+    drawn = "of these" if summary.get("evaluated_clients") else "client"
+    scores = (
+        f"accuracy {percent(summary['accuracy_mean'])}{_sampled(summary)} (worst {drawn} {percent(summary['accuracy_worst'])})"
         f"{by_class}, local models {percent(summary['local_accuracy_mean'])}{perplexity}{own}"
+        if summary.get("error_mean") is None
+        else _errors_text(summary)
+    )
+    return (
+        f"{summary['algorithm']}, protection {summary['protection']}{private}: {scores}"
         f"{clusters}{agreement}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
     )
 

@@ -45,7 +45,8 @@ class ClientData:
     """What one client owns. It never leaves the client: algorithms hold `Held` handles instead.
 
     `x_train` and `x_test` have shape (samples, *features), floating; images are (samples, channels, height, width) in [0, 1], not
-    normalised (signatures are taken of raw pixels; a model normalises its own input). `y_train` and `y_test` are int64 class labels.
+    normalised (signatures are taken of raw pixels; a model normalises its own input). `y_train` and `y_test` are int64 class labels,
+    or float64 numbers of a regression, whose public range is −1 to 1.
     `id` is the client's stable name: random streams are keyed by it, so results do not depend on the order of clients.
 
     Raises `InputError` for no training samples, unequal lengths, wrong dtype or a value that is not finite.
@@ -61,11 +62,14 @@ class ClientData:
         name = f"client {self.id}"
         for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             check_array(f"{name}: x_{part}", x)
-            check_array(f"{name}: y_{part}", y, ndim=1, kind="iu")
+            check_array(f"{name}: y_{part}", y, ndim=1, kind="iuf")
             if len(x) != len(y):
                 raise InputError(f"{name}: x_{part} has {len(x)} samples but y_{part} has {len(y)} labels")
-        object.__setattr__(self, "y_train", self.y_train.astype(np.int64, copy=False))
-        object.__setattr__(self, "y_test", self.y_test.astype(np.int64, copy=False))
+        dtype = np.float64 if self.y_train.dtype.kind == "f" else np.int64
+        if (self.y_train.dtype.kind == "f") != (self.y_test.dtype.kind == "f"):
+            raise InputError(f"{name}: y_train has dtype {self.y_train.dtype}, y_test {self.y_test.dtype}; both are classes, or numbers")
+        object.__setattr__(self, "y_train", self.y_train.astype(dtype, copy=False))
+        object.__setattr__(self, "y_test", self.y_test.astype(dtype, copy=False))
         if len(self.x_train) == 0:
             raise InputError(f"{name}: has no training samples; give every client at least one")
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
@@ -84,7 +88,8 @@ class Population:
     `groups` is for scoring only and never reaches a federation. `mean` and `std` are for the input of a model (one value a channel).
     `notes` are sentences for the report: what was substituted, what is missing. `warnings` say what may be wrong with the data.
     `class_names` are the names of the classes, in their order, where the data have names; `feature_columns` the columns of a table whose
-    numbers are the features, `client_names` the names of a table's clients, by their ids.
+    numbers are the features, `client_names` the names of a table's clients, by their ids. Where labels are numbers, `label_range` is
+    the public [low, high] that −1 and 1 stand for, and `classes` is 1, the number of outputs.
     """
 
     name: str
@@ -98,6 +103,7 @@ class Population:
     warnings: tuple[str, ...] = ()
     feature_columns: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
+    label_range: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -112,9 +118,15 @@ class Population:
         shapes = {client.x_train.shape[1:] for client in self.clients}
         if len(shapes) > 1:
             raise InputError(f"population {self.name!r}: clients have different sample shapes {sorted(shapes)}")
+        if self.label_range and self.classes != 1:
+            raise InputError(f"population {self.name!r}: labels are numbers, and there are {self.classes} outputs; expected 1")
         for client in self.clients:
+            if (client.y_train.dtype.kind == "f") != bool(self.label_range):
+                raise InputError(
+                    f"population {self.name!r}: client {client.id}: label_range goes with labels that are numbers, and with all"
+                )
             for part, y in (("y_train", client.y_train), ("y_test", client.y_test)):
-                if len(y) and (y.min() < 0 or y.max() >= self.classes):
+                if not self.label_range and len(y) and (y.min() < 0 or y.max() >= self.classes):
                     bad = int(y.min()) if y.min() < 0 else int(y.max())
                     raise InputError(f"population {self.name!r}: client {client.id} {part} holds label {bad}, not in 0..{self.classes - 1}")
 

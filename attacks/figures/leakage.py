@@ -35,7 +35,7 @@ from ...errors import InputError
 from ...experiments.config.config import Config
 from ...privacy.settings import Privacy
 from ...randomness import stream
-from ...types import Array, Population
+from ...types import Array, ClientData, Population
 from ..adversary import AdversaryView
 from .significance import (
     FEWEST_COUNTS,
@@ -259,7 +259,7 @@ def prior_of(population: Population, seed: int, size: int = 2000, rows_per_part:
     x = np.concatenate([client.x_test for client in pools])
     y = np.concatenate([client.y_test for client in pools])
     chosen = stream(seed, "auxiliary data").permutation(len(y))[:size]
-    labels = {client.id: len(np.unique(client.y_train)) for client in population.clients}
+    labels = {client.id: len(np.unique(_classes(client))) for client in population.clients}
     words = (
         f"auxiliary data: {len(chosen)} labelled samples of the clients' test distribution (no shift), unknown owners; "
         "numbers of samples and of labels a client known"
@@ -271,12 +271,17 @@ def prior_of(population: Population, seed: int, size: int = 2000, rows_per_part:
     )  # fmt: skip
 
 
+def _classes(client: ClientData) -> Array:
+    """The classes (n,) of the training samples; 0 for all where labels are numbers."""
+    return np.zeros(len(client.y_train), np.int64) if client.y_train.dtype.kind == "f" else client.y_train
+
+
 def truth_of(population: Population) -> Truth:
     """The truth to score against."""
     return Truth(
         {client.id: client.x_train.mean(axis=0, dtype=np.float64) for client in population.clients},
-        {client.id: frozenset(int(label) for label in np.unique(client.y_train)) for client in population.clients},
-        {client.id: np.bincount(client.y_train, minlength=population.classes) for client in population.clients},
+        {client.id: frozenset(int(label) for label in np.unique(_classes(client))) for client in population.clients},
+        {client.id: np.bincount(_classes(client), minlength=population.classes) for client in population.clients},
         population.group_of,
         {client.id: (client.x_train, client.y_train) for client in population.clients},
         {client.id: (client.x_test, client.y_test) for client in population.clients},

@@ -19,6 +19,7 @@ from scipy.optimize import brentq
 
 from ...engine import Engine, Streams, TaskInput
 from ...engine.device import tensor
+from ...engine.losses import loss_of
 from ...engine.models import Model
 from ...errors import InputError
 from ...tasks.training import Train
@@ -29,6 +30,10 @@ __all__ = [
     "Roc", "auc_interval", "confidences", "samples_of_shadows", "deal_in_pairs", "lira", "lira_in_turn", "loss_threshold", "placements",
     "rmia", "roc", "shadow_models", "threshold",
 ]  # fmt: skip
+
+
+SCALE = 0.02
+"""Twice the variance of a normal error of a tenth, where a label's public range is −1 to 1."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +124,19 @@ def shadow_models(train: Train, x: Array, y: Array, inside: Array, start: Array,
 
 
 def confidences(model: Model, vectors: Array, x: Array, y: Array) -> Array:
-    """log(p / (1 − p)) of the true label's probability p by each model (s, d) on each sample, (s, n), from logits in float64."""
+    """log(p / (1 − p)) of the true label's probability p by each model (s, d) on each sample, (s, n), from logits in float64.
+
+    Of a label that is a number, p is exp(−loss / SCALE): the likelihood, up to its maximum, of a normal error.
+    """
     rows = []
     for vector in vectors:
         module = model.load(np.asarray(vector))
         with torch.no_grad():
             logits = module(model.inputs(x)).double()
+            if model.loss != "cross_entropy":
+                log_p = -loss_of(model.loss, logits, tensor(y), "none").clamp_min(1e-12) / SCALE
+                rows.append((log_p - torch.log(-torch.expm1(log_p))).cpu().numpy())
+                continue
         labels = tensor(y)[:, None]
         own = labels == torch.arange(model.classes, device=labels.device)
         rest = logits.masked_fill(own, -torch.inf).logsumexp(dim=1)

@@ -22,7 +22,6 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from ..contract.handles import Held, OwnAddend, Shared
 from ..contract.operations import Federation, Parameter
@@ -30,6 +29,7 @@ from ..contract.schedule import Schedule, TaskRequest, request, scores
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
 from ..engine.device import tensor
+from ..engine.losses import loss_of
 from ..engine.models import Model
 from ..keys import Key, ranged
 from ..tasks.evaluation import Evaluate
@@ -119,7 +119,7 @@ class Combine:
     def _loss(self, vector: Array, x: torch.Tensor, y: torch.Tensor) -> float:
         module = self.model.load(vector)
         with torch.no_grad():
-            return float(functional.cross_entropy(module(x), y).double())
+            return float(loss_of(self.model.loss, module(x), y).double())
 
 
 def first_order_weights(own: float, losses: Array, distances: Sequence[float]) -> tuple[Array, Array]:

@@ -179,5 +179,5 @@ def _class_mean(federation: Federation, held: Held, j: int) -> GroupMean | None:
 FEDPROTO = AlgorithmSpec(
     "fedproto", fedproto, "own models, drawn together by the mean features of each class (Tan et al. 2022)",
     states=(FedProtoState,), tasks=(TrainToPrototypes,), sample_refused="class means reveal which labels a client has",
-    knowledge=no_groups,
+    knowledge=no_groups, needs_classes=lambda settings: "draws features to the mean of each class, and numbers have no classes",
 )  # fmt: skip

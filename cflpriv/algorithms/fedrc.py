@@ -151,7 +151,9 @@ class EvaluateRobust(EvaluateUsed):
 
     k: int
 
-    parts: ClassVar[Parts] = {**EvaluateUsed.parts, "choice": "choice"}
+    @property
+    def parts(self) -> Parts:
+        return {**super().parts, "choice": "choice"}
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -240,4 +242,5 @@ FEDRC = AlgorithmSpec(
     "fedrc", fedrc, "a mixture of k models that gain nothing by specialising in labels (Guo et al. 2024)",
     states=(FedAvgState,), tasks=(EvaluateRobust, RobustStep), sample_refused="no private form of its weighted steps is written",
     cohorts="one", knowledge=lambda settings: f"the number of groups, k = {settings.get('k', 3)}",
+    needs_classes=lambda settings: "weighs losses by the shares of labels, and numbers have no shares",
 )  # fmt: skip

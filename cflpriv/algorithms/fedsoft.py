@@ -127,7 +127,9 @@ class EvaluateSoft(EvaluateUsed):
     Parts: those of `Evaluate`, and "choice" (), the centre that most of its samples prefer.
     """
 
-    parts: ClassVar[Parts] = {**EvaluateUsed.parts, "choice": "choice"}
+    @property
+    def parts(self) -> Parts:
+        return {**super().parts, "choice": "choice"}
 
     @property
     def reads(self) -> tuple[str, ...]:

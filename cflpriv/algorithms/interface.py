@@ -137,7 +137,8 @@ class AlgorithmSpec:
     defaults(given, before): values for keys that were not given, where these follow from the run. All other functions of `given` are
     called with these in it. never_clusters(given, before): why a run with these settings forms no clusters, where nobody can want that;
     empty if it may. begins: by path what a new configuration of it sets, where it would form none by default. knowledge(given): what
-    about the groups is given to the run, or by what they are found.
+    about the groups is given to the run, or by what they are found. needs_classes(given): why it takes no labels that are numbers; empty
+    if it does.
     """
 
     name: str
@@ -158,6 +159,7 @@ class AlgorithmSpec:
     never_clusters: Callable[[Mapping[str, Any], BeforeRun], str] = lambda settings, before: ""
     begins: Mapping[str, Any] = field(default_factory=dict)
     knowledge: Callable[[Mapping[str, Any]], str] = lambda settings: "not declared"
+    needs_classes: Callable[[Mapping[str, Any]], str] = lambda settings: ""
 
 
 def no_groups(settings: Mapping[str, Any]) -> str:

@@ -348,4 +348,5 @@ PACFL = AlgorithmSpec(
     "pacfl", pacfl, "one-shot clustering by principal angles, then FedAvg in each cluster (Vahidian et al. 2023)",
     states=(PacflState, Cut), tasks=(TrainApart,), functions=(ClusterByAngles, PlaceNewcomers, FindGroups, JoinGroups),
     sample_releases=_sample_releases, cohorts="labelled", compared=_compared, knowledge=_knowledge, serves_released=True,
+    needs_classes=lambda settings: "has a signature for each label (algorithm.per_label)" if _compared(settings).per_label else "",
 )  # fmt: skip

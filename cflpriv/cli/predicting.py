@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import InputError
-from ..files import write_atomically
 from ..streams import print_file
 from .shared import ERR, DataDir, Plugins, Trust, load_plugins, note_idle_code, print_line
 
@@ -27,7 +26,7 @@ def predict(
     trust: Trust = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Predict the classes of new rows: a CSV of row number, class and probability.
+    """Predict the classes, or numbers, of new rows: a CSV of row number, class and probability, or of row number and number.
 
     MODEL is a run folder on a table, or a file that `cflpriv export` wrote of one; ROWS is a table with the same columns (the label may be
     missing). Rows that name a client of the run folder are predicted by the model that the client uses.
@@ -35,6 +34,7 @@ def predict(
     from ..experiments.run.export import client_column, exported_model, table_pipeline
     from ..experiments.run.pipeline import predict as predicted
     from ..experiments.run.pipeline import read_model, read_rows
+    from ..files import write_atomically
 
     load_plugins(plugin)
     table = read_rows(rows)

@@ -38,8 +38,8 @@ def perplexity(loss: Array, accuracy: Array) -> Array:
     return np.where(np.isnan(accuracy), np.nan, np.exp(np.clip(np.nan_to_num(loss, nan=np.inf), None, MOST_NATS)))
 
 
-def mean_interval(values: Sequence[float], count: int) -> tuple[float, float] | None:
-    """A 95 % interval for the mean of `count` numbers in [0, 1] from a simple random sample of them; None for fewer than two.
+def mean_interval(values: Sequence[float], count: int, largest: float = 1.0) -> tuple[float, float] | None:
+    """A 95 % interval for the mean of `count` numbers in [0, `largest`] from a simple random sample of them; None for fewer than two.
 
     Student's t with the correction for a finite population: x̄ ± t·s·√((1 − n/N)/n) (Cochran, Sampling Techniques, 1977, eq. 2.22).
     """
@@ -50,7 +50,7 @@ def mean_interval(values: Sequence[float], count: int) -> tuple[float, float] | 
 
     reach = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) * np.sqrt(max(0.0, 1 - n / count) / n)
     mean = float(np.mean(values))
-    return float(max(0.0, mean - reach)), float(min(1.0, mean + reach))
+    return float(max(0.0, mean - reach)), float(min(largest, mean + reach))
 
 
 def spread(values: Array, name: str) -> Mapping[str, float | None]:

@@ -12,15 +12,27 @@ from typing import Any, Literal, get_args
 
 from ..errors import InputError
 
-__all__ = ["EACH_ROUND", "SCORES", "Leaving", "Phase", "Schedule", "TaskRequest", "at_round", "request", "same_task", "scores"]
+__all__ = [
+    "EACH_ROUND",
+    "CLASS_SCORES",
+    "NUMBER_SCORES",
+    "Leaving",
+    "Phase",
+    "Schedule",
+    "TaskRequest",
+    "at_round",
+    "request",
+    "same_task",
+    "scores",
+]
 
 Phase = Literal["start", "round", "joining", "serving"]
 """When a client is asked: before the first round; in each round; when the client joins a run that goes on or is met, which is counted over
 the whole run; when scores are gathered after a round."""
 Leaving = Literal["gram", "gather", "sum", "relay"]
 """The operations by which a part leaves a client."""
-SCORES = ("correct", "count", "confusion")
-"""Parts of an evaluation that leave a client where nothing hides values. The first two are single numbers."""
+CLASS_SCORES, NUMBER_SCORES = ("correct", "count", "confusion"), ("loss", "count", "errors")
+"""Parts of an evaluation that leave a client where nothing hides values, of classes and of numbers. The first two are single numbers."""
 EACH_ROUND = 0
 """`times` of a request that is made as often as the run has rounds."""
 
@@ -87,7 +99,8 @@ def request(
 
 def scores(task: Any) -> TaskRequest:
     """The request for a client's scores after a round, where no protection keeps single clients' scores from the server."""
-    return request(task, {part: "gather" for part in SCORES if part in task.parts})
+    parts = NUMBER_SCORES if "errors" in task.parts else CLASS_SCORES
+    return request(task, {part: "gather" for part in parts if part in task.parts})
 
 
 def at_round(task: Any, number: int) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from .class_names import accidental_pairs, unified
+from .class_names import accidental_pairs, no_classes, unified
 from .columns import Column, Part, cell_name, cell_number, feature_names, is_blank, moment
 from .plausible import row_numbers
 from .tables import RawTable, names_of_classes, read_table
@@ -53,7 +53,8 @@ TAIL = 10
 
 @dataclass(frozen=True)
 class Guess:
-    """The columns of label and client (empty: none), the number of clients, the classes, and the schema of all other columns.
+    """The columns of label and client (empty: none), the number of clients, the classes (or a label's range, if it is a quantity), and the
+    schema of all other columns.
 
     `remarks` has a remark on some columns, by name.
     """
@@ -63,6 +64,7 @@ class Guess:
     clients: int
     classes: tuple[str, ...]
     columns: tuple[Column, ...]
+    label_range: tuple[float, ...] = ()
     remarks: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -90,7 +92,8 @@ def guessed(path: Path, label: str = "", client: str = "") -> Guess:
             table.column(option, name)
     if label == client:
         raise InputError(f"--label, --client: both name {label!r}")
-    _, classes, _ = names_of_classes([table], label)
+    label_range = _label_range(table, label)
+    classes = () if label_range else names_of_classes([table], label)[1]
     columns, remarks = [], {}
     for name in table.columns:
         if name != label and (name != client or not client):
@@ -101,7 +104,18 @@ def guessed(path: Path, label: str = "", client: str = "") -> Guess:
     clients = len(set(unified(table.names("client_column", client))[0].values())) if client else 0
     if not any(feature_names(column) for column in columns):
         raise InputError(f"{path}: no column beside {label!r} is known to hold features")
-    return Guess(label, client, clients, classes, tuple(columns), remarks)
+    return Guess(label, client, clients, classes, tuple(columns), label_range, remarks)
+
+
+def _label_range(table: RawTable, label: str) -> tuple[float, ...]:
+    """The range of a label that is a quantity: numbers that are surely no classes. Empty for classes."""
+    numbers = np.array([math.nan if isinstance(cell, bool) else cell_number(cell) for cell in table.columns[label]])
+    if not np.isfinite(numbers).all():
+        return ()
+    values, counts = np.unique(numbers, return_counts=True)
+    _, sure = no_classes(values, counts)
+    whole = row_numbers(label, [numbers])
+    return _rounded(float(values[0]), float(values[-1])) if sure and not whole else ()
 
 
 def _named(names: Sequence[str], wanted: Sequence[str]) -> str:

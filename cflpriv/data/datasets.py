@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import InputError
 from ..types import Array, check_array
 from .formats import LARGEST_BYTES, read_idx, read_own_npz
+from .number_labels import label_notes, number_doubts, to_unit
 from .scaling import Scaling
 
 __all__ = [
@@ -61,6 +62,7 @@ class Dataset:
     warnings: tuple[str, ...] = ()
     feature_columns: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
+    label_range: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for part, x, y, owners in (
@@ -68,9 +70,10 @@ class Dataset:
             ("test", self.x_test, self.y_test, self.owners_test),
         ):
             check_array(f"{self.name}: x_{part}", x, ndim=4, finite=False)
-            check_array(f"{self.name}: y_{part}", y, ndim=1, kind="i")
-            if (x.dtype != np.float32 and (self.scaling is None or x.dtype != np.float64)) or y.dtype != np.int64:
-                raise InputError(f"{self.name}: expected float32 samples and int64 labels, got {x.dtype} and {y.dtype}")
+            check_array(f"{self.name}: y_{part}", y, ndim=1, kind="f" if self.label_range else "i")
+            kind = np.float64 if self.label_range else np.int64
+            if (x.dtype != np.float32 and (self.scaling is None or x.dtype != np.float64)) or y.dtype != kind:
+                raise InputError(f"{self.name}: expected float32 samples and {np.dtype(kind)} labels, got {x.dtype} and {y.dtype}")
             if x.size == 0:
                 raise InputError(f"{self.name}: x_{part} has shape {x.shape}; it must hold at least one sample")
             if len(x) != len(y):
@@ -79,7 +82,7 @@ class Dataset:
                 _check_pixels(f"{self.name}: x_{part}", x)
             else:
                 _check_features(f"{self.name}: x_{part}", x, self.scaling)
-            if y.min() < 0 or y.max() >= self.classes:
+            if not self.label_range and (y.min() < 0 or y.max() >= self.classes):
                 row = int(np.flatnonzero((y < 0) | (y >= self.classes))[0])
                 raise InputError(f"{self.name}: y_{part} at index {row} is {y[row]}, not in 0..{self.classes - 1}")
             if owners is not None:
@@ -158,8 +161,12 @@ def dataset_of(
     class_names: tuple[str, ...] = (),
     scaling: Scaling | None = None,
     warnings: tuple[str, ...] = (),
+    label_range: tuple[float, ...] = (),
 ) -> Dataset:
-    """Convert a file's arrays to a `Dataset`; `classes` 0 means one more than the largest label."""
+    """Convert a file's arrays to a `Dataset`; `classes` 0 means one more than the largest label.
+
+    With a `label_range` labels are numbers.
+    """
     if scaling is None:
         white, read_as = _white(name, train[0], test[0])
         x_train, x_test = _images(f"{name}: x_train", train[0], white), _images(f"{name}: x_test", test[0], white)
@@ -167,7 +174,14 @@ def dataset_of(
     else:
         x_train, x_test = (_features(f"{name}: x_{part}", x, scaling.blanks) for part, x in (("train", train[0]), ("test", test[0])))
     statistics = statistics if scaling is None else scaling.statistics
-    y_train, y_test = _whole(f"{name}: y_train", train[1]), _whole(f"{name}: y_test", test[1])
+    if label_range:
+        numbers = [_numbers(f"{name}: y_{part}", y) for part, y in (("train", train[1]), ("test", test[1]))]
+        both = np.concatenate(numbers)
+        warnings, notes = (*warnings, *number_doubts(name, both, label_range)), (*notes, *label_notes(both, label_range))
+        y_train, y_test = (to_unit(y, label_range) for y in numbers)
+        classes = 1
+    else:
+        y_train, y_test = _whole(f"{name}: y_train", train[1]), _whole(f"{name}: y_test", test[1])
     if not classes:
         classes = 1 + max((int(y.max()) for y in (y_train, y_test) if len(y)), default=0)
     if statistics is None and x_train.size:
@@ -191,6 +205,7 @@ def dataset_of(
         class_names,
         scaling,
         warnings,
+        label_range=label_range,
     )
 
 
@@ -260,6 +275,12 @@ def _images(name: str, x: Array, white: int = 255) -> Array:
     return np.ascontiguousarray(x, dtype=np.float32)
 
 
+def _numbers(name: str, y: Array) -> Array:
+    if y.dtype.kind not in "iuf" or y.ndim != 1:
+        raise InputError(f"{name}: expected one axis of numbers, got {y.dtype} of shape {y.shape}")
+    return y.astype(np.float64)
+
+
 def _whole(name: str, y: Array) -> Array:
     if y.dtype.kind not in "iu" or y.ndim != 1:
         raise InputError(f"{name}: expected one axis of integers, got {y.dtype} of shape {y.shape}")
@@ -285,17 +306,19 @@ POOLED = "{}: a model's input is normalised by the mean and deviation of all cli
 _NPZ_NEEDED = ("x_train", "y_train", "x_test", "y_test")
 
 
-def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
+def load_npz(path: str | Path, scaling: Scaling | None = None, label_range: tuple[float, ...] = ()) -> Dataset:
     """The user's own samples: an npz with the arrays `NPZ_ARRAYS`, never unpickled, or a folder of these (`formats.read_own_npz`).
 
     Without `scaling`, values are pixels and `mean`, `std` are computed on x_train, over all clients, which a note says. With it, they are
-    features (n, d) of any range.
+    features (n, d) of any range. With a `label_range` labels are numbers of any dtype.
 
     Raises `InputError` naming file, array and value.
     """
     path = Path(path)
     arrays = read_own_npz(path, _NPZ_NEEDED, tuple(name for name in NPZ_ARRAYS if name not in _NPZ_NEEDED))
     names = arrays.get("class_names")
+    if names is not None and label_range:
+        raise InputError(f"{path}: has class_names, but the label is a number (data.label_type)")
     if "client_test" in arrays and "client_train" not in arrays:
         raise InputError(f"{path}: has client_test but no client_train")
     return dataset_of(
@@ -307,6 +330,7 @@ def load_npz(path: str | Path, scaling: Scaling | None = None) -> Dataset:
         class_names=() if names is None else tuple(str(name) for name in names.ravel().tolist()),
         scaling=scaling,
         owners=(arrays.get("client_train"), arrays.get("client_test")),
+        label_range=label_range,
     )
 
 

@@ -37,7 +37,8 @@ COUNTING = 0.8
 def plausible(dataset: Dataset) -> Dataset:
     """The data set of arrays or image folders with its warnings. Raises `InputError` for labels that are no classes."""
     name = dataset.name
-    _check_labels(dataset)
+    if not dataset.label_range:
+        _check_labels(dataset)
 
     def where(part: str, index: int) -> str:
         return f"sample {index} of {'training' if part == 'train' else 'test'}"
@@ -49,8 +50,8 @@ def plausible(dataset: Dataset) -> Dataset:
         dataset,
         warnings=(
             *dataset.warnings,
-            *_doubtful_names(dataset),
-            *untrained(name, dataset.y_train, dataset.y_test, labels),
+            *(() if dataset.label_range else _doubtful_names(dataset)),
+            *(() if dataset.label_range else untrained(name, dataset.y_train, dataset.y_test, labels)),
             *scales,
             *columns,
             *warnings_of_rows(name, dataset.x_train, dataset.x_test, dataset.owners_train, where),
@@ -73,8 +74,8 @@ def _check_labels(dataset: Dataset) -> None:
     reason, sure = no_classes(present.astype(np.float64), counts)
     if reason and sure:
         raise InputError(
-            f"{dataset.name}: y_train, y_test: {occurring:,} classes in {counts.sum():,} samples: {reason}; divide a quantity into a few "
-            "classes, or name the classes in the array class_names"
+            f"{dataset.name}: y_train, y_test: {occurring:,} classes in {counts.sum():,} samples: {reason}; for a regression set "
+            "data.label_type = 'number'; or divide the quantity into a few classes, or name the classes in the array class_names"
         )
 
 

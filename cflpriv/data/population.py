@@ -64,6 +64,7 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
         warnings=dataset.warnings,
         feature_columns=dataset.feature_columns,
         client_names=dataset.client_names if spec.partition == "given" else (),
+        label_range=dataset.label_range,
     )
 
 
@@ -90,17 +91,19 @@ def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:
     try:
         if spec.source in TABLES and spec.scaling is not None:
             used = (spec.label_column, spec.client_column, spec.group_column)
-            columns = Columns(*used, spec.feature_columns, spec.class_names, spec.columns)
+            columns = Columns(*used, spec.feature_columns, spec.class_names, spec.columns, spec.label_range)
             return load_table(spec.source, paths, columns, spec.scaling, spec.test_share, spec.seed)
     except InputError as error:
         raise InputError(f"[data] {error}") from None
     if spec.source == "npz":
-        return plausible(load_npz(paths[0], spec.scaling))
+        return plausible(load_npz(paths[0], spec.scaling, spec.label_range))
     return plausible(load_image_folders(*paths) if spec.source == "torchvision" else load_idx(*paths))
 
 
 def _partition(spec: DataSpec, dataset: Dataset, shifts: int) -> Partition:
     y_train, y_test, clients, seed = dataset.y_train, dataset.y_test, spec.clients, spec.seed
+    if dataset.label_range:  # no class divides the samples
+        y_train, y_test = np.zeros(len(y_train), np.int64), np.zeros(len(y_test), np.int64)
     caps = {"samples_per_client": spec.samples_per_client, "test_samples_per_client": spec.test_samples_per_client}
     if shifts > 1 and clients < shifts:
         raise InputError(f"clients = {clients}: fewer than the {shifts} groups")

@@ -135,7 +135,13 @@ class DataSpec:
     languages: Annotated[tuple[str, ...], Key("nordic_wiki, nordic_ud: languages among da, fo, is, nb, nn, sv; empty: nb, sv, da.")] = ()
     vocabulary: VocabularySize = 2000
     sequence_length: WindowLength = 10
-    label_column: Annotated[str, Key("tables: the column of the label; its values become the classes.")] = ""
+    label_column: Annotated[str, Key("tables: the column of the label; its values become the classes, or with `label_type` numbers.")] = ""
+    label_type: Annotated[
+        Literal["class", "number"], Key("tables, npz: the label is a class, or a number, which makes the run a regression.")
+    ] = "class"
+    label_range: Annotated[
+        tuple[float, ...], Key("label_type `number`: public [low, high] of the label; values beyond are clipped to it.")
+    ] = ()
     client_column: Annotated[str, Key('tables: the column that names each row\'s client, for partition = "given"; empty: none.')] = ""
     group_column: Annotated[
         str, Key("tables: the column of the true group, which scores are taken against (partition `given` or `kinds`); empty: none.")
@@ -260,6 +266,7 @@ def _check_table(spec: DataSpec) -> None:
                 raise refuse(key, getattr(spec, key), f"only tables have columns and a split: {', '.join(TABLES)}")
     if spec.columns:
         _check_columns(spec)
+    _check_label(spec)
     if len(spec.paths) == 2 and spec.test_share != DataSpec.test_share:
         raise refuse("test_share", spec.test_share, "the second of data.paths holds the test rows, so nothing is held out")
     if len(set(spec.class_names)) < len(spec.class_names):
@@ -279,6 +286,28 @@ def _check_table(spec: DataSpec) -> None:
     ends = spec.value_range
     if ends and not (spec.scaling is not None and len(ends) == 2 and math.isfinite(ends[1] - ends[0]) and ends[0] < ends[1]):
         raise refuse("value_range", ends, "expected [low, high] for features of a table or a standardised npz")
+
+
+def _check_label(spec: DataSpec) -> None:
+    """The keys of labels that are numbers."""
+    low_high = spec.label_range
+    if spec.label_type == "class":
+        if low_high:
+            raise refuse("label_range", low_high, "goes with label_type = 'number'")
+        return
+    if spec.source not in (*TABLES, "npz"):
+        raise refuse("label_type", spec.label_type, f"only {', '.join((*TABLES, 'npz'))} have labels that are numbers")
+    if not (len(low_high) == 2 and math.isfinite(low_high[1] - low_high[0]) and low_high[0] < low_high[1]):
+        raise refuse("label_range", low_high, "label_type = 'number' needs the public [low, high] of the label")
+    if spec.class_names:
+        raise refuse("class_names", spec.class_names, "label_type = 'number' has no classes")
+    if spec.partition not in ("iid", "given", "kinds") or (spec.partition == "kinds" and not spec.group_column):
+        raise refuse(
+            "partition", spec.partition, "divides by classes, and the label is a number; use iid, given, or kinds of a group_column"
+        )
+    for key in ("label_shifts", "label_swaps", "label_permutations"):
+        if getattr(spec, key):
+            raise refuse(key, getattr(spec, key), "changes classes, and the label is a number")
 
 
 def _check_columns(spec: DataSpec) -> None:

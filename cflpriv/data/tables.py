@@ -27,7 +27,10 @@ __all__ = ["TABLES", "Columns", "RawTable", "features_of", "load_table", "names_
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table are what. Empty `features`: all others. Empty `classes`: those found, sorted. `typed`: the schema."""
+    """Which columns of a table are what. Empty `features`: all others. Empty `classes`: those found, sorted. `typed`: the schema.
+
+    With a public `numbers` [low, high] the label is a number.
+    """
 
     label: str
     client: str = ""
@@ -35,6 +38,7 @@ class Columns:
     features: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     typed: tuple[Column, ...] = ()
+    numbers: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,12 +153,13 @@ def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Sc
             if name := getattr(columns, key):
                 table.column(f"data.{key}_column", name)
     x, features, doubts, notes = _features(tables, columns, scaling)
-    y, classes, unsure = _labels(tables, columns)
+    y, classes, unsure = (_numbers(tables, columns.label), (), ()) if columns.numbers else _labels(tables, columns)
     owners, client_names, merged_clients = _coded(tables, "client_column", columns.client)
     groups, group_names, merged_groups = _coded(tables, "group_column", columns.group)
     if owners is not None and groups is not None:
         _one_group_each(tables[0].path, owners, groups, client_names, group_names)
-    is_test = np.arange(len(y)) >= tables[0].rows if len(tables) > 1 else _split(y if owners is None else owners, test_share, seed)
+    strata = np.zeros(len(y), np.int64) if columns.numbers else y
+    is_test = np.arange(len(y)) >= tables[0].rows if len(tables) > 1 else _split(strata if owners is None else owners, test_share, seed)
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
     def where(part: str, index: int) -> str:
@@ -167,11 +172,10 @@ def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Sc
         str(paths[0]), (x[train], y[train]), (x[test], y[test]), len(classes),
         notes=(*_notes(features, classes, client_names, group_names), *unsure, *notes),
         owners=(None, None) if owners is None else (owners[train], owners[test]), scaling=scaling, class_names=classes,
-        kinds=(None, None) if groups is None else (groups[train], groups[test]),
+        kinds=(None, None) if groups is None else (groups[train], groups[test]), label_range=columns.numbers,
         warnings=(
             *doubts, *merged_clients, *merged_groups,
-            *_doubtful_classes(tables[0], columns, y, classes),
-            *untrained(f"{tables[-1].path}: column {columns.label!r}", y[train], y[test], dict(enumerate(classes))),
+            *_doubtful_classes(tables, columns, y, classes, (y[train], y[test])),
             *warnings_of_rows(str(tables[-1].path), x[train], x[test], None if owners is None else owners[train], where),
         ),
     )  # fmt: skip
@@ -304,8 +308,9 @@ def names_of_classes(tables: Sequence[RawTable], label: str) -> tuple[dict[str, 
     reason, sure = no_classes(values, np.array([counts[name] for name in classes]))
     if sure:
         raise InputError(
-            f"{tables[0].path}: column {label!r}: {len(classes):,} classes in {sum(counts.values()):,} rows: {reason}; divide a quantity "
-            f"into a few classes, choose another data.label_column, or {listed}"
+            f"{tables[0].path}: column {label!r}: {len(classes):,} classes in {sum(counts.values()):,} rows: {reason}; for a "
+            f"regression set data.label_type = 'number', or divide the quantity into a few classes, choose another data.label_column, or "
+            f"{listed}"
         )
     unsure = tuple(
         f"column {label!r}: {name!r} is taken as the name of a class, not as a missing value" for name in classes if unsure_word(name)
@@ -335,13 +340,33 @@ def _labels(tables: Sequence[RawTable], columns: Columns) -> tuple[Array, tuple[
     return np.array(labels, np.int64), columns.classes, ()
 
 
-def _doubtful_classes(table: RawTable, columns: Columns, y: Array, classes: Sequence[str]) -> tuple[str, ...]:
-    """A warning of labels that may be a quantity. Classes that the user lists are not judged."""
-    numbers = [number_of(name) for name in classes]
-    if columns.classes:
+def _doubtful_classes(
+    tables: Sequence[RawTable], columns: Columns, y: Array, classes: Sequence[str], parts: tuple[Array, Array]
+) -> tuple[str, ...]:
+    """Warnings of labels that may be a quantity, and of classes that occur only in the test part. Listed classes are no quantity."""
+    if columns.numbers:
         return ()
+    numbers = [number_of(name) for name in classes]
+    only_tested = untrained(f"{tables[-1].path}: column {columns.label!r}", *parts, dict(enumerate(classes)))
+    if columns.classes:
+        return only_tested
     reason, _ = no_classes(None if None in numbers else np.array(numbers, np.float64), np.bincount(y, minlength=len(classes)))
-    return (f"{table.path}: column {columns.label!r}: {len(classes):,} classes in {len(y):,} rows: {reason}",) if reason else ()
+    quantity = f"{tables[0].path}: column {columns.label!r}: {len(classes):,} classes in {len(y):,} rows: {reason}"
+    return (quantity, *only_tested) if reason else only_tested
+
+
+def _numbers(tables: Sequence[RawTable], label: str) -> Array:
+    """The labels (rows,) float64 of a regression. Raises `InputError` naming the cell that is no finite number."""
+    labels = []
+    for table in tables:
+        for row, cell in enumerate(table.column("data.label_column", label)):
+            number = cell_number(cell)
+            if not np.isfinite(number):
+                raise InputError(
+                    f"{table.at(row, label)}: {cell!r} is not a finite number; data.label_type = 'number' needs one in each row"
+                )
+            labels.append(number)
+    return np.array(labels, np.float64)
 
 
 def _coded(tables: Sequence[RawTable], key: str, name: str) -> tuple[Array | None, tuple[str, ...], tuple[str, ...]]:

@@ -107,8 +107,10 @@ def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
 
 
 def _network(model: Model) -> nn.Sequential | None:
-    """The module, if it is Flatten, Linear, ReLU, Linear with biases."""
+    """The module, if it is Flatten, Linear, ReLU, Linear with biases, and learns classes."""
     module = build_module(model)
+    if model.loss != "cross_entropy":
+        return None
     if not isinstance(module, nn.Sequential) or [type(layer) for layer in module] != [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]:
         return None
     if stacked_form(model) is None:

@@ -22,6 +22,7 @@ from ..randomness import stream
 from ..types import Array
 from .device import in_use, placed
 from .layers import Residual, copies_nothing, stack_layers
+from .losses import Loss
 from .own_modules import constants_digest, hooked, in_mode, keep_nothing, prepared, seeded, trained_shapes, unfit
 from .probe import Findings, made_up, probe, unrepeatable
 
@@ -55,7 +56,8 @@ class Model:
 
     `hidden` is the width of the MLP's hidden layer. Inputs are normalised by (x − mean) / std, one value a channel or one for all.
     Initial parameters are the architecture's own times `init_scale`. `constants` is the digest of a user's module's buffers and frozen
-    parameters, which never travel: a party whose module has others refuses the description. "": not compared.
+    parameters, which never travel: a party whose module has others refuses the description. "": not compared. `loss`: cross-entropy
+    of classes, or with one output the error of a number.
     """
 
     name: str
@@ -68,9 +70,12 @@ class Model:
     factory: Callable[[], nn.Module] | None = None
     init_scale: InitScale = 1.0
     constants: str = ""
+    loss: Loss = "cross_entropy"
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "model")
+        if self.loss != "cross_entropy" and self.classes != 1:
+            raise InputError(f"model.loss = {self.loss!r}: is the error of one number, and the model has {self.classes} outputs")
         object.__setattr__(self, "name", OTHER_NAMES.get(self.name, self.name))
 
     @cached_property
@@ -354,7 +359,7 @@ def _findings(model: Model, module: nn.Module) -> Findings:
             if problem := unrepeatable(module, other):  # the first call may have drawn for what later calls take from a cache
                 problem, other = unrepeatable(other, last := _repeated(model)), last
         x = model.inputs(made_up(module, model.shape)).cpu()
-        _FINDINGS[key] = Findings(problem) if problem else probe(module, other, x, model.classes)
+        _FINDINGS[key] = Findings(problem) if problem else probe(module, other, x, model.classes, model.loss)
     return _FINDINGS[key]
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
+from .losses import Loss, loss_of
 from .own_modules import CONTAINERS, in_mode, own_attributes
 
 __all__ = ["SIZES", "Findings", "made_up", "probe", "unrepeatable"]
@@ -75,7 +75,7 @@ def made_up(module: nn.Module, shape: tuple[int, ...]) -> np.ndarray[Any, np.dty
     return np.asarray(x * brightness.reshape(-1, *[1] * len(shape)))
 
 
-def probe(module: nn.Module, other: nn.Module | None, x: Tensor, classes: int) -> Findings:
+def probe(module: nn.Module, other: nn.Module | None, x: Tensor, classes: int, loss: Loss = "cross_entropy") -> Findings:
     """What passes over the samples `x` (33, *shape), normalised, show of a prepared module, which stays as it is.
 
     They are passes of `other`, a second module of the same factory, or of a copy.
@@ -93,7 +93,7 @@ def probe(module: nn.Module, other: nn.Module | None, x: Tensor, classes: int) -
         torch.set_num_threads(1)
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.enable_grad():
             warnings.simplefilter("ignore")
-            return _Probe(made, x, classes).findings()
+            return _Probe(made, x, classes, loss).findings()
     except _Problem as problem:
         return Findings(str(problem))
     finally:
@@ -117,8 +117,8 @@ def unrepeatable(module: nn.Module, other: nn.Module) -> str:
 
 
 class _Probe:
-    def __init__(self, module: nn.Module, x: Tensor, classes: int) -> None:
-        self.module, self.x, self.classes = module, x, classes
+    def __init__(self, module: nn.Module, x: Tensor, classes: int, loss: Loss) -> None:
+        self.module, self.x, self.classes, self.loss = module, x, classes, loss
         self.names = [name for name, _ in module.named_parameters()]
         self.parameters = list(module.parameters())
         self.values = [parameter.detach().clone() for parameter in self.parameters]
@@ -180,7 +180,7 @@ class _Probe:
                 "numpy() in its forward pass?"
             )
         try:
-            loss = functional.cross_entropy(scores, torch.arange(size) % self.classes)
+            loss = loss_of(self.loss, scores, torch.arange(size) % self.classes)
             gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         except Exception as error:
             raise _Problem(f"fails in the backward pass {where}: {_line(error)}") from None

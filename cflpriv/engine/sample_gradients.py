@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from ..errors import InputError
 from ..types import Array, ClientData
 from .device import placed, tensor
 from .layers import stack_layers
+from .losses import Loss, loss_of
 from .models import Model
 from .own_modules import flat, slopes
 
@@ -27,15 +27,15 @@ SMALLEST = 1e-30
 """Below this a gradient is zero: its inverse norm is no float32."""
 
 
-def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-    """By parameter, the gradients (n, ...) of the cross-entropy of each of the samples `x` (n, ...), `y` (n,).
+def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor, kind: Loss = "cross_entropy") -> dict[str, torch.Tensor]:
+    """By parameter, the gradients (n, ...) of the loss `kind` of each of the samples `x` (n, ...), `y` (n,).
 
     One after the other for modules that `torch.func` cannot map over, such as recurrent ones, or maps over with other gradients.
     """
     parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
 
     def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
+        return loss_of(kind, functional_call(module, weights, (sample.unsqueeze(0),)), label.unsqueeze(0))
 
     def mapped(samples: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, samples, labels)
@@ -43,19 +43,19 @@ def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> 
 
     if module not in _MAPPED:
         try:
-            pairs = zip(mapped(x[:FEW], y[:FEW]).values(), _looped(module, x[:FEW], y[:FEW]).values(), strict=True)
+            pairs = zip(mapped(x[:FEW], y[:FEW]).values(), _looped(module, x[:FEW], y[:FEW], kind).values(), strict=True)
             _MAPPED[module] = all(torch.allclose(a, b, rtol=1e-3, atol=1e-4 * _largest(b), equal_nan=True) for a, b in pairs)
         except InputError:
             raise
         except Exception:  # the loop shows what is wrong, if anything is
             _MAPPED[module] = False
-    return mapped(x, y) if _MAPPED[module] else _looped(module, x, y)
+    return mapped(x, y) if _MAPPED[module] else _looped(module, x, y, kind)
 
 
-def _looped(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+def _looped(module: nn.Module, x: torch.Tensor, y: torch.Tensor, kind: Loss) -> dict[str, torch.Tensor]:
     """The gradients of one sample after the other."""
     named = dict(module.named_parameters())
-    rows = [slopes(functional.cross_entropy(module(x[at : at + 1]), y[at : at + 1]), list(named.values())) for at in range(len(y))]
+    rows = [slopes(loss_of(kind, module(x[at : at + 1]), y[at : at + 1]), list(named.values())) for at in range(len(y))]
     return {name: torch.stack([row[place] for row in rows]) for place, name in enumerate(named)}
 
 
@@ -69,7 +69,7 @@ def sample_gradients(model: Model, vector: Array, data: ClientData) -> Iterator[
     x, y = model.inputs(data.x_train), tensor(data.y_train)
     size = max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // model.dimension))
     for at in range(0, len(y), size):
-        made = gradients_by_sample(module, x[at : at + size], y[at : at + size])
+        made = gradients_by_sample(module, x[at : at + size], y[at : at + size], model.loss)
         yield torch.cat([flat(gradient) for gradient in made.values()], dim=1)
 
 
@@ -86,7 +86,7 @@ def summed_directions(model: Model, vector: Array, data: ClientData, weights: Ar
     x, y = model.inputs(data.x_train), tensor(data.y_train)
     total = placed(torch.zeros((len(weights), model.dimension), dtype=torch.float64))
     for at in range(0, len(y), SAMPLES_AT_ONCE):
-        layers = _factors(module, x[at : at + SAMPLES_AT_ONCE], y[at : at + SAMPLES_AT_ONCE])
+        layers = _factors(module, x[at : at + SAMPLES_AT_ONCE], y[at : at + SAMPLES_AT_ONCE], model.loss)
         squares = sum(
             delta.double().square().sum(1) * (layer_inputs.double().square().sum(1) + biased) for layer_inputs, delta, biased in layers
         )
@@ -122,7 +122,7 @@ def _dense(module: nn.Module) -> bool:
     return all(type(layer) in (nn.Flatten, nn.Linear, nn.ReLU) for layer in module) and own == len(list(module.parameters()))
 
 
-def _factors(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Sequence[tuple[torch.Tensor, torch.Tensor, bool]]:
+def _factors(module: nn.Module, x: torch.Tensor, y: torch.Tensor, kind: Loss) -> Sequence[tuple[torch.Tensor, torch.Tensor, bool]]:
     """Of each linear layer the inputs (n, in), the gradients of the samples' losses at its outputs (n, out), and whether it has a bias."""
     inputs: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
@@ -134,7 +134,7 @@ def _factors(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Sequence[tu
             outputs.append(made)
             biased.append(layer.bias is not None)
         x = made
-    deltas = torch.autograd.grad(functional.cross_entropy(x, y, reduction="sum"), outputs)
+    deltas = torch.autograd.grad(loss_of(kind, x, y, "sum"), outputs)
     return list(zip(inputs, deltas, biased, strict=True))
 
 

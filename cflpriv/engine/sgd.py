@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..types import Array
 from .device import Device, half, sent
+from .losses import Loss, loss_of
 from .own_modules import flat
 
 __all__ = [
@@ -38,7 +38,7 @@ class Options:
     being the input of the last layer and C_y the client's given prototype of the sample's class (FedProto). With `optimizer` "adam" the
     step is Adam's on the same sum, in place of v. With `grid` above 0 each batch's gradient gets the noise of `Local.noise` and is rounded
     to multiples of `grid`. With `deviation` above 0 the rows of `Local.noise` are signed tails (`entropy.signed_tails`), which become
-    normals of this standard deviation on the device.
+    normals of this standard deviation on the device. `loss`: of outputs and labels.
     """
 
     lr: float
@@ -52,6 +52,7 @@ class Options:
     optimizer: str = "sgd"
     grid: float = 0.0
     deviation: float = 0.0
+    loss: Loss = "cross_entropy"
 
     @property
     def stride(self) -> int:
@@ -361,7 +362,7 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
             logits, features = logits
             places = torch.arange(clients, device=labels.device).unsqueeze(1)
             pulled = options.pull * to_prototypes(features.to(stack.x.dtype), stack.prototypes[places, labels])
-        losses = functional.cross_entropy(logits.to(stack.x.dtype).flatten(0, 1), labels.flatten(), reduction="none")
+        losses = loss_of(options.loss, logits.to(stack.x.dtype).flatten(0, 1), labels.flatten(), "none")
         losses = losses.view(clients, -1) + pulled
         if clip_norm:
             deltas = torch.autograd.grad(losses.sum(), [tap.after for tap in taps])

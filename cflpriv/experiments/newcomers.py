@@ -18,7 +18,7 @@ from ..transports.hosts import LocalHost
 from ..transports.simulation import Simulated, resolved
 from ..types import Array
 
-__all__ = ["fine_tuned_accuracy", "held_back"]
+__all__ = ["fine_tuned_results", "held_back"]
 
 
 def held_back(groups: Mapping[int, int], count: int) -> tuple[int, ...]:
@@ -40,16 +40,15 @@ def held_back(groups: Mapping[int, int], count: int) -> tuple[int, ...]:
     return tuple(sorted(client for group, ids in members.items() for client in ids[len(ids) - shares[group][0] - (group in more) :]))
 
 
-def fine_tuned_accuracy(simulated: Simulated, served: Served, train: Train, clients: Sequence[int]) -> Array:
-    """The share of each client's test data that its model gets right after `train` on its training data, shape (clients,); NaN without any.
+def fine_tuned_results(simulated: Simulated, served: Served, train: Train, clients: Sequence[int]) -> list[Result]:
+    """What `Evaluate` gives for each client's model after `train` on its training data.
 
     What a client starts from is the model it would use: what the served task declares (`used`), else the "model" it is given.
     """
     asks = simulated.federation.asks(served.task, served.params, served.which, clients)
     fed = simulated.federation
-    scores = simulated.each(clients, _fine_tuned, asks, replace(train, on_divergence="skip"), fed.seed, fed.round)
-    counts = np.array([float(score["count"]) for score in scores])
-    return np.where(counts > 0, np.array([float(score["correct"]) for score in scores]) / np.maximum(counts, 1), np.nan)
+    results: list[Result] = simulated.each(clients, _fine_tuned, asks, replace(train, on_divergence="skip"), fed.seed, fed.round)
+    return results
 
 
 def _fine_tuned(

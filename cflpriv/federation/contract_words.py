@@ -249,6 +249,7 @@ def _reading(way: Leaving, part: str, agreed: AgreedRequest, protection: Protect
     words = {
         "count": "the number of samples",
         "confusion": "how many test samples of each class a model takes for which class, so also how many there are of each class",
+        "errors": "sums over the test samples of labels, predictions, errors and their squares",
     }
     return words.get(part, "the number itself, of the data at models that the server sends")
 

@@ -121,10 +121,15 @@ def known_to(models: Iterable[Any], data: ClientData) -> ClientData:
     """Data whose labels and words fit all of these models. Each sample changes by itself, so neighbouring data stay neighbours.
 
     A server chooses the models. With too few labels a model would fail on some data only, and the failure would reveal them. So labels are
-    taken modulo their number, and words beyond a model's vocabulary become its last word.
+    taken modulo their number, and words beyond a model's vocabulary become its last word. Raises `RemoteError` "bad-settings" for a model
+    of classes where labels are numbers, and the reverse.
     """
     for model in models:
-        if any(len(y) and not 0 <= int(y.min()) <= int(y.max()) < model.classes for y in (data.y_train, data.y_test)):
+        if (model.loss == "cross_entropy") != (data.y_train.dtype.kind != "f"):
+            raise RemoteError("bad-settings")  # classes for numbers, or numbers for classes
+        if model.loss == "cross_entropy" and any(
+            len(y) and not 0 <= int(y.min()) <= int(y.max()) < model.classes for y in (data.y_train, data.y_test)
+        ):
             data = replace(data, y_train=data.y_train % model.classes, y_test=data.y_test % model.classes)
         if model.name == "lstm":
             last = model.classes - 1

@@ -187,7 +187,9 @@ class CflprivController(Controller):  # type: ignore[misc]
             _brings_no_code(path)
         config = load_config(root / self.experiment, trust=False)  # whatever the file is by now
         public = not self.classes
-        described = build_population(config.data) if public else standing_in(tuple(self.shape), self.classes)
+        described = (
+            build_population(config.data) if public else standing_in(tuple(self.shape), self.classes, label_range=config.data.label_range)
+        )
         groups = {client.id: group for client, group in zip(described.clients, described.groups, strict=True)}
         deploy(
             lambda journal: ShareableTransport(

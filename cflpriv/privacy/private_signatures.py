@@ -181,7 +181,7 @@ class NoisyGradient:
         x, y = self.model.inputs(task_input.data.x_train), tensor(task_input.data.y_train)
         rows = []
         for at in range(0, len(y), PER_SAMPLE):
-            made = gradients_by_sample(module, x[at : at + PER_SAMPLE], y[at : at + PER_SAMPLE])
+            made = gradients_by_sample(module, x[at : at + PER_SAMPLE], y[at : at + PER_SAMPLE], self.model.loss)
             whole = torch.cat([flat(made[name]) for name in names], dim=1)
             rows.append(whole if directions is None else whole @ directions)
         sketched = torch.cat(rows).double().cpu().numpy() * np.sqrt(dimension / size)

@@ -21,7 +21,7 @@ from ..engine.sample_gradients import summed_directions
 from ..protocols.sketch import public_sketch
 from ..randomness import stream
 from ..types import Array, Parts
-from .evaluation import Evaluate, EvaluateUsed
+from .evaluation import EvaluateUsed
 from .fold_gradients import fold_weights
 from .halves import HALVES
 from .training import Train
@@ -287,8 +287,11 @@ class EvaluateChosen:
 
     choose: ChooseCluster
 
-    parts: ClassVar[Parts] = {**Evaluate.parts, "choice": "choice"}
     keeps: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def parts(self) -> Parts:
+        return {**EvaluateUsed(self.choose.model).parts, "choice": "choice"}
 
     def used(self, task_input: TaskInput) -> Array:
         """The model (d,) that the client uses."""

@@ -6,14 +6,15 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from ..class_counts import FULL, counts_shape
 from ..engine import Device, Result, TaskInput
-from ..engine.device import in_use, tensor
+from ..engine.device import in_use, placed, tensor
 from ..engine.forward import forward_chunk, outputs
+from ..engine.losses import loss_of
 from ..engine.memory import resident_samples
-from ..engine.models import Model, keeps_samples_apart
+from ..engine.models import Model, dtype_of, keeps_samples_apart
+from ..error_sums import error_sums
 from ..errors import InputError
 from ..privacy.settings import Noise, secret_of
 from ..protocols.events import ChoiceEvent, Event, Relation
@@ -35,7 +36,7 @@ def sample_losses(model: Model, vector: Array, x: torch.Tensor, y: torch.Tensor,
     try:
         with torch.no_grad():
             pieces = [
-                functional.cross_entropy(module(x[at : at + size]), y[at : at + size], reduction="none") for at in range(0, len(y), size)
+                loss_of(model.loss, module(x[at : at + size]), y[at : at + size], "none") for at in range(0, len(y), size)
             ]  # fmt: skip
     except ValueError as error:
         if size > 1:
@@ -52,31 +53,29 @@ class Evaluate:
     """The given "model" on the client's test data (or training data, with `split="train"`).
 
     Parts: "correct" (), "loss" () summed over samples, "count" (), and "confusion" float64, which counts samples by class as
-    `class_counts` describes: (k, k) by true and predicted class, for many classes (3, k), for very many (0, 0). These are more than one
+    `class_counts` describes: (k, k) by true and predicted class, for many classes (3, k), for over 1,000 (0, 0). These are more than one
     number, so they leave a client only where no protection hides values: their rows show how many samples of each class a client has.
+    Of a model that predicts a number there are "loss", "count", and "errors" (6,) as `error_sums` describes.
     """
 
     model: Model
     split: str = "test"
 
-    parts: ClassVar[Parts] = {"correct": "measure", "loss": "measure", "count": "measure", "confusion": "measure"}
+    @property
+    def parts(self) -> Parts:
+        """The parts of the loss's kind, each a measured number or several."""
+        of_kind = ("correct", "loss", "count", "confusion") if self.model.loss == "cross_entropy" else ("loss", "count", "errors")
+        return dict.fromkeys(of_kind, "measure")
+
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, task_input: TaskInput) -> Result:
         x, y = self._samples(task_input)
         module = self.model.load(task_input.array("model"))
-        loss, counted = 0.0, np.zeros(counts_shape(self.model.classes))
-        correct = 0
         with torch.no_grad():
-            for start in range(0, len(y), 1024):
-                logits = module(self.model.inputs(x[start : start + 1024]))
-                labels = tensor(y[start : start + 1024])
-                predicted = logits.argmax(1)
-                correct += int((predicted == labels).sum())
-                loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-                if counted.size:
-                    counted += _by_class(predicted, labels, [len(labels)], self.model.classes)[0].cpu().numpy().reshape(counted.shape)
-        return {"correct": np.array(float(correct)), "loss": np.array(loss), "count": np.array(float(len(y))), "confusion": counted}
+            none = placed(torch.zeros((0, self.model.classes), dtype=dtype_of(self.model.dtype)))
+            pieces = [none, *(module(self.model.inputs(x[at : at + 1024])) for at in range(0, len(y), 1024))]
+        return self._results([torch.cat(pieces)], [tensor(y)])[0]
 
     def _samples(self, task_input: TaskInput) -> tuple[Array, Array]:
         return (
@@ -92,10 +91,20 @@ class Evaluate:
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         """`run` for each: the clients of a chunk pass forward together, on the device."""
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device, self.split)
-        logits, path = outputs(self.model, [task_input.array("model") for task_input in inputs], [x for x, _ in samples], device)
-        counts = [len(y) for _, y in samples]
-        whole, labels = torch.cat(logits), torch.cat([y for _, y in samples])
-        losses = functional.cross_entropy(whole, labels, reduction="none").double()
+        made, path = outputs(self.model, [task_input.array("model") for task_input in inputs], [x for x, _ in samples], device)
+        return self._results(made, [y for _, y in samples]), path
+
+    def _results(self, made: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> list[Result]:
+        """The parts of each client's outputs (n, classes) and labels (n,)."""
+        counts = [len(y) for y in of]
+        whole, labels = torch.cat(list(made)), torch.cat(list(of))
+        losses = loss_of(self.model.loss, whole, labels, "none").double()
+        if self.model.loss != "cross_entropy":
+            columns = torch.stack([losses, labels.double(), whole[:, 0].double()]).cpu().numpy()  # one copy a chunk
+            parts = np.split(columns, np.cumsum(counts)[:-1], axis=1)
+            return [
+                {"loss": np.array(own.sum()), "count": np.array(float(len(own))), "errors": error_sums(y, p)} for own, y, p in parts
+            ]  # fmt: skip
         predicted = whole.argmax(1)
         scores = torch.stack([(predicted == labels).double(), losses])
         sums = torch.stack([each.sum(1) for each in torch.split(scores, counts, dim=1)])
@@ -108,7 +117,7 @@ class Evaluate:
                 "confusion": row[2:].reshape(shape).copy(),
             }
             for row, count in zip(copied, counts, strict=True)
-        ], path  # fmt: skip
+        ]  # fmt: skip
 
 
 def _by_class(predicted: torch.Tensor, labels: torch.Tensor, counts: Sequence[int], classes: int) -> torch.Tensor:
@@ -139,7 +148,10 @@ class EvaluateUsed:
 
     model: Model
 
-    parts: ClassVar[Parts] = Evaluate.parts
+    @property
+    def parts(self) -> Parts:
+        return Evaluate(self.model).parts
+
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def used(self, task_input: TaskInput) -> Array:
@@ -237,7 +249,7 @@ class Losses:
             alone = [sample_losses(self.model, vector, x, y, alone=True) for vector, (x, y) in zip(vectors, samples, strict=True)]
             return [losses.double().cpu().numpy() for losses in alone], "sequential"
         logits, path = outputs(self.model, vectors, [x for x, _ in samples], device)
-        losses = functional.cross_entropy(torch.cat(logits), torch.cat([y for _, y in samples]), reduction="none")
+        losses = loss_of(self.model.loss, torch.cat(logits), torch.cat([y for _, y in samples]), "none")
         ends = np.cumsum([len(y) for _, y in samples])[:-1]
         return np.split(losses.double().cpu().numpy(), ends), path  # one copy a model
 

@@ -24,8 +24,9 @@ __all__ = ["FoldGradients", "fold_weights"]
 def fold_weights(labels: Array, balanced: bool, rng: Stream) -> Array:
     """The weight (2, n) of each sample in the mean of each fold: rows add up to 1, and a sample is in one fold, a random half each.
 
-    Plain: all samples of a fold count alike. Balanced: all labels that a fold has, and the samples of a label. Halves are not dealt by
-    label: which labels a fold lacks by chance is noise, and must differ between the folds as it differs between clients.
+    Plain, and where labels are numbers: all samples of a fold count alike. Balanced: all labels that a fold has, and the samples of a
+    label. Halves are not dealt by label: which labels a fold lacks by chance is noise, and must differ between the folds as it differs
+    between clients.
 
     Raises `InputError` for fewer than two samples.
     """
@@ -33,7 +34,7 @@ def fold_weights(labels: Array, balanced: bool, rng: Stream) -> Array:
     weights = np.zeros((HALVES, n))
     for fold, members in enumerate(two_halves(n, rng)):
         rarity = np.ones(len(members))
-        if balanced and labels.ndim == 1:
+        if balanced and labels.ndim == 1 and labels.dtype.kind != "f":
             _, place, sizes = np.unique(labels[members], return_inverse=True, return_counts=True)
             rarity = 1 / sizes[place]
         weights[fold, members] = rarity / rarity.sum()

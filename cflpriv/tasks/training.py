@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from ..engine import Deferred, Device, Result, TaskInput, fast
 from ..engine.device import CPU, tensor, using
+from ..engine.losses import loss_of
 from ..engine.memory import resident_samples
 from ..engine.models import Model, dtype_of
 from ..engine.own_modules import slopes
@@ -248,13 +248,13 @@ class Train:
             if not self.clip_norm:
                 if len(batch) == 0:
                     return [torch.zeros_like(leaf) for leaf in leaves]
-                loss = functional.cross_entropy(module(x[batch]), y[batch], reduction="sum") / divisor
+                loss = loss_of(self.model.loss, module(x[batch]), y[batch], "sum") / divisor
                 if prototypes is not None:
                     loss = loss + self.pull * to_prototypes(seen.pop(), prototypes[y[batch]]).sum() / divisor
                 return slopes(loss, leaves)
             total = [torch.zeros_like(leaf) for leaf in leaves]
             for i in batch:
-                own = slopes(functional.cross_entropy(module(x[i : i + 1]), y[i : i + 1]), leaves)
+                own = slopes(loss_of(self.model.loss, module(x[i : i + 1]), y[i : i + 1]), leaves)
                 norm = torch.stack([gradient.square().sum() for gradient in own]).sum().sqrt()
                 if not torch.isfinite(norm):
                     continue  # no norm bounds it, so it contributes nothing
@@ -347,7 +347,7 @@ class Train:
     def _options(self) -> Options:
         return Options(
             self.lr, self.momentum, self.weight_decay, self.prox, self.maml_lr, self.clip_norm, tuple(self._frozen()), self.pull,
-            self.optimizer, spacing(self._scale) if self._noisy else 0.0,
+            self.optimizer, spacing(self._scale) if self._noisy else 0.0, loss=self.model.loss,
         )  # fmt: skip
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
@@ -355,7 +355,9 @@ class Train:
         work = [self._local(task_input, x, y) for task_input, (x, y) in zip(inputs, samples, strict=True)]
         moved: Sequence[Array | Movement] | None
         if self.shares:
-            summed, path = fast.gradients(self.model, work, Options(0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen())), device)
+            summed, path = fast.gradients(
+                self.model, work, Options(0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen()), loss=self.model.loss), device
+            )
             moved = (
                 None if summed is None else [self._stepped(task_input, vector) for task_input, vector in zip(inputs, summed, strict=True)]
             )
@@ -486,7 +488,7 @@ class Gradient:
     def run(self, task_input: TaskInput) -> Result:
         module = self.model.load(task_input.array("model"))
         x, y = self.model.inputs(task_input.data.x_train), tensor(task_input.data.y_train)
-        gradients = slopes(functional.cross_entropy(module(x), y), list(module.parameters()))
+        gradients = slopes(loss_of(self.model.loss, module(x), y), list(module.parameters()))
         return self._result(task_input, torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())
 
     def cost(self, task_input: TaskInput) -> int:
@@ -498,7 +500,7 @@ class Gradient:
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device)
         clients = [Local(x, y, [np.arange(len(y))], task_input.array("model")) for task_input, (x, y) in zip(inputs, samples, strict=True)]
-        gradients, path = fast.gradients(self.model, clients, Options(0.0), device)
+        gradients, path = fast.gradients(self.model, clients, Options(0.0, loss=self.model.loss), device)
         if gradients is None:
             return [self.run(task_input) for task_input in inputs], "sequential"
         return [self._result(task_input, gradient) for task_input, gradient in zip(inputs, gradients, strict=True)], path

@@ -18,7 +18,7 @@ from flwr.app import Context, Message
 from quick_flower import commands
 from safetensors.numpy import load_file
 
-from cflpriv.contract.schedule import SCORES
+from cflpriv.contract.schedule import CLASS_SCORES
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
@@ -299,7 +299,7 @@ def messages_of(run: Path, messages: int) -> list[tuple[Any, ...]]:
     return [
         (one.round, one.operation, one.kind, one.source, one.target, one.clients, one.digest)
         for one in read_transcript(run / "transcript", messages)
-        if one.kind != "+".join(SCORES) and one.context.get("task") != "Evaluate"
+        if one.kind != "+".join(CLASS_SCORES) and one.context.get("task") != "Evaluate"
     ]
 
 

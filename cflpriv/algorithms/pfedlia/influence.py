@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from ...engine import Device, Result, TaskInput
 from ...engine.device import in_use, tensor
 from ...engine.forward import outputs
+from ...engine.losses import loss_of
 from ...engine.models import Model, keeps_samples_apart
 from ...errors import InputError
 from ...privacy.private_signatures import noisy_sum, sum_event
@@ -195,7 +195,7 @@ class Influence:
         """Each sample's loss under each model, (n, samples) float64; no sample has a part in another's."""
         if keeps_samples_apart(self.model):
             logits, _ = outputs(self.model, vectors, [x] * len(vectors), in_use())
-            losses = functional.cross_entropy(torch.cat(logits), y.repeat(len(vectors)), reduction="none")
+            losses = loss_of(self.model.loss, torch.cat(logits), y.repeat(len(vectors)), "none")
         else:
             losses = torch.cat([sample_losses(self.model, vector, x, y, alone=True) for vector in vectors])
         return np.asarray(losses.double().cpu().numpy().reshape(len(vectors), -1))

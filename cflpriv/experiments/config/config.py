@@ -23,7 +23,7 @@ from ...algorithms import ALGORITHMS
 from ...algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue
 from ...contract.operations import Sampling
 from ...contract.protection import Protection
-from ...contract.schedule import SCORES
+from ...contract.schedule import CLASS_SCORES, NUMBER_SCORES
 from ...engine.models import Model
 from ...errors import InputError, near, unknown_key
 from ...federation.cohort import CohortRounds, schedule
@@ -103,9 +103,25 @@ class Config:
                 f"model.init_scale = 0 with model.name = {self.model.name!r}: between layers that are zero no gradient "
                 "passes; only 'linear' trains from zero"
             )
+        self._check_numbers()
         known_callbacks(self.run.callbacks)
         check_metrics(self.run.metrics)
         check_privacy(self.privacy, self.protection, self.training, self.run, self.data, self.spec, self.releases)
+
+    def _check_numbers(self) -> None:
+        """Refuse what has no meaning where the label is a number, and keys of numbers where it is a class."""
+        if self.data.label_type == "class":
+            if self.model.error != ModelSection.error:
+                raise InputError(f"model.error = {self.model.error!r}: goes with data.label_type = 'number'")
+            return
+        numbers = "with data.label_type = 'number'"
+        if self.spec.needs_classes(self.hyper):
+            raise InputError(f"algorithm {self.spec.name!r} {numbers}: {self.spec.needs_classes(self.hyper)}")
+        if self.model.name == "lstm":
+            raise InputError(f"model.name = 'lstm' {numbers}: predicts words; use another model")
+        for key in ("metrics", "target_accuracy"):
+            if value := getattr(self.run, key):
+                raise InputError(f"run.{key} = {value!r} {numbers}: is for classes; results have R² and errors")
 
     def sampling(self) -> Sampling:
         return Sampling(self.training.sampling, self.training.participation)
@@ -187,7 +203,8 @@ class Config:
         if self.unscored:
             return ()
         alone = self.protection.sums.hides or self.protection.min_cohort > 1  # as `federation.release_policy` has it
-        return SCORES[:2] if alone else SCORES
+        parts = CLASS_SCORES if self.data.label_type == "class" else NUMBER_SCORES
+        return parts[:2] if alone else parts
 
     @property
     def cohort(self) -> int:
@@ -253,7 +270,7 @@ class Config:
 
     def model_for(self, population: Population) -> Model:
         """The model that fits a population's samples."""
-        return self.model.build(population.shape, population.classes, population.mean, population.std)
+        return self.model.build(population.shape, population.classes, population.mean, population.std, bool(population.label_range))
 
     def train_for(self, population: Population) -> Train:
         """Local training by `[training]`."""
@@ -273,7 +290,7 @@ class Config:
         if not isinstance(t.lr, DerivedFloat):
             return t.lr
         noise = self.noise()
-        return float(t.lr) if noise is None else derived_lr(t, noise, model.dimension, self.cohort)
+        return float(t.lr) if noise is None else derived_lr(t, noise, model, self.cohort)
 
     def fitted(self, population: Population) -> tuple["Config", str]:
         """The configuration with the learning rate that follows from the run in its place, and a line that names all keys that were left

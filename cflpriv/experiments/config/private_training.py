@@ -6,7 +6,8 @@ parameters, and what the configuration sets.
 
     batch_size  0: every sample is in every step (sampling rate 1). Among all rates this needs the least noise in all.
     rounds      100.
-    lr          the smallest of LARGEST, PATH / steps and DRIFT / (σ·√(steps·d)), all divided by clip_norm / (1 − momentum).
+    lr          the smallest of LARGEST, PATH / steps and DRIFT / (σ·√(steps·d)), all divided by clip_norm / (1 − momentum). Where labels
+                are numbers at most LARGEST_OF_NUMBERS: the curvature of a squared error does not fall as the model becomes sure.
     clip_norm   1, as everywhere.
 
 d is the number of parameters, σ·clip_norm the deviation of the noise of one step in the mean over clients, steps the number of steps in all
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
+from ...engine.models import Model
 from ...privacy.settings import Noise, Privacy
 from .sections import TrainingSection
 
@@ -25,6 +27,7 @@ __all__ = ["DerivedFloat", "DerivedInt", "derived_lr", "with_private_values"]
 
 ROUNDS, BATCH = 100, 0
 LARGEST, PATH, DRIFT = 8.0, 800.0, 45.0
+LARGEST_OF_NUMBERS = 0.25
 
 
 class DerivedInt(int):
@@ -45,10 +48,11 @@ def with_private_values(training: TrainingSection, configured: Mapping[str, Any]
     return {key: value for key, value in values.items() if key not in configured}
 
 
-def derived_lr(training: TrainingSection, noise: Noise, dimension: int, clients: int) -> float:
+def derived_lr(training: TrainingSection, noise: Noise, model: Model, clients: int) -> float:
     """The learning rate of the rule, for noise that was planned for the run."""
     a_round = 1 if noise.shares else max(1, round(training.epochs / noise.sampling_rate))
     steps = max(1, training.rounds * a_round)
     deviation = noise.training / (noise.sampling_rate * noise.samples * sqrt(max(1, clients))) / sqrt(noise.shares or 1)
-    drift = DRIFT / (deviation * sqrt(steps * dimension)) if deviation else LARGEST
-    return float(min(LARGEST, PATH / steps, drift)) * (1 - training.momentum) / noise.clip_norm
+    drift = DRIFT / (deviation * sqrt(steps * model.dimension)) if deviation else LARGEST
+    largest = LARGEST if model.loss == "cross_entropy" else LARGEST_OF_NUMBERS
+    return float(min(largest, PATH / steps, drift)) * (1 - training.momentum) / noise.clip_norm

@@ -7,6 +7,7 @@ from ...contract.operations import Participation, SamplingMode
 from ...contract.transcript import Level
 from ...data import DataSpec
 from ...engine.device import NoisePlace, Precision
+from ...engine.losses import Loss
 from ...engine.models import MODELS, OTHER_NAMES, Dtype, Hidden, InitScale, Model
 from ...engine.run import Processes
 from ...keys import Key, check_ranges
@@ -39,18 +40,22 @@ class ModelSection:
     ] = True
     dtype: Annotated[Dtype, Key("Floating-point type of parameters and training.")] = "float32"
     init_scale: InitScale = 1.0
+    error: Annotated[Literal["squared", "absolute"], Key("What training minimises where the label is a number (data.label_type).")] = (
+        "squared"
+    )
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "model")
         object.__setattr__(self, "name", OTHER_NAMES.get(self.name, self.name))
 
-    def build(self, shape: tuple[int, ...], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Model:
-        """The model for samples of `shape` from a data set of this mean and deviation.
+    def build(self, shape: tuple[int, ...], classes: int, mean: tuple[float, ...], std: tuple[float, ...], numbers: bool = False) -> Model:
+        """The model for samples of `shape` from a data set of this mean and deviation; of labels that are `numbers`, or classes.
 
         Raises `InputError` for a user's module that the probe refuses.
         """
         mean, std = (mean, std) if self.normalise else ((0.0,), (1.0,))
-        return Model(self.name, shape, classes, self.hidden, mean, std, self.dtype, init_scale=self.init_scale).with_constants()
+        loss: Loss = self.error if numbers else "cross_entropy"
+        return Model(self.name, shape, classes, self.hidden, mean, std, self.dtype, init_scale=self.init_scale, loss=loss).with_constants()
 
 
 @dataclass(frozen=True)

@@ -57,11 +57,12 @@ def _lines(data: Path, guess: Guess, label_asked: bool, client_asked: bool) -> t
     owner = f"client: {guess.client!r}{'' if client_asked else ', by its name (--client names another)'}"
     width = sum(len(feature_names(column)) for column in guess.columns)
     doubts = [f"column {name!r}: {remark}" for name, remark in guess.remarks.items()]
+    kind = f"a number from {guess.label_range[0]:g} to {guess.label_range[1]:g}" if guess.label_range else f"{len(guess.classes)} classes"
     return (
-        f"label: {guess.label!r}{by}, {len(guess.classes)} classes; {owner if guess.client else 'no column of clients: rows are divided'}; "
+        f"label: {guess.label!r}{by}, {kind}; {owner if guess.client else 'no column of clients: rows are divided'}; "
         f"{width} features of {len(guess.columns)} columns",
         *doubts,
-        f"the ranges, categories, dates and classes were taken from {data} and are public from now on: edit those that must not be",
+        f"the ranges, categories, dates and labels were taken from {data} and are public from now on: edit those that must not be",
     )
 
 
@@ -75,7 +76,9 @@ def _text(data: Path, file: Path | None, algorithm: str, guess: Guess) -> str:
         f"paths = [{_value(_path(data, file))}]",
         f"label_column = {_value(guess.label)}",
     ]
-    if len(guess.classes) <= _MOST_NAMED:
+    if guess.label_range:
+        lines += ['label_type = "number"            # a regression', f"label_range = {_value(guess.label_range)}"]
+    elif len(guess.classes) <= _MOST_NAMED:
         lines.append(f"class_names = {_value(guess.classes)}")
     if guess.client:
         lines += ['partition = "given"', f"client_column = {_value(guess.client)}"]

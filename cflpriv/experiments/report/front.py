@@ -31,9 +31,11 @@ METRICS = (
     "accuracy_mean", "balanced_accuracy", "macro_f1", "majority_accuracy", "accuracy_worst", "local_accuracy_mean", "ari",
     "clusters", "epsilon", "upload_bytes", "download_bytes", "seconds",
 )  # fmt: skip
+OF_NUMBERS = ("r2", "error_mean", "root_mean_square_error", "mean_absolute_error", "constant_error")
 UTILITIES = {
     "accuracy_mean": "shared or cluster\nmodel, accuracy %",
     "local_accuracy_mean": "last local models,\naccuracy %",
+    "r2": "shared or cluster\nmodel, R²",
     "ari": "clusters against\ntrue groups, ARI",
 }
 COLUMNS = 4
@@ -128,7 +130,7 @@ def table_rows(results: Sequence[Result], sweep: Sweep) -> list[dict[str, Any]]:
     the same ε, or to its only one. None where it has several and none of this ε.
     """
     groups = _by_setting(results)
-    own_metrics = dict.fromkeys(name for result in results for name in result.summary if name.startswith("metric_"))
+    own_metrics = dict.fromkeys(name for result in results for name in result.summary if name.startswith("metric_") or name in OF_NUMBERS)
     rows = []
     for setting, own in groups.items():
         row: dict[str, Any] = {**setting_columns(setting), "knowledge": own[0].summary.get("knowledge", ""), "seeds": len(own)}
@@ -337,7 +339,7 @@ def _shown(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _scaled(name: str, value: float) -> float:
-    return value if name == "ari" else 100 * value
+    return value if name in ("ari", "r2") else 100 * value
 
 
 def front_picture(points: Mapping[Attack, Sequence[FrontPoint]], settings: Sequence[SweepSetting]) -> str:
@@ -383,7 +385,7 @@ def front_picture(points: Mapping[Attack, Sequence[FrontPoint]], settings: Seque
                 panels[-1, column].invert_xaxis()
         for line, name in enumerate(shown):  # differences of no account look like none
             low, high = panels[line, 0].get_ylim()
-            middle, span = (low + high) / 2, max(high - low, 0.2 if name == "ari" else 4.0)
+            middle, span = (low + high) / 2, max(high - low, 0.2 if name in ("ari", "r2") else 4.0)
             panels[line, 0].set_ylim(middle - span / 2, middle + span / 2)
         names = [setting.name for setting in settings if setting.name in marks]
         figure.legend([marks[name] for name in names], names, loc="outside lower center", ncols=min(3, max(1, len(names))), frameon=False)

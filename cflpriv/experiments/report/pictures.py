@@ -64,7 +64,7 @@ class ClusteringEvidence:
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One run's accuracies in [0, 1], NaN where not measured: per evaluated round (r,), and per client at the end (m,)."""
+    """One run's accuracies in [0, 1], or R², NaN where not measured: per evaluated round (r,), and per client at the end (m,)."""
 
     name: str
     rounds: Array
@@ -185,8 +185,8 @@ def by_clusters(silhouettes: Mapping[int, float], gap_ratios: Mapping[int, float
         return uri(figure)
 
 
-def rounds_picture(runs: Sequence[Series]) -> str:
-    """Both accuracies per round, one line a run."""
+def rounds_picture(runs: Sequence[Series], scale: float = 100, words: str = "mean accuracy over clients, %") -> str:
+    """Both scores per round, times `scale`, one line a run."""
     rows = -(-len(runs) // 3)
     with style():
         figure = new_figure(10.5, 3.6 + 0.22 * rows)
@@ -197,12 +197,12 @@ def rounds_picture(runs: Sequence[Series]) -> str:
             for axes, values in zip(panels, (run.served, run.local), strict=True):
                 known = np.isfinite(values)
                 few = int(known.sum()) <= 3
-                axes.plot(run.rounds[known] + 1, 100 * values[known], marker="o" if few else None, linewidth=width, **look)
+                axes.plot(run.rounds[known] + 1, scale * values[known], marker="o" if few else None, linewidth=width, **look)
         for axes, name in zip(panels, MODELS, strict=True):
             axes.set_title(name)
             axes.set_xlabel("round")
             axes.xaxis.get_major_locator().set_params(integer=True)
-        panels[0].set_ylabel("mean accuracy over clients, %")
+        panels[0].set_ylabel(words)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(runs)), frameon=False)
         return uri(figure)
 

@@ -87,6 +87,7 @@ def write_report(folder: Path) -> Path:
         notes=_notes(runs),
         lost=_lost(runs),
         by_class=[shown for run in detailed if (shown := _by_class(run)) is not None],
+        numbers=[shown for run in runs if (shown := _numbers(run)) is not None],
         recomputed=RECOMPUTED,
     )
     try:
@@ -247,7 +248,33 @@ def _accuracy(runs: Sequence[RunFiles]) -> dict[str, str | None]:
     return {
         "rounds": pictures.rounds_picture(per_round) if per_round else None,
         "clients": pictures.clients_picture(per_client) if per_client else None,
+        "numbers": _r2_picture(runs),
     }
+
+
+def _r2_picture(runs: Sequence[RunFiles]) -> str | None:
+    """R² per round of the runs whose labels are numbers."""
+    none = np.empty(0)
+    series = []
+    for run in runs:
+        if rows := [row for row in run.rounds if row.get("r2") is not None]:
+            rounds, served = np.array([row["round"] for row in rows]), _floats([row["r2"] for row in rows])
+            series.append(pictures.Series(run.label, rounds, served, _floats([row.get("local_r2") for row in rows]), none, none, none))
+    return pictures.rounds_picture(series, 1.0, "R² of all test samples") if series else None
+
+
+def _numbers(run: RunFiles) -> dict[str, Any] | None:
+    """The errors of a run whose labels are numbers, of all clients and by cluster; None for classes."""
+    if run.summary.get("error_mean") is None:
+        return None
+    numbers = run.summary.get("numbers") or {}
+    try:
+        clusters = [
+            (name, own["r2"], own["root_mean_square_error"], int(own["count"])) for name, own in numbers.get("clusters", {}).items()
+        ]
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(f"{run.folder / 'summary.json'}: is damaged ('numbers': {error})") from None
+    return {"label": run.label, "s": run.summary, "clusters": clusters}
 
 
 def _series(run: RunFiles) -> pictures.Series:

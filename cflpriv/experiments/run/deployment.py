@@ -5,6 +5,7 @@ groups) is scored where it is given. The rounds, the run folder, checkpoints and
 """
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from ...class_counts import counts_these
 from ...clustering.scores import spread
 from ...contract.handles import Held, placed
+from ...error_sums import sums_these
 from ...errors import InputError, TrainingDiverged
 from ...federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from ...federation.stages import Journal, Notify, StagedTransport
@@ -31,6 +33,7 @@ from .checkpoint import Checkpoint
 from .class_scores import class_scores
 from .folder import carry_out
 from .loop import Backend, Experiment, transcript_of
+from .number_scores import client_errors, error_spread, is_evaluated, main_score, number_scores
 from .private import run_ledger
 from .run import check_run
 
@@ -41,13 +44,14 @@ SKIPS = (TooFewClients, TrainingDiverged, ClientsLost, KeyHolderLost, EpochEnded
 
 
 def standing_in(
-    shape: tuple[int, ...], classes: int, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,), name: str = "elsewhere"
-) -> Population:
-    """The server's knowledge of its clients' data: the shape of a sample, the number of classes, the model's normalisation."""
-    nothing = ClientData(
-        0, np.zeros((1, *shape), np.float32), np.zeros(1, np.int64), np.zeros((0, *shape), np.float32), np.zeros(0, np.int64)
-    )
-    return Population(name, (nothing,), (0,), classes, mean, std)
+    shape: tuple[int, ...], classes: int, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,), name: str = "elsewhere",
+    label_range: tuple[float, ...] = (),
+) -> Population:  # fmt: skip
+    """The server's knowledge of its clients' data: the shape of a sample, the number of classes (1 for labels that are numbers in a public
+    `label_range`), the model's normalisation."""
+    labels = np.zeros(1, np.float64 if label_range else np.int64)
+    nothing = ClientData(0, np.zeros((1, *shape), np.float32), labels, np.zeros((0, *shape), np.float32), labels[:0])
+    return Population(name, (nothing,), (0,), classes, mean, std, label_range=label_range)
 
 
 def deploy(
@@ -111,7 +115,8 @@ def deploy(
 
     def tick(row: Mapping[str, Any]) -> None:
         """A line for each round."""
-        score = "" if row.get("accuracy_mean") is None else f", accuracy {row['accuracy_mean']:.3f}"
+        name, value = main_score(row)
+        score = "" if value is None else f", {name.removesuffix('_mean')} {value:.3f}"
         done = row["skipped"] or f"done with {len(row['cohort'])} of {clients} clients{score}"
         report(f"round {row['round']} ({row['round'] + 1} of {config.training.rounds}): {done}, {row['seconds']:.1f} s")
 
@@ -159,6 +164,8 @@ def _scores(run: Experiment, present: tuple[int, ...]) -> Mapping[str, Any]:
     """
     served, federation = run.algorithm.serve(run.state), run.federation
     which = served.which  # a client that is not placed yet has no model to score
+    if run.population.label_range:
+        return _number_scores(run, present)
     reported: dict[int, float] = {}
     counted: dict[int, Mapping[str, Array]] = {}
     shown = tuple(part for part in run.config.shown_scores if part in getattr(served.task, "parts", ()))
@@ -180,13 +187,37 @@ def _scores(run: Experiment, present: tuple[int, ...]) -> Mapping[str, Any]:
     return {}
 
 
+def _number_scores(run: Experiment, present: tuple[int, ...]) -> Mapping[str, Any]:
+    """The same where labels are numbers: errors in the label's unit, and R² where nothing hides values."""
+    served, federation, label_range = run.algorithm.serve(run.state), run.federation, run.population.label_range
+    which, loss = served.which, run.config.model_for(run.population).loss
+    reported: dict[int, Mapping[str, Array]] = {}
+    shown = tuple(part for part in run.config.shown_scores if part in getattr(served.task, "parts", ()))
+    with suppress(*SKIPS):
+        on = present if which is None or isinstance(which, Held) else placed(which, present)
+        held = federation.compute(served.task, served.params, which=which, on=on)
+        for client, values in federation.gather(held[shown]).items():
+            total, count = values["loss"], values["count"]
+            if total.size == count.size == 1 and count.item() >= 0 and 0 <= total.item() < math.inf:  # else it is no score
+                reported[client] = {"loss": np.array(total.item()), "count": np.array(count.item())}
+                if "errors" in values and sums_these(values["errors"], count.item()):
+                    reported[client] = {**reported[client], "errors": values["errors"]}
+        errors = client_errors(list(reported.values()), loss, label_range)
+        whole = {client: result for client, result in reported.items() if "errors" in result}
+        per_client = {"clients": list(reported), "error": errors.tolist(), "local_error": [None] * len(reported)}
+        labels = None if isinstance(which, Held) else which
+        of_numbers = number_scores(list(whole.values()), list(whole), label_range, labels) if whole else {}
+        return {**error_spread(errors, "error"), **of_numbers, "per_client": per_client}
+    return {}
+
+
 def _summary(run: Experiment, transport: StagedTransport, system: str, unscored: str | None) -> Mapping[str, Any]:
     """What is known of a deployment besides, and why a figure is missing."""
     stages = [[stage, asked, answered, round(seconds, 3)] for stage, asked, answered, seconds in transport.stages]
     refusals = [list(refusal) for refusal in run.federation.refusals]
     why = []
-    if not any(row.get("accuracy_mean") is not None for row in run.rows):
-        why.append(f"no accuracy: {unscored or 'no client was left to be scored'}")
+    if not any(is_evaluated(row) for row in run.rows):
+        why.append(f"no {'error' if run.population.label_range else 'accuracy'}: {unscored or 'no client was left to be scored'}")
     if not run.truth:
         why.append("no ari: the true groups are not known to the server")
     return {

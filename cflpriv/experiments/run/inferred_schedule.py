@@ -48,4 +48,6 @@ def inferred_schedule(
     schedule = observed_schedule(seen[0].observed, config.train_for(population))
     served = run.algorithm.serve(run.state).task
     run.simulated.close()
-    return replace(schedule, serving=(scores(served),)) if {"correct", "count"} <= set(served.parts) else schedule
+    return (
+        replace(schedule, serving=(scores(served),)) if "count" in served.parts and {"correct", "errors"} & set(served.parts) else schedule
+    )

@@ -3,6 +3,7 @@
 Simulations (`run`) and deployments (`deployment`) differ in their `Backend` alone.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from ...types import Array, Population
 from ..config.config import Config
 from .class_scores import warnings_of
 from .communication import traffic_so_far, traffic_summary
+from .number_scores import NUMBERS, is_evaluated, number_warnings
 from .private import RunLedger, spent, summed_up
 from .training_noise import noise_warning, not_the_noise, over_run
 
@@ -80,8 +82,8 @@ class Experiment:
     """An experiment under way. `rows` has one mapping per round, as in rounds.jsonl.
 
     `expected` are the clients that take part from the start, `truth` has the true group of those whose group is known. `parties` are all
-    clients, where they are in this process. `majority`: the most frequent class of training labels, where they are. `chosen`: a line on
-    values that a rule set. `waiting` are new clients that an absent holder kept from being admitted, by step.
+    clients, where they are in this process. `baseline`: the most frequent class of training labels, or their mean, where they are.
+    `chosen`: a line on values that a rule set. `waiting` are new clients that an absent holder kept from being admitted, by step.
     """
 
     config: Config
@@ -94,7 +96,7 @@ class Experiment:
     run_ledger: RunLedger | None = None
     newcomers: tuple[int, ...] = ()
     parties: Simulated | None = None
-    majority: int | None = None
+    baseline: float | None = None
     chosen: str = ""
     state: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -176,9 +178,10 @@ def _scores(run: Experiment, clients: tuple[int, ...], number: int) -> dict[str,
         return dict(run.backend.scores(run, clients))
     drawn = stream(run.config.run.seed, "evaluation", number).choice(len(clients), size, replace=False)
     scores = dict(run.backend.scores(run, tuple(clients[i] for i in sorted(drawn))))
-    for kind in ("accuracy", "local_accuracy"):
-        values = [value for value in scores.get("per_client", {}).get(kind, ()) if value is not None]
-        scores[f"{kind}_mean_interval"] = mean_interval(values, len(clients))
+    for kind, largest in (("accuracy", 1.0), ("local_accuracy", 1.0), ("error", math.inf), ("local_error", math.inf)):
+        if kind in scores.get("per_client", {}) or largest == 1.0:
+            values = [value for value in scores.get("per_client", {}).get(kind, ()) if value is not None]
+            scores[f"{kind}_mean_interval"] = mean_interval(values, len(clients), largest)
     return scores | {"evaluated_clients": size}
 
 
@@ -256,7 +259,7 @@ def finish(run: Experiment) -> dict[str, Any]:
     trained = () if clustering is None else zip(clustering.clients, clustering.labels, strict=True)
     labels = {client: label for client, label in trained if client not in run.newcomers}
     known = [client for client in labels if client in run.truth]
-    evaluated = [row for row in run.rows if row.get("accuracy_mean") is not None]
+    evaluated = [row for row in run.rows if is_evaluated(row)]
     last = [row for row in evaluated if row["round"] > evaluated[-1]["round"] - LAST]
     present = tuple(client for client in run.federation.clients if client not in run.newcomers)
     final = evaluated[-1] if evaluated else _scores(run, present, len(run.rows))
@@ -270,8 +273,10 @@ def finish(run: Experiment) -> dict[str, Any]:
         "protection": run.config.protection.name,
         "release_policy": run.config.run.release_policy,
         **{name: final.get(name) for name in MEASURED},
+        **{name: final[name] for name in NUMBERS if name in final},
         **{name: value for name, value in final.items() if "perplexity" in name or name.startswith("metric_")},
         "accuracy_mean_last_rounds": _mean([row["accuracy_mean"] for row in last]),
+        **({"error_mean_last_rounds": _mean([row["error_mean"] for row in last])} if run.population.label_range else {}),
         "local_accuracy_mean_last_rounds": _mean([row.get("local_accuracy_mean") for row in last]),
         "last_rounds": len(last),
         "ari": ari([run.truth[client] for client in known], [labels[client] for client in known]) if known else None,
@@ -307,7 +312,7 @@ def _result_warnings(run: Experiment, final: Mapping[str, Any], noise: Mapping[s
     """What a reader of the result should know: that it means nothing, and whether noise is the reason. Nothing before the first round."""
     if not run.rows:
         return []
-    useless = warnings_of(final, run.population.class_names)
+    useless = [*warnings_of(final, run.population.class_names), *number_warnings(final)]
     reason = noise_warning(noise, final) or (not_the_noise(noise, run.config.privacy.clip_norm) if useless else "")
     return [*useless, reason] if reason else useless
 

@@ -100,9 +100,9 @@ def recomputed(run: Experiment) -> Mapping[str, Any] | None:
 def scores_of(results: Sequence[Mapping[str, Array]]) -> tuple[Array, Array]:
     """The share that is correct, and the mean loss in nats a sample, whose exponential is the perplexity; each (clients,).
 
-    NaN for a client without test data, and (the loss) for tasks that report none.
+    NaN for a client without test data, and for tasks that report no such part.
     """
     counts = np.array([float(result.get("count", 0.0)) for result in results])
-    correct = np.array([float(result.get("correct", 0.0)) for result in results])
+    correct = np.array([float(result.get("correct", np.nan)) for result in results])
     loss = np.array([float(result.get("loss", np.nan)) for result in results])
     return tuple(np.where(counts > 0, total / np.maximum(counts, 1), np.nan) for total in (correct, loss))  # type: ignore[return-value]

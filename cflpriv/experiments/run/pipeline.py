@@ -14,6 +14,7 @@ import torch
 from ...array_files import read_safetensors, read_safetensors_texts, reading
 from ...data.column_guesses import source_of
 from ...data.columns import Column, feature_names
+from ...data.number_labels import from_unit
 from ...data.population import own_moments
 from ...data.scaling import Scaling
 from ...data.tables import TABLES, RawTable, features_of, read_table
@@ -26,7 +27,7 @@ from ..config.config import Config
 
 __all__ = ["Pipeline", "Predictions", "joined", "pipeline_of", "predict", "read_model", "read_rows"]
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,7 @@ class Pipeline:
     scaling: Scaling
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    label_range: tuple[float, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -58,23 +60,31 @@ class Pipeline:
         tree = {
             "version": VERSION, "model": model, "classes": self.classes, "features": self.features, "columns": self.columns,
             "schema": [asdict(column) for column in self.schema], "others": self.others, "scaling": asdict(self.scaling),
-            "mean": self.mean, "std": self.std,
+            "mean": self.mean, "std": self.std, "label_range": self.label_range,
         }  # fmt: skip
         return json.dumps(tree, allow_nan=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """For each row its number in the file, the class and its probability; `clipped` values were outside the public ranges."""
+    """For each row its number in the file, the class and its probability, or the number.
+
+    `clipped` values were outside the public ranges.
+    """
 
     rows: tuple[int, ...]
     classes: tuple[str, ...]
     probabilities: Array
     clipped: int
+    numbers: Array | None = None
 
     def to_csv(self) -> str:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
+        if self.numbers is not None:
+            writer.writerow(("row", "prediction"))
+            writer.writerows((row, f"{number:.6g}") for row, number in zip(self.rows, self.numbers, strict=True))
+            return text.getvalue()
         writer.writerow(("row", "prediction", "probability"))
         writer.writerows((row, name, f"{share:.4f}") for row, name, share in zip(self.rows, self.classes, self.probabilities, strict=True))
         return text.getvalue()
@@ -94,7 +104,9 @@ def pipeline_of(config: Config, population: Population, data_dir: str | Path | N
         mean, std = (tuple(map(float, values.ravel())) for values in own_moments(data, data_dir, client))
     others = tuple(name for name in (data.label_column, data.client_column, data.group_column) if name)
     columns = () if data.columns else population.feature_columns
-    return Pipeline(config.model_for(population), population.class_names, columns, data.columns, others, scaling, mean, std)
+    return Pipeline(
+        config.model_for(population), population.class_names, columns, data.columns, others, scaling, mean, std, population.label_range
+    )
 
 
 def read_model(path: Path) -> tuple[Pipeline, dict[str, torch.Tensor]]:
@@ -133,12 +145,15 @@ def joined(parts: Sequence[Predictions]) -> Predictions:
     rows = np.concatenate([np.array(part.rows, np.int64) for part in parts])
     order = np.argsort(rows, kind="stable")
     classes = [name for part in parts for name in part.classes]
-    probabilities = np.concatenate([part.probabilities for part in parts])[order]
-    return Predictions(tuple(map(int, rows[order])), tuple(classes[at] for at in order), probabilities, sum(part.clipped for part in parts))
+    probabilities = np.concatenate([part.probabilities for part in parts])[order] if classes else np.empty(0)
+    clipped, kept = sum(part.clipped for part in parts), [part.numbers for part in parts if part.numbers is not None]
+    if kept:
+        return Predictions(tuple(map(int, rows[order])), (), np.empty(0), clipped, np.concatenate(kept)[order])
+    return Predictions(tuple(map(int, rows[order])), tuple(classes[at] for at in order), probabilities, clipped)
 
 
 def predict(pipeline: Pipeline, state: Mapping[str, torch.Tensor], table: RawTable, own: Path | None = None) -> Predictions:
-    """The classes of the rows of a table, by the pipeline and the parameters of a model.
+    """The classes, or numbers, of the rows of a table, by the pipeline and the parameters of a model.
 
     Args:
         own: a table of the client's own rows, by whose mean and deviation features are standardised, where the model needs these.
@@ -156,7 +171,11 @@ def predict(pipeline: Pipeline, state: Mapping[str, torch.Tensor], table: RawTab
     except RuntimeError as error:
         raise InputError(f"model {pipeline.model.name!r}: the file has other parameters ({' '.join(str(error).split())})") from None
     with torch.no_grad():
-        shares = torch.softmax(module(pipeline.model.inputs(unit)), 1).double().cpu().numpy()
+        made = module(pipeline.model.inputs(unit)).double()
+    if pipeline.label_range:
+        numbers = from_unit(made[:, 0].cpu().numpy(), pipeline.label_range)
+        return Predictions(tuple(table.numbers_of_rows), (), np.empty(0), clipped, numbers)
+    shares = torch.softmax(made, 1).cpu().numpy()
     best = shares.argmax(1)
     names = [pipeline.classes[number] if pipeline.classes else str(number) for number in best]
     return Predictions(tuple(table.numbers_of_rows), tuple(names), shares[np.arange(len(best)), best], clipped)

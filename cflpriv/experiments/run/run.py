@@ -16,9 +16,10 @@ from ...class_counts import as_counts, pooled
 from ...clustering.scores import ari, perplexity, spread
 from ...contract.handles import Held, placed
 from ...data import build_population
-from ...engine import Engine
+from ...engine import Engine, Result
 from ...engine.device import using
 from ...engine.threads import one_thread
+from ...error_sums import pooled_errors
 from ...errors import CflprivWarning, InputError
 from ...files import write_atomically
 from ...plugins import load_plugin
@@ -31,11 +32,12 @@ from ...transports.simulation import simulate
 from ...types import Array, Population
 from ..config.config import Config
 from ..metrics import check_metrics
-from ..newcomers import fine_tuned_accuracy, held_back
+from ..newcomers import fine_tuned_results, held_back
 from .agreed import contract_for
 from .class_scores import class_scores, majority_label
 from .loop import OVER_BUDGET, Backend, Experiment, advance, begin, device_of, finish, input_warnings, population_digest, transcript_of
-from .measure import chosen, local_results, recomputed, scores_of, served_accuracy, served_results
+from .measure import chosen, local_results, recomputed, scores_of, served_results
+from .number_scores import client_errors, error_spread, mean_label, number_scores
 from .private import run_ledger
 from .resume import Counted
 from .training_noise import due, training_noise
@@ -111,7 +113,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     truth = population.group_of
     run = Experiment(
         config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began,
-        majority=majority_label(population, trained), chosen=chosen_values,
+        baseline=mean_label(population, trained) if population.label_range else majority_label(population, trained), chosen=chosen_values,
     )  # fmt: skip
     early = secrets_of(run)  # a party that is none is refused before anything runs
     return run
@@ -185,11 +187,16 @@ def _begin_round(run: Experiment, number: int) -> Collection[int]:
 def _scores(run: Experiment, clients: tuple[int, ...]) -> Mapping[str, Any]:
     """What the experimenter sees, outside the protocol."""
     results = served_results(run.simulated, run.algorithm.serve(run.state), clients)
+    model = run.config.model_for(run.population)
+    of_local = local_results(run.simulated, model, clients)
     accuracy, loss = scores_of(results)
-    of_local = local_results(run.simulated, run.config.model_for(run.population), clients)
     local, local_loss = scores_of(of_local or [{}] * len(clients))
     per_client = {"clients": list(clients), "accuracy": _listed(accuracy), "local_accuracy": _listed(local)}
     scores: dict[str, Any] = {**spread(accuracy, "accuracy"), **spread(local, "local_accuracy")}
+    if run.population.label_range:
+        of_numbers, per_client["error"] = _of_clients(run, results, "error")
+        of_local_numbers, per_client["local_error"] = _of_clients(run, of_local or [{}] * len(clients), "local_error")
+        scores |= {**of_numbers, **of_local_numbers}
     if run.config.model.name == "lstm":  # next words are judged by exp(mean loss) on each client's own text; the worst is the largest
         for name, values in (("perplexity", perplexity(loss, accuracy)), ("local_perplexity", perplexity(local_loss, local))):
             worst = float(np.nanmax(values)) if np.isfinite(values).any() else None
@@ -199,12 +206,17 @@ def _scores(run: Experiment, clients: tuple[int, ...]) -> Mapping[str, Any]:
     labels = which if which is not None and not isinstance(which, Held) else None
     if choices is not None:
         labels = dict(zip(clients, choices, strict=True))
-    scores |= class_scores(results, clients, labels, run.majority, run.config.run.metrics)
+    if run.population.label_range:
+        scores |= number_scores(results, clients, run.population.label_range, labels, run.baseline)
+        if of_local and (errors := pooled_errors(of_local)) is not None and np.isfinite(errors.r2):
+            scores["local_r2"] = errors.r2
+    else:
+        scores |= class_scores(results, clients, labels, None if run.baseline is None else int(run.baseline), run.config.run.metrics)
     if of_local and (counts := pooled(of_local)) is not None and (by_class := as_counts(counts)) is not None:
         scores["local_balanced_accuracy"] = by_class.balanced_accuracy
     private = None if run.run_ledger is None else run.run_ledger.sample_ledger
     if private is not None and private.noise.training and due(run.federation.round, run.config.training.rounds):
-        model, epochs, share = run.config.model_for(run.population), run.config.training.epochs, run.config.training.participation
+        epochs, share = run.config.training.epochs, run.config.training.participation
         of = None if labels is None else {client: labels[client] for client in placed(labels, clients)}
         scores |= training_noise(run.simulated, model, private.noise, epochs, clients, of, share)
     if choices is not None and (known := [i for i, client in enumerate(clients) if client in run.truth]):
@@ -249,13 +261,22 @@ def admit(run: Experiment) -> None:
             run.stopped = str(error)
             return
         served = run.algorithm.serve(run.state)
-        accuracy = served_accuracy(run.simulated, served, run.newcomers)
-        scores = spread(accuracy, "newcomer_accuracy")
+        name = "error" if run.population.label_range else "accuracy"
+        scores, each = _of_clients(run, served_results(run.simulated, served, run.newcomers), f"newcomer_{name}")
         if epochs := run.config.data.newcomer_epochs:
             train = replace(run.config.train_for(run.population).at(run.federation.round), epochs=epochs)
-            tuned = fine_tuned_accuracy(run.simulated, served, train, run.newcomers)
-            scores = {**scores, **spread(tuned, "newcomer_tuned_accuracy")}
-    run.admitted = {"clients": list(run.newcomers), **notes, **scores, "accuracy": _listed(accuracy)}
+            tuned, _ = _of_clients(run, fine_tuned_results(run.simulated, served, train, run.newcomers), f"newcomer_tuned_{name}")
+            scores = {**scores, **tuned}
+    run.admitted = {"clients": list(run.newcomers), **notes, **scores, name: each}
+
+
+def _of_clients(run: Experiment, results: Sequence[Result], name: str) -> tuple[dict[str, float | None], list[float | None]]:
+    """Mean, deviation and worst of clients' own scores under keys that begin with `name`, and the scores: accuracies, or errors."""
+    if run.population.label_range:
+        errors = client_errors(results, run.config.model_for(run.population).loss, run.population.label_range)
+        return error_spread(errors, name), _listed(errors)
+    accuracy = scores_of(results)[0]
+    return dict(spread(accuracy, name)), _listed(accuracy)
 
 
 def estimate_record_bytes(config: Config, population: Population, present: int = 0) -> int:

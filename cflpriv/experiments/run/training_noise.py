@@ -114,9 +114,10 @@ def not_the_noise(figures: Mapping[str, float], clip_norm: float) -> str:
 
 def noise_warning(figures: Mapping[str, float], row: Mapping[str, Any]) -> str:
     """That noise swamps the signal, as a sentence; "" where it does not. `row` has the final scores."""
-    ratio, baseline = figures.get(RATIO, 0.0), row.get("majority_accuracy")
-    accuracy = row.get("accuracy_mean")
+    ratio, baseline, accuracy = figures.get(RATIO, 0.0), row.get("majority_accuracy"), row.get("accuracy_mean")
     below = baseline is not None and accuracy is not None and accuracy < baseline
+    if (constant := row.get("constant_error")) is not None:
+        below = row["root_mean_square_error"] > constant
     if ratio <= (HARMED if below else SWAMPED):
         return ""
     return (

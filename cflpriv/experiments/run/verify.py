@@ -18,6 +18,7 @@ from ...errors import InputError
 from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_json, read_text
 from ..digests import FILE, OF_CHECKPOINTS, change_of, changed_files, digest_of, found_digests, sealed
 from .loop import LAST, MEASURED
+from .number_scores import NUMBERS, is_evaluated
 
 __all__ = ["Verified", "verify"]
 
@@ -86,11 +87,13 @@ def _from_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     expected: dict[str, Any] = {"rounds": len(rows), "rounds_skipped": sum(row["skipped"] is not None for row in rows)}
     expected["clipped_client_rounds"] = sum(row.get("clipped_clients", 0) for row in rows)
     expected["group_rounds_without_sum"] = sum(len(row.get("unchanged_clusters", ())) for row in rows)
-    measured = [row for row in rows if row.get("accuracy_mean") is not None]
+    measured = [row for row in rows if is_evaluated(row)]
     if measured:
         expected |= {name: measured[-1].get(name) for name in MEASURED}
-        last = [row["accuracy_mean"] for row in measured if row["round"] > measured[-1]["round"] - LAST]
-        expected |= {"last_rounds": len(last), "accuracy_mean_last_rounds": float(np.mean(last))}
+        expected |= {name: measured[-1][name] for name in NUMBERS if name in measured[-1]}
+        last = [row for row in measured if row["round"] > measured[-1]["round"] - LAST]
+        kind = "error_mean" if measured[-1].get("accuracy_mean") is None else "accuracy_mean"
+        expected |= {"last_rounds": len(last), f"{kind}_last_rounds": float(np.mean([row[kind] for row in last]))}
     return expected
 
 

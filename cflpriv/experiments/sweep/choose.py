@@ -25,7 +25,7 @@ from ..config.config import Config
 __all__ = ["FILE", "SCORES", "Choose", "Chosen", "check_choose", "parse_choose", "read_chosen", "write_chosen"]
 
 FILE = "choice.json"
-SCORES: dict[str, float] = {"accuracy_mean": 1.0, "accuracy_worst": 1.0, "perplexity_mean": -1.0}
+SCORES: dict[str, float] = {"accuracy_mean": 1.0, "accuracy_worst": 1.0, "perplexity_mean": -1.0, "r2": 1.0, "error_mean": -1.0}
 """What may be chosen by, and whether more (1) or less (−1) of it is better. All are measured on test data with the models in use."""
 
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from small_runs import configured
 
+from cflpriv.engine.losses import Loss
+from cflpriv.engine.models import Model
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
-from cflpriv.experiments.config.private_training import DRIFT, LARGEST, PATH, DerivedFloat, derived_lr
+from cflpriv.experiments.config.private_training import DRIFT, LARGEST, LARGEST_OF_NUMBERS, PATH, DerivedFloat, derived_lr
 from cflpriv.experiments.run.agreed import contract_of_config
 from cflpriv.experiments.run.training_noise import CLIPPED, RATIO
 from cflpriv.types import ClientData, Population
@@ -71,11 +73,15 @@ def test_the_learning_rate_falls_with_steps_noise_parameters_momentum_and_clip()
     config = private()
     noise = config.noise()
     assert noise is not None
-    rate = partial(derived_lr, config.training, noise)
-    small, large = rate(18, 20), rate(200_000, 20)
+
+    def rate(inputs: int, clients: int, loss: Loss = "cross_entropy") -> float:
+        return derived_lr(config.training, noise, Model("linear", (inputs,), 1, loss=loss), clients)
+
+    small, large = rate(17, 20), rate(199_999, 20)
     assert small == LARGEST
     assert large == pytest.approx(DRIFT / (noise.training / (100 * np.sqrt(20)) * np.sqrt(100 * 200_000)))
-    assert rate(200_000, 5) == pytest.approx(large / 2)
+    assert rate(199_999, 5) == pytest.approx(large / 2)
+    assert rate(17, 20, "squared") == LARGEST_OF_NUMBERS
     assert lr_of(private(training={"momentum": 0.75})) == pytest.approx(LARGEST / 4)
     assert lr_of(private(privacy={"clip_norm": 4.0})) == pytest.approx(LARGEST / 4)
     assert lr_of(private(training={"rounds": 20, "batch_size": 10})) == pytest.approx(PATH / 200)

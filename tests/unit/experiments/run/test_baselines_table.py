@@ -22,8 +22,9 @@ from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Message, Transcript
 from cflpriv.engine.models import Model
 from cflpriv.experiments import parse_config, run_experiment, start
-from cflpriv.experiments.newcomers import fine_tuned_accuracy
+from cflpriv.experiments.newcomers import fine_tuned_results
 from cflpriv.experiments.run.communication import client_bytes, megabits, to_target
+from cflpriv.experiments.run.measure import scores_of
 from cflpriv.experiments.run.run import admit, advance, finish
 from cflpriv.federation.values import to_bytes
 
@@ -128,7 +129,7 @@ def test_fine_tuning_starts_from_what_the_client_would_use_and_sends_nothing() -
     algorithm = make_algorithm("ifca", train, k=2)
     state = after_rounds(algorithm, fed, 2)
     count = len(fed.transcript.messages)
-    tuned = fine_tuned_accuracy(eye(fed), algorithm.serve(state), replace(train, epochs=3), fed.clients)
+    tuned = scores_of(fine_tuned_results(eye(fed), algorithm.serve(state), replace(train, epochs=3), fed.clients))[0]
     assert len(fed.transcript.messages) == count
     models = [eye(fed).peek(0, model) for model in state.restarts[0].models]
     labels = {
