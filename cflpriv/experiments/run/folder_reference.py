@@ -40,13 +40,13 @@ _BY_CLASS = {
     "metric_NAME": "Own metrics (`run.metrics`).",
 }
 _NUMBERS = {
-    "error_mean, error_std, error_worst, local_error_mean, local_error_std, local_error_worst": "Where the label is a number: clients' errors in "
-    "its unit (the square root of the mean square, or with `model.error` absolute the mean absolute error), of which the worst is the largest.",
+    "error_mean, error_std, error_worst, local_error_mean, local_error_std, local_error_worst": "Where the label is a number: clients' "
+    "errors in its unit (the root of the mean square, or with `model.error` absolute the mean absolute error); the worst is the largest.",
     "error_mean_interval, local_error_mean_interval": "As for accuracies.",
     "r2, local_r2, root_mean_square_error, mean_absolute_error": "Of all evaluated clients' test samples together.",
     "constant_error": "The root mean square error of always predicting the mean training label (in deployments the mean test label).",
-    "numbers": "The label's `range`, and by the whole and by cluster the `count` of samples and `sums` of squared and absolute errors, labels, "
-    "their squares, predictions and their squares, in the model's unit.",
+    "numbers": "The label's `range`; of the whole and by cluster the `count` of samples and `sums` of squared errors, absolute errors, "
+    "labels, their squares, predictions and their squares, in the model's unit.",
 }
 _TRAFFIC = {
     "upload_bytes, download_bytes": "Bytes that travelled so far, all clients together.",
@@ -80,7 +80,8 @@ _SUMMARY = {
     **_ACCURACY,
     **_BY_CLASS,
     **_NUMBERS,
-    "accuracy_mean_last_rounds, local_accuracy_mean_last_rounds, error_mean_last_rounds, last_rounds": "Means over the last rounds that were evaluated; how many.",
+    "accuracy_mean_last_rounds, local_accuracy_mean_last_rounds, error_mean_last_rounds, last_rounds": "Means over the last rounds that "
+    "were evaluated; how many.",
     "clusters, true_groups, ari, choice_ari": "Clusters in use, true groups, and their adjusted Rand index; that of clients' own choices.",
     "clear_structure, cut_rule, knowledge": "Whether groups were found, by which rule, and what was known of them before.",
     "rounds, rounds_planned, rounds_skipped": "Rounds that ran, were planned, changed nothing.",

@@ -25,7 +25,7 @@ from cflpriv.tasks.training import Train
 from cflpriv.transports.memory import Faults
 
 TRAIN = Train(Model("linear", (4,), 2))
-FREE = {"seed", "anchor_seed", "label_range", "rotations", "label_range", "label_shifts", "feature_mean", "value_range"}
+FREE = {"seed", "anchor_seed", "label_range", "rotations", "label_shifts", "feature_mean", "value_range"}
 """Keys whose numbers may be any."""
 
 
