@@ -129,6 +129,7 @@ class Attack:
     `reruns`: the attack reruns the configuration itself, once per seed of the budget, and is called for the recorded run only. It does not
     read `Case.reference`, and so goes on where the unprotected twin diverges.
     `numbers`: the attack also reads runs whose labels are numbers (a regression).
+    `active`: only a server that deviates from the protocol can make it.
     `learns` and `reduces` go into an audit's verdict where it leaks: what the adversary learns, and what would reduce that.
     """
 
@@ -138,6 +139,7 @@ class Attack:
     learns: str = ""
     reduces: str = ""
     numbers: bool = False
+    active: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,7 @@ for _name, _attack in {
         learns="one client's update from a secure sum, by sending others another model",
         reduces='[protection] secagg_mode = "active"',
         numbers=True,
+        active=True,
     ),
     "imprint": Attack(
         "training images from one update or one secure sum, by sending a first layer made of bins",
@@ -267,12 +270,25 @@ for _name, _attack in {
         learns="training images, by a model made for it",
         reduces="a first layer that clients check, or privacy noise ([privacy])",
         numbers=True,
+        active=True,
     ),
     "influence": Attack(
         "groups from the N × N scores of pFedLIA",
         _Cells("compared.influence_scores"),
         learns="which clients are alike, from scores of influence",
         reduces="an algorithm that compares under a transform or encrypted",
+        numbers=True,
+    ),
+    "likeness": Attack(
+        "which clients are alike, from any part of what they send that no other attack reads",
+        _Cells("compared.likeness"),
+        learns="which clients are alike, from numbers that they send",
+        reduces=_NOISE,
+        numbers=True,
+    ),
+    "coverage": Attack(
+        "names every part of clients' data in the view that no attack of the suite reads",
+        _Cells("figures.coverage"),
         numbers=True,
     ),
     "dp_audit": Attack(

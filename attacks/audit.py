@@ -34,10 +34,12 @@ from . import ATTACKS
 from .adversary import read_secrets, recorded_messages, view_of
 from .evidence.fresh_runs import AuditedRun, case_of, fresh_scene, is_open, recorded_scene, reseeded
 from .evidence.local_training import NotRecorded
+from .figures.about import about_audit
 from .figures.family import Family, judged_together
 from .figures.leakage import BUDGETS, Budget, Cell, nothing
 from .figures.plan import AuditPlan, Clock, plan_of
 from .figures.pooling import pooled
+from .figures.remedies import Accepted, Measured, accepted_remedies, measured_remedies
 from .figures.significance import CellStatus
 from .figures.verdicts import audit_text
 
@@ -54,6 +56,7 @@ def audit_run(
     population: Population | None = None,
     device: str | None = None,
     trust: bool = False,
+    measure_remedies: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Cell]:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
@@ -82,9 +85,14 @@ def audit_run(
         raise InputError(f"{folder / 'summary.json'}: the run was made with other data than are found now; give the same --data-dir")
     limits = BUDGETS[budget]
     plan = _plan(config, summary, people, limits)
-    wanted = [(adversary, name) for adversary in adversaries for name in attacks or ATTACKS]
+    wanted = [
+        (adversary, name) for adversary in adversaries for name in attacks or ATTACKS
+        if attacks or not ATTACKS[name].active or adversary == "active-server"
+    ]  # fmt: skip
     with locked(folder):  # two audits at once would each write audit.json without the other's cells
-        kept = _Kept(folder, _key(folder, budget))  # a folder that cannot be written is refused before anything runs, too
+        remedies = accepted_remedies(folder / "config.toml", config, people, trust)
+        about = about_audit(config, summary, budget, plan.seeds, adversaries, attacks or ATTACKS.names(), sealed(folder, OF_RUN))
+        kept = _Kept(folder, _key(folder, budget), remedies, about)  # a folder that cannot be written is refused before anything runs, too
         units = {seed: _units(wanted, seed, config.run.seed) for seed in plan.seeds}
         plan = replace(
             plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), rerun_seconds=_rerun_seconds(config, summary, wanted, limits)
@@ -113,6 +121,12 @@ def audit_run(
                 if unit not in kept.cells:
                     report(f"  {place} of {len(units[seed])}: {name}, adversary {viewer}")
                     kept.add(unit, _attacked(name, viewer, scene, limits, folder if is_recorded else None, diverged))
+        if measure_remedies:
+            report("running the configuration again with the remedies of what leaks")
+            kept.measured = measured_remedies(kept.table(), remedies, folder / "config.toml", people, plan.rounds, limits, trust)
+            kept.write_audit()
+            for entry in kept.measured:
+                report(f"  {entry.line}")
     asked = {unit.rsplit("|", 1)[0] for seed_units in units.values() for unit in seed_units}
     return [cell for cell in kept.table() if f"{cell.adversary}|{cell.attack}" in asked]
 
@@ -210,8 +224,9 @@ def _texts() -> dict[str, str]:
 class _Kept:
     """Finished cells by unit, written to disk after each. Cells of another run, budget, version, or text of a plugin are dropped."""
 
-    def __init__(self, folder: Path, key: str) -> None:
+    def __init__(self, folder: Path, key: str, remedies: Mapping[str, Accepted], about: Mapping[str, Any]) -> None:
         self.folder, self.key, self.texts = folder, key, _texts()
+        self.remedies, self.about, self.measured = remedies, about, list[Measured]()
         try:
             (folder / "audit").mkdir(exist_ok=True)
         except OSError as error:
@@ -233,13 +248,24 @@ class _Kept:
         self.cells[unit] = list(cells)
         units = {name: [cell.as_json() for cell in stored] for name, stored in self.cells.items()}
         tree = {"key": self.key, "texts": self.texts, "units": units}
+        self._write("audit/units.json", json.dumps(tree) + "\n")
+        self.write_audit()
+
+    def write_audit(self) -> None:
+        """Write audit.json with what is finished."""
         table, family = self._judged()
+        words = {name: remedy.line for name, remedy in self.remedies.items()}
+        remedies = {name: {"words": remedy.words, "changes": list(remedy.changes)} for name, remedy in self.remedies.items()}
+        measured = [entry.as_json() for entry in self.measured]
+        more = {"about": self.about, "remedies_accepted": remedies, "remedies_measured": measured}
+        self._write("audit.json", audit_text(table, family, words, **more))
+
+    def _write(self, name: str, text: str) -> None:
         try:
-            write_atomically(self.folder / "audit" / "units.json", json.dumps(tree) + "\n")
-            write_atomically(self.folder / "audit.json", audit_text(table, family))
+            write_atomically(self.folder / name, text)
             record_digests(self.folder, OF_AUDITS)
         except OSError as error:
-            raise InputError(f"{self.folder / 'audit.json'}: cannot be written ({error.strerror})") from None
+            raise InputError(f"{self.folder / name}: cannot be written ({error.strerror})") from None
 
     def table(self) -> list[Cell]:
         """All figures so far, pooled over seeds and judged together."""
@@ -282,7 +308,9 @@ def _attacked(name: str, adversary: str, scene: AuditedRun, budget: Budget, fold
         own = "the attacker's own clients: " if isinstance(error, TrainingDiverged) else ""
         return [nothing(case, name, "attempted", f"not attempted: {own}{error}{in_part}")]
     if in_part:  # what is not at hand may show something
-        less: dict[CellStatus, CellStatus] = {"nothing_to_see": "not_attempted", "at_baseline": "inconclusive"}
+        less: dict[CellStatus, CellStatus] = {
+            "nothing_to_see": "not_attempted", "not_applicable": "not_attempted", "at_baseline": "inconclusive",
+        }  # fmt: skip
         cells = [replace(cell, note=cell.note + in_part, status=less.get(cell.status, cell.status)) for cell in cells]
     if scene.rounds is not None:
         words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds

@@ -38,7 +38,7 @@ __all__ = ["main", "row"]
 OPEN = [number for number, (_, protection, _) in enumerate(SETTINGS) if protection == PROTECTIONS[0]]
 """The settings without protection."""
 SEEDS = 5
-APART = ("not_validated", "nothing_to_see", "not_attempted")
+APART = ("not_validated", "nothing_to_see", "not_applicable", "not_attempted")
 """A figure with such a status has no reference that shows a leak."""
 CLEAR = 1e-4
 """A planted leak is clear if its p in the other audit is at most this. Set after audits 0 to 63, for later ones."""

@@ -46,7 +46,7 @@ def main() -> None:
     )
     for name, summary, seen in table:
         ari = "–" if summary["ari"] is None else f"{summary['ari']:.2f}"
-        sent = [(adversary, cell) for adversary, cell in seen.items() if cell.status != "nothing_to_see"]
+        sent = [(adversary, cell) for adversary, cell in seen.items() if cell.status not in ("nothing_to_see", "not_applicable")]
         leak = ", ".join(f"{adversary} {'not attempted' if cell.value is None else f'{cell.value:.2f}'}" for adversary, cell in sent)
         accuracy, worst, own = (f"{100 * summary[f'{key}']:.1f} %" for key in ("accuracy_mean", "accuracy_worst", "local_accuracy_mean"))
         print(

@@ -51,7 +51,7 @@ def row_of(arm: str, seed: int, cell: Cell | None) -> Row:
     if cell is None:
         return Row(arm, seed, float("nan"), float("nan"), "the attack has no such figure")
     if cell.value is None or cell.baseline is None:
-        gone = 0.0 if cell.status == "nothing_to_see" else float("nan")
+        gone = 0.0 if cell.status in ("nothing_to_see", "not_applicable") else float("nan")
         return Row(arm, seed, gone, gone, cell.note)
     return Row(arm, seed, cell.value, cell.baseline, cell.note)
 

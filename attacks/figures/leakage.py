@@ -6,7 +6,8 @@ Status of a cell:
 - `at_baseline`: the attack does not beat the baseline, although it does on the unprotected reference.
 - `not_validated`: the attack beats the baseline neither here nor on the reference.
 - `not_attempted`: the attack was not made on what the view holds.
-- `nothing_to_see`: the view holds nothing to attack, or the truth nothing to find.
+- `not_applicable`: the view holds nothing of the form that this attack reads, or the truth nothing to find. Other attacks read the rest.
+- `nothing_to_see`: no number in the view was derived from the data of a client that does not collude (`evidence.payloads`).
 - `inconclusive`: the seeds show neither a leak nor its absence.
 - `evidence_doubtful`: what was to be attacked failed a check (`foreign.foreign_evidence`), so the attack was not made.
 
@@ -37,6 +38,7 @@ from ...privacy.settings import Privacy
 from ...randomness import stream
 from ...types import Array, ClientData, Population
 from ..adversary import AdversaryView
+from ..evidence.payloads import depends_on_data
 from .significance import (
     FEWEST_COUNTS,
     FEWEST_SCORES,
@@ -130,7 +132,7 @@ class Cell:
             return f" (margin {self.margin:g}: what the unprotected run gains, {gain:.3f}, {above})"
         if self.status == "not_validated" and self.reference is None:  # another system's: the note ends with the reason
             return f" ({self.note.rsplit('; ', 1)[-1]})"
-        if self.p is None or self.exact or self.status in ("nothing_to_see", "not_attempted"):
+        if self.p is None or self.exact or self.status in ("nothing_to_see", "not_applicable", "not_attempted"):
             return ""
         beyond = self.status == "inconclusive" and self.gain_high is not None and self.gain_high > self.margin
         return f" (margin {self.margin:g}, p = {self.p:.2g}{f'; the gain may be {self.gain_high:.2f}' if beyond else ''})"
@@ -327,10 +329,14 @@ def cell(
 
 
 def nothing(case: Case, attack: str, metric: str, why: str, k_known: int | None = None) -> Cell:
-    """The cell of an attack without a figure: `not_attempted` if `why` begins with "not attempted", else `nothing_to_see`."""
+    """The cell of an attack without a figure: `not_attempted` if `why` begins with "not attempted", else `not_applicable`.
+
+    Where the view shows no number of clients' data, the latter is `nothing_to_see`.
+    """
     known = len(case.view.coalition) if k_known is None else k_known
     none = (None,) * 5
-    status: CellStatus = "not_attempted" if why.startswith(NOT_ATTEMPTED) else "nothing_to_see"
+    seen: CellStatus = "not_applicable" if depends_on_data(case.view) else "nothing_to_see"
+    status: CellStatus = "not_attempted" if why.startswith(NOT_ATTEMPTED) else seen
     return Cell(attack, case.view.adversary, case.protection, metric, *none, status, known, (case.seed,), why)
 
 

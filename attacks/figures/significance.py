@@ -32,7 +32,9 @@ RANGES = {
     "_psnr_db": (-float("inf"), 100.0),
 }  # fmt: skip
 """How a metric's name ends -> what its values can be."""
-CellStatus = Literal["leaks", "evidence_doubtful", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see"]
+CellStatus = Literal[
+    "leaks", "evidence_doubtful", "inconclusive", "not_validated", "not_attempted", "at_baseline", "not_applicable", "nothing_to_see"
+]  # fmt: skip
 
 
 def vary(values: Array) -> bool:

@@ -1,6 +1,7 @@
 """One verdict an adversary: what an audit found that it learns, in a sentence with a number, and what would reduce it.
 
-The sentence is of the leak nearest to knowing everything. Where nothing leaks it says how many figures show that, and what is open.
+The sentence is of the leak nearest to knowing everything. Where nothing leaks it says how many figures show that, and what is open. "Not
+seen to learn anything" stands only where every figure is at its baseline, with power, or where there is nothing to read.
 """
 
 import json
@@ -18,6 +19,8 @@ __all__ = ["Verdict", "audit_text", "verdicts_of"]
 
 BEST_PSNR_DB = 40.0
 """An image with so many decibels looks like the original."""
+SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
+"""What an attack with power found at its baseline, and what is not there."""
 OPEN = ("evidence_doubtful", "inconclusive", "not_validated", "not_attempted")
 
 
@@ -34,24 +37,33 @@ class Verdict:
         return asdict(self)
 
 
-def audit_text(cells: Sequence[Cell], family: Family, **more: Mapping[str, str]) -> str:
-    """audit.json: the `cells` of an audit, judged together, with their family and verdicts, and `more` tables of texts."""
-    verdicts = [verdict.as_json() for verdict in verdicts_of(cells)]
+def audit_text(cells: Sequence[Cell], family: Family, remedies: Mapping[str, str] | None = None, **more: Any) -> str:
+    """audit.json: the `cells` of an audit, judged together, with their family and verdicts, and `more` tables.
+
+    `remedies`: by attack, what the run's configuration accepts.
+    """
+    verdicts = [verdict.as_json() for verdict in verdicts_of(cells, remedies)]
     tree = {"verdicts": verdicts, **more, "family": family.as_json(), "cells": [cell.as_json() for cell in cells]}
     return json.dumps(tree, indent=1) + "\n"
 
 
-def verdicts_of(cells: Sequence[Cell]) -> list[Verdict]:
-    """A verdict for each adversary of an audit's figures, in the order in which adversaries first occur."""
-    return [_verdict(name, [cell for cell in cells if cell.adversary == name]) for name in dict.fromkeys(cell.adversary for cell in cells)]
+def verdicts_of(cells: Sequence[Cell], remedies: Mapping[str, str] | None = None) -> list[Verdict]:
+    """A verdict for each adversary of an audit's figures, in the order in which adversaries first occur.
+
+    `remedies`: by attack, what the run's configuration accepts; an attack that is not there has its own words.
+    """
+    names = dict.fromkeys(cell.adversary for cell in cells)
+    return [_verdict(name, [cell for cell in cells if cell.adversary == name], remedies or {}) for name in names]
 
 
-def _verdict(adversary: str, cells: Sequence[Cell]) -> Verdict:
+def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str]) -> Verdict:
     if doubtful := next((cell for cell in cells if cell.status == "evidence_doubtful"), None):
         return Verdict(adversary, f"the evidence is doubtful, so no attack was made and nothing is concluded: {doubtful.note}")
     leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_share_of_all, reverse=True)
     if not leaks:
-        return Verdict(adversary, f"{_spoken(adversary)} was not seen to learn anything: {_counted(cells)}")
+        settled = all(cell.status in SETTLED for cell in cells)
+        words = "was not seen to learn anything:" if settled else "may learn more than this audit could show: nothing was seen to leak, but"
+        return Verdict(adversary, f"{_spoken(adversary)} {words} {_counted(cells)}")
     worst = leaks[0]
     entry = ATTACKS.find(worst.attack)
     learned = (entry.learns if entry is not None else "") or worst.attack.replace("_", " ")
@@ -59,8 +71,9 @@ def _verdict(adversary: str, cells: Sequence[Cell]) -> Verdict:
     others = [name.replace("_", " ") for name in dict.fromkeys(cell.attack for cell in leaks[1:]) if name != worst.attack]
     more = f"; leaks also by {', '.join(others)}" if others else ""
     return Verdict(
-        adversary, f"{_spoken(adversary)} learns {learned} ({figure}){more}", "" if entry is None else entry.reduces, worst.attack
-    )
+        adversary, f"{_spoken(adversary)} learns {learned} ({figure}){more}",
+        remedies.get(worst.attack, "" if entry is None else entry.reduces), worst.attack,
+    )  # fmt: skip
 
 
 def _spoken(adversary: str) -> str:

@@ -1,7 +1,7 @@
 """Commands that attack or check what was recorded: `audit`, `verify`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, load_plugins,
 __all__ = ["audit", "verify"]
 
 TAKES = {
-    "to a recorded run": ("--adversary", "--budget", "--device", "--trust", "--data-dir"),
+    "to a recorded run": ("--adversary", "--budget", "--measure-remedies", "--device", "--trust", "--data-dir"),
     "with --active": ("--out", "--set", "--device", "--trust", "--data-dir"),
     "with --foreign": (),
 }
@@ -42,6 +42,9 @@ def audit(
             "--budget", help="quick (this run only), standard (5 seeds), thorough (10 seeds), as far as time allows; default: standard."
         ),
     ] = None,
+    measure_remedies: Annotated[
+        bool, typer.Option("--measure-remedies", help="Run the configuration again with the remedy of each leak, and attack that.")
+    ] = False,
     active: Annotated[
         bool,
         typer.Option("--active", help="Run active attacks against freshly started clients, and report what they refuse."),
@@ -63,8 +66,10 @@ def audit(
     RUN_DIR is a run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.
     """
     from ..attacks.audit import audit_run
+    from ..attacks.figures.remedies import remedy_line
     from ..experiments.digests import digest_of
     from ..experiments.run.resume import data_directory_of
+    from ..protocols.bounded_files import read_json
 
     if active and foreign:
         raise InputError("--foreign, --active: give one of them")
@@ -72,6 +77,7 @@ def audit(
     chosen = {
         "--adversary": adversary,
         "--budget": budget,
+        "--measure-remedies": measure_remedies or None,
         "--out": out,
         "--set": set_,
         "--device": device,
@@ -94,22 +100,23 @@ def audit(
         place = data_dir or data_directory_of(run_dir)
         cells = audit_run(
             run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust,
-            report=print_line,
+            measure_remedies=measure_remedies, report=print_line,
         )  # fmt: skip
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
         ERR.print(f"cflpriv: stopped; {words}", markup=False)
         sys.exit(1)
-    _print_audit(cells)
+    stored = read_json(run_dir / "audit.json").get("remedies_accepted", {})
+    _print_audit(cells, {name: remedy_line(entry["words"], entry["changes"]) for name, entry in stored.items()})
     OUT.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)
 
 
-def _print_audit(cells: Sequence[Any]) -> None:
+def _print_audit(cells: Sequence[Any], remedies: Mapping[str, str] | None = None) -> None:
     """What each adversary learns, and all figures after it."""
     from ..attacks.figures.verdicts import verdicts_of
 
-    for verdict in verdicts_of(cells):
+    for verdict in verdicts_of(cells, remedies):
         OUT.print(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.", markup=False)
         if verdict.reduces:
             OUT.print(f"  Would reduce it: {verdict.reduces}.", markup=False)

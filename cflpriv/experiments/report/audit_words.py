@@ -7,7 +7,8 @@ __all__ = ["ACTIVE_STATUS", "ORDER", "STATUS", "least_comforting", "metric_words
 
 STATUS = {
     "leaks": "leaks", "evidence_doubtful": "evidence doubtful", "inconclusive": "inconclusive", "not_validated": "not validated",
-    "not_attempted": "not attempted", "at_baseline": "at baseline", "nothing_to_see": "nothing to see",
+    "not_attempted": "not attempted", "at_baseline": "at baseline", "not_applicable": "not applicable",
+    "nothing_to_see": "nothing to see",
 }  # fmt: skip
 """Statuses for people, the least comforting first: unknown comes before harmless."""
 ACTIVE_STATUS = {

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cflpriv.attacks import ATTACKS, BUDGETS, Attack, Cell, audit
+from cflpriv.attacks.adversary import AdversaryView
 from cflpriv.attacks.audit import _Kept, audit_run
 from cflpriv.attacks.evidence import fresh_runs
 from cflpriv.attacks.figures import leakage
@@ -149,10 +150,10 @@ def test_an_attack_of_a_plugin_that_was_edited_is_made_again(tmp_path: Path, mon
     other = replace(figure, attack=FEW[0])
 
     def finished() -> set[str]:
-        return set(_Kept(run, "key").cells)
+        return set(_Kept(run, "key", {}, {}).cells)
 
     plugin.write_text("first = True\n", encoding="utf-8")
-    kept = _Kept(run, "key")
+    kept = _Kept(run, "key", {}, {})
     kept.add("server|own|0", [figure])
     kept.add(f"server|{FEW[0]}|0", [other])
     assert finished() == {"server|own|0", f"server|{FEW[0]}|0"}
@@ -336,7 +337,16 @@ def test_the_matrix_shows_the_least_comforting_figure_and_counts_the_others() ->
     from cflpriv.experiments.report.audit_report import attack_matrix
     from cflpriv.experiments.report.audit_words import ORDER
 
-    assert ORDER == ("leaks", "evidence_doubtful", "inconclusive", "not_validated", "not_attempted", "at_baseline", "nothing_to_see")
+    assert ORDER == (
+        "leaks",
+        "evidence_doubtful",
+        "inconclusive",
+        "not_validated",
+        "not_attempted",
+        "at_baseline",
+        "not_applicable",
+        "nothing_to_see",
+    )
     for place, status in enumerate(ORDER):
         cells = [{"attack": "a", "metric": one, "adversary": "server", "status": one, "value": 1.0} for one in reversed(ORDER[place:])]
         (item,) = attack_matrix([("x", "", cells)])["lines"][0]["places"][0]
@@ -380,7 +390,7 @@ def test_recovered_arrays_are_written_whole_or_not_at_all(tmp_path: Path, monkey
     (tmp_path / "audit").mkdir()
     figure = Cell("own", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
     monkeypatch.setattr(audit, "case_of", lambda *given: None)
-    scene: Any = SimpleNamespace(config=config(), messages=[], rounds=None)
+    scene: Any = SimpleNamespace(config=config(), messages=[], rounds=None, population=SimpleNamespace(label_range=()))
 
     def attacked(clients: int) -> None:
         monkeypatch.setitem(ATTACKS, "own", Attack("mine", lambda case: ([figure], {"clients": np.arange(clients)})))
@@ -399,14 +409,14 @@ def test_recovered_arrays_are_written_whole_or_not_at_all(tmp_path: Path, monkey
 def test_what_was_not_looked_at_is_not_called_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads that were not kept, rounds that were not attacked, and clients of the attacker's own whose training diverges."""
     scores = np.zeros(20)
-    seen: Any = SimpleNamespace(view=SimpleNamespace(adversary="server", coalition=()), protection="none", seed=0)
+    seen: Any = SimpleNamespace(view=AdversaryView("server", (), {}), protection="none", seed=0)
     safe = leakage.cell(seen, "own", "label_set_accuracy", scores, scores, scores + 1, margin=0.1, share=True)
     empty = nothing(seen, "own", "m", "no signature is in this view")
     monkeypatch.setattr(audit, "case_of", lambda *given: seen)
     monkeypatch.setattr(audit, "what_was_kept", lambda messages: "kept in part" if messages else "")
 
     def statuses(messages: Sequence[str] = (), rounds: int | None = None) -> list[str]:
-        scene: Any = SimpleNamespace(config=config(), messages=messages, rounds=rounds)
+        scene: Any = SimpleNamespace(config=config(), messages=messages, rounds=rounds, population=SimpleNamespace(label_range=()))
         return [one.status for one in pooled(audit._attacked("own", "server", scene, BUDGETS["quick"], None))]
 
     monkeypatch.setitem(ATTACKS, "own", Attack("mine", lambda case: ([safe, empty], None)))

@@ -80,7 +80,7 @@ def test_without_a_twin_the_audit_names_it_and_goes_on(run: Path, monkeypatch: p
     with pytest.raises(TrainingDiverged, match="the unprotected twin of the run with seed 0 diverged: client"):
         fresh_scene(config(protection=PROTECTED, run=CERTAIN), build_population(config().data), 1)
     cells = audit_run(run, adversary="server", attacks=[*FEW, "rerun"], budget="quick", report=said.append)
-    assert {cell.attack: cell.status for cell in cells} == {**dict.fromkeys(FEW, "not_attempted"), "rerun": "nothing_to_see"}
+    assert {cell.attack: cell.status for cell in cells} == {**dict.fromkeys(FEW, "not_attempted"), "rerun": "not_applicable"}
     assert all("the unprotected twin of the run with seed 0 diverged: client" in cell.line() for cell in cells if cell.attack in FEW)
     assert any("twin of the run with seed 0 diverged" in line and "only attacks that need no twin go on" in line for line in said)
 

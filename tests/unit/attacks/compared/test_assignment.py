@@ -230,8 +230,8 @@ def test_gram_matrices_beside_secure_sums() -> None:
 
 def test_nothing_to_attack_and_what_is_not_attempted() -> None:
     for protection, clients, status in (
-        ({}, 10, "nothing_to_see"),
-        ({"sum": "secagg"}, 10, "nothing_to_see"),
+        ({}, 10, "not_applicable"),
+        ({"sum": "secagg"}, 10, "not_applicable"),
         ({"sum": "haar"}, 5, "not_attempted"),
     ):
         (one,), _ = ATTACKS["gram_updates"].cells(case_of_config(dealt_config(100, protection, clients=clients, hidden=4)))

@@ -208,9 +208,9 @@ def test_unrelated_signatures_are_at_the_baseline() -> None:
 def test_full_label_sets_are_nothing_to_see(tmp_path: Path) -> None:
     run_experiment(observed_config(data={"partition": "iid", "groups": [], "rotations": [0, 90]}), tmp_path / "run")
     cells = by_metric(audited(tmp_path / "run", "server"))
-    assert cells["label_set_accuracy"].status == "nothing_to_see"
+    assert cells["label_set_accuracy"].status == "not_applicable"
     assert cells["label_set_accuracy"].value is None
-    assert "nothing_to_see" in cells["label_set_accuracy"].line()
+    assert "not_applicable" in cells["label_set_accuracy"].line()
 
 
 def test_the_attack_sees_no_truth() -> None:
@@ -256,7 +256,7 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
 def test_an_algorithm_without_signatures_is_nothing_to_see(tmp_path: Path) -> None:
     run_experiment(observed_config(algorithm={"name": "fedavg"}), tmp_path / "run")
     (cell,) = audited(tmp_path / "run", "server")
-    assert cell.status == "nothing_to_see"
+    assert cell.status == "not_applicable"
 
 
 def test_newcomers_are_attacked_too(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_landmarks_leave_the_gram_attack_its_known_clients(adversary: str, relea
     one = seen(adversary, release, 6)
     found = figures_by_known("gram_geometry", one)
     if not sees:
-        assert {cell.status for cell in found.values()} == {"nothing_to_see"}
+        assert {cell.status for cell in found.values()} == {"not_applicable"}
         assert products_of(one)[0] is None
         return
     mine, theirs = products_of(one)
@@ -74,7 +74,7 @@ def test_landmarks_leave_the_gram_attack_its_known_clients(adversary: str, relea
 
 @pytest.mark.parametrize("name", ["gram_geometry", "signature_inversion"])
 def test_in_public_key_mode_a_colluder_adds_nothing(name: str) -> None:
-    assert {cell.status for cell in figures_by_known(name, seen("server+1")).values()} == {"nothing_to_see"}
+    assert {cell.status for cell in figures_by_known(name, seen("server+1")).values()} == {"not_applicable"}
 
 
 # --- differential privacy -------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_the_cell_is_at_baseline_beside_a_reference_that_leaks() -> None:
     [
         ({"sum": "secagg"}, "server", "not_attempted", "an active server"),
         ({"sum": "secagg-oblivious"}, "active-server", "not_attempted", "several models"),
-        ({}, "active-server", "nothing_to_see", "single updates reach the server"),
+        ({}, "active-server", "not_applicable", "single updates reach the server"),
     ],
 )
 def test_where_there_is_nothing_to_gain_the_cell_says_why(protection: dict[str, Any], adversary: str, status: str, why: str) -> None:

@@ -94,7 +94,7 @@ def test_a_client_has_its_own_cluster_alone() -> None:
 def test_what_stays_transformed_is_nothing_to_see() -> None:
     run = remembered_config(protection={"sum": "haar"}, training={"rounds": 2, "epochs": 1})
     models, updates = cells(case(run))[0]
-    assert models.status == "nothing_to_see"
+    assert models.status == "not_applicable"
     assert updates.status == "not_attempted"
     assert "transform" in updates.note
     assert targets(case(run, "server+1"), run)

@@ -296,13 +296,13 @@ def test_two_groups_are_two_trials_and_one_run_of_them_claims_nothing() -> None:
 
 def test_where_nothing_varies_there_is_nothing_to_see() -> None:
     (cell,) = cells_of(case(config(data=IID)))
-    assert cell.status == "nothing_to_see"
+    assert cell.status == "not_applicable"
     assert "no property varies" in cell.note
 
 
 def test_one_model_for_all_tells_no_client_apart() -> None:
     found = {cell.metric: cell for cell in cells_of(case(config({"name": "fedavg"}, data=IID | {"rotations": [0, 90]})))}
-    assert found["model_auc"].status == found["signature_auc"].status == "nothing_to_see"
+    assert found["model_auc"].status == found["signature_auc"].status == "not_applicable"
     assert (found["update_wide_auc"].value or 0.0) > 0.9
 
 

@@ -1,0 +1,125 @@
+"""What a view holds, payload by payload: what each number is derived from, and which attacks read it.
+
+Every part that an algorithm, a protection or a protocol sends has an entry here; a test runs all of them and looks for parts without one.
+`depends_on_data` decides whether a view holds a number of clients' data at all, `unread` which of these no attack reads.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from ...contract.transcript import Message
+from ..adversary import AdversaryView
+
+__all__ = ["ENTRIES", "Entry", "data_parts", "depends_on_data", "entry_of", "parts_of", "unread", "unread_keys"]
+
+Source = Literal["data", "sealed", "public"]
+"""What a number is derived from: clients' data, in a form that its reader can use; data that are masked or encrypted, and keys and
+their shares; or public settings and randomness alone."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A part of messages of an `operation` and `kind` (regular expressions). `readers` are attacks that read it, where it is of data."""
+
+    operation: str
+    kind: str
+    part: str
+    source: Source
+    readers: tuple[str, ...] = ()
+
+
+_MODELS = ("membership", "property_inference", "label_inference", "cluster_identity", "gradient_inversion", "disaggregation")
+_UPDATES = ("label_inference", "gradient_inversion", "update_norms", "membership", "property_inference", "disaggregation")
+_LEFT = ("likeness",)
+_ROWS = ("signature_inversion", "gram_geometry", "sybil_span", "anchor_counts", "fold_release", "property_inference")
+ENTRIES: tuple[Entry, ...] = (
+    Entry("mean", "secagg Masked", "bytes", "data", (*_MODELS, *_UPDATES)),  # of these the server opens the sum
+    Entry(".*", ".*", "bytes", "sealed"),
+    Entry(".*", ".*", "bytes.length", "public"),
+    Entry("compute", "parameters", "model|global|w", "data", _MODELS),
+    Entry("compute", "parameters", "anchor", "data", _MODELS),
+    Entry("compute", "parameters", "start|summed|label|clients|counted", "public"),
+    Entry("compute", "parameters", "labels", "data", ("cluster_identity",)),
+    Entry("compute", "parameters", "prototypes|control|short_centre|moves", "data"),
+    Entry("mean", "update", "update|step|movement|direction|contribution|blocks|global|steps|shared", "data", _UPDATES),
+    Entry("mean", "update", "prototype", "data", ("label_inference",)),
+    Entry("mean", "update", "control", "data", _LEFT),
+    Entry("mean", "blind update", "blind", "data", ("key_recovery", "gram_updates", "update_norms", "disaggregation")),
+    Entry("mean", ".*", "weights|weight|count", "data", ("update_norms",)),
+    Entry("gram", "result", "labels|k", "data", ("cluster_identity",)),
+    Entry("gram", "result", "directions|exceeding|found|set_aside|stage|risen|soft", "data"),
+    Entry("gram", ".*", "rows", "data", _ROWS),
+    Entry("gather", "scores", "scores", "data", ("influence",)),
+    Entry("gather", "owns .*", "owns", "data", ("label_inference",)),
+    Entry("gather", "choice", "choice", "data", ("cluster_identity",)),
+    Entry("gather", ".*", "losses|correct|count|loss|confusion|errors", "data", _LEFT),
+    Entry("relay", "request", "wanted", "data", _LEFT),
+    Entry("relay", ".*", "own|update|model", "data", ("label_inference", "membership", "property_inference")),
+    Entry("fold|product", "arguments", "fold|product|times", "data"),
+    Entry("fold|product", "blind result", "blind", "data", _LEFT),
+)
+"""The first entry that fits is that of a part."""
+OPENED = Entry("gram", "encrypted", "products", "data", (*_ROWS, "cluster_identity"))
+"""What a key holder opens of encrypted or shared rows."""
+
+
+def parts_of(message: Message) -> tuple[str, ...]:
+    """The names of the parts of a payload without the numbers that tell clusters, classes and folds apart."""
+    return tuple(dict.fromkeys(re.sub(r"(/.*| \d+)$", "", name) for name in message.payload or {} if name != "clients"))
+
+
+def entry_of(message: Message, part: str) -> Entry | None:
+    """The entry of a part of a message; None for one that nobody has described."""
+    for entry in ENTRIES:
+        texts = ((entry.operation, message.operation), (entry.kind, message.kind), (entry.part, part))
+        if all(re.fullmatch(pattern, text) for pattern, text in texts):
+            return entry
+    return None
+
+
+def data_parts(view: AdversaryView) -> dict[tuple[str, str, str], Entry | None]:
+    """Parts of readable payloads that are derived from clients' data, by (operation, kind, part); None for a part without an entry."""
+    known: dict[tuple[str, str, str], Entry | None] = {}
+    if _all_collude(view):
+        return known
+    for message in view.messages:
+        if message.operation == "gram" and message.source == "clients" and view.adversary == "key-holder":
+            known["gram", "encrypted", "products"] = OPENED
+        if message.payload is None or not _of_others(view, message):
+            continue
+        for part in parts_of(message):
+            entry = entry_of(message, part)
+            if entry is None or entry.source == "data":
+                known[message.operation, re.sub(r" \d+$", "", message.kind), part] = entry
+    return known
+
+
+def _of_others(view: AdversaryView, message: Message) -> bool:
+    """Whether a payload may depend on the data of a client that does not collude: not what the server sends before anything was trained."""
+    first = message.operation == "compute" and message.source == "server" and message.round <= 0
+    untrained = first and not any(other.index < message.index and other.source == "clients" for other in view.messages)
+    own = message.source == "clients" and bool(message.clients) and set(message.clients) <= set(view.coalition)
+    return not untrained and not own
+
+
+def _all_collude(view: AdversaryView) -> bool:
+    clients = {client for message in view.messages for client in message.clients}
+    return bool(clients) and clients <= set(view.coalition)
+
+
+def depends_on_data(view: AdversaryView) -> bool:
+    """Whether any number that the view shows was derived from the data of clients that do not collude."""
+    return bool(data_parts(view))
+
+
+def unread(view: AdversaryView, attacks: Collection[str]) -> tuple[str, ...]:
+    """The parts of clients' data in a view that none of `attacks` reads, as "operation kind: part"."""
+    keys = [key for key, entry in data_parts(view).items() if entry is None or not set(entry.readers) & set(attacks)]
+    return tuple(f"{operation} {kind}: {part}" for operation, kind, part in keys)
+
+
+def unread_keys(view: AdversaryView, but: str) -> tuple[tuple[str, str, str], ...]:
+    """The parts of clients' data in a view that no attack reads but `but`, which takes what is left."""
+    return tuple(key for key, entry in data_parts(view).items() if entry is None or not set(entry.readers) - {but})

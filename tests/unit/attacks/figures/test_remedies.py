@@ -1,0 +1,79 @@
+"""Remedies that the configuration accepts, and their measurement."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks.figures.remedies import CANDIDATES, accepted_remedies
+from cflpriv.data import build_population
+from cflpriv.experiments import load_config
+from cflpriv.experiments.run.folder import run_experiment
+
+TREE = """
+[data]
+clients = 12
+partition = "pathological"
+samples_per_client = 20
+groups = [[0, 1], [2, 3]]
+[model]
+name = "linear"
+[training]
+rounds = 2
+batch_size = 0
+weights = "equal"
+[algorithm]
+name = "{algorithm}"
+[protection]
+{protection}
+[run]
+record = "full"
+"""
+
+
+def written(folder: Path, algorithm: str = "fedavg", protection: str = "") -> Path:
+    path = folder / f"{algorithm}.toml"
+    path.write_text(TREE.format(algorithm=algorithm, protection=protection), encoding="utf-8")
+    return path
+
+
+def accepted(path: Path) -> dict[str, Any]:
+    config = load_config(path)
+    return accepted_remedies(path, config, build_population(config.data), True)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "pacfl", "fedproto", "fedfomo", "scaffold"])
+def test_each_remedy_is_accepted_and_changes_something(tmp_path: Path, algorithm: str) -> None:
+    path = written(tmp_path, algorithm)
+    plain, remedies = load_config(path), accepted(path)
+    assert set(remedies) == set(CANDIDATES)
+    for remedy in remedies.values():
+        if remedy.changes:
+            assert load_config(path, remedy.changes) != plain
+            assert all(change in remedy.line for change in remedy.changes)
+
+
+def test_no_remedy_is_what_the_run_has(tmp_path: Path) -> None:
+    path = written(tmp_path, "pacfl", 'gram = ["ckks"]')
+    assert 'protection.gram=["ckks"]' not in accepted(path)["gram_geometry"].changes
+
+
+def test_secure_sums_are_no_remedy_for_models_that_members_are_sent(tmp_path: Path) -> None:
+    assert not any("secagg" in change for change in accepted(written(tmp_path, "fedfomo"))["label_inference"].changes)
+
+
+def test_remedies_are_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_experiment(load_config(written(tmp_path)), folder)
+    lines: list[str] = []
+    cells = audit_run(folder, attacks=["label_inference"], budget="quick", measure_remedies=True, report=lines.append)
+    leaks = [cell.metric for cell in cells if cell.status == "leaks"]
+    assert leaks
+    audit = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    assert [entry["metric"] for entry in audit["remedies_measured"]] == leaks
+    assert all(entry["lowered"] for entry in audit["remedies_measured"])
+    assert audit["about"]["not_run"]["attacks"]
+    assert audit["about"]["run"]["data_digest"] == json.loads((folder / "summary.json").read_text(encoding="utf-8"))["data_digest"]
+    assert any("before" in line for line in lines)
