@@ -5,7 +5,8 @@ server+N          the server's view, the secrets of N colluding clients, and the
 active-server     a server that may deviate from the protocol. The server of a recorded run did not, so on a transcript the view is the
                   server's. Attacks that craft messages need a run in which such messages were sent
 key-holder        what reaches the party that holds the key of a Gram, if the run has one
-client            what one client sends, receives and knows: the first one whose secrets were written
+client            what one client sends, receives and knows: the first one whose secrets were written, else who was sent models most often
+released          the models that clients were sent last, and nothing else: whoever gets what the run was made for
 outsider          parties, times and sizes of messages; no payloads, and no grouping of clients inside one message
 """
 
@@ -37,6 +38,7 @@ ADVERSARIES: dict[str, str] = {
     "active-server": "a server that may lie; on the transcript of an honest run it sees what `server` sees",
     "key-holder": "the party that holds the key of an encrypted Gram",
     "client": "one client: its own messages and secrets",
+    "released": "whoever gets the models that clients are sent last, and no other message",
     "outsider": "reads no payload: parties, times and sizes",
 }
 
@@ -162,12 +164,18 @@ def view_of(
         raise InputError("--adversary server+N: write a number for N, as in server+1")
     wanted = int(match.group(1) or 0) if match else int(adversary == "client")
     clients = sorted(int(party.partition(":")[2]) for party in secrets if party.startswith("client:"))
+    if adversary == "client" and not clients:
+        sent = [client for m in messages if m.operation == "compute" and m.round > 0 for client in m.clients]
+        everybody = {client for message in messages for client in message.clients}
+        clients = sorted(everybody, key=lambda client: (-sent.count(client), client))
     if wanted > len(clients):
         raise InputError(
             f"--adversary {adversary}: needs the secrets of {wanted} client(s), the run folder has those of {len(clients)}; "
             'run with [run] audit_parties naming them ("client:ID")'
         )
     coalition = tuple(clients[:wanted])
+    if adversary == "released":
+        return AdversaryView(adversary, _released(messages), {}, (), protection)
     if adversary == "outsider":
         return AdversaryView(adversary, _traffic(messages), {}, (), protection)
     if adversary == "key-holder" and not any("key-holder" in (m.source, m.target) for m in messages):
@@ -189,9 +197,24 @@ def view_of(
             seen.append(message)
         elif (own := _of_coalition(message, coalition, header=whole)) is not None:
             seen.append(own)
-    parties = [f"client:{client}" for client in coalition] + (["key-holder"] if adversary in secrets else [])
+    parties = [f"client:{client}" for client in coalition if f"client:{client}" in secrets] + (
+        ["key-holder"] if adversary in secrets else []
+    )
     own_secrets = {party: secrets[party] for party in parties}
     return AdversaryView(adversary, tuple(seen), own_secrets, coalition, protection)
+
+
+def _released(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The models that clients were sent last, without whom. Raises `InputError` where none are in the clear."""
+    sent = [m for m in messages if (m.operation, m.kind, m.source) == ("compute", "parameters", "server") and m.payload is not None]
+    last = (
+        [m for m in sent if m.round == sent[-1].round and any(name.partition("/")[0] == "model" for name in m.payload or {})]
+        if sent
+        else []
+    )
+    if not last:
+        raise InputError("--adversary released: no model that the server sends is in this record in the clear")
+    return tuple(replace(m, clients=(), peers=(), context={**m.context, "labels": None}) for m in last)
 
 
 def _of_coalition(message: Message, coalition: tuple[int, ...], *, header: bool) -> Message | None:

@@ -61,10 +61,10 @@ def audit_run(
 ) -> list[Cell]:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
-    Without `adversary`, three adversaries are audited: the server, the server with one client (if the secrets of a client were written),
-    and the key holder (if its key was written). A line reports that the active server is not among them. `population` replaces the data
-    that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that the folder names runs, after its
-    digests were checked (`experiments.trust`).
+    Without `adversary`, five adversaries are audited: the server, the server with one client (if the secrets of a client were written), the
+    key holder (if its key was written), one client, and whoever gets the released models. What is not run is named. `population`
+    replaces the data that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that the folder
+    names runs, after its digests were checked (`experiments.trust`).
 
     Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, and for an unknown
     attack, adversary or budget.
@@ -180,10 +180,19 @@ def _summary(path: Path, config: Config) -> dict[str, Any]:
     return summary
 
 
-def _adversaries(messages: Sequence[Message], secrets: Mapping[str, object]) -> list[str]:
+def _adversaries(messages: Sequence[Message], secrets: Mapping[str, Mapping[str, str]]) -> list[str]:
     client = any(party.startswith("client:") for party in secrets)
     holder = "key-holder" in secrets and any("key-holder" in (message.source, message.target) for message in messages)
-    return ["server", *(["server+1"] if client else []), *(["key-holder"] if holder else [])]
+    whole = ["server", *(["server+1"] if client else []), *(["key-holder"] if holder else []), "client", "released"]
+    return [name for name in whole if _has_view(messages, name, secrets)]
+
+
+def _has_view(messages: Sequence[Message], adversary: str, secrets: Mapping[str, Mapping[str, str]]) -> bool:
+    try:
+        view_of(messages, adversary, secrets)
+    except InputError:
+        return False
+    return True
 
 
 def _key(folder: Path, budget: str) -> str:

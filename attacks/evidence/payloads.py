@@ -105,8 +105,8 @@ def _of_others(view: AdversaryView, message: Message) -> bool:
 
 
 def _all_collude(view: AdversaryView) -> bool:
-    clients = {client for message in view.messages for client in message.clients}
-    return bool(clients) and clients <= set(view.coalition)
+    clients = {client for message in view.messages for client in message.clients}  # a server sees all of them
+    return view.is_server and bool(clients) and clients <= set(view.coalition)
 
 
 def depends_on_data(view: AdversaryView) -> bool:

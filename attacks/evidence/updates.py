@@ -220,4 +220,5 @@ def less_known(steps: Sequence[ClientStep], prior: Prior, model: Model) -> list[
 def public_model(prior: Prior) -> Model:
     """The model that everybody trains, from the public configuration."""
     assert prior.config is not None  # checked by the caller
-    return prior.config.model.build(prior.shape, prior.classes, prior.mean, prior.std)
+    numbers = prior.config.data.label_type == "number"
+    return prior.config.model.build(prior.shape, prior.classes, prior.mean, prior.std, numbers)

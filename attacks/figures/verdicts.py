@@ -21,6 +21,7 @@ BEST_PSNR_DB = 40.0
 """An image with so many decibels looks like the original."""
 SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """What an attack with power found at its baseline, and what is not there."""
+SPOKEN = {"client": "one client", "released": "whoever gets the released models"}
 OPEN = ("evidence_doubtful", "inconclusive", "not_validated", "not_attempted")
 
 
@@ -78,6 +79,8 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
 
 def _spoken(adversary: str) -> str:
     """An adversary for people: "the server", "the server with 2 colluding clients"."""
+    if adversary in SPOKEN:
+        return SPOKEN[adversary]
     name, _, colluders = adversary.partition("+")
     return f"the {name.replace('-', ' ')}" + (f" with {colluders} colluding client{'' if colluders == '1' else 's'}" if colluders else "")
 

@@ -9,7 +9,7 @@ stacked program. `games_of` puts these together.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -121,7 +121,7 @@ def targets_in(
         served |= dict.fromkeys(turn.clients or (), turn.name)
     targets = []
     for name, turn in last.items():
-        at = _same_in(attributed, turn)
+        at = _same_in(attributed, turn, view.is_server)
         if at is None:
             continue
         line = _line(at, attributed, renumbered)
@@ -145,7 +145,7 @@ def lines_in(
     seen = turns_in(view, dimension)
     attributed = _attributed(view, reference, seen, dimension)
     last = {turn.name: turn for turn in seen}
-    ends = [at for turn in last.values() if (at := _same_in(attributed, turn)) is not None]
+    ends = [at for turn in last.values() if (at := _same_in(attributed, turn, view.is_server)) is not None]
     return seen, [(*_line(at, attributed, renumbered), at) for at in ends]
 
 
@@ -155,9 +155,10 @@ def _attributed(view: AdversaryView, reference: AdversaryView, seen: list[Turn],
     return seen if own else turns_in(reference, dimension)
 
 
-def _same_in(attributed: Sequence[Turn], turn: Turn) -> Turn | None:
-    """The turn of the same name, or the last one of it before."""
-    return next((earlier for earlier in reversed(attributed) if earlier.name == turn.name and earlier.step <= turn.step), None)
+def _same_in(attributed: Sequence[Turn], turn: Turn, whole: bool) -> Turn | None:
+    """The turn of the same name, or the last one of it before: by step in a `whole` view, by round in one that lacks steps."""
+    before = (earlier for earlier in reversed(attributed) if (earlier.step <= turn.step if whole else earlier.round <= turn.round))
+    return next((earlier for earlier in before if earlier.name == turn.name), None)
 
 
 def _line(turn: Turn, turns: Sequence[Turn], renumbered: bool) -> list[Turn]:
@@ -202,25 +203,32 @@ def pairs_of(
 ) -> Pairs:  # fmt: skip
     """Pairs of a training and a test sample of one label, for clients of one test set together; no test sample twice.
 
+    Labels that are numbers differ within a pair.
+
     At most a share `asked` of a test set is asked about: the attacker has other samples of that distribution, not these.
     """
     pools: dict[int, list[int]] = {}
     for client in owners:
         pools.setdefault(id(truth.outside[client][0]), []).append(client)
     seen: set[bytes] = set()
-    pairs: list[tuple[int, int, Array, int]] = []
+    pairs: list[tuple[int, int, Array, Any]] = []
+    numbers = any(truth.data[client][1].dtype.kind == "f" for client in owners)
+
+    def kind(label: Any) -> int:
+        return 0 if numbers else int(label)
+
     for clients in pools.values():
         x, y = truth.outside[clients[0]]
         places = [(client, i) for client in clients for i in range(len(truth.data[client][1]))]
         by_label: dict[int, list[tuple[int, int]]] = {}
         for place in rng.permutation(len(places)):
             client, i = places[int(place)]
-            by_label.setdefault(int(truth.data[client][1][i]), []).append((client, i))
+            by_label.setdefault(kind(truth.data[client][1][i]), []).append((client, i))
         for j in rng.permutation(len(y))[: max(1, int(asked * len(y)))]:
-            waiting = by_label.get(int(y[j]))
+            waiting = by_label.get(kind(y[j]))
             if waiting and x[j].tobytes() not in seen:
                 seen.add(x[j].tobytes())
-                pairs.append((*waiting.pop(), x[j], int(y[j])))
+                pairs.append((*waiting.pop(), x[j], y[j]))
     chosen = [pairs[int(i)] for i in rng.permutation(len(pairs))[:most]]
     taken: dict[int, list[int]] = {}
     for client, i, _, _ in chosen:
@@ -232,7 +240,8 @@ def pairs_of(
     shape = truth.data[owners[0]][0].shape[1:]
     inside = [truth.data[client][0][i] for client, i, _, _ in chosen]
     x = np.array([*inside, *(sample for _, _, sample, _ in chosen)]).reshape(2 * len(chosen), *shape)
-    labels = np.array([label for *_, label in chosen] * 2, dtype=np.int64)
+    own = [truth.data[client][1][i] for client, i, _, _ in chosen]
+    labels = np.array([*own, *(label for *_, label in chosen)], dtype=np.float64 if numbers else np.int64)
     return Pairs(x, labels, np.array([client for client, *_ in chosen] * 2, dtype=np.int64), rest)
 
 

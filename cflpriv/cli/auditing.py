@@ -29,8 +29,8 @@ def audit(
         str | None,
         typer.Option(
             "--adversary",
-            help="server, server+N (N colluding clients), active-server, key-holder, client, outsider; default: server, server+1 and "
-            "key-holder, where the run has them.",
+            help="server, server+N (N colluding clients), active-server, key-holder, client, released, outsider; default: server, "
+            "server+1, key-holder, client and released, where the run has them.",
         ),
     ] = None,
     attacks: Annotated[
