@@ -11,8 +11,9 @@ plan and an estimate of its duration are printed first (`plan`).
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from ..algorithms import ALGORITHMS
 from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
 from ..engine.device import using
+from ..engine.threads import one_thread
 from ..errors import InputError, TrainingDiverged, near
 from ..experiments.config.config import Config, load_config
 from ..experiments.digests import OF_AUDITS, OF_RUN, changed_files, record_digests, sealed
 from ..experiments.run.loop import device_of
 from ..experiments.run.resume import locked
 from ..experiments.run.run import estimate_record_bytes, population_digest
+from ..experiments.run.workers import ended
 from ..files import write_atomically, write_packed
 from ..protocols.bounded_files import read_bytes, read_json
 from ..types import Population
@@ -37,7 +40,7 @@ from .evidence.local_training import NotRecorded
 from .figures.about import about_audit
 from .figures.family import Family, judged_together
 from .figures.leakage import BUDGETS, Budget, Cell, nothing
-from .figures.plan import AuditPlan, Clock, plan_of
+from .figures.plan import AuditPlan, Clock, plan_of, spoken
 from .figures.pooling import pooled
 from .figures.remedies import Accepted, Measured, accepted_remedies, measured_remedies
 from .figures.significance import CellStatus
@@ -57,6 +60,7 @@ def audit_run(
     device: str | None = None,
     trust: bool = False,
     measure_remedies: bool = False,
+    workers: int = 1,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Cell]:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
@@ -64,7 +68,8 @@ def audit_run(
     Without `adversary`, five adversaries are audited: the server, the server with one client (if the secrets of a client were written), the
     key holder (if its key was written), one client, and whoever gets the released models. What is not run is named. `population`
     replaces the data that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that the folder
-    names runs, after its digests were checked (`experiments.trust`).
+    names runs, after its digests were checked (`experiments.trust`). With `workers` above 1 seeds and attacks are divided among so many
+    processes; the figures are the same. `measure_remedies`: leaks are attacked again with their remedies.
 
     Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, and for an unknown
     attack, adversary or budget.
@@ -103,24 +108,20 @@ def audit_run(
             report(missing)
         if adversary is None:
             report("not run: an active server; audit with --adversary active-server as well")
-        clock = Clock(plan, todo, len(wanted))
-        for seed in todo:
-            report(clock.line(seed))
-            is_recorded, diverged = seed == config.run.seed, ""
-            try:
-                if is_recorded:
-                    scene = recorded_scene(config, people, messages, secrets, plan, limits)
-                else:
-                    fresh_config = reseeded(config, seed)
-                    scene = fresh_scene(fresh_config, supplied or build_population(fresh_config.data, data_dir), plan.rounds, limits)
-            except TrainingDiverged as error:
-                diverged = str(error)
-                report(f"  {diverged}; only attacks that need no twin go on")
-                scene = replace(recorded_scene(config, people, messages, secrets, replace(plan, here=0), limits), seed=seed)
-            for place, (unit, (viewer, name)) in enumerate(units[seed].items(), 1):
-                if unit not in kept.cells:
-                    report(f"  {place} of {len(units[seed])}: {name}, adversary {viewer}")
-                    kept.add(unit, _attacked(name, viewer, scene, limits, folder if is_recorded else None, diverged))
+        evidence = _Evidence(folder, config, people, messages, secrets, plan, limits, data_dir, supplied)
+        left = {seed: {unit: pair for unit, pair in units[seed].items() if unit not in kept.cells} for seed in todo}
+        parts = [] if supplied is not None else _dealt(left, workers)
+        if len(parts) > 1:
+            place = None if data_dir is None else str(data_dir)
+            common = (str(folder), place, budget, device, trust, plan)
+            jobs = [AuditJob(f"part {number}", *common, *part) for number, part in enumerate(parts)]
+            _in_processes(jobs, workers, kept, report)
+        else:
+            clock = Clock(plan, todo, len(wanted))
+            for seed in todo:
+                report(clock.line(seed))
+                for unit, cells in _attacked_units(evidence, seed, left[seed], report):
+                    kept.add(unit, cells)
         if measure_remedies:
             report("running the configuration again with the remedies of what leaks")
             kept.measured = measured_remedies(kept.table(), remedies, folder / "config.toml", people, plan.rounds, limits, trust)
@@ -129,6 +130,121 @@ def audit_run(
                 report(f"  {entry.line}")
     asked = {unit.rsplit("|", 1)[0] for seed_units in units.values() for unit in seed_units}
     return [cell for cell in kept.table() if f"{cell.adversary}|{cell.attack}" in asked]
+
+
+@dataclass(frozen=True, eq=False)
+class _Evidence:
+    """The recorded run that is attacked, and what fresh runs are made of."""
+
+    folder: Path
+    config: Config
+    people: Population
+    messages: Sequence[Message]
+    secrets: Mapping[str, Mapping[str, str]]
+    plan: AuditPlan
+    budget: Budget
+    data_dir: str | Path | None
+    supplied: Population | None
+
+    def scene(self, seed: int) -> AuditedRun:
+        """The run of a seed: recorded, or made now. Raises `TrainingDiverged`."""
+        if seed == self.config.run.seed:
+            return recorded_scene(self.config, self.people, self.messages, self.secrets, self.plan, self.budget)
+        fresh = reseeded(self.config, seed)
+        return fresh_scene(fresh, self.supplied or build_population(fresh.data, self.data_dir), self.plan.rounds, self.budget)
+
+
+def _attacked_units(
+    evidence: _Evidence, seed: int, units: Mapping[str, tuple[str, str]], report: Callable[[str], None]
+) -> Iterator[tuple[str, list[Cell]]]:
+    """The cells of each unit of a seed, as they are made."""
+    diverged, plan = "", evidence.plan
+    try:
+        scene = evidence.scene(seed)
+    except TrainingDiverged as error:
+        diverged = str(error)
+        report(f"  {diverged}; only attacks that need no twin go on")
+        scene = replace(replace(evidence, plan=replace(plan, here=0)).scene(evidence.config.run.seed), seed=seed)
+    folder = evidence.folder if seed == evidence.config.run.seed else None
+    for place, (unit, (viewer, name)) in enumerate(units.items(), 1):
+        report(f"  {place} of {len(units)}: {name}, adversary {viewer}")
+        yield unit, _attacked(name, viewer, scene, evidence.budget, folder, diverged)
+
+
+# --- several processes ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AuditJob:
+    """A part of an audit that a process of its own does: units of one seed, (unit, adversary, attack) each."""
+
+    name: str
+    folder: str
+    data_dir: str | None
+    budget: str
+    device: str | None
+    trust: bool
+    plan: AuditPlan
+    seed: int
+    units: tuple[tuple[str, str, str], ...]
+
+
+def _dealt(left: Mapping[int, Mapping[str, tuple[str, str]]], workers: int) -> list[tuple[int, tuple[tuple[str, str, str], ...]]]:
+    """Parts for the workers, (seed, units) each, the longest first. An attack's units of all adversaries are one part's: they share work.
+
+    Seeds are divided only where there are fewer than workers.
+    """
+    if workers < 2:
+        return []
+    pieces = max(1, -(-workers // max(1, sum(bool(units) for units in left.values()))))
+    parts = []
+    for seed, units in left.items():
+        names = sorted({name for _, name in units.values()}, key=lambda name: (name not in LONG, name))
+        for piece in range(pieces):
+            own = tuple((unit, viewer, name) for unit, (viewer, name) in units.items() if name in names[piece::pieces])
+            parts += [(seed, own)] if own else []
+    return parts
+
+
+LONG = ("membership", "property_inference", "gradient_inversion", "dp_audit", "label_inference")
+"""Attacks that take longest."""
+
+
+def _in_processes(jobs: Sequence[AuditJob], workers: int, kept: "_Kept", report: Callable[[str], None]) -> None:
+    """Do the parts of an audit in processes of their own, and keep what each gives."""
+    report(f"{len(jobs)} parts in {min(workers, len(jobs))} processes")
+    began = time.perf_counter()
+    for number, (name, answer) in enumerate(ended(jobs, work, min(workers, len(jobs))), 1):
+        if not answer.startswith("{"):
+            raise InputError(f"{kept.folder}: {name} of the audit ended: {answer}")
+        for unit, rows in json.loads(answer).items():
+            kept.add(unit, [_cell(row) for row in rows])
+        left = (time.perf_counter() - began) / number * (len(jobs) - number)
+        report(f"  {number} of {len(jobs)} parts done" + (f", about {spoken(left)} left" if left else ""))
+
+
+def work(job: AuditJob) -> str:
+    """The cells of a part by unit, as JSON; or why there are none."""
+    try:
+        evidence = _evidence_of(job)
+        units = {unit: (viewer, name) for unit, viewer, name in job.units}
+        with one_thread():
+            made = {
+                unit: [cell.as_json() for cell in cells] for unit, cells in _attacked_units(evidence, job.seed, units, lambda line: None)
+            }
+    except Exception as error:  # the parent reports it
+        return f"{type(error).__name__}: {error}"
+    return json.dumps(made)
+
+
+def _evidence_of(job: AuditJob) -> _Evidence:
+    folder = Path(job.folder)
+    config = load_config(folder / "config.toml", trust=job.trust)
+    if job.device is not None:
+        config = config.with_("run", device=job.device, precision="full")
+    _, messages, secrets = _read(folder, config)
+    people = build_population(config.data, job.data_dir)
+    return _Evidence(folder, config, people, messages, secrets, job.plan, BUDGETS[job.budget], job.data_dir, None)
 
 
 def check_asked(budget: str, attacks: Sequence[str] | None, of: str = "--") -> None:

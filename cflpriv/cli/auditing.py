@@ -13,7 +13,7 @@ from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, load_plugins,
 __all__ = ["audit", "verify"]
 
 TAKES = {
-    "to a recorded run": ("--adversary", "--budget", "--measure-remedies", "--device", "--trust", "--data-dir"),
+    "to a recorded run": ("--adversary", "--budget", "--measure-remedies", "--workers", "--device", "--trust", "--data-dir"),
     "with --active": ("--out", "--set", "--device", "--trust", "--data-dir"),
     "with --foreign": (),
 }
@@ -45,6 +45,9 @@ def audit(
     measure_remedies: Annotated[
         bool, typer.Option("--measure-remedies", help="Run the configuration again with the remedy of each leak, and attack that.")
     ] = False,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Processes among which seeds and attacks are divided; default: one a core.", min=1)
+    ] = None,
     active: Annotated[
         bool,
         typer.Option("--active", help="Run active attacks against freshly started clients, and report what they refuse."),
@@ -67,6 +70,7 @@ def audit(
     """
     from ..attacks.audit import audit_run
     from ..attacks.figures.remedies import remedy_line
+    from ..engine.threads import cores
     from ..experiments.digests import digest_of
     from ..experiments.run.resume import data_directory_of
     from ..protocols.bounded_files import read_json
@@ -78,6 +82,7 @@ def audit(
         "--adversary": adversary,
         "--budget": budget,
         "--measure-remedies": measure_remedies or None,
+        "--workers": workers,
         "--out": out,
         "--set": set_,
         "--device": device,
@@ -100,7 +105,7 @@ def audit(
         place = data_dir or data_directory_of(run_dir)
         cells = audit_run(
             run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust,
-            measure_remedies=measure_remedies, report=print_line,
+            measure_remedies=measure_remedies, workers=workers or cores(), report=print_line,
         )  # fmt: skip
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
