@@ -129,6 +129,7 @@ class Attack:
     `reruns`: the attack reruns the configuration itself, once per seed of the budget, and is called for the recorded run only. It does not
     read `Case.reference`, and so goes on where the unprotected twin diverges.
     `numbers`: the attack also reads runs whose labels are numbers (a regression).
+    `risk`: what a leak is to data protection law (WP216, EDPB 28/2024): "singling out", "linkability" or "inference".
     `active`: only a server that deviates from the protocol can make it.
     `learns` and `reduces` go into an audit's verdict where it leaks: what the adversary learns, and what would reduce that.
     """
@@ -140,6 +141,7 @@ class Attack:
     reduces: str = ""
     numbers: bool = False
     active: bool = False
+    risk: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,36 +174,42 @@ for _name, _attack in {
         _Cells("compared.signature_inversion"),
         learns="what clients' data look like on average",
         reduces='encrypted comparison that releases labels only ([protection] gram = ["ckks"]), or privacy noise ([privacy])',
+        risk="singling out",
     ),
     "label_inference": Attack(
         "label sets and histograms from the bias gradient in updates",
         _Cells("labels.label_inference"),
         learns="which labels clients have and how many of each",
         reduces=f'{_SUMS}, with [training] sampling = "fixed_cohorts"',
+        risk="inference",
     ),
     "anchor_counts": Attack(
         "label counts from gradients at an anchor model (StoCFL)",
         _Cells("compared.anchor_counts"),
         learns="how many samples of each label clients have",
         reduces=_HIDDEN,
+        risk="inference",
     ),
     "gram_geometry": Attack(
         "label sets from inner products, with 0, 3 and 10 known clients",
         _Cells("compared.gram_geometry"),
         learns="which labels clients have, from inner products",
         reduces='encrypted comparison that releases labels only ([protection] gram = ["ckks"])',
+        risk="inference",
     ),
     "gram_updates": Attack(
         "label sets from inner products of updates from a public model, no known client",
         _Cells("compared.gram_updates"),
         learns="which labels clients have, from inner products of updates that a transform keeps",
         reduces=_SUMS,
+        risk="inference",
     ),
     "fold_release": Attack(
         "sample counts, members and single images from the folds of cross-fitted clustering",
         _Cells("compared.fold_release"),
         learns="sample counts, members or images of clients, from what crossfit compares",
         reduces=_HIDDEN,
+        risk="singling out",
     ),
     "sybil_span": Attack(
         "signatures from inner products with known vectors that span them",
@@ -209,6 +217,7 @@ for _name, _attack in {
         learns="clients' signatures, by clients of its own that are compared with them",
         reduces="clients that are admitted by identity only",
         numbers=True,
+        risk="singling out",
     ),
     "cluster_identity": Attack(
         "a client's group, from the model it is sent and the clients it is summed with",
@@ -216,6 +225,7 @@ for _name, _attack in {
         learns="which clients are alike",
         reduces='oblivious secure sums ([protection] sum = "secagg-oblivious")',
         numbers=True,
+        risk="linkability",
     ),
     "disaggregation": Attack(
         "single clients' values from sums over cohorts",
@@ -223,18 +233,21 @@ for _name, _attack in {
         learns="single clients' updates from sums",
         reduces='cohorts that do not change ([training] sampling = "fixed_cohorts"), a larger min_cohort',
         numbers=True,
+        risk="singling out",
     ),
     "key_recovery": Attack(
         "label sets, histograms and coordinates from updates under a secret permutation",
         _Cells("key_recovery.cells"),
         learns="what a secret permutation of updates hides",
         reduces=_SUMS,
+        risk="inference",
     ),
     "gradient_inversion": Attack(
         "training images of one client's update, for few samples and steps; of texts the words",
         _Cells("inversion.gradient_inversion"),
         learns="training images, or words, of clients",
         reduces=_SUMS,
+        risk="singling out",
     ),
     "update_norms": Attack(
         "numbers of samples from the lengths of updates, which transforms keep",
@@ -242,6 +255,7 @@ for _name, _attack in {
         learns="how many samples clients have",
         reduces=_SUMS,
         numbers=True,
+        risk="inference",
     ),
     "membership": Attack(
         "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients",
@@ -249,12 +263,14 @@ for _name, _attack in {
         learns="whether a sample was trained on",
         reduces=_NOISE,
         numbers=True,
+        risk="singling out",
     ),
     "property_inference": Attack(
         "stroke width, slant, rotation, a label: from signatures, updates, models",
         _Cells("properties.property_inference"),
         learns="properties of clients' data",
         reduces=_NOISE,
+        risk="inference",
     ),
     "model_inconsistency": Attack(
         "one client's update from a secure sum, by sending the others a model whose units are dead",
@@ -263,6 +279,7 @@ for _name, _attack in {
         reduces='[protection] secagg_mode = "active"',
         numbers=True,
         active=True,
+        risk="singling out",
     ),
     "imprint": Attack(
         "training images from one update or one secure sum, by sending a first layer made of bins",
@@ -271,6 +288,7 @@ for _name, _attack in {
         reduces="a first layer that clients check, or privacy noise ([privacy])",
         numbers=True,
         active=True,
+        risk="singling out",
     ),
     "influence": Attack(
         "groups from the N × N scores of pFedLIA",
@@ -278,6 +296,7 @@ for _name, _attack in {
         learns="which clients are alike, from scores of influence",
         reduces="an algorithm that compares under a transform or encrypted",
         numbers=True,
+        risk="linkability",
     ),
     "likeness": Attack(
         "which clients are alike, from any part of what they send that no other attack reads",
@@ -285,6 +304,7 @@ for _name, _attack in {
         learns="which clients are alike, from numbers that they send",
         reduces=_NOISE,
         numbers=True,
+        risk="linkability",
     ),
     "coverage": Attack(
         "names every part of clients' data in the view that no attack of the suite reads",
@@ -297,6 +317,7 @@ for _name, _attack in {
         reruns=True,
         learns="more than the claimed ε allows: the privacy noise is wrong",
         reduces="a report of it to us: the guarantee does not hold",
+        risk="singling out",
     ),
 }.items():
     register_attack(_name, _attack)

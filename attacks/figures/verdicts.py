@@ -15,12 +15,14 @@ from ...plugins import ATTACKS
 from .family import Family
 from .leakage import Cell
 
-__all__ = ["Verdict", "audit_text", "verdicts_of"]
+__all__ = ["Verdict", "audit_text", "risks_of", "verdicts_of"]
 
 BEST_PSNR_DB = 40.0
 """An image with so many decibels looks like the original."""
 SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """What an attack with power found at its baseline, and what is not there."""
+RISKS = ("singling out", "linkability", "inference")
+"""The three risks by which anonymity is judged (Article 29 Working Party, opinion 05/2014; EDPB, opinion 28/2024)."""
 SPOKEN = {"client": "one client", "released": "whoever gets the released models"}
 OPEN = ("evidence_doubtful", "inconclusive", "not_validated", "not_attempted")
 
@@ -44,7 +46,7 @@ def audit_text(cells: Sequence[Cell], family: Family, remedies: Mapping[str, str
     `remedies`: by attack, what the run's configuration accepts.
     """
     verdicts = [verdict.as_json() for verdict in verdicts_of(cells, remedies)]
-    tree = {"verdicts": verdicts, **more, "family": family.as_json(), "cells": [cell.as_json() for cell in cells]}
+    tree = {"verdicts": verdicts, "risks": risks_of(cells), **more, "family": family.as_json(), "cells": [cell.as_json() for cell in cells]}
     return json.dumps(tree, indent=1) + "\n"
 
 
@@ -55,6 +57,18 @@ def verdicts_of(cells: Sequence[Cell], remedies: Mapping[str, str] | None = None
     """
     names = dict.fromkeys(cell.adversary for cell in cells)
     return [_verdict(name, [cell for cell in cells if cell.adversary == name], remedies or {}) for name in names]
+
+
+def risks_of(cells: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
+    """The leaks of an audit by what they are to data protection law, the strongest first; a risk without a leak has an empty list."""
+    leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_share_of_all, reverse=True)
+    by_risk: dict[str, list[dict[str, Any]]] = {risk: [] for risk in RISKS}
+    for cell in leaks:
+        entry = ATTACKS.find(cell.attack)
+        if entry is not None and entry.risk in by_risk:
+            figure = {"adversary": cell.adversary, "attack": cell.attack, "metric": cell.metric, "value": cell.value}
+            by_risk[entry.risk].append({**figure, "baseline": cell.baseline})
+    return by_risk
 
 
 def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str]) -> Verdict:

@@ -350,3 +350,16 @@ def test_an_audit_of_a_run_that_was_stopped_by_ctrl_c_is_of_its_rounds(tmp_path:
     run_experiment(made, tmp_path / "run", resume=True)
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["rounds"] == 3
     assert quick(tmp_path / "run", ["label_inference"])
+
+
+# --- several processes
+
+
+def test_two_processes_give_the_figures_of_one(run: Path, tmp_path: Path) -> None:
+    """Seeds and attacks are divided; every figure, its interval and its p are the same."""
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    lines: list[str] = []
+    alone = audit_run(run, adversary="server", attacks=FEW, budget="quick")
+    divided = audit_run(other, adversary="server", attacks=FEW, budget="quick", workers=2, report=lines.append)
+    assert [cell.as_json() for cell in divided] == [cell.as_json() for cell in alone]
+    assert any("2 parts in 2 processes" in line for line in lines)
