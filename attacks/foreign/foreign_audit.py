@@ -154,10 +154,10 @@ def _explained(system: System, model: ForeignModel, records: Sequence[UpdateReco
 
 
 def _member_cell(system: System, metric: str, kind: str, outcome: MembershipOutcome, note: str) -> Cell:
-    case, at = system.case, roc(outcome.scores, outcome.member, FALSE_POSITIVES)
+    case, at = system.case, roc(outcome.scores, outcome.member, FALSE_POSITIVES["tpr"])
     value, interval, blank = at.auc, at.auc_interval, at.auc - auc_gain(outcome)[0]
     if kind == "tpr":
-        value, interval, blank = at.tpr, at.tpr_interval, float(outcome.tprs().mean())
+        value, interval, blank = at.tpr, at.tpr_interval, float(outcome.tprs("tpr").mean())
     p = member_p(outcome, kind, case.seed)
     words = f"{at.members} members, {at.non_members} others, realised FPR {at.fpr:.4f}; {note}"
     made = Cell(

@@ -46,8 +46,9 @@ from .membership_shadows import MembershipGame, Target, games_of, pairs_of, targ
 __all__ = ["MembershipOutcome", "auc_gain", "cells", "chance_of_swaps", "curve_of", "member_chance", "member_p", "outcome"]
 
 NAME = "membership"
-MARGIN = {"auc": 0.02, "tpr": 0.01}
-FALSE_POSITIVES = 0.01
+MARGIN = {"auc": 0.02, "tpr": 0.01, "low_tpr": 0.01}
+FALSE_POSITIVES = {"auc": 0.01, "tpr": 0.01, "low_tpr": 0.001}
+"""The rate of false positives at which true positives are counted: 1 %, and .1 %, which is none of fewer than 1,000."""
 GRID = 200
 SWAPS = 1999
 FEWEST_ASKED = 20
@@ -79,9 +80,10 @@ class MembershipOutcome:
     blank: Array
     member: Array
 
-    def tprs(self) -> Array:
+    def tprs(self, kind: str) -> Array:
         """The no-view true-positive rates."""
-        return np.array([(row[self.member] > threshold(row, self.member, FALSE_POSITIVES)).mean() for row in self.blank])
+        rate = FALSE_POSITIVES[kind]
+        return np.array([(row[self.member] > threshold(row, self.member, rate)).mean() for row in self.blank])
 
 
 def outcome(games: Sequence[MembershipGame], attack: str) -> MembershipOutcome:
@@ -115,10 +117,11 @@ def member_chance(outcome: MembershipOutcome, kind: str) -> float:
         if error == 0:
             return float(gain <= MARGIN[kind])
         return float(stats.norm.sf((gain - MARGIN[kind]) / error))
-    curve = roc(outcome.scores, outcome.member, FALSE_POSITIVES)
-    rank = int(FALSE_POSITIVES * curve.non_members) + 1
+    allowed = FALSE_POSITIVES[kind]
+    curve = roc(outcome.scores, outcome.member, allowed)
+    rank = int(allowed * curve.non_members) + 1
     above = stats.beta.ppf((np.arange(GRID) + 0.5) / GRID, rank, curve.non_members - rank + 1)
-    rate = np.clip(above + float(outcome.tprs().mean()) + MARGIN[kind] - FALSE_POSITIVES, 0.0, 1.0)
+    rate = np.clip(above + float(outcome.tprs(kind).mean()) + MARGIN[kind] - allowed, 0.0, 1.0)
     return float(np.mean(stats.binom.sf(round(curve.tpr * curve.members) - 1, curve.members, rate)))
 
 
@@ -143,7 +146,8 @@ def chance_of_swaps(outcome: MembershipOutcome, kind: str, rng: np.random.Genera
     scores = np.concatenate([outcome.scores[outcome.member], outcome.scores[~outcome.member]])
     swapped = np.concatenate([coins, ~coins], axis=1)
     whole = np.arange(len(scores)) < len(scores) // 2
-    return _share_reached(hits(scores, swapped), float(hits(scores, whole[None])[0]))
+    rate = FALSE_POSITIVES[kind]
+    return _share_reached(hits(scores, swapped, rate), float(hits(scores, whole[None], rate)[0]))
 
 
 def _share_reached(drawn: Array, reached: float) -> float:
@@ -151,11 +155,11 @@ def _share_reached(drawn: Array, reached: float) -> float:
     return (1 + int((drawn >= reached - 1e-9).sum())) / (1 + len(drawn))
 
 
-def hits(scores: Array, member: Array) -> Array:
-    """How many members are found at the false-positive rate `FALSE_POSITIVES`, (t,), for each of several memberships (t, n) bool."""
+def hits(scores: Array, member: Array, rate: float) -> Array:
+    """How many members are found at a false-positive `rate`, (t,), for each of several memberships (t, n) bool."""
     order = np.argsort(-scores, kind="stable")
     falling, inside = scores[order], member[:, order]
-    allowed = int(FALSE_POSITIVES * (len(scores) - inside[0].sum()))
+    allowed = int(rate * (len(scores) - inside[0].sum()))
     bar = np.argmax(np.cumsum(~inside, axis=1) > allowed, axis=1)  # the place of the first false positive too many
     above = np.searchsorted(-falling, -falling[bar], side="left")
     counted = np.concatenate([np.zeros((len(inside), 1), np.int64), np.cumsum(inside, axis=1)], axis=1)
@@ -163,14 +167,14 @@ def hits(scores: Array, member: Array) -> Array:
 
 
 def _cell(case: Case, metric: str, kind: str, observed: MembershipOutcome, twin: MembershipOutcome, note: str, rounds: int) -> Cell:
-    curve, beside = (roc(outcome.scores, outcome.member, FALSE_POSITIVES) for outcome in (observed, twin))
+    curve, beside = (roc(outcome.scores, outcome.member, FALSE_POSITIVES[kind]) for outcome in (observed, twin))
     p, reference_p = (member_p(outcome, kind, case.seed) for outcome in (observed, twin))
     status: CellStatus = "not_validated" if reference_p >= RATE else "leaks" if p < RATE else "at_baseline"
     if kind == "auc":
         blanks = [curve.auc - auc_gain(observed)[0], beside.auc - auc_gain(twin)[0]]
         value, interval, reference = curve.auc, curve.auc_interval, beside.auc
     else:
-        blanks = [float(outcome.tprs().mean()) for outcome in (observed, twin)]
+        blanks = [float(outcome.tprs(kind).mean()) for outcome in (observed, twin)]
         value, interval, reference = curve.tpr, curve.tpr_interval, beside.tpr
     note = f"{curve.members} members, {curve.non_members} others, realised FPR {curve.fpr:.4f} (the recorded run's); {note}"
     return Cell(
@@ -181,8 +185,8 @@ def _cell(case: Case, metric: str, kind: str, observed: MembershipOutcome, twin:
 
 
 FIGURES = {
-    "model": (("lira", "auc"), ("lira", "tpr"), ("rmia", "auc"), ("rmia", "tpr"), ("loss", "auc")),
-    "own_model": (("lira", "auc"), ("lira", "tpr"), ("loss", "auc")),
+    "model": (("lira", "auc"), ("lira", "tpr"), ("lira", "low_tpr"), ("rmia", "auc"), ("rmia", "tpr"), ("loss", "auc")),
+    "own_model": (("lira", "auc"), ("lira", "tpr"), ("lira", "low_tpr"), ("loss", "auc")),
 }
 """What is attacked, the models sent, or clients' own models by their updates -> (attack, figure), the strongest attack first."""
 EARLIER = "not attempted: single updates are in this view, but not from the last models; update_gradients reads them"
@@ -193,7 +197,7 @@ UNSEEN = {
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
-    """AUC and TPR at 1 % FPR on shared or cluster models, on clients' own models where single updates can be read, and on updates."""
+    """AUC, and TPR at 1 % and .1 % FPR, on shared or cluster models, on clients' own models where single updates can be read, and on updates."""
     config = case.prior.config
     if config is None or (why := _refusal(case, config)):
         why = "not attempted: the training settings are not known" if config is None else why
@@ -278,7 +282,7 @@ def _update_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell
         f"member; baseline: the shadows' updates regressed in the same way{'' if single else trainings_in(case.reference).not_modelled()}"
     )
     until = 0 if len(observed) == len(read) else rounds
-    figures = [_cell(case, f"update_gradients_{kind}", kind, shown, beside, note, until) for kind in ("auc", "tpr")]
+    figures = [_cell(case, f"update_gradients_{kind}", kind, shown, beside, note, until) for kind in ("auc", "tpr", "low_tpr")]
     return figures, _drawn("update", {"gradients": shown}, beside)
 
 

@@ -355,6 +355,7 @@ def test_an_audit_of_a_run_that_was_stopped_by_ctrl_c_is_of_its_rounds(tmp_path:
 # --- several processes
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_figures_of_one(run: Path, tmp_path: Path) -> None:
     """Seeds and attacks are divided; every figure, its interval and its p are the same."""
     other = Path(shutil.copytree(run, tmp_path / "other"))

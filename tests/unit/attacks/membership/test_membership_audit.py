@@ -283,7 +283,8 @@ def test_hits_are_those_of_the_curve() -> None:
     rng = np.random.default_rng(0)
     for size in (30, 99, 100, 250):
         scores, member = np.round(rng.normal(size=2 * size), 1), rng.permutation(np.arange(2 * size) < size)  # with ties
-        assert hits(scores, member[None])[0] == pytest.approx(roc(scores, member, FALSE_POSITIVES).tpr * size)
+        for rate in FALSE_POSITIVES.values():
+            assert hits(scores, member[None], rate)[0] == pytest.approx(roc(scores, member, rate).tpr * size)
 
 
 @pytest.mark.slow
