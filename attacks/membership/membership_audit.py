@@ -197,7 +197,7 @@ UNSEEN = {
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
-    """AUC, and TPR at 1 % and .1 % FPR, on shared or cluster models, on clients' own models where single updates can be read, and on updates."""
+    """AUC, and TPR at 1 % and .1 % FPR: of shared or cluster models, of clients' own where single updates can be read, and of updates."""
     config = case.prior.config
     if config is None or (why := _refusal(case, config)):
         why = "not attempted: the training settings are not known" if config is None else why

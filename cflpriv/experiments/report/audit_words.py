@@ -19,7 +19,8 @@ ACTIVE_STATUS = {
 ORDER = tuple(STATUS)
 """The status of several figures is the first of these that occurs: one leak is a leak, one open question is open."""
 SPELLED = {
-    "histogram l1": "L1 of label histogram", "structure l1": "L1 of histogram up to renaming", "psnr db": "PSNR in dB", "low tpr": "TPR at .1 % FPR", "l1": "L1",
+    "histogram l1": "L1 of label histogram", "structure l1": "L1 of histogram up to renaming", "psnr db": "PSNR in dB",
+    "low tpr": "TPR at .1 % FPR", "l1": "L1",
     "ssim": "SSIM", "auc": "AUC", "tpr": "TPR", "fpr": "FPR", "lira": "LiRA", "rmia": "RMIA",
 }  # fmt: skip
 """Display names of parts of metrics' names; longer ones first."""
