@@ -42,9 +42,9 @@ from .figures.family import Family, judged_together
 from .figures.leakage import BUDGETS, Budget, Cell, nothing
 from .figures.plan import AuditPlan, Clock, plan_of, spoken
 from .figures.pooling import pooled
-from .figures.remedies import Accepted, Measured, accepted_remedies, measured_remedies
 from .figures.significance import CellStatus
 from .figures.verdicts import audit_text
+from .remedies import Accepted, Measured, accepted_remedies, measured_remedies
 
 __all__ = ["audit_run", "check_asked"]
 

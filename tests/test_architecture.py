@@ -415,7 +415,7 @@ FLOORS = (
     ("audit", "active", "dp", "foreign", "properties"),
     ("compared",),
     ("inversion", "key_recovery"),
-    ("labels", "membership"),
+    ("labels", "membership", "remedies"),
     ("evidence",),
     ("figures",),
     ("adversary", "attacks"),

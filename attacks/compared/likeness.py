@@ -15,8 +15,8 @@ from scipy.cluster import hierarchy
 from ...contract.transcript import payload_rows
 from ...types import Array
 from ..adversary import AdversaryView
-from ..evidence.payloads import data_parts, parts_of, unread_keys
 from ..figures.leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
+from ..figures.payloads import data_parts, parts_of, unread_keys
 
 __all__ = ["alike", "cells", "rows_of_part"]
 

@@ -1,14 +1,15 @@
 """What an audit.json states of itself, so that it can be read without the run's folder."""
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from ...experiments.config.config import Config
 from ...plugins import ATTACKS
+from ...protocols.bounded_files import read_json
 from ..adversary import ADVERSARIES
 
 __all__ = ["about_audit", "software"]
@@ -17,8 +18,9 @@ __all__ = ["about_audit", "software"]
 def software() -> dict[str, str]:
     """The version of the package, and the commit that it was installed from, where the installation names one."""
     made = {"name": "cflpriv", "version": metadata.version("cflpriv")}
-    text = metadata.distribution("cflpriv").read_text("direct_url.json")
-    commit = json.loads(text).get("vcs_info", {}).get("commit_id") if text else None
+    path = next((file.locate() for file in metadata.files("cflpriv") or () if file.name == "direct_url.json"), None)
+    tree = {} if path is None else read_json(Path(str(path)))
+    commit = tree.get("vcs_info", {}).get("commit_id")
     return made | ({"commit": commit} if isinstance(commit, str) else {})
 
 

@@ -2,8 +2,8 @@
 
 from ...plugins import ATTACKS
 from ...types import Array
-from ..evidence.payloads import unread
 from .leakage import Case, Cell, nothing
+from .payloads import unread
 
 __all__ = ["cells"]
 

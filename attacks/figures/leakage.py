@@ -7,7 +7,7 @@ Status of a cell:
 - `not_validated`: the attack beats the baseline neither here nor on the reference.
 - `not_attempted`: the attack was not made on what the view holds.
 - `not_applicable`: the view holds nothing of the form that this attack reads, or the truth nothing to find. Other attacks read the rest.
-- `nothing_to_see`: no number in the view was derived from the data of a client that does not collude (`evidence.payloads`).
+- `nothing_to_see`: no number in the view was derived from the data of a client that does not collude (`payloads`).
 - `inconclusive`: the seeds show neither a leak nor its absence.
 - `evidence_doubtful`: what was to be attacked failed a check (`foreign.foreign_evidence`), so the attack was not made.
 
@@ -38,7 +38,7 @@ from ...privacy.settings import Privacy
 from ...randomness import stream
 from ...types import Array, ClientData, Population
 from ..adversary import AdversaryView
-from ..evidence.payloads import depends_on_data
+from .payloads import depends_on_data
 from .significance import (
     FEWEST_COUNTS,
     FEWEST_SCORES,

@@ -46,7 +46,12 @@ def audit(
         bool, typer.Option("--measure-remedies", help="Run the configuration again with the remedy of each leak, and attack that.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes among which seeds and attacks are divided; default: one a core.", min=1)
+        int | None,
+        typer.Option(
+            "--workers",
+            help="Processes that share seeds and attacks; default: one a core, on a GPU one.",
+            min=1,
+        ),
     ] = None,
     active: Annotated[
         bool,
@@ -69,7 +74,7 @@ def audit(
     RUN_DIR is a run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.
     """
     from ..attacks.audit import audit_run
-    from ..attacks.figures.remedies import remedy_line
+    from ..attacks.remedies import remedy_line
     from ..engine.threads import cores
     from ..experiments.digests import digest_of
     from ..experiments.run.resume import data_directory_of
@@ -105,7 +110,7 @@ def audit(
         place = data_dir or data_directory_of(run_dir)
         cells = audit_run(
             run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust,
-            measure_remedies=measure_remedies, workers=workers or cores(), report=print_line,
+            measure_remedies=measure_remedies, workers=workers or (cores() if device in (None, "cpu") else 1), report=print_line,
         )  # fmt: skip
     except KeyboardInterrupt:
         done = run_dir / "audit.json"

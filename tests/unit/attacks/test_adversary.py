@@ -90,8 +90,15 @@ def test_a_client_sees_its_own_messages_only() -> None:
     assert rows(view["relay", "update"][0]) == [0, 1]
     assert ("gram", "result") not in view
     assert view_of(transcript(), "client", SECRETS).coalition == (0,)
-    with pytest.raises(InputError, match="audit_parties"):
-        view_of(transcript(), "client", {})
+    assert view_of(transcript(), "client", {}).coalition == (0,)  # without secrets, of which an open run has no use
+
+
+def test_released_models_are_the_last_without_names() -> None:
+    sent = view_of(transcript(), "released", SECRETS).messages
+    assert sent
+    assert {(message.operation, message.kind, message.clients) for message in sent} == {("compute", "parameters", ())}
+    with pytest.raises(InputError, match="no model that the server sends"):
+        view_of([message for message in transcript() if message.operation != "compute"], "released", {})
 
 
 def test_an_outsider_reads_nothing_and_sees_no_grouping() -> None:
@@ -105,7 +112,7 @@ def test_an_outsider_reads_nothing_and_sees_no_grouping() -> None:
 
 
 def test_every_adversary_has_a_line_and_unknown_ones_are_refused() -> None:
-    assert {"server", "server+N", "active-server", "key-holder", "client", "outsider"} == set(ADVERSARIES)
+    assert {"server", "server+N", "active-server", "key-holder", "client", "released", "outsider"} == set(ADVERSARIES)
     with pytest.raises(InputError, match="janitor"):
         view_of(transcript(), "janitor", {})
     with pytest.raises(InputError, match="a number for N"):
@@ -187,6 +194,6 @@ def test_a_key_holder_has_the_gram_and_the_server_what_is_released(release: str)
             assert open_ is not None
             assert found[1] == pytest.approx(open_[1], abs=1e-3)
         else:
-            assert {cell.status for cell in by_known.values()} == {"nothing_to_see"}
+            assert {cell.status for cell in by_known.values()} == {"not_applicable"}
         inversion, _ = ATTACKS["signature_inversion"].cells(seen)
-        assert {cell.status for cell in inversion} == {"nothing_to_see"}
+        assert {cell.status for cell in inversion} == {"not_applicable"}

@@ -9,7 +9,7 @@ import pytest
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import AdversaryView, view_of
-from cflpriv.attacks.evidence.payloads import ENTRIES, data_parts, depends_on_data, entry_of, parts_of, unread
+from cflpriv.attacks.figures.payloads import ENTRIES, data_parts, depends_on_data, entry_of, parts_of, unread
 from cflpriv.contract.transcript import Message
 from cflpriv.errors import InputError
 from cflpriv.experiments import advance, parse_config, start
@@ -65,12 +65,12 @@ def message(**changes: Any) -> Message:
     return replace(plain, **{"payload": {"update": np.zeros((3, 4))}, **changes})
 
 
-def view(*messages: Message, coalition: tuple[int, ...] = ()) -> AdversaryView:
+def seen_by_server(*messages: Message, coalition: tuple[int, ...] = ()) -> AdversaryView:
     return AdversaryView("server", messages, {}, coalition)
 
 
 def test_what_nobody_described_counts_as_unread_data() -> None:
-    strange = view(message(kind="gossip", payload={"rumour": np.zeros((3, 1))}))
+    strange = seen_by_server(message(kind="gossip", payload={"rumour": np.zeros((3, 1))}))
     assert depends_on_data(strange)
     assert unread(strange, ATTACKS.names()) == ("mean gossip: rumour",)
 
@@ -78,14 +78,14 @@ def test_what_nobody_described_counts_as_unread_data() -> None:
 def test_what_depends_on_no_data() -> None:
     keys = message(operation="group", kind="Advert", payload={"bytes": np.zeros((3, 4), np.uint8)})
     first = message(operation="compute", kind="parameters", source="server", target="clients", payload={"model": np.zeros(4)})
-    assert not depends_on_data(view(keys, first, message(payload=None)))
-    assert not depends_on_data(view(message(), coalition=(0, 1, 2)))
-    assert depends_on_data(view(message(), coalition=(0, 1)))
-    assert depends_on_data(view(message(), replace(first, index=1, round=1)))
+    assert not depends_on_data(seen_by_server(keys, first, message(payload=None)))
+    assert not depends_on_data(seen_by_server(message(), coalition=(0, 1, 2)))
+    assert depends_on_data(seen_by_server(message(), coalition=(0, 1)))
+    assert depends_on_data(seen_by_server(message(), replace(first, index=1, round=1)))
 
 
 def test_what_is_opened_depends_on_data() -> None:
     masked = message(kind="secagg Masked", payload={"bytes": np.zeros((3, 4), np.uint8)})
-    assert set(data_parts(view(masked))) == {("mean", "secagg Masked", "bytes")}
+    assert set(data_parts(seen_by_server(masked))) == {("mean", "secagg Masked", "bytes")}
     rows = message(operation="gram", kind="signature", readers=("key-holder",), payload=None)
     assert depends_on_data(AdversaryView("key-holder", (rows,), {"key-holder": {}}))

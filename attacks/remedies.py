@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError, TrainingDiverged
-from ...experiments.config.config import Config, load_config
-from ...experiments.run.run import check_run
-from ...plugins import ATTACKS
-from ...types import Population
-from ..evidence.fresh_runs import AuditedRun, case_of, fresh_scene
-from .leakage import Budget, Cell
+from ..errors import InputError, TrainingDiverged
+from ..experiments.config.config import Config, load_config
+from ..experiments.run.run import check_run
+from ..plugins import ATTACKS
+from ..types import Population
+from .evidence.fresh_runs import AuditedRun, case_of, fresh_scene
+from .figures.leakage import Budget, Cell
 
 __all__ = ["CANDIDATES", "Accepted", "Measured", "Remedy", "accepted_remedies", "changed_config", "measured_remedies", "remedy_line"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cflpriv.attacks.audit import audit_run
-from cflpriv.attacks.figures.remedies import CANDIDATES, accepted_remedies
+from cflpriv.attacks.remedies import CANDIDATES, accepted_remedies
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
 from cflpriv.experiments.run.folder import run_experiment
@@ -33,7 +33,7 @@ record = "full"
 """
 
 
-def written(folder: Path, algorithm: str = "fedavg", protection: str = "") -> Path:
+def settings_file(folder: Path, algorithm: str = "fedavg", protection: str = "") -> Path:
     path = folder / f"{algorithm}.toml"
     path.write_text(TREE.format(algorithm=algorithm, protection=protection), encoding="utf-8")
     return path
@@ -46,7 +46,7 @@ def accepted(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "pacfl", "fedproto", "fedfomo", "scaffold"])
 def test_each_remedy_is_accepted_and_changes_something(tmp_path: Path, algorithm: str) -> None:
-    path = written(tmp_path, algorithm)
+    path = settings_file(tmp_path, algorithm)
     plain, remedies = load_config(path), accepted(path)
     assert set(remedies) == set(CANDIDATES)
     for remedy in remedies.values():
@@ -56,17 +56,17 @@ def test_each_remedy_is_accepted_and_changes_something(tmp_path: Path, algorithm
 
 
 def test_no_remedy_is_what_the_run_has(tmp_path: Path) -> None:
-    path = written(tmp_path, "pacfl", 'gram = ["ckks"]')
+    path = settings_file(tmp_path, "pacfl", 'gram = ["ckks"]')
     assert 'protection.gram=["ckks"]' not in accepted(path)["gram_geometry"].changes
 
 
 def test_secure_sums_are_no_remedy_for_models_that_members_are_sent(tmp_path: Path) -> None:
-    assert not any("secagg" in change for change in accepted(written(tmp_path, "fedfomo"))["label_inference"].changes)
+    assert not any("secagg" in change for change in accepted(settings_file(tmp_path, "fedfomo"))["label_inference"].changes)
 
 
 def test_remedies_are_measured(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run_experiment(load_config(written(tmp_path)), folder)
+    run_experiment(load_config(settings_file(tmp_path)), folder)
     lines: list[str] = []
     cells = audit_run(folder, attacks=["label_inference"], budget="quick", measure_remedies=True, report=lines.append)
     leaks = [cell.metric for cell in cells if cell.status == "leaks"]

@@ -12,7 +12,7 @@ from typing import Literal
 from ...contract.transcript import Message
 from ..adversary import AdversaryView
 
-__all__ = ["ENTRIES", "Entry", "data_parts", "depends_on_data", "entry_of", "parts_of", "unread", "unread_keys"]
+__all__ = ["ENTRIES", "PayloadPart", "data_parts", "depends_on_data", "entry_of", "parts_of", "unread", "unread_keys"]
 
 Source = Literal["data", "sealed", "public"]
 """What a number is derived from: clients' data, in a form that its reader can use; data that are masked or encrypted, and keys and
@@ -20,7 +20,7 @@ their shares; or public settings and randomness alone."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class PayloadPart:
     """A part of messages of an `operation` and `kind` (regular expressions). `readers` are attacks that read it, where it is of data."""
 
     operation: str
@@ -34,34 +34,34 @@ _MODELS = ("membership", "property_inference", "label_inference", "cluster_ident
 _UPDATES = ("label_inference", "gradient_inversion", "update_norms", "membership", "property_inference", "disaggregation")
 _LEFT = ("likeness",)
 _ROWS = ("signature_inversion", "gram_geometry", "sybil_span", "anchor_counts", "fold_release", "property_inference")
-ENTRIES: tuple[Entry, ...] = (
-    Entry("mean", "secagg Masked", "bytes", "data", (*_MODELS, *_UPDATES)),  # of these the server opens the sum
-    Entry(".*", ".*", "bytes", "sealed"),
-    Entry(".*", ".*", "bytes.length", "public"),
-    Entry("compute", "parameters", "model|global|w", "data", _MODELS),
-    Entry("compute", "parameters", "anchor", "data", _MODELS),
-    Entry("compute", "parameters", "start|summed|label|clients|counted", "public"),
-    Entry("compute", "parameters", "labels", "data", ("cluster_identity",)),
-    Entry("compute", "parameters", "prototypes|control|short_centre|moves", "data"),
-    Entry("mean", "update", "update|step|movement|direction|contribution|blocks|global|steps|shared", "data", _UPDATES),
-    Entry("mean", "update", "prototype", "data", ("label_inference",)),
-    Entry("mean", "update", "control", "data", _LEFT),
-    Entry("mean", "blind update", "blind", "data", ("key_recovery", "gram_updates", "update_norms", "disaggregation")),
-    Entry("mean", ".*", "weights|weight|count", "data", ("update_norms",)),
-    Entry("gram", "result", "labels|k", "data", ("cluster_identity",)),
-    Entry("gram", "result", "directions|exceeding|found|set_aside|stage|risen|soft", "data"),
-    Entry("gram", ".*", "rows", "data", _ROWS),
-    Entry("gather", "scores", "scores", "data", ("influence",)),
-    Entry("gather", "owns .*", "owns", "data", ("label_inference",)),
-    Entry("gather", "choice", "choice", "data", ("cluster_identity",)),
-    Entry("gather", ".*", "losses|correct|count|loss|confusion|errors", "data", _LEFT),
-    Entry("relay", "request", "wanted", "data", _LEFT),
-    Entry("relay", ".*", "own|update|model", "data", ("label_inference", "membership", "property_inference")),
-    Entry("fold|product", "arguments", "fold|product|times", "data"),
-    Entry("fold|product", "blind result", "blind", "data", _LEFT),
+ENTRIES: tuple[PayloadPart, ...] = (
+    PayloadPart("mean", "secagg Masked", "bytes", "data", (*_MODELS, *_UPDATES)),  # of these the server opens the sum
+    PayloadPart(".*", ".*", "bytes", "sealed"),
+    PayloadPart(".*", ".*", "bytes.length", "public"),
+    PayloadPart("compute", "parameters", "model|global|w", "data", _MODELS),
+    PayloadPart("compute", "parameters", "anchor", "data", _MODELS),
+    PayloadPart("compute", "parameters", "start|summed|label|clients|counted", "public"),
+    PayloadPart("compute", "parameters", "labels", "data", ("cluster_identity",)),
+    PayloadPart("compute", "parameters", "prototypes|control|short_centre|moves", "data"),
+    PayloadPart("mean", "update", "update|step|movement|direction|contribution|blocks|global|steps|shared", "data", _UPDATES),
+    PayloadPart("mean", "update", "prototype", "data", ("label_inference",)),
+    PayloadPart("mean", "update", "control", "data", _LEFT),
+    PayloadPart("mean", "blind update", "blind", "data", ("key_recovery", "gram_updates", "update_norms", "disaggregation")),
+    PayloadPart("mean", ".*", "weights|weight|count", "data", ("update_norms",)),
+    PayloadPart("gram", "result", "labels|k", "data", ("cluster_identity",)),
+    PayloadPart("gram", "result", "directions|exceeding|found|set_aside|stage|risen|soft", "data"),
+    PayloadPart("gram", ".*", "rows", "data", _ROWS),
+    PayloadPart("gather", "scores", "scores", "data", ("influence",)),
+    PayloadPart("gather", "owns .*", "owns", "data", ("label_inference",)),
+    PayloadPart("gather", "choice", "choice", "data", ("cluster_identity",)),
+    PayloadPart("gather", ".*", "losses|correct|count|loss|confusion|errors", "data", _LEFT),
+    PayloadPart("relay", "request", "wanted", "data", _LEFT),
+    PayloadPart("relay", ".*", "own|update|model", "data", ("label_inference", "membership", "property_inference")),
+    PayloadPart("fold|product", "arguments", "fold|product|times", "data"),
+    PayloadPart("fold|product", "blind result", "blind", "data", _LEFT),
 )
 """The first entry that fits is that of a part."""
-OPENED = Entry("gram", "encrypted", "products", "data", (*_ROWS, "cluster_identity"))
+OPENED = PayloadPart("gram", "encrypted", "products", "data", (*_ROWS, "cluster_identity"))
 """What a key holder opens of encrypted or shared rows."""
 
 
@@ -70,7 +70,7 @@ def parts_of(message: Message) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.sub(r"(/.*| \d+)$", "", name) for name in message.payload or {} if name != "clients"))
 
 
-def entry_of(message: Message, part: str) -> Entry | None:
+def entry_of(message: Message, part: str) -> PayloadPart | None:
     """The entry of a part of a message; None for one that nobody has described."""
     for entry in ENTRIES:
         texts = ((entry.operation, message.operation), (entry.kind, message.kind), (entry.part, part))
@@ -79,9 +79,9 @@ def entry_of(message: Message, part: str) -> Entry | None:
     return None
 
 
-def data_parts(view: AdversaryView) -> dict[tuple[str, str, str], Entry | None]:
+def data_parts(view: AdversaryView) -> dict[tuple[str, str, str], PayloadPart | None]:
     """Parts of readable payloads that are derived from clients' data, by (operation, kind, part); None for a part without an entry."""
-    known: dict[tuple[str, str, str], Entry | None] = {}
+    known: dict[tuple[str, str, str], PayloadPart | None] = {}
     if _all_collude(view):
         return known
     for message in view.messages:
