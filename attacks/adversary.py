@@ -29,7 +29,7 @@ from ..protocols.group import Ratchet
 from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
 
-__all__ = ["ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "updates_sent", "view_of"]
+__all__ = ["ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "relays_to", "updates_sent", "view_of"]
 
 ADVERSARIES: dict[str, str] = {
     "server": "honest but curious: every message that reaches or passes it",
@@ -192,6 +192,12 @@ def view_of(
     parties = [f"client:{client}" for client in coalition] + (["key-holder"] if adversary in secrets else [])
     own_secrets = {party: secrets[party] for party in parties}
     return AdversaryView(adversary, tuple(seen), own_secrets, coalition, protection)
+
+
+def relays_to(messages: Sequence[Message], coalition: Sequence[int]) -> list[Message]:
+    """The relays of which colluding clients read something, with what they read and the header that the server sees."""
+    relays = (_of_coalition(message, tuple(coalition), header=True) for message in messages if coalition and message.operation == "relay")
+    return [message for message in relays if message is not None and message.payload is not None]
 
 
 def _of_coalition(message: Message, coalition: tuple[int, ...], *, header: bool) -> Message | None:

@@ -27,6 +27,7 @@ from ..evidence.coalition import cohorts_assumed
 from ..evidence.local_training import trainings_in
 from ..evidence.noisy_shares import Readings, shares_under_noise
 from ..evidence.sums import CohortSum, means_in, oblivious_sizes, sums_in
+from ..evidence.trained_models import label_shares_sent
 from ..evidence.updates import ClientStep, hidden_updates, less_known, public_model, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
 from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_renaming, power
@@ -37,6 +38,7 @@ from .label_readings import (
     bias_span,
     class_probabilities,
     counts_from_bias,
+    is_learned,
     is_summed,
     labels_from_bias,
     readings_of,
@@ -139,10 +141,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if owned_in(case.reference):
         return owner_cells(case, NAME), None
     model = None if prior.config is None else public_model(prior)
-    if model is None or bias_span(model) is None:
-        return [nothing(case, NAME, "histogram_l1", "not attempted: the model's head has no bias to read")], None
-    observed = steps_in(case.view, model.dimension, case)
-    reference = observed if _same(case.view, case.reference) else steps_in(case.reference, model.dimension, case)
+    if model is None:
+        return [nothing(case, NAME, "histogram_l1", "not attempted: the training settings are not known")], None
+    same = _same(case.view, case.reference)
+    observed = steps_in(case.view, model.dimension, case, parts=True)
+    reference = observed if same else steps_in(case.reference, model.dimension, case, parts=True)
     whole = aggregate_cell(case, model)
     known = sorted((set(observed) & set(reference)) - set(case.view.coalition))
     clients = [client for client in known if less_known(observed[client], prior, model)]
@@ -169,11 +172,16 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         which = f"{words_of(read, own)}{', with its noise' if is_summed(prior) else ''}"
         source = f"from mean updates: members that no sum tells apart get one guess{trainings.not_modelled()}; {which}"
     source += "; who was in a sum is assumed to be known to its members" if cohorts_assumed(case) else ""
-    if any(training.train.optimizer == "adam" for training in trainings.all):
-        source += ", by regression on the attacker's own clients, since Adam is not linear in gradients"
+    if learned := next((training.train for training in trainings.all if is_learned(training)), None):
+        why = f"{learned.optimizer.capitalize()} is not linear in gradients" if learned.optimizer != "sgd" else "the last layer has no bias"
+        source += f", learned from the attacker's own clients, since {why}"
     first = _of_members(sums, read, own, clients, prior, model) if read else _guess(observed, prior, clients, model, rounds)
     guesses = [first, _guess(None, prior, clients, model, rounds)]
     guesses.append(first if reference is observed else _guess(reference, prior.unprotected(), clients, model, rounds))
+    sent = [label_shares_sent(view, model.dimension, prior.classes) for view in (case.view, case.reference)]
+    if any(sent):
+        source += "; where clients send sums of weights by label beside models, these are read, not inferred"
+        guesses = [LabelGuess({**guesses[0].shares, **sent[0]}), guesses[1], LabelGuess({**guesses[2].shares, **sent[1]})]
     figures, arrays = label_cells(case, NAME, clients, guesses, f"{source}; {prior.description}", together=not apart)
     if not apart and any(figure.status == "at_baseline" for figure in figures):
         updates = reference if are_single(reference) else {}

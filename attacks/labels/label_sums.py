@@ -24,7 +24,7 @@ from ..evidence.linear_evidence import Equations, equations, shares_of_terms, so
 from ..evidence.noisy_shares import Readings, shares_of_members
 from ..evidence.updates import ClientStep, local_of
 from ..figures.leakage import Prior
-from .label_readings import Reader, bias_span, is_summed, reader_of, steps_scale, trained_reader
+from .label_readings import Reader, bias_span, is_learned, is_summed, reader_of, steps_scale, trained_reader
 
 __all__ = ["SumRead", "distinct_sums", "noisy_shares_in", "planted", "shares_in", "sums_read", "words_of"]
 
@@ -32,7 +32,7 @@ PRETENDED, FEWEST, SECONDS = 200, 40, 60.0
 """So many clients of the attacker's own for each sum, fewer where they would take longer than so many seconds, none below the fewest."""
 PASSES, DOUBLES = 1.0e5, 2.0e4
 """A second trains about so many samples; a model of so many parameters takes twice as long as one of none."""
-MOST_SUMS, MOST_SUMS_OF_ADAM = 200, 24
+MOST_SUMS, MOST_SUMS_LEARNED = 200, 24
 """Of a run, so many sums are one system; fewer where each needs clients of the attacker's own."""
 
 
@@ -67,11 +67,11 @@ class SumRead:
 
 
 def distinct_sums(steps: Mapping[int, Sequence[ClientStep]], prior: Prior) -> list[ClientStep]:
-    """The sums among the steps of clients, each once, in order of rounds: the first `MOST_SUMS`, fewer where Adam is imitated."""
+    """The sums among the steps of clients, each once, in order of rounds: the first `MOST_SUMS`, fewer where each is learned."""
     by_update = {id(step.update): step for client_steps in steps.values() for step in client_steps}
     distinct = sorted(by_update.values(), key=lambda step: step.round)
-    adam = any(local_of(step, prior).train.optimizer == "adam" for step in distinct)
-    return distinct[: MOST_SUMS_OF_ADAM if adam else MOST_SUMS]
+    learned = any(is_learned(local_of(step, prior)) for step in distinct)
+    return distinct[: MOST_SUMS_LEARNED if learned else MOST_SUMS]
 
 
 def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[SumRead]:
@@ -91,8 +91,8 @@ def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[Su
 
 
 def affordable_clients(sums: Sequence[ClientStep], prior: Prior, model: Model) -> int:
-    """How many clients of the attacker's own train from the model of each sum; none where they would be too few, or where Adam is used."""
-    if is_summed(prior) or not sums or any(local_of(step, prior).train.optimizer == "adam" for step in sums):
+    """How many clients of the attacker's own train from the model of each sum; none where they would be too few, or no formula reads."""
+    if is_summed(prior) or not sums or any(is_learned(local_of(step, prior)) for step in sums):
         return 0
     passes = sum(
         local_of(step, prior).train.epochs * float(np.mean([prior.samples_per_client[client] for client in step.members])) for step in sums

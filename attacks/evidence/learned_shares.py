@@ -1,0 +1,163 @@
+"""Label shares learned from simulated clients: which labels an update is of, and how many of each, whatever the optimiser.
+
+Source: shadow training, as in membership and property inference (Ateniese et al. 2015; Melis et al. 2019), on the observation behind iDLG
+and LLG (Zhao et al. 2020; Wainakh et al. 2022): training on a label raises what the last layer gives for it. That holds for every optimiser
+that follows gradients, also over many epochs, while formulas for shares hold for SGD alone.
+
+The rows of the last layer are compared within one update, one row a label, so neither the length of an update nor a rate is needed. Two
+models are fitted to the rows of simulated clients, with the same coefficients for every label: a logistic regression of whether the label
+is present, and a conditional logit (McFadden 1974) of the shares of those that are. An update is read with a known number of labels: the
+most probable ones share it. Where the last layer did not move, a ridge regression on the whole update takes the place of both.
+
+What it proves: that an update shows labels although no formula reads it. What it does not prove: anything about labels that the simulated
+clients never had.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...types import Array
+
+__all__ = ["LearnedShares", "RidgeShares", "learned_shares", "restricted", "ridge_shares", "row_features"]
+
+PENALTY = 1e-2
+STEPS, LONGEST_STEP = 40, 3.0
+"""Newton steps, and how far one moves a coefficient at most."""
+RIDGES = 10.0 ** np.arange(-6, 4)
+LEAST = 1e-12
+
+
+def row_features(weights: Array | None, bias: Array | None) -> Array:
+    """Features (m, classes, f) of each label's row in m updates of a last layer: `weights` (m, classes, e), `bias` (m, classes), or one.
+
+    Each is centred and scaled over the labels of its update, and the ranks of the movements are added.
+    """
+    measures = [] if bias is None else [bias]
+    ranked = list(measures)
+    if weights is not None:
+        summed = weights.sum(axis=2)
+        measures += [
+            summed,
+            np.abs(weights).sum(axis=2),
+            np.linalg.norm(weights, axis=2),
+            np.maximum(weights, 0).sum(axis=2),
+            weights.max(axis=2),
+        ]
+        ranked.append(summed)
+    scaled = [_scaled(np.asarray(measure, np.float64)) for measure in measures]
+    ranks = [measure.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable") / measure.shape[1] for measure in ranked]
+    return np.stack([*scaled, *(measure * np.abs(measure) for measure in scaled), *ranks, np.ones_like(scaled[0])], axis=2)
+
+
+def _scaled(measure: Array) -> Array:
+    centred = measure - measure.mean(axis=1, keepdims=True)
+    return np.asarray(centred / np.maximum(centred.std(axis=1, keepdims=True), LEAST))
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedShares:
+    """Coefficients (f,) of whether a label is present, and of its share; `seen` (classes,) are the labels that simulated clients had."""
+
+    presence: Array
+    share: Array
+    seen: Array
+
+    def read(self, features: Array, labels: Sequence[int]) -> Array:
+        """Shares (m, classes) from the features (m, classes, f) of updates of clients with so many `labels`."""
+        odds = np.where(self.seen, features @ self.presence, -np.inf)
+        present = _largest(odds, labels) & self.seen
+        return _softmax(features @ self.share, present)
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeShares:
+    """A ridge regression of shares on whole updates: coefficients (f, classes) around a `centre` (f,) and a `middle` (classes,)."""
+
+    centre: Array
+    weights: Array
+    middle: Array
+
+    def read(self, updates: Array, labels: Sequence[int]) -> Array:
+        """Shares (m, classes) from updates (m, f) of clients with so many `labels`."""
+        return restricted((_directions(updates) - self.centre) @ self.weights + self.middle, labels)
+
+
+def learned_shares(features: Array, shares: Array) -> LearnedShares:
+    """The two models from the features (n, classes, f) of simulated clients and their label `shares` (n, classes)."""
+    seen = shares.any(axis=0)
+    return LearnedShares(_logistic(features[:, seen], shares[:, seen] > 0), _conditional(features, shares), seen)
+
+
+def ridge_shares(updates: Array, shares: Array) -> RidgeShares:
+    """Ridge regression of shares (n, classes) on the directions of updates (n, f), the penalty by exact leave-one-out."""
+    made = _directions(updates)
+    centre, middle = made.mean(axis=0), shares.mean(axis=0)
+    known, count = made - centre, len(made)
+    values, vectors = np.linalg.eigh(known @ known.T)
+    values = np.maximum(values, 0.0)
+    turned = vectors.T @ (shares - middle)
+    best, dual = np.inf, np.zeros(shares.shape)
+    for penalty in RIDGES * max(float(values.mean()), LEAST):
+        shrunk = 1.0 / (values + penalty)
+        solution = vectors @ (shrunk[:, None] * turned)
+        left = solution / ((vectors**2) @ shrunk - 1 / (count * penalty))[:, None]  # less the constant, which centring took out
+        if (error := float((left**2).sum())) < best:
+            best, dual = error, solution
+    return RidgeShares(centre, known.T @ dual, middle)
+
+
+def restricted(shares: Array, labels: Sequence[int]) -> Array:
+    """Shares (m, classes) of the so many largest `labels` of each row alone, none negative, adding up to 1."""
+    kept = np.where(_largest(shares, labels), np.maximum(shares, LEAST), 0.0)
+    return np.asarray(kept / kept.sum(axis=1, keepdims=True))
+
+
+def _largest(values: Array, labels: Sequence[int]) -> Array:
+    """Where the so many largest values of each row (m, classes) are, bool."""
+    ranks = (-values).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+    return np.asarray(ranks < np.maximum(1, np.asarray(labels))[:, None])
+
+
+def _directions(updates: Array) -> Array:
+    updates = np.asarray(updates, np.float64)
+    return np.asarray(updates / np.maximum(np.linalg.norm(updates, axis=1, keepdims=True), LEAST))
+
+
+def _logistic(features: Array, present: Array) -> Array:
+    """Coefficients (f,) of a logistic regression, by Newton's method."""
+    rows, truth = features.reshape(-1, features.shape[2]), present.ravel().astype(np.float64)
+    found = np.zeros(rows.shape[1])
+    for _ in range(STEPS):
+        chance = 1 / (1 + np.exp(-np.clip(rows @ found, -30, 30)))
+        slope = rows.T @ (truth - chance) - PENALTY * found
+        curve = (rows * (chance * (1 - chance))[:, None]).T @ rows + PENALTY * np.eye(len(found))
+        found = found + _step(curve, slope)
+    return found
+
+
+def _conditional(features: Array, shares: Array) -> Array:
+    """Coefficients (f,) of a conditional logit of shares among the labels that are present, by Newton's method."""
+    present = shares > 0
+    found = np.zeros(features.shape[2])
+    for _ in range(STEPS):
+        guessed = _softmax(features @ found, present)
+        means = np.einsum("nc,ncf->nf", guessed, features)
+        slope = np.einsum("nc,ncf->f", shares - guessed, features) - PENALTY * found
+        weighted = (features * guessed[:, :, None]).reshape(-1, features.shape[2])
+        curve = weighted.T @ features.reshape(-1, features.shape[2]) - means.T @ means + PENALTY * np.eye(len(found))
+        found = found + _step(curve, slope)
+    return found
+
+
+def _step(curve: Array, slope: Array) -> Array:
+    step = np.linalg.solve(curve, slope)
+    return np.asarray(step * min(1.0, LONGEST_STEP / max(float(np.abs(step).max()), LEAST)))
+
+
+def _softmax(scores: Array, present: Array) -> Array:
+    """Shares (m, classes) of those `present`, in proportion to the exponentials of their scores."""
+    scores = np.where(present, scores, -np.inf)
+    made = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(made / made.sum(axis=1, keepdims=True))
