@@ -47,6 +47,7 @@ from .label_readings import (
     top_labels,
 )
 from .label_sums import SumRead, distinct_sums, noisy_shares_in, planted, shares_in, sums_read, words_of
+from .sparse_shares import least_labels
 
 __all__ = [
     "auxiliary_shares", "bias_span", "cells", "class_probabilities", "counts_from_bias", "guess", "labels_from_bias", "readings_of",
@@ -91,7 +92,7 @@ def _guess(steps: Mapping[int, Sequence[ClientStep]] | None, prior: Prior, clien
     for client in clients:
         first = less_known(steps[client], prior, model)[:rounds]
         estimates = [shares_of(step, prior, model, prior.labels_per_client[client]) for step in first]
-        shares[client] = np.mean(estimates, axis=0) if estimates else blank
+        shares[client] = least_labels(np.mean(estimates, axis=0), prior.labels_per_client[client]) if estimates else blank
     return LabelGuess(shares)
 
 
@@ -100,7 +101,10 @@ def _of_members(
 ) -> LabelGuess:
     """From all sums, as they are `read`, as one system; `own` are the label shares (classes,) of colluders."""
     blank = auxiliary_shares(prior)
-    shares = noisy_shares_in(read, readings_of(sums, prior, model), own, blank) if is_summed(prior) else shares_in(read, own, blank)
+    if is_summed(prior):
+        shares = noisy_shares_in(read, readings_of(sums, prior, model), own, blank)
+    else:
+        shares = shares_in(read, own, blank, prior.labels_per_client)
     return LabelGuess({client: shares.get(client, blank) for client in clients})
 
 
@@ -186,7 +190,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if not apart and any(figure.status == "at_baseline" for figure in figures):
         updates = reference if are_single(reference) else {}
         single = {(step.round, client): step.update for client, client_steps in updates.items() for step in client_steps}
-        made = [] if prior.private else planted(read, single, bias_span(model), own, auxiliary_shares(prior), case.seed, PLANTS)
+        blank = auxiliary_shares(prior)
+        made = [] if prior.private else planted(read, single, bias_span(model), own, blank, prior.labels_per_client, case.seed, PLANTS)
         weaker = [LabelGuess({client: shares.get(client, guesses[1].shares[client]) for client in clients}) for shares in made]
         figures = [
             _with_power(case, figure, clients, guesses[1], weaker) if figure.status == "at_baseline" else figure for figure in figures
