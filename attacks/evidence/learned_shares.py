@@ -20,20 +20,35 @@ import numpy as np
 
 from ...types import Array
 
-__all__ = ["LearnedShares", "RidgeShares", "learned_shares", "restricted", "ridge_shares", "row_features"]
+__all__ = ["LearnedShares", "RidgeShares", "Rows", "learned_shares", "restricted", "ridge_shares", "row_direction", "row_features"]
 
 PENALTY = 1e-2
 STEPS, LONGEST_STEP = 40, 3.0
 """Newton steps, and how far one moves a coefficient at most."""
+MOST_INPUTS = 2048
+"""Of last layers with more inputs no direction is learned."""
 RIDGES = 10.0 ** np.arange(-6, 4)
 LEAST = 1e-12
 
 
-def row_features(weights: Array | None, bias: Array | None) -> Array:
-    """Features (m, classes, f) of each label's row in m updates of a last layer: `weights` (m, classes, e), `bias` (m, classes), or one.
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The movements of a last layer in m updates, a row a label: its `weights` (m, classes, e) and `bias` (m, classes), or one of them."""
+
+    weights: Array | None
+    bias: Array | None
+
+    def some(self, places: Array) -> "Rows":
+        """Those of some updates."""
+        return Rows(*(None if part is None else part[places] for part in (self.weights, self.bias)))
+
+
+def row_features(rows: Rows, direction: Array | None = None) -> Array:
+    """Features (m, classes, f) of each label's row, with a `direction` (e,) also what weights move along it.
 
     Each is centred and scaled over the labels of its update, and the ranks of the movements are added.
     """
+    weights, bias = rows.weights, rows.bias
     measures = [] if bias is None else [bias]
     ranked = list(measures)
     if weights is not None:
@@ -45,6 +60,7 @@ def row_features(weights: Array | None, bias: Array | None) -> Array:
             np.maximum(weights, 0).sum(axis=2),
             weights.max(axis=2),
         ]
+        measures += [] if direction is None else [weights @ direction]
         ranked.append(summed)
     scaled = [_scaled(np.asarray(measure, np.float64)) for measure in measures]
     ranks = [measure.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable") / measure.shape[1] for measure in ranked]
@@ -58,14 +74,19 @@ def _scaled(measure: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class LearnedShares:
-    """Coefficients (f,) of whether a label is present, and of its share; `seen` (classes,) are the labels that simulated clients had."""
+    """Coefficients (f,) of whether a label is present, and of its share; `seen` (classes,) are the labels that simulated clients had.
+
+    `direction` (e,): along which weights move towards a label that is present.
+    """
 
     presence: Array
     share: Array
     seen: Array
+    direction: Array | None = None
 
-    def read(self, features: Array, labels: Sequence[int]) -> Array:
-        """Shares (m, classes) from the features (m, classes, f) of updates of clients with so many `labels`."""
+    def read(self, rows: Rows, labels: Sequence[int]) -> Array:
+        """Shares (m, classes) from the rows of updates of clients with so many `labels`."""
+        features = row_features(rows, self.direction)
         odds = np.where(self.seen, features @ self.presence, -np.inf)
         present = _largest(odds, labels) & self.seen
         return _softmax(features @ self.share, present)
@@ -84,10 +105,32 @@ class RidgeShares:
         return restricted((_directions(updates) - self.centre) @ self.weights + self.middle, labels)
 
 
-def learned_shares(features: Array, shares: Array) -> LearnedShares:
-    """The two models from the features (n, classes, f) of simulated clients and their label `shares` (n, classes)."""
-    seen = shares.any(axis=0)
-    return LearnedShares(_logistic(features[:, seen], shares[:, seen] > 0), _conditional(features, shares), seen)
+def learned_shares(rows: Rows, shares: Array) -> LearnedShares:
+    """The two models from the rows of simulated clients and their label `shares` (n, classes).
+
+    The direction that gives a client's feature is of the clients that it is not among: of every second one.
+    """
+    seen, direction = np.asarray(shares.any(axis=0)), None
+    features = row_features(rows)
+    if rows.weights is not None and rows.weights.shape[2] <= MOST_INPUTS:
+        sides = [np.arange(len(shares)) % 2 == side for side in (0, 1)]
+        of_sides = [row_direction(rows.some(side), shares[side]) for side in sides]
+        features = np.zeros((*shares.shape, features.shape[2] + 2))
+        for side, of_others in zip(sides, reversed(of_sides), strict=True):
+            features[side] = row_features(rows.some(side), of_others)
+        direction = row_direction(rows, shares)
+    return LearnedShares(_logistic(features[:, seen], shares[:, seen] > 0), _conditional(features, shares), seen, direction)
+
+
+def row_direction(rows: Rows, shares: Array) -> Array:
+    """The direction (e,) along which weights move with shares (n, classes), by ridge regression: nearly the mean input of the layer."""
+    assert rows.weights is not None  # checked by the caller
+    moved = rows.weights / np.maximum(np.linalg.norm(rows.weights, axis=(1, 2), keepdims=True), LEAST)
+    centred = (moved - moved.mean(axis=1, keepdims=True)).reshape(-1, moved.shape[2])
+    products = centred.T @ centred
+    ridge = max(float(np.trace(products)) / len(products), LEAST)
+    found = np.linalg.solve(products + ridge * np.eye(len(products)), centred.T @ (shares - shares.mean(axis=1, keepdims=True)).ravel())
+    return np.asarray(found)
 
 
 def ridge_shares(updates: Array, shares: Array) -> RidgeShares:

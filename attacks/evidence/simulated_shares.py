@@ -21,7 +21,7 @@ from ...errors import InputError
 from ...randomness import Stream
 from ...tasks.training import Train
 from ...types import Array, ClientData
-from .learned_shares import learned_shares, ridge_shares, row_features
+from .learned_shares import Rows, learned_shares, ridge_shares
 
 __all__ = [
     "Head", "LinearReading", "head_of", "linear_reading", "pretended_shares", "response_by_simulation", "shares_by_simulation",
@@ -67,8 +67,8 @@ def shares_by_simulation(
     if head is None:
         whole = ridge_shares(seen, shares)
         return lambda update, labels: np.asarray(whole.read(np.asarray(update)[None, span], [labels])[0])
-    learned = learned_shares(head.features(seen), shares)
-    return lambda update, labels: np.asarray(learned.read(head.features(np.asarray(update)[None, span]), [labels])[0])
+    learned = learned_shares(head.rows(seen), shares)
+    return lambda update, labels: np.asarray(learned.read(head.rows(np.asarray(update)[None, span]), [labels])[0])
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ class Head:
     shape: tuple[int, ...]
     has_bias: bool
 
-    def features(self, rows: Array) -> Array:
-        """The features (m, classes, f) of the labels' rows in the part (m, size) of updates."""
-        rows = np.asarray(rows, np.float64)
-        cut = rows.shape[1] - self.has_bias * self.shape[0]
-        weights = rows[:, :cut].reshape(len(rows), self.shape[0], -1) if cut else None
-        return row_features(weights, rows[:, cut:] if self.has_bias else None)
+    def rows(self, parts: Array) -> Rows:
+        """The labels' rows in the part (m, size) of updates."""
+        parts = np.asarray(parts, np.float64)
+        cut = parts.shape[1] - self.has_bias * self.shape[0]
+        weights = parts[:, :cut].reshape(len(parts), self.shape[0], -1) if cut else None
+        return Rows(weights, parts[:, cut:] if self.has_bias else None)
 
 
 def head_of(model: Model, frozen: tuple[str, ...] = ()) -> Head | None:

@@ -19,13 +19,13 @@ from ...types import Array
 from ..adversary import UPDATES, AdversaryView, hidden_by, parts_in, updates_sent
 from ..figures.leakage import Case, Prior
 from .coalition import known_means
-from .local_training import LocalTraining, NotRecorded, training_of
+from .local_training import LocalTraining, NotRecorded, Trainings, training_of, trainings_in
 from .sums import means_in, models_sent
 from .trained_models import OWN, Declared, Trained, declared_by, models_of_round, own_initial_model, trained_in
 
 __all__ = [
     "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in",
-    "unread", "updates_in",
+    "trainings_of", "unread", "updates_in",
 ]  # fmt: skip
 
 ADDED = ("origin", "anchor", "control")
@@ -80,6 +80,16 @@ def single_steps(steps: Mapping[int, Sequence[ClientStep]]) -> dict[int, list[Cl
     """The steps that are one client's own, of clients that have any."""
     single = {client: [step for step in client_steps if len(step.members) == 1] for client, client_steps in steps.items()}
     return {client: client_steps for client, client_steps in single.items() if client_steps}
+
+
+def trainings_of(case: Case, dimension: int) -> Trainings:
+    """The trainings whose results were averaged on the unprotected run; where nobody was sent a task, what the schedule declares."""
+    trainings = trainings_in(case.reference)
+    if trainings.by_round:
+        return trainings
+    steps = [of_client[0] for of_client in single_steps(steps_in(case.reference, dimension, case)).values()]
+    declared = [step.local for step in sorted(steps, key=lambda step: step.round) if step.local is not None]
+    return Trainings({steps[0].round: declared[0]}, (declared[0],)) if declared else trainings
 
 
 def updates_in(view: AdversaryView, dimension: int) -> dict[tuple[int, int], Array]:

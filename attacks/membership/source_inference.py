@@ -200,7 +200,9 @@ def _unseen(case: Case, model: Model, clients: int) -> str:
 
 
 def _single(case: Case, view: AdversaryView, model: Model) -> dict[int, list[ClientStep]]:
-    """Updates of single clients that do not collude, whose samples are known to the scorer."""
+    """Updates of single clients that do not collude, whose samples are known to the scorer; none under a transform that stays secret."""
+    if blind(view):
+        return {}
     steps = single_steps(steps_in(view, model.dimension, case))
     return {client: of_client for client, of_client in steps.items() if client in case.truth.data and client not in case.view.coalition}
 

@@ -51,11 +51,12 @@ def fit(made: Array, share: Array) -> Fit:
     values = np.maximum(values, 0.0)
     scale = max(float(values.mean()), 1e-300)
     turned = vectors.T @ (share - middle)
-    best, weights = np.inf, np.zeros(len(made))
+    best, weights, count = np.inf, np.zeros(len(made)), len(made)
     for penalty in PENALTIES * scale:
         shrunk = 1.0 / (values + penalty)
         dual = vectors @ (shrunk * turned)
-        left = dual / ((vectors**2) @ shrunk)  # leave-one-out residuals of kernel ridge regression
+        # leave-one-out residuals of kernel ridge regression; the constant, which centring took out, is no direction of it
+        left = dual / ((vectors**2) @ shrunk - 1 / (count * penalty))
         if (error := float(left @ left)) < best:
             best, weights = error, dual
     return Fit(centre, known.T @ weights, middle, float(np.sqrt(best / len(made))))
