@@ -20,7 +20,10 @@ import numpy as np
 
 from ...types import Array
 
-__all__ = ["LearnedShares", "RidgeShares", "Rows", "learned_shares", "restricted", "ridge_shares", "row_direction", "row_features"]
+__all__ = [
+    "LearnedShares", "RidgeShares", "Rows", "eigen_of_centred", "learned_shares", "restricted", "ridge_shares", "row_direction",
+    "row_features",
+]  # fmt: skip
 
 PENALTY = 1e-2
 STEPS, LONGEST_STEP = 40, 3.0
@@ -137,18 +140,28 @@ def ridge_shares(updates: Array, shares: Array) -> RidgeShares:
     """Ridge regression of shares (n, classes) on the directions of updates (n, f), the penalty by exact leave-one-out."""
     made = _directions(updates)
     centre, middle = made.mean(axis=0), shares.mean(axis=0)
-    known, count = made - centre, len(made)
-    values, vectors = np.linalg.eigh(known @ known.T)
-    values = np.maximum(values, 0.0)
+    known = made - centre
+    values, vectors = eigen_of_centred(known)
     turned = vectors.T @ (shares - middle)
     best, dual = np.inf, np.zeros(shares.shape)
-    for penalty in RIDGES * max(float(values.mean()), LEAST):
+    for penalty in RIDGES * max(float(values.sum()) / len(made), LEAST):
         shrunk = 1.0 / (values + penalty)
         solution = vectors @ (shrunk[:, None] * turned)
-        left = solution / ((vectors**2) @ shrunk - 1 / (count * penalty))[:, None]  # less the constant, which centring took out
+        left = solution / ((vectors**2) @ shrunk)[:, None]
         if (error := float((left**2).sum())) < best:
             best, dual = error, solution
     return RidgeShares(centre, known.T @ dual, middle)
+
+
+def eigen_of_centred(rows: Array) -> tuple[Array, Array]:
+    """Eigenvalues (n − 1,) and vectors (n, n − 1) of the products of centred rows (n, f), without the constant, which has none.
+
+    With the constant among them a small penalty would make it the most important, and every leave-one-out error next to nothing.
+    """
+    products = rows @ rows.T
+    above = 1.0 + 2.0 * float(np.trace(products))
+    values, vectors = np.linalg.eigh(products + above / len(products))
+    return np.maximum(values[:-1], 0.0), np.asarray(vectors[:, :-1])
 
 
 def restricted(shares: Array, labels: Sequence[int]) -> Array:
