@@ -140,12 +140,24 @@ def reader_of(step: ClientStep, prior: Prior, model: Model, labels: int, sums: i
         return Reader(lambda update: read(update, named), span=slice(0, model.dimension))
     probabilities = _predictions(step, prior, model, sums)
     known = np.zeros(model.classes) if step.known is None else step.known[bias]
-    if privacy.unit == "client" or (local.gradient and len(step.members) != 1):  # of unknown length: clipped, or scaled by the share
+    unscaled = privacy.unit == "client" or (local.gradient and len(step.members) != 1)  # of unknown length: clipped, or scaled by the share
+    if unscaled or _is_short(step, prior, model, labels, sums):
         return Reader(lambda moved: counts_from_bias(known - moved, probabilities, labels))
     drift = known / _scale(step, prior, sums)
     inverse = np.linalg.pinv(shares_system(probabilities))[:, : model.classes]
     deviation = float(np.linalg.norm(inverse) / np.sqrt(model.classes))
     return Reader(lambda moved: labels_from_bias(moved - drift, probabilities, 1.0), deviation, True)
+
+
+def _is_short(step: ClientStep, prior: Prior, model: Model, labels: int, sums: int) -> bool:
+    """Whether a client's update is read by the labels that it lacks, not by rate × steps.
+
+    After several steps on few samples gradients are smaller than predictions on other samples say, so that an update ends short of its
+    scale.
+    """
+    assert prior.config is not None  # checked by the caller
+    alone = len(step.members) == 1 and sums == 1 and prior.config.privacy.unit == "none"
+    return alone and labels < model.classes and local_of(step, prior).steps(prior.samples_per_client[step.members[0]]) > 1
 
 
 def trained_reader(step: ClientStep, prior: Prior, model: Model, count: int) -> Reader | None:

@@ -18,7 +18,7 @@ from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.sums import means_in, sums_in
 from cflpriv.attacks.evidence.updates import asked_in, public_model, steps_in
 from cflpriv.attacks.figures.significance import RATE, chance_of_renaming
-from cflpriv.attacks.labels.label_inference import LabelGuess, chance_of_clusters, class_probabilities, set_chance, share_chance
+from cflpriv.attacks.labels.label_inference import LabelGuess, chance_of_clusters, class_probabilities, set_chance, share_chance, shares_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model
@@ -307,16 +307,34 @@ def private_config(unit: str, epsilon: float, **more: Any) -> Any:
 
 @pytest.mark.parametrize("unit", [pytest.param("sample", marks=pytest.mark.slow), "client"])
 def test_the_attacker_clips_as_the_pipeline_does(unit: str) -> None:
-    """With noise that is next to nothing, clipped updates show the label histograms; reading them as if unclipped is worse."""
+    """With noise that is next to nothing, clipped updates show the histograms; to read them by rate × steps, as if unclipped, is worse.
+
+    So reads who does not know how many labels clients have, by which the scale of an update would show."""
     made = private_config(unit, 1e6 if unit == "sample" else 1e5)
     seen = case(made)
     found = label_figures(seen)["histogram_l1"]
     assert found.status == "leaks", found.line()
-    blind = replace(seen, prior=replace(seen.prior, config=replace(made, privacy=config().privacy)))
+    all_labels = dict.fromkeys(seen.prior.labels_per_client, seen.prior.classes)
+    blind = replace(seen, prior=replace(seen.prior, config=replace(made, privacy=config().privacy), labels_per_client=all_labels))
     ignorant = label_figures(blind)["histogram_l1"]
     assert found.value is not None
     assert ignorant.value is not None
     assert found.value < ignorant.value - 0.1, (found.line(), ignorant.line())
+
+
+def test_the_labels_that_a_client_lacks_tell_the_scale_of_its_update() -> None:
+    """Five epochs on 20 samples: by rate × steps shares come out too even, by the known number of labels they do not."""
+    seen = case(config({"name": "fedavg"}, training={"rounds": 1, "epochs": 10}, data={"samples_per_client": 20}, model={"hidden": 32}))
+    model = public_model(seen.prior)
+    steps = {client: step for client, (step,) in steps_in(seen.view, model.dimension, seen).items()}
+    errors = {
+        labels: np.mean(
+            [np.abs(shares_of(step, seen.prior, model, labels) - seen.truth.histogram(client)).sum() for client, step in steps.items()]
+        )
+        for labels in (2, 10)
+    }
+    assert errors[2] < 0.5 * errors[10]
+    assert errors[2] < 0.15
 
 
 def test_a_trusted_server_sees_contributions_under_client_level_privacy() -> None:
