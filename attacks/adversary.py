@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import is_
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,10 @@ from ..protocols.group import Ratchet
 from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
 
-__all__ = ["ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "relays_to", "updates_sent", "view_of"]
+__all__ = [
+    "ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "relays_to", "same_messages", "updates_sent",
+    "view_of",
+]  # fmt: skip
 
 ADVERSARIES: dict[str, str] = {
     "server": "honest but curious: every message that reaches or passes it",
@@ -77,6 +81,11 @@ class AdversaryView:
             return secret
         ratchet = codec.decode(secret, Ratchet, len(secret))
         return ratchet.key(named.number) or ratchet.moved(named.number).key(named.number)
+
+
+def same_messages(a: AdversaryView, b: AdversaryView) -> bool:
+    """Whether two views are of the same messages, so that an attack need not be made twice."""
+    return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
 
 
 UPDATES = ("update", "step", "movement", "direction", "contribution")

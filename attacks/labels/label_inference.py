@@ -14,7 +14,6 @@ less so. Updates under a transform whose secret the adversary lacks are not atte
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import is_
 
 import numpy as np
 from scipy import stats
@@ -22,7 +21,7 @@ from scipy import stats
 from ...engine.models import Model
 from ...randomness import stream
 from ...types import Array
-from ..adversary import AdversaryView
+from ..adversary import AdversaryView, same_messages
 from ..evidence.coalition import cohorts_assumed
 from ..evidence.local_training import trainings_in
 from ..evidence.noisy_shares import Readings, shares_under_noise
@@ -147,7 +146,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     model = None if prior.config is None else public_model(prior)
     if model is None:
         return [nothing(case, NAME, "histogram_l1", "not attempted: the training settings are not known")], None
-    same = _same(case.view, case.reference)
+    same = same_messages(case.view, case.reference)
     observed = steps_in(case.view, model.dimension, case, parts=True)
     reference = observed if same else steps_in(case.reference, model.dimension, case, parts=True)
     whole = aggregate_cell(case, model)
@@ -319,11 +318,6 @@ def _trained_by(case: Case, view: AdversaryView) -> dict[tuple[int, int], tuple[
         if not hidden or sum_.round == 0:
             known.setdefault((sum_.round, sum_.label), sum_.members)
     return known
-
-
-def _same(a: AdversaryView, b: AdversaryView) -> bool:
-    """Whether two views are of the same messages, so that an attack need not be made twice."""
-    return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
 
 
 def partial_sets(case: Case, clients: Sequence[int]) -> list[int]:

@@ -27,7 +27,7 @@ from torch import nn
 from ...engine.models import Model, build_module
 from ...randomness import Stream, stream
 from ...types import Array, ClientData
-from ..adversary import AdversaryView
+from ..adversary import AdversaryView, same_messages
 from ..evidence.local_training import LocalTraining
 from ..evidence.updates import ClientStep, blind, public_model, single_steps, steps_in, unread
 from ..figures.leakage import Case, Cell, cell, nothing
@@ -46,7 +46,7 @@ PATH, ONE_STEP = (0.0, 0.5, 1.0), (0.0,)
 """Where on the clients' common way gradients are taken, and for training of a single step."""
 RIDGE = 0.1
 DEALS = 1999
-SHARE = 0.1
+SHARE = 0.06
 """Of the seconds that a budget gives fresh runs, for gradients."""
 GRADIENT, PASSES, DOUBLES = 3.0, 1.0e5, 2.0e4
 """A gradient takes as long as so many passes; a second has so many passes, half as many with a model of so many parameters."""
@@ -162,7 +162,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     model = public_model(prior)
     if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(model).modules()):
         return [nothing(case, NAME, GRADIENTS, "not attempted: inputs are words, which clients share")], None
-    observed, reference = (_single(case, view, model) for view in (case.view, case.reference))
+    observed, is_same = _single(case, case.view, model), same_messages(case.view, case.reference)
+    reference = observed if is_same else _single(case, case.reference, model)
     clients = sorted(set(observed) & set(reference))
     local = observed[clients[0]][0].local if clients else None
     rounds = case.budget.rounds
@@ -180,8 +181,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     ):
         named = [
             [by_loss(game, steps, model) if metric == LOSS else by_gradients(game, steps, model, rounds) for game in games]
-            for steps in (observed, reference)
+            for steps in ((observed,) if is_same else (observed, reference))
         ]
+        named += [named[0]] if is_same else []
         scores = [np.concatenate([names == game.owner for names, game in zip(of, games, strict=True)]).astype(float) for of in named]
         rng = stream(case.seed, f"{metric}: dealt again")
         first, second = (chance_of_sources(of, games, rng) for of in named)
