@@ -227,6 +227,8 @@ def _read(view: AdversaryView, message: Message, dimension: int, walk: _Walk, de
         _add(walk, walk.before.get(client, _Sent()), message, trained, dimension)
     for client, trained in trained_by_client(view, message, dimension, walk.sent):
         asked = walk.sent.get(client, _Sent())
+        if message.operation == "relay" and not asked.models:  # a member is sent what the others are, or an update would not help it
+            asked = next((sent for member, sent in walk.sent.items() if member in view.coalition), asked)
         if message.operation == "relay" and trained.whole and not asked.models:
             _add_relayed(walk, message, trained, declared)
         elif asked.part and trained.vector.shape == (dimension - asked.part,):

@@ -238,6 +238,25 @@ def test_a_member_reads_labels_off_models_that_others_relay() -> None:
     assert label_figures(case(made))["histogram_l1"].status == "nothing_to_see"  # the server relays boxes that it cannot open
 
 
+def test_relayed_and_compared_updates_are_read_once() -> None:
+    """pFedLIA's members get others' updates, OCFL's clients let theirs be compared and averaged: each is the update of one training."""
+    seen = case(config({"name": "pfedlia", "warm_up": 1}, training={"rounds": 2, "batch_size": 0}), "client")
+    dimension = public_model(seen.prior).dimension
+    steps = steps_in(seen.view, dimension, seen)
+    assert set(range(1, 20)) <= set(steps)
+    of_server = steps_in(case(config({"name": "pfedlia", "warm_up": 1}, training={"rounds": 2, "batch_size": 0})).view, dimension)
+    assert steps[5][0].round == 1
+    assert of_server[5][0].round == 0
+    assert label_figures(seen)["label_set_accuracy"].value == 1.0
+    compared = case(config({"name": "ocfl"}, {"gram": ["haar"], "sum": "secagg"}, training={"rounds": 2, "batch_size": 0}), "server+1")
+    plain = case(config({"name": "ocfl"}, training={"rounds": 2, "batch_size": 0}))
+    theirs, own = (steps_in(one.view, dimension, one) for one in (compared, plain))
+    assert [step.round for step in own[5]] == [0, 1]  # of round 1 an update is compared as well, which is the one that is averaged
+    (single,) = [step for step in theirs[5] if step.members == (5,)]
+    assert single.round == 1
+    assert single.update == pytest.approx(own[5][1].update, abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ["fedsoft", "fedrc"])
 def test_clusters_of_several_models_at_once_are_not_called_nothing(name: str) -> None:
     """Who trains which of the models is not attacked where clients train all of them, and it says so."""
