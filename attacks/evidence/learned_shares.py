@@ -97,15 +97,20 @@ class LearnedShares:
 
 @dataclass(frozen=True, eq=False)
 class RidgeShares:
-    """A ridge regression of shares on whole updates: coefficients (f, classes) around a `centre` (f,) and a `middle` (classes,)."""
+    """A ridge regression of shares on updates: coefficients (f, classes) around a `centre` (f,) and a `middle` (classes,).
+
+    Updates are taken over `scale`, or over their own lengths where it is 0. The reading of a mean of updates is the mean of their readings,
+    but for the latter.
+    """
 
     centre: Array
     weights: Array
     middle: Array
+    scale: float = 0.0
 
     def read(self, updates: Array, labels: Sequence[int]) -> Array:
         """Shares (m, classes) from updates (m, f) of clients with so many `labels`."""
-        return restricted((_directions(updates) - self.centre) @ self.weights + self.middle, labels)
+        return restricted((_scaled_by(updates, self.scale) - self.centre) @ self.weights + self.middle, labels)
 
 
 def learned_shares(rows: Rows, shares: Array) -> LearnedShares:
@@ -136,9 +141,9 @@ def row_direction(rows: Rows, shares: Array) -> Array:
     return np.asarray(found)
 
 
-def ridge_shares(updates: Array, shares: Array) -> RidgeShares:
-    """Ridge regression of shares (n, classes) on the directions of updates (n, f), the penalty by exact leave-one-out."""
-    made = _directions(updates)
+def ridge_shares(updates: Array, shares: Array, scale: float = 0.0) -> RidgeShares:
+    """Ridge regression of shares (n, classes) on updates (n, f) over `scale`, or on their directions; penalty by exact leave-one-out."""
+    made = _scaled_by(updates, scale)
     centre, middle = made.mean(axis=0), shares.mean(axis=0)
     known = made - centre
     values, vectors = eigen_of_centred(known)
@@ -150,7 +155,7 @@ def ridge_shares(updates: Array, shares: Array) -> RidgeShares:
         left = solution / ((vectors**2) @ shrunk)[:, None]
         if (error := float((left**2).sum())) < best:
             best, dual = error, solution
-    return RidgeShares(centre, known.T @ dual, middle)
+    return RidgeShares(centre, known.T @ dual, middle, scale)
 
 
 def eigen_of_centred(rows: Array) -> tuple[Array, Array]:
@@ -176,9 +181,10 @@ def _largest(values: Array, labels: Sequence[int]) -> Array:
     return np.asarray(ranks < np.maximum(1, np.asarray(labels))[:, None])
 
 
-def _directions(updates: Array) -> Array:
+def _scaled_by(updates: Array, scale: float) -> Array:
+    """Updates (m, f) over `scale`, over their own lengths where it is 0."""
     updates = np.asarray(updates, np.float64)
-    return np.asarray(updates / np.maximum(np.linalg.norm(updates, axis=1, keepdims=True), LEAST))
+    return np.asarray(updates / (scale or np.maximum(np.linalg.norm(updates, axis=1, keepdims=True), LEAST)))
 
 
 def _logistic(features: Array, present: Array) -> Array:

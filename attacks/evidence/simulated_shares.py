@@ -4,7 +4,8 @@ Two uses. Where updates are not linear in gradients (Adam), or the last layer ha
 simulated clients (`learned_shares`). In sums over unlike clients, each label moves the head by a response that simulated clients tell, and
 generalised least squares read the shares of the sum (`linear_reading`).
 
-A mean over several clients is compared with means over as many simulated clients. What it proves and does not prove: as `label_inference`.
+A mean over several clients is read by a linear regression. What it proves and does not prove: as `label_inference`; of means by Adam the
+reading holds nearly.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,15 +45,16 @@ def pretended_shares(classes: int, labels: int, rng: Stream, number: int = 0) ->
 
 
 def shares_by_simulation(
-    train: Train, start: Array, x: Array, y: Array, people: Sequence[tuple[int, int]], rng: Stream, anchor: Array | None = None,
-    members: int = 1,
+    train: Train, start: Array, x: Array, y: Array, people: Sequence[tuple[int, int]], rng: Stream, anchor: Array | None = None, *,
+    is_mean: bool = False, directions: bool = False,
 ) -> Callable[[Array, int], Array]:  # fmt: skip
     """(update (d,), number of labels) -> label shares (classes,), of clients that `train` from `start`.
 
     `people` are the numbers of samples and of labels that clients have; simulated clients have these in turn. `x`, `y` are the attacker's
     labelled samples; a label that it lacks is never named. `anchor` (d,) is what the proximal term of `train` pulls to, if not the start.
-    With more than one of `members`, updates are means over so many clients. Where no simulated client ends with finite parameters the
-    answer is equal shares.
+    With `is_mean` updates are means over several clients, and are read by a linear regression on the last layer's bias, whose reading of a
+    mean is the mean of readings; with `directions` not by their length, as it is not known what they were scaled by. Where no simulated
+    client ends with finite parameters the answer is equal shares.
     """
     classes, head = train.model.classes, head_of(train.model, train.frozen)
     span = slice(0, train.model.dimension) if head is None else head.span
@@ -61,11 +63,11 @@ def shares_by_simulation(
     seen, shares = _simulated(train, start, x, y, people, span, rng, max(FEWEST_PRETENDED, count), anchor)
     if not len(seen):
         return lambda update, labels: np.full(classes, 1 / classes)
-    if members > 1:
-        drawn = [rng.integers(0, len(seen), members) for _ in seen]
-        seen, shares = (np.stack([rows[few].mean(axis=0) for few in drawn]) for rows in (seen, shares))
-    if head is None:
-        whole = ridge_shares(seen, shares)
+    if head is None or is_mean:
+        if head is not None and head.has_bias:
+            span, seen = slice(span.stop - classes, span.stop), seen[:, -classes:]
+        scale = float(np.linalg.norm(seen, axis=1).mean()) if is_mean and not directions else 0.0
+        whole = ridge_shares(seen, shares, scale)
         return lambda update, labels: np.asarray(whole.read(np.asarray(update)[None, span], [labels])[0])
     learned = learned_shares(head.rows(seen), shares)
     return lambda update, labels: np.asarray(learned.read(head.rows(np.asarray(update)[None, span]), [labels])[0])

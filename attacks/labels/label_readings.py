@@ -40,8 +40,6 @@ CLIPPED_PATH = (0.5,)
 """The same where gradients are clipped: single samples' gradients cost more."""
 PREDICTED = 5
 """Of so many rounds, evenly spaced, predictions are taken where all rounds are one system: they change slowly and cost the most."""
-MOST_MEMBERS = 64
-"""A mean over more clients is compared with means over so many."""
 ONE_STEP = (0.0,)
 """The same for a single step, whose gradient is taken at the model sent."""
 
@@ -135,9 +133,9 @@ def reader_of(step: ClientStep, prior: Prior, model: Model, labels: int, sums: i
     if is_learned(local):
         anchor, members = step.beside.get("anchor"), _members(step, prior)
         towards = None if anchor is None else anchor.tobytes()
-        read = _reader(prior, step.start.tobytes(), local, towards, min(len(members), MOST_MEMBERS))
+        read = _reader(prior, step.start.tobytes(), local, towards, len(members) > 1)
         named = labels if len(members) == 1 else model.classes
-        return Reader(lambda update: read(update, named), span=slice(0, model.dimension))
+        return Reader(lambda update: read(update / sums, named), span=slice(0, model.dimension))
     probabilities = _predictions(step, prior, model, sums)
     known = np.zeros(model.classes) if step.known is None else step.known[bias]
     unscaled = privacy.unit == "client" or (local.gradient and len(step.members) != 1)  # of unknown length: clipped, or scaled by the share
@@ -245,16 +243,17 @@ def _silent(step: ClientStep, model: Model) -> Array:
 
 @lru_cache(maxsize=32)
 def _reader(
-    prior: Prior, start: bytes, local: LocalTraining, anchor: bytes | None = None, members: int = 1
+    prior: Prior, start: bytes, local: LocalTraining, anchor: bytes | None = None, is_mean: bool = False
 ) -> Callable[[Array, int], Array]:  # fmt: skip
     """What turns updates (d,) from one model into label shares by comparison: the same for all clients that were sent it."""
+    assert prior.config is not None  # checked by the caller
     counts = prior.samples_per_client
     people = [(local.samples(counts[client]), prior.labels_per_client[client]) for client in sorted(counts)]
     rng = stream(prior.seed, "simulated clients, learned")
     mixed = [people[i] for i in rng.permutation(len(people))]
     return shares_by_simulation(
         replace(local.train, on_divergence="skip"), np.frombuffer(start), prior.x, prior.y, mixed,
-        rng, None if anchor is None else np.frombuffer(anchor), members,
+        rng, None if anchor is None else np.frombuffer(anchor), is_mean=is_mean, directions=prior.config.privacy.unit == "client",
     )  # fmt: skip
 
 
