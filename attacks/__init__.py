@@ -265,6 +265,12 @@ for _name, _attack in {
         numbers=True,
         risk="singling out",
     ),
+    "source_inference": Attack(
+        "which client of a group has a sample, from updates: regression on gradients, lowest loss",
+        _Cells("membership.source_inference"),
+        learns="which client of a group a sample belongs to",
+        reduces=_SUMS,
+    ),
     "property_inference": Attack(
         "stroke width, slant, rotation, a label: from signatures, updates, models",
         _Cells("properties.property_inference"),

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import is_
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,10 @@ from ..protocols.group import Ratchet
 from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
 
-__all__ = ["ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "updates_sent", "view_of"]
+__all__ = [
+    "ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "relays_to", "same_messages", "updates_sent",
+    "view_of",
+]  # fmt: skip
 
 ADVERSARIES: dict[str, str] = {
     "server": "honest but curious: every message that reaches or passes it",
@@ -79,6 +83,11 @@ class AdversaryView:
             return secret
         ratchet = codec.decode(secret, Ratchet, len(secret))
         return ratchet.key(named.number) or ratchet.moved(named.number).key(named.number)
+
+
+def same_messages(a: AdversaryView, b: AdversaryView) -> bool:
+    """Whether two views are of the same messages, so that an attack need not be made twice."""
+    return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
 
 
 UPDATES = ("update", "step", "movement", "direction", "contribution")
@@ -207,14 +216,17 @@ def view_of(
 def _released(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The models that clients were sent last, without whom. Raises `InputError` where none are in the clear."""
     sent = [m for m in messages if (m.operation, m.kind, m.source) == ("compute", "parameters", "server") and m.payload is not None]
-    last = (
-        [m for m in sent if m.round == sent[-1].round and any(name.partition("/")[0] == "model" for name in m.payload or {})]
-        if sent
-        else []
-    )
+    whole = [m for m in sent if any(name.partition("/")[0] == "model" for name in m.payload or {})]
+    last = [m for m in whole if m.round == whole[-1].round]
     if not last:
         raise InputError("--adversary released: no model that the server sends is in this record in the clear")
     return tuple(replace(m, clients=(), peers=(), context={**m.context, "labels": None}) for m in last)
+
+
+def relays_to(messages: Sequence[Message], coalition: Sequence[int]) -> list[Message]:
+    """The relays of which colluding clients read something, with what they read and the header that the server sees."""
+    relays = (_of_coalition(message, tuple(coalition), header=True) for message in messages if coalition and message.operation == "relay")
+    return [message for message in relays if message is not None and message.payload is not None]
 
 
 def _of_coalition(message: Message, coalition: tuple[int, ...], *, header: bool) -> Message | None:

@@ -19,7 +19,7 @@ from ...experiments.run.run import advance, begin, prepare, secrets_of, start
 from ...privacy.settings import Privacy
 from ...tasks.halves import HALVES
 from ...types import Array, ClientData, Population
-from ..adversary import AdversaryView, view_of
+from ..adversary import AdversaryView, relays_to, view_of
 from ..figures.leakage import BUDGETS, Budget, Case, Prior, prior_of, truth_of
 from ..figures.plan import AuditPlan
 from .clipped import compared_rows, engine_for
@@ -29,7 +29,10 @@ __all__ = ["AuditedRun", "case_of", "fresh_scene", "is_open", "protection_name",
 
 @dataclass(eq=False)
 class AuditedRun:
-    """A run as the auditor has it: all messages and secrets, of which views are taken, and its unprotected twin."""
+    """A run as the auditor has it: all messages and secrets, of which views are taken, and its unprotected twin.
+
+    `reference` is the server's view of the `twin`.
+    """
 
     seed: int
     config: Config
@@ -39,6 +42,7 @@ class AuditedRun:
     reference: AdversaryView
     prior: Prior
     rounds: int | None = None
+    twin: Sequence[Message] = ()
 
     def view(self, adversary: str) -> AdversaryView:
         view = view_of(self.messages, adversary, self.secrets, self.config.protection)
@@ -58,7 +62,7 @@ def recorded_scene(
     reference = _twin(config, population, plan.rounds) if plan.here else messages
     seen, cut = view_of(reference, "server", {}), plan.rounds if plan.cut else None
     seen = seen if cut is None else seen.until(cut)
-    return AuditedRun(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget), cut)
+    return AuditedRun(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget), cut, reference)
 
 
 def fresh_scene(config: Config, population: Population, rounds: int, budget: Budget = BUDGETS["standard"]) -> AuditedRun:
@@ -69,7 +73,7 @@ def fresh_scene(config: Config, population: Population, rounds: int, budget: Bud
     reference = _twin(config, population, rounds)
     messages, secrets = (reference, _secrets_of(config, population)) if is_open(config) else _again(config, population, rounds)
     seen = view_of(reference, "server", {})
-    return AuditedRun(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget))
+    return AuditedRun(config.run.seed, config, population, messages, secrets, seen, _prior(config, population, budget), twin=reference)
 
 
 def is_open(config: Config) -> bool:
@@ -174,7 +178,12 @@ def _rows_per_part(config: Config) -> int:
 
 
 def case_of(scene: AuditedRun, adversary: str, budget: Budget = BUDGETS["standard"]) -> Case:
-    """One adversary on one run."""
+    """One adversary on one run. What clients relay to its coalition is in the reference, too."""
+    view = scene.view(adversary)
+    relayed = {message.index: message for message in relays_to(scene.twin, view.coalition)}
+    reference = scene.reference
+    if relayed:
+        reference = replace(reference, messages=tuple(relayed.get(message.index, message) for message in reference.messages))
     rows: dict[int, Array] = {}
     for message in scene.reference.select("gram"):
         if message.payload is not None and "rows" in message.payload:
@@ -182,4 +191,4 @@ def case_of(scene: AuditedRun, adversary: str, budget: Budget = BUDGETS["standar
                 rows.setdefault(client, np.asarray(row, np.float64))
     truth, protection = truth_of(scene.population), protection_name(scene.config)
     record = scene.view("server")
-    return Case(scene.view(adversary), scene.reference, scene.prior, truth, protection, scene.seed, budget, rows, record)
+    return Case(view, reference, scene.prior, truth, protection, scene.seed, budget, rows, record)

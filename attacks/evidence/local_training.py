@@ -29,7 +29,7 @@ from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from .clipped import sampling_rate
 
-__all__ = ["LocalTraining", "NotRecorded", "Trainings", "carry", "with_samples", "trainings_in"]
+__all__ = ["LocalTraining", "NotRecorded", "Trainings", "carry", "training_in", "trainings_in", "with_samples"]
 
 BESIDE = {
     "model": "", "summed": "", "shared": "", "prototypes": "",
@@ -178,16 +178,17 @@ def _trainings(tree: Any) -> list[LocalTraining]:
     task = _task(tree)
     if task is None:
         return [training for part in tree.values() for training in _trainings(part)]
-    return [] if (training := _first(task)) is None else [training]
+    return [] if (training := training_in(task)) is None else [training]
 
 
-def _first(task: Any) -> LocalTraining | None:
+def training_in(task: Any) -> LocalTraining | None:
+    """The first training of a task, in the order of fields; None where it has none."""
     if isinstance(task, Train):
         return LocalTraining(task)
     if isinstance(task, Gradient):
         return LocalTraining(Train(task.model, 1, 0, 1.0, on_divergence=task.on_divergence), gradient=True)
     parts = [getattr(task, field.name) for field in fields(task)] if is_dataclass(task) else []
-    first = next((training for part in parts if (training := _first(part)) is not None), None)
+    first = next((training for part in parts if (training := training_in(part)) is not None), None)
     return replace(first, held_back=task.validation, seed=task.seed) if first is not None and isinstance(task, OnPart) else first
 
 

@@ -1,7 +1,7 @@
 """The updates in a view: of single clients or means of clusters, with the model and training they started from.
 
-Every attack on updates reads updates here (`steps_in`): a client's own updates where these travel alone, else the updates that follow from
-sums and from the coalition's knowledge, with their uncertainty.
+Every attack on updates reads updates here (`steps_in`): a client's own updates where these travel alone (in which forms, `trained_models`
+has), else the updates that follow from sums and from the coalition's knowledge, with their uncertainty.
 
 A step is an update with its origin: the model that was sent and the training that clients were asked for (`local_training`). Gradients that
 are sent as such become movements: a gradient is one full-batch step of rate 1.
@@ -19,13 +19,17 @@ from ...types import Array
 from ..adversary import UPDATES, AdversaryView, hidden_by, parts_in, updates_sent
 from ..figures.leakage import Case, Prior
 from .coalition import known_means
-from .local_training import LocalTraining, NotRecorded, training_of
+from .local_training import LocalTraining, NotRecorded, Trainings, training_of, trainings_in
 from .sums import means_in, models_sent
+from .trained_models import OWN, Declared, Trained, declared_by, models_of_round, own_initial_model, trained_in
 
 __all__ = [
     "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in",
-    "unread", "updates_in",
+    "trainings_of", "unread", "updates_in",
 ]  # fmt: skip
+
+ADDED = ("origin", "anchor", "control")
+"""What clients may be sent beside a model, of its size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +39,7 @@ class ClientStep:
     `beside` is what else it was sent: StoCFL's "anchor" (d,), SCAFFOLD's "control" (d,) and the round "summed" () of the client's last
     change of it. `local` is the training that it was asked for, None where the transcript does not say. `known` (d,) is that part of the
     update which follows from these, see `less_known`. `deviation` is the standard deviation of a coordinate of an update that was solved
-    from sums, 0 for one that was read.
+    from sums, 0 for one that was read. `part`: the parameters from this place on are known, those before are those of the initial model.
     """
 
     start: Array
@@ -46,6 +50,7 @@ class ClientStep:
     known: Array | None = None
     local: LocalTraining | None = None
     deviation: float = 0.0
+    part: int = 0
 
 
 def asked_in(step: ClientStep) -> LocalTraining:
@@ -61,12 +66,13 @@ def local_of(step: ClientStep, prior: Prior) -> LocalTraining:
     return asked_in(step).clipped(prior.config)
 
 
-def steps_in(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[ClientStep]]:
+def steps_in(view: AdversaryView, dimension: int, case: Case | None = None, parts: bool = False) -> dict[int, list[ClientStep]]:
     """Each client's steps in the order of rounds: single ones where updates of others can be read, else those of its cluster's mean.
 
-    With the `case` that the view is of, means are without what its colluders can take off, and of fewer clients where several say so.
+    With the `case` that the view is of, means are without what its colluders can take off, and of fewer clients where several say so;
+    compared updates and relayed models are read as well. With `parts`, also updates of the last parameters alone (`ClientStep.part`).
     """
-    single = _single_steps(view, dimension)
+    single = _single_steps(view, dimension, case, parts)
     return single if set(single) - set(view.coalition) else _mean_steps(view, dimension, case) | single
 
 
@@ -76,9 +82,22 @@ def single_steps(steps: Mapping[int, Sequence[ClientStep]]) -> dict[int, list[Cl
     return {client: client_steps for client, client_steps in single.items() if client_steps}
 
 
+def trainings_of(case: Case, dimension: int) -> Trainings:
+    """The trainings whose results were averaged on the unprotected run; where nobody was sent a task, what the schedule declares."""
+    trainings = trainings_in(case.reference)
+    if trainings.by_round:
+        return trainings
+    steps = [of_client[0] for of_client in single_steps(steps_in(case.reference, dimension, case)).values()]
+    declared = [step.local for step in sorted(steps, key=lambda step: step.round) if step.local is not None]
+    return Trainings({steps[0].round: declared[0]}, (declared[0],)) if declared else trainings
+
+
 def updates_in(view: AdversaryView, dimension: int) -> dict[tuple[int, int], Array]:
     """What clients sent for a mean by (round, client), as far as it can be read; of several in a round, the last."""
-    return {(message.round, client): row for message in view.messages for client, _, row in _updates(view, message, dimension)}
+    return {
+        (message.round, trained.client): trained.vector
+        for message in view.messages if message.operation == "mean" for trained in trained_in(view, message, dimension, ())
+    }  # fmt: skip
 
 
 def hidden_updates(view: AdversaryView) -> str:
@@ -117,63 +136,163 @@ def of_several(view: AdversaryView, dimension: int) -> bool:
     return False
 
 
-def _single_steps(view: AdversaryView, dimension: int) -> dict[int, list[ClientStep]]:
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    """What a client was sent last: the task by class name, its training, the models by name, what stood beside them, and the initial model
+    that the task names."""
+
+    task: str = ""
+    local: LocalTraining | None = None
+    models: Mapping[str, Array] = field(default_factory=dict)
+    beside: Mapping[str, Array] = field(default_factory=dict)
+    initial: Array | None = None
+    part: int = 0
+
+    def start(self, label: int) -> Array | None:
+        """The model that training for `label` started from."""
+        return next(iter(self.models.values())) if len(self.models) == 1 else self.models.get(f"model/{label}")
+
+    @property
+    def ordered(self) -> list[Array]:
+        """The models by number."""
+        return [self.models[name] for name in sorted(self.models, key=lambda name: int(name.partition("/")[2] or 0))]
+
+
+@dataclass(eq=False)
+class _Walk:
+    """What is known of each client while messages are read in order."""
+
+    sent: dict[int, _Sent] = field(default_factory=dict)
+    before: dict[int, _Sent] = field(default_factory=dict)  # for StoCFL's "global", which is sent along
+    chosen: dict[int, int] = field(default_factory=dict)
+    own: dict[int, Array] = field(default_factory=dict)
+    initial: Array | None = None
+    steps: dict[int, list[ClientStep]] = field(default_factory=dict)
+
+    def add(self, client: int, step: ClientStep) -> None:
+        """Append a step, once: what is compared may also be sent for a mean."""
+        steps = self.steps.setdefault(client, [])
+        if not any(step.round == other.round and np.array_equal(step.update, other.update) for other in steps):
+            steps.append(step)
+
+
+def _single_steps(view: AdversaryView, dimension: int, case: Case | None = None, parts: bool = False) -> dict[int, list[ClientStep]]:
     """Each client's steps as far as single updates can be read.
 
     Where a client was sent an "origin" it sends its movement from there (pFedLIA's neighbourhoods), and FeSEM's clients theirs from the
     centre that they chose after training: what lies between that and the model it started from is taken off. FeSEM's clients start from the
-    centre of their last choice, and at first from the initial model.
+    centre of their last choice, and at first from the initial model. Whoever sends a whole model, in blocks with weights or to other
+    clients, started from the last model that it sent, and at first from the initial one.
     """
-    steps: dict[int, list[ClientStep]] = {}
-    sent: dict[int, tuple[str, LocalTraining | None, dict[str, Array], dict[str, Array]]] = {}
-    before: dict[int, tuple[str, LocalTraining | None, dict[str, Array], dict[str, Array]]] = {}  # for StoCFL's "global", sent along
-    chosen: dict[int, int] = {}
-    initial: Array | None = None
+    walk = _Walk()
+    config = None if case is None or case.prior.private else case.prior.config
+    declared: Declared | None = None
     for message in view.messages:
         if message.payload is None:
             continue
-        named = {part.partition("/")[0] for part in message.payload}
-        if message.operation == "compute" and message.kind == "parameters" and "model" in named:  # FeSEM's has a label alone in between
-            models, *others = (
-                {name: vector for name, vector in models_sent(view, message, of).items() if vector.shape == (dimension,)}
-                for of in ("model", "origin", "anchor", "control")
-            )
-            initial = next(iter(models.values()), None) if initial is None else initial
-            local, beside = training_of(message), {name: vector for parts in others for name, vector in parts.items()}
-            summed = {int(client): number for client, number in np.asarray(message.payload.get("summed", np.zeros((0, 2), int)))}
-            for client in message.clients:
-                last = {"summed": np.asarray(summed[client])} if client in summed else {}
-                before[client] = sent.get(client, ("", None, {}, {}))
-                sent[client] = str(message.context.get("task")), local, models, beside | last
-        both = [(before, row) for row in _updates(view, message, dimension, ("global",))]
-        for asked, (client, label, row) in [*both, *((sent, row) for row in _updates(view, message, dimension))]:
-            task, local, models, beside = asked.get(client, ("", None, {}, {}))
-            start = next(iter(models.values())) if len(models) == 1 else models.get(f"model/{label}")
-            base = beside.get("origin", start)
-            if task == TrainAndAssign.__name__:
-                start = models.get(f"model/{chosen[client]}") if client in chosen else initial
-                chosen[client] = label
-            if base is not None and start is not None and row.shape == (dimension,):
-                update = -row if local is not None and local.gradient else row - (start - base)
-                steps.setdefault(client, []).append(ClientStep(start, update, (client,), message.round, beside, local=local))
-    return steps
+        if message.operation == "compute" and message.kind == "parameters":  # FeSEM's may have a label alone in between
+            if any(part.partition("/")[0] == "model" for part in message.payload):
+                _sent(view, message, dimension, walk)
+            continue
+        if message.operation == "relay" and message.kind == OWN and declared is None:
+            declared = Declared() if config is None or case is None else declared_by(config, public_model(case.prior))
+        if message.operation != "gram" or config is not None:
+            _read(view, message, dimension, walk, declared or Declared(), parts)
+    return walk.steps
 
 
-def _updates(
-    view: AdversaryView, message: Message, dimension: int, named: Sequence[str] = UPDATES
-) -> list[tuple[int, int, Array]]:  # fmt: skip
-    """(client, group, update) of each client in a message of updates; of what stays blind, as many numbers as a model has."""
-    context = message.context
-    if message.payload is None or message.operation != "mean" or message.kind not in ("update", "blind update"):
-        return []
-    rows = updates_sent(view, message, named)
-    if rows is None:
-        return []
-    if "transform" in context:
-        rows = rows[:, :dimension]  # a blind one may be padded, or hold other parts as well
-    groups = context.get("labels") or [[context.get("group", 0)]] * len(message.clients)
-    labels = {client: int(listed[0]) if listed else 0 for client, listed in zip(message.clients, groups, strict=False)}
-    return [(client, labels.get(client, 0), row) for client, row in zip(payload_rows(message), rows, strict=False)]
+def _sent(view: AdversaryView, message: Message, dimension: int, walk: _Walk) -> None:
+    """Note what clients were sent."""
+    payload = message.payload or {}
+    local = training_of(message)
+    classes = 0 if local is None else local.train.model.classes
+    models, part = models_of_round(view, message, dimension, classes), 0
+    initial = own_initial_model(message)
+    if not models and initial is not None and (last := models_sent(view, message).get("model")) is not None and len(last) < dimension:
+        part = dimension - len(last)  # clients keep the parameters before
+        models = {"model": np.concatenate([initial[:part], last])}
+    others = ({name: vector for name, vector in models_sent(view, message, of).items() if vector.shape == (dimension,)} for of in ADDED)
+    beside = {name: vector for parts in others for name, vector in parts.items()}
+    walk.initial = next(iter(models.values()), None) if walk.initial is None else walk.initial
+    summed = {int(client): number for client, number in np.asarray(payload.get("summed", np.zeros((0, 2), int)))}
+    for client in message.clients:
+        last_change = {"summed": np.asarray(summed[client])} if client in summed else {}
+        walk.before[client] = walk.sent.get(client, _Sent())
+        walk.sent[client] = _Sent(str(message.context.get("task")), local, models, beside | last_change, initial, part)
+
+
+def _read(view: AdversaryView, message: Message, dimension: int, walk: _Walk, declared: Declared, parts: bool) -> None:
+    """Add what a message holds of single clients' training."""
+    for client, trained in trained_by_client(view, message, dimension, walk.before, ("global",)):
+        _add(walk, walk.before.get(client, _Sent()), message, trained, dimension)
+    for client, trained in trained_by_client(view, message, dimension, walk.sent):
+        asked = walk.sent.get(client, _Sent())
+        if message.operation == "relay" and not asked.models:  # a member is sent what the others are, or an update would not help it
+            asked = next((sent for member, sent in walk.sent.items() if member in view.coalition), asked)
+        if message.operation == "relay" and trained.whole and not asked.models:
+            _add_relayed(walk, message, trained, declared)
+        elif asked.part and trained.vector.shape == (dimension - asked.part,):
+            if parts and client not in walk.steps and (start := asked.start(0)) is not None:  # later, clients' own parameters are not known
+                moved = np.concatenate([np.zeros(asked.part), trained.vector])
+                walk.add(client, ClientStep(start, moved, (client,), message.round, local=asked.local, part=asked.part))
+        elif trained.whole:
+            _add_whole(walk, asked, message, trained)
+        else:
+            _add(walk, asked, message, trained, dimension)
+
+
+def trained_by_client(
+    view: AdversaryView, message: Message, dimension: int, sent: Mapping[int, _Sent], named: Sequence[str] = UPDATES
+) -> list[tuple[int, Trained]]:
+    """What a message holds of each client's training, read by the models that the clients of the message were `sent`."""
+    first = next((sent[client] for client in message.clients if client in sent), _Sent())
+    classes = 0 if first.local is None else first.local.train.model.classes
+    return [(trained.client, trained) for trained in trained_in(view, message, dimension, first.ordered, classes, named)]
+
+
+def _add(walk: _Walk, asked: _Sent, message: Message, trained: Trained, dimension: int) -> None:
+    """Add a movement from the model that the client was sent."""
+    start = asked.start(trained.label)
+    base = asked.beside.get("origin", start)
+    if asked.task == TrainAndAssign.__name__:
+        start = walk.initial
+        if trained.client in walk.chosen:
+            start = asked.models.get(f"model/{walk.chosen[trained.client]}")
+        walk.chosen[trained.client] = trained.label
+    if base is not None and start is not None and trained.vector.shape == (dimension,):
+        gradient = asked.local is not None and asked.local.gradient
+        update = -trained.vector if gradient else trained.vector - (start - base)
+        walk.add(trained.client, ClientStep(start, update, (trained.client,), message.round, asked.beside, local=asked.local))
+
+
+def _add_whole(walk: _Walk, asked: _Sent, message: Message, trained: Trained) -> None:
+    """Add the training of a client's own model, drawn to the mean of the models that it was sent by its weights."""
+    start = walk.own.get(trained.client, asked.initial)
+    walk.own[trained.client] = trained.vector
+    if start is None:
+        return
+    beside = dict(asked.beside)
+    if trained.weights is not None:
+        anchor = sum(share * model for share, model in zip(trained.weights / trained.weights.sum(), asked.ordered, strict=True))
+        beside["anchor"] = np.asarray(anchor)
+    walk.add(trained.client, ClientStep(start, trained.vector - start, (trained.client,), message.round, beside, local=asked.local))
+
+
+def _add_relayed(walk: _Walk, message: Message, trained: Trained, declared: Declared) -> None:
+    """Add the first model that a client relays: its movement from the initial model in all rounds before.
+
+    What it took from other clients' models in between is not known, so later ones tell less.
+    """
+    if trained.client in walk.steps or declared.initial is None or declared.local is None:
+        return
+    rounds, local = max(1, message.round), declared.local
+    train = replace(local.train.at(0), epochs=local.train.epochs * rounds)
+    beyond = "" if rounds == 1 else "what clients take from each other's models"
+    step = ClientStep(
+        declared.initial, trained.vector - declared.initial, (trained.client,), max(0, message.round - 1),
+        local=replace(local, train=train, beyond=beyond, alone=local.alone and not beyond),
+    )  # fmt: skip
+    walk.add(trained.client, step)
 
 
 def _mean_steps(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[ClientStep]]:

@@ -44,7 +44,7 @@ from ..membership.membership_gradients import MOST_NUMBERS, clipped_gradients, s
 from ..membership.membership_shadows import pairs_of
 from .foreign_evidence import doubts_of
 from .foreign_images import images
-from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, ROUNDS, alone, as_sent, is_sgd, labels, settled_vector
+from .foreign_labels import NO_MODEL, NO_TRUTH, ROUNDS, alone, as_sent, labels, settled_vector
 from .foreign_states import ForeignModel, batch_statistics, vector_of
 from .foreign_system import AttackOutput, LoopSettings, System, Update, UpdateRecord, system_of
 
@@ -105,7 +105,6 @@ def _membership(system: System) -> AttackOutput:
     if (count := int(asked.member.sum())) < FEWEST_ASKED:
         why = f"not attempted: {count} samples have a non-member of their label beside them, fewer than {FEWEST_ASKED}"
         return [nothing(case, name, metric, why)], None
-    linear = all(is_sgd(record) for client in clients for record in system.records[client][:ROUNDS])
     scores = {attack: np.zeros(len(asked.y)) for attack in ("gradients", "rmia", "loss", "blank")}
     for client in np.unique(asked.owners).tolist():
         own = asked.owners == client
@@ -118,17 +117,15 @@ def _membership(system: System) -> AttackOutput:
         others = confidences(model.evaluated, models[:2], prior.x[rest], prior.y[rest])
         scores["rmia"][own] = rmia(target, beside[None], others[0], others[1:])
         scores["loss"][own], scores["blank"][own] = loss_threshold(target), loss_threshold(sent)
-        if linear:
-            scores["gradients"][own] = _explained(system, model, system.records[client][:ROUNDS], asked.x[own], asked.y[own])
+        scores["gradients"][own] = _explained(system, model, system.records[client][:ROUNDS], asked.x[own], asked.y[own])
     source = "held-out auxiliary samples" if held else "those given"
     note = (
         f"{len(clients)} client(s): the first {ROUNDS} updates of each at most, or the model that it returned last; non-members, {source}, "
         "are paired with members by label; RMIA's reference: the model that the client was sent first; baseline: the loss threshold on "
         f"that model; {prior.description}"
     )
-    figures = [] if linear else [nothing(case, name, "update_gradients_auc", NOT_SGD)]
-    of_updates = (("gradients", "auc"), ("gradients", "tpr")) if linear else ()
-    for attack, kind in (*of_updates, ("rmia", "auc"), ("loss", "auc")):
+    figures = []
+    for attack, kind in (("gradients", "auc"), ("gradients", "tpr"), ("rmia", "auc"), ("loss", "auc")):
         outcome = MembershipOutcome(scores[attack], scores["blank"][None], asked.member)
         figures.append(_member_cell(system, f"{SOURCES[attack]}_{attack}_{kind}", kind, outcome, note))
     return figures, None

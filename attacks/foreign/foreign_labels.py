@@ -1,7 +1,8 @@
 """Labels of another system's clients from updates of the head's bias, and the states that other attacks read with them.
 
 Where some labels are known to be absent `counts_from_bias` reads them, else `labels_from_bias`, under the statistics of the client's
-batches where layers normalise. Not modelled: weight decay of the head's bias, optimisers other than SGD.
+batches where layers normalise. Updates by optimisers other than SGD, and heads without a bias, are read by comparison with simulated
+clients (`foreign_simulation`). Not modelled: weight decay of the head's bias under SGD.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,11 @@ from ..figures.leakage import Cell, nothing
 from ..figures.significance import FEWEST_SCORES, RATE
 from ..labels.label_inference import LabelGuess, label_cells
 from ..labels.label_readings import ONE_STEP, PATH, auxiliary_shares, class_probabilities, counts_from_bias, labels_from_bias
+from .foreign_simulation import by_order, read_by_simulation
 from .foreign_states import ForeignModel, ReadState, batch_statistics, statistics_of, vector_of
 from .foreign_system import AttackOutput, System, UpdateRecord
 
-__all__ = ["NOT_SGD", "NO_MODEL", "NO_TRUTH", "ROUNDS", "alone", "as_sent", "is_sgd", "labels", "settled_vector", "shares_of_update"]
+__all__ = ["NO_MODEL", "NO_TRUTH", "NOT_SGD", "ROUNDS", "alone", "as_sent", "is_sgd", "labels", "settled_vector", "shares_of_update"]
 
 ROUNDS = 3
 """Label shares are means over so many first updates of a client."""
@@ -27,25 +29,47 @@ MOST_NORMALISED = 256
 NO_MODEL = "not attempted: there is no model to run (`--plugin FILE`, and `model` in foreign.toml)"
 NO_TRUTH = "not attempted: no client's samples are given, so that no guess can be scored"
 NOT_SGD = "not attempted: updates by an optimiser other than SGD are not linear in gradients"
+NOT_IMITATED = "this takes a model, auxiliary samples, an optimiser that torch has, and numbers of samples and labels"
 
 
 def labels(system: System) -> AttackOutput:
-    """Label sets and histograms from the updates of the head's bias."""
+    """Label sets and histograms from updates: by formulas where these hold, else learned from simulated clients."""
     name, metric, case, prior = "label_inference", "histogram_l1", system.case, system.case.prior
-    clients = [client for client in system.scored if is_sgd(system.records[client][0])]
-    why = NO_TRUTH if not system.scored else "" if clients else NOT_SGD
-    if system.head is None or why:
-        return [nothing(case, name, metric, why or f"not attempted: {system.headless}")], None
-    read = {client: [record for record in system.records[client][:ROUNDS] if is_sgd(record)] for client in clients}
+    if not system.scored:
+        return [nothing(case, name, metric, NO_TRUTH)], None
+    linear = [client for client in system.scored if system.head is not None and is_sgd(system.records[client][0])]
+    read = {client: [record for record in system.records[client][:ROUNDS] if is_sgd(record)] for client in linear}
     shares = {client: mean for client, records in read.items() if (mean := mean_shares(records, system)) is not None}
+    words = [f"bias {system.head!r}, of the first {ROUNDS} update(s) at most; {predicted(system)}"] if shares else []
+    rest = [client for client in system.scored if client not in shares]
+    if rest and (learned := _learned(system, rest)) is not None:
+        shares |= learned[0]
+        words.append(learned[1])
     if not shares:
-        why = "not attempted: neither the learning rate with the number of steps nor the number of labels is known"
-        return [nothing(case, name, metric, why)], None
+        why = "neither the learning rate with the number of steps nor the number of labels is known"
+        why = why if linear else f"{system.headless or 'the optimiser is not SGD'}, and clients cannot be imitated: {NOT_IMITATED}"
+        return [nothing(case, name, metric, f"not attempted: {why}")], None
     blank = auxiliary_shares(prior) if len(prior.y) else np.full(prior.classes, 1 / prior.classes)
-    note = f"bias {system.head!r}, of the first {ROUNDS} update(s) at most; {predicted(system)}; {prior.description}"
+    note = f"{'; '.join(words)}; {prior.description}"
     guess = LabelGuess(shares)
     figures, arrays = label_cells(case, name, sorted(shares), [guess, LabelGuess(dict.fromkeys(shares, blank)), guess], note)
     return [alone(figure, figure.counted or len(shares)) for figure in figures], arrays
+
+
+def _learned(system: System, clients: Sequence[int]) -> tuple[dict[int, Array], str] | None:
+    """Label shares of clients whose updates no formula reads, by their first updates, and how they were read; None where nothing can."""
+    records = [system.records[client][0] for client in clients]
+    made = read_by_simulation(system, records)
+    if made is not None:
+        words = f"{len(clients)} client(s): learned from simulated clients that train with {records[0].settings.optimizer}"
+        return dict(zip(clients, made, strict=True)), words
+    if system.head is None or any(record.labels is None for record in records):
+        return None
+    moved = [
+        np.subtract(record.after.parameters[system.head], record.before.parameters[system.head], dtype=np.float64) for record in records
+    ]
+    shares = {client: by_order(of, record.labels or 1) for client, of, record in zip(clients, moved, records, strict=True)}
+    return shares, f"{len(clients)} client(s): labels whose bias {system.head!r} rose most"
 
 
 def predicted(system: System) -> str:

@@ -30,7 +30,8 @@ AttackOutput = tuple[list[Cell], dict[str, Array] | None]
 class LoopSettings:
     """How clients trained: SGD on the mean cross-entropy of batches of `batch_size` samples (0: all at once) for `epochs`.
 
-    `lr` None: the rate is not known, and the length of updates is not used. An `optimizer` other than "sgd" rules out labels and images.
+    `lr` None: the rate is not known, and the length of updates is not used. Under an `optimizer` other than "sgd", a name of `torch.optim`,
+    labels are learned from simulated clients, and images are not attempted.
     `batch_norm` is the mode in which normalisation layers trained: "train" by the batch, "eval" by running statistics. Raises `InputError`
     naming the setting.
     """

@@ -14,7 +14,6 @@ less so. Updates under a transform whose secret the adversary lacks are not atte
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import is_
 
 import numpy as np
 from scipy import stats
@@ -22,11 +21,12 @@ from scipy import stats
 from ...engine.models import Model
 from ...randomness import stream
 from ...types import Array
-from ..adversary import AdversaryView
+from ..adversary import AdversaryView, same_messages
 from ..evidence.coalition import cohorts_assumed
 from ..evidence.local_training import trainings_in
 from ..evidence.noisy_shares import Readings, shares_under_noise
 from ..evidence.sums import CohortSum, means_in, oblivious_sizes, sums_in
+from ..evidence.trained_models import label_shares_sent
 from ..evidence.updates import ClientStep, hidden_updates, less_known, public_model, steps_in, unread
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
 from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_renaming, power
@@ -37,6 +37,7 @@ from .label_readings import (
     bias_span,
     class_probabilities,
     counts_from_bias,
+    is_learned,
     is_summed,
     labels_from_bias,
     readings_of,
@@ -45,6 +46,7 @@ from .label_readings import (
     top_labels,
 )
 from .label_sums import SumRead, distinct_sums, noisy_shares_in, planted, shares_in, sums_read, words_of
+from .sparse_shares import least_labels
 
 __all__ = [
     "auxiliary_shares", "bias_span", "cells", "class_probabilities", "counts_from_bias", "guess", "labels_from_bias", "readings_of",
@@ -89,7 +91,7 @@ def _guess(steps: Mapping[int, Sequence[ClientStep]] | None, prior: Prior, clien
     for client in clients:
         first = less_known(steps[client], prior, model)[:rounds]
         estimates = [shares_of(step, prior, model, prior.labels_per_client[client]) for step in first]
-        shares[client] = np.mean(estimates, axis=0) if estimates else blank
+        shares[client] = least_labels(np.mean(estimates, axis=0), prior.labels_per_client[client]) if estimates else blank
     return LabelGuess(shares)
 
 
@@ -98,7 +100,10 @@ def _of_members(
 ) -> LabelGuess:
     """From all sums, as they are `read`, as one system; `own` are the label shares (classes,) of colluders."""
     blank = auxiliary_shares(prior)
-    shares = noisy_shares_in(read, readings_of(sums, prior, model), own, blank) if is_summed(prior) else shares_in(read, own, blank)
+    if is_summed(prior):
+        shares = noisy_shares_in(read, readings_of(sums, prior, model), own, blank)
+    else:
+        shares = shares_in(read, own, blank, prior.labels_per_client)
     return LabelGuess({client: shares.get(client, blank) for client in clients})
 
 
@@ -139,10 +144,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if owned_in(case.reference):
         return owner_cells(case, NAME), None
     model = None if prior.config is None else public_model(prior)
-    if model is None or bias_span(model) is None:
-        return [nothing(case, NAME, "histogram_l1", "not attempted: the model's head has no bias to read")], None
-    observed = steps_in(case.view, model.dimension, case)
-    reference = observed if _same(case.view, case.reference) else steps_in(case.reference, model.dimension, case)
+    if model is None:
+        return [nothing(case, NAME, "histogram_l1", "not attempted: the training settings are not known")], None
+    same = same_messages(case.view, case.reference)
+    observed = steps_in(case.view, model.dimension, case, parts=True)
+    reference = observed if same else steps_in(case.reference, model.dimension, case, parts=True)
     whole = aggregate_cell(case, model)
     known = sorted((set(observed) & set(reference)) - set(case.view.coalition))
     clients = [client for client in known if less_known(observed[client], prior, model)]
@@ -169,16 +175,22 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         which = f"{words_of(read, own)}{', with its noise' if is_summed(prior) else ''}"
         source = f"from mean updates: members that no sum tells apart get one guess{trainings.not_modelled()}; {which}"
     source += "; who was in a sum is assumed to be known to its members" if cohorts_assumed(case) else ""
-    if any(training.train.optimizer == "adam" for training in trainings.all):
-        source += ", by regression on the attacker's own clients, since Adam is not linear in gradients"
+    if learned := next((training.train for training in trainings.all if is_learned(training)), None):
+        why = f"{learned.optimizer.capitalize()} is not linear in gradients" if learned.optimizer != "sgd" else "the last layer has no bias"
+        source += f", learned from the attacker's own clients, since {why}"
     first = _of_members(sums, read, own, clients, prior, model) if read else _guess(observed, prior, clients, model, rounds)
     guesses = [first, _guess(None, prior, clients, model, rounds)]
     guesses.append(first if reference is observed else _guess(reference, prior.unprotected(), clients, model, rounds))
+    sent = [label_shares_sent(view, model.dimension, prior.classes) for view in (case.view, case.reference)]
+    if any(sent):
+        source += "; where clients send sums of weights by label beside models, these are read, not inferred"
+        guesses = [LabelGuess({**guesses[0].shares, **sent[0]}), guesses[1], LabelGuess({**guesses[2].shares, **sent[1]})]
     figures, arrays = label_cells(case, NAME, clients, guesses, f"{source}; {prior.description}", together=not apart)
     if not apart and any(figure.status == "at_baseline" for figure in figures):
         updates = reference if are_single(reference) else {}
         single = {(step.round, client): step.update for client, client_steps in updates.items() for step in client_steps}
-        made = [] if prior.private else planted(read, single, bias_span(model), own, auxiliary_shares(prior), case.seed, PLANTS)
+        blank = auxiliary_shares(prior)
+        made = [] if prior.private else planted(read, single, bias_span(model), own, blank, prior.labels_per_client, case.seed, PLANTS)
         weaker = [LabelGuess({client: shares.get(client, guesses[1].shares[client]) for client in clients}) for shares in made]
         figures = [
             _with_power(case, figure, clients, guesses[1], weaker) if figure.status == "at_baseline" else figure for figure in figures
@@ -306,11 +318,6 @@ def _trained_by(case: Case, view: AdversaryView) -> dict[tuple[int, int], tuple[
         if not hidden or sum_.round == 0:
             known.setdefault((sum_.round, sum_.label), sum_.members)
     return known
-
-
-def _same(a: AdversaryView, b: AdversaryView) -> bool:
-    """Whether two views are of the same messages, so that an attack need not be made twice."""
-    return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
 
 
 def partial_sets(case: Case, clients: Sequence[int]) -> list[int]:

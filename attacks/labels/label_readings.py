@@ -4,9 +4,9 @@ Source: the gradient of softmax cross-entropy by the head's bias is the mean pre
 2020, iDLG, for one sample; Wainakh et al. 2022 for batches). Local SGD adds up such gradients, so an update's bias part divided by rate and
 steps is q − p̄ with q the label shares; p̄ comes from auxiliary data on the way from the model sent to the model that came back.
 
-Steps and rates are those of the task that was asked (`local_training`). Weight decay and heads without a bias are outside what is modelled.
-Momentum is inside, and so are clipping and Poisson batches of `[privacy]`, which are public: the attacker clips its own samples' gradients
-alike. Adam is not linear in gradients: its updates are read by comparison with clients of the attacker's own (`simulated_shares`).
+Steps and rates are those of the task that was asked (`local_training`). Weight decay is outside what is modelled. Momentum is inside, and
+so are clipping and Poisson batches of `[privacy]`, which are public: the attacker clips its own samples' gradients alike. What is not
+linear in gradients (Adam), and heads without a bias, are read by comparison with clients of the attacker's own (`simulated_shares`).
 """
 
 from collections.abc import Callable, Sequence
@@ -26,12 +26,12 @@ from ..evidence.coalition import weights_of
 from ..evidence.local_training import LocalTraining
 from ..evidence.noisy_shares import Readings
 from ..evidence.simulated_shares import LinearReading, linear_reading, response_by_simulation, shares_by_simulation
-from ..evidence.updates import ClientStep, local_of
+from ..evidence.updates import ClientStep, local_of, public_model
 from ..figures.leakage import Prior
 
 __all__ = [
-    "Reader", "auxiliary_shares", "bias_span", "class_probabilities", "counts_from_bias", "is_summed", "labels_from_bias", "reader_of",
-    "readings_of", "shares_of", "steps_scale", "top_labels", "trained_reader",
+    "Reader", "auxiliary_shares", "bias_span", "class_probabilities", "counts_from_bias", "is_learned", "is_summed", "labels_from_bias",
+    "reader_of", "readings_of", "shares_of", "steps_scale", "top_labels", "trained_reader",
 ]  # fmt: skip
 
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -118,28 +118,44 @@ class Reader:
 def shares_of(step: ClientStep, prior: Prior, model: Model, labels: int, sums: int = 1) -> Array:
     """Label shares (classes,) of those who made one update, in `sums` rounds. `labels` they have matters where its scale is unknown."""
     reader = reader_of(step, prior, model, labels, sums)
-    return reader.read(step.update[bias_span(model)] / (_scale(step, prior, sums) if reader.is_scaled else 1.0))
+    return reader.read(step.update[reader.span or bias_span(model)] / (_scale(step, prior, sums) if reader.is_scaled else 1.0))
+
+
+def is_learned(local: LocalTraining) -> bool:
+    """Whether updates of a training are read by comparison with simulated clients: no formula reads label shares off them."""
+    return local.train.optimizer != "sgd" or bias_span(local.train.model) is None
 
 
 def reader_of(step: ClientStep, prior: Prior, model: Model, labels: int, sums: int = 1) -> Reader:
     """What reads an update like that of a step, the update of so many `sums`; `labels` as in `shares_of`."""
     assert prior.config is not None  # checked by the caller
     bias, privacy, local = bias_span(model), prior.config.privacy, local_of(step, prior)
-    if local.train.optimizer == "adam":
+    if is_learned(local):
         anchor, members = step.beside.get("anchor"), _members(step, prior)
-        samples = float(np.median([prior.samples_per_client[member] for member in members]))
-        nearly = round(2 ** (round(4 * np.log2(samples)) / 4))  # to 9 %: one reader serves clients of about the same size
         towards = None if anchor is None else anchor.tobytes()
-        read = _reader(prior, step.start.tobytes(), local, nearly, labels, towards)
-        return Reader(lambda moved: read(moved / sums))
+        read = _reader(prior, step.start.tobytes(), local, towards, len(members) > 1)
+        named = labels if len(members) == 1 else model.classes
+        return Reader(lambda update: read(update / sums, named), span=slice(0, model.dimension))
     probabilities = _predictions(step, prior, model, sums)
     known = np.zeros(model.classes) if step.known is None else step.known[bias]
-    if privacy.unit == "client" or (local.gradient and len(step.members) != 1):  # of unknown length: clipped, or scaled by the share
+    unscaled = privacy.unit == "client" or (local.gradient and len(step.members) != 1)  # of unknown length: clipped, or scaled by the share
+    if unscaled or _is_short(step, prior, model, labels, sums):
         return Reader(lambda moved: counts_from_bias(known - moved, probabilities, labels))
     drift = known / _scale(step, prior, sums)
     inverse = np.linalg.pinv(shares_system(probabilities))[:, : model.classes]
     deviation = float(np.linalg.norm(inverse) / np.sqrt(model.classes))
     return Reader(lambda moved: labels_from_bias(moved - drift, probabilities, 1.0), deviation, True)
+
+
+def _is_short(step: ClientStep, prior: Prior, model: Model, labels: int, sums: int) -> bool:
+    """Whether a client's update is read by the labels that it lacks, not by rate × steps.
+
+    After several steps on few samples gradients are smaller than predictions on other samples say, so that an update ends short of its
+    scale.
+    """
+    assert prior.config is not None  # checked by the caller
+    alone = len(step.members) == 1 and sums == 1 and prior.config.privacy.unit == "none"
+    return alone and labels < model.classes and local_of(step, prior).steps(prior.samples_per_client[step.members[0]]) > 1
 
 
 def trained_reader(step: ClientStep, prior: Prior, model: Model, count: int) -> Reader | None:
@@ -193,7 +209,8 @@ def _scale(step: ClientStep, prior: Prior, sums: int = 1) -> float:
 def is_summed(prior: Prior) -> bool:
     """Whether updates have noise of their own in every round and are linear in label shares, so that all rounds are one system."""
     assert prior.config is not None  # checked by the caller
-    return prior.config.privacy.unit == "sample" and prior.config.training.optimizer != "adam"
+    is_sgd = prior.config.training.optimizer == "sgd"
+    return prior.config.privacy.unit == "sample" and is_sgd and bias_span(public_model(prior)) is not None
 
 
 def readings_of(
@@ -226,16 +243,17 @@ def _silent(step: ClientStep, model: Model) -> Array:
 
 @lru_cache(maxsize=32)
 def _reader(
-    prior: Prior, start: bytes, local: LocalTraining, samples: int, labels: int, anchor: bytes | None = None
-) -> Callable[[Array], Array]:
-    """What turns bias updates from one model into label shares, under Adam: the same for all clients that were sent it."""
+    prior: Prior, start: bytes, local: LocalTraining, anchor: bytes | None = None, is_mean: bool = False
+) -> Callable[[Array, int], Array]:  # fmt: skip
+    """What turns updates (d,) from one model into label shares by comparison: the same for all clients that were sent it."""
     assert prior.config is not None  # checked by the caller
-    span = bias_span(local.train.model)
-    assert span is not None  # checked by the caller
+    counts = prior.samples_per_client
+    people = [(local.samples(counts[client]), prior.labels_per_client[client]) for client in sorted(counts)]
+    rng = stream(prior.seed, "simulated clients, learned")
+    mixed = [people[i] for i in rng.permutation(len(people))]
     return shares_by_simulation(
-        replace(local.train, on_divergence="skip"), np.frombuffer(start), prior.x, prior.y, local.samples(samples), labels, span,
-        stream(prior.seed, "simulated clients, Adam"), directions=prior.config.privacy.unit == "client",
-        anchor=None if anchor is None else np.frombuffer(anchor),
+        replace(local.train, on_divergence="skip"), np.frombuffer(start), prior.x, prior.y, mixed,
+        rng, None if anchor is None else np.frombuffer(anchor), is_mean=is_mean, directions=prior.config.privacy.unit == "client",
     )  # fmt: skip
 
 

@@ -20,11 +20,12 @@ from ...engine.models import Model
 from ...randomness import stream
 from ...types import Array
 from ..evidence.coalition import weights_of
-from ..evidence.linear_evidence import Equations, equations, shares_of_terms, solved
+from ..evidence.linear_evidence import Equations, equations, likeliest_penalty, shares_of_terms, solved
 from ..evidence.noisy_shares import Readings, shares_of_members
 from ..evidence.updates import ClientStep, local_of
 from ..figures.leakage import Prior
-from .label_readings import Reader, bias_span, is_summed, reader_of, steps_scale, trained_reader
+from .label_readings import Reader, bias_span, is_learned, is_summed, reader_of, steps_scale, trained_reader
+from .sparse_shares import sparse_shares
 
 __all__ = ["SumRead", "distinct_sums", "noisy_shares_in", "planted", "shares_in", "sums_read", "words_of"]
 
@@ -32,7 +33,7 @@ PRETENDED, FEWEST, SECONDS = 200, 40, 60.0
 """So many clients of the attacker's own for each sum, fewer where they would take longer than so many seconds, none below the fewest."""
 PASSES, DOUBLES = 1.0e5, 2.0e4
 """A second trains about so many samples; a model of so many parameters takes twice as long as one of none."""
-MOST_SUMS, MOST_SUMS_OF_ADAM = 200, 24
+MOST_SUMS, MOST_SUMS_LEARNED = 200, 24
 """Of a run, so many sums are one system; fewer where each needs clients of the attacker's own."""
 
 
@@ -67,11 +68,11 @@ class SumRead:
 
 
 def distinct_sums(steps: Mapping[int, Sequence[ClientStep]], prior: Prior) -> list[ClientStep]:
-    """The sums among the steps of clients, each once, in order of rounds: the first `MOST_SUMS`, fewer where Adam is imitated."""
+    """The sums among the steps of clients, each once, in order of rounds: the first `MOST_SUMS`, fewer where each is learned."""
     by_update = {id(step.update): step for client_steps in steps.values() for step in client_steps}
     distinct = sorted(by_update.values(), key=lambda step: step.round)
-    adam = any(local_of(step, prior).train.optimizer == "adam" for step in distinct)
-    return distinct[: MOST_SUMS_OF_ADAM if adam else MOST_SUMS]
+    learned = any(is_learned(local_of(step, prior)) for step in distinct)
+    return distinct[: MOST_SUMS_LEARNED if learned else MOST_SUMS]
 
 
 def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[SumRead]:
@@ -91,8 +92,8 @@ def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[Su
 
 
 def affordable_clients(sums: Sequence[ClientStep], prior: Prior, model: Model) -> int:
-    """How many clients of the attacker's own train from the model of each sum; none where they would be too few, or where Adam is used."""
-    if is_summed(prior) or not sums or any(local_of(step, prior).train.optimizer == "adam" for step in sums):
+    """How many clients of the attacker's own train from the model of each sum; none where they would be too few, or no formula reads."""
+    if is_summed(prior) or not sums or any(is_learned(local_of(step, prior)) for step in sums):
         return 0
     passes = sum(
         local_of(step, prior).train.epochs * float(np.mean([prior.samples_per_client[client] for client in step.members])) for step in sums
@@ -101,10 +102,23 @@ def affordable_clients(sums: Sequence[ClientStep], prior: Prior, model: Model) -
     return count if count >= FEWEST else 0
 
 
-def shares_in(sums: Sequence[SumRead], known: Mapping[int, Array], centre: Array) -> dict[int, Array]:
-    """Label shares (classes,) of every member but those `known`, around `centre` (classes,), the best guess without a view."""
+def shares_in(
+    sums: Sequence[SumRead], known: Mapping[int, Array], centre: Array, labels: Mapping[int, int] | None = None
+) -> dict[int, Array]:  # fmt: skip
+    """Label shares (classes,) of every member but those `known`, around `centre` (classes,), the best guess without a view.
+
+    With the number of `labels` that each client has, shares of clients that lack labels are sparse, so that fewer sums determine them.
+    """
     system, readings = _system(sums).less(known, np.stack([sum_.reading for sum_ in sums]))
-    return dict(zip(system.terms, shares_of_terms(system, readings, centre), strict=True))
+    if not system.terms:
+        return {}
+    penalty = likeliest_penalty(system, readings, centre)
+    shares = shares_of_terms(system, readings, centre, penalty)
+    if labels is not None and any(labels[client] < len(centre) for client in system.terms):
+        counts = [labels[client] for client in system.terms]
+        aims = np.asarray(readings, np.float64) / system.deviations[:, None]
+        shares = sparse_shares(system.whitened, aims, counts, shares, penalty, stream(len(shares), "starts of sparse shares"))
+    return dict(zip(system.terms, shares, strict=True))
 
 
 def noisy_shares_in(sums: Sequence[SumRead], readings: Readings, known: Mapping[int, Array], centre: Array) -> dict[int, Array]:
@@ -130,7 +144,7 @@ def words_of(sums: Sequence[SumRead], known: Mapping[int, Array]) -> str:
 
 def planted(
     sums: Sequence[SumRead], single: Mapping[tuple[int, int], Array], span: slice | None, known: Mapping[int, Array], centre: Array,
-    seed: int, times: int,
+    labels: Mapping[int, int], seed: int, times: int,
 ) -> Iterator[dict[int, Array]]:  # fmt: skip
     """Label shares found where every sum lacks one member drawn at random, so that no two cohorts need be alike; `times` of these.
 
@@ -141,7 +155,7 @@ def planted(
         return
     rng = stream(seed, "label sums without one member")
     for _ in range(times):
-        yield shares_in([_without_one(sum_, single, span, rng) for sum_ in sums], known, centre)
+        yield shares_in([_without_one(sum_, single, span, rng) for sum_ in sums], known, centre, labels)
 
 
 def _without_one(sum_: SumRead, single: Mapping[tuple[int, int], Array], span: slice | None, rng: np.random.Generator) -> SumRead:

@@ -20,8 +20,8 @@ from ...randomness import Stream, stream
 from ...tasks.training import Train
 from ...types import Array, ClientData
 from ..adversary import UPDATES, AdversaryView, parts_in, updates_sent
-from ..evidence.local_training import NotRecorded, trainings_in
-from ..evidence.updates import hidden_updates, public_model, single_steps, steps_in, unread
+from ..evidence.local_training import NotRecorded
+from ..evidence.updates import hidden_updates, public_model, single_steps, steps_in, trainings_of, unread
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import FEWEST_SCORES, chance_of_orders, orders
 
@@ -129,7 +129,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     true = np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
     if len(np.unique(true)) < 2:
         return [nothing(case, NAME, ORDER, "all clients have the same number of samples: there is nothing to find")], None
-    train = trainings_in(case.reference).first
+    train = trainings_of(case, public_model(prior).dimension).first
     if train is None:
         raise NotRecorded("the transcript does not say how clients were asked to train")
     guesses = (guess(seen, prior, clients, train.train) for seen in (observed, None, reference))
@@ -153,7 +153,7 @@ def _refusal(case: Case) -> str:
     assert case.prior.config is not None  # checked by the caller
     if case.prior.config.privacy.unit != "none":
         return "not attempted: clients clip, so that the length of an update says little of its client"
-    if any(training.gradient or training.held_back for training in trainings_in(case.reference).all):
+    model = public_model(case.prior)  # one that cannot be built is named here
+    if any(training.gradient or training.held_back for training in trainings_of(case, model.dimension).all):
         return "not attempted: clients send gradients, or hold samples back"
-    public_model(case.prior)  # a model that cannot be built is named here
     return ""

@@ -36,7 +36,7 @@ from ...tasks.training import Train
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..evidence.local_training import trainings_in
-from ..evidence.updates import ClientStep, public_model, single_steps, steps_in, unread
+from ..evidence.updates import ClientStep, public_model, single_steps, steps_in, trainings_of, unread
 from ..figures.leakage import Case, Cell, Prior, Truth, nothing
 from ..figures.significance import RATE, CellStatus
 from .member_scores import lira, loss_threshold, placements, rmia, roc, threshold
@@ -190,6 +190,7 @@ FIGURES = {
 }
 """What is attacked, the models sent, or clients' own models by their updates -> (attack, figure), the strongest attack first."""
 EARLIER = "not attempted: single updates are in this view, but not from the last models; update_gradients reads them"
+NOT_SHARED = "not attempted: no model of several clients can be read in this view; own_model and update figures read single clients' ones"
 UNSEEN = {
     "model": "not attempted: too few test samples with labels that clients trained on",
     "own_model": "not attempted: too few test samples with the client's labels",
@@ -202,7 +203,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if config is None or (why := _refusal(case, config)):
         why = "not attempted: the training settings are not known" if config is None else why
         return [nothing(case, NAME, "model_lira_auc", why)], None
-    truth, local = case.truth, trainings_in(case.reference).first
+    truth, local = case.truth, trainings_of(case, public_model(case.prior).dimension).first
     if local is not None:  # samples held back are not trained on: nobody is asked about them
         parts = {c: local.part(ClientData(c, x, y, x[:0], y[:0])) for c, (x, y) in truth.data.items()}
         truth = replace(truth, data={c: (part.x_train, part.y_train) for c, part in parts.items()})
@@ -214,7 +215,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell], dict[str, Array]]:
     """What models show by how sure they are: the last shared or cluster ones, and clients' own."""
     prior = case.prior
-    model, noise, trainings = public_model(prior), config.noise_of(case.truth.groups), trainings_in(case.reference)
+    model, noise, trainings = public_model(prior), config.noise_of(case.truth.groups), trainings_of(case, public_model(prior).dimension)
     open_config = prior.unprotected().config
     assert open_config is not None  # as `config` is
 
@@ -234,7 +235,8 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
         games = []
         for target in targets:
             pairs = pairs_of(truth, target.owners, stream(case.seed, "membership: pairs", client=target.owners[0]))
-            games.append(games_of(target, pairs, truth, prior, how, norm, case.budget.shadows, case.view.coalition))
+            shared, own = games_of(target, pairs, truth, prior, how, norm, case.budget.shadows, case.view.coalition)
+            games.append((shared if target.is_shared else None, own))
         all_games.append(games)
     figures: list[Cell] = []
     curves: dict[str, Array] = {}
@@ -244,7 +246,9 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
             hidden = source == "own_model" and not any(target.own for target in observed)
             earlier = set(single_steps(steps_in(case.view, model.dimension, case))) - set(case.view.coalition)
             unseen = unread(case.view, model.dimension) or (EARLIER if earlier else "no single client's update can be read in this view")
-            why = unseen if hidden else UNSEEN[source]
+            is_alone = source == "model" and not any(target.is_shared for target in observed)
+            several = unread(case.view, model.dimension) or NOT_SHARED
+            why = unseen if hidden else several if is_alone else UNSEEN[source]
             figures.append(nothing(case, NAME, f"{source}_lira_auc", why))
             continue
         rounds = max(len(target.chain) for target in observed)
@@ -288,8 +292,6 @@ def _update_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell
 
 def _unread(case: Case, config: Config) -> str:
     """Why the updates of this run are not regressed; empty if they are."""
-    if config.training.optimizer == "adam" or any(training.train.optimizer == "adam" for training in trainings_in(case.reference).all):
-        return "not attempted: updates by Adam are not linear in gradients"
     if case.view.protection.sum in TRANSFORMS and not case.view.secrets:
         return "not attempted: updates are under a transform that this view does not undo"
     return ""
@@ -348,13 +350,13 @@ def _targets(case: Case, config: Config, view: AdversaryView, model: Model) -> t
 
     With them how many rounds are attacked, 0 for all.
     """
-    trainings = trainings_in(case.reference)
+    trainings = trainings_of(case, model.dimension)
     rounds = every = 1 + max((message.round for message in view.messages), default=0)
     while True:
         targets = targets_in(view, case.reference, model.dimension, config.spec.renumbers, case)
         passes = sum(
             case.prior.samples_per_client.get(client, 0) * trainings.at(number).train.epochs
-            for target in targets for number, clients in target.chain for client in clients
+            for target in targets for number, clients in (*target.chain, (target.round, tuple(target.own))) for client in clients
         )  # fmt: skip
         seconds = passes * case.budget.shadows / PASSES * (1 + model.dimension / DOUBLES)
         if seconds <= SHARE * case.budget.seconds / case.budget.seeds or rounds <= 2:

@@ -20,17 +20,20 @@ from ...tasks.training import Train
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..evidence.sums import models_sent
-from ..evidence.updates import single_steps, steps_in
+from ..evidence.updates import ClientStep, hidden_updates, single_steps, steps_in
 from ..figures.leakage import Case, Prior, Truth
 from .member_scores import confidences, samples_of_shadows
 
 __all__ = [
-    "MembershipGame", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "targets_in", "once", "pairs_of", "turns_in",
+    "MembershipGame", "Pairs", "Target", "federated_replicas", "games_of", "lines_in", "once", "own_targets", "pairs_of",
+    "targets_in", "turns_in",
 ]  # fmt: skip
 
 Cached = TypeVar("Cached")
 Training = Callable[[int], Train]
 """The local training of each round, by its number."""
+SAME = 1e-5
+"""Models that differ by less are one but for rounding."""
 MOST_ASKED = 400
 """Pairs asked about for one model."""
 
@@ -43,7 +46,8 @@ class Target:
     """A model (d,) that an adversary has, and how it came about: from `start` (d,) by FedAvg over `chain`, a (round, clients) each.
 
     `owners` are the clients whose samples it is asked about: those who trained it last. `cohort`, in `round`, was sent it; `own` are those
-    clients' models (d,) after that, as far as their updates can be read.
+    clients' models (d,) after that, as far as their updates can be read. Not `is_shared`: it is no model of several clients, and only what
+    its one owner made of it is attacked.
     """
 
     vector: Array
@@ -53,6 +57,7 @@ class Target:
     round: int
     cohort: tuple[int, ...]
     own: Mapping[int, Array]
+    is_shared: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +137,25 @@ def targets_in(
             trained_from = [(client, step) for client in cohort for step in single.get(client, ()) if step.round == turn.round]
             after = {client: step.start + step.update for client, step in trained_from if np.array_equal(step.start, turn.vector)}
             targets.append(Target(turn.vector, line[0].vector, chain, tuple(owners), turn.round, cohort, after))
+    if hidden_updates(view):
+        return targets
+    covered = {client for target in targets for client in target.own}
+    return targets + own_targets({client: steps for client, steps in single.items() if client not in covered})
+
+
+def own_targets(single: Mapping[int, Sequence[ClientStep]]) -> list[Target]:
+    """A client's own model after the last of its updates that can be read, from where its own line of models begins.
+
+    Whoever goes on from its own model trained it in all steps before; others in the last one alone, from a model that is known.
+    """
+    targets = []
+    for client, steps in single.items():
+        first = len(steps) - 1
+        while first and np.allclose(steps[first - 1].start + steps[first - 1].update, steps[first].start, atol=SAME, rtol=SAME):
+            first -= 1
+        last, chain = steps[-1], tuple((step.round, (client,)) for step in steps[first:-1])
+        own = {client: last.start + last.update}
+        targets.append(Target(last.start, steps[first].start, chain, (client,), last.round, (client,), own, is_shared=False))
     return targets
 
 

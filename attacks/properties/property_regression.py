@@ -6,6 +6,7 @@ import numpy as np
 
 from ...errors import InputError
 from ...types import Array, check_array
+from ..evidence.learned_shares import eigen_of_centred
 from .property_statements import FEWEST
 
 __all__ = ["PENALTIES", "Fit", "fit", "infer_property"]
@@ -47,9 +48,8 @@ def fit(made: Array, share: Array) -> Fit:
         raise InputError(f"infer_property: made {made.shape}, share {share.shape} do not fit")
     centre, middle = made.mean(axis=0), float(share.mean())
     known = made - centre
-    values, vectors = np.linalg.eigh(known @ known.T)
-    values = np.maximum(values, 0.0)
-    scale = max(float(values.mean()), 1e-300)
+    values, vectors = eigen_of_centred(known)
+    scale = max(float(values.sum()) / len(made), 1e-300)
     turned = vectors.T @ (share - middle)
     best, weights = np.inf, np.zeros(len(made))
     for penalty in PENALTIES * scale:

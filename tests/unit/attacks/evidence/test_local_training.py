@@ -219,8 +219,10 @@ def test_an_unknown_algorithm_is_attacked_at_the_rate_that_it_trained_with(monke
 
 
 def labels_of(step: ClientStep, seen: Case, client: int, local: LocalTraining | None) -> float:
-    """The error of one update's label shares, by the training that was asked for or by another one."""
-    shares = shares_of(step if local is None else replace(step, local=local), seen.prior, public_model(seen.prior), 2)
+    """The error of one update's label shares by rate × steps, as where a client may have all labels; of the training that was asked for or
+    of another one."""
+    model = public_model(seen.prior)
+    shares = shares_of(step if local is None else replace(step, local=local), seen.prior, model, model.classes)
     return float(np.abs(shares - seen.truth.histogram(client)).sum())
 
 

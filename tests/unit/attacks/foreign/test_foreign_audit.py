@@ -16,7 +16,9 @@ from foreign_scenes import SETTINGS, State, audited, dealt, network, scene, trai
 from torch import nn
 
 from cflpriv.attacks import LoopSettings, Update, audit_updates
+from cflpriv.attacks.foreign.foreign_simulation import train_again
 from cflpriv.attacks.foreign.foreign_states import ForeignModel, batch_statistics, head_bias, read_state, vector_of
+from cflpriv.attacks.foreign.foreign_system import UpdateRecord
 from cflpriv.attacks.labels.label_readings import class_probabilities
 from cflpriv.errors import InputError
 
@@ -206,17 +208,17 @@ def test_the_head_is_the_last_layer_of_its_size() -> None:
         head_bias(shapes, 10, "n")
 
 
-def test_a_head_without_a_bias_leaves_the_other_attacks() -> None:
+def test_labels_are_learned_from_rows_of_a_head_without_a_bias() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         model = network()
         model[4] = nn.Linear(216, 10, bias=False)
-        clients, auxiliary = dealt(30, 4)
+        clients, auxiliary = dealt(30, 6)
         updates = [Update(model.state_dict(), trained(model, one, SETTINGS), *one) for one in clients]
-    cells = {cell.attack: cell for cell in audit_updates(model, updates, auxiliary, SETTINGS)}
-    assert cells["label_inference"].status == "not_attempted"
-    assert "no layer has a weight (10, …) and a bias (10,); parameters end with" in cells["label_inference"].note
-    assert cells["membership"].value is not None
+    cells = {cell.metric: cell for cell in audit_updates(model, updates, auxiliary, SETTINGS, attacks=["label_inference", "membership"])}
+    assert cells["label_set_accuracy"].value == 1.0
+    assert "learned from simulated clients that train with sgd" in cells["label_set_accuracy"].note
+    assert cells["own_model_loss_auc"].value is not None
 
 
 # --- figures --------------------------------------------------------------------------------------------------------------------------
@@ -259,10 +261,41 @@ def test_parameters_alone_are_audited_under_the_statistics_of_auxiliary_samples(
     assert cells["activation_mean_error"].status == "nothing_to_see"
 
 
-def test_an_optimiser_that_is_not_linear_leaves_the_model_to_be_asked() -> None:
-    cells = audited(settings=replace(SETTINGS, optimizer="adam"), attacks=["label_inference", "membership"])
-    assert {cells[metric].status for metric in ("histogram_l1", "update_gradients_auc")} == {"not_attempted"}
-    assert cells["own_model_loss_auc"].value is not None
+@pytest.mark.parametrize("optimizer", ["AdamW", "of our own"])
+def test_labels_of_any_optimiser_are_read(optimizer: str) -> None:
+    """Updates of AdamW, of parts of which nothing moved: by simulated clients; of an optimiser that torch does not have by their order."""
+    model, known, auxiliary = scene()
+    how, updates = replace(SETTINGS, optimizer=optimizer, lr=0.01), []
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        for one in known:
+            own = deepcopy(model).train()
+            for name, parameter in own.named_parameters():
+                parameter.requires_grad_(name != "0.weight")
+            optimiser = torch.optim.AdamW([parameter for parameter in own.parameters() if parameter.requires_grad], lr=0.01)
+            for batch in torch.split(torch.randperm(len(one.y)).repeat(2), 12):
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(own(one.x[batch]), one.y[batch]).backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+            updates.append(replace(one, after=own.state_dict()))
+    cells = {cell.metric: cell for cell in audit_updates(model, updates, auxiliary, how, attacks=["label_inference", "membership"])}
+    assert cells["label_set_accuracy"].value == 1.0
+    assert cells["label_set_accuracy"].status == "leaks"
+    assert ("learned from simulated clients" in cells["label_set_accuracy"].note) == (optimizer == "AdamW")
+    assert cells["update_gradients_auc"].value is not None
+
+
+def test_what_does_not_move_stays_fixed_in_simulated_clients() -> None:
+    """One step of SGD on the whole batch is a gradient: the same as torch's own, and zero for what the clients' updates do not move."""
+    model, (one, *_), _ = scene()
+    foreign = ForeignModel(model, (1, 8, 8), 10)
+    state = read_state(one.before, foreign, "client 0")
+    how = LoopSettings(lr=0.1, batch_norm="eval")
+    moved = train_again(foreign, UpdateRecord(0, state, state, how, 30, 2), one.x.numpy(), one.y.numpy(), ["4.weight", "4.bias"])
+    own = deepcopy(model).eval()
+    slopes = torch.autograd.grad(nn.functional.cross_entropy(own(one.x), one.y), list(own.parameters()))
+    assert set(moved) == {"4.weight", "4.bias"}
+    assert moved["4.bias"] == pytest.approx(-0.1 * slopes[-1].numpy(), abs=1e-6)
 
 
 def test_without_a_rate_labels_come_from_their_number() -> None:

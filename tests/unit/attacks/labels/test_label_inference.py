@@ -18,7 +18,7 @@ from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.sums import means_in, sums_in
 from cflpriv.attacks.evidence.updates import asked_in, public_model, steps_in
 from cflpriv.attacks.figures.significance import RATE, chance_of_renaming
-from cflpriv.attacks.labels.label_inference import LabelGuess, chance_of_clusters, class_probabilities, set_chance, share_chance
+from cflpriv.attacks.labels.label_inference import LabelGuess, chance_of_clusters, class_probabilities, set_chance, share_chance, shares_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model
@@ -183,22 +183,84 @@ def test_a_client_is_not_sent_who_owns_what() -> None:
     assert ATTACKS["label_inference"].cells(seen)[0][0].status == "not_attempted"  # it is sent prototypes
 
 
-def test_parts_of_models_are_not_called_read() -> None:
-    """LG-FedAvg sends a part of the model: no attack reads it, and none says that another one does."""
-    for protection in ({}, {"sum": "permutation"}):
-        seen = case(config({"name": "lg_fedavg"}, protection, training={"rounds": 1}))
-        notes = [ATTACKS[name].cells(seen)[0][0].note for name in ("label_inference", "key_recovery")]
-        assert all("of a part of the model only" in note for note in notes), notes
+def test_the_head_that_clients_share_shows_their_labels() -> None:
+    """LG-FedAvg sends the last layers: their bias is read. Under a permutation nothing is, and no note says that another attack does."""
+    found = label_figures(case(config({"name": "lg_fedavg"}, training={"rounds": 1})))
+    assert found["label_set_accuracy"].value == 1.0
+    seen = case(config({"name": "lg_fedavg"}, {"sum": "permutation"}, training={"rounds": 1}))
+    notes = [ATTACKS[name].cells(seen)[0][0].note for name in ("label_inference", "key_recovery")]
+    assert all("of a part of the model only" in note for note in notes), notes
+
+
+def test_blocks_over_their_weights_are_a_clients_model() -> None:
+    """FedSoft in the clear: u (w − c) and u of each centre c. Every step is the run's own training of that client, to rounding."""
+    made = config({"name": "fedsoft"}, training={"rounds": 3, "batch_size": 0})
+    seen = case(made)
+    model = public_model(seen.prior)
+    steps = steps_in(seen.view, model.dimension, seen)
+    assert sorted(steps) == list(range(20))
+    for client in (0, 7):
+        x, y = seen.truth.data[client]
+        for step in steps[client]:
+            sent = {"model": step.start.astype(np.float32), "anchor": step.beside["anchor"].astype(np.float32)}
+            task_input = TaskInput(ClientData(client, x, y, x[:0], y[:0]), sent, {}, Streams(0, step.round, client))
+            assert asked_in(step).train.run(task_input)["update"] == pytest.approx(step.update, abs=1e-5)
+        assert steps[client][1].start == pytest.approx(steps[client][0].start + steps[client][0].update)
+    found = label_figures(seen)
+    assert found["label_set_accuracy"].value == 1.0
+    assert found["label_set_accuracy"].status == "leaks"
+
+
+def test_sums_of_weights_by_label_are_histograms() -> None:
+    """FedRC's clients send them behind their models: nothing has to be inferred."""
+    found = label_figures(case(config({"name": "fedrc"}, training={"rounds": 1})))
+    assert found["histogram_l1"].value == pytest.approx(0.0, abs=1e-5)
+    assert found["histogram_l1"].status == "leaks"
+
+
+def test_a_member_reads_labels_off_models_that_others_relay() -> None:
+    """FedFomo's members get others' models: the first are one local training from the public initial model, as every member knows."""
+    made = config({"name": "fedfomo"}, training={"rounds": 2, "batch_size": 0})
+    seen = case(made, "client")
+    model = public_model(seen.prior)
+    steps = steps_in(seen.view, model.dimension, seen)
+    assert 4 <= len(steps) <= 6  # five others at most, and its own
+    for client, (step,) in steps.items():
+        x, y = seen.truth.data[client]
+        data = asked_in(step).part(ClientData(client, x, y, x[:0], y[:0]))
+        assert 0 < len(data.y_train) < len(y)
+        assert step.start == pytest.approx(model.init(0))
+        task_input = TaskInput(data, {"model": model.init(0)}, {}, Streams(0, 0, client))
+        assert asked_in(step).train.run(task_input)["update"] == pytest.approx(step.update, abs=1e-5)
+    found = label_figures(seen)
+    assert found["label_set_accuracy"].value == 1.0
+    assert found["histogram_l1"].status == "leaks"
+    assert label_figures(case(made))["histogram_l1"].status == "nothing_to_see"  # the server relays boxes that it cannot open
+
+
+def test_relayed_and_compared_updates_are_read_once() -> None:
+    """pFedLIA's members get others' updates, OCFL's clients let theirs be compared and averaged: each is the update of one training."""
+    seen = case(config({"name": "pfedlia", "warm_up": 1}, training={"rounds": 2, "batch_size": 0}), "client")
+    dimension = public_model(seen.prior).dimension
+    steps = steps_in(seen.view, dimension, seen)
+    assert set(range(1, 20)) <= set(steps)
+    of_server = steps_in(case(config({"name": "pfedlia", "warm_up": 1}, training={"rounds": 2, "batch_size": 0})).view, dimension)
+    assert steps[5][0].round == 1
+    assert of_server[5][0].round == 0
+    assert label_figures(seen)["label_set_accuracy"].value == 1.0
+    compared = case(config({"name": "ocfl"}, {"gram": ["haar"], "sum": "secagg"}, training={"rounds": 2, "batch_size": 0}), "server+1")
+    plain = case(config({"name": "ocfl"}, training={"rounds": 2, "batch_size": 0}))
+    theirs, own = (steps_in(one.view, dimension, one) for one in (compared, plain))
+    assert [step.round for step in own[5]] == [0, 1]  # of round 1 an update is compared as well, which is the one that is averaged
+    (single,) = [step for step in theirs[5] if step.members == (5,)]
+    assert single.round == 1
+    assert single.update == pytest.approx(own[5][1].update, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["fedsoft", "fedrc"])
-def test_what_clients_send_of_several_models_is_not_called_nothing(name: str) -> None:
-    """In the clear FedSoft's and FedRC's clients send their part in every model: attacks on updates do not read it, and say so."""
-    asked = ("label_inference", "membership", "cluster_identity", "property_inference")
-    seen = case(config({"name": name}, {}, training={"rounds": 1}))
-    found = {cell.metric: cell for attack in asked for cell in ATTACKS[attack].cells(seen)[0]}
-    read = {"histogram_l1", "model_lira_auc", "group_accuracy", "update_auc"}
-    assert {found[metric].status for metric in read} == {"not_attempted"}, {metric: found[metric].note for metric in read}
+def test_clusters_of_several_models_at_once_are_not_called_nothing(name: str) -> None:
+    """Who trains which of the models is not attacked where clients train all of them, and it says so."""
+    assert ATTACKS["cluster_identity"].cells(case(config({"name": name}, {}, training={"rounds": 1})))[0][0].status == "not_attempted"
     secure = {"sum": "secagg", "secagg_mode": "passive", "secagg_clip": 8.0}
     if name == "fedrc":
         with pytest.raises(InputError, match="a client alone in a block would show"):
@@ -219,13 +281,6 @@ def test_renumbered_clusters_are_not_mixed_up() -> None:
     for one in told:
         rows = [step.update for client in one.members for step in single[client] if step.round == one.round]
         assert one.mean == pytest.approx(np.mean(rows, axis=0), abs=1e-5)
-
-
-def test_parts_of_models_are_not_attempted_and_it_says_so() -> None:
-    """LG-FedAvg's clients keep their first layers: the head's updates travel, so nothing may sound safe."""
-    found = label_figures(case(config({"name": "lg_fedavg"})))
-    assert found["histogram_l1"].status == "not_attempted"
-    assert "not attempted" in found["histogram_l1"].note
 
 
 @pytest.mark.slow
@@ -271,16 +326,34 @@ def private_config(unit: str, epsilon: float, **more: Any) -> Any:
 
 @pytest.mark.parametrize("unit", [pytest.param("sample", marks=pytest.mark.slow), "client"])
 def test_the_attacker_clips_as_the_pipeline_does(unit: str) -> None:
-    """With noise that is next to nothing, clipped updates show the label histograms; reading them as if unclipped is worse."""
+    """With noise that is next to nothing, clipped updates show the histograms; to read them by rate × steps, as if unclipped, is worse.
+
+    So reads who does not know how many labels clients have, by which the scale of an update would show."""
     made = private_config(unit, 1e6 if unit == "sample" else 1e5)
     seen = case(made)
     found = label_figures(seen)["histogram_l1"]
     assert found.status == "leaks", found.line()
-    blind = replace(seen, prior=replace(seen.prior, config=replace(made, privacy=config().privacy)))
+    all_labels = dict.fromkeys(seen.prior.labels_per_client, seen.prior.classes)
+    blind = replace(seen, prior=replace(seen.prior, config=replace(made, privacy=config().privacy), labels_per_client=all_labels))
     ignorant = label_figures(blind)["histogram_l1"]
     assert found.value is not None
     assert ignorant.value is not None
     assert found.value < ignorant.value - 0.1, (found.line(), ignorant.line())
+
+
+def test_the_labels_that_a_client_lacks_tell_the_scale_of_its_update() -> None:
+    """Five epochs on 20 samples: by rate × steps shares come out too even, by the known number of labels they do not."""
+    seen = case(config({"name": "fedavg"}, training={"rounds": 1, "epochs": 10}, data={"samples_per_client": 20}, model={"hidden": 32}))
+    model = public_model(seen.prior)
+    steps = {client: step for client, (step,) in steps_in(seen.view, model.dimension, seen).items()}
+    errors = {
+        labels: np.mean(
+            [np.abs(shares_of(step, seen.prior, model, labels) - seen.truth.histogram(client)).sum() for client, step in steps.items()]
+        )
+        for labels in (2, 10)
+    }
+    assert errors[2] < 0.5 * errors[10]
+    assert errors[2] < 0.15
 
 
 def test_a_trusted_server_sees_contributions_under_client_level_privacy() -> None:
