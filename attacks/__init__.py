@@ -270,6 +270,7 @@ for _name, _attack in {
         _Cells("membership.source_inference"),
         learns="which client of a group a sample belongs to",
         reduces=_SUMS,
+        risk="linkability",
     ),
     "property_inference": Attack(
         "stroke width, slant, rotation, a label: from signatures, updates, models",

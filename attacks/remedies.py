@@ -67,6 +67,7 @@ CANDIDATES: dict[str, tuple[Remedy, ...]] = {
     "update_norms": _OF_UPDATES,
     "key_recovery": _OF_UPDATES,
     "membership": _NOISE,
+    "source_inference": _OF_UPDATES,
     "property_inference": _NOISE,
     "model_inconsistency": (Remedy("secure sums that check a round's model", ('protection.secagg_mode="active"',)),),
 }
