@@ -229,6 +229,12 @@ for _name, _attack in {
         learns="training images, or words, of clients",
         reduces=_SUMS,
     ),
+    "exact_zeros": Attack(
+        "words, or inputs of a first layer, that only one client has: from the exact zeros of sums over changing cohorts",
+        _Cells("inversion.exact_zeros"),
+        learns="which words or inputs are whose, although updates are summed",
+        reduces='cohorts that do not change ([training] sampling = "fixed_cohorts"), or privacy noise ([privacy])',
+    ),
     "update_norms": Attack(
         "numbers of samples from the lengths of updates, which transforms keep",
         _Cells("labels.update_norms"),

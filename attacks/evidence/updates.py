@@ -23,8 +23,8 @@ from .local_training import LocalTraining, NotRecorded, training_of
 from .sums import means_in, models_sent
 
 __all__ = [
-    "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in",
-    "unread", "updates_in",
+    "ClientStep", "asked_in", "blind", "data_dependent", "hidden_updates", "less_known", "local_of", "of_several", "public_model",
+    "single_steps", "steps_in", "unread", "updates_in", "why_nothing",
 ]  # fmt: skip
 
 
@@ -104,6 +104,31 @@ def unread(view: AdversaryView, dimension: int) -> str:
             names = ", ".join(repr(name) for name in sorted(set(message.payload or {}) - {"clients"}))
             return f"not attempted: what each client sends for means is in this view, as {names}, which no attack reads"
     return ""
+
+
+def why_nothing(view: AdversaryView, dimension: int, why: str) -> str:
+    """Why an attack that found nothing to read in a view has no figure: `why`, as "not attempted" where the view holds clients' numbers.
+
+    The view holds none if neither a payload of another client is in it, nor anything that was sent after such a payload.
+    """
+    if words := unread(view, dimension):
+        return words
+    numbers = data_dependent(view)
+    if not numbers:
+        return f"{why}; no number in this view depends on another client's data"
+    return f"not attempted: {why}; what is in it is of other kinds ({', '.join(numbers)})"
+
+
+def data_dependent(view: AdversaryView) -> list[str]:
+    """The kinds of messages in a view whose payload may depend on the data of clients other than the coalition's."""
+    kinds: dict[str, None] = {}
+    from_clients = False
+    for message in view.messages:
+        others = message.source == "clients" and bool(set(payload_rows(message)) - set(view.coalition))
+        if message.payload is not None and (others or from_clients):
+            kinds[f"{message.operation} {message.kind}"] = None
+        from_clients = from_clients or (message.source == "clients" and bool(set(message.clients) - set(view.coalition)))
+    return list(kinds)
 
 
 def of_several(view: AdversaryView, dimension: int) -> bool:
