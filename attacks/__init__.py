@@ -236,7 +236,7 @@ for _name, _attack in {
         reduces='cohorts that do not change ([training] sampling = "fixed_cohorts"), or privacy noise ([privacy])',
     ),
     "update_norms": Attack(
-        "numbers of samples from the lengths of updates, which transforms keep",
+        "numbers of samples from weights in the open or summed, and from the lengths of updates, which transforms keep",
         _Cells("labels.update_norms"),
         learns="how many samples clients have",
         reduces=_SUMS,

@@ -126,7 +126,7 @@ def data_dependent(view: AdversaryView) -> list[str]:
     for message in view.messages:
         others = message.source == "clients" and bool(set(payload_rows(message)) - set(view.coalition))
         if message.payload is not None and (others or from_clients):
-            kinds[f"{message.operation} {message.kind}"] = None
+            kinds[f"{message.operation} {message.kind.partition(' ')[0]}"] = None
         from_clients = from_clients or (message.source == "clients" and bool(set(message.clients) - set(view.coalition)))
     return list(kinds)
 

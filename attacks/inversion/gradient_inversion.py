@@ -205,6 +205,8 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
     steps = steps_in(case.view, model.dimension, case)
     most = max(MOST_IMAGES, most_samples(fitting_layer(model)))
     batches = batches_in(steps, prior, most, CLIENTS_PER_DRAW * case.budget.draws)
+    if fitting_layer(model) is None:  # the optimisation costs most
+        batches = batches[: case.budget.draws]
     alone = single_steps(steps_in(case.reference, model.dimension))
     clients = [client for batch in batches for client in batch.first_of if client in alone]
     if not clients:

@@ -343,11 +343,11 @@ def _cohort_figures(
     alone = [pool for pool in pools[1] if len(pool.members) == 1 and pool.members[0] in truth][:most]
     if not sums or not alone:
         return []
-    real = [np.any([truth[client] for client in pool.members], axis=0) for pool in sums]
+    real = [np.asarray(np.any([truth[client] for client in pool.members], axis=0)) for pool in sums]
     samples = [sum(prior.samples_per_client[client] for client in pool.members) for pool in sums]
     few = [prior.samples_per_client[pool.members[0]] for pool in alone]
     marks = np.eye(feature.count, dtype=bool)
-    common = {count: marks[_common(prior, count)].any(axis=0) for count in {*samples, *few}}
+    common = {count: np.asarray(marks[_common(prior, count)].any(axis=0)) for count in {*samples, *few}}
     note = (
         f"words of the cohorts of {len(sums)} sum(s), each as a whole: nothing about a member; by the embedding's rows that move; "
         f"{prior.description}; baseline: the commonest auxiliary words, as many as so many auxiliary windows have"

@@ -331,9 +331,10 @@ def test_an_audit_climbs_the_ladder(samples: int, method: str, least: float) -> 
     assert cell.status == "leaks", cell.line()
 
 
-def test_a_secure_sum_hides_images_from_every_rung() -> None:
+def test_a_secure_sum_of_many_clients_is_no_batch_for_any_rung() -> None:
     found = ladder_figures(data={"samples_per_client": 1}, protection={"sum": "secagg"})
-    assert found["image_psnr_db"].status == "nothing_to_see"
+    assert found["cohort_image_psnr_db"].status == "not_attempted"
+    assert "a sum is of 20 samples at least" in found["cohort_image_psnr_db"].note
 
 
 def test_more_than_eight_are_not_attempted() -> None:
@@ -395,7 +396,6 @@ def test_words_of_a_client_leak(texts: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "status", "why"),
     [
-        ({"protection": {"sum": "secagg"}}, "nothing_to_see", "no single client's update"),
         ({"training": {"weight_decay": 0.1}}, "not_attempted", "weight decay"),
         ({"privacy": {"unit": "client", "epsilon": 10.0, "delta": 1e-3, "clip_norm": 1.0}}, "not_attempted", "noise"),
     ],
@@ -404,6 +404,25 @@ def test_words_that_are_not_read_say_so(texts: Path, change: dict[str, Any], sta
     found = of_texts(1, **change)["token_share"]
     assert found.status == status
     assert why in found.note
+
+
+def test_sums_of_texts_are_the_words_of_their_cohorts(texts: Path) -> None:
+    """Twelve clients, half of them in each of eight secure sums: what only one client has is named as its, and nothing else is."""
+    training = {"rounds": 8, "participation": 0.5, "batch_size": 4, "optimizer": "adam", "lr": 0.01}
+    data = {"source": "nordic_wiki", "partition": "kinds", "clients": 12, "vocabulary": 64, "sequence_length": 6, "samples_per_client": 2}
+    seen = case(config(
+        {"name": "fedavg"}, {"sum": "secagg"}, 0, data=data | {"groups": []}, training=training, model={"name": "lstm", "hidden": 8}
+    ))  # fmt: skip
+    words = figures_of("gradient_inversion", seen)
+    assert set(words) == {"cohort_token_share", "cohort_token_precision", "token_share", "token_precision"}
+    assert (words["cohort_token_share"].value, words["cohort_token_precision"].value) == (1.0, 1.0)
+    assert "nothing about a member" in words["cohort_token_share"].note
+    assert words["token_share"].status == "leaks", words["token_share"].line()
+    own = figures_of("exact_zeros", seen)
+    assert set(own) == {"own_words_share", "own_words_precision"}
+    assert (own["own_words_share"].value or 0.0) > 0.7, own["own_words_share"].line()
+    assert own["own_words_precision"].value == 1.0
+    assert own["own_words_share"].reference == 1.0
 
 
 # --- real data: constants were chosen on EMNIST letters ---------------------------------------------------------------------------------
