@@ -182,7 +182,7 @@ def test_gradients_that_are_sent_as_such_are_turned() -> None:
 def test_labels_are_read_as_clients_clip(privacy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A clipped update has another length: its labels come by what is public of the clip, those of the reference without it."""
     monkeypatch.setattr(gradient_inversion, "invert_updates", lambda model, starts, updates, labels, *more, **options: (
-        np.zeros((*labels.shape, *model.shape)), None,
+        np.zeros((*labels.shape, *model.shape)), np.zeros(len(labels)),
     ))  # fmt: skip
     data = {"samples_per_client": 3, "clients": 24, "groups": [list(range(10))]}
     seen = case(scene_config(
@@ -190,6 +190,27 @@ def test_labels_are_read_as_clients_clip(privacy: dict[str, Any], monkeypatch: p
     ))  # fmt: skip
     found = figures_of("gradient_inversion", seen)["labels_exact"]
     assert (found.value, found.reference) == (1.0, 1.0), found.line()
+
+
+def test_a_search_that_ends_far_from_the_update_begins_again_at_mean_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that images of networks with kinks are not below the mean image; a search that arrives stands."""
+    begins: list[Array | None] = []
+
+    def search(model: Model, starts: Array, updates: Array, labels: Array, *more: Any, begin: Array | None = None, **options: Any) -> Any:
+        begins.append(begin)
+        near = np.arange(len(labels)) % 2 == 0
+        return (np.zeros((*labels.shape, *model.shape)) if begin is None else begin), np.where(near, 0.0, 0.5)
+
+    monkeypatch.setattr(gradient_inversion, "invert_updates", search)
+    seen = case(scene_config(data={"clients": 4, "groups": [list(range(10))]}))
+    found = figures_of("gradient_inversion", seen)["image_psnr_db"]
+    assert "optimisation of 1 start(s) (2 clients)" in found.note
+    assert "optimisation from mean images of labels (2 clients)" in found.note
+    assert begins[0] is None
+    assert begins[1] is not None
+    for image, client in zip(begins[1][:, 0], (1, 3), strict=True):
+        (label,) = seen.truth.label_sets[client]
+        assert image == pytest.approx(seen.prior.x[seen.prior.y == label].mean(axis=0), abs=1e-6)
 
 
 def test_a_first_update_of_more_steps_is_unrolled_by_as_many() -> None:
