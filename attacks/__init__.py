@@ -230,7 +230,7 @@ for _name, _attack in {
         reduces=_SUMS,
     ),
     "exact_zeros": Attack(
-        "words, or inputs of a first layer, that only one client has: from the exact zeros of sums over changing cohorts",
+        "words, or inputs of a first layer, that only one client has, and samples with others: from exact zeros of sums",
         _Cells("inversion.exact_zeros"),
         learns="which words or inputs are whose, although updates are summed",
         reduces='cohorts that do not change ([training] sampling = "fixed_cohorts"), or privacy noise ([privacy])',
@@ -239,7 +239,7 @@ for _name, _attack in {
         "numbers of samples from weights in the open or summed, and from the lengths of updates, which transforms keep",
         _Cells("labels.update_norms"),
         learns="how many samples clients have",
-        reduces=_SUMS,
+        reduces=f'equal weights ([training] weights = "equal") and {_SUMS}',
     ),
     "membership": Attack(
         "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients",

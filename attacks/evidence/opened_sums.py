@@ -7,7 +7,7 @@ shows most sums, rounded to its precision. It does not show the sum of the last 
 Source: Bonawitz et al. 2017, figure 4, the server's last step; the functions are those of `protocols.secagg`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,13 +71,18 @@ class _Parts:
     reveals: dict[int, Reveal] = field(default_factory=dict)
 
 
-def opened_sums(view: AdversaryView, first_round: int = 0) -> list[OpenedSum]:
-    """The secure sums of means in a server's view, from a round on, in order. Those that failed, or were recorded in part, are left out."""
+def opened_sums(
+    view: AdversaryView, first_round: int = 0, wanted: Callable[[Terms], bool] = lambda terms: True
+) -> list[OpenedSum]:  # fmt: skip
+    """The secure sums of means in a server's view, from a round on, in order, of `wanted` terms.
+
+    Sums that failed, or were recorded in part, are left out.
+    """
     parts: dict[bytes, _Parts] = {}
     for message in view.messages if view.is_server else ():
         if message.operation == "mean" and message.payload is not None and message.round >= first_round:
             _collect(parts, message)
-    opened = [(known, _opened(agreed, known)) for agreed, known in parts.items()]
+    opened = [(known, _opened(agreed, known)) for agreed, known in parts.items() if wanted(known.terms)]
     return [OpenedSum(known.round, known.label, total) for known, total in opened if total is not None]
 
 

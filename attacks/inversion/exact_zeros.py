@@ -6,6 +6,9 @@ What it proves: a secure sum shows which words of an embedding, or inputs of a f
 changing cohorts therefore name the owner of what only one client has, for any optimiser without weight decay on Adam, any number of
 samples, batches and steps. What it does not prove: anything where cohorts never differ, or where noise moves every parameter. Features that
 many clients have are attributed only as far as sums separate their owners.
+
+A sample with a feature that a client certainly lacks is none of the client's. So the same evidence tells samples that a client trained on
+from others of its distribution: membership, with an error on one side only.
 """
 
 from collections.abc import Sequence
@@ -25,7 +28,8 @@ from .token_recovery import refusal
 __all__ = ["cells"]
 
 NAME = "exact_zeros"
-MARGIN = 0.1
+MARGIN, MARGIN_OF_MEMBERSHIP = 0.1, 0.02
+MOST_SAMPLES = 200
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -47,13 +51,15 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     clients = [client for client in sorted(taking_part - set(known)) if (truth[client] & (number == 1)).any()]
     if not taking_part - set(known):
         return [nothing(case, NAME, metrics[0], why_nothing(case.view, model.dimension, "no sum over known clients is in this view"))], None
+    member = _membership_cell(case, feature, both, sorted(taking_part - set(known)), len(pools[0]))
     if len(clients) < 2:
         why = f"fewer than two clients have a {feature.name} that no other client has: there is nothing to find"
-        return [nothing(case, NAME, metrics[0], why)], None
+        return [nothing(case, NAME, metrics[0], why), member], None
     own = [truth[client] & (number == 1) for client in clients]
     tables = [_tables(owners, clients, own, [truth[client] for client in clients]) for owners in both]
     note = _note(feature, clients, own, [pool.members for pool in pools[0]], case)
-    return [_figure(case, metric, [of_view[i] for of_view in tables], note) for i, metric in enumerate(metrics)], None
+    figures = [_figure(case, metric, [of_view[i] for of_view in tables], note) for i, metric in enumerate(metrics)]
+    return [*figures, member], None
 
 
 def _tables(owners: Owners, clients: Sequence[int], own: Sequence[Array], truth: Sequence[Array]) -> tuple[Array, Array]:
@@ -65,19 +71,39 @@ def _tables(owners: Owners, clients: Sequence[int], own: Sequence[Array], truth:
     return share, precision
 
 
-def _figure(case: Case, metric: str, tables: Sequence[Array], note: str) -> Cell:
-    """A figure from such a table of the view and of the reference: without a view the same features are dealt to clients at random."""
+def _figure(case: Case, metric: str, tables: Sequence[Array], note: str, blank: Array | None = None, margin: float = MARGIN) -> Cell:
+    """A figure from such a table of the view and of the reference. Without a view (`blank`): the same features dealt at random."""
     scores = [np.diag(table) for table in tables]
-    blanks = [table.mean(axis=0) for table in tables]
+    blanks = [table.mean(axis=0) if blank is None else blank for table in tables]
     chances = [
-        max(chance_of_matching(-table, stream(case.seed, f"{metric} dealt again")), chance(score, blank, MARGIN))
-        for table, score, blank in zip(tables, scores, blanks, strict=True)
+        max(chance_of_matching(-table, stream(case.seed, f"{metric} dealt again")), chance(score, beside, margin))
+        for table, score, beside in zip(tables, scores, blanks, strict=True)
     ]
     made = cell(
-        case, NAME, metric, scores[0], blanks[0], scores[1], reference_blank=blanks[1], margin=MARGIN, note=note,
+        case, NAME, metric, scores[0], blanks[0], scores[1], reference_blank=blanks[1], margin=margin, note=note,
         chances=(chances[0], chances[1]),
     )  # fmt: skip
-    return replace(made, power=power(scores[0], blanks[0], scores[1], blanks[1], MARGIN))
+    return replace(made, power=power(scores[0], blanks[0], scores[1], blanks[1], margin))
+
+
+def _membership_cell(case: Case, feature: Feature, both: Sequence[Owners], clients: Sequence[int], sums: int) -> Cell:
+    """How well samples of a client are told from its test samples: those with a feature that it certainly lacks are none of its own."""
+    metric = f"excluded_{feature.name}s_auc"
+    clients = [client for client in clients if len(case.truth.outside[client][1])]
+    if not clients:
+        return nothing(case, NAME, metric, "not attempted: no client has samples that nobody trained on")
+    samples = [[case.truth.data[client][0], case.truth.outside[client][0]] for client in clients]
+    marks = [[np.stack([feature.of(x[i : i + 1]) for i in range(min(len(x), MOST_SAMPLES))]) for x in pair] for pair in samples]
+    tables = []
+    for owners in both:
+        lacking = np.stack([owners.excluded_of(client) for client in clients])
+        out = [[(features @ lacking.T > 0).mean(axis=0) for features in pair] for pair in marks]  # by client that lacks features
+        tables.append(np.stack([(1 + outside - inside) / 2 for inside, outside in out], axis=1))
+    note = (
+        f"samples of {len(clients)} client(s) and test samples of the same, up to {MOST_SAMPLES} each, by {feature.name}s that the client "
+        f"certainly lacks, from the zeros of {sums} sums, all rounds; baseline .5"
+    )
+    return _figure(case, metric, tables, note, np.full(len(clients), 0.5), MARGIN_OF_MEMBERSHIP)
 
 
 def _note(feature: Feature, clients: Sequence[int], own: Sequence[Array], cohorts: Sequence[tuple[int, ...]], case: Case) -> str:

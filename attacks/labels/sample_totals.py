@@ -17,6 +17,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ...contract.transcript import payload_rows
+from ...protocols.secagg import Terms
 from ..adversary import AdversaryView
 from ..evidence.linear_evidence import equations
 from ..evidence.opened_sums import opened_sums
@@ -47,11 +48,15 @@ def totals_in(view: AdversaryView) -> list[Total]:
         if weights is not None and weights.ndim == 1 and len(weights) == len(payload_rows(message)):
             single = [Total((int(client),), float(weight)) for client, weight in zip(payload_rows(message), weights, strict=True)]
             totals |= {total.members: total for total in single}
-    for opened in opened_sums(view) if view.protection.secure and not view.shared_noise else ():
-        terms = opened.sum.terms
-        if 0 < terms.least_weight < terms.weight_limit and not terms.blocks:
-            totals[opened.sum.survivors] = Total(opened.sum.survivors, opened.sum.weight(), terms.least_weight)
+    secure = view.protection.secure and not view.shared_noise
+    for opened in opened_sums(view, wanted=_is_by_samples) if secure else ():
+        totals[opened.sum.survivors] = Total(opened.sum.survivors, opened.sum.weight(), opened.sum.terms.least_weight)
     return list(totals.values())
+
+
+def _is_by_samples(terms: Terms) -> bool:
+    """Whether members of a sum of one group weigh unequally, by their numbers of samples."""
+    return 0 < terms.least_weight < terms.weight_limit and not terms.blocks
 
 
 def counts_in(view: AdversaryView, everybody: float) -> dict[int, float]:

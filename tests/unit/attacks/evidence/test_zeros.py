@@ -106,7 +106,7 @@ def test_inputs_of_one_client_are_named_from_secure_sums() -> None:
         owned = np.any([feature.of(seen.truth.data[client][0]) for client in pool.members], axis=0)
         assert pool.present.tolist() == owned.tolist()
     figures = figures_of("exact_zeros", seen)
-    assert set(figures) <= {"own_inputs_share", "own_inputs_precision"}
+    assert set(figures) == {"own_inputs_share", "own_inputs_precision", "excluded_inputs_auc"}
     assert figures["own_inputs_precision"].value in (None, 1.0)
 
 

@@ -419,10 +419,14 @@ def test_sums_of_texts_are_the_words_of_their_cohorts(texts: Path) -> None:
     assert "nothing about a member" in words["cohort_token_share"].note
     assert words["token_share"].status == "leaks", words["token_share"].line()
     own = figures_of("exact_zeros", seen)
-    assert set(own) == {"own_words_share", "own_words_precision"}
+    assert set(own) == {"own_words_share", "own_words_precision", "excluded_words_auc"}
     assert (own["own_words_share"].value or 0.0) > 0.7, own["own_words_share"].line()
     assert own["own_words_precision"].value == 1.0
     assert own["own_words_share"].reference == 1.0
+    excluded = own["excluded_words_auc"]
+    assert excluded.status == "leaks", excluded.line()
+    assert (excluded.value or 0.0) > 0.6
+    assert (excluded.value or 0.0) <= (excluded.reference or 0.0)
 
 
 # --- real data: constants were chosen on EMNIST letters ---------------------------------------------------------------------------------
