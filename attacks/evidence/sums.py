@@ -84,7 +84,7 @@ def sums_in(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortS
     sums = [sum_ for sum_ in every if sum_.members]
     hidden = {(sum_.round, sum_.label): sum_ for sum_ in every if not sum_.members}
     for sizes in oblivious_sizes(view):
-        if not sizes.whole:
+        if not sizes.whole or len(sizes.counts) == 1:  # of a single group the members are known (`_sums`)
             continue
         parts = [(count, hidden.get((sizes.round, label))) for label, count in sizes.counts.items()]
         means = [count * sum_.mean for count, sum_ in parts if sum_ is not None and sum_.mean is not None]
@@ -152,7 +152,8 @@ def _sums(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortSum
     """
     sums = _walked(view)
     if view.is_server:
-        return sums
+        whole = {(sizes.round, *sizes.counts): sizes.cohort for sizes in oblivious_sizes(view) if sizes.whole and len(sizes.counts) == 1}
+        return [sum_ if sum_.members else replace(sum_, members=whole.get((sum_.round, sum_.label), ())) for sum_ in sums]
     known = [(sum_, sum_.members or (cohorts or {}).get((sum_.round, sum_.label), ())) for sum_ in sums]
     single = [sum_.mean is not None and sum_.until == sum_.round + 1 and bool(set(of) & set(view.coalition)) for sum_, of in known]
     return [replace(sum_, members=of if alone else ()) for (sum_, of), alone in zip(known, single, strict=True)]

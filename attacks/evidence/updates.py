@@ -109,7 +109,7 @@ def unread(view: AdversaryView, dimension: int) -> str:
 def why_nothing(view: AdversaryView, dimension: int, why: str) -> str:
     """Why an attack that found nothing to read in a view has no figure: `why`, as "not attempted" where the view holds clients' numbers.
 
-    The view holds none if neither a payload of another client is in it, nor anything that was sent after such a payload.
+    See `data_dependent`.
     """
     if words := unread(view, dimension):
         return words
@@ -120,14 +120,19 @@ def why_nothing(view: AdversaryView, dimension: int, why: str) -> str:
 
 
 def data_dependent(view: AdversaryView) -> list[str]:
-    """The kinds of messages in a view whose payload may depend on the data of clients other than the coalition's."""
+    """The kinds of messages in a view whose payload may depend on the data of clients other than the coalition's.
+
+    What the server sends depends on no data before the first message of a client, in the first round.
+    """
     kinds: dict[str, None] = {}
-    from_clients = False
+    answered = False
     for message in view.messages:
-        others = message.source == "clients" and bool(set(payload_rows(message)) - set(view.coalition))
-        if message.payload is not None and (others or from_clients):
+        if message.source == "clients":
+            answered, depends = True, bool(set(payload_rows(message)) - set(view.coalition))
+        else:
+            depends = answered or message.round > 0
+        if message.payload is not None and depends:
             kinds[f"{message.operation} {message.kind.partition(' ')[0]}"] = None
-        from_clients = from_clients or (message.source == "clients" and bool(set(message.clients) - set(view.coalition)))
     return list(kinds)
 
 

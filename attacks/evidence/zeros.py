@@ -136,6 +136,8 @@ def _likely(member: Array, present: Array, certain: Array, own: Array) -> Array:
 
     Features that a colluder has, by `own` (n, count), are left out.
     """
+    if not certain.size:
+        return certain
     undecided = present.any(axis=0) & ~certain.any(axis=0) & ~(own > 0).any(axis=0)
     chances = np.zeros(certain.shape)
     for client in range(member.shape[1]):

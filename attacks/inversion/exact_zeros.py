@@ -29,7 +29,7 @@ __all__ = ["cells"]
 
 NAME = "exact_zeros"
 MARGIN, MARGIN_OF_MEMBERSHIP = 0.1, 0.02
-MOST_SAMPLES = 200
+MOST_SAMPLES, DEALS = 200, 1999
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -52,9 +52,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if not taking_part - set(known):
         return [nothing(case, NAME, metrics[0], why_nothing(case.view, model.dimension, "no sum over known clients is in this view"))], None
     member = _membership_cell(case, feature, both, sorted(taking_part - set(known)), len(pools[0]))
-    if len(clients) < 2:
-        why = f"fewer than two clients have a {feature.name} that no other client has: there is nothing to find"
-        return [nothing(case, NAME, metrics[0], why), member], None
+    if len(clients) < 2:  # there is nothing to attribute
+        return [member], None
     own = [truth[client] & (number == 1) for client in clients]
     tables = [_tables(owners, clients, own, [truth[client] for client in clients]) for owners in both]
     note = _note(feature, clients, own, [pool.members for pool in pools[0]], case)
@@ -71,19 +70,19 @@ def _tables(owners: Owners, clients: Sequence[int], own: Sequence[Array], truth:
     return share, precision
 
 
-def _figure(case: Case, metric: str, tables: Sequence[Array], note: str, blank: Array | None = None, margin: float = MARGIN) -> Cell:
-    """A figure from such a table of the view and of the reference. Without a view (`blank`): the same features dealt at random."""
+def _figure(case: Case, metric: str, tables: Sequence[Array], note: str) -> Cell:
+    """A figure from such a table of the view and of the reference; without a view the same features are dealt at random."""
     scores = [np.diag(table) for table in tables]
-    blanks = [table.mean(axis=0) if blank is None else blank for table in tables]
+    blanks = [table.mean(axis=0) for table in tables]
     chances = [
-        max(chance_of_matching(-table, stream(case.seed, f"{metric} dealt again")), chance(score, beside, margin))
-        for table, score, beside in zip(tables, scores, blanks, strict=True)
+        max(chance_of_matching(-table, stream(case.seed, f"{metric} dealt again")), chance(score, blank, MARGIN))
+        for table, score, blank in zip(tables, scores, blanks, strict=True)
     ]
     made = cell(
-        case, NAME, metric, scores[0], blanks[0], scores[1], reference_blank=blanks[1], margin=margin, note=note,
+        case, NAME, metric, scores[0], blanks[0], scores[1], reference_blank=blanks[1], margin=MARGIN, note=note,
         chances=(chances[0], chances[1]),
     )  # fmt: skip
-    return replace(made, power=power(scores[0], blanks[0], scores[1], blanks[1], margin))
+    return replace(made, power=power(scores[0], blanks[0], scores[1], blanks[1], MARGIN))
 
 
 def _membership_cell(case: Case, feature: Feature, both: Sequence[Owners], clients: Sequence[int], sums: int) -> Cell:
@@ -94,16 +93,37 @@ def _membership_cell(case: Case, feature: Feature, both: Sequence[Owners], clien
         return nothing(case, NAME, metric, "not attempted: no client has samples that nobody trained on")
     samples = [[case.truth.data[client][0], case.truth.outside[client][0]] for client in clients]
     marks = [[np.stack([feature.of(x[i : i + 1]) for i in range(min(len(x), MOST_SAMPLES))]) for x in pair] for pair in samples]
-    tables = []
+    out = []  # of the view and of the reference, by client: which samples of its own, and which of others, have a feature that it lacks
     for owners in both:
-        lacking = np.stack([owners.excluded_of(client) for client in clients])
-        out = [[(features @ lacking.T > 0).mean(axis=0) for features in pair] for pair in marks]  # by client that lacks features
-        tables.append(np.stack([(1 + outside - inside) / 2 for inside, outside in out], axis=1))
+        lacking = [owners.excluded_of(client) for client in clients]
+        out.append([[np.asarray((features & lacks).any(axis=1)) for features in pair] for pair, lacks in zip(marks, lacking, strict=True)])
+    scores = [np.array([_auc(own, others) for own, others in of_view]) for of_view in out]
+    chances = [_chance_of_membership(of_view, stream(case.seed, f"{metric} dealt again")) for of_view in out]
     note = (
         f"samples of {len(clients)} client(s) and test samples of the same, up to {MOST_SAMPLES} each, by {feature.name}s that the client "
         f"certainly lacks, from the zeros of {sums} sums, all rounds; baseline .5"
     )
-    return _figure(case, metric, tables, note, np.full(len(clients), 0.5), MARGIN_OF_MEMBERSHIP)
+    blank = np.full(len(clients), 0.5)
+    margin = MARGIN_OF_MEMBERSHIP
+    made = cell(case, NAME, metric, scores[0], blank, scores[1], margin=margin, note=note, chances=(chances[0], chances[1]))
+    return replace(made, power=power(scores[0], blank, scores[1], blank, margin))
+
+
+def _auc(own: Array, others: Array) -> float:
+    """The area under the curve of telling samples (n,) of a client from others (m,) by whether they are excluded, bool."""
+    return float((1 + others.mean() - own.mean()) / 2)
+
+
+def _chance_of_membership(excluded: Sequence[Sequence[Array]], rng: np.random.Generator) -> float:
+    """How probable so large a mean AUC is if each client's samples, its own and others, are dealt to both sides at random.
+
+    How many of the excluded samples of a client are then on its own side has a hypergeometric distribution.
+    """
+    own, others, marked = np.array([(len(pair[0]), len(pair[1]), pair[0].sum() + pair[1].sum()) for pair in excluded]).T
+    reached = float(np.mean([_auc(*pair) for pair in excluded]))
+    inside = rng.hypergeometric(marked, own + others - marked, own, size=(DEALS, len(own)))
+    dealt = ((1 + (marked - inside) / others - inside / own) / 2).mean(axis=1)
+    return (1 + int((dealt >= reached - 1e-9).sum())) / (1 + DEALS)
 
 
 def _note(feature: Feature, clients: Sequence[int], own: Sequence[Array], cohorts: Sequence[tuple[int, ...]], case: Case) -> str:

@@ -41,6 +41,7 @@ from .token_recovery import token_cells
 __all__ = ["cells", "labels_from_shares", "methods_of"]
 
 NAME = "gradient_inversion"
+MEAN_IMAGE = "mean image"
 MARGIN = {"image_psnr_db": 3.0, "image_ssim": 0.1, "labels_exact": 0.1}
 MOST_IMAGES, MOST_STEPS, CLIENTS_PER_DRAW = 4, 10, 4
 """The optimisation is tried on so many images of a client; SPEAR on up to eight."""
@@ -99,7 +100,7 @@ def _guess(
         recovered = {} if clipped else _by_layer(first, prior, model, size)
         left = {client: step for client, step in first.items() if client not in recovered}
         if size > MOST_IMAGES:  # too many for the optimisation, which ends below the mean image
-            recovered |= dict.fromkeys(left, (np.repeat(prior.x.mean(axis=0, dtype=np.float64)[None], size, axis=0), "mean image"))
+            recovered |= dict.fromkeys(left, (np.repeat(prior.x.mean(axis=0, dtype=np.float64)[None], size, axis=0), MEAN_IMAGE))
         elif left:
             recovered |= _by_optimisation(left, labels, prior, model, restarts, clipped)
         for client, (made, method) in recovered.items():
@@ -211,7 +212,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     figures = []
     for metric in metrics:
         scores = [score(guessed, case.truth, clients, metric) for guessed in guesses]
-        figures.append(cell(case, NAME, metric, *scores, margin=MARGIN[metric], share=metric == "labels_exact", note=note))
+        made = cell(case, NAME, metric, *scores, margin=MARGIN[metric], share=metric == "labels_exact", note=note)
+        figures.append(made if metric == "labels_exact" else _abstaining(made, methods_of(guesses[0])))
     arrays = {
         "clients": np.array(clients),
         "truth": np.stack([case.truth.data[c][0][0] for c in clients]),
@@ -254,7 +256,7 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
         "unprotected: images of the same clients from their own updates"
     )
     figure = cell(case, NAME, metric, *scores, margin=margin, note=note, chances=(p, reference_p))
-    figure = replace(figure, power=power(scores[0], scores[1], scores[2], scores[1], margin))
+    figure = _abstaining(replace(figure, power=power(scores[0], scores[1], scores[2], scores[1], margin)), methods)
     where = {client: found for batch, found in zip(batches, images, strict=True) for client in batch.first_of}
     arrays = {
         "clients": np.array(clients),
@@ -274,7 +276,7 @@ def _images_of_sum(batch: Batch, prior: Prior, model: Model, restarts: int) -> t
         shares = shares_of(batch.step, prior, model, labels)
         recovered = _by_optimisation(first, {0: labels_from_shares(shares, batch.samples)}, prior, model, restarts, clipped=False)
     mean = prior.x.mean(axis=0, dtype=np.float64)
-    return recovered.get(0, (np.repeat(mean[None], batch.samples, axis=0), "mean image"))
+    return recovered.get(0, (np.repeat(mean[None], batch.samples, axis=0), MEAN_IMAGE))
 
 
 def _scored(
@@ -306,6 +308,12 @@ def methods_of(guess: ImageGuess, units: str = "clients") -> str:
     """By which methods images were found, in words; with the number of clients, or other `units`, where there are several."""
     counts = Counter(guess.methods.values())
     return " and ".join(name + (f" ({count} {units})" if len(counts) > 1 else "") for name, count in counts.most_common())
+
+
+def _abstaining(figure: Cell, methods: str) -> Cell:
+    """A figure that is at its baseline with mean images of some updates shows nothing of these: the methods do not fit them."""
+    is_open = figure.status == "at_baseline" and MEAN_IMAGE in methods
+    return replace(figure, status="inconclusive", note=f"{figure.note}; no method fits, so nothing is shown") if is_open else figure
 
 
 def _nearest(truth: Array, images: Array) -> Array:

@@ -1,5 +1,6 @@
 """Exact zeros of sums: pooled tests against all explanations, and zeros under standardisation and weight decay; opened sums."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,8 +12,10 @@ from scipy.special import beta
 
 from cflpriv.attacks.evidence import zeros
 from cflpriv.attacks.evidence.opened_sums import opened_sums
+from cflpriv.attacks.evidence.sums import sums_in
 from cflpriv.attacks.evidence.updates import data_dependent, public_model, why_nothing
 from cflpriv.attacks.evidence.zeros import Pool, features_of, owners_of, pools_in, present_in
+from cflpriv.attacks.inversion import exact_zeros
 from cflpriv.engine.models import Model
 
 COHORTS = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=6)
@@ -137,6 +140,30 @@ def test_sums_with_shares_of_noise_are_left_closed() -> None:
     seen = case(config({"name": "fedavg"}, {"sum": "secagg"}, privacy=noise, data={"clients": 8}, training={"rounds": 1}))
     assert seen.view.shared_noise
     assert not case(config({"name": "fedavg"}, {"sum": "secagg"}, data={"clients": 8}, training={"rounds": 1})).view.shared_noise
+
+
+def test_the_members_of_an_oblivious_sum_of_one_group_are_its_cohort() -> None:
+    seen = case(config({"name": "fedavg"}, {"sum": "secagg-oblivious"}, 0, data={"clients": 8}, training={"rounds": 2}))
+    sums = sums_in(seen.view)
+    assert [sum_.members for sum_ in sums] == [tuple(range(8))] * 2
+    assert all(sum_.mean is not None and sum_.start is not None for sum_ in sums)  # the last one, too: opened
+
+
+def test_the_chance_of_a_membership_figure_is_that_of_deals() -> None:
+    """Two clients: one with all three others excluded and none of its own, 1 deal of 20; the other with nothing excluded."""
+    some, none = np.ones(3, dtype=bool), np.zeros(3, dtype=bool)
+    chance = exact_zeros._chance_of_membership([[none, some], [none, none]], np.random.default_rng(0))
+    assert chance == pytest.approx(1 / 20, abs=0.015)
+    assert exact_zeros._chance_of_membership([[none, none]], np.random.default_rng(0)) == 1.0
+    assert (exact_zeros._auc(none, some), exact_zeros._auc(some, none), exact_zeros._auc(some, some)) == (1.0, 0.0, 0.5)
+
+
+def test_a_model_that_a_client_is_sent_later_depends_on_others() -> None:
+    """Although its view has no message of them: it takes part for the first time in the second round."""
+    seen = case(config({"name": "fedavg"}, {}, 0, data={"clients": 8}, training={"rounds": 3, "participation": 0.67}), "client")
+    late = replace(seen.view, messages=tuple(message for message in seen.view.messages if message.round > 0))
+    assert "compute parameters" in data_dependent(late)
+    assert data_dependent(replace(seen.view, messages=tuple(m for m in seen.view.messages if m.round == 0)[:1])) == []
 
 
 def test_nothing_to_see_needs_a_view_without_numbers_of_others() -> None:
