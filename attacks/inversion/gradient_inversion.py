@@ -115,7 +115,9 @@ def _plan(first: Mapping[int, ClientStep], prior: Prior) -> tuple[LocalSteps, in
     return LocalSteps(train.epochs, train.lr, train.momentum, train.weight_decay), step.round
 
 
-def _by_layer(first: Mapping[int, ClientStep], prior: Prior, model: Model, size: int) -> dict[int, tuple[Array, str]]:
+def _by_layer(
+    first: Mapping[int, ClientStep], prior: Prior, model: Model, size: int, *, is_mean: bool = True
+) -> dict[int, tuple[Array, str]]:  # fmt: skip
     """Images (size, *shape) and the method, of those clients on whom a rung above the optimisation succeeds."""
     layer, (how, number) = fitting_layer(model), _plan(first, prior)
     if layer is None:
@@ -123,7 +125,7 @@ def _by_layer(first: Mapping[int, ClientStep], prior: Prior, model: Model, size:
     starts, updates = (np.stack([getattr(step, part) for step in first.values()]) for part in ("start", "update"))
     rng = stream(prior.seed, f"inversion ladder, {size} images", number)
     recovered = images_by_layer(
-        model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay
+        model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay, is_mean=is_mean
     )
     return {client: image for client, image in zip(first, recovered, strict=True) if image is not None}
 
@@ -270,8 +272,9 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
 def _images_of_sum(batch: Batch, prior: Prior, model: Model, restarts: int) -> tuple[Array, str]:
     """The images (n, *shape) behind a sum, in any order, and by which method."""
     first = {0: batch.step}
-    recovered = _by_layer(first, prior, model, batch.samples)
-    if not recovered and batch.samples <= MOST_IMAGES and is_mean_of_samples(batch.step, prior):
+    is_mean = is_mean_of_samples(batch.step, prior)
+    recovered = _by_layer(first, prior, model, batch.samples, is_mean=is_mean)
+    if not recovered and batch.samples <= MOST_IMAGES and is_mean:
         labels = min(prior.classes, sum(prior.labels_per_client[client] for client in batch.step.members))
         shares = shares_of(batch.step, prior, model, labels)
         recovered = _by_optimisation(first, {0: labels_from_shares(shares, batch.samples)}, prior, model, restarts, clipped=False)

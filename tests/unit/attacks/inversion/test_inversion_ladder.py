@@ -24,7 +24,8 @@ from cflpriv.attacks.figures.significance import judge
 from cflpriv.attacks.inversion import closed_form, feature_decoder, gradient_inversion, spear
 from cflpriv.attacks.inversion.closed_form import first_linear, input_from_gradients
 from cflpriv.attacks.inversion.gradient_inversion import matched
-from cflpriv.attacks.inversion.inversion_ladder import DECODER, fitting_layer, images_by_layer, most_samples
+from cflpriv.attacks.inversion.gradient_matching import labels_of_inputs
+from cflpriv.attacks.inversion.inversion_ladder import DECODER, MATCHING, fitting_layer, images_by_layer, most_samples
 from cflpriv.attacks.inversion.spear import MOST_SAMPLES, inputs_of_batch
 from cflpriv.attacks.inversion.token_recovery import tokens_from_rows, window_from_rows
 from cflpriv.engine import Streams, TaskInput
@@ -244,12 +245,25 @@ def test_images_behind_convolutions(count: int) -> None:
         model, layer, start[None], update(model, start, truth, y[:count])[None], count, known, stream(0, "test"), lr=0.1
     )
     assert one is not None
-    assert one[1] == DECODER
+    assert one[1] == MATCHING
+    (weighted,) = images_by_layer(
+        model, layer, start[None], update(model, start, truth, y[:count])[None], count, known, stream(0, "test"), lr=0.1, is_mean=False
+    )
+    assert weighted is not None
+    assert weighted[1] == DECODER
+    assert (
+        labels_of_inputs(
+            model, start, layer, -update(model, start, truth, y[:count]), feature_decoder.features_of(model, start, layer, truth)
+        ).tolist()
+        == y[:count].tolist()
+    )
     features = feature_decoder.features_of(model, start, layer, truth)
     assert np.allclose(features, _inner(model, start, truth), atol=1e-12)
     mean = known.mean(axis=0)
     for image, found in matched(truth, one[0]):
         assert psnr_db(image, found) > psnr_db(image, mean) + 6
+    decoded, closer = (np.mean([psnr_db(*pair) for pair in matched(truth, images)]) for images in (weighted[0], one[0]))
+    assert closer > decoded + 3
 
 
 def _inner(model: Model, start: Array, x: Array) -> Array:
