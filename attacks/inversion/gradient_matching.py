@@ -9,6 +9,7 @@ and the labels are ours. Constants were chosen on EMNIST letters, LeNet-5.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -37,7 +38,8 @@ def labels_of_inputs(model: Model, vector: Array, layer: LinearLayer, gradient: 
     weight, bias = gradients_of(layer, gradient)
     seen = np.column_stack([weight, bias]) @ np.linalg.pinv(np.column_stack([inputs, np.ones(len(inputs))]))
     held, offset = gradients_of(layer, vector)
-    rest = nn.Sequential(*layers_of(model, model.load(vector.astype(model.init(0).dtype)))[layer.place + 1 :]).double()
+    exact = replace(model, dtype="float64")  # a module is shared by all who load a model of its description
+    rest = nn.Sequential(*layers_of(exact, exact.load(vector.astype(np.float64)))[layer.place + 1 :])
     out = tensor(inputs @ held.T + offset).requires_grad_(True)
     scores = rest(out)
     agreement = []

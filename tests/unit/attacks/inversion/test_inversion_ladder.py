@@ -266,6 +266,17 @@ def test_images_behind_convolutions(count: int) -> None:
     assert closer > decoded + 3
 
 
+def test_labels_of_inputs_leave_the_shared_module_as_it_is() -> None:
+    """A network of float32 is read in float64, and the module that others load stays one of float32."""
+    model = Model("small_cnn", (1, 8, 8), 10, factory=convolutional)
+    digits = load_digits()
+    x, y, start, layer = digits.images[:3, None] / 16.0, digits.target[:3].astype(np.int64), model.init(0), fitting_layer(model)
+    assert layer is not None
+    features = feature_decoder.features_of(model, start, layer, x)
+    assert labels_of_inputs(model, start, layer, -update(model, start, x.astype(np.float32), y), features).tolist() == y.tolist()
+    assert {parameter.dtype for parameter in model.load(start).parameters()} == {torch.float32}
+
+
 def _inner(model: Model, start: Array, x: Array) -> Array:
     layers = closed_form.layers_of(model)[:4]
     model.load(start)
