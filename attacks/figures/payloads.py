@@ -30,7 +30,9 @@ class PayloadPart:
     readers: tuple[str, ...] = ()
 
 
-_MODELS = ("membership", "property_inference", "label_inference", "cluster_identity", "gradient_inversion", "disaggregation")
+_MODELS = (
+    "membership", "property_inference", "label_inference", "cluster_identity", "gradient_inversion", "exact_zeros", "disaggregation",
+)  # fmt: skip
 _UPDATES = ("label_inference", "gradient_inversion", "update_norms", "membership", "property_inference", "disaggregation")
 _LEFT = ("likeness",)
 _ROWS = ("signature_inversion", "gram_geometry", "sybil_span", "anchor_counts", "fold_release", "property_inference")
