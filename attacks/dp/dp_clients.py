@@ -20,6 +20,7 @@ from ...protocols.banded import inverse_coefficients
 from ...randomness import stream
 from ...types import Array, Population
 from .dp_audit import REPETITIONS
+from .dp_claims import claim_of_clients
 from .dp_mechanisms import LONG, CanaryGame
 from .dp_references import trials_of_means
 from .dp_reruns import WholeRunGame, recorded_config, run_rounds, unscored
@@ -111,11 +112,11 @@ def rerun_clients(
     assert run_ledger is not None
     tossed = np.array([coins[client] for client in seen])
     games = [CanaryGame(np.array([scores[client] for client in seen]), tossed) for scores in (canaries.scores, canaries.exact)]
-    spent = max(run_ledger.ledger.spent(client) for client in run_ledger.ledger.clients)
+    claim = claim_of_clients([run_ledger.ledger.events(client) for client in run_ledger.ledger.clients], config.privacy.delta)
     clipped = run_ledger.options(config.protection)["clipped"]
     spreads = [_claimed_noise(clipped, len(cohort)) / config.privacy.clip_norm for _, cohort in canaries.cohorts]
     trials = trials_of_means(seen, canaries.cohorts, spreads, canaries.axis, low, REPETITIONS, rng.spawn(1)[0])
-    return WholeRunGame(games[0], spent, len(simulation.rows), unscored(run_ledger.ledger), None, trials), games[1]
+    return WholeRunGame(games[0], claim, len(simulation.rows), unscored(run_ledger.ledger), None, trials), games[1]
 
 
 def _claimed_noise(clipped: ClippedMean, contributors: int) -> float:

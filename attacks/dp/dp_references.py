@@ -80,14 +80,10 @@ def _training(event: SampledGaussianEvent, canaries: int, rng: np.random.Generat
 
 def _choice(event: ChoiceEvent, canaries: int, rng: np.random.Generator, share: float) -> games.CanaryGame:
     """Choices by the law of the exponential mechanism, whose ε is `1 / share` of the event's, from the same sums of losses."""
-    swaps = event.relation == "replace_one"
-    kind, coins = np.arange(canaries) % 4, rng.random(canaries) < 0.5
-    known = np.where(kind < 2, games.apart_of(event), 0.0 if swaps else 0.5)  # how much more the second model loses, in caps
-    record = np.where(kind == 1, 1.0, -1.0)
-    gap = known + np.where(coins, record, -record if swaps else 0.0)
-    rate = event.epsilon / share / (2.0 if swaps else 1.0)
-    chosen = rng.random(canaries) < 1 / (1 + np.exp(np.clip(rate * gap, -700, 700)))
-    return games.CanaryGame(games.choice_scores(event, kind, chosen.astype(int)), coins)
+    coins = rng.random(canaries) < 0.5
+    # half a cap each way, or with the record exchanged a whole one at half the rate
+    chosen = rng.random(canaries) < 1 / (1 + np.exp(np.clip(np.where(coins, -0.5, 0.5) * event.epsilon / share, -700, 700)))
+    return games.CanaryGame(2.0 * chosen - 1.0, coins)
 
 
 REFERENCES: dict[str, Callable[..., games.CanaryGame]] = {

@@ -27,6 +27,7 @@ from ..evidence.local_training import with_samples
 from ..evidence.updates import ClientStep, asked_in, steps_in
 from ..membership.membership_gradients import clipped_gradients
 from .dp_audit import REPETITIONS
+from .dp_claims import claim_of_clients
 from .dp_mechanisms import LONG, CanaryGame
 from .dp_references import GameTrials, UpdateScatter, trials_of_steps
 from .dp_reruns import WholeRunGame, run_rounds, started, unscored
@@ -101,10 +102,10 @@ def rerun_samples(
             train, canaries = asked_in(step).train.private(drawn), [planted[owner] for owner in step.members]
             others = (total - own) / (len(beyond) - 1)
             apart[canaries[0].places] += _estimate(_towards(model, step, canaries, train), own - others, _spread(train, 1, LEFT))
-    spent = max(run_ledger.ledger.spent(client) for client in members) if noise == 1.0 else 0.0
+    claim = claim_of_clients([run_ledger.ledger.events(client) for client in members], config.privacy.delta)
     second = CanaryGame(apart, tossed) if has_others else None
     return WholeRunGame(
-        CanaryGame(scores, tossed), spent, len(simulation.rows), unscored(run_ledger.ledger), second, again if linear else None
+        CanaryGame(scores, tossed), claim, len(simulation.rows), unscored(run_ledger.ledger), second, again if linear else None
     )  # fmt: skip
 
 
