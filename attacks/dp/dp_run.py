@@ -8,7 +8,7 @@ Of a whole run only the updates, or the released means, are scored, and held aga
 signatures, choices and rows with local noise, and its note reports that. These are audited one by one, with the code that releases them
 in runs (`dp_mechanisms`). Where members of secure sums share the noise, a server with N colluding members (`server+N`) subtracts theirs.
 
-The figure is a lower bound on ε at one-sided 95 %, beside the ε in the ledger: *above it* the run is less private than it claims
+The figure is a lower bound on ε at one-sided 97.5 %, beside the ε in the ledger: *above it* the run is less private than it claims
 (`leaks`). Below it the power decides (`dp_audit.verdict`): how often the same audit would have raised an alarm, had the noise been .7 of
 what the claim needs. The unprotected figure is the same game with the noise left out. What it proves: a bound above the claim is a bug.
 What it does not: a bound below is no proof. Noise that is right in size but predictable (from a seed that the server knows, or the same in
@@ -31,7 +31,7 @@ from ...protocols.events import ChoiceEvent, Event, SampledGaussianEvent, known_
 from ...randomness import stream
 from ...types import Array, ClientData, Population
 from ..figures.leakage import Case, Cell, nothing
-from .dp_audit import ENOUGH, FAULT, AuditResult, Power, audit_claim, audit_power, verdict
+from .dp_audit import CONFIDENCE, ENOUGH, FAULT, AuditResult, Power, audit_claim, audit_power, verdict
 from .dp_claims import Claim, claim_of_clients
 from .dp_clients import rerun_clients
 from .dp_mechanisms import GAMES, CanaryGame, quiet
@@ -203,12 +203,12 @@ def audit_whole(
 ) -> WholeAudit:
     """The audit of the run of `config`, by `rerun`, which raises what it raises.
 
-    Both looks share the 5 % that may go wrong. The power is that of the first look alone: with the second an audit has no less.
+    Both looks share the error. The power is that of the first look alone: with the second an audit has no less.
     """
     draws = rng.spawn(1)[0]
     whole_run, calm, times = rerun(config, population, rng, reruns=reruns, seconds=seconds)
     claim, looks = whole_run.claim, [game for game in (whole_run.game, whole_run.apart) if game is not None]
-    confidence = 1 - 0.05 / len(looks)
+    confidence = 1 - (1 - CONFIDENCE) / len(looks)
     results = [audit_claim(game.scores, game.coins, claim, confidence=confidence) for game in looks]
     unprotected = audit_claim(calm.scores, calm.coins, claim, confidence=confidence)
     p = min(1.0, len(results) * min(result.p for result in results))
@@ -249,11 +249,12 @@ def _population(case: Case) -> Population:
 
 def _figure(case: Case, metric: str, observed: AuditResult, claim: float, calm: AuditResult, scope: str) -> Cell:
     power = None if observed.power is None or observed.power.note else observed.power
+    assert case.prior.config is not None  # checked by the caller
     note = (
-        f"{scope}: a lower bound on epsilon at 95 % from {observed.canaries} canaries, the larger of two: {observed.of_claim:.2f} by the "
-        f"trade-off function of the claimed noise, {observed.of_guesses:.2f} for any mechanism ({observed.correct} of {observed.guesses} "
-        f"guesses right); ceiling {observed.ceiling:.2f}; baseline: what the accountant claims at "
-        f"delta = {case.prior.config.privacy.delta:g}; unprotected: the same with the noise left out; {_of_power(observed.power)}"  # type: ignore[union-attr]
+        f"{scope}: a lower bound on epsilon at {100 * CONFIDENCE:g} % from {observed.canaries} canaries, the larger of two: "
+        f"{observed.of_claim or 0.0:.2f} by the trade-off function of the claimed noise, {observed.of_guesses:.2f} for any mechanism "
+        f"({observed.correct} of {observed.guesses} guesses right); ceiling {observed.ceiling:.2f}; baseline: what the accountant claims "
+        f"at delta = {case.prior.config.privacy.delta:g}; unprotected: the same with the noise left out; {_of_power(observed.power)}"
     )
     return Cell(
         NAME, case.view.adversary, case.protection, metric, observed.epsilon, None, None, claim, calm.epsilon, verdict(observed, claim),
