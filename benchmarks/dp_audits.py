@@ -46,7 +46,7 @@ BATCHES = {"whole runs, all samples in each step": 0, "whole runs, Poisson batch
 def claimed(name: str, epsilon: float) -> Claim:
     """The claim of a release that costs ε."""
     event: Event = EVENTS[name](1 / epsilon if name == "choice" else calibrate(lambda z: [EVENTS[name](z)], epsilon, DELTA))
-    return Claim((event,), DELTA)
+    return Claim((event,), DELTA, summed=name == "training")
 
 
 def ratios(name: str, epsilon: float, audits: int, seed: int) -> tuple[list[float], list[float]]:

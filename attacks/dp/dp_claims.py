@@ -31,7 +31,7 @@ import numpy as np
 from scipy import stats
 
 from ...protocols.accounting import deltas_of, epsilon_of
-from ...protocols.events import ChoiceEvent, Event
+from ...protocols.events import ChoiceEvent, Event, SampledGaussianEvent
 from ...types import Array
 
 __all__ = ["Claim", "Counts", "claim_of_clients", "claim_p_value", "counts_of", "epsilon_refuted", "scaled"]
@@ -46,6 +46,8 @@ SMALLEST, LARGEST = 2.0**-2, 2.0**12
 SLOPES = np.append(0.0, np.geomspace(1e-4, 20.0, 120))
 """Values of ε at which the privacy profile is taken; the trade-off function is bounded from the safe side between them. Lines as steep as
 e²⁰ bound nothing at rates above 1e-8."""
+POINTS, TINY = 10_000, 1e-12
+"""Thresholds at which sums over steps are compared, each read at the next that shows more; and what is as good as impossible."""
 NODES, WEIGHTS = (np.polynomial.legendre.leggauss(64)[0] + 1) / 2, np.polynomial.legendre.leggauss(64)[1] / 2
 """Quadrature on (0, 1)."""
 
@@ -64,12 +66,15 @@ def scaled(events: Iterable[Event], factor: float) -> tuple[Event, ...]:
 class Claim:
     """What a ledger claims: the `events` of the client that spent most, at `delta`.
 
-    `covering` are events that cover those of each client with canaries, where clients differ; () where `events` do.
+    `covering` are events that cover those of each client with canaries, where clients differ; () where `events` do. `summed`: the one event
+    is of steps on Poisson batches at parameters that stay as they are, and scores come from the sum over all steps alone. That shows less
+    than the steps one by one, so the price of the events stands, and the trade-off function is that of the sum.
     """
 
     events: tuple[Event, ...]
     delta: float
     covering: tuple[Event, ...] = ()
+    summed: bool = False
 
     @cached_property
     def epsilon(self) -> float:
@@ -80,8 +85,15 @@ class Claim:
         """The price of the events with `factor` times the noise."""
         return epsilon_of(scaled(self.events, factor), self.delta)
 
-    def power_at(self, rates: Array, factor: float = 1.0) -> Array:
-        """The largest share of true positives (n,) of any test at shares of false ones `rates` (n,), with `factor` times the noise."""
+    def power_at(self, rates: Array, factor: float = 1.0, *, out: bool = True) -> Array:
+        """The largest share of true positives (n,) of any test at shares of false ones `rates` (n,), with `factor` times the noise.
+
+        False positives are canaries that are out, or with `out` false those that are in.
+        """
+        if self.summed:
+            curve = _sums(self.events, factor)
+            false, true = curve if out else (1 - curve[1][::-1], 1 - curve[0][::-1])
+            return np.asarray(np.append(true, 1.0)[np.searchsorted(false, rates)])
         deltas = _profile(self.covering or self.events, factor)
         false = np.asarray(rates, np.float64)[:, None]
         # TPR ≤ e^ε FPR + δ(ε), and the same with the classes exchanged
@@ -103,6 +115,28 @@ class Claim:
 def _profile(events: tuple[Event, ...], factor: float) -> Array:
     """δ at each of `SLOPES`, of the events with `factor` times the noise."""
     return deltas_of(scaled(events, factor), SLOPES)
+
+
+@lru_cache(maxsize=256)
+def _sums(events: tuple[Event, ...], factor: float) -> tuple[Array, Array]:
+    """Shares of canaries above falling thresholds, of those out and those in (both (n,)), by the sum over the steps of the one event.
+
+    A canary that is in adds its norm bound as often as it is drawn; one that is out adds nothing, or under "replace_one" takes as much off.
+    """
+    (event,) = scaled(events, factor)
+    assert isinstance(event, SampledGaussianEvent)  # as `Claim` says
+    spread = event.noise_multiplier * math.sqrt(event.steps)
+    times = np.arange(event.steps + 1)
+    likely = stats.binom.pmf(times, event.steps, event.sampling_rate)
+    times, likely = times[likely > TINY], likely[likely > TINY]
+    swaps = event.relation == "replace_one"
+    edges = np.linspace(times[-1] + 9 * spread, -swaps * times[-1] - 9 * spread, POINTS)
+
+    def above(sign: int) -> Array:
+        tails = stats.norm.sf((edges[:, None] - sign * times) / spread)
+        return np.asarray(tails @ likely + TINY * event.steps)  # what was left out counts as above
+
+    return (above(-1) if swaps else stats.norm.sf(edges / spread)), np.minimum(1.0, above(1))
 
 
 def claim_of_clients(bills: Iterable[tuple[Event, ...]], delta: float) -> Claim:
@@ -130,7 +164,7 @@ class Counts:
     def p_value(self, claim: Claim, factor: float) -> float:
         """How probable so many beyond the threshold are at most, under the claim with `factor` times the noise."""
         rates = _rates(self.rank, self.setters)
-        tail = stats.binom.sf(self.beyond - 1, self.others, claim.power_at(rates, factor))
+        tail = stats.binom.sf(self.beyond - 1, self.others, claim.power_at(rates, factor, out=self.out))
         return min(1.0, float(WEIGHTS @ tail))
 
     @property

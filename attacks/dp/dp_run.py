@@ -178,7 +178,7 @@ def audit_release(
     With `colluding` members of a secure sum who tell the server their shares of the noise, against the price of what is left of it.
     Raises `ValueError` if these are all shares that are counted.
     """
-    claim, draws = claim_of(event, delta, colluding), rng.spawn(1)[0]
+    claim, draws = replace(claim_of(event, delta, colluding), summed=name == "training"), rng.spawn(1)[0]
     known = {"colluding": colluding} if colluding else {}
     observed, calm = (GAMES[name](release, rng, entropy, **known) for release in (event, quiet(event)))
     results = [audit_claim(game.scores, game.coins, claim) for game in (observed, calm)]

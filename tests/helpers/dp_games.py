@@ -78,7 +78,7 @@ def calibrated(made: Callable[[float], Event], epsilon: float) -> Event:
 def audited_game(name: str, event: Event, seed: int, claimed: Event | None = None) -> AuditResult:
     """The audit of a game of `event`, of which `claimed` (default: the event) is claimed."""
     game = ALL_GAMES[name](event, np.random.default_rng(seed), public_entropy(f"{name} {seed}"))
-    claim = Claim((claimed or event,), DELTA)
+    claim = Claim((claimed or event,), DELTA, summed=name == "training")
     if name == "response":  # pure, and not bounded in range as the event of a choice claims
         return audit_guesses(game.scores, game.coins, DELTA, claim=claim.epsilon)
     return audit_claim(game.scores, game.coins, claim)

@@ -12,7 +12,7 @@ from benchmarks.dp_audits import claimed, false_or_found, ratios
 from cflpriv.attacks.dp.dp_audit import CONFIDENCE, FAULT, audit_claim, audit_p_value
 from cflpriv.attacks.dp.dp_claims import STEPS, Claim, Counts, claim_of_clients, claim_p_value, counts_of, epsilon_refuted, scaled
 from cflpriv.protocols.accounting import epsilon_of
-from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, SampledGaussianEvent
+from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation, SampledGaussianEvent
 from cflpriv.types import Array
 
 RATES = np.array([1e-4, 0.01, 0.1, 0.3, 0.5, 0.9])
@@ -57,6 +57,23 @@ def test_sampled_steps_are_bounded_by_what_all_their_batches_would_show() -> Non
     everybody = stats.norm.cdf(stats.norm.ppf(RATES) + math.sqrt(10) / 2)
     assert (ours >= np.array(of_sum)).all()
     assert (ours <= everybody).all()
+    summed = Claim((event,), DELTA, summed=True).power_at(RATES)
+    assert (summed >= np.array(of_sum)).all(), "never below: the test would err"
+    assert summed == pytest.approx(np.array(of_sum), abs=1e-3)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_sums_over_steps_show_as_much_as_their_laws(relation: Relation) -> None:
+    # by simulation, for thresholds that either class sets
+    event, rng = SampledGaussianEvent(1.0, 0.3, 5, 1.0, relation), np.random.default_rng(0)
+    claim = Claim((event,), DELTA, summed=True)
+    times, noise = rng.binomial(5, 0.3, size=(2, 200_000)), math.sqrt(5) * rng.normal(size=(2, 200_000))
+    inside, out = times[0] + noise[0], noise[1] - (times[1] if relation == "replace_one" else 0)
+    for rate in (0.05, 0.3):
+        shares = [(inside > np.quantile(out, 1 - rate)).mean(), (out < np.quantile(inside, rate)).mean()]
+        ours = [claim.power_at(np.array([rate]), out=which)[0] for which in (True, False)]
+        assert ours == pytest.approx(shares, abs=8e-3)
+        assert (Claim((event,), DELTA).power_at(np.array([rate]))[0] > np.array(ours) - 1e-3).all(), "steps one by one show no less"
 
 
 def test_the_tail_is_that_of_ranks_under_the_law_that_reveals_most() -> None:
