@@ -202,7 +202,7 @@ def test_clients_as_canaries_are_distinguished_without_noise_only(relation: str)
 
 @pytest.mark.slow
 def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
-    cells, _ = ATTACKS["dp_audit"].cells(case(scene("pacfl", "sample", 2.0)))
+    cells, _ = ATTACKS["dp_audit"].cells(case(scene("pacfl", "sample", 8.0)))
     assert [one.metric for one in cells] == ["signature_epsilon", "training_epsilon", "run_epsilon"]
     assert cells[0].status == "at_baseline", "10 000 canaries in a noisy moment have power"
     for one in cells:
@@ -222,7 +222,8 @@ def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
     assert mean.baseline is not None
     assert mean.value <= mean.baseline < 1.0, "one mean of two"
     assert other.status == "inconclusive", "20 canaries have no power"
-    assert other.power == 0.0
+    assert other.power is not None
+    assert other.power < 0.1
     assert "scored are the means over clients:" in other.note, "and nothing else was released"
     assert other.towards == "", "clients add the noise: it is towards the server, too"
 
