@@ -66,23 +66,26 @@ class _Canaries:
                 self.exact[client] = self.exact.get(client, 0.0) + float(axis @ calm) - half
 
 
-class _Planted(Values):
-    """A client's values, of which others see canaries; what it computes with stays its own."""
+def _plant(values: Values, client: int, canaries: _Canaries) -> None:
+    """Let a client's values show canaries where parts leave it; what it computes with stays its own.
 
-    def __init__(self, values: Values, client: int, canaries: _Canaries) -> None:
-        super().__init__(values.store)
-        self._client, self._canaries = client, canaries
+    The values stay the same object, which several parts of a client hold.
+    """
+    own = values.parts
 
-    def parts(self, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
-        values = super().parts(number, parts)
-        size = sum(int(np.prod(np.shape(value), dtype=int)) for value in values.values())
-        vector = LONG * self._canaries.norm * self._canaries.brought(self._client, size)
+    def shown(number: int, parts: tuple[str, ...]) -> dict[str, Any]:
+        arrays = own(number, parts)
+        size = sum(int(np.prod(np.shape(array), dtype=int)) for array in arrays.values())
+        vector = LONG * canaries.norm * canaries.brought(client, size)
         planted, start = {}, 0
-        for name, value in values.items():
-            stop = start + int(np.prod(np.shape(value), dtype=int))
-            planted[name] = vector[start:stop].reshape(np.shape(value)).astype(value.dtype)
+        for name, array in arrays.items():
+            stop = start + int(np.prod(np.shape(array), dtype=int))
+            planted[name] = vector[start:stop].reshape(np.shape(array)).astype(array.dtype)
             start = stop
         return planted
+
+    values.parts = shown  # type: ignore[method-assign]
+    values.value = lambda held: own(held.held, (held.part,))[held.part]  # type: ignore[method-assign]
 
 
 def rerun_clients(
@@ -94,8 +97,7 @@ def rerun_clients(
     low = 0.0 if config.privacy.relation == "add_remove" else -1.0
     canaries = _Canaries(coins, low, config.privacy.clip_norm, config.run.seed)
     for client in coins:
-        party = simulation.simulated.client(client)
-        party.values = _Planted(party.values, client, canaries)
+        _plant(simulation.simulated.client(client).values, client, canaries)
     federation, mean = simulation.federation, simulation.federation.mean
 
     def scored(*args: Any, **more: Any) -> tuple[GroupMean | None, ...]:
