@@ -200,10 +200,12 @@ def test_clients_as_canaries_are_distinguished_without_noise_only(relation: str)
     assert audit_claim(calm.scores, calm.coins, result.claim).epsilon > 1.0
 
 
-@pytest.mark.parametrize(("relation", "protection"), [("add_remove", {}), ("replace_one", {}), ("add_remove", {"sum": "secagg"})])
+@pytest.mark.parametrize(
+    ("relation", "protection"), [("add_remove", {}), ("replace_one", {}), ("add_remove", {"sum": "secagg", "min_cohort": 16})]
+)
 def test_canaries_of_clients_reach_the_means(relation: str, protection: Any) -> None:
     # with next to no noise, the scores of the run are those of the sums that canaries alone would make
-    made = scene("fedavg", "client", 200.0, privacy={"relation": relation}, protection=protection)
+    made = scene("fedavg", "client", 2000.0, privacy={"relation": relation}, protection=protection)
     result, calm = rerun_clients(made, population_of(made), np.random.default_rng(0))
     assert np.corrcoef(result.game.scores, calm.scores)[0, 1] > 0.9
 
