@@ -32,7 +32,8 @@ __all__ = ["rerun_clients"]
 class _Canaries:
     """Clients that bring canaries to sums instead of what they computed, and what comes out of the sums.
 
-    `scores` collects what the means show of each client, `exact` the same of the sums without noise. Clients and server do not know.
+    `scores` collects what the means show of each client, `exact` the same of the sums without noise, in units of the clip norm. Clients and
+    server do not know.
     """
 
     coins: Mapping[int, bool]
@@ -56,9 +57,9 @@ class _Canaries:
         for mean in means:
             if mean is None:
                 continue
-            total = np.concatenate([np.ravel(part.value()) for part in mean.parts.values()]) * mean.count
-            calm = self.norm * np.sum([self.brought(client, len(total)) for client in mean.contributors], axis=0)
-            half = self.norm * (1.0 + self.low) / 2
+            total = np.concatenate([np.ravel(part.value()) for part in mean.parts.values()]) * (mean.count / self.norm)
+            calm = np.sum([self.brought(client, len(total)) for client in mean.contributors], axis=0)
+            half = (1.0 + self.low) / 2
             self.cohorts.append((len(total), tuple(mean.contributors)))
             for client in mean.contributors:
                 axis = self.axis(client, len(total))
