@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cflpriv.attacks.dp.dp_audit import CONFIDENCE, FAULT, audit_claim, audit_guesses, audit_p_value
-from cflpriv.attacks.dp.dp_claims import Claim
+from cflpriv.attacks.dp.dp_claims import NoiseClaim
 from cflpriv.attacks.dp.dp_references import released_scores
 from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.data import build_population
@@ -43,10 +43,10 @@ EVENTS = {
 BATCHES = {"whole runs, all samples in each step": 0, "whole runs, Poisson batches of 20 of 70": 20}
 
 
-def claimed(name: str, epsilon: float) -> Claim:
+def claimed(name: str, epsilon: float) -> NoiseClaim:
     """The claim of a release that costs ε."""
     event: Event = EVENTS[name](1 / epsilon if name == "choice" else calibrate(lambda z: [EVENTS[name](z)], epsilon, DELTA))
-    return Claim((event,), DELTA, summed=name == "training")
+    return NoiseClaim((event,), DELTA, summed=name == "training")
 
 
 def ratios(name: str, epsilon: float, audits: int, seed: int) -> tuple[list[float], list[float]]:

@@ -33,7 +33,7 @@ import numpy as np
 from scipy import stats
 
 from ...types import Array
-from .dp_claims import Claim, claim_p_value, counts_of, epsilon_refuted
+from .dp_claims import NoiseClaim, claim_p_value, counts_of, epsilon_refuted
 
 __all__ = [
     "CONFIDENCE", "AuditResult", "Power", "audit_claim", "audit_guesses", "audit_p_value", "audit_power", "ceiling", "epsilon_lower_bound",
@@ -177,7 +177,7 @@ def audit_guesses(
     return AuditResult(m, best, right[best], bounds[best], highest, p, of_guesses=bounds[best])
 
 
-def audit_claim(scores: Array, coins: Array, claim: Claim, *, confidence: float = CONFIDENCE) -> AuditResult:
+def audit_claim(scores: Array, coins: Array, claim: NoiseClaim, *, confidence: float = CONFIDENCE) -> AuditResult:
     """The best bound of both tests from scores (m,) and coins (m,) bool, as in `audit_guesses`, where a mechanism is claimed.
 
     Raises as `audit_guesses`.
@@ -190,7 +190,7 @@ def audit_claim(scores: Array, coins: Array, claim: Claim, *, confidence: float 
     return replace(guessed, epsilon=max(guessed.epsilon, bound), ceiling=max(guessed.ceiling, highest), p=p, of_claim=bound)
 
 
-def audit_p_value(scores: Array, coins: Array, claim: Claim, confidence: float = CONFIDENCE) -> float:
+def audit_p_value(scores: Array, coins: Array, claim: NoiseClaim, confidence: float = CONFIDENCE) -> float:
     """The `p` of `audit_claim` with the same arguments; at most 1 − confidence where its bound is above the claim."""
     m, delta = _checked(scores, coins), claim.delta
     tried = numbers_of_guesses(m, claim.epsilon, delta, 1 - GUESSED * (1 - confidence))
@@ -199,7 +199,7 @@ def audit_p_value(scores: Array, coins: Array, claim: Claim, confidence: float =
 
 
 def audit_power(
-    draw: Callable[[], tuple[Array, Array]], claim: Claim, *, confidence: float = CONFIDENCE, repetitions: int | None = None
+    draw: Callable[[], tuple[Array, Array]], claim: NoiseClaim, *, confidence: float = CONFIDENCE, repetitions: int | None = None
 ) -> Power:  # fmt: skip
     """The power of `audit_claim` with the same arguments: how often it refutes the claim on scores and coins of `draw`.
 

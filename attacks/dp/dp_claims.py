@@ -1,9 +1,9 @@
 """The test of the mechanism that is claimed: a lower bound on ε from the trade-off between false and missed canaries.
 
 The events of a ledger state a mechanism, and so the largest share of true positives that any test can have at each share of false ones
-(`Claim.power_at`, the complement of the trade-off function; a Gaussian release has Φ(Φ⁻¹(α) + μ) with μ = 1/noise multiplier). Canaries
-that are told apart better than that refute the claim. The bound on ε is the price, at the same δ, of the same events with their noise
-multiplied by a factor s (of a choice: its ε divided by s), for the least s that the scores refute.
+(`NoiseClaim.power_at`, the complement of the trade-off function; a Gaussian release has Φ(Φ⁻¹(α) + μ) with μ = 1/noise multiplier).
+Canaries that are told apart better than that refute the claim. The bound on ε is the price, at the same δ, of the same events with their
+noise multiplied by a factor s (of a choice: its ε divided by s), for the least s that the scores refute.
 
 The test. One class of canaries sets the threshold: its score of rank k, which is beaten by a further score of the class with a probability
 α of the Beta(k, n − k + 1) law, whatever the scores' law is. Under the claim each canary of the other class is beyond the threshold with
@@ -34,7 +34,7 @@ from ...protocols.accounting import deltas_of, epsilon_of
 from ...protocols.events import ChoiceEvent, Event, SampledGaussianEvent
 from ...types import Array
 
-__all__ = ["Claim", "Counts", "claim_of_clients", "claim_p_value", "counts_of", "epsilon_refuted", "scaled"]
+__all__ = ["NoiseClaim", "ThresholdCounts", "claim_of_clients", "claim_p_value", "counts_of", "epsilon_refuted", "scaled"]
 
 THRESHOLDS = ((1.0, True, 0.6), (0.1, True, 0.2), (0.1, False, 0.2))
 """Share of the equal error rate, whether canaries that are out set the threshold, and share of the error. The first is where a Gaussian
@@ -63,7 +63,7 @@ def scaled(events: Iterable[Event], factor: float) -> tuple[Event, ...]:
 
 
 @dataclass(frozen=True)
-class Claim:
+class NoiseClaim:
     """What a ledger claims: the `events` of the client that spent most, at `delta`.
 
     `covering` are events that cover those of each client with canaries, where clients differ; () where `events` do. `summed`: the one event
@@ -124,7 +124,7 @@ def _sums(events: tuple[Event, ...], factor: float) -> tuple[Array, Array]:
     A canary that is in adds its norm bound as often as it is drawn; one that is out adds nothing, or under "replace_one" takes as much off.
     """
     (event,) = scaled(events, factor)
-    assert isinstance(event, SampledGaussianEvent)  # as `Claim` says
+    assert isinstance(event, SampledGaussianEvent)  # as `NoiseClaim` says
     spread = event.noise_multiplier * math.sqrt(event.steps)
     times = np.arange(event.steps + 1)
     likely = stats.binom.pmf(times, event.steps, event.sampling_rate)
@@ -139,16 +139,16 @@ def _sums(events: tuple[Event, ...], factor: float) -> tuple[Array, Array]:
     return (above(-1) if swaps else stats.norm.sf(edges / spread)), np.minimum(1.0, above(1))
 
 
-def claim_of_clients(bills: Iterable[tuple[Event, ...]], delta: float) -> Claim:
+def claim_of_clients(bills: Iterable[tuple[Event, ...]], delta: float) -> NoiseClaim:
     """The claim of clients by their events: that of the client that spent most, covered by the largest count of each event."""
     each = list(bills)
     events = max(each, key=lambda bill: epsilon_of(bill, delta), default=())
     covering = reduce(or_, (Counter(bill) for bill in each), Counter[Event]())
-    return Claim(events, delta, () if covering == Counter(events) else tuple(covering.elements()))
+    return NoiseClaim(events, delta, () if covering == Counter(events) else tuple(covering.elements()))
 
 
 @dataclass(frozen=True)
-class Counts:
+class ThresholdCounts:
     """At one threshold: the `rank` of the score that sets it in its class of `setters`, and how many of the `others` are `beyond` it.
 
     `out`: whether canaries that are out set the threshold. `error`: the share of the error that the threshold has.
@@ -161,14 +161,14 @@ class Counts:
     out: bool
     error: float
 
-    def p_value(self, claim: Claim, factor: float) -> float:
+    def p_value(self, claim: NoiseClaim, factor: float) -> float:
         """How probable so many beyond the threshold are at most, under the claim with `factor` times the noise."""
         rates = _rates(self.rank, self.setters)
         tail = stats.binom.sf(self.beyond - 1, self.others, claim.power_at(rates, factor, out=self.out))
         return min(1.0, float(WEIGHTS @ tail))
 
     @property
-    def best(self) -> "Counts":
+    def best(self) -> "ThresholdCounts":
         """The same where all others are beyond the threshold."""
         return replace(self, beyond=self.others)
 
@@ -179,7 +179,7 @@ def _rates(rank: int, setters: int) -> Array:
     return np.asarray(stats.beta.ppf(NODES, rank, setters - rank + 1))
 
 
-def counts_of(scores: Array, coins: Array, claim: Claim) -> tuple[Counts, ...]:
+def counts_of(scores: Array, coins: Array, claim: NoiseClaim) -> tuple[ThresholdCounts, ...]:
     """What scores (m,) show at the thresholds; () where all coins (m,) bool fell alike.
 
     Equal scores are put in an order that does not depend on coins, as if by chance.
@@ -193,11 +193,11 @@ def counts_of(scores: Array, coins: Array, claim: Claim) -> tuple[Counts, ...]:
     for share, out, error in THRESHOLDS:
         setters, others = np.sort(classes[out]), -classes[not out]
         rank = max(1, round(share * claim.equal_error * (len(setters) + 1)))
-        counts.append(Counts(rank, len(setters), len(others), int((others > setters[-rank]).sum()), out, error))
+        counts.append(ThresholdCounts(rank, len(setters), len(others), int((others > setters[-rank]).sum()), out, error))
     return tuple(counts)
 
 
-def claim_p_value(counts: Iterable[Counts], claim: Claim, factor: float = 2 ** (-0.5 / STEPS)) -> float:
+def claim_p_value(counts: Iterable[ThresholdCounts], claim: NoiseClaim, factor: float = 2 ** (-0.5 / STEPS)) -> float:
     """How probable what the scores show is at most, under the claim with `factor` times the noise; all thresholds together.
 
     The default is half a step below the claimed noise: then a bound on ε is above the claim wherever p is as small as is asked for.
@@ -205,7 +205,7 @@ def claim_p_value(counts: Iterable[Counts], claim: Claim, factor: float = 2 ** (
     return min([1.0, *(count.p_value(claim, factor) / count.error for count in counts)])
 
 
-def epsilon_refuted(counts: Iterable[Counts], claim: Claim, limit: float) -> float:
+def epsilon_refuted(counts: Iterable[ThresholdCounts], claim: NoiseClaim, limit: float) -> float:
     """The lower bound on ε: the price of the claim with the least factor of noise whose p-value is at most `limit`; 0 if none is."""
     seen = tuple(counts)
 

@@ -14,7 +14,7 @@ from ...privacy.settings import Privacy
 from ...protocols.events import ChoiceEvent, GaussianEvent
 from ...protocols.ledger import Ledger, PrivacyBudget
 from ...types import Population
-from .dp_claims import Claim
+from .dp_claims import NoiseClaim
 from .dp_mechanisms import CanaryGame, Unpriced
 from .dp_references import GameTrials
 
@@ -30,7 +30,7 @@ class WholeRunGame:
     """
 
     game: CanaryGame
-    claim: Claim
+    claim: NoiseClaim
     rounds: int
     unscored: tuple[str, ...] = ()
     apart: CanaryGame | None = None

@@ -32,7 +32,7 @@ from ...randomness import stream
 from ...types import Array, ClientData, Population
 from ..figures.leakage import Case, Cell, nothing
 from .dp_audit import CONFIDENCE, ENOUGH, FAULT, AuditResult, Power, audit_claim, audit_power, verdict
-from .dp_claims import Claim, claim_of_clients
+from .dp_claims import NoiseClaim, claim_of_clients
 from .dp_clients import rerun_clients
 from .dp_mechanisms import GAMES, CanaryGame, quiet
 from .dp_references import joined_trials, released_scores
@@ -159,7 +159,7 @@ def _noise_is_shared(config: Config) -> bool:
     return config.privacy.noise == "shared" or (config.privacy.unit == "client" and config.protection.sum == "secagg")
 
 
-def claim_of(event: Event, delta: float, colluding: int = 0) -> Claim:
+def claim_of(event: Event, delta: float, colluding: int = 0) -> NoiseClaim:
     """What an event claims towards a server that knows the shares of `colluding` members, of whom one is not counted anyway.
 
     Raises `ValueError` if these are all that are counted.
@@ -167,7 +167,7 @@ def claim_of(event: Event, delta: float, colluding: int = 0) -> Claim:
     left = known_shares(event, colluding - 1)
     if left is None:
         raise ValueError(f"colluding: {colluding} members know all of the shares that are counted, so nothing is claimed")
-    return Claim((left,), delta)
+    return NoiseClaim((left,), delta)
 
 
 def audit_release(

@@ -15,7 +15,7 @@ import cflpriv.tasks.evaluation as evaluation
 import cflpriv.tasks.training as training
 from cflpriv.attacks.dp import dp_mechanisms
 from cflpriv.attacks.dp.dp_audit import AuditResult, audit_claim, audit_guesses, verdict
-from cflpriv.attacks.dp.dp_claims import Claim
+from cflpriv.attacks.dp.dp_claims import NoiseClaim
 from cflpriv.attacks.dp.dp_mechanisms import GAMES, CanaryGame
 from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.attacks.figures.family import judged_together
@@ -78,7 +78,7 @@ def calibrated(made: Callable[[float], Event], epsilon: float) -> Event:
 def audited_game(name: str, event: Event, seed: int, claimed: Event | None = None) -> AuditResult:
     """The audit of a game of `event`, of which `claimed` (default: the event) is claimed."""
     game = ALL_GAMES[name](event, np.random.default_rng(seed), public_entropy(f"{name} {seed}"))
-    claim = Claim((claimed or event,), DELTA, summed=name == "training")
+    claim = NoiseClaim((claimed or event,), DELTA, summed=name == "training")
     if name == "response":  # pure, and not bounded in range as the event of a choice claims
         return audit_guesses(game.scores, game.coins, DELTA, claim=claim.epsilon)
     return audit_claim(game.scores, game.coins, claim)

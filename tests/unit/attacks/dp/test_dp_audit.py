@@ -22,7 +22,7 @@ from cflpriv.attacks.dp.dp_audit import (
     p_value,
     verdict,
 )
-from cflpriv.attacks.dp.dp_claims import Claim
+from cflpriv.attacks.dp.dp_claims import NoiseClaim
 from cflpriv.protocols.events import ChoiceEvent
 from cflpriv.types import Array
 
@@ -101,7 +101,7 @@ def test_the_power_is_at_most_in_one_of_twenty_below_its_conservative_figure() -
 @pytest.mark.parametrize("epsilon", [0.3, 0.8, 1.2])
 def test_power_counts_the_audits_that_exceed_the_claim(epsilon: float) -> None:
     # randomised responses of ε = 1.5 against claims about it: the same number of alarms as audits made one by one
-    claim = Claim((ChoiceEvent(epsilon, "add_remove", "sample"),), DELTA)
+    claim = NoiseClaim((ChoiceEvent(epsilon, "add_remove", "sample"),), DELTA)
 
     def draw(rng: np.random.Generator) -> tuple[Array, Array]:
         coins = rng.random(300) < 0.5

@@ -10,7 +10,16 @@ from scipy import stats
 
 from benchmarks.dp_audits import claimed, false_or_found, ratios
 from cflpriv.attacks.dp.dp_audit import CONFIDENCE, FAULT, audit_claim, audit_p_value
-from cflpriv.attacks.dp.dp_claims import STEPS, Claim, Counts, claim_of_clients, claim_p_value, counts_of, epsilon_refuted, scaled
+from cflpriv.attacks.dp.dp_claims import (
+    STEPS,
+    NoiseClaim,
+    ThresholdCounts,
+    claim_of_clients,
+    claim_p_value,
+    counts_of,
+    epsilon_refuted,
+    scaled,
+)
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation, SampledGaussianEvent
 from cflpriv.types import Array
@@ -22,7 +31,7 @@ def gaussian(multiplier: float) -> GaussianEvent:
     return GaussianEvent(multiplier, 1.0, "add_remove", "sample")
 
 
-def told_apart(claim: Claim, canaries: int, seed: int, share: float = 1.0) -> tuple[Array, Array]:
+def told_apart(claim: NoiseClaim, canaries: int, seed: int, share: float = 1.0) -> tuple[Array, Array]:
     """Scores and coins of a Gaussian release with this share of the noise."""
     rng = np.random.default_rng(seed)
     coins = rng.random(canaries) < 0.5
@@ -35,15 +44,15 @@ def told_apart(claim: Claim, canaries: int, seed: int, share: float = 1.0) -> tu
 def test_the_trade_off_of_gaussian_releases_is_that_of_two_normal_laws(multiplier: float) -> None:
     exact = stats.norm.cdf(stats.norm.ppf(RATES) + 2 / multiplier)
     for events in ((gaussian(multiplier / 2),), (gaussian(multiplier),) * 4):
-        ours = Claim(events, DELTA).power_at(RATES)
+        ours = NoiseClaim(events, DELTA).power_at(RATES)
         assert (ours >= exact - 1e-9).all(), "never below: the test would err"
         assert ours == pytest.approx(exact, abs=2e-3)
-    assert Claim((gaussian(multiplier),), DELTA).power_at(RATES, 0.5) == pytest.approx(exact, abs=2e-3)
+    assert NoiseClaim((gaussian(multiplier),), DELTA).power_at(RATES, 0.5) == pytest.approx(exact, abs=2e-3)
 
 
 def test_the_trade_off_of_a_choice_covers_randomised_response_and_no_more_at_its_corner() -> None:
     # two options with odds e^(ε/2) each way: the corner is where errors of both kinds are as frequent
-    claim = Claim((ChoiceEvent(3.0, "add_remove", "sample"),), DELTA)
+    claim = NoiseClaim((ChoiceEvent(3.0, "add_remove", "sample"),), DELTA)
     wrong = 1 / (1 + math.exp(1.5))
     assert claim.power_at(np.array([wrong]))[0] == pytest.approx(1 - wrong, abs=2e-3)
     assert claim.equal_error == pytest.approx(wrong, abs=2e-3)
@@ -51,13 +60,13 @@ def test_the_trade_off_of_a_choice_covers_randomised_response_and_no_more_at_its
 
 def test_sampled_steps_are_bounded_by_what_all_their_batches_would_show() -> None:
     event = SampledGaussianEvent(2.0, 0.2, 10, 1.0, "add_remove")
-    ours = Claim((event,), DELTA).power_at(RATES)
+    ours = NoiseClaim((event,), DELTA).power_at(RATES)
     times, steps = np.arange(11), stats.binom(10, 0.2)
     of_sum = [float(steps.pmf(times) @ stats.norm.sf(stats.norm.isf(rate) - times / (2.0 * math.sqrt(10)))) for rate in RATES]
     everybody = stats.norm.cdf(stats.norm.ppf(RATES) + math.sqrt(10) / 2)
     assert (ours >= np.array(of_sum)).all()
     assert (ours <= everybody).all()
-    summed = Claim((event,), DELTA, summed=True).power_at(RATES)
+    summed = NoiseClaim((event,), DELTA, summed=True).power_at(RATES)
     assert (summed >= np.array(of_sum)).all(), "never below: the test would err"
     assert summed == pytest.approx(np.array(of_sum), abs=1e-3)
 
@@ -66,28 +75,28 @@ def test_sampled_steps_are_bounded_by_what_all_their_batches_would_show() -> Non
 def test_sums_over_steps_show_as_much_as_their_laws(relation: Relation) -> None:
     # by simulation, for thresholds that either class sets
     event, rng = SampledGaussianEvent(1.0, 0.3, 5, 1.0, relation), np.random.default_rng(0)
-    claim = Claim((event,), DELTA, summed=True)
+    claim = NoiseClaim((event,), DELTA, summed=True)
     times, noise = rng.binomial(5, 0.3, size=(2, 200_000)), math.sqrt(5) * rng.normal(size=(2, 200_000))
     inside, out = times[0] + noise[0], noise[1] - (times[1] if relation == "replace_one" else 0)
     for rate in (0.05, 0.3):
         shares = [(inside > np.quantile(out, 1 - rate)).mean(), (out < np.quantile(inside, rate)).mean()]
         ours = [claim.power_at(np.array([rate]), out=which)[0] for which in (True, False)]
         assert ours == pytest.approx(shares, abs=8e-3)
-        assert (Claim((event,), DELTA).power_at(np.array([rate]))[0] > np.array(ours) - 1e-3).all(), "steps one by one show no less"
+        assert (NoiseClaim((event,), DELTA).power_at(np.array([rate]))[0] > np.array(ours) - 1e-3).all(), "steps one by one show no less"
 
 
 def test_the_tail_is_that_of_ranks_under_the_law_that_reveals_most() -> None:
     # by simulation: how often so many of 40 are above the third of 30, at the trade-off function itself
-    claim, rng = Claim((gaussian(0.8),), DELTA), np.random.default_rng(0)
+    claim, rng = NoiseClaim((gaussian(0.8),), DELTA), np.random.default_rng(0)
     out, inside = rng.normal(size=(100_000, 30)), rng.normal(size=(100_000, 40)) + 1 / 0.8
     beyond = (inside > np.sort(out, axis=1)[:, -3:-2]).sum(axis=1)
     for count in (20, 28, 34):
-        p = Counts(3, 30, 40, count, True, 1.0).p_value(claim, 1.0)
+        p = ThresholdCounts(3, 30, 40, count, True, 1.0).p_value(claim, 1.0)
         assert p == pytest.approx(float((beyond >= count).mean()), abs=6e-3)
 
 
 def test_equal_scores_show_nothing_and_coins_alone_neither() -> None:
-    claim = Claim((gaussian(1.0),), DELTA)
+    claim = NoiseClaim((gaussian(1.0),), DELTA)
     coins = np.random.default_rng(0).random(4000) < 0.5
     assert audit_claim(np.zeros(4000), coins, claim).epsilon == 0.0
     assert counts_of(np.zeros(5), np.ones(5, bool), claim) == ()
@@ -159,5 +168,5 @@ def test_clients_that_were_charged_differently_are_covered_by_all_largest_counts
     assert claim.events == (first, first)
     assert sorted(claim.covering, key=lambda event: event.noise_multiplier) == [first, first, second]  # type: ignore[union-attr]
     assert claim_of_clients([(first, second), (second, first), (first,)], DELTA).covering == ()
-    assert (claim.power_at(RATES) >= Claim((first, second), DELTA).power_at(RATES) - 1e-9).all()
+    assert (claim.power_at(RATES) >= NoiseClaim((first, second), DELTA).power_at(RATES) - 1e-9).all()
     assert claim_of_clients([], DELTA).epsilon == 0.0

@@ -24,7 +24,7 @@ from scipy import stats
 
 from cflpriv.attacks.dp import dp_mechanisms
 from cflpriv.attacks.dp.dp_audit import ENOUGH, FAULT, AuditResult, audit_claim, audit_guesses, verdict
-from cflpriv.attacks.dp.dp_claims import Claim
+from cflpriv.attacks.dp.dp_claims import NoiseClaim
 from cflpriv.attacks.dp.dp_mechanisms import GAMES, quiet
 from cflpriv.attacks.dp.dp_references import released_scores
 from cflpriv.attacks.dp.dp_run import audit_release
@@ -194,7 +194,7 @@ def test_the_power_is_how_often_less_noise_is_caught(name: str, epsilon: float, 
     games = [GAMES[name](event, rng, public_entropy(f"{name} {seed}")) for seed, rng in enumerate(rngs[1:], 1)]
     bounds = [
         found.epsilon,
-        *(audit_claim(game.scores, game.coins, Claim((event,), DELTA, summed=name == "training")).epsilon for game in games),
+        *(audit_claim(game.scores, game.coins, NoiseClaim((event,), DELTA, summed=name == "training")).epsilon for game in games),
     ]
     caught = sum(bound > claim for bound in bounds)
     print(f"{name}, claim {claim:.2f}: {caught} of 10, power {found.power.share:.2f} (at least {found.power.low:.2f})")

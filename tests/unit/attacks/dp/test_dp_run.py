@@ -16,7 +16,7 @@ import cflpriv.tasks.training as training
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.dp import dp_run
 from cflpriv.attacks.dp.dp_audit import ENOUGH, FAULT, audit_claim, verdict
-from cflpriv.attacks.dp.dp_claims import Claim
+from cflpriv.attacks.dp.dp_claims import NoiseClaim
 from cflpriv.attacks.dp.dp_clients import rerun_clients
 from cflpriv.attacks.dp.dp_mechanisms import CanaryGame
 from cflpriv.attacks.dp.dp_reruns import WholeRunGame
@@ -318,7 +318,7 @@ def test_every_rerun_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, 
             raise ValueError("no mean was released")
         game = CanaryGame(rng.normal(size=10), rng.random(10) < 0.5)
         events = (GaussianEvent(4.0, 1.0, "add_remove", "client"),) * (1 + config.run.seed)
-        whole_run = WholeRunGame(game, Claim(events, DELTA), 2)
+        whole_run = WholeRunGame(game, NoiseClaim(events, DELTA), 2)
         return (whole_run, game) if unit == "client" else whole_run
 
     monkeypatch.setattr(dp_run, "rerun_clients", made_up)
