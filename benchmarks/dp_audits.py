@@ -15,7 +15,7 @@ claimed noise, or .7 of it. `--first` is the first seed.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -34,7 +34,7 @@ DELTA = 1e-5
 MANY, FEW = 10_000, 2_560
 """Canaries for bounds, and for alarms."""
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
-EVENTS = {
+EVENTS: dict[str, Callable[[float], Event]] = {
     "mean": lambda z: GaussianEvent(z, 1.0, "add_remove", "sample"),
     "training": lambda z: SampledGaussianEvent(z, 0.2, 20, 1.0, "add_remove"),
     "choice": lambda z: ChoiceEvent(1 / z, "add_remove", "sample"),
