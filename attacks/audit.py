@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms import ALGORITHMS
+from ..array_files import read_npz
 from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
 from ..engine.device import using
@@ -391,7 +392,9 @@ class _Kept:
         words = {name: remedy.line for name, remedy in self.remedies.items()}
         remedies = {name: {"words": remedy.words, "changes": list(remedy.changes)} for name, remedy in self.remedies.items()}
         measured = [entry.as_json() for entry in self.measured]
-        more = {"about": self.about, "remedies_accepted": remedies, "remedies_measured": measured}
+        more = {
+            "about": self.about, "remedies_accepted": remedies, "remedies_measured": measured, "most_exposed": _exposed(self.folder, table),
+        }  # fmt: skip
         self._write("audit.json", audit_text(table, family, words, **more))
 
     def _write(self, name: str, text: str) -> None:
@@ -409,6 +412,22 @@ class _Kept:
         order = {name: i for i, name in enumerate(ATTACKS)}
         done = sorted(self.cells, key=lambda name: (name.split("|")[0] != "server", name.split("|")[0], order.get(name.split("|")[1], 99)))
         return judged_together(pooled([cell for name in done for cell in self.cells[name]]))
+
+
+def _exposed(folder: Path, table: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The training samples that membership attacks which leak single out on the recorded run: by client, the row of its training data."""
+    leaks = [cell for cell in table if cell.attack == "membership" and cell.status == "leaks" and cell.arrays]
+    listed = []
+    for adversary, file in dict.fromkeys((cell.adversary, cell.arrays) for cell in leaks):
+        path = folder / "audit" / str(file)
+        arrays = read_npz(path) if path.is_file() else {}
+        for source in ("update", "model"):
+            if any(cell.adversary == adversary and cell.metric.startswith(source) for cell in leaks):
+                listed += [
+                    {"adversary": adversary, "evidence": source, "client": int(client), "row": int(row), "others_as_high": float(share)}
+                    for client, row, share in arrays.get(f"exposed_{source}", ())
+                ]
+    return listed
 
 
 def _cell(fields: Mapping[str, Any]) -> Cell:
