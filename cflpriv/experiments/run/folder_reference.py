@@ -176,7 +176,7 @@ FILES = (
         {
             "verdicts": "For each adversary one sentence, and what would reduce the leak.",
             "risks": "Leaks by what they are to data protection law: `singling out`, `linkability`, `inference`.",
-            "about": "`software`, `date`, the `run` with digests of data and files, `budget`, `seeds`, `adversaries`, `attacks`, `not_run`.",
+            "about": "`software`, `date`, `run` with digests of data and files, `budget`, `seeds`, `adversaries`, `attacks`, `not_run`.",
             "remedies_accepted, remedies_measured": "For each attack the first remedy that the configuration accepts, as `--set` takes it; "
             "and leaks attacked again with their remedies (`--measure-remedies`).",
             "most_exposed": "Training samples that a leaking membership attack singles out: `client`, `row` of its training data, and the "
