@@ -51,7 +51,8 @@ ADVERSARIES: dict[str, str] = {
 class AdversaryView:
     """What an adversary has: `messages` in order, with the payloads it can read; `secrets` by party; the colluding clients (`coalition`).
 
-    `protection` is the public setting under which the run was made.
+    `protection` is the public setting under which the run was made. `shared_noise`: clients add shares of noise inside secure sums, which
+    are then in units of the noise.
     """
 
     adversary: str
@@ -59,6 +60,7 @@ class AdversaryView:
     secrets: Mapping[str, Mapping[str, str]]
     coalition: tuple[int, ...] = ()
     protection: Protection = field(default_factory=Protection)
+    shared_noise: bool = False
 
     @property
     def is_server(self) -> bool:
@@ -286,7 +288,9 @@ def load_view(run_dir: str | Path, adversary: str = "server") -> AdversaryView:
     folder = Path(run_dir)
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
-    return view_of(recorded_messages(folder), adversary, read_secrets(folder), load_config(folder / "config.toml", trust=False).protection)
+    config = load_config(folder / "config.toml", trust=False)
+    view = view_of(recorded_messages(folder), adversary, read_secrets(folder), config.protection)
+    return replace(view, shared_noise=config.privacy.unit == "client")
 
 
 def recorded_messages(folder: Path) -> list[Message]:

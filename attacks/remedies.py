@@ -65,6 +65,7 @@ CANDIDATES: dict[str, tuple[Remedy, ...]] = {
     "label_inference": _OF_UPDATES,
     "gradient_inversion": _OF_UPDATES,
     "update_norms": _OF_UPDATES,
+    "exact_zeros": (_STEADY, *_NOISE),
     "key_recovery": _OF_UPDATES,
     "membership": _NOISE,
     "source_inference": _OF_UPDATES,

@@ -248,6 +248,9 @@ def _by_labels(case: Case, why: str) -> tuple[list[Cell], dict[str, Array] | Non
     if isinstance(seen, str):
         words = f"not attempted: {why}, and no label sets lead from these to images: {seen.removeprefix('not attempted: ')}"
         return [nothing(case, NAME, "mean_image_cosine", words)], None
+    if not set(seen.judged) <= set(signatures_in(case.reference, case.prior.unprotected())):
+        words = f"not attempted: {why}, in the unprotected run, too, so that no reference shows images"
+        return [nothing(case, NAME, "mean_image_cosine", words)], None
     return cells_of_labels(case, NAME, seen, guess(case.reference, case.prior.unprotected(), seen.judged).images)
 
 

@@ -29,7 +29,7 @@ from ..figures.leakage import Case, Cell, cell, nothing
 from .coalition import cohorts_assumed, known_sums, trained_again
 from .linear_evidence import equations, solved
 from .sums import CohortSum, oblivious_sizes
-from .updates import public_model, updates_in
+from .updates import public_model, unread, updates_in
 
 __all__ = ["cells", "disaggregate"]
 
@@ -117,16 +117,16 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     view, reference = case.view, case.reference
     clients = sorted(set(case.truth.label_sets) - set(view.coalition))
     seen = [known_sums(case, recording) for recording in (view, reference)]
+    dimension = 0 if case.prior.config is None else public_model(case.prior).dimension
     if not seen[1]:
-        return [nothing(case, NAME, "singleton_exact", "the algorithm makes no sums over clients")], None
+        return [nothing(case, NAME, "singleton_exact", (unread(case.view, dimension) or "the algorithm makes no sums over clients"))], None
     if not seen[0]:
         why = "no sum over named clients is in this view"
         if oblivious_sizes(view):
             why = "the members of sums are hidden, and every round had a group below the minimum size, so totals are not known either"
+        why = unread(case.view, dimension) or why
         return [nothing(case, NAME, metric, why) for metric in ("singleton_exact", "static_value_exact")], None
     blank = np.zeros(len(clients))
-    config = case.prior.config
-    dimension = 0 if config is None else public_model(case.prior).dimension
     truth = {key: value for key, value in updates_in(reference, dimension).items() if key[1] in clients}
     single = [score_single(guess_single(sums), truth, clients, partial(_made_again, case)) for sums in seen]
     static = [score_static(sums, clients) for sums in seen]
@@ -155,9 +155,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         if metric == "singleton_exact" and not observed.any() and any(_is_left(sum_, view.coalition) for sum_ in seen[0]):
             figures.append(nothing(case, NAME, metric, NOT_TAKEN_OFF))
             continue
-        if not observed.any() and not twin.any():
-            figures.append(nothing(case, NAME, metric, why))
-            continue
+        if not observed.any() and not twin.any():  # a proof all the same: who is in the sums decides it
+            note = why
         made = cell(case, NAME, metric, observed, blank, twin, margin=0.0, share=True, note=f"{note}; {reference_words}; baseline 0")
         figures.append(replace(made, exact=True, power=None, status="leaks" if observed.any() else "at_baseline"))
     return figures, None

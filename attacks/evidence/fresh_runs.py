@@ -46,6 +46,7 @@ class AuditedRun:
 
     def view(self, adversary: str) -> AdversaryView:
         view = view_of(self.messages, adversary, self.secrets, self.config.protection)
+        view = replace(view, shared_noise=self.config.privacy.unit == "client")
         return view if self.rounds is None else view.until(self.rounds)
 
 

@@ -3,6 +3,8 @@
 A sum is not a message. The server knows the clients it asked, and publishes the result itself: the next model of a cluster is the last
 model plus the mean update. So a sum is read off two successive models of one name and the traffic between the two models.
 
+No model follows the sum of the last round. There the server's view of a secure sum gives the mean, from its own messages (`opened_sums`).
+
 A member of a cluster has the same two models if it takes part twice in succession. A secure sum names its survivors to its members. A sum
 in the clear and an oblivious sum do not: a party that sees only models has the mean, but not the members. In an oblivious sum the terms
 state the size of each group, so the server knows the total over all participants, and their names.
@@ -24,6 +26,7 @@ from ...protocols.secagg.messages import Adverts, Terms, Unmask, decode_server, 
 from ...types import Array
 from ..adversary import AdversaryView, opened_rows
 from .local_training import LocalTraining, training_of
+from .opened_sums import opened_sums, rows_of
 
 __all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "oblivious_sizes", "sums_in"]
 
@@ -81,7 +84,7 @@ def sums_in(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortS
     sums = [sum_ for sum_ in every if sum_.members]
     hidden = {(sum_.round, sum_.label): sum_ for sum_ in every if not sum_.members}
     for sizes in oblivious_sizes(view):
-        if not sizes.whole:
+        if not sizes.whole or len(sizes.counts) == 1:  # of a single group the members are known (`_sums`)
             continue
         parts = [(count, hidden.get((sizes.round, label))) for label, count in sizes.counts.items()]
         means = [count * sum_.mean for count, sum_ in parts if sum_ is not None and sum_.mean is not None]
@@ -132,11 +135,9 @@ def _survivors(message: Message) -> tuple[int, ...]:
 
 def _requests_of(message: Message) -> Iterator[object]:
     """The server's messages of a secure sum in a message's payload."""
-    rows = np.asarray((message.payload or {}).get("bytes", np.zeros((0, 0), np.uint8)))
-    lengths = (message.payload or {}).get("bytes.length", np.full(len(rows), rows.shape[1] if rows.ndim == 2 else 0))
-    for row, length in zip(rows, lengths, strict=True):
+    for row in rows_of(message):
         try:
-            yield decode_server(np.asarray(row[: int(length)], np.uint8).tobytes())
+            yield decode_server(row)
         except MalformedMessage:
             continue
 
@@ -151,7 +152,8 @@ def _sums(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortSum
     """
     sums = _walked(view)
     if view.is_server:
-        return sums
+        whole = {(sizes.round, *sizes.counts): sizes.cohort for sizes in oblivious_sizes(view) if sizes.whole and len(sizes.counts) == 1}
+        return [sum_ if sum_.members else replace(sum_, members=whole.get((sum_.round, sum_.label), ())) for sum_ in sums]
     known = [(sum_, sum_.members or (cohorts or {}).get((sum_.round, sum_.label), ())) for sum_ in sums]
     single = [sum_.mean is not None and sum_.until == sum_.round + 1 and bool(set(of) & set(view.coalition)) for sum_, of in known]
     return [replace(sum_, members=of if alone else ()) for (sum_, of), alone in zip(known, single, strict=True)]
@@ -198,7 +200,21 @@ def _walked(view: AdversaryView) -> list[CohortSum]:
             if key not in pending:
                 pending[key] = (len(sums), model)
                 sums.append(CohortSum(first.round, (), start=model, label=int(key[2].partition("/")[2] or -1), local=local))
+    if whole and view.protection.secure and not view.shared_noise and pending:
+        _open_last(view, sums, pending)
     return sums
+
+
+def _open_last(view: AdversaryView, sums: list[CohortSum], pending: Mapping[tuple[str, int, str], tuple[int, Array]]) -> None:
+    """Give the sums after which no model was sent the means that their server computed."""
+    opened = opened_sums(view, min(sums[at].round for at, _ in pending.values()))
+    for (_, _, name), (at, start) in pending.items():
+        sum_ = sums[at]
+        for own in opened:
+            label = int(name.partition("/")[2] or own.label)
+            mean = own.mean_of(label) if own.round == sum_.round and (not sum_.members or sum_.members == own.sum.survivors) else None
+            if mean is not None and mean.shape == start.shape:
+                sums[at] = replace(sum_, mean=mean, until=sum_.round + 1)
 
 
 def _calls(view: AdversaryView) -> Iterator[list[Message]]:

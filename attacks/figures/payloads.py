@@ -30,7 +30,9 @@ class PayloadPart:
     readers: tuple[str, ...] = ()
 
 
-_MODELS = ("membership", "property_inference", "label_inference", "cluster_identity", "gradient_inversion", "disaggregation")
+_MODELS = (
+    "membership", "property_inference", "label_inference", "cluster_identity", "gradient_inversion", "exact_zeros", "disaggregation",
+)  # fmt: skip
 _UPDATES = (
     "label_inference", "gradient_inversion", "update_norms", "membership", "source_inference", "property_inference", "disaggregation",
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """Significance of scores: intervals of means and shares, one-sided tests of a gain over a baseline, paired by client, and their power."""
 
+from collections.abc import Callable
 from itertools import permutations
 from typing import Literal
 
@@ -9,12 +10,13 @@ from scipy import stats
 from ...types import Array
 
 __all__ = [
-    "ENOUGH", "CellStatus", "chance", "chance_of_matching", "chance_of_orders", "chance_of_renaming", "confidence_interval", "interval",
-    "is_count", "judge", "orders", "power", "proportion_interval", "t_chance", "t_power", "vary",
+    "ENOUGH", "CellStatus", "chance", "chance_of_draws", "chance_of_matching", "chance_of_orders", "chance_of_renaming",
+    "confidence_interval", "interval", "is_count", "judge", "orders", "power", "proportion_interval", "t_chance", "t_power", "vary",
 ]  # fmt: skip
 
 FEWEST_SCORES = 3
 MATCHED, MATCHINGS = 6, 1999
+ENOUGH_DRAWS = 20
 PAIRS_AT_ONCE = 1_000_000
 RATE = 0.025
 """How often a figure without a leak may be called one, from one run or from several together."""
@@ -26,7 +28,7 @@ FEWEST_COUNTS = 6
 """Fewer scores of 0 and 1 that all succeed where the baseline fails are as probable by chance as `RATE` allows: 2⁻⁵ is .031."""
 SHARES = ("_accuracy", "_exact", "_auc", "_tpr")
 RANGES = {
-    **dict.fromkeys((*SHARES, "token_share", "token_precision", "words_in_place"), (0.0, 1.0)),
+    **dict.fromkeys((*SHARES, "_share", "_precision", "words_in_place"), (0.0, 1.0)),
     "images_recovered_gradient": (0.0, 1.0), "images_recovered_update": (0.0, 1.0), "_l1": (0.0, 2.0),
     "_error": (0.0, float("inf")), "_epsilon": (0.0, float("inf")), "_cosine": (-1.0, 1.0), "_ssim": (-1.0, 1.0),
     "_psnr_db": (-float("inf"), 100.0),
@@ -153,6 +155,19 @@ def chance_of_renaming(guessed: Array, true: Array, centre: Array, rng: np.rando
     for shares, real in zip(guessed - centre, true - centre, strict=True):
         errors += np.abs(shares[:, None] - real[None, :])
     return chance_of_matching(errors, rng)
+
+
+def chance_of_draws(reached: float, draw: Callable[[], float], times: int = MATCHINGS) -> float:
+    """How probable a figure of at least `reached` is if what is scored has nothing to do with the truth, from figures for drawn truths.
+
+    At most so many `times` a truth is drawn, and no more often than it takes until `ENOUGH_DRAWS` reach as much (Besag & Clifford 1991).
+    """
+    again = 0
+    for drawn in range(1, times + 1):
+        again += bool(draw() >= reached - 1e-9)
+        if again == ENOUGH_DRAWS:
+            return again / drawn
+    return (1 + again) / (1 + times)
 
 
 def orders(guessed: Array, true: Array) -> Array:

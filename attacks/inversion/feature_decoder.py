@@ -24,7 +24,7 @@ from ...types import Array
 from .closed_form import LinearLayer, layers_of
 from .lbfgs import minimise
 
-__all__ = ["Decoder", "decode_linearly", "decode_features", "features_of", "fit_decoder"]
+__all__ = ["Decoder", "decode_linearly", "decode_features", "features_of", "fit_decoder", "normal_images"]
 
 PENALTIES = np.logspace(-8, 2, 41)
 """Ridge penalties tried, as multiples of the mean squared singular value of the features."""
@@ -104,7 +104,7 @@ def decode_features(model: Model, vector: Array, layer: LinearLayer, features: A
 
 def _refined(before: nn.Module, spread: Array, features: Array, x: Array, first: Array, iterations: int) -> Array:
     """The most probable images (n, p) with nearly these features, sought from `first` (n, p) on."""
-    mean, directions, deviations = _normal(x.reshape(len(x), -1))
+    mean, directions, deviations = normal_images(x.reshape(len(x), -1))
     root, middle, aim = (tensor(values) for values in (directions * deviations, mean, features))
     begin = tensor((first - mean) @ (directions / deviations))  # image = mean + root z, z standard normal
     weight = WEIGHT * len(mean) / max(float(spread.sum()), 1e-300)
@@ -121,7 +121,7 @@ def _refined(before: nn.Module, spread: Array, features: Array, x: Array, first:
     return np.asarray(mean + (points @ root.T).cpu().numpy())
 
 
-def _normal(flat: Array) -> tuple[Array, Array, Array]:
+def normal_images(flat: Array) -> tuple[Array, Array, Array]:
     """The normal distribution of images (k, p): mean (p,), principal directions (p, q) and deviations (q,) along them."""
     if flat.shape[1] > MOST_PIXELS:  # as many directions as there are images, of which a part is enough
         flat = flat[:MOST_PIXELS]

@@ -40,28 +40,31 @@ class LocalSteps:
 def invert_updates(
     model: Model, starts: Array, updates: Array, labels: Array, steps: LocalSteps, rng: np.random.Generator, *, restarts: int = 1,
     iterations: int = ITERATIONS, distance: Literal["squared", "cosine"] = "squared", total_variation: float = 0.0,
-    beside: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None = None,
+    beside: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None = None, begin: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Images (m, n, *shape) in [0, 1] whose `steps` on `starts` (m, d) give nearly `updates` (m, d), and the distances left (m,).
 
-    `labels` (m, n) are the labels of the n images of each of m updates. Each of the `restarts` begins at uniform noise; the nearest result
-    is returned. `beside` is a function of images, (θ (r, d), images (r, n, *shape)) -> (r, k), and its observed values (m, k); their mean
-    squared distance is added to the objective. The search runs on the device in use. Raises nothing: an update that no images make leaves a
-    large distance.
+    `labels` (m, n) are the labels of the n images of each of m updates. The search begins at the images `begin` (m, n, *shape), or each of
+    the `restarts` at uniform noise; the nearest result is returned. `beside` is a function of images, (θ (r, d), images (r, n, *shape)) ->
+    (r, k), and its observed values (m, k); their mean squared distance is added to the objective. The search runs on the device in use.
+    Raises nothing: an update that no images make leaves a large distance.
     """
     m, n = labels.shape
     theta = tensor(np.repeat(np.asarray(starts, np.float64), restarts, axis=0))
     target = tensor(np.repeat(np.asarray(updates, np.float64), restarts, axis=0))
     y = tensor(np.repeat(labels, restarts, axis=0))
-    begin = tensor(rng.random((m * restarts, n * int(np.prod(model.shape)))))
+    size = n * int(np.prod(model.shape))
+    first = (
+        rng.random((m * restarts, size)) if begin is None else np.repeat(np.asarray(begin, np.float64).reshape(m, size), restarts, axis=0)
+    )
     made = unroll(model, steps)
     length = target.square().sum(1).clamp_min(1e-300)
     seen = None if beside is None else tensor(np.repeat(np.asarray(beside[1], np.float64), restarts, axis=0))
 
     def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values, slopes = [], []
-        size = ROWS_AT_ONCE if in_use().kind == "cpu" else ROWS_THERE
-        for piece, which in zip(torch.split(x, size), torch.split(rows, size), strict=True):
+        at_once = ROWS_AT_ONCE if in_use().kind == "cpu" else ROWS_THERE
+        for piece, which in zip(torch.split(x, at_once), torch.split(rows, at_once), strict=True):
             point = piece.detach().requires_grad_(True)
             images = point.view(len(point), n, *model.shape)
             update, aim = made(theta[which], images, y[which]), target[which]
@@ -76,7 +79,7 @@ def invert_updates(
             slopes.append(torch.autograd.grad(whole.sum(), point)[0])
         return torch.cat(values), torch.cat(slopes)
 
-    points, left = minimise(objective, begin, iterations, tolerance=1e-24 if distance == "squared" else 1e-14)
+    points, left = minimise(objective, tensor(first.astype(np.float64)), iterations, tolerance=1e-24 if distance == "squared" else 1e-14)
     distances = left.cpu().numpy().reshape(m, restarts)
     best = np.where(np.isnan(distances), np.inf, distances).argmin(axis=1)
     images = points.cpu().numpy().reshape(m, restarts, n, *model.shape)[np.arange(m), best]

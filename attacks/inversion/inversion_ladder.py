@@ -5,6 +5,7 @@
 | closed form (`closed_form`) | one sample; the network begins with a linear layer with bias | the image, exactly |
 | SPEAR (`spear`) | 2 to 8 samples in one batch; ReLU behind that layer | the images, exactly; it says which pass its check |
 | feature decoder (`feature_decoder`) | the same behind convolutions, ReLU and pooling | an image from exact features and auxiliary images |
+| gradient matching from it (`gradient_matching`) | the same after one step, samples of equal weight | an image nearer to the whole update |
 
 Where none fits, the optimisation of `gradient_inversion` is left: smooth networks with one to four samples. Updates with weight decay fit
 for one step only; noisy ones do not fit. No rung needs labels.
@@ -19,14 +20,19 @@ from ...engine.models import Model
 from ...types import Array
 from .closed_form import LinearLayer, first_linear, gradients_of, images_from_inputs, input_from_gradients, layers_of
 from .feature_decoder import decode_features
-from .spear import CONSISTENT, MOST_SAMPLES, inputs_of_batch
+from .gradient_matching import labels_of_inputs, matched_images
+from .spear import CONSISTENT, MOST_DRAWS, MOST_SAMPLES, inputs_of_batch
 
-__all__ = ["CLOSED_FORM", "DECODER", "SPEAR", "fitting_layer", "images_by_layer", "most_samples"]
+__all__ = ["CLOSED_FORM", "DECODER", "MATCHING", "SPEAR", "fitting_layer", "images_by_layer", "most_samples"]
 
-CLOSED_FORM, SPEAR, DECODER = "closed form", "SPEAR", "feature decoder"
+CLOSED_FORM, SPEAR, DECODER, MATCHING = "closed form", "SPEAR", "feature decoder", "feature decoder, then gradient matching"
 PASSED = 0.25
 """Features of several steps are decoded at the model this far on the way: they are a mean weighted by gradients, the largest of which are
 the first."""
+MOST_MATCHED, MOST_MATCHED_PARAMETERS = 32, 500_000
+"""So many images of updates at once are improved by gradient matching, in networks of up to so many parameters: it costs most."""
+DRAWS = (12_500, 12_500, 12_500, MOST_DRAWS)
+"""Draws of SPEAR's searches, each from the beginning: one in seven for six digits keeps to false columns, the others end at once."""
 MOST_RESIDUAL = 0.5
 """Above this relative residual a layer's update is not that of one sample."""
 MOST_BEFORE = 1_000_000
@@ -53,12 +59,12 @@ def most_samples(layer: LinearLayer | None) -> int:
 
 def images_by_layer(
     model: Model, layer: LinearLayer, starts: Array, updates: Array, count: int, x: Array, rng: np.random.Generator, *, steps: int = 1,
-    lr: float = 1.0, weight_decay: float = 0.0,
+    lr: float = 1.0, weight_decay: float = 0.0, is_mean: bool = True,
 ) -> list[tuple[Array, str] | None]:  # fmt: skip
     """For each of `updates` (m, d) of models `starts` (m, d): images (count, *shape) in [0, 1] and the name of the rung, or None.
 
     An update is that of `steps` full-batch steps of SGD. `x` (k, *shape) are auxiliary samples. Images that SPEAR does not recover are
-    their mean. None where no rung fits.
+    their mean. None where no rung fits. `is_mean`: an update is that of the mean loss of its samples, not of a weighted one.
     """
     if count > most_samples(layer) or (weight_decay and steps > 1):
         return [None] * len(updates)
@@ -73,6 +79,13 @@ def images_by_layer(
         images = images_from_inputs(model, rows) if layer.is_first else decode_features(model, passed[places[0]], layer, rows, x)
         for i, part in zip(places, np.split(images, np.cumsum([len(inputs[i]) for i in places])[:-1]), strict=True):
             results[i] = np.concatenate([part, np.repeat(mean[None], count - len(part), axis=0)]), name
+    if steps == 1 and is_mean and name == DECODER and model.dimension <= MOST_MATCHED_PARAMETERS:
+        whole = [i for i, rows in enumerate(inputs) if len(rows) == count][: max(1, MOST_MATCHED // count)]
+        if whole:
+            labels = [labels_of_inputs(model, starts[i], layer, -moved[i], inputs[i]) for i in whole]
+            decoded = [result[0] for i in whole if (result := results[i]) is not None]
+            for i, images in zip(whole, matched_images(model, starts[whole], moved[whole], labels, decoded, lr, x), strict=True):
+                results[i] = images, MATCHING
     return results
 
 
@@ -86,8 +99,14 @@ def _inputs(layer: LinearLayer, start: Array, update: Array, count: int, rng: np
         image, residual = input_from_gradients(weight, bias)
         return image[None] if residual <= MOST_RESIDUAL else none
     ends = [start] if steps == 1 else [start, start + update]
-    result = inputs_of_batch(weight, bias, [gradients_of(layer, state) for state in ends], count, rng)
-    return result.inputs[result.agreement >= CONSISTENT]
+    models = [gradients_of(layer, state) for state in ends]
+    best = inputs_of_batch(weight, bias, models, count, rng, draws=DRAWS[0])
+    for draws in DRAWS[1:]:
+        if best.consistency == 1.0:
+            break
+        again = inputs_of_batch(weight, bias, models, count, rng, draws=draws)
+        best = again if again.agreement.sum() > best.agreement.sum() else best
+    return best.inputs[best.agreement >= CONSISTENT]
 
 
 def _alike(models: Array, places: Sequence[int]) -> list[list[int]]:

@@ -6,11 +6,12 @@ is discrete: rows are assigned to the gradients of the places, again and again s
 tried.
 
 What it proves: of a language model with a trained embedding, an update in the clear is the vocabulary of its client, for any number of
-windows, batches and steps; of one window it is the text. What it does not: nothing about sums over several clients, updates with
-noise or weight decay, which move all rows, or about words that the public vocabulary has not.
+windows, batches and steps; of one window it is the text. A sum is the vocabulary of its cohort, and sums over changing cohorts show whose
+words these are (`evidence.zeros`). What it does not: nothing about updates with noise or weight decay, which move all rows, or about words
+that the public vocabulary has not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,16 +22,18 @@ from torch import nn
 from torch.nn import functional
 
 from ...engine.device import tensor
-from ...engine.models import Model, build_module
+from ...engine.models import Model
 from ...errors import InputError
 from ...randomness import stream
 from ...types import Array, check_array
 from ..evidence.local_training import trainings_in
 from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread
+from ..evidence.zeros import Feature, Owners, Pool, embedding_of, features_of, owners_of, pools_in
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
+from ..figures.significance import chance, chance_of_draws, chance_of_matching, power
 from ..labels.label_readings import bias_span
 
-__all__ = ["embedding_of", "token_cells", "tokens_from_rows", "window_from_rows"]
+__all__ = ["embedding_of", "refusal", "token_cells", "tokens_from_rows", "window_from_rows"]
 
 CLIENTS_PER_DRAW = 4
 MARGIN = 0.1
@@ -42,6 +45,7 @@ PLACINGS, SWEEPS = 8, 12
 """Times that all words are placed anew before single changes are tried, and that these are."""
 CLOSE = 1e-6
 """A window whose rows are nearer than this to those seen, as 1 − cosine, is taken to be the one."""
+_Score = Callable[[Array, Array], float]
 
 
 # --- the mathematics, for updates from anywhere -------------------------------------------------------------------------------------
@@ -167,19 +171,6 @@ def _neighbours(window: Array, words: Array) -> Array:
     return np.stack(windows) if windows else window[None]
 
 
-def embedding_of(model: Model) -> tuple[int, tuple[int, int]] | None:
-    """Where the weights of a model's embedding begin in the parameter vector, and their shape (words, units).
-
-    None if it has none, or a frozen one.
-    """
-    embedding = next(((name, module) for name, module in build_module(model).named_modules() if isinstance(module, nn.Embedding)), None)
-    if embedding is None:
-        return None
-    name = f"{embedding[0]}.weight".lstrip(".")
-    offset = next((offset for own, _, offset in model.layout if own == name), None)
-    return None if offset is None else (offset, (embedding[1].num_embeddings, embedding[1].embedding_dim))
-
-
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -215,17 +206,18 @@ def guess_windows(steps: Mapping[int, ClientStep] | None, prior: Prior, clients:
     return windows
 
 
-def _common(prior: Prior, count: int) -> Array:
-    """The commonest auxiliary words, as many as `count` auxiliary windows have on average."""
+def _common(prior: Prior, count: int, without: Array | None = None) -> Array:
+    """The commonest auxiliary words, as many as `count` auxiliary windows have on average; of those not `without` (words,) bool."""
     rng, x = stream(prior.seed, "words of auxiliary windows"), prior.x.reshape(len(prior.x), -1).astype(np.int64)
     distinct = np.mean([len(np.unique(x[rng.permutation(len(x))[:count]])) for _ in range(DRAWS)])
-    return np.argsort(-np.bincount(x.ravel()), kind="stable")[: round(float(distinct))]
+    order = np.argsort(-np.bincount(x.ravel()), kind="stable")
+    return (order if without is None else order[~without[order]])[: round(float(distinct))]
 
 
 def token_cells(case: Case, name: str) -> list[Cell]:
     """Words of clients from the first update of each that can be read, and the order of those of clients with one window."""
     metrics = ("token_share", "token_precision", "words_in_place")
-    if why := _refusal(case) or blind(case.view):
+    if why := refusal(case) or blind(case.view):
         return [nothing(case, name, metrics[0], why)]
     prior, model = case.prior, public_model(case.prior)
     observed, reference = (
@@ -234,8 +226,7 @@ def token_cells(case: Case, name: str) -> list[Cell]:
     )
     clients = sorted((set(observed) & set(reference)) - set(case.view.coalition))[: CLIENTS_PER_DRAW * case.budget.draws]
     if not clients:
-        why = unread(case.view, model.dimension) or "no single client's update can be read in this view"
-        return [nothing(case, name, metrics[0], why)]
+        return _cells_of_sums(case, name, model)
     truth = {client: case.truth.data[client][0].reshape(-1, model.shape[0]).astype(np.int64) for client in clients}
     note = (
         f"words of {len(clients)} client(s), padding and the unknown word included, by the embedding's rows that move, first update; "
@@ -274,14 +265,119 @@ def _is_one_step(step: ClientStep, prior: Prior) -> bool:
     return local_of(step, prior).steps(1) == 1
 
 
-def _refusal(case: Case) -> str:
-    """Why this run is not attempted; empty if it is."""
+def refusal(case: Case, feature: str = "word", *, with_decay: bool = False) -> str:
+    """Why this run is not attempted; empty if it is. What is read are the zeros of each `feature`, a word of an embedding or an input.
+
+    `with_decay`: zeros are also read where the weight decay of SGD moves the parameters along themselves.
+    """
     assert case.prior.config is not None  # checked by the caller
     if case.prior.private:
-        return "not attempted: the noise of [privacy] moves every row of the embedding; words may still leak"
+        return f"not attempted: the noise of [privacy] moves the parameters of every {feature}; {feature}s may still leak"
     for local in trainings_in(case.reference).all:
         if local.beyond or local.held_back:
-            return "not attempted: updates hold more than training on all samples; words may still leak"
-        if local.train.weight_decay:
-            return "not attempted: weight decay moves every row of the embedding; words may still leak"
+            return f"not attempted: updates hold more than training on all samples; {feature}s may still leak"
+        if local.train.weight_decay and not (with_decay and local.train.optimizer == "sgd"):
+            return f"not attempted: weight decay moves the parameters of every {feature}; {feature}s may still leak"
     return ""
+
+
+# --- words of sums ------------------------------------------------------------------------------------------------------------------
+
+
+def _cells_of_sums(case: Case, name: str, model: Model) -> list[Cell]:
+    """Words of cohorts, each as a whole, and of the members, where only sums can be read."""
+    feature = features_of(model)
+    assert feature is not None  # there is an embedding
+    pools = [pools_in(case, view, model, feature) for view in (case.view, case.reference)]
+    known = {client: feature.of(case.truth.data[client][0]) for client in case.view.coalition}
+    owners = [owners_of(of_view, known) for of_view in pools]
+    clients = sorted((set(owners[0].clients) & set(owners[1].clients)) - set(known))
+    if not clients:
+        why = unread(case.view, model.dimension) or "no single client's update, and no sum over known clients, can be read in this view"
+        return [nothing(case, name, "token_share", why)]
+    truth = {client: feature.of(case.truth.data[client][0]) for client in {*clients, *known}}
+    return [*_cohort_figures(case, name, feature, pools, truth), *_member_figures(case, name, clients, owners, truth)]
+
+
+def _member_figures(
+    case: Case, name: str, clients: Sequence[int], owners: Sequence[Owners], truth: Mapping[int, Array]
+) -> list[Cell]:  # fmt: skip
+    """The words of each member: those attributed to it, and common words that it is not known to lack."""
+    prior = case.prior
+    blank = {client: _common(prior, prior.samples_per_client[client]) for client in clients}
+    guessed = [{client: _likely_words(of_view, prior, client) for client in clients} for of_view in owners]
+    note = (
+        f"words of {len(clients)} client(s) from sums over cohorts, by the embedding's rows that do not move, all rounds: those that "
+        f"follow from the cohorts, then common words that may be the client's; {prior.description}; baseline: the commonest auxiliary words"
+    )
+    figures = []
+    for metric, score in (("token_share", _found), ("token_precision", _right)):
+        tables = [
+            np.array([[score(words[of], np.flatnonzero(truth[client])) for client in clients] for of in clients])
+            for words in (*guessed, blank)
+        ]
+        observed, reference, beside = (np.diag(table) for table in tables)
+        chances = [
+            max(chance_of_matching(-table, stream(case.seed, f"{metric} dealt again")), chance(np.diag(table), beside, MARGIN))
+            for table in tables[:2]
+        ]
+        made = cell(case, name, metric, observed, beside, reference, margin=MARGIN, note=note, chances=(chances[0], chances[1]))
+        figures.append(replace(made, power=power(observed, beside, reference, beside, MARGIN)))
+    return figures
+
+
+def _likely_words(owners: Owners, prior: Prior, client: int) -> Array:
+    """The words (k,) attributed to a client, and the commonest others that it may have, up to as many as its number of windows has."""
+    own, excluded = owners.attributed_to(client), owners.excluded_of(client)
+    common = _common(prior, prior.samples_per_client[client], excluded | own)
+    number = len(_common(prior, prior.samples_per_client[client]))
+    return np.concatenate([np.flatnonzero(own), common[: max(0, number - int(own.sum()))]])
+
+
+def _cohort_figures(
+    case: Case, name: str, feature: Feature, pools: Sequence[Sequence[Pool]], truth: Mapping[int, Array]
+) -> list[Cell]:  # fmt: skip
+    """The words of cohorts, each as a whole: nothing about a member."""
+    prior, most = case.prior, CLIENTS_PER_DRAW * case.budget.draws
+    sums = [pool for pool in pools[0] if set(pool.members) <= set(truth)][:most]
+    alone = [pool for pool in pools[1] if len(pool.members) == 1 and pool.members[0] in truth][:most]
+    if not sums or not alone:
+        return []
+    real = [np.asarray(np.any([truth[client] for client in pool.members], axis=0)) for pool in sums]
+    samples = [sum(prior.samples_per_client[client] for client in pool.members) for pool in sums]
+    few = [prior.samples_per_client[pool.members[0]] for pool in alone]
+    marks = np.eye(feature.count, dtype=bool)
+    common = {count: np.asarray(marks[_common(prior, count)].any(axis=0)) for count in {*samples, *few}}
+    note = (
+        f"words of the cohorts of {len(sums)} sum(s), each as a whole: nothing about a member; by the embedding's rows that move; "
+        f"{prior.description}; baseline: the commonest auxiliary words, as many as so many auxiliary windows have"
+    )
+    figures = []
+    for metric, score in (("cohort_token_share", _share), ("cohort_token_precision", _precision)):
+        observed = np.array([score(pool.present, of) for pool, of in zip(sums, real, strict=True)])
+        blank = np.array([score(common[count], of) for count, of in zip(samples, real, strict=True)])
+        reference = np.array([score(pool.present, truth[pool.members[0]]) for pool in alone])
+        beside = np.array([score(common[count], truth[pool.members[0]]) for pool, count in zip(alone, few, strict=True)])
+        rng = stream(case.seed, f"{metric} of drawn windows")
+
+        def gain(score: _Score = score, rng: np.random.Generator = rng) -> float:
+            drawn = [feature.of(prior.x[rng.integers(len(prior.x), size=count)]) for count in samples]
+            gains = [score(pool.present, of) - score(common[n], of) for pool, of, n in zip(sums, drawn, samples, strict=True)]
+            return float(np.mean(gains))
+
+        chances = (chance_of_draws(float((observed - blank).mean()), gain), chance(reference, beside, MARGIN))
+        made = cell(
+            case, name, metric, observed, blank, reference, reference_blank=beside, margin=MARGIN, note=note, chances=chances
+        )  # fmt: skip
+        figures.append(made)
+    return figures
+
+
+def _share(words: Array, truth: Array) -> float:
+    """The share of the true words that were recovered, both (words,) bool."""
+    return float((words & truth).sum() / max(1, truth.sum()))
+
+
+def _precision(words: Array, truth: Array) -> float:
+    """The share of the recovered words that are true, both (words,) bool; 0 if there are none."""
+    return _share(truth, words)

@@ -1,4 +1,4 @@
-"""Sample counts from the lengths of updates, which every orthonormal transform keeps.
+"""Sample counts from the lengths of updates, which every orthonormal transform keeps, and from weights (`sample_totals`).
 
 A client with more samples takes more steps, or steps of less noise, so the length of its first update depends on their number. The attacker
 trains clients of its own with known numbers of auxiliary samples from the public initial model, and reads a victim's number off the curve
@@ -24,13 +24,14 @@ from ..evidence.local_training import NotRecorded
 from ..evidence.updates import hidden_updates, public_model, single_steps, steps_in, trainings_of, unread
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import FEWEST_SCORES, chance_of_orders, orders
+from .sample_totals import counts_in, totals_in
 
 __all__ = ["cells", "counts_from_lengths", "lengths_in"]
 
 NAME = "update_norms"
-ERROR, ORDER = "samples_error", "samples_order_auc"
+ERROR, ORDER, EXACT = "samples_error", "samples_order_auc", "samples_exact"
 """|log(n̂ / n)|, of which the median is the best guess for everyone: of |n̂ − n| / n a smaller number would be, whatever it is made from."""
-MARGIN = {ERROR: 0.1, ORDER: 0.05}
+MARGIN = {ERROR: 0.1, ORDER: 0.05, EXACT: 0.1}
 PRETENDED, FEWEST, MOST = 96, 4, 512
 """So many clients of the attacker's own, with from `FEWEST` to `MOST` samples."""
 
@@ -114,33 +115,72 @@ def guess(seen: Mapping[int, float] | None, prior: Prior, clients: Sequence[int]
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
-    """The order of clients by number of samples, and the numbers, from the lengths of their first updates."""
+    """The numbers of samples, exactly, from weights; their order and size from lengths of first updates, or from weights without these."""
     prior = case.prior
-    if prior.config is None or (why := _refusal(case)):
-        return [nothing(case, NAME, ORDER, "not attempted: the training settings are not known" if prior.config is None else why)], None
+    if prior.config is None:
+        return [nothing(case, NAME, ORDER, "not attempted: the training settings are not known")], None
+    everybody = float(np.median(list(prior.samples_per_client.values())))
+    weighed = [counts_in(view, everybody) for view in (case.view, case.reference)]
+    exact = [] if not _known(case, weighed) else [_exact_cell(case, weighed, everybody)]
+    if why := _refusal(case):
+        return exact or [nothing(case, NAME, ORDER, why)], None
     observed, reference = (lengths_of(case, view) for view in (case.view, case.reference))
-    clients = sorted((set(observed) & set(reference)) - set(case.view.coalition))
+    clients = _known(case, (observed, reference))
+    if not clients and exact:  # no lengths, but weights
+        return [*_size_cells(case, _known(case, weighed), [weighed[0], None, weighed[1]], "weights of sums"), *exact], None
     if len(clients) < FEWEST_SCORES:
-        why = "no single updates of others, in any form, are in this view"
-        if clients:
-            why = f"not attempted: single updates of {len(clients)} clients are in this view, fewer than {FEWEST_SCORES}"
-        why = unread(case.view, public_model(prior).dimension) or why
-        return [nothing(case, NAME, ORDER, why)], None
-    true = np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
-    if len(np.unique(true)) < 2:
-        return [nothing(case, NAME, ORDER, "all clients have the same number of samples: there is nothing to find")], None
+        why = f"not attempted: single updates of {len(clients)} clients are in this view, fewer than {FEWEST_SCORES}"
+        if not clients:
+            why = "no single updates of others, in any form, and no weights of sums by samples are in this view"
+            why = unread(case.view, public_model(prior).dimension) or why
+        return exact or [nothing(case, NAME, ORDER, why)], None
     train = trainings_of(case, public_model(prior).dimension).first
     if train is None:
         raise NotRecorded("the transcript does not say how clients were asked to train")
-    guesses = (guess(seen, prior, clients, train.train) for seen in (observed, None, reference))
-    made = [np.array([guessed[client] for client in clients]) for guessed in guesses]
-    note = f"{len(clients)} clients, first round; {prior.description.partition(';')[0]}; baseline: the median number for everyone"
+    guesses = [None if seen is None else guess(seen, prior, clients, train.train) for seen in (observed, None, reference)]
+    return [*_size_cells(case, clients, guesses, "lengths of updates of the first round"), *exact], None
+
+
+def _known(case: Case, both: Sequence[Mapping[int, float]]) -> list[int]:
+    """The clients but colluders that both have a number of."""
+    return sorted((set(both[0]) & set(both[1])) - set(case.view.coalition))
+
+
+def _counts(case: Case, clients: Sequence[int]) -> Array:
+    return np.array([case.truth.label_counts[client].sum() for client in clients], np.float64)
+
+
+def _size_cells(case: Case, clients: Sequence[int], guesses: Sequence[Mapping[int, float] | None], source: str) -> list[Cell]:
+    """The order of clients by number of samples and the numbers, from guesses with the view, without it (None) and on the reference."""
+    true = _counts(case, clients)
+    if len(np.unique(true)) < 2:
+        return [nothing(case, NAME, ORDER, "all clients have the same number of samples: there is nothing to find")]
+    median = float(np.median(list(case.prior.samples_per_client.values())))
+    made = [np.array([median if guessed is None else guessed[client] for client in clients]) for guessed in guesses]
+    note = f"{len(clients)} clients, from {source}; {case.prior.description.partition(';')[0]}; baseline: the median number for everyone"
     first, second = (chance_of_orders(estimates, true, stream(case.seed, "numbers of samples dealt again")) for estimates in made[::2])
     order, errors = [orders(estimates, true) for estimates in made], [errors_of(estimates, true) for estimates in made]
     return [
         cell(case, NAME, ORDER, *order, margin=MARGIN[ORDER], note=note, chances=(first, second)),
         cell(case, NAME, ERROR, *errors, margin=MARGIN[ERROR], lower_is_better=True, note=f"|log(n̂/n)|; {note}"),
-    ], None
+    ]
+
+
+def _exact_cell(case: Case, weighed: Sequence[Mapping[int, float]], everybody: float) -> Cell:
+    """The share of clients whose number of samples follows exactly from weights."""
+    clients = _known(case, weighed)
+    true, cohorts = _counts(case, clients), totals_in(case.view)
+    if len(np.unique(true)) < 2:
+        return nothing(case, NAME, EXACT, "all clients have the same number of samples: there is nothing to find")
+    scores = [
+        np.array([float(round(of_view[client]) == count) for client, count in zip(clients, true, strict=True)]) for of_view in weighed
+    ]
+    blank = (true == round(everybody)).astype(np.float64)
+    note = (
+        f"{len(clients)} clients, from {len(cohorts)} weights of cohorts of {min(len(total.members) for total in cohorts)} to "
+        f"{max(len(total.members) for total in cohorts)} clients, all rounds; baseline: the median number for everyone"
+    )
+    return cell(case, NAME, EXACT, scores[0], blank, scores[1], margin=MARGIN[EXACT], share=True, note=note)
 
 
 def errors_of(guessed: Array, true: Array) -> Array:

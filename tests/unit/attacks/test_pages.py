@@ -152,7 +152,10 @@ def test_constants_are_those_of_the_code() -> None:
     assert f"at most {significance.RATE:.1%} of audits".replace("%", " %") in reading
     assert f"in at most {AIMED:.0%} of cases".replace("%", " %") in reading
     assert f"the power is at least {significance.ENOUGH:.1f}".replace("0.", ".") in reading
-    assert f"with power {dp_audit.ENOUGH}".replace("0.", ".") in reading
+    assert f"noise of {dp_audit.FAULT} of the claimed size with power {dp_audit.ENOUGH}".replace("0.", ".") in reading
+    privacy = text(DOCS / "differential_privacy.md")
+    assert f"the noise been {dp_audit.FAULT} of what the claim needs".replace("0.", ".") in privacy
+    assert f"from {dp_audit.REPETITIONS} repetitions" in privacy
     assert significance.FEWEST_SCORES == 3
     assert "fewer than three scores" in reading
     assert significance.FEWEST_COUNTS == 6

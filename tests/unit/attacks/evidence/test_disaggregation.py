@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scenes import federation, population
 
-from cflpriv.attacks import ATTACKS, disaggregate, view_of
+from cflpriv.attacks import ATTACKS, AdversaryView, disaggregate, view_of
 from cflpriv.attacks.compared.cluster_identity import clusters_from_sizes
 from cflpriv.attacks.evidence.disaggregation import guess_single, score_static
 from cflpriv.attacks.evidence.sums import CohortSum, oblivious_sizes, sums_in
@@ -42,8 +42,13 @@ def value_of(client: int) -> Array:
     return np.random.default_rng(client).uniform(-0.5, 0.5, DIMENSION)
 
 
-def recorded(protection: Protection, sampling: Sampling, rounds: int, clients: int = 12) -> list[CohortSum]:
-    """The sums that a server saw of clients in two clusters, who sent the same values in every round."""
+def recorded(protection: Protection, sampling: Sampling, rounds: int) -> list[CohortSum]:
+    """The sums in the view of `federated`."""
+    return sums_in(federated(protection, sampling, rounds))
+
+
+def federated(protection: Protection, sampling: Sampling, rounds: int, clients: int = 12) -> AdversaryView:
+    """What a server saw of clients in two clusters, who sent the same values in every round."""
     scene = population(groups=2, clients_per_group=clients // 2, samples=6)
     fed = federation(scene, protection, sampling=sampling, seed=3)
     labels = {client: client % 2 for client in fed.clients}
@@ -56,7 +61,7 @@ def recorded(protection: Protection, sampling: Sampling, rounds: int, clients: i
         models = [model if mean is None else model + mean.parts["update"] for model, mean in zip(models, means, strict=True)]
     fed.begin_round(rounds)
     fed.compute(Static(), {"model": models}, which=labels)
-    return sums_in(view_of(fed.transcript.messages, "server", {}))
+    return view_of(fed.transcript.messages, "server", {})
 
 
 def differenced(sums: Sequence[CohortSum], clients: int = 12) -> tuple[Array, Array]:
@@ -103,6 +108,18 @@ def test_buckets_that_are_dealt_afresh_bring_it_back(protection: Protection) -> 
     errors, determined = differenced(sums)
     assert determined.all()
     assert errors.max() < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["passive", "active"])
+def test_a_server_opens_the_sum_of_the_last_round_too(mode: Literal["passive", "active"]) -> None:
+    """No model that follows shows it."""
+    seen = federated(Protection(sum="secagg", secagg_mode=mode), Sampling("per_cluster", 0.5), 3)
+    last = replace(seen, messages=tuple(message for message in seen.messages if message.round < 3), protection=Protection(sum="secagg"))
+    sums = sums_in(last)
+    assert {sum_.round for sum_ in sums} == {0, 1, 2}
+    for sum_ in sums:
+        assert sum_.mean == pytest.approx(np.mean([value_of(client) for client in sum_.members], axis=0), abs=1e-6)
+    assert {sum_.round for sum_ in sums_in(replace(last, shared_noise=True)) if sum_.mean is None} == {2}
 
 
 def test_sums_of_unrelated_clients_tell_nothing_of_these() -> None:

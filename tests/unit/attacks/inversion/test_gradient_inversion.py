@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize, rosen, rosen_der
 
 from cflpriv.attacks import ATTACKS, invert_updates
+from cflpriv.attacks.evidence.updates import steps_in
 from cflpriv.attacks.figures.leakage import psnr_db
 from cflpriv.attacks.figures.significance import judge
 from cflpriv.attacks.inversion import gradient_inversion
 from cflpriv.attacks.inversion.gradient_inversion import labels_from_shares, matched
 from cflpriv.attacks.inversion.image_search import LocalSteps, unroll
 from cflpriv.attacks.inversion.lbfgs import minimise
+from cflpriv.attacks.inversion.sum_batches import is_mean_of_samples, matched_psnr_db, psnr_table_db
 from cflpriv.engine import Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train
@@ -180,7 +182,7 @@ def test_gradients_that_are_sent_as_such_are_turned() -> None:
 def test_labels_are_read_as_clients_clip(privacy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A clipped update has another length: its labels come by what is public of the clip, those of the reference without it."""
     monkeypatch.setattr(gradient_inversion, "invert_updates", lambda model, starts, updates, labels, *more, **options: (
-        np.zeros((*labels.shape, *model.shape)), None,
+        np.zeros((*labels.shape, *model.shape)), np.zeros(len(labels)),
     ))  # fmt: skip
     data = {"samples_per_client": 3, "clients": 24, "groups": [list(range(10))]}
     seen = case(scene_config(
@@ -188,6 +190,27 @@ def test_labels_are_read_as_clients_clip(privacy: dict[str, Any], monkeypatch: p
     ))  # fmt: skip
     found = figures_of("gradient_inversion", seen)["labels_exact"]
     assert (found.value, found.reference) == (1.0, 1.0), found.line()
+
+
+def test_a_search_that_ends_far_from_the_update_begins_again_at_mean_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that images of networks with kinks are not below the mean image; a search that arrives stands."""
+    begins: list[Array | None] = []
+
+    def search(model: Model, starts: Array, updates: Array, labels: Array, *more: Any, begin: Array | None = None, **options: Any) -> Any:
+        begins.append(begin)
+        near = np.arange(len(labels)) % 2 == 0
+        return (np.zeros((*labels.shape, *model.shape)) if begin is None else begin), np.where(near, 0.0, 0.5)
+
+    monkeypatch.setattr(gradient_inversion, "invert_updates", search)
+    seen = case(scene_config(data={"clients": 4, "groups": [list(range(10))]}))
+    found = figures_of("gradient_inversion", seen)["image_psnr_db"]
+    assert "optimisation of 1 start(s) (2 clients)" in found.note
+    assert "optimisation from mean images of labels (2 clients)" in found.note
+    assert begins[0] is None
+    assert begins[1] is not None
+    for image, client in zip(begins[1][:, 0], (1, 3), strict=True):
+        (label,) = seen.truth.label_sets[client]
+        assert image == pytest.approx(seen.prior.x[seen.prior.y == label].mean(axis=0), abs=1e-6)
 
 
 def test_a_first_update_of_more_steps_is_unrolled_by_as_many() -> None:
@@ -199,10 +222,66 @@ def test_a_first_update_of_more_steps_is_unrolled_by_as_many() -> None:
     assert found.value > 40
 
 
-def test_secure_sums_leave_nothing_to_see() -> None:
+def summed(clients: int, samples: int, **more: Any) -> Any:
+    """A secure sum over all clients in each round, an MLP, one step of full batches."""
+    data = {"clients": clients, "samples_per_client": samples, "groups": [list(range(10))]}
+    return scene_config(protection={"sum": "secagg"}, data=data, model={"name": "mlp", "hidden": 64, "dtype": "float32"}, **more)
+
+
+@pytest.mark.parametrize(("clients", "samples"), [(3, 2), (4, 2)])
+def test_a_secure_sum_is_a_batch_of_its_cohorts_images(clients: int, samples: int) -> None:
+    """All six and eight images, from the only sum of a run, after which no model is sent."""
+    (cell,) = ATTACKS["gradient_inversion"].cells(case(summed(clients, samples)))[0]
+    assert (cell.metric, cell.status) == ("cohort_image_psnr_db", "leaks"), cell.line()
+    assert cell.value is not None
+    assert cell.value > 90
+    assert "not attributed to a client" in cell.note
+    assert "by SPEAR" in cell.note
+
+
+def test_a_coalition_takes_its_own_images_out_of_a_sum_first() -> None:
+    """Nine samples are too many for the server alone, the six of others are not."""
+    alone, together = (ATTACKS["gradient_inversion"].cells(case(summed(3, 3), who))[0][0] for who in ("server", "server+1"))
+    assert alone.status == "not_attempted"
+    assert "9 samples at least" in alone.note
+    assert "6 image(s)" in together.note
+    assert together.value is not None
+    assert together.value > 90
+
+
+def test_images_of_a_sum_of_others_are_no_leak() -> None:
+    """The sum of clients with other samples: drawn samples of the same labels gain as much."""
+    (cell,) = ATTACKS["gradient_inversion"].cells(unrelated(summed(4, 2)))[0]
+    assert cell.status != "leaks", cell.line()
+    assert cell.p is not None
+    assert cell.p > 0.05
+
+
+def test_sums_of_many_samples_are_not_attempted() -> None:
     (cell,) = ATTACKS["gradient_inversion"].cells(case(scene_config(protection={"sum": "secagg"})))[0]
-    assert cell.status == "nothing_to_see"
-    assert "no single client's update" in cell.note
+    assert (cell.metric, cell.status) == ("cohort_image_psnr_db", "not_attempted")
+    assert "a sum is of 20 samples at least" in cell.note
+
+
+def test_a_sum_of_unequal_clients_is_no_mean_of_samples() -> None:
+    """Of clients that weigh alike and have unlike numbers of samples, and after several steps: the optimisation does not model these."""
+    seen = case(scene_config(protection={"sum": "secagg"}, data={"clients": 3, "groups": [list(range(10))]}))
+    (step, *_) = steps_in(seen.view, NET.dimension, seen)[0]
+    unlike = replace(seen.prior, samples_per_client={0: 1, 1: 2, 2: 1})
+    assert step.local is not None
+    several = replace(step, local=replace(step.local, train=replace(step.local.train, epochs=2)))
+    assert is_mean_of_samples(step, seen.prior)
+    assert not is_mean_of_samples(step, unlike)
+    assert not is_mean_of_samples(several, seen.prior)
+
+
+def test_tables_and_drawn_gains_are_those_of_psnr() -> None:
+    rng = np.random.default_rng(0)
+    truth, images = rng.random((3, 1, 4, 4)), rng.random((5, 1, 4, 4))
+    table = psnr_table_db(truth, images)
+    np.testing.assert_allclose(table, [[psnr_db(real, other) for other in images] for real in truth], rtol=1e-9)
+    assert psnr_table_db(truth, truth).diagonal().tolist() == [100.0] * 3
+    assert matched_psnr_db(np.array([[10.0, 12.0], [30.0, 40.0]])).tolist() == [10.0, 40.0]  # 50 in all, 42 the other way
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from cflpriv.attacks.figures.significance import judge
 from cflpriv.attacks.inversion import closed_form, feature_decoder, gradient_inversion, spear
 from cflpriv.attacks.inversion.closed_form import first_linear, input_from_gradients
 from cflpriv.attacks.inversion.gradient_inversion import matched
-from cflpriv.attacks.inversion.inversion_ladder import DECODER, fitting_layer, images_by_layer, most_samples
+from cflpriv.attacks.inversion.gradient_matching import labels_of_inputs
+from cflpriv.attacks.inversion.inversion_ladder import DECODER, MATCHING, fitting_layer, images_by_layer, most_samples
 from cflpriv.attacks.inversion.spear import MOST_SAMPLES, inputs_of_batch
 from cflpriv.attacks.inversion.token_recovery import tokens_from_rows, window_from_rows
 from cflpriv.engine import Streams, TaskInput
@@ -244,12 +245,36 @@ def test_images_behind_convolutions(count: int) -> None:
         model, layer, start[None], update(model, start, truth, y[:count])[None], count, known, stream(0, "test"), lr=0.1
     )
     assert one is not None
-    assert one[1] == DECODER
+    assert one[1] == MATCHING
+    (weighted,) = images_by_layer(
+        model, layer, start[None], update(model, start, truth, y[:count])[None], count, known, stream(0, "test"), lr=0.1, is_mean=False
+    )
+    assert weighted is not None
+    assert weighted[1] == DECODER
+    assert (
+        labels_of_inputs(
+            model, start, layer, -update(model, start, truth, y[:count]), feature_decoder.features_of(model, start, layer, truth)
+        ).tolist()
+        == y[:count].tolist()
+    )
     features = feature_decoder.features_of(model, start, layer, truth)
     assert np.allclose(features, _inner(model, start, truth), atol=1e-12)
     mean = known.mean(axis=0)
     for image, found in matched(truth, one[0]):
         assert psnr_db(image, found) > psnr_db(image, mean) + 6
+    decoded, closer = (np.mean([psnr_db(*pair) for pair in matched(truth, images)]) for images in (weighted[0], one[0]))
+    assert closer > decoded + 3
+
+
+def test_labels_of_inputs_leave_the_shared_module_as_it_is() -> None:
+    """A network of float32 is read in float64, and the module that others load stays one of float32."""
+    model = Model("small_cnn", (1, 8, 8), 10, factory=convolutional)
+    digits = load_digits()
+    x, y, start, layer = digits.images[:3, None] / 16.0, digits.target[:3].astype(np.int64), model.init(0), fitting_layer(model)
+    assert layer is not None
+    features = feature_decoder.features_of(model, start, layer, x)
+    assert labels_of_inputs(model, start, layer, -update(model, start, x.astype(np.float32), y), features).tolist() == y.tolist()
+    assert {parameter.dtype for parameter in model.load(start).parameters()} == {torch.float32}
 
 
 def _inner(model: Model, start: Array, x: Array) -> Array:
@@ -331,9 +356,10 @@ def test_an_audit_climbs_the_ladder(samples: int, method: str, least: float) -> 
     assert cell.status == "leaks", cell.line()
 
 
-def test_a_secure_sum_hides_images_from_every_rung() -> None:
+def test_a_secure_sum_of_many_clients_is_no_batch_for_any_rung() -> None:
     found = ladder_figures(data={"samples_per_client": 1}, protection={"sum": "secagg"})
-    assert found["image_psnr_db"].status == "nothing_to_see"
+    assert found["cohort_image_psnr_db"].status == "not_attempted"
+    assert "a sum is of 20 samples at least" in found["cohort_image_psnr_db"].note
 
 
 def test_more_than_eight_are_not_attempted() -> None:
@@ -395,7 +421,6 @@ def test_words_of_a_client_leak(texts: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "status", "why"),
     [
-        ({"protection": {"sum": "secagg"}}, "nothing_to_see", "no single client's update"),
         ({"training": {"weight_decay": 0.1}}, "not_attempted", "weight decay"),
         ({"privacy": {"unit": "client", "epsilon": 10.0, "delta": 1e-3, "clip_norm": 1.0}}, "not_attempted", "noise"),
     ],
@@ -404,6 +429,29 @@ def test_words_that_are_not_read_say_so(texts: Path, change: dict[str, Any], sta
     found = of_texts(1, **change)["token_share"]
     assert found.status == status
     assert why in found.note
+
+
+def test_sums_of_texts_are_the_words_of_their_cohorts(texts: Path) -> None:
+    """Twelve clients, half of them in each of eight secure sums: what only one client has is named as its, and nothing else is."""
+    training = {"rounds": 8, "participation": 0.5, "batch_size": 4, "optimizer": "adam", "lr": 0.01}
+    data = {"source": "nordic_wiki", "partition": "kinds", "clients": 12, "vocabulary": 64, "sequence_length": 6, "samples_per_client": 2}
+    seen = case(config(
+        {"name": "fedavg"}, {"sum": "secagg"}, 0, data=data | {"groups": []}, training=training, model={"name": "lstm", "hidden": 8}
+    ))  # fmt: skip
+    words = figures_of("gradient_inversion", seen)
+    assert set(words) == {"cohort_token_share", "cohort_token_precision", "token_share", "token_precision"}
+    assert (words["cohort_token_share"].value, words["cohort_token_precision"].value) == (1.0, 1.0)
+    assert "nothing about a member" in words["cohort_token_share"].note
+    assert words["token_share"].status == "leaks", words["token_share"].line()
+    own = figures_of("exact_zeros", seen)
+    assert set(own) == {"own_words_share", "own_words_precision", "excluded_words_auc"}
+    assert (own["own_words_share"].value or 0.0) > 0.7, own["own_words_share"].line()
+    assert own["own_words_precision"].value == 1.0
+    assert own["own_words_share"].reference == 1.0
+    excluded = own["excluded_words_auc"]
+    assert excluded.status == "leaks", excluded.line()
+    assert (excluded.value or 0.0) > 0.6
+    assert (excluded.value or 0.0) <= (excluded.reference or 0.0)
 
 
 # --- real data: constants were chosen on EMNIST letters ---------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from scipy import stats
 from cflpriv.attacks import counts_from_lengths
 from cflpriv.attacks.figures.leakage import Case
 from cflpriv.attacks.figures.significance import chance, chance_of_orders, orders
+from cflpriv.attacks.labels.sample_totals import Total, counts_of_totals
 from cflpriv.attacks.labels.update_norms import cells, errors_of, lengths_in
+from cflpriv.contract.protection import Protection
 from cflpriv.experiments import Config, parse_config
 from cflpriv.randomness import stream
 
@@ -36,6 +38,31 @@ def test_a_known_curve_is_read_backwards(power: float, scale: float) -> None:
     lengths = scale * counts**power
     np.testing.assert_allclose(counts_from_lengths(lengths[5:30:3], lengths, counts), counts[5:30:3], rtol=1e-6)
     assert counts_from_lengths(np.array([0.0, np.inf]), lengths, counts).tolist() == pytest.approx([4, 512])
+
+
+def test_totals_of_changing_cohorts_give_single_numbers() -> None:
+    counts = {0: 7.0, 1: 40.0, 2: 3.0, 3: 12.0}
+    cohorts = [(0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 3)]
+    totals = [Total(cohort, sum(counts[client] for client in cohort)) for cohort in cohorts]
+    assert counts_of_totals(totals, 10.0) == pytest.approx(counts, rel=1e-5)
+    assert counts_of_totals(totals[:1], 10.0) == pytest.approx({0: 50 / 3, 1: 50 / 3, 2: 50 / 3}, rel=1e-5)
+    assert counts_of_totals([], 10.0) == {}
+    bounded = counts_of_totals([Total((0, 1, 2), 24.0, 7.0), Total((1, 2), 14.0, 7.0)], 10.0)  # two that count as the least weight
+    assert bounded == pytest.approx({0: 10.0, 1: 7.0, 2: 7.0}, rel=1e-5)
+
+
+@pytest.mark.parametrize("protection", [{}, {"sum": "secagg", "max_weight": 400}], ids=["open", "secure sums"])
+def test_weights_by_samples_are_numbers_of_samples(protection: dict[str, Any]) -> None:
+    """In the open from the first round on; of secure sums those above the least weight, once cohorts have changed often enough."""
+    training = {"rounds": 14, "weights": "examples", "participation": 0.7, "lr": 0.1, "epochs": 1}
+    made = skewed({})
+    for key, value in training.items():
+        made = made.with_("training", **{key: value})
+    seen = case(replace(made.with_("data", clients=12), protection=Protection(**protection)))
+    found = {figure.metric: figure for figure in cells(seen)[0]}["samples_exact"]
+    assert found.status == "leaks", found.line()
+    assert found.reference == 1.0
+    assert (found.value or 0.0) > 0.5 if protection else found.value == 1.0
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=3, max_size=40), st.floats(0.5, 20_000.0))
