@@ -66,7 +66,8 @@ def audit_run(
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
     Without `adversary`, five adversaries are audited: the server, the server with one client (if the secrets of a client were written), the
-    key holder (if its key was written), one client, and whoever gets the released models. What is not run is named. `population`
+    key holder (if its key was written), one client, and whoever gets the released models; the last two attack the recorded run
+    alone. What is not run is named. `population`
     replaces the data that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that the folder
     names runs, after its digests were checked (`experiments.trust`). With `workers` above 1 seeds and attacks are divided among so many
     processes; the figures are the same. `measure_remedies`: leaks are attacked again with their remedies.
@@ -98,7 +99,7 @@ def audit_run(
         remedies = accepted_remedies(folder / "config.toml", config, people, trust)
         about = about_audit(config, summary, budget, plan.seeds, adversaries, attacks or ATTACKS.names(), sealed(folder, OF_RUN))
         kept = _Kept(folder, _key(folder, budget), remedies, about)  # a folder that cannot be written is refused before anything runs, too
-        units = {seed: _units(wanted, seed, config.run.seed) for seed in plan.seeds}
+        units = {seed: _units(wanted, seed, config.run.seed, () if adversary else ONCE) for seed in plan.seeds}
         plan = replace(
             plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), rerun_seconds=_rerun_seconds(config, summary, wanted, limits)
         )
@@ -327,9 +328,17 @@ def _rerun_seconds(config: Config, summary: Mapping[str, Any], wanted: Sequence[
     return min(budget.seconds, 6 * budget.seeds * float(summary["seconds"])) if reruns else 0.0
 
 
-def _units(wanted: Sequence[tuple[str, str]], seed: int, recorded: int) -> dict[str, tuple[str, str]]:
-    """The units of a seed, (adversary, attack) by name: for fresh seeds, all but attacks that rerun the configuration themselves."""
-    return {_unit(*pair, seed): pair for pair in wanted if seed == recorded or not ATTACKS[pair[1]].reruns}
+ONCE = ("client", "released")
+"""Adversaries that attack the recorded run alone unless they are asked for: they see less than the server, and cost as much."""
+
+
+def _units(wanted: Sequence[tuple[str, str]], seed: int, recorded: int, once: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The units of a seed, (adversary, attack) by name.
+
+    For fresh seeds without adversaries that attack `once`, and without attacks that rerun the configuration themselves.
+    """
+    fresh = [pair for pair in wanted if pair[0] not in once and not ATTACKS[pair[1]].reruns]
+    return {_unit(*pair, seed): pair for pair in (wanted if seed == recorded else fresh)}
 
 
 def _unit(adversary: str, attack: str, seed: int) -> str:
