@@ -94,7 +94,7 @@ def audit_run(
     plan = _plan(config, summary, people, limits)
     wanted = [
         (adversary, name) for adversary in adversaries for name in attacks or ATTACKS
-        if attacks or not ATTACKS[name].active or adversary == "active-server"
+        if attacks or _by_default(name, adversary)
     ]  # fmt: skip
     with locked(folder):  # two audits at once would each write audit.json without the other's cells
         remedies = accepted_remedies(folder / "config.toml", config, people, trust)
@@ -108,8 +108,9 @@ def audit_run(
         report(plan.line(budget, todo, len(wanted), adversaries))
         if missing := what_was_kept(messages):
             report(missing)
-        if adversary is None:
-            report("not run: an active server; audit with --adversary active-server as well")
+        if once := [name for name in adversaries if adversary is None and name in ONCE]:
+            report(f"{' and '.join(once)}: the recorded run alone")
+        report(f"not run: {', '.join(about['not_run']['adversaries'])}")
         evidence = _Evidence(folder, config, people, messages, secrets, plan, limits, data_dir, supplied)
         left = {seed: {unit: pair for unit, pair in units[seed].items() if unit not in kept.cells} for seed in todo}
         parts = [] if supplied is not None else _dealt(left, workers)
@@ -329,6 +330,12 @@ def _rerun_seconds(config: Config, summary: Mapping[str, Any], wanted: Sequence[
     return min(budget.seconds, 6 * budget.seeds * float(summary["seconds"])) if reruns else 0.0
 
 
+def _by_default(name: str, adversary: str) -> bool:
+    """Whether an attack is made by this adversary where no attacks are named: each active attack by an active server, each rerun once."""
+    attack = ATTACKS[name]
+    return (not attack.active or adversary == "active-server") and (not attack.reruns or adversary.startswith(("server", "active-server")))
+
+
 ONCE = ("client", "released")
 """Adversaries that attack the recorded run alone unless they are asked for: they see less than the server, and cost as much."""
 
@@ -393,7 +400,8 @@ class _Kept:
         remedies = {name: {"words": remedy.words, "changes": list(remedy.changes)} for name, remedy in self.remedies.items()}
         measured = [entry.as_json() for entry in self.measured]
         more = {
-            "about": self.about, "remedies_accepted": remedies, "remedies_measured": measured, "most_exposed": _exposed(self.folder, table),
+            "about": self.about, "remedies_accepted": remedies, "remedies_measured": measured,
+            "most_exposed": _exposed(self.folder, self.recorded),
         }  # fmt: skip
         self._write("audit.json", audit_text(table, family, words, **more))
 
@@ -403,6 +411,12 @@ class _Kept:
             record_digests(self.folder, OF_AUDITS)
         except OSError as error:
             raise InputError(f"{self.folder / name}: cannot be written ({error.strerror})") from None
+
+    @property
+    def recorded(self) -> list[Cell]:
+        """The figures of the recorded run alone, not judged together."""
+        seed = str(self.about["seeds"][0]) if self.about.get("seeds") else ""
+        return [cell for unit, cells in self.cells.items() if unit.endswith(f"|{seed}") for cell in cells]
 
     def table(self) -> list[Cell]:
         """All figures so far, pooled over seeds and judged together."""
@@ -414,9 +428,9 @@ class _Kept:
         return judged_together(pooled([cell for name in done for cell in self.cells[name]]))
 
 
-def _exposed(folder: Path, table: Sequence[Cell]) -> list[dict[str, Any]]:
+def _exposed(folder: Path, recorded: Sequence[Cell]) -> list[dict[str, Any]]:
     """The training samples that membership attacks which leak single out on the recorded run: by client, the row of its training data."""
-    leaks = [cell for cell in table if cell.attack == "membership" and cell.status == "leaks" and cell.arrays]
+    leaks = [cell for cell in recorded if cell.attack == "membership" and cell.status == "leaks" and cell.arrays]
     listed = []
     for adversary, file in dict.fromkeys((cell.adversary, cell.arrays) for cell in leaks):
         path = folder / "audit" / str(file)

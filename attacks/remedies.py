@@ -23,15 +23,20 @@ __all__ = ["CANDIDATES", "Accepted", "Measured", "Remedy", "accepted_remedies", 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A remedy in words, and what it sets, as `--set` takes it."""
+    """A remedy in words, and what it sets, as `--set` takes it.
+
+    One of the keys that it `needs` must be new: the others alone help nobody.
+    """
 
     words: str
     changes: tuple[str, ...]
+    needs: tuple[str, ...] = ()
 
 
 _SUMS = Remedy(
     "secure sums over cohorts that do not change",
     ('protection.sum="secagg"', 'protection.secagg_mode="active"', 'training.weights="equal"', 'training.sampling="fixed_cohorts"'),
+    ("protection.sum", "training.sampling"),
 )
 _OBLIVIOUS = Remedy(
     "oblivious secure sums, which hide who is in a group", ('protection.sum="secagg-oblivious"', 'training.weights="equal"')
@@ -96,6 +101,8 @@ def remedy_line(words: str, changes: Sequence[str]) -> str:
 
 def changed_config(path: Path, remedy: Remedy, config: Config, population: Population, trust: bool) -> Config | None:
     """The configuration in a file with a remedy; None where it is refused, or is as the run was."""
+    if config.privacy.unit != "none" and any(change.startswith("privacy.unit") for change in remedy.changes):
+        return None  # a budget of its own, which may be larger
     samples = min(client.samples for client in population.clients)
     changes = [
         change.replace("SAMPLES", str(samples)).replace("HALF", f"{config.privacy.epsilon / 2:g}") for change in remedy.changes
@@ -112,8 +119,15 @@ def changed_config(path: Path, remedy: Remedy, config: Config, population: Popul
             check_run(changed, population, changed.algorithm_for(population), ids, ids[len(ids) - late :])
     except InputError:
         return None
-    same = (changed.protection, changed.privacy, changed.training) == (config.protection, config.privacy, config.training)
-    return None if same else changed
+    fresh = {change.partition("=")[0] for change in remedy.changes if _differs(config, changed, change)}
+    if config.training.participation == 1:
+        fresh.discard("training.sampling")  # everybody is in every cohort
+    return changed if fresh & set(remedy.needs or fresh) else None
+
+
+def _differs(config: Config, changed: Config, change: str) -> bool:
+    section, _, key = change.partition("=")[0].partition(".")
+    return bool(getattr(getattr(config, section), key) != getattr(getattr(changed, section), key))
 
 
 def accepted_remedies(path: Path, config: Config, population: Population, trust: bool) -> dict[str, Accepted]:
@@ -124,7 +138,7 @@ def accepted_remedies(path: Path, config: Config, population: Population, trust:
         for remedy in remedies:
             if remedy not in known:
                 changed = changed_config(path, remedy, config, population, trust)
-                known[remedy] = None if changed is None else _stated(remedy, changed)
+                known[remedy] = None if changed is None else _stated(remedy, config, changed)
             changes = known[remedy]
             if changes is not None:
                 accepted[attack] = Accepted(attack, remedy.words, changes)
@@ -134,11 +148,11 @@ def accepted_remedies(path: Path, config: Config, population: Population, trust:
     return accepted
 
 
-def _stated(remedy: Remedy, changed: Config) -> tuple[str, ...]:
-    """The changes with their numbers."""
+def _stated(remedy: Remedy, config: Config, changed: Config) -> tuple[str, ...]:
+    """The changes that are new, with their numbers."""
     values = {"SAMPLES": str(changed.privacy.samples), "HALF": f"{changed.privacy.epsilon:g}"}
     stated = []
-    for change in remedy.changes:
+    for change in (change for change in remedy.changes if _differs(config, changed, change)):
         for name, value in values.items():
             change = change.replace(name, value)
         stated.append(change)

@@ -41,8 +41,10 @@ def about_audit(
         "software": software(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "run": {
-            "name": config.run.name, "algorithm": config.spec.name, "protection": config.protection.name,
-            "privacy_unit": config.privacy.unit, "rounds": summary["rounds"], "data_digest": summary["data_digest"],
+            "name": config.run.name, "dataset": config.data.source, "partition": config.data.partition, "clients": summary.get("clients"),
+            "algorithm": config.spec.name, "protection": config.protection.name,
+            "privacy_unit": config.privacy.unit, "epsilon": summary.get("epsilon"), "delta": summary.get("delta"),
+            "epsilon_budget": summary.get("epsilon_budget"), "rounds": summary["rounds"], "data_digest": summary["data_digest"],
             "files_digest": whole.hexdigest(),
         },
         "budget": budget,

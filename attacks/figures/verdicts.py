@@ -66,7 +66,8 @@ def risks_of(cells: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
     for cell in leaks:
         entry = ATTACKS.find(cell.attack)
         if entry is not None and entry.risk in by_risk:
-            figure = {"adversary": cell.adversary, "attack": cell.attack, "metric": cell.metric, "value": cell.value}
+            figure: dict[str, Any] = {"adversary": cell.adversary, "attack": cell.attack, "metric": cell.metric, "value": cell.value}
+            figure |= {"lower_is_better": cell.lower_is_better, "k_known": cell.k_known}
             by_risk[entry.risk].append({**figure, "baseline": cell.baseline})
     return by_risk
 
@@ -83,12 +84,37 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
     entry = ATTACKS.find(worst.attack)
     learned = (entry.learns if entry is not None else "") or worst.attack.replace("_", " ")
     figure = f"{metric_words(worst.as_json())} {worst.value:.2f}, {_beside(worst)}"
-    others = [name.replace("_", " ") for name in dict.fromkeys(cell.attack for cell in leaks[1:]) if name != worst.attack]
+    strongest = {cell.attack: cell for cell in reversed(leaks) if cell.attack != worst.attack}
+    others = [_with_known(strongest[name]) for name in dict.fromkeys(cell.attack for cell in leaks) if name in strongest]
     more = f"; leaks also by {', '.join(others)}" if others else ""
     return Verdict(
-        adversary, f"{_spoken(adversary)} learns {learned} ({figure}){more}{_guaranteed(cells)}",
-        remedies.get(worst.attack, "" if entry is None else entry.reduces), worst.attack,
+        adversary, f"{_spoken(adversary)}{_known(worst)} learns {learned} ({figure}){more}{_guaranteed(cells)}",
+        _reduced(leaks, remedies), worst.attack,
     )  # fmt: skip
+
+
+def _reduced(leaks: Sequence[Cell], remedies: Mapping[str, str]) -> str:
+    """What would reduce the leaks, for all attacks that share a remedy together."""
+    by_remedy: dict[str, list[str]] = {}
+    for attack in dict.fromkeys(cell.attack for cell in leaks):
+        entry = ATTACKS.find(attack)
+        words = remedies.get(attack, "" if entry is None else entry.reduces)
+        if words:
+            by_remedy.setdefault(words, []).append(attack.replace("_", " "))
+    if len(by_remedy) == 1:
+        return next(iter(by_remedy))
+    return "; ".join(f"{', '.join(attacks)}: {words}" for words, attacks in by_remedy.items())
+
+
+def _known(cell: Cell) -> str:
+    """Whose data an adversary knows beside its own."""
+    own = 1 if cell.adversary == "client" else int(cell.adversary.partition("+")[2] or 0)
+    return f", which knows {cell.k_known} clients' data," if cell.k_known > own else ""
+
+
+def _with_known(cell: Cell) -> str:
+    own = 1 if cell.adversary == "client" else int(cell.adversary.partition("+")[2] or 0)
+    return cell.attack.replace("_", " ") + (f" (with {cell.k_known} known clients)" if cell.k_known > own else "")
 
 
 def _guaranteed(cells: Sequence[Cell]) -> str:
@@ -102,10 +128,10 @@ def _guaranteed(cells: Sequence[Cell]) -> str:
         return ""
     cell = max(shown, key=lambda pair: (pair[1].metric == "run_epsilon", pair[0]))[1]
     of = f" ({cell.towards})" if cell.towards else ""
-    power = "" if cell.power is None else f"; noise of .7 of it would have been found with a probability of {cell.power:.2f}"
+    power = "" if cell.power is None else f"; had it had .7 of its noise, this audit would have shown that in {cell.power:.0%}"
     return (
         f"; the claimed privacy stood its test: the epsilon of the {cell.metric.removesuffix('_epsilon').replace('_', ' ')} is "
-        f"{cell.value:.2f} at least, and {cell.baseline:.2f} is claimed{of}{power}"
+        f"{cell.value:.2f} at least (97.5 % confidence), and {cell.baseline:.2f} is claimed{of}{power}"
     )
 
 

@@ -39,7 +39,7 @@ NEEDED: dict[str, tuple[type, ...]] = {
 class Audited:
     """What an audit left in a folder. `cells` is None where there was none; `groups` are clients' true groups, where there are any.
 
-    `heading` and `label` name it on the page, and `column` in tables.
+    `heading` and `label` name it on the page, and `column` in tables. `lines` are what it states of itself (`audit_lines`).
     """
 
     folder: Path
@@ -49,6 +49,7 @@ class Audited:
     cells: Sequence[Mapping[str, Any]] | None
     verdicts: Sequence[Mapping[str, str]] = ()
     groups: Mapping[str, int] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,8 @@ def read_run(folder: Path) -> RunFiles:
     texts = {name: _text(folder / name) for name in ("config.toml", "environment.json")}
     rows, problems = _rounds(folder / "rounds.jsonl"), verify(folder, payloads=False).problems
     protection, label = str(summary["protection"]), f"{summary['algorithm']} ({readable(folder.resolve().name)})"
-    audited = Audited(folder, f"Protection {protection}", label, protection, cells, verdicts, (measured or {}).get("truth", {}))
+    truth, lines = (measured or {}).get("truth", {}), audit_lines(folder / "audit.json")
+    audited = Audited(folder, f"Protection {protection}", label, protection, cells, verdicts, truth, lines)
     return RunFiles(folder, summary, rows, measured, evidence, audited, config, texts, problems=problems, active=active)
 
 
@@ -128,6 +130,35 @@ def read_audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping
         texts = isinstance(verdict, dict) and all(isinstance(verdict.get(key), str) for key in ("adversary", "sentence", "reduces"))
         require(texts, path, "a verdict has no adversary, sentence and reduces")
     return cells, verdicts
+
+
+def audit_lines(path: Path) -> tuple[str, ...]:
+    """What an audit.json states of itself, a sentence each: when and by which software, what was not run, the risks, the samples that stand
+    out. Empty for one of an earlier version. Raises `InputError` naming a file that is damaged."""
+    audit = parsed(path) if path.exists() else {}
+    about = audit.get("about") if isinstance(audit, dict) else None
+    if not about:
+        return ()
+    try:
+        made, missing = about["software"], about["not_run"]["adversaries"]
+        seeds = f"{len(about['seeds'])} seed{'s' if len(about['seeds']) > 1 else ''}"
+        lines = [
+            f"Audited on {about['date']} by {made['name']} {made['version']}, budget {about['budget']}, {seeds}; adversaries: "
+            f"{', '.join(about['adversaries'])}; not run: {', '.join(missing) or 'none'}."
+        ]
+        for risk, leaks in audit.get("risks", {}).items():
+            by = dict.fromkeys(f"{leak['attack'].replace('_', ' ')} ({leak['adversary']})" for leak in leaks)
+            words = f"leaks by {', '.join(by)}" if by else "none shown"
+            lines.append(f"{risk.capitalize()}: {words}.")
+        for adversary in dict.fromkeys(entry["adversary"] for entry in audit.get("most_exposed", ())):
+            first = [f"client {e['client']}, row {e['row']}" for e in audit["most_exposed"] if e["adversary"] == adversary][:FIRST_EXPOSED]
+            lines.append(f"Training samples that stand out most to {adversary} (rows from 0; audit.json lists more): {'; '.join(first)}.")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
+    return tuple(map(str, lines))
+
+
+FIRST_EXPOSED = 5
 
 
 def audit_cells(audit: Any, path: Path) -> list[Mapping[str, Any]]:

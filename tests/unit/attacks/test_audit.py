@@ -466,7 +466,7 @@ def test_a_guarantee_that_stood_is_stated_with_its_bound() -> None:
     training = figure_of("dp_audit", "at_baseline", 1.4, metric="training_epsilon", baseline=1.6, power=0.99)
     run = figure_of("dp_audit", "at_baseline", 2.9, metric="run_epsilon", baseline=4.0, power=0.95)
     (verdict,) = verdicts_of([training, run])
-    assert "the epsilon of the run is 2.90 at least, and 4.00 is claimed" in verdict.sentence
-    assert "0.95" in verdict.sentence
+    assert "the epsilon of the run is 2.90 at least (97.5 % confidence), and 4.00 is claimed" in verdict.sentence
+    assert "shown that in 95%" in verdict.sentence
     (broken,) = verdicts_of([replace(run, status="leaks", value=6.0)])
     assert "stood its test" not in broken.sentence
