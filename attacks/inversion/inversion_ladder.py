@@ -3,7 +3,7 @@
 | rung | fits | gives |
 |---|---|---|
 | closed form (`closed_form`) | one sample; the network begins with a linear layer with bias | the image, exactly |
-| SPEAR (`spear`) | 2 to 8 samples in one batch; ReLU behind that layer | the images, exactly; it says which pass its check |
+| SPEAR (`spear`) | 2 to 20 samples in one batch (above 8: 12 units each); ReLU behind it | the images, exactly; it says which pass its check |
 | feature decoder (`feature_decoder`) | the same behind convolutions, ReLU and pooling | an image from exact features and auxiliary images |
 | gradient matching from it (`gradient_matching`) | the same after one step, samples of equal weight | an image nearer to the whole update |
 
@@ -21,7 +21,7 @@ from ...types import Array
 from .closed_form import LinearLayer, first_linear, gradients_of, images_from_inputs, input_from_gradients, layers_of
 from .feature_decoder import decode_features
 from .gradient_matching import labels_of_inputs, matched_images
-from .spear import CONSISTENT, MOST_DRAWS, MOST_SAMPLES, inputs_of_batch
+from .spear import CONSISTENT, MOST_DRAWN, MOST_SAMPLES, UNITS_PER_SAMPLE, inputs_of_batch
 
 __all__ = ["CLOSED_FORM", "DECODER", "MATCHING", "SPEAR", "fitting_layer", "images_by_layer", "most_samples"]
 
@@ -31,8 +31,8 @@ PASSED = 0.25
 the first."""
 MOST_MATCHED, MOST_MATCHED_PARAMETERS = 32, 500_000
 """So many images of updates at once are improved by gradient matching, in networks of up to so many parameters: it costs most."""
-DRAWS = (12_500, 12_500, 12_500, MOST_DRAWS)
-"""Draws of SPEAR's searches, each from the beginning: one in seven for six digits keeps to false columns, the others end at once."""
+SEARCHES, SEARCHES_OF_LARGE = (9, 9, 24), (12, 12)
+"""Searches of SPEAR, each from the beginning, in batches of up to `MOST_DRAWN` and of more samples: few keep to false columns."""
 MOST_RESIDUAL = 0.5
 """Above this relative residual a layer's update is not that of one sample."""
 MOST_BEFORE = 1_000_000
@@ -53,8 +53,10 @@ def fitting_layer(model: Model) -> LinearLayer | None:
 
 
 def most_samples(layer: LinearLayer | None) -> int:
-    """The largest batch that the ladder reads: 0, 1 or 8."""
-    return 0 if layer is None else MOST_SAMPLES if layer.is_rectified else 1
+    """The largest batch that the ladder reads: 0, 1, or 8 to 20."""
+    if layer is None or not layer.is_rectified:
+        return int(layer is not None)
+    return min(MOST_SAMPLES, max(MOST_DRAWN, layer.outputs // UNITS_PER_SAMPLE))
 
 
 def images_by_layer(
@@ -100,11 +102,12 @@ def _inputs(layer: LinearLayer, start: Array, update: Array, count: int, rng: np
         return image[None] if residual <= MOST_RESIDUAL else none
     ends = [start] if steps == 1 else [start, start + update]
     models = [gradients_of(layer, state) for state in ends]
-    best = inputs_of_batch(weight, bias, models, count, rng, draws=DRAWS[0])
-    for draws in DRAWS[1:]:
+    first, *others = SEARCHES if count <= MOST_DRAWN else SEARCHES_OF_LARGE
+    best = inputs_of_batch(weight, bias, models, count, rng, searches=first)
+    for searches in others:
         if best.consistency == 1.0:
             break
-        again = inputs_of_batch(weight, bias, models, count, rng, draws=draws)
+        again = inputs_of_batch(weight, bias, models, count, rng, searches=searches)
         best = again if again.agreement.sum() > best.agreement.sum() else best
     return best.inputs[best.agreement >= CONSISTENT]
 
