@@ -3,7 +3,7 @@
 | rung | fits | gives |
 |---|---|---|
 | closed form (`closed_form`) | one sample; the network begins with a linear layer with bias | the image, exactly |
-| SPEAR (`spear`) | 2 to 20 samples in one batch (above 8: 12 units each); ReLU behind it | the images, exactly; it says which pass its check |
+| SPEAR (`spear`) | 2 to 20 samples in one batch (above 8: 12 units each); ReLU behind it | the images, exactly; it says which pass |
 | feature decoder (`feature_decoder`) | the same behind convolutions, ReLU and pooling | an image from exact features and auxiliary images |
 | gradient matching from it (`gradient_matching`) | the same after one step, samples of equal weight | an image nearer to the whole update |
 
