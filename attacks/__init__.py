@@ -131,6 +131,7 @@ class Attack:
     `numbers`: the attack also reads runs whose labels are numbers (a regression).
     `risk`: what a leak is to data protection law (WP216, EDPB 28/2024): "singling out", "linkability" or "inference".
     `active`: only a server that deviates from the protocol can make it.
+    `limits`: what the attack does not read or show, in a short sentence, for the table of attacks (`attack_table`).
     `learns` and `reduces` go into an audit's verdict where it leaks: what the adversary learns, and what would reduce that.
     """
 
@@ -142,6 +143,7 @@ class Attack:
     numbers: bool = False
     active: bool = False
     risk: str = ""
+    limits: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ for _name, _attack in {
         learns="what clients' data look like on average",
         reduces='encrypted comparison that releases labels only ([protection] gram = ["ckks"]), or privacy noise ([privacy])',
         risk="singling out",
+        limits="No single sample is recovered. Under a rotation the image is only what the label set determines.",
     ),
     "label_inference": Attack(
         "label sets and histograms from the bias gradient in updates",
@@ -182,6 +185,7 @@ for _name, _attack in {
         learns="which labels clients have and how many of each",
         reduces=f'{_SUMS}, with [training] sampling = "fixed_cohorts"',
         risk="inference",
+        limits="Labels that no auxiliary sample has are not named. Figures of whole clusters (`aggregate_`) name no client.",
     ),
     "anchor_counts": Attack(
         "label counts from gradients at an anchor model (StoCFL)",
@@ -189,6 +193,7 @@ for _name, _attack in {
         learns="how many samples of each label clients have",
         reduces=_HIDDEN,
         risk="inference",
+        limits="Approximate for clients that have all labels, and after many local steps.",
     ),
     "gram_geometry": Attack(
         "label sets from inner products, with 0, 3 and 10 known clients",
@@ -196,6 +201,7 @@ for _name, _attack in {
         learns="which labels clients have, from inner products",
         reduces='encrypted comparison that releases labels only ([protection] gram = ["ckks"])',
         risk="inference",
+        limits="A figure holds for its number k of known clients. At k = 0 all clients are named together, right or wrong.",
     ),
     "gram_updates": Attack(
         "label sets from inner products of updates from a public model, no known client",
@@ -203,6 +209,7 @@ for _name, _attack in {
         learns="which labels clients have, from inner products of updates that a transform keeps",
         reduces=_SUMS,
         risk="inference",
+        limits="Never `at_baseline`: a bad fit shows nothing. Models that differ between clients and `[privacy]` are not attempted.",
     ),
     "fold_release": Attack(
         "sample counts, members and single images from the folds of cross-fitted clustering",
@@ -210,6 +217,7 @@ for _name, _attack in {
         learns="sample counts, members or images of clients, from what crossfit compares",
         reduces=_HIDDEN,
         risk="singling out",
+        limits="Images of clients with at most two samples only. A client that sends a chosen fold is not modelled.",
     ),
     "sybil_span": Attack(
         "signatures from inner products with known vectors that span them",
@@ -218,6 +226,7 @@ for _name, _attack in {
         reduces="clients that are admitted by identity only",
         numbers=True,
         risk="singling out",
+        limits="Vectors of colluding clients only; chosen vectors would show more.",
     ),
     "cluster_identity": Attack(
         "a client's group, from the model it is sent and the clients it is summed with",
@@ -226,6 +235,7 @@ for _name, _attack in {
         reduces='oblivious secure sums ([protection] sum = "secagg-oblivious")',
         numbers=True,
         risk="linkability",
+        limits="Shows who is alike, not what a group has in common. Clients that change groups are not modelled.",
     ),
     "disaggregation": Attack(
         "single clients' values from sums over cohorts",
@@ -234,6 +244,7 @@ for _name, _attack in {
         reduces='cohorts that do not change ([training] sampling = "fixed_cohorts"), a larger min_cohort',
         numbers=True,
         risk="singling out",
+        limits="Solves values that stay the same, not updates at changing models. Colluders' parts only where training again gives them.",
     ),
     "key_recovery": Attack(
         "label sets, histograms and coordinates from updates under a secret permutation",
@@ -241,6 +252,7 @@ for _name, _attack in {
         learns="what a secret permutation of updates hides",
         reduces=_SUMS,
         risk="inference",
+        limits="Abstains below a confidence of 0.05, which is no sign of safety. Unreliable for Adam; abstains under Hadamard.",
     ),
     "gradient_inversion": Attack(
         "training images of one client's update, for few samples and steps; of texts the words",
@@ -248,6 +260,7 @@ for _name, _attack in {
         learns="training images, or words, of clients",
         reduces=_SUMS,
         risk="singling out",
+        limits="At most 20 samples (4 for the optimisation) in one batch and 10 steps. Larger batches are not shown to be safe.",
     ),
     "exact_zeros": Attack(
         "words, or inputs of a first layer, that only one client has, and samples with others: from exact zeros of sums",
@@ -255,6 +268,7 @@ for _name, _attack in {
         learns="which words or inputs are whose, although updates are summed",
         reduces='cohorts that do not change ([training] sampling = "fixed_cohorts"), or privacy noise ([privacy])',
         risk="singling out",
+        limits="Cohorts must change. Convolutional networks, noise, and sums of more than training show no owner.",
     ),
     "update_norms": Attack(
         "numbers of samples from weights in the open or summed, and from the lengths of updates, which transforms keep",
@@ -263,6 +277,7 @@ for _name, _attack in {
         reduces=f'equal weights ([training] weights = "equal") and {_SUMS}',
         numbers=True,
         risk="inference",
+        limits="Lengths of clipped updates are not read, nor secure sums in which all clients weigh the same.",
     ),
     "membership": Attack(
         "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients",
@@ -271,6 +286,7 @@ for _name, _attack in {
         reduces=_NOISE,
         numbers=True,
         risk="singling out",
+        limits="An AUC is an average: near one half it does not protect everybody. At most 400 pairs a model; no texts.",
     ),
     "source_inference": Attack(
         "which client of a group has a sample, from updates: regression on gradients, lowest loss",
@@ -278,6 +294,7 @@ for _name, _attack in {
         learns="which client of a group a sample belongs to",
         reduces=_SUMS,
         risk="linkability",
+        limits="The regression has all samples that are asked about. Sums over several clients and texts are not read.",
     ),
     "property_inference": Attack(
         "stroke width, slant, rotation, a label: from signatures, updates, models",
@@ -285,6 +302,7 @@ for _name, _attack in {
         learns="properties of clients' data",
         reduces=_NOISE,
         risk="inference",
+        limits="Listed properties only, where clients' shares differ by more than chance.",
     ),
     "model_inconsistency": Attack(
         "one client's update from a secure sum, by sending the others a model whose units are dead",
@@ -294,6 +312,7 @@ for _name, _attack in {
         numbers=True,
         active=True,
         risk="singling out",
+        limits="Sums that list several models are not attempted.",
     ),
     "imprint": Attack(
         "training images from one update or one secure sum, by sending a first layer made of bins",
@@ -303,6 +322,7 @@ for _name, _attack in {
         numbers=True,
         active=True,
         risk="singling out",
+        limits="Networks that begin with a linear layer and ReLU. Transformed and oblivious sums are not attempted.",
     ),
     "influence": Attack(
         "groups from the N × N scores of pFedLIA",
@@ -311,6 +331,7 @@ for _name, _attack in {
         reduces="an algorithm that compares under a transform or encrypted",
         numbers=True,
         risk="linkability",
+        limits="Shows who is alike, not what a group has in common.",
     ),
     "likeness": Attack(
         "which clients are alike, from any part of what they send that no other attack reads",
@@ -319,11 +340,13 @@ for _name, _attack in {
         reduces=_NOISE,
         numbers=True,
         risk="linkability",
+        limits="A part that does not separate groups may still show something else.",
     ),
     "coverage": Attack(
         "names every part of clients' data in the view that no attack of the suite reads",
         _Cells("figures.coverage"),
         numbers=True,
+        limits="A part that an attack reads may hold more than the attack sees.",
     ),
     "dp_audit": Attack(
         "a lower bound on ε for each private release and for the whole run, by reruns with canaries",
@@ -332,6 +355,7 @@ for _name, _attack in {
         learns="more than the claimed ε allows: the privacy noise is wrong",
         reduces="a report of it to us: the guarantee does not hold",
         risk="singling out",
+        limits="A bound below the claim only fails to refute it. Predictable noise and other machines are not tested.",
     ),
 }.items():
     register_attack(_name, _attack)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms import ALGORITHMS
+from ..array_files import read_npz
 from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
 from ..engine.device import using
@@ -66,7 +67,8 @@ def audit_run(
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
     Without `adversary`, five adversaries are audited: the server, the server with one client (if the secrets of a client were written), the
-    key holder (if its key was written), one client, and whoever gets the released models. What is not run is named. `population`
+    key holder (if its key was written), one client, and whoever gets the released models; the last two attack the recorded run
+    alone. What is not run is named. `population`
     replaces the data that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that the folder
     names runs, after its digests were checked (`experiments.trust`). With `workers` above 1 seeds and attacks are divided among so many
     processes; the figures are the same. `measure_remedies`: leaks are attacked again with their remedies.
@@ -98,7 +100,7 @@ def audit_run(
         remedies = accepted_remedies(folder / "config.toml", config, people, trust)
         about = about_audit(config, summary, budget, plan.seeds, adversaries, attacks or ATTACKS.names(), sealed(folder, OF_RUN))
         kept = _Kept(folder, _key(folder, budget), remedies, about)  # a folder that cannot be written is refused before anything runs, too
-        units = {seed: _units(wanted, seed, config.run.seed) for seed in plan.seeds}
+        units = {seed: _units(wanted, seed, config.run.seed, () if adversary else ONCE) for seed in plan.seeds}
         plan = replace(
             plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), rerun_seconds=_rerun_seconds(config, summary, wanted, limits)
         )
@@ -327,9 +329,17 @@ def _rerun_seconds(config: Config, summary: Mapping[str, Any], wanted: Sequence[
     return min(budget.seconds, 6 * budget.seeds * float(summary["seconds"])) if reruns else 0.0
 
 
-def _units(wanted: Sequence[tuple[str, str]], seed: int, recorded: int) -> dict[str, tuple[str, str]]:
-    """The units of a seed, (adversary, attack) by name: for fresh seeds, all but attacks that rerun the configuration themselves."""
-    return {_unit(*pair, seed): pair for pair in wanted if seed == recorded or not ATTACKS[pair[1]].reruns}
+ONCE = ("client", "released")
+"""Adversaries that attack the recorded run alone unless they are asked for: they see less than the server, and cost as much."""
+
+
+def _units(wanted: Sequence[tuple[str, str]], seed: int, recorded: int, once: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The units of a seed, (adversary, attack) by name.
+
+    For fresh seeds without adversaries that attack `once`, and without attacks that rerun the configuration themselves.
+    """
+    fresh = [pair for pair in wanted if pair[0] not in once and not ATTACKS[pair[1]].reruns]
+    return {_unit(*pair, seed): pair for pair in (wanted if seed == recorded else fresh)}
 
 
 def _unit(adversary: str, attack: str, seed: int) -> str:
@@ -382,7 +392,9 @@ class _Kept:
         words = {name: remedy.line for name, remedy in self.remedies.items()}
         remedies = {name: {"words": remedy.words, "changes": list(remedy.changes)} for name, remedy in self.remedies.items()}
         measured = [entry.as_json() for entry in self.measured]
-        more = {"about": self.about, "remedies_accepted": remedies, "remedies_measured": measured}
+        more = {
+            "about": self.about, "remedies_accepted": remedies, "remedies_measured": measured, "most_exposed": _exposed(self.folder, table),
+        }  # fmt: skip
         self._write("audit.json", audit_text(table, family, words, **more))
 
     def _write(self, name: str, text: str) -> None:
@@ -400,6 +412,22 @@ class _Kept:
         order = {name: i for i, name in enumerate(ATTACKS)}
         done = sorted(self.cells, key=lambda name: (name.split("|")[0] != "server", name.split("|")[0], order.get(name.split("|")[1], 99)))
         return judged_together(pooled([cell for name in done for cell in self.cells[name]]))
+
+
+def _exposed(folder: Path, table: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The training samples that membership attacks which leak single out on the recorded run: by client, the row of its training data."""
+    leaks = [cell for cell in table if cell.attack == "membership" and cell.status == "leaks" and cell.arrays]
+    listed = []
+    for adversary, file in dict.fromkeys((cell.adversary, cell.arrays) for cell in leaks):
+        path = folder / "audit" / str(file)
+        arrays = read_npz(path) if path.is_file() else {}
+        for source in ("update", "model"):
+            if any(cell.adversary == adversary and cell.metric.startswith(source) for cell in leaks):
+                listed += [
+                    {"adversary": adversary, "evidence": source, "client": int(client), "row": int(row), "others_as_high": float(share)}
+                    for client, row, share in arrays.get(f"exposed_{source}", ())
+                ]
+    return listed
 
 
 def _cell(fields: Mapping[str, Any]) -> Cell:

@@ -110,7 +110,6 @@ def changed_config(path: Path, remedy: Remedy, config: Config, population: Popul
             late = changed.data.newcomers
             ids = sorted(client.id for client in population.clients)
             check_run(changed, population, changed.algorithm_for(population), ids, ids[len(ids) - late :])
-            changed.noise_of(population.group_of)
     except InputError:
         return None
     same = (changed.protection, changed.privacy, changed.training) == (config.protection, config.privacy, config.training)

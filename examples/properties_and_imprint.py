@@ -1,4 +1,4 @@
-"""The tables of docs/attacks/properties_and_imprint.md: properties of clients under protections, and images in an imprinted first layer.
+"""Figures of docs/attack_figures.csv: properties of clients under protections, and images in an imprinted first layer.
 
     python examples/properties_and_imprint.py                      # all of it: a few minutes of one core
     python examples/properties_and_imprint.py --only imprint       # or: steps, sums, properties

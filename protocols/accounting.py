@@ -36,7 +36,7 @@ from .copies import check_own
 from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from .mechanisms import gaussian_delta, gaussian_epsilon
 
-__all__ = ["Accountant", "calibrate", "covers", "delta_of", "epsilon_of", "epsilon_of_renyi", "renyi_of"]
+__all__ = ["Accountant", "calibrate", "covers", "delta_of", "deltas_of", "epsilon_of", "epsilon_of_renyi", "renyi_of"]
 
 Accountant = Literal["pld", "prv", "rdp"]
 ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 513, 16), 1024, 2048, 4096)
@@ -126,19 +126,26 @@ def _epsilon(bill: _Bill | None, delta: float, accountant: Accountant) -> float:
 
 def delta_of(events: Iterable[Event], epsilon: float) -> float:
     """The δ at `epsilon` of all events together, by pld."""
+    return float(deltas_of(events, np.array([epsilon]))[0])
+
+
+def deltas_of(events: Iterable[Event], epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The δ (n,) at each of `epsilons` (n,) of all events together: the privacy profile, by pld."""
     bill = _bill(events)
     if bill is None:
-        return 0.0
+        return np.zeros(len(epsilons))
     rest, pure = _split(bill)
-    if epsilon < pure:
-        return 1.0
+    left = epsilons - pure
     if _empty(rest):
-        return 0.0
-    if _gaussian_only(rest):
-        return gaussian_delta(rest.precision**-0.5, epsilon - pure)
-    if not (rest.sampled or rest.precision) and _by_formulas(rest, 0.0) <= epsilon - pure:
-        return 0.0
-    return min(1.0, float(_pld(rest).get_delta_for_epsilon(epsilon - pure)) + FFT_ERROR)
+        deltas = np.zeros(len(left))
+    elif _gaussian_only(rest):
+        deltas = np.array([gaussian_delta(rest.precision**-0.5, float(epsilon)) for epsilon in left])
+    else:
+        total = _pld(rest)  # asked for one ε at a time: for several together it walks through its losses in Python
+        deltas = np.array([min(1.0, float(total.get_delta_for_epsilon(float(epsilon))) + FFT_ERROR) for epsilon in left])
+        if not (rest.sampled or rest.precision):
+            deltas[_by_formulas(rest, 0.0) <= left] = 0.0
+    return np.asarray(np.where(left < 0, 1.0, deltas) if pure else deltas, np.float64)
 
 
 def renyi_of(events: Iterable[Event]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

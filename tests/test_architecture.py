@@ -416,7 +416,7 @@ FLOORS = (
     ("compared",),
     ("inversion", "key_recovery"),
     ("labels", "membership", "remedies"),
-    ("evidence",),
+    ("attack_table", "evidence"),
     ("figures",),
     ("adversary", "attacks"),
 )

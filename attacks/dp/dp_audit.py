@@ -1,26 +1,31 @@
-"""Privacy auditing with canaries: a lower bound on ε from many canaries in one run, guessed afterwards.
+"""Privacy auditing with canaries: a lower bound on ε from many canaries in one run.
 
-Each of m canaries (records that nobody else resembles) is put in or left out by its own coin. After a single release the auditor guesses
-the coins of those it is surest of, and abstains on the rest. If the release is (ε, δ)-private, hardly more guesses can be right than with a
-coin of probability e^ε/(1 + e^ε) each; more right guesses than that refute the claim. Canaries may be spread over several clients: their
-samples are disjoint, so the whole is as private towards each coin as one client's release is.
+Each of m canaries (records that nobody else resembles) is put in or left out by its own coin, and gets a score from what is released.
+Canaries may be spread over several clients: their samples are disjoint, so the whole is as private towards each coin as one client's
+release is. Two tests of the claim share the error (`GUESSED`); the bound is the larger of theirs.
+
+- *Of the claimed mechanism* (`dp_claims`): whether canaries are told apart better than the trade-off function of the ledger's events
+  allows. It is nearly tight, and assumes that scores are independent given the coins.
+- *Of any mechanism* (`audit_guesses`): the auditor guesses the coins of those it is surest of. If the release is (ε, δ)-private, hardly
+  more guesses can be right than with a coin of probability e^ε/(1 + e^ε) each. It assumes nothing else, and it is all that there is where a
+  claim is an ε without a mechanism.
 
 A bound is a statement at a confidence: the true ε is at or above it in a share of `confidence` of all audits. So an audit of a *sound*
-mechanism exceeds the accountant's ε in at most 1 − confidence of repetitions. And a bound has a ceiling: with r guesses, all of them right,
-it cannot exceed `ceiling(r, ...)`, so an audit cannot refute a claim above that.
+mechanism exceeds the accountant's ε in at most 1 − confidence of repetitions. And a bound has a ceiling: what it would be if all canaries
+had been told apart.
 
-Source: Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training run"), Algorithm 1 and Theorem 5.2. Deviation: two numbers
-of guesses are tried, which share 1 − confidence evenly. The games that are guessed at are in `dp_mechanisms` (one release) and `dp_run`
-(whole runs).
+Source: Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training run"), Algorithm 1 and Theorem 5.2, for guesses. Deviation:
+two numbers of guesses are tried, which share the error evenly. The games are in `dp_mechanisms` (one release) and `dp_run` (whole runs).
 
 A bound below the claim means little by itself. How much it means is the power: how often the same audit would have raised an alarm if
-the noise had been `FACTOR` times too small. It is estimated on a reference (`dp_references`) that the auditor computes without the audited
-code, so a bug in that code cannot make the power look larger. `verdict` is the only place where bound, claim and power become a status.
+the noise had been `FAULT` times the claimed one. It is estimated on a reference (`dp_references`) that the auditor computes without the
+audited code, so a bug in that code cannot make the power look larger. `verdict` is the only place where bound, claim and power become a
+status.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -28,14 +33,19 @@ import numpy as np
 from scipy import stats
 
 from ...types import Array
+from .dp_claims import NoiseClaim, claim_p_value, counts_of, epsilon_refuted
 
 __all__ = [
-    "AuditResult", "Power", "audit_guesses", "ceiling", "epsilon_lower_bound", "guess", "numbers_of_guesses", "p_value",
-    "audit_power", "verdict",
+    "CONFIDENCE", "AuditResult", "Power", "audit_claim", "audit_guesses", "audit_p_value", "audit_power", "ceiling", "epsilon_lower_bound",
+    "guess", "numbers_of_guesses", "p_value", "verdict",
 ]  # fmt: skip
 
-FACTOR = 3.0
-"""Power is for noise whose standard deviation is so many times too small (of a choice: whose ε is so many times too large)."""
+CONFIDENCE = 0.975
+"""Of the bounds of an audit. So of 200 audits of sound runs more than 5 % are above their claim in one of a hundred studies at most."""
+GUESSED = 0.1
+"""The share of the error that the test of any mechanism has, where a mechanism is claimed."""
+FAULT = 0.7
+"""Power is for noise whose standard deviation is this share of the claimed one (of a choice: whose ε is the claimed one over this)."""
 REPETITIONS = 100
 """Repetitions of an audit on its reference."""
 ENOUGH = 0.9
@@ -68,8 +78,9 @@ class Power:
 class AuditResult:
     """`correct` of `guesses` coins of `canaries` were right, and ε is at least `epsilon` at the confidence that was asked for.
 
-    `ceiling`: the largest bound that an audit of this size can give. `p`: how probable so many right guesses are at most if the claim is
-    true. `audit_power`: None where no reference of the release is known.
+    `ceiling`: the largest bound that an audit of this size can give. `p`: how probable such scores are at most if the claim is true.
+    `of_guesses` and `of_claim`: the bounds of the two tests, of which `epsilon` is the larger; `of_claim` is None where no mechanism was
+    claimed. `power`: None where no reference of the release is known.
     """
 
     canaries: int
@@ -79,6 +90,8 @@ class AuditResult:
     ceiling: float
     p: float = 1.0
     power: Power | None = None
+    of_guesses: float = 0.0
+    of_claim: float | None = None
 
 
 def verdict(result: AuditResult, claim: float) -> Literal["leaks", "at_baseline", "inconclusive"]:
@@ -147,53 +160,62 @@ def numbers_of_guesses(canaries: int, claim: float, delta: float, confidence: fl
 def audit_guesses(
     scores: Array, coins: Array, delta: float, *, claim: float = 2.0, guesses: Sequence[int] = (), confidence: float = 0.95
 ) -> AuditResult:
-    """The best bound from scores (m,): above 0 where the auditor believes that the coin (m,) bool was "in", further off where it is surer.
+    """The best bound of guesses from scores (m,): above 0 where the auditor believes that the coin (m,) bool was "in", further off where it
+    is surer.
 
     The numbers in `guesses` (default: `numbers_of_guesses` for the ε that is claimed) are all tried, so each at its share of
     1 − confidence. `scores` must come from what was released alone. Raises `ValueError` for scores and coins that do not match, or none.
     """
-    m = len(coins)
-    if not m or np.shape(scores) != np.shape(coins):
-        raise ValueError(f"audit: {np.shape(scores)} scores for {np.shape(coins)} coins")
-    tried, each = _tried(m, delta, claim, guesses, confidence)
+    m = _checked(scores, coins)
+    tried = tuple(guesses) or numbers_of_guesses(m, claim, delta, confidence)
+    each = 1 - (1 - confidence) / len(tried)
     right = {count: guess(scores, coins, count) for count in tried}
     bounds = {count: epsilon_lower_bound(right[count], count, m, delta, each) for count in tried}
     best = max(tried, key=lambda count: bounds[count])
-    p = min(1.0, len(tried) * min(p_value(right[count], count, m, claim, delta) for count in tried))
-    return AuditResult(m, best, right[best], bounds[best], max(ceiling(count, m, delta, each) for count in tried), p)
+    highest = max(ceiling(count, m, delta, each) for count in tried)
+    p = _p_of_guesses(right, m, claim, delta)
+    return AuditResult(m, best, right[best], bounds[best], highest, p, of_guesses=bounds[best])
+
+
+def audit_claim(scores: Array, coins: Array, claim: NoiseClaim, *, confidence: float = CONFIDENCE) -> AuditResult:
+    """The best bound of both tests from scores (m,) and coins (m,) bool, as in `audit_guesses`, where a mechanism is claimed.
+
+    Raises as `audit_guesses`.
+    """
+    error = 1 - confidence
+    guessed = audit_guesses(scores, coins, claim.delta, claim=claim.epsilon, confidence=1 - GUESSED * error)
+    counts, limit = counts_of(scores, coins, claim), (1 - GUESSED) * error
+    bound, highest = (epsilon_refuted(seen, claim, limit) for seen in (counts, [count.best for count in counts]))
+    p = min(1.0, guessed.p / GUESSED, claim_p_value(counts, claim) / (1 - GUESSED))
+    return replace(guessed, epsilon=max(guessed.epsilon, bound), ceiling=max(guessed.ceiling, highest), p=p, of_claim=bound)
+
+
+def audit_p_value(scores: Array, coins: Array, claim: NoiseClaim, confidence: float = CONFIDENCE) -> float:
+    """The `p` of `audit_claim` with the same arguments; at most 1 − confidence where its bound is above the claim."""
+    m, delta = _checked(scores, coins), claim.delta
+    tried = numbers_of_guesses(m, claim.epsilon, delta, 1 - GUESSED * (1 - confidence))
+    guessed = _p_of_guesses({count: guess(scores, coins, count) for count in tried}, m, claim.epsilon, delta)
+    return min(1.0, guessed / GUESSED, claim_p_value(counts_of(scores, coins, claim), claim) / (1 - GUESSED))
 
 
 def audit_power(
-    draw: Callable[[], tuple[Array, Array]], canaries: int, delta: float, *, claim: float, guesses: Sequence[int] = (),
-    confidence: float = 0.95, repetitions: int | None = None,
+    draw: Callable[[], tuple[Array, Array]], claim: NoiseClaim, *, confidence: float = CONFIDENCE, repetitions: int | None = None
 ) -> Power:  # fmt: skip
-    """The power of `audit_guesses` with the same arguments: how often its bound exceeds `claim` on scores and coins of `draw`.
+    """The power of `audit_claim` with the same arguments: how often it refutes the claim on scores and coins of `draw`.
 
     Each of the `repetitions` (default: `REPETITIONS`) repeats the game on the reference, by a call of `draw`.
     """
-    tried, each = _tried(canaries, delta, claim, guesses, confidence)
-    least = {count: _needed(count, canaries, delta, claim, each) for count in tried}
     wanted = repetitions or REPETITIONS
-    return Power(sum(_is_alarm(*draw(), least) for _ in range(wanted)), wanted)
+    return Power(sum(audit_p_value(*draw(), claim, confidence) <= 1 - confidence for _ in range(wanted)), wanted)
 
 
-def _tried(canaries: int, delta: float, claim: float, guesses: Sequence[int], confidence: float) -> tuple[tuple[int, ...], float]:
-    """The numbers of guesses, and the confidence of each."""
-    tried = tuple(guesses) or numbers_of_guesses(canaries, claim, delta, confidence)
-    return tried, 1 - (1 - confidence) / len(tried)
+def _checked(scores: Array, coins: Array) -> int:
+    """How many canaries there are. Raises `ValueError` for none, or scores of others."""
+    if not len(coins) or np.shape(scores) != np.shape(coins):
+        raise ValueError(f"audit: {np.shape(scores)} scores for {np.shape(coins)} coins")
+    return len(coins)
 
 
-def _needed(guesses: int, canaries: int, delta: float, claim: float, confidence: float) -> int:
-    """The least number of right guesses whose bound exceeds `claim`; one more than there are guesses where none does."""
-    low, high = 0, guesses + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if epsilon_lower_bound(middle, guesses, canaries, delta, confidence) > claim else (middle, high)
-    return high
-
-
-def _is_alarm(scores: Array, coins: Array, least: Mapping[int, int]) -> bool:
-    """Whether so many guesses are right, for any of the numbers of guesses."""
-    surest = np.argsort(-np.abs(scores), kind="stable")[: max(least)]
-    right = np.cumsum(((scores > 0) == coins)[surest])
-    return any(right[count - 1] >= needed for count, needed in least.items())
+def _p_of_guesses(right: Mapping[int, int], canaries: int, claim: float, delta: float) -> float:
+    """How probable so many right guesses are at most, for all numbers of guesses together, if ε is as claimed."""
+    return min(1.0, len(right) * min(p_value(correct, count, canaries, claim, delta) for count, correct in right.items()))

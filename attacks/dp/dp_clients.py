@@ -20,6 +20,7 @@ from ...protocols.banded import inverse_coefficients
 from ...randomness import stream
 from ...types import Array, Population
 from .dp_audit import REPETITIONS
+from .dp_claims import claim_of_clients
 from .dp_mechanisms import LONG, CanaryGame
 from .dp_references import trials_of_means
 from .dp_reruns import WholeRunGame, recorded_config, run_rounds, unscored
@@ -31,7 +32,8 @@ __all__ = ["rerun_clients"]
 class _Canaries:
     """Clients that bring canaries to sums instead of what they computed, and what comes out of the sums.
 
-    `scores` collects what the means show of each client, `exact` the same of the sums without noise. Clients and server do not know.
+    `scores` collects what the means show of each client, `exact` the same of the sums without noise, in units of the clip norm. Clients and
+    server do not know.
     """
 
     coins: Mapping[int, bool]
@@ -55,9 +57,9 @@ class _Canaries:
         for mean in means:
             if mean is None:
                 continue
-            total = np.concatenate([np.ravel(part.value()) for part in mean.parts.values()]) * mean.count
-            calm = self.norm * np.sum([self.brought(client, len(total)) for client in mean.contributors], axis=0)
-            half = self.norm * (1.0 + self.low) / 2
+            total = np.concatenate([np.ravel(part.value()) for part in mean.parts.values()]) * (mean.count / self.norm)
+            calm = np.sum([self.brought(client, len(total)) for client in mean.contributors], axis=0)
+            half = (1.0 + self.low) / 2
             self.cohorts.append((len(total), tuple(mean.contributors)))
             for client in mean.contributors:
                 axis = self.axis(client, len(total))
@@ -65,23 +67,26 @@ class _Canaries:
                 self.exact[client] = self.exact.get(client, 0.0) + float(axis @ calm) - half
 
 
-class _Planted(Values):
-    """A client's values, of which others see canaries; what it computes with stays its own."""
+def _plant(values: Values, client: int, canaries: _Canaries) -> None:
+    """Let a client's values show canaries where parts leave it; what it computes with stays its own.
 
-    def __init__(self, values: Values, client: int, canaries: _Canaries) -> None:
-        super().__init__(values.store)
-        self._client, self._canaries = client, canaries
+    The values stay the same object, which several parts of a client hold.
+    """
+    own = values.parts
 
-    def parts(self, number: int, parts: tuple[str, ...]) -> dict[str, Any]:
-        values = super().parts(number, parts)
-        size = sum(int(np.prod(np.shape(value), dtype=int)) for value in values.values())
-        vector = LONG * self._canaries.norm * self._canaries.brought(self._client, size)
+    def shown(number: int, parts: tuple[str, ...]) -> dict[str, Any]:
+        arrays = own(number, parts)
+        size = sum(int(np.prod(np.shape(array), dtype=int)) for array in arrays.values())
+        vector = LONG * canaries.norm * canaries.brought(client, size)
         planted, start = {}, 0
-        for name, value in values.items():
-            stop = start + int(np.prod(np.shape(value), dtype=int))
-            planted[name] = vector[start:stop].reshape(np.shape(value)).astype(value.dtype)
+        for name, array in arrays.items():
+            stop = start + int(np.prod(np.shape(array), dtype=int))
+            planted[name] = vector[start:stop].reshape(np.shape(array)).astype(array.dtype)
             start = stop
         return planted
+
+    values.parts = shown  # type: ignore[method-assign]
+    values.value = lambda held: own(held.held, (held.part,))[held.part]  # type: ignore[method-assign]
 
 
 def rerun_clients(
@@ -93,8 +98,7 @@ def rerun_clients(
     low = 0.0 if config.privacy.relation == "add_remove" else -1.0
     canaries = _Canaries(coins, low, config.privacy.clip_norm, config.run.seed)
     for client in coins:
-        party = simulation.simulated.client(client)
-        party.values = _Planted(party.values, client, canaries)
+        _plant(simulation.simulated.client(client).values, client, canaries)
     federation, mean = simulation.federation, simulation.federation.mean
 
     def scored(*args: Any, **more: Any) -> tuple[GroupMean | None, ...]:
@@ -111,11 +115,11 @@ def rerun_clients(
     assert run_ledger is not None
     tossed = np.array([coins[client] for client in seen])
     games = [CanaryGame(np.array([scores[client] for client in seen]), tossed) for scores in (canaries.scores, canaries.exact)]
-    spent = max(run_ledger.ledger.spent(client) for client in run_ledger.ledger.clients)
+    claim = claim_of_clients([run_ledger.ledger.events(client) for client in run_ledger.ledger.clients], config.privacy.delta)
     clipped = run_ledger.options(config.protection)["clipped"]
     spreads = [_claimed_noise(clipped, len(cohort)) / config.privacy.clip_norm for _, cohort in canaries.cohorts]
     trials = trials_of_means(seen, canaries.cohorts, spreads, canaries.axis, low, REPETITIONS, rng.spawn(1)[0])
-    return WholeRunGame(games[0], spent, len(simulation.rows), unscored(run_ledger.ledger), None, trials), games[1]
+    return WholeRunGame(games[0], claim, len(simulation.rows), unscored(run_ledger.ledger), None, trials), games[1]
 
 
 def _claimed_noise(clipped: ClippedMean, contributors: int) -> float:

@@ -52,11 +52,6 @@ CLIENTS, EACH = 20, 500
 LONG = 3.0
 """Canaries are so many times as long as the clip."""
 LABELS = 10
-RARE = 0.05
-"""How probable the option that a choice's canary moves is without it: rare, because there its probability changes by e^ε."""
-ODDS = float(np.log((1 - RARE) / RARE))
-MOST_LOSSES = 256
-"""Samples beside a choice's canary, at most; with more the option would be rarer, where ε is tiny."""
 LEVELS, WIDE = 4, 7
 """Levels of the eigenvalues in a second moment, an even number, and axes in each, a prime number not below it."""
 CLEAR = 20.0
@@ -327,40 +322,24 @@ def others_of(vectors: Sequence[Array], noise: SharedNoise, length: float, entro
 def choice(event: ChoiceEvent, rng: np.random.Generator, entropy: Entropy) -> CanaryGame:
     """IFCA's private choice between two models, a client a canary, whose record has a loss far above the cap with one of them.
 
-    Half of the clients have known samples, none above the cap, that make the second model rare; the canary speaks for it or against it, and
-    changes how rare it is by nearly e^ε. To the other half the models are nearly alike: where a choice has little noise, or none, it is the
-    canary that decides there. The auditor is surer of the half that tells more at this ε.
+    The other samples make the two models as probable as each other, half-way between both coins. There errors of both kinds are as
+    frequent as ε allows at least, and where a choice has no noise the canary decides.
     """
     noise, swaps = _noise(event.relation, choice=event.epsilon), event.relation == "replace_one"
-    apart = apart_of(event)
     model = Model("linear", (2,), 2, dtype="float64")
     models = [np.zeros(model.dimension), np.zeros(model.dimension)]
     for number, vector in enumerate(models):
         vector[2 + number] = 1.0  # its margin for label 1 is one of the two pixels
     none, far = 1e-9, 5 * LONG
-    rare, even = ([(none, 1.0)] * int(gap) + [(none, gap % 1 or none)] for gap in (apart, none if swaps else 0.5))
-    for_it, against = (far, none), (none, far)
-    kind = np.arange(CLIENTS * EACH) % 4
+    record, other, known = (far, none), (none, far), (none, none if swaps else 0.5)  # a sample's two losses, in caps
     coins = _tossed(rng).ravel()
     inputs = []
     for number, inside in enumerate(coins):
-        record, other = (against, for_it) if kind[number] == 1 else (for_it, against)
-        there = [record] if inside else [other] if swaps else []
-        x = -np.log(np.expm1(noise.loss_cap * np.array((rare if kind[number] < 2 else even) + there)))  # the margins that have these losses
+        losses = [known, *([record] if inside else [other] if swaps else [])]
+        x = -np.log(np.expm1(noise.loss_cap * np.array(losses)))  # the margins that have these losses
         inputs.append(_given(number, x, np.ones(len(x), np.int64), {"model": models}, entropy))
     chosen = np.array([int(result["choice"]) for result in Engine().run(Losses(model).private(noise), inputs)])
-    return CanaryGame(choice_scores(event, kind, chosen), coins)
-
-
-def apart_of(event: ChoiceEvent) -> float:
-    """How far apart the two sums of losses are without a canary, where the second model is rare, in caps."""
-    return min(ODDS / (event.epsilon / 2 if event.relation == "replace_one" else event.epsilon), float(MOST_LOSSES))
-
-
-def choice_scores(event: ChoiceEvent, kind: Array, chosen: Array) -> Array:
-    """The scores (m,) of canaries of `choice` by their kind (0: for the rare model, 1: against it, 2 and 3: between two alike)."""
-    sure = 1.0 if event.epsilon < 2 * ODDS else 3.0
-    return np.select([kind == 0, kind == 1], [2.0 * chosen, -2.0 * chosen], sure * (2.0 * chosen - 1.0))
+    return CanaryGame(2.0 * chosen - 1.0, coins)
 
 
 def shared_noise(event: GaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0) -> CanaryGame:

@@ -20,7 +20,7 @@ from ...protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussi
 from ...types import Array
 from . import dp_mechanisms as games
 
-__all__ = ["REFERENCES", "UpdateScatter", "GameTrials", "joined_trials", "released_scores", "trials_of_means", "trials_of_steps"]
+__all__ = ["REFERENCES", "GameTrials", "Readout", "UpdateScatter", "joined_trials", "released_scores", "trials_of_means", "trials_of_steps"]
 
 # --- one release ----------------------------------------------------------------------------------------------------------------------
 
@@ -80,14 +80,10 @@ def _training(event: SampledGaussianEvent, canaries: int, rng: np.random.Generat
 
 def _choice(event: ChoiceEvent, canaries: int, rng: np.random.Generator, share: float) -> games.CanaryGame:
     """Choices by the law of the exponential mechanism, whose ε is `1 / share` of the event's, from the same sums of losses."""
-    swaps = event.relation == "replace_one"
-    kind, coins = np.arange(canaries) % 4, rng.random(canaries) < 0.5
-    known = np.where(kind < 2, games.apart_of(event), 0.0 if swaps else 0.5)  # how much more the second model loses, in caps
-    record = np.where(kind == 1, 1.0, -1.0)
-    gap = known + np.where(coins, record, -record if swaps else 0.0)
-    rate = event.epsilon / share / (2.0 if swaps else 1.0)
-    chosen = rng.random(canaries) < 1 / (1 + np.exp(np.clip(rate * gap, -700, 700)))
-    return games.CanaryGame(games.choice_scores(event, kind, chosen.astype(int)), coins)
+    coins = rng.random(canaries) < 0.5
+    # half a cap each way, or with the record exchanged a whole one at half the rate
+    chosen = rng.random(canaries) < 1 / (1 + np.exp(np.clip(np.where(coins, -0.5, 0.5) * event.epsilon / share, -700, 700)))
+    return games.CanaryGame(2.0 * chosen - 1.0, coins)
 
 
 REFERENCES: dict[str, Callable[..., games.CanaryGame]] = {
@@ -125,12 +121,15 @@ class GameTrials:
         return cls(rng.random(signal.shape) < 0.5, signal, noise, np.zeros(canaries))
 
     def at(self, places: Array) -> "GameTrials":
-        """The canaries at these places (n,)."""
-        return GameTrials(self.coins[:, places], self.signal[:, places], self.noise[:, places], self.beyond[places])
+        """The coins of canaries at these places (n,), of which nothing is released yet."""
+        coins = self.coins[:, places]
+        return GameTrials(coins, np.zeros(coins.shape), np.zeros(coins.shape), np.zeros(len(places)))
 
-    def put(self, places: Array, trials: "GameTrials") -> None:
-        """Write what was found at these places (n,)."""
-        self.signal[:, places], self.noise[:, places] = trials.signal, trials.noise
+    def add(self, readout: "Readout") -> None:
+        """Add what a readout estimates in its trials."""
+        assert readout.trials is not None  # it has repetitions
+        self.signal[:, readout.places] += readout.estimates(readout.trials.signal)
+        self.noise[:, readout.places] += readout.estimates(readout.trials.noise)
 
     def scores(self, number: int, share: float, rng: np.random.Generator) -> tuple[Array, Array]:
         """Scores and coins (m,) of one repetition with this share of the noise."""
@@ -174,26 +173,57 @@ class UpdateScatter:
     rate: float
     steps: float
 
-    @property
-    def ridge(self) -> float:
-        """What least squares adds to the diagonal: the variance of noise over that of a canary, 1/4 of its coin plus that of batches."""
-        return self.expected**2 / (0.25 + (1 - self.rate) / (self.rate * self.steps)) + 1e-9
+    def ridge(self, updates: int) -> float:
+        """What least squares over so many updates adds to the diagonal: the variance of noise over that of a canary.
+
+        That of a canary is 1/4 of its coin plus that of batches.
+        """
+        return self.expected**2 / (0.25 + (1 - self.rate) / (self.rate * self.steps * updates)) + 1e-9
+
+
+@dataclass(eq=False)
+class Readout:
+    """Linear least squares over all updates of the same clients, whose canaries (m,) overlap.
+
+    `gram` (m, m): inner products of clipped gradients, `seen` (m,): of the updates with them, both summed over `updates` updates. One
+    system for all tells canaries from each other better than one for each update, whose noise would outweigh them.
+    """
+
+    places: Array
+    spread: UpdateScatter
+    gram: Array
+    seen: Array
+    updates: int = 0
+    trials: GameTrials | None = None
+
+    @classmethod
+    def blank(cls, places: Array, spread: UpdateScatter, trials: GameTrials | None = None) -> "Readout":
+        """No update yet of canaries at these places (m,); `trials` have the coins of their repetitions."""
+        return cls(places, spread, np.zeros((len(places), len(places))), np.zeros(len(places)), 0, trials)
+
+    def add(self, towards: Array, rest: Array) -> None:
+        """One more update `rest` (d,) = towardsᵀ (b less its mean) + noise, with the clipped gradients `towards` (m, d)."""
+        self.gram += towards @ towards.T
+        self.seen += towards @ rest
+        self.updates += 1
+
+    def estimates(self, seen: Array) -> Array:
+        """Estimates (..., m) of b less its mean from sums (..., m) such as `seen`."""
+        system = self.gram + self.spread.ridge(self.updates) * np.eye(len(self.gram))
+        return np.asarray(np.linalg.solve(system, np.atleast_2d(seen).T).T.reshape(np.shape(seen)))
 
 
 def trials_of_steps(trials: GameTrials, gram: Array, spread: UpdateScatter, swaps: bool, rng: np.random.Generator) -> GameTrials:
     """The same with one more update of a client, whose canaries' clipped gradients have the inner products `gram` (m, m).
 
-    Each canary that is in goes through batches of its own; noise is Gaussian; both are read by the least squares of the audit.
+    Each canary that is in goes through batches of its own; noise is Gaussian. Signal and noise are those of `Readout.seen`.
     """
     values, vectors = np.linalg.eigh(gram)
-    values = np.clip(values, 0.0, None)
-    read = 1 / (values + spread.ridge)
     steps = max(1, round(spread.steps))
     drawn = rng.binomial(steps, spread.rate, size=trials.coins.shape) / (steps * spread.rate)
     brought = drawn * np.where(trials.coins, 1.0, -1.0) if swaps else drawn * trials.coins - 0.5
-    noise = rng.normal(size=brought.shape) * (spread.noise * np.sqrt(values) * read)
-    signal = trials.signal + (brought @ vectors * (values * read)) @ vectors.T
-    return replace(trials, signal=signal, noise=trials.noise + noise @ vectors.T)
+    noise = rng.normal(size=brought.shape) * (spread.noise * np.sqrt(np.clip(values, 0.0, None)))
+    return replace(trials, signal=trials.signal + brought @ gram, noise=trials.noise + noise @ vectors.T)
 
 
 def trials_of_means(

@@ -14,6 +14,7 @@ from ...privacy.settings import Privacy
 from ...protocols.events import ChoiceEvent, GaussianEvent
 from ...protocols.ledger import Ledger, PrivacyBudget
 from ...types import Population
+from .dp_claims import NoiseClaim
 from .dp_mechanisms import CanaryGame, Unpriced
 from .dp_references import GameTrials
 
@@ -22,14 +23,14 @@ __all__ = ["WholeRunGame", "recorded_config", "run_rounds", "started", "unscored
 
 @dataclass(frozen=True, eq=False)
 class WholeRunGame:
-    """A whole run's game, what its ledger came to, in how many rounds, and the figures of what was paid for and is not in the game.
+    """A whole run's game, what its ledger claims, in how many rounds, and the figures of what was paid for and is not in the game.
 
     `apart` is the same game scored by what a client's updates have that others' of the round have not, where there are others. `trials` are
     repetitions of the game on its reference; None where training is not linear in its noise (Adam), so that none is known.
     """
 
     game: CanaryGame
-    epsilon: float
+    claim: NoiseClaim
     rounds: int
     unscored: tuple[str, ...] = ()
     apart: CanaryGame | None = None
@@ -57,7 +58,8 @@ def recorded_config(config: Config) -> Config:
 
 def started(config: Config, population: Population, noise: float = 1.0) -> Experiment:
     """A rerun that has begun; `noise` multiplies that of every release of samples, which then costs nothing."""
-    demands: dict[str, Any] = {} if noise == 1.0 else {"privacy": Privacy()}  # clients would refuse less noise than they were promised
+    # clients that know of the guarantee would refuse less noise, and a contract that promises it would be a wrong one
+    demands: dict[str, Any] = {} if noise == 1.0 else {"privacy": Privacy(), "contract": None}
     simulation = prepare(recorded_config(config), population=population, **demands)
     accounts = simulation.federation.privacy_ledger
     if noise != 1.0 and accounts is not None:

@@ -1,16 +1,16 @@
 """The DP audit of a run with `[privacy]`: canaries in each kind of release by itself, and in the whole run.
 
-Source: Steinke, Nasr & Jagielski 2023 (`dp_audit`). A recorded run has no canaries in it, so the auditor reruns the same configuration on
-the run's clients, as often (each time with fresh noise and coins) and as long as the budget allows: with canaries among clients' samples
-(`dp_samples`), or with clients as canaries (`dp_clients`).
+Source: Steinke, Nasr & Jagielski 2023 and Nasr et al. 2023 (`dp_audit`, `dp_claims`). A recorded run has no canaries in it, so the auditor
+reruns the same configuration on the run's clients, as often (each time with fresh noise and coins) and as long as the budget allows: with
+canaries among clients' samples (`dp_samples`), or with clients as canaries (`dp_clients`).
 
 Of a whole run only the updates, or the released means, are scored, and held against all that it spent: its figure does not cover
 signatures, choices and rows with local noise, and its note reports that. These are audited one by one, with the code that releases them
 in runs (`dp_mechanisms`). Where members of secure sums share the noise, a server with N colluding members (`server+N`) subtracts theirs.
 
-The figure is a lower bound on ε at one-sided 95 %, beside the ε in the ledger: *above it* the run is less private than it claims
-(`leaks`). Below it the power decides (`dp_audit.verdict`): how often the same audit would have raised an alarm, had the noise been a third
-of what the claim needs. The unprotected figure is the same game with the noise left out. What it proves: a bound above the claim is a bug.
+The figure is a lower bound on ε at one-sided 97.5 %, beside the ε in the ledger: *above it* the run is less private than it claims
+(`leaks`). Below it the power decides (`dp_audit.verdict`): how often the same audit would have raised an alarm, had the noise been .7 of
+what the claim needs. The unprotected figure is the same game with the noise left out. What it proves: a bound above the claim is a bug.
 What it does not: a bound below is no proof. Noise that is right in size but predictable (from a seed that the server knows, or the same in
 each round) is not tested.
 """
@@ -25,14 +25,14 @@ from ...experiments.config.config import Config
 from ...experiments.run.run import prepare
 from ...privacy.client_level import LocalGram
 from ...privacy.private_signatures import moment_event, sum_event
-from ...protocols.accounting import epsilon_of
 from ...protocols.entropy import Entropy, system_entropy
 from ...protocols.errors import ProtocolError
 from ...protocols.events import ChoiceEvent, Event, SampledGaussianEvent, known_shares
 from ...randomness import stream
 from ...types import Array, ClientData, Population
 from ..figures.leakage import Case, Cell, nothing
-from .dp_audit import ENOUGH, FACTOR, AuditResult, Power, audit_guesses, audit_power, verdict
+from .dp_audit import CONFIDENCE, ENOUGH, FAULT, AuditResult, Power, audit_claim, audit_power, verdict
+from .dp_claims import NoiseClaim, claim_of_clients
 from .dp_clients import rerun_clients
 from .dp_mechanisms import GAMES, CanaryGame, quiet
 from .dp_references import joined_trials, released_scores
@@ -77,8 +77,8 @@ def rerun(
     apart = _joined(second) if second else None
     repeated = [run.trials for run in runs if run.trials is not None]
     trials = joined_trials(repeated) if len(repeated) == len(runs) else None
-    spent, rounds = max(run.epsilon for run in runs), min(run.rounds for run in runs)
-    together = WholeRunGame(games, spent, rounds, tuple(sorted(unscored)), apart, trials)
+    claim = claim_of_clients([bill for run in runs for bill in (run.claim.events, run.claim.covering)], config.privacy.delta)
+    together = WholeRunGame(games, claim, min(run.rounds for run in runs), tuple(sorted(unscored)), apart, trials)
     return together, _joined(calm), len(runs)
 
 
@@ -150,7 +150,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
             continue
         observed, calm = audit_release(name, event, delta, rng, system_entropy, colluding)
         title = f"{name}, less the shares of the noise of {colluding} colluding members" if colluding else name
-        figures.append(_figure(case, metric, observed, claim_of(event, delta, colluding), calm, title))
+        figures.append(_figure(case, metric, observed, claim_of(event, delta, colluding).epsilon, calm, title))
     return [*figures, *([] if colluding else [_whole(case, config, population, rng)])], None
 
 
@@ -159,15 +159,15 @@ def _noise_is_shared(config: Config) -> bool:
     return config.privacy.noise == "shared" or (config.privacy.unit == "client" and config.protection.sum == "secagg")
 
 
-def claim_of(event: Event, delta: float, colluding: int = 0) -> float:
-    """The price of an event towards a server that knows the shares of `colluding` members, of whom one is not counted anyway.
+def claim_of(event: Event, delta: float, colluding: int = 0) -> NoiseClaim:
+    """What an event claims towards a server that knows the shares of `colluding` members, of whom one is not counted anyway.
 
     Raises `ValueError` if these are all that are counted.
     """
     left = known_shares(event, colluding - 1)
     if left is None:
         raise ValueError(f"colluding: {colluding} members know all of the shares that are counted, so nothing is claimed")
-    return epsilon_of([left], delta)
+    return NoiseClaim((left,), delta)
 
 
 def audit_release(
@@ -178,12 +178,12 @@ def audit_release(
     With `colluding` members of a secure sum who tell the server their shares of the noise, against the price of what is left of it.
     Raises `ValueError` if these are all shares that are counted.
     """
-    claim, draws = claim_of(event, delta, colluding), rng.spawn(1)[0]
+    claim, draws = replace(claim_of(event, delta, colluding), summed=name == "training"), rng.spawn(1)[0]
     known = {"colluding": colluding} if colluding else {}
     observed, calm = (GAMES[name](release, rng, entropy, **known) for release in (event, quiet(event)))
-    results = [audit_guesses(game.scores, game.coins, delta, claim=claim) for game in (observed, calm)]
-    count, left = len(observed.coins), known_shares(event, colluding - 1)
-    shown = audit_power(lambda: released_scores(name, left or event, count, draws, 1 / FACTOR), count, delta, claim=claim)
+    results = [audit_claim(game.scores, game.coins, claim) for game in (observed, calm)]
+    (left,), count = claim.events, len(observed.coins)
+    shown = audit_power(lambda: released_scores(name, left, count, draws, FAULT), claim)
     return replace(results[0], power=shown), results[1]
 
 
@@ -203,29 +203,27 @@ def audit_whole(
 ) -> WholeAudit:
     """The audit of the run of `config`, by `rerun`, which raises what it raises.
 
-    Both looks share the 5 % that may go wrong. The power is that of the first look alone: with the second an audit has no less.
+    Both looks share the error. The power is that of the first look alone: with the second an audit has no less.
     """
-    delta, draws = config.privacy.delta, rng.spawn(1)[0]
+    draws = rng.spawn(1)[0]
     whole_run, calm, times = rerun(config, population, rng, reruns=reruns, seconds=seconds)
-    claim, looks = whole_run.epsilon, [game for game in (whole_run.game, whole_run.apart) if game is not None]
-    confidence = 1 - 0.05 / len(looks)
-    results = [audit_guesses(game.scores, game.coins, delta, claim=claim, confidence=confidence) for game in looks]
-    unprotected = audit_guesses(calm.scores, calm.coins, delta, claim=claim, confidence=confidence)
+    claim, looks = whole_run.claim, [game for game in (whole_run.game, whole_run.apart) if game is not None]
+    confidence = 1 - (1 - CONFIDENCE) / len(looks)
+    results = [audit_claim(game.scores, game.coins, claim, confidence=confidence) for game in looks]
+    unprotected = audit_claim(calm.scores, calm.coins, claim, confidence=confidence)
     p = min(1.0, len(results) * min(result.p for result in results))
-    result = replace(max(results, key=lambda result: result.epsilon), p=p, power=_power_of(whole_run, calm, delta, confidence, draws))
-    return WholeAudit(result, claim, unprotected, whole_run, times)
+    result = replace(max(results, key=lambda result: result.epsilon), p=p, power=_power_of(whole_run, calm, confidence, draws))
+    return WholeAudit(result, claim.epsilon, unprotected, whole_run, times)
 
 
-def _power_of(whole_run: WholeRunGame, calm: CanaryGame, delta: float, confidence: float, rng: np.random.Generator) -> Power:
+def _power_of(whole_run: WholeRunGame, calm: CanaryGame, confidence: float, rng: np.random.Generator) -> Power:
     """The power of the first look at a whole run."""
     if whole_run.trials is None:
         return Power(0, 0, "unknown where clients train with Adam")
     trials = whole_run.trials.held_against(calm)
     numbers = iter(range(len(trials.coins)))
-    return audit_power(
-        lambda: trials.scores(next(numbers), 1 / FACTOR, rng), len(calm.coins), delta, claim=whole_run.epsilon, confidence=confidence,
-        repetitions=len(trials.coins),
-    )  # fmt: skip
+    draw = lambda: trials.scores(next(numbers), FAULT, rng)  # noqa: E731
+    return audit_power(draw, whole_run.claim, confidence=confidence, repetitions=len(trials.coins))
 
 
 def _whole(case: Case, config: Config, population: Population, rng: np.random.Generator) -> Cell:
@@ -251,10 +249,12 @@ def _population(case: Case) -> Population:
 
 def _figure(case: Case, metric: str, observed: AuditResult, claim: float, calm: AuditResult, scope: str) -> Cell:
     power = None if observed.power is None or observed.power.note else observed.power
+    assert case.prior.config is not None  # checked by the caller
     note = (
-        f"{scope}: a lower bound on epsilon at 95 %, {observed.correct} of {observed.guesses} guesses right on {observed.canaries} "
-        f"canaries; ceiling {observed.ceiling:.2f}; baseline: what the accountant claims at delta = {case.prior.config.privacy.delta:g}; "  # type: ignore[union-attr]
-        f"unprotected: the same with the noise left out; {_of_power(observed.power)}"
+        f"{scope}: a lower bound on epsilon at {100 * CONFIDENCE:g} % from {observed.canaries} canaries, the larger of two: "
+        f"{observed.of_claim or 0.0:.2f} by the trade-off function of the claimed noise, {observed.of_guesses:.2f} for any mechanism "
+        f"({observed.correct} of {observed.guesses} guesses right); ceiling {observed.ceiling:.2f}; baseline: what the accountant claims "
+        f"at delta = {case.prior.config.privacy.delta:g}; unprotected: the same with the noise left out; {_of_power(observed.power)}"
     )
     return Cell(
         NAME, case.view.adversary, case.protection, metric, observed.epsilon, None, None, claim, calm.epsilon, verdict(observed, claim),
@@ -268,6 +268,6 @@ def _of_power(power: Power | None) -> str:
     if power is None or power.note:
         return f"power {power.note if power else 'unknown'}, so that a bound below the claim is inconclusive"
     return (
-        f"power {power.share:.2f}, at least {power.low:.2f} at 95 %: with noise {FACTOR:g} times too small {power.alarms} of "
+        f"power {power.share:.2f}, at least {power.low:.2f} at 95 %: with {FAULT:g} times the noise {power.alarms} of "
         f"{power.repetitions} repetitions on a reference raised an alarm; at_baseline requires {ENOUGH:g} at least"
     )

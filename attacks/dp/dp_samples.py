@@ -9,7 +9,7 @@ leave in the run's secure sums only, and the auditor reads the sums.
 Source: Andrew et al. 2023 ("One-shot empirical privacy estimation for federated learning") for canaries with directions of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,8 +27,9 @@ from ..evidence.local_training import with_samples
 from ..evidence.updates import ClientStep, asked_in, steps_in
 from ..membership.membership_gradients import clipped_gradients
 from .dp_audit import REPETITIONS
+from .dp_claims import claim_of_clients
 from .dp_mechanisms import LONG, CanaryGame
-from .dp_references import GameTrials, UpdateScatter, trials_of_steps
+from .dp_references import GameTrials, Readout, UpdateScatter, trials_of_steps
 from .dp_reruns import WholeRunGame, run_rounds, started, unscored
 
 __all__ = ["noise_of_run", "rerun_samples"]
@@ -79,8 +80,8 @@ def rerun_samples(
     drawn, members = noise_of_run(config, population), sorted({owner for step in sums for owner in step.members})
     planted = _asked(sent, members, population, clients, spikes, coins)
     tossed = np.concatenate([planted[owner].coins for owner in members])
-    scores, apart = np.zeros(len(tossed)), np.zeros(len(tossed))
-    has_others, draws, linear = False, rng.spawn(1)[0], noise == 1.0
+    alone, apart = dict[tuple[int, ...], Readout](), dict[tuple[int, ...], Readout]()
+    draws, linear = rng.spawn(1)[0], noise == 1.0
     again = GameTrials.blank(len(tossed), REPETITIONS, draws)
     for number in sorted({step.round for step in sums}):
         here, beyond = [step for step in sums if step.round == number], []
@@ -90,22 +91,35 @@ def rerun_samples(
             rest = step.update * len(canaries) - np.sum([_expected(train, canary.samples, step) for canary in canaries], axis=0)
             beyond.append(rest / _amount(train) - (0.0 if swaps else 0.5) * towards.sum(axis=0))
             spread = _spread(train, len(canaries))
-            scores[places] += _estimate(towards, beyond[-1], spread)
             linear = linear and train.optimizer == "sgd"
-            if linear:
-                again.put(places, trials_of_steps(again.at(places), towards @ towards.T, spread, swaps, draws))
+            if step.members not in alone:
+                alone[step.members] = Readout.blank(places, spread, again.at(places))
+            read = alone[step.members]
+            read.add(towards, beyond[-1])
+            if linear and read.trials is not None:
+                read.trials = trials_of_steps(read.trials, towards @ towards.T, spread, swaps, draws)
         if shared or len({step.members for step in here}) < 2:
             continue
-        has_others, total = True, np.sum(beyond, axis=0)
+        total = np.sum(beyond, axis=0)
         for step, own in zip(here, beyond, strict=True):
             train, canaries = asked_in(step).train.private(drawn), [planted[owner] for owner in step.members]
-            others = (total - own) / (len(beyond) - 1)
-            apart[canaries[0].places] += _estimate(_towards(model, step, canaries, train), own - others, _spread(train, 1, LEFT))
-    spent = max(run_ledger.ledger.spent(client) for client in members) if noise == 1.0 else 0.0
-    second = CanaryGame(apart, tossed) if has_others else None
-    return WholeRunGame(
-        CanaryGame(scores, tossed), spent, len(simulation.rows), unscored(run_ledger.ledger), second, again if linear else None
-    )  # fmt: skip
+            if step.members not in apart:
+                apart[step.members] = Readout.blank(canaries[0].places, _spread(train, 1, LEFT))
+            apart[step.members].add(_towards(model, step, canaries, train), own - (total - own) / (len(beyond) - 1))
+    claim = claim_of_clients([run_ledger.ledger.events(client) for client in members], config.privacy.delta)
+    second = CanaryGame(_scored(apart.values(), len(tossed)), tossed) if apart else None
+    first = CanaryGame(_scored(alone.values(), len(tossed)), tossed)
+    for read in alone.values() if linear else ():
+        again.add(read)
+    return WholeRunGame(first, claim, len(simulation.rows), unscored(run_ledger.ledger), second, again if linear else None)
+
+
+def _scored(readouts: Iterable[Readout], canaries: int) -> Array:
+    """The scores (m,) of all canaries: what readouts of their clients estimate, added where sums of several clients have them."""
+    scores = np.zeros(canaries)
+    for read in readouts:
+        scores[read.places] += read.estimates(read.seen)
+    return scores
 
 
 def _sums(sent: Mapping[int, Sequence[ClientStep]], *, alone: bool) -> list[ClientStep]:
@@ -216,11 +230,3 @@ def _spread(train: Train, members: int, left: float = 1.0) -> UpdateScatter:
     if train.shares:
         noise *= np.sqrt(members / train.shares)
     return UpdateScatter(noise, left * noise, train.sampling_rate, steps)
-
-
-def _estimate(towards: Array, rest: Array, spread: UpdateScatter) -> Array:
-    """Linear least-squares estimates (m,) of b less its mean from `rest` (d,) = towardsᵀ b + noise, in units of `_amount`.
-
-    `towards` (m, d) are the canaries' clipped gradients, which overlap.
-    """
-    return np.asarray(np.linalg.solve(towards @ towards.T + spread.ridge * np.eye(len(towards)), towards @ rest))

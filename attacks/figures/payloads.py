@@ -33,7 +33,9 @@ class PayloadPart:
 _MODELS = (
     "membership", "property_inference", "label_inference", "cluster_identity", "gradient_inversion", "exact_zeros", "disaggregation",
 )  # fmt: skip
-_UPDATES = ("label_inference", "gradient_inversion", "update_norms", "membership", "property_inference", "disaggregation")
+_UPDATES = (
+    "label_inference", "gradient_inversion", "update_norms", "membership", "source_inference", "property_inference", "disaggregation",
+)  # fmt: skip
 _LEFT = ("likeness",)
 _ROWS = ("signature_inversion", "gram_geometry", "sybil_span", "anchor_counts", "fold_release", "property_inference")
 ENTRIES: tuple[PayloadPart, ...] = (
@@ -52,13 +54,13 @@ ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("mean", ".*", "weights|weight|count", "data", ("update_norms",)),
     PayloadPart("gram", "result", "labels|k", "data", ("cluster_identity",)),
     PayloadPart("gram", "result", "directions|exceeding|found|set_aside|stage|risen|soft", "data"),
-    PayloadPart("gram", ".*", "rows", "data", _ROWS),
+    PayloadPart("gram", ".*", "rows", "data", (*_ROWS, "gram_updates")),
     PayloadPart("gather", "scores", "scores", "data", ("influence",)),
     PayloadPart("gather", "owns .*", "owns", "data", ("label_inference",)),
     PayloadPart("gather", "choice", "choice", "data", ("cluster_identity",)),
     PayloadPart("gather", ".*", "losses|correct|count|loss|confusion|errors", "data", _LEFT),
     PayloadPart("relay", "request", "wanted", "data", _LEFT),
-    PayloadPart("relay", ".*", "own|update|model", "data", ("label_inference", "membership", "property_inference")),
+    PayloadPart("relay", ".*", "own|update|model", "data", ("label_inference", "membership", "source_inference", "property_inference")),
     PayloadPart("fold|product", "arguments", "fold|product|times", "data"),
     PayloadPart("fold|product", "blind result", "blind", "data", _LEFT),
 )

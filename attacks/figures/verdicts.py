@@ -78,7 +78,7 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
     if not leaks:
         settled = all(cell.status in SETTLED for cell in cells)
         words = "was not seen to learn anything:" if settled else "may learn more than this audit could show: nothing was seen to leak, but"
-        return Verdict(adversary, f"{_spoken(adversary)} {words} {_counted(cells)}")
+        return Verdict(adversary, f"{_spoken(adversary)} {words} {_counted(cells)}{_guaranteed(cells)}")
     worst = leaks[0]
     entry = ATTACKS.find(worst.attack)
     learned = (entry.learns if entry is not None else "") or worst.attack.replace("_", " ")
@@ -86,9 +86,27 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
     others = [name.replace("_", " ") for name in dict.fromkeys(cell.attack for cell in leaks[1:]) if name != worst.attack]
     more = f"; leaks also by {', '.join(others)}" if others else ""
     return Verdict(
-        adversary, f"{_spoken(adversary)} learns {learned} ({figure}){more}",
+        adversary, f"{_spoken(adversary)} learns {learned} ({figure}){more}{_guaranteed(cells)}",
         remedies.get(worst.attack, "" if entry is None else entry.reduces), worst.attack,
     )  # fmt: skip
+
+
+def _guaranteed(cells: Sequence[Cell]) -> str:
+    """That the claimed ε stood its test, with the bound beside the claim, as the end of a sentence; "" where none was tested.
+
+    Of the whole run, or else of the release with the bound that is nearest to its claim.
+    """
+    bounds = [cell for cell in cells if cell.metric.endswith("_epsilon") and cell.value is not None and cell.status != "leaks"]
+    shown = [(cell.value / cell.baseline, cell) for cell in bounds if cell.value is not None and cell.baseline]
+    if not shown:
+        return ""
+    cell = max(shown, key=lambda pair: (pair[1].metric == "run_epsilon", pair[0]))[1]
+    of = f" ({cell.towards})" if cell.towards else ""
+    power = "" if cell.power is None else f"; noise of .7 of it would have been found with a probability of {cell.power:.2f}"
+    return (
+        f"; the claimed privacy stood its test: the epsilon of the {cell.metric.removesuffix('_epsilon').replace('_', ' ')} is "
+        f"{cell.value:.2f} at least, and {cell.baseline:.2f} is claimed{of}{power}"
+    )
 
 
 def _spoken(adversary: str) -> str:

@@ -1,7 +1,8 @@
 """Folders of another system's updates: written from a user's loop, read and audited by `cflpriv audit --foreign FOLDER`.
 
-`docs/attacks/other_systems.md` describes the files. Arrays are safetensors and npz files; nothing in a folder is run or unpickled. A module
-comes from the suite or from the user's own `--plugin FILE`, by the name `model` in foreign.toml. Without one only labels are attempted.
+`docs/howto/audit_other_systems.md` describes the files. Arrays are safetensors and npz files; nothing in a folder is run or unpickled. A
+module comes from the suite or from the user's own `--plugin FILE`, by the name `model` in foreign.toml. Without one only labels are
+attempted.
 """
 
 import re
@@ -157,7 +158,7 @@ def _settings(path: Path) -> dict[str, Any]:
     try:
         tree = read_toml(path)
     except FileNotFoundError:
-        raise InputError(f"{path}: is missing; docs/attacks/other_systems.md describes the folder") from None
+        raise InputError(f"{path}: is missing; docs/howto/audit_other_systems.md describes the folder") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: is not TOML ({error})") from None
     for key in tree:

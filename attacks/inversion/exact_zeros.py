@@ -1,6 +1,6 @@
 """Whose words, or inputs, are whose: from the exact zeros of sums over changing cohorts.
 
-How zeros are read and whose features follow is in `evidence.zeros`. A single update in the clear is a sum over one client.
+How zeros are read and whose features follow is in `inversion.zeros`. A single update in the clear is a sum over one client.
 
 What it proves: a secure sum shows which words of an embedding, or inputs of a first linear layer, nobody in its cohort has. Sums over
 changing cohorts therefore name the owner of what only one client has, for any optimiser without weight decay on Adam, any number of
@@ -20,10 +20,10 @@ from ...randomness import stream
 from ...types import Array
 from ..evidence.coalition import cohorts_assumed
 from ..evidence.updates import blind, public_model, unread
-from ..evidence.zeros import Feature, Owners, features_of, owners_of, pools_in
 from ..figures.leakage import Case, Cell, cell, nothing
 from ..figures.significance import chance, chance_of_matching, power
 from .token_recovery import refusal
+from .zeros import Feature, Owners, features_of, owners_of, pools_in
 
 __all__ = ["cells"]
 

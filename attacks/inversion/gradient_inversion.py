@@ -29,14 +29,14 @@ from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.local_training import LocalTraining, trainings_in
 from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread
-from ..evidence.zeros import embedding_of
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 from ..figures.significance import chance_of_draws, power
 from ..labels.label_readings import bias_span, shares_of
 from .image_search import LocalSteps, invert_updates
 from .inversion_ladder import MATCHING, MOST_MATCHED, fitting_layer, images_by_layer, most_matched, most_samples
-from .sum_batches import Batch, batches_in, gain_of_draw, is_mean_of_samples, psnr_db_of_samples, smallest, words_of
+from .sum_batches import SumBatch, batches_in, gain_of_draw, is_mean_of_samples, psnr_db_of_samples, smallest, words_of
 from .token_recovery import token_cells
+from .zeros import embedding_of
 
 __all__ = ["cells", "labels_from_shares", "methods_of"]
 
@@ -256,7 +256,7 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
         left -= batch.samples if made[-1][1] == MATCHING else 0
     images = [found for found, _ in made]
     unsummed = _guess(alone, prior.unprotected(), clients, model, restarts, matches=matches).images
-    single = [Batch(alone[client][0], prior.samples_per_client[client], (client,)) for client in clients]
+    single = [SumBatch(alone[client][0], prior.samples_per_client[client], (client,)) for client in clients]
     (observed, beside, p), (reference, _, reference_p) = (
         _scored(case, of, found, blank) for of, found in ((batches, images), (single, [unsummed[client] for client in clients]))
     )
@@ -279,7 +279,7 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
     return [figure], arrays
 
 
-def _images_of_sum(batch: Batch, prior: Prior, model: Model, restarts: int, matches: int) -> tuple[Array, str]:
+def _images_of_sum(batch: SumBatch, prior: Prior, model: Model, restarts: int, matches: int) -> tuple[Array, str]:
     """The images (n, *shape) behind a sum, in any order, and by which method."""
     first = {0: batch.step}
     is_mean = is_mean_of_samples(batch.step, prior)
@@ -293,7 +293,7 @@ def _images_of_sum(batch: Batch, prior: Prior, model: Model, restarts: int, matc
 
 
 def _scored(
-    case: Case, batches: Sequence[Batch], images: Sequence[Array], blank: Array
+    case: Case, batches: Sequence[SumBatch], images: Sequence[Array], blank: Array
 ) -> tuple[dict[int, float], dict[int, float], float]:  # fmt: skip
     """The mean PSNR of samples by client, with `images` (n, *shape) of each batch and with the `blank` one; and the chance of such a gain.
 
@@ -306,7 +306,7 @@ def _scored(
     return by_client[0], by_client[1], chance_of_draws(gain, gain_of_draw(case, batches, images, blank))
 
 
-def _by_client(prior: Prior, batches: Sequence[Batch], samples: Sequence[Array]) -> dict[int, float]:
+def _by_client(prior: Prior, batches: Sequence[SumBatch], samples: Sequence[Array]) -> dict[int, float]:
     """The mean of values of samples (n,) of batches, by client in its first batch."""
     scores = {}
     for batch, values in zip(batches, samples, strict=True):

@@ -23,13 +23,13 @@ from ..evidence.updates import ClientStep, local_of
 from ..figures.leakage import Case, Prior, Truth
 
 __all__ = [
-    "Batch", "Draw", "batches_in", "gain_of_draw", "is_mean_of_samples", "matched_psnr_db", "psnr_db_of_samples", "psnr_table_db",
+    "SumBatch", "Draw", "batches_in", "gain_of_draw", "is_mean_of_samples", "matched_psnr_db", "psnr_db_of_samples", "psnr_table_db",
     "smallest", "words_of",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class SumBatch:
     """A sum as a batch: its `step`, the number of samples of its members, and the members that no smaller batch has (`first_of`)."""
 
     step: ClientStep
@@ -37,7 +37,7 @@ class Batch:
     first_of: tuple[int, ...]
 
 
-def batches_in(steps: Mapping[int, Sequence[ClientStep]], prior: Prior, most: int, clients: int) -> list[Batch]:
+def batches_in(steps: Mapping[int, Sequence[ClientStep]], prior: Prior, most: int, clients: int) -> list[SumBatch]:
     """The sums over several clients of at most so many samples (`most`), smallest first, until so many `clients` are in any of them.
 
     Sums in which nobody is new, or a member takes more than one batch a step, are left out.
@@ -49,7 +49,7 @@ def batches_in(steps: Mapping[int, Sequence[ClientStep]], prior: Prior, most: in
         if _samples(step, prior) > most or not first_of or len(covered) >= clients or not _is_one_batch(step, prior):
             continue
         covered |= set(first_of)
-        batches.append(Batch(step, _samples(step, prior), first_of))
+        batches.append(SumBatch(step, _samples(step, prior), first_of))
     return batches
 
 
@@ -113,7 +113,7 @@ class Draw:
         return float(np.mean(gains))
 
 
-def gain_of_draw(case: Case, batches: Sequence[Batch], images: Sequence[Array], blank: Array) -> Draw:
+def gain_of_draw(case: Case, batches: Sequence[SumBatch], images: Sequence[Array], blank: Array) -> Draw:
     """What draws other samples of the same labels, and gives their mean gain over the `blank` image (*shape), as `Draw`."""
     prior, truth = case.prior, case.truth
     pools = {int(label): np.flatnonzero(prior.y == label) for label in np.unique(prior.y)}
@@ -125,13 +125,13 @@ def gain_of_draw(case: Case, batches: Sequence[Batch], images: Sequence[Array], 
     return Draw(places, tables, beside, stream(case.seed, "samples drawn in place of a cohort's"))
 
 
-def psnr_db_of_samples(truth: Truth, batches: Sequence[Batch], images: Sequence[Array]) -> list[Array]:
+def psnr_db_of_samples(truth: Truth, batches: Sequence[SumBatch], images: Sequence[Array]) -> list[Array]:
     """For each batch the PSNR (n,) of all its members' samples, in the order of members, matched with its `images` (n, *shape)."""
     real = [np.concatenate([truth.data[client][0] for client in batch.step.members]) for batch in batches]
     return [matched_psnr_db(psnr_table_db(samples, made)) for samples, made in zip(real, images, strict=True)]
 
 
-def words_of(case: Case, batches: Sequence[Batch]) -> str:
+def words_of(case: Case, batches: Sequence[SumBatch]) -> str:
     """How many images of how many sums, for a note."""
     count, assumed = sum(batch.samples for batch in batches), cohorts_assumed(case)
     words = f"{count} image(s) of the cohorts of {len(batches)} sum(s), which are not attributed to a client"

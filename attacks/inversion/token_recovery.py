@@ -9,7 +9,7 @@ Texts of transformers, in batches of several windows too, follow from the spans 
 
 What it proves: of a language model with a trained embedding, an update in the clear is the vocabulary of its client, for any number of
 windows, batches and steps; of one window it is the text. A sum is the vocabulary of its cohort, and sums over changing cohorts show whose
-words these are (`evidence.zeros`). What it does not: nothing about updates with noise or weight decay, which move all rows, or about words
+words these are (`inversion.zeros`). What it does not: nothing about updates with noise or weight decay, which move all rows, or about words
 that the public vocabulary has not.
 """
 
@@ -30,11 +30,11 @@ from ...randomness import stream
 from ...types import Array, check_array
 from ..evidence.local_training import trainings_in
 from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread
-from ..evidence.zeros import Feature, Owners, Pool, embedding_of, features_of, owners_of, pools_in
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import chance, chance_of_draws, chance_of_matching, power
 from ..labels.label_readings import bias_span
 from .text_spans import MOST_WINDOWS, has_attention, windows_from_spans
+from .zeros import Feature, Owners, Pool, embedding_of, features_of, owners_of, pools_in
 
 __all__ = ["embedding_of", "refusal", "token_cells", "tokens_from_rows", "window_from_rows"]
 

@@ -41,7 +41,7 @@ from ..figures.leakage import Case, Cell, Prior, Truth, nothing
 from ..figures.significance import RATE, CellStatus
 from .member_scores import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable_steps, evidence, passes_of, read_steps
-from .membership_shadows import MembershipGame, Target, games_of, pairs_of, targets_in
+from .membership_shadows import MembershipGame, Pairs, Target, games_of, pairs_of, targets_in
 
 __all__ = ["MembershipOutcome", "auc_gain", "cells", "chance_of_swaps", "curve_of", "member_chance", "member_p", "outcome"]
 
@@ -50,6 +50,7 @@ MARGIN = {"auc": 0.02, "tpr": 0.01, "low_tpr": 0.01}
 FALSE_POSITIVES = {"auc": 0.01, "tpr": 0.01, "low_tpr": 0.001}
 """The rate of false positives at which true positives are counted: 1 %, and .1 %, which is none of fewer than 1,000."""
 GRID = 200
+MOST_EXPOSED = 20
 SWAPS = 1999
 FEWEST_ASKED = 20
 SHARE = 0.5
@@ -230,13 +231,15 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
     if not observed or not reference:
         why = unread(case.view, model.dimension) or "no model that clients trained can be read in this view"
         return [nothing(case, NAME, "model_lira_auc", why)], {}
-    all_games = []
+    all_games, asked_pairs = [], list[Pairs]()
     for targets, how, norm in ((observed, private, bound), (reference, plain, 0.0)):
         games = []
         for target in targets:
             pairs = pairs_of(truth, target.owners, stream(case.seed, "membership: pairs", client=target.owners[0]))
             shared, own = games_of(target, pairs, truth, prior, how, norm, case.budget.shadows, case.view.coalition)
             games.append((shared if target.is_shared else None, own))
+            if targets is observed and target.is_shared:
+                asked_pairs.append(pairs)
         all_games.append(games)
     figures: list[Cell] = []
     curves: dict[str, Array] = {}
@@ -260,6 +263,8 @@ def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell]
         )
         outcomes = {attack: (outcome(seen, attack), outcome(beside, attack)) for attack, _ in FIGURES[source]}
         figures += [_cell(case, f"{source}_{attack}_{kind}", kind, *outcomes[attack], note, until) for attack, kind in FIGURES[source]]
+        if source == "model":
+            curves["exposed_model"] = most_exposed(outcomes["lira"][0], asked_pairs, case.view.coalition)
         curves |= _drawn(source, {attack: pair[0] for attack, pair in outcomes.items()}, outcomes["lira"][1])
     return figures, curves
 
@@ -275,9 +280,9 @@ def _update_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell
     if not observed or not reference:
         return [nothing(case, NAME, metric, "not attempted: to regress one update would take longer than this budget allows")], {}
     outcomes = [_regressed(case, steps, truth, how) for steps, how in ((observed, prior), (reference, prior.unprotected()))]
-    shown, beside = outcomes
-    if shown is None or beside is None:
+    if outcomes[0] is None or outcomes[1] is None:
         return [nothing(case, NAME, metric, UNSEEN["own_model"])], {}
+    (shown, pairs), (beside, _) = outcomes[0], outcomes[1]
     rounds, all_rounds = len({step.round for step in observed}), len({step.round for step in read})
     single = all(len(step.members) == 1 for step in observed)
     note = (
@@ -287,7 +292,7 @@ def _update_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell
     )
     until = 0 if len(observed) == len(read) else rounds
     figures = [_cell(case, f"update_gradients_{kind}", kind, shown, beside, note, until) for kind in ("auc", "tpr", "low_tpr")]
-    return figures, _drawn("update", {"gradients": shown}, beside)
+    return figures, {**_drawn("update", {"gradients": shown}, beside), "exposed_update": most_exposed(shown, [pairs], case.view.coalition)}
 
 
 def _unread(case: Case, config: Config) -> str:
@@ -314,15 +319,31 @@ def _steps(case: Case, view: AdversaryView, prior: Prior) -> tuple[list[ClientSt
     return affordable_steps(read, ROUNDS * budget.rounds, [passes_of(step, prior, budget.shadows) for step in read], passes), read
 
 
-def _regressed(case: Case, steps: Sequence[ClientStep], truth: Truth, prior: Prior) -> MembershipOutcome | None:
-    """The regression of updates; None if there are too few samples to ask about."""
+def _regressed(case: Case, steps: Sequence[ClientStep], truth: Truth, prior: Prior) -> tuple[MembershipOutcome, Pairs] | None:
+    """The regression of updates, and what was asked about; None if there are too few samples to ask about."""
     owners = sorted({client for step in steps for client in step.members})
     pairs = pairs_of(truth, owners, stream(case.seed, "membership: pairs of updates"))
     asked = ~np.isin(pairs.owners, case.view.coalition)
     if int((asked & pairs.member).sum()) < FEWEST_ASKED:
         return None
     scored = evidence(steps, pairs, truth, prior, case.budget.shadows, case.view.coalition)
-    return MembershipOutcome(scored.scores[asked], scored.blank[:, asked], pairs.member[asked])
+    return MembershipOutcome(scored.scores[asked], scored.blank[:, asked], pairs.member[asked]), pairs
+
+
+def most_exposed(outcome: MembershipOutcome, asked: Sequence[Pairs], left_out: Sequence[int]) -> Array:
+    """The members that stand out most (up to `MOST_EXPOSED`, 3): owner, row of its training data, share of others that score as high.
+
+    `asked` are the pairs of each model in turn; nothing was asked about clients `left_out`. Only members are listed that at most 1 % of the
+    others reach.
+    """
+    kept = [~np.isin(pairs.owners, left_out) for pairs in asked]
+    owners = np.concatenate([pairs.owners[own] for pairs, own in zip(asked, kept, strict=True)])
+    rows = np.concatenate([np.concatenate([pairs.rows, pairs.rows])[own] for pairs, own in zip(asked, kept, strict=True)])
+    others = np.sort(outcome.scores[~outcome.member])
+    reached = 1 - np.searchsorted(others, outcome.scores, side="left") / max(1, len(others))
+    order = np.argsort(-outcome.scores, kind="stable")
+    chosen = [i for i in order if outcome.member[i] and reached[i] <= FALSE_POSITIVES["tpr"]][:MOST_EXPOSED]
+    return np.array([(owners[i], rows[i], reached[i]) for i in chosen], dtype=np.float64).reshape(-1, 3)
 
 
 def _drawn(source: str, outcomes: Mapping[str, MembershipOutcome], beside: MembershipOutcome) -> dict[str, Array]:

@@ -209,13 +209,15 @@ def _line(turn: Turn, turns: Sequence[Turn], renumbered: bool) -> list[Turn]:
 class Pairs:
     """What the attacker is asked: samples x (2m, ...) with labels y and owners, the i-th and the (m + i)-th a pair of one label and owner.
 
-    Which of a pair is the member is the truth: the first m are. `rest` is the owners' other training data.
+    Which of a pair is the member is the truth: the first m are. `rest` is the owners' other training data. `rows` (m,) are the members'
+    places in their owners' training data.
     """
 
     x: Array
     y: Array
     owners: Array
     rest: Mapping[int, tuple[Array, Array]]
+    rows: Array
 
     @property
     def member(self) -> Array:
@@ -266,7 +268,13 @@ def pairs_of(
     x = np.array([*inside, *(sample for _, _, sample, _ in chosen)]).reshape(2 * len(chosen), *shape)
     own = [truth.data[client][1][i] for client, i, _, _ in chosen]
     labels = np.array([*own, *(label for *_, label in chosen)], dtype=np.float64 if numbers else np.int64)
-    return Pairs(x, labels, np.array([client for client, *_ in chosen] * 2, dtype=np.int64), rest)
+    return Pairs(
+        x,
+        labels,
+        np.array([client for client, *_ in chosen] * 2, dtype=np.int64),
+        rest,
+        np.array([i for _, i, _, _ in chosen], dtype=np.int64),
+    )
 
 
 def federated_replicas(

@@ -58,7 +58,7 @@ def audit(
         typer.Option("--active", help="Run active attacks against freshly started clients, and report what they refuse."),
     ] = False,
     foreign: Annotated[
-        bool, typer.Option("--foreign", help="Attack another system's updates: a folder as in docs/attacks/other_systems.md.")
+        bool, typer.Option("--foreign", help="Attack another system's updates: a folder as in docs/howto/audit_other_systems.md.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="With --active, the folder to write; default the run folder, or runs/NAME-active.")

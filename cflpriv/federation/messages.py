@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 __all__ += message_encoding.__all__
 
-VERSION = 13
+VERSION = 12
 LIMIT_BYTES = 1 << 31
 
 REFUSALS: dict[str, str] = {

@@ -14,7 +14,8 @@ import cflpriv.protocols.mechanisms as mechanisms
 import cflpriv.tasks.evaluation as evaluation
 import cflpriv.tasks.training as training
 from cflpriv.attacks.dp import dp_mechanisms
-from cflpriv.attacks.dp.dp_audit import AuditResult, audit_guesses, verdict
+from cflpriv.attacks.dp.dp_audit import AuditResult, audit_claim, audit_guesses, verdict
+from cflpriv.attacks.dp.dp_claims import NoiseClaim
 from cflpriv.attacks.dp.dp_mechanisms import GAMES, CanaryGame
 from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.attacks.figures.family import judged_together
@@ -74,14 +75,22 @@ def calibrated(made: Callable[[float], Event], epsilon: float) -> Event:
     return made(calibrate(lambda z: [made(z)], epsilon, DELTA))
 
 
-def audited_game(name: str, event: Event, seed: int, claim: float) -> AuditResult:
+def audited_game(name: str, event: Event, seed: int, claimed: Event | None = None) -> AuditResult:
+    """The audit of a game of `event`, of which `claimed` (default: the event) is claimed."""
     game = ALL_GAMES[name](event, np.random.default_rng(seed), public_entropy(f"{name} {seed}"))
-    return audit_guesses(game.scores, game.coins, DELTA, claim=claim)
+    claim = NoiseClaim((claimed or event,), DELTA, summed=name == "training")
+    if name == "response":  # pure, and not bounded in range as the event of a choice claims
+        return audit_guesses(game.scores, game.coins, DELTA, claim=claim.epsilon)
+    return audit_claim(game.scores, game.coins, claim)
+
+
+def less_noise(patch: pytest.MonkeyPatch, share: float) -> None:
+    for module in (mechanisms, training):
+        patch.setattr(module, "normals", lambda key, count: share * normals(key, count))
 
 
 def a_third_of_the_noise(patch: pytest.MonkeyPatch) -> None:
-    for module in (mechanisms, training):
-        patch.setattr(module, "normals", lambda key, count: normals(key, count) / 3)
+    less_noise(patch, 1 / 3)
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:
@@ -124,9 +133,9 @@ def scene(algorithm: str, unit: str, epsilon: float, **more: Any) -> Any:
 
 def whole(made: Any, runs: int = 4) -> AuditResult:
     """The canaries of several runs together: they share no noise, so each canary still has the run's ε."""
-    games = [rerun_samples(made, population_of(made), np.random.default_rng(seed)).game for seed in range(runs)]
-    scores, coins = np.concatenate([game.scores for game in games]), np.concatenate([game.coins for game in games])
-    return audit_guesses(scores, coins, DELTA, claim=made.privacy.epsilon)
+    found = [rerun_samples(made, population_of(made), np.random.default_rng(seed)) for seed in range(runs)]
+    scores, coins = (np.concatenate([getattr(run.game, name) for run in found]) for name in ("scores", "coins"))
+    return audit_claim(scores, coins, found[0].claim)
 
 
 ALLOWED, TOO_MANY, FALSE, MISSED = 0.05, 0.175, 1e-3, 1e-2

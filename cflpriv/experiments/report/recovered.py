@@ -91,7 +91,8 @@ def _labels_only(arrays: Mapping[str, Array]) -> bool:
 
 
 def _is_roc(arrays: Mapping[str, Array]) -> bool:
-    return bool(arrays) and all(name.startswith("roc_") for name in arrays)
+    """Whether the arrays are of membership: curves, and the samples that stand out most."""
+    return bool(arrays) and all(name.startswith(("roc_", "exposed_")) for name in arrays)
 
 
 def _label_shares(arrays: Mapping[str, Array], clients: int, path: Path) -> tuple[Array, Array]:

@@ -23,6 +23,7 @@ from cflpriv.attacks.evidence import fresh_runs
 from cflpriv.attacks.figures import leakage
 from cflpriv.attacks.figures.leakage import dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.figures.pooling import pooled
+from cflpriv.attacks.figures.verdicts import risks_of, verdicts_of
 from cflpriv.cli import app
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
@@ -429,3 +430,43 @@ def test_what_was_not_looked_at_is_not_called_safe(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setitem(ATTACKS, "own", Attack("mine", diverged))
     assert statuses() == ["not_attempted"]
+
+
+# --- verdicts: what is settled, risks, and guarantees that stood
+
+
+def figure_of(attack: str, status: Any, value: float | None = 0.5, metric: str = "m", **changes: Any) -> Cell:
+    plain = Cell(attack, "server", "none", metric, value, None, None, 0.5, None, status, 0, (0,))
+    return replace(plain, **changes)
+
+
+def test_not_seen_to_learn_anything_needs_every_figure_at_its_baseline() -> None:
+    settled = [figure_of("membership", "at_baseline"), figure_of("likeness", "not_applicable", None)]
+    (calm,) = verdicts_of(settled)
+    assert "was not seen to learn anything" in calm.sentence
+    for status in ("inconclusive", "not_validated", "not_attempted"):
+        (open_,) = verdicts_of([*settled, figure_of("label_inference", status)])
+        assert "not seen to learn" not in open_.sentence
+        assert "may learn more than this audit could show" in open_.sentence
+
+
+def test_leaks_are_grouped_by_what_they_are_to_the_law() -> None:
+    cells = [
+        figure_of("label_inference", "leaks", 0.9), figure_of("membership", "leaks", 0.8, metric="model_lira_auc"),
+        figure_of("cluster_identity", "at_baseline"),
+    ]  # fmt: skip
+    risks = risks_of(cells)
+    assert {risk: [leak["attack"] for leak in leaks] for risk, leaks in risks.items()} == {
+        "singling out": ["membership"], "linkability": [], "inference": ["label_inference"],
+    }  # fmt: skip
+    assert all(entry.risk in (*risks, "") for entry in map(ATTACKS.__getitem__, ATTACKS))
+
+
+def test_a_guarantee_that_stood_is_stated_with_its_bound() -> None:
+    training = figure_of("dp_audit", "at_baseline", 1.4, metric="training_epsilon", baseline=1.6, power=0.99)
+    run = figure_of("dp_audit", "at_baseline", 2.9, metric="run_epsilon", baseline=4.0, power=0.95)
+    (verdict,) = verdicts_of([training, run])
+    assert "the epsilon of the run is 2.90 at least, and 4.00 is claimed" in verdict.sentence
+    assert "0.95" in verdict.sentence
+    (broken,) = verdicts_of([replace(run, status="leaks", value=6.0)])
+    assert "stood its test" not in broken.sentence

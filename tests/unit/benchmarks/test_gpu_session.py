@@ -74,6 +74,7 @@ def test_training_and_attacks_on_arrays_import_listed_packages_alone_and_runs_no
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept_and_the_next_calls_go_on(tmp_path: Path) -> None:
     """A package that is missing is named. What takes too long, or ends its process, is one failed row. No row is measured twice."""
     environment, out = only_listed(tmp_path / "blocked"), tmp_path / "out"

@@ -36,6 +36,8 @@ UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "rotations": [], "samples_per
 EQUAL = {"weights": "equal"}
 SCENES: dict[str, dict[str, Any]] = {
     "anchor_counts": {"algorithm": {"name": "stocfl"}},
+    "likeness": {"algorithm": {"name": "scaffold"}},
+    "source_inference": {"algorithm": {"name": "fedavg"}, "data": {"samples_per_client": 20, "test_samples_per_client": 60}},
     "influence": {"algorithm": {"name": "pfedlia", **MORE["pfedlia"]}},
     "disaggregation": {"algorithm": {"name": "fedavg"}, "training": {"participation": 0.2}},
     "dp_audit": {
@@ -56,6 +58,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": "adam", "lr": 1e-3},
 }  # fmt: skip
 """The optimiser's options of `[training]`, but for `lr_decay`: in float64 a captured step has its rate."""
+WITHOUT_FIGURES = ("coverage",)
+"""Attacks that compute nothing."""
 ACTIVE = ("imprint", "model_inconsistency")
 """Attacks of a server that lies."""
 LONG = ("dp_audit", "gradient_inversion", "gram_geometry", "gram_updates", "key_recovery", "signature_inversion", "update_norms")
@@ -128,7 +132,9 @@ def scene_of_run(of: str) -> fresh_runs.AuditedRun:
 
 
 @pytest.mark.filterwarnings("ignore:run.insecure_test_entropy")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in ATTACKS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in ATTACKS if name not in WITHOUT_FIGURES]
+)
 def test_every_attack_finds_there_what_it_finds_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same bytes from the system's source, which privacy noise comes from."""
     made = scene_of_run(name if name in SCENES else "")

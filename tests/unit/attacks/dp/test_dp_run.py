@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attack_scenes import QUICK, case, config, population_of
-from dp_games import DELTA, RELATIONS, a_third_of_the_noise, audited_game, no_clip, no_sampling, scene, whole, whole_audit_says
+from dp_games import DELTA, RELATIONS, a_third_of_the_noise, audited_game, less_noise, no_clip, no_sampling, scene, whole, whole_audit_says
 
 import cflpriv.federation.client as remote_client
 import cflpriv.privacy.private_signatures as private_signatures
@@ -15,19 +15,28 @@ import cflpriv.tasks.evaluation as evaluation
 import cflpriv.tasks.training as training
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.dp import dp_run
-from cflpriv.attacks.dp.dp_audit import ENOUGH, FACTOR, audit_guesses, verdict
+from cflpriv.attacks.dp.dp_audit import ENOUGH, FAULT, audit_claim, verdict
+from cflpriv.attacks.dp.dp_claims import NoiseClaim
 from cflpriv.attacks.dp.dp_clients import rerun_clients
 from cflpriv.attacks.dp.dp_mechanisms import CanaryGame
 from cflpriv.attacks.dp.dp_reruns import WholeRunGame
 from cflpriv.attacks.dp.dp_run import audit_whole, releases, rerun
 from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.protocols.accounting import epsilon_of
+from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation
 from cflpriv.protocols.mechanisms import Noised
 from cflpriv.types import Array
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
-"""The steps before clusters are formed are what is tested."""
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters"),
+    pytest.mark.filterwarnings("ignore:run.insecure_test_entropy"),
+]
+"""The steps before clusters are formed are what is tested, some with noise that is drawn from the seed."""
+
+
+FIXED = {"insecure_test_entropy": True}
+"""[run] with noise that is drawn from its seed: of sound audits one in forty is above its claim."""
 
 
 def of_choice(scores: Any, sensitivity: float, epsilon: float, relation: Any, unit: Any, entropy: Any) -> Any:
@@ -68,18 +77,18 @@ def test_a_release_that_a_run_makes_without_noise_is_caught(
     made = scene(algorithm, "sample", 2.0, training={"rounds": 25 if algorithm == "pfedlia" else 2}, privacy=privacy)
     name, event = releases(made, population_of(made))[figure]
     claim = epsilon_of([event], DELTA)
-    assert audited_game(name, event, 0, claim).epsilon <= claim
+    assert audited_game(name, event, 0).epsilon <= claim
     monkeypatch.setattr(place[0], place[1], bare)
-    assert audited_game(name, event, 0, claim).epsilon > claim
+    assert audited_game(name, event, 0).epsilon > claim
 
 
 @pytest.mark.slow
 def test_canaries_of_a_whole_run_pay_what_the_ledger_says() -> None:
-    made = scene("fedavg", "sample", 1.0)
+    made = scene("fedavg", "sample", 1.0, run=FIXED)
     result = rerun_samples(made, population_of(made), np.random.default_rng(0))
-    assert 0.98 < result.epsilon <= 1.0
+    assert 0.98 < result.claim.epsilon <= 1.0
     assert result.rounds == 2
-    assert audit_guesses(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon < 1.0
+    assert audit_claim(result.game.scores, result.game.coins, result.claim).epsilon < 1.0
 
 
 @pytest.mark.slow
@@ -130,13 +139,16 @@ def test_the_reference_of_a_whole_run_has_the_noise_that_is_claimed(bug: Any, mo
 @pytest.mark.parametrize("protection", [{}, {"sum": "secagg"}])
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_reference_of_means_has_the_noise_that_is_claimed(relation: str, protection: Any) -> None:
-    made = scene("fedavg", "client", 2.0, privacy={"relation": relation}, protection=protection, data={"clients": 12})
+    privacy = {"relation": relation, "clip_norm": 0.2}
+    made = scene("fedavg", "client", 2.0, privacy=privacy, protection=protection, data={"clients": 12})
     whole_run, calm, _ = rerun(made, population_of(made), np.random.default_rng(0), reruns=6)
     assert whole_run.trials is not None
-    noise = (whole_run.game.scores - calm.scores) / made.privacy.clip_norm
+    noise = whole_run.game.scores - calm.scores
     # 72 values: their variance is right to 17 % (a standard deviation); these draws are not fixed, and miss this once in 100,000
     assert 0.4 < noise.var() / whole_run.trials.noise.var() < 2.0
-    assert whole_run.trials.signal.std() == pytest.approx((calm.scores / made.privacy.clip_norm).std(), rel=0.1)
+    assert whole_run.trials.signal.std() == pytest.approx(calm.scores.std(), rel=0.1)
+    held = whole_run.trials.held_against(calm)
+    assert held.signal.std() == pytest.approx(calm.scores.std(), rel=0.2), "in the same units"
 
 
 @pytest.mark.slow
@@ -160,9 +172,9 @@ def test_an_update_with_momentum_is_read_with_the_weights_of_its_steps() -> None
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("claim", "rounds", "reruns"), [(4.0, 5, 5), (1.0, 2, 3)])
-def test_ten_audits_of_runs_with_a_third_of_the_noise(claim: float, rounds: int, reruns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # error rate: where the conservative power is .9, fewer than eight of ten leaks come in 7 % of repetitions; at the .99 measured, in 1e-5
-    a_third_of_the_noise(monkeypatch)
+def test_ten_audits_of_runs_with_less_noise(claim: float, rounds: int, reruns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # error rate: where the conservative power is .9, fewer than eight of ten leaks come in 7 % of repetitions; at .99, in 1e-4
+    less_noise(monkeypatch, FAULT)
     found = []
     for seed in range(10):
         made = scene("fedavg", "sample", claim, training={"rounds": rounds}).with_("run", seed=seed * 1000)
@@ -178,13 +190,13 @@ def test_ten_audits_of_runs_with_a_third_of_the_noise(claim: float, rounds: int,
 @pytest.mark.slow
 def test_noise_that_clients_share_shows_in_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     # alone, each update is as noisy as it should be; one less the others is not
-    made = scene("fedavg", "sample", 1.0, training={"rounds": 3})
+    made = scene("fedavg", "sample", 1.0, training={"rounds": 3}, run=FIXED)
     for shared in (False, True):
         if shared:
             monkeypatch.setattr(training, "secret_key", lambda given: bytes(32))
         result = rerun_samples(made, population_of(made), np.random.default_rng(0))
         assert result.apart is not None
-        alone, apart = (audit_guesses(game.scores, game.coins, DELTA, claim=1.0, confidence=0.975) for game in (result.game, result.apart))
+        alone, apart = (audit_claim(game.scores, game.coins, result.claim, confidence=0.975) for game in (result.game, result.apart))
         assert alone.epsilon < 1.0
         assert (apart.epsilon > 2.0) if shared else (apart.epsilon < 1.0)
     (whole_run,) = [one for one in ATTACKS["dp_audit"].cells(case(made))[0] if one.metric == "run_epsilon"]
@@ -193,15 +205,26 @@ def test_noise_that_clients_share_shows_in_a_whole_run(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_clients_as_canaries_are_distinguished_without_noise_only(relation: str) -> None:
-    made = scene("fedavg", "client", 1.0, privacy={"relation": relation})
+    made = scene("fedavg", "client", 1.0, privacy={"relation": relation}, run=FIXED)
     result, calm = rerun_clients(made, population_of(made), np.random.default_rng(0))
-    assert audit_guesses(result.game.scores, result.game.coins, DELTA, claim=1.0).epsilon <= result.epsilon <= 1.0
-    assert audit_guesses(calm.scores, calm.coins, DELTA, claim=1.0).epsilon > 1.0
+    assert audit_claim(result.game.scores, result.game.coins, result.claim).epsilon <= result.claim.epsilon <= 1.0
+    assert audit_claim(calm.scores, calm.coins, result.claim).epsilon > 1.0
+
+
+@pytest.mark.parametrize(
+    ("relation", "protection"), [("add_remove", {}), ("replace_one", {}), ("add_remove", {"sum": "secagg", "min_cohort": 16})]
+)
+def test_canaries_of_clients_reach_the_means(relation: str, protection: Any) -> None:
+    # with next to no noise, the scores of the run are those of the sums that canaries alone would make
+    made = scene("fedavg", "client", 2000.0, privacy={"relation": relation}, protection=protection)
+    result, calm = rerun_clients(made, population_of(made), np.random.default_rng(0))
+    assert np.corrcoef(result.game.scores, calm.scores)[0, 1] > 0.9
 
 
 @pytest.mark.slow
-def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
-    cells, _ = ATTACKS["dp_audit"].cells(case(scene("pacfl", "sample", 2.0)))
+def test_an_audit_states_a_bound_for_every_release_and_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dp_run, "system_entropy", public_entropy("every release"))
+    cells, _ = ATTACKS["dp_audit"].cells(case(scene("pacfl", "sample", 8.0, run=FIXED)))
     assert [one.metric for one in cells] == ["signature_epsilon", "training_epsilon", "run_epsilon"]
     assert cells[0].status == "at_baseline", "10 000 canaries in a noisy moment have power"
     for one in cells:
@@ -211,17 +234,19 @@ def test_an_audit_states_a_bound_for_every_release_and_the_whole_run() -> None:
         assert one.baseline is not None
         assert one.value < one.baseline
         assert "ceiling" in one.note
-        assert f"with noise {FACTOR:g} times too small" in one.note
+        assert f"with {FAULT:g} times the noise" in one.note
         assert f"{one.status}, power {one.power:.2f} (at least {one.power_low:.2f})" in one.line()
         assert one.as_json()["power"] == one.power
     assert "scored are clients' updates; charged but not validated by it: what has signature_epsilon:" in cells[-1].note
-    mean, other = ATTACKS["dp_audit"].cells(case(scene("fedavg", "client", 1.0, protection={"sum": "secagg", "min_cohort": 16})))[0]
+    secure = {"sum": "secagg", "min_cohort": 16}
+    mean, other = ATTACKS["dp_audit"].cells(case(scene("fedavg", "client", 1.0, protection=secure, run=FIXED)))[0]
     assert [mean.metric, other.metric] == ["mean_epsilon", "run_epsilon"]
     assert mean.value is not None
     assert mean.baseline is not None
     assert mean.value <= mean.baseline < 1.0, "one mean of two"
     assert other.status == "inconclusive", "20 canaries have no power"
-    assert other.power == 0.0
+    assert other.power is not None
+    assert other.power < 0.1
     assert "scored are the means over clients:" in other.note, "and nothing else was released"
     assert other.towards == "", "clients add the noise: it is towards the server, too"
 
@@ -285,8 +310,8 @@ def test_reruns_pool_their_canaries() -> None:
     assert (once, times) == (1, 3), "no time, one rerun"
     assert len(one.game.coins) == len(calm.coins) == 4
     assert len(several.game.coins) == len(several_calm.coins) == 12
-    assert several.epsilon == one.epsilon
-    few, many = (audit_guesses(game.scores, game.coins, DELTA, claim=1.0) for game in (calm, several_calm))
+    assert several.claim == one.claim
+    few, many = (audit_claim(game.scores, game.coins, one.claim) for game in (calm, several_calm))
     assert many.ceiling > few.ceiling
 
 
@@ -302,7 +327,8 @@ def test_every_rerun_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, 
         if config.run.seed == made.run.seed + 1:
             raise ValueError("no mean was released")
         game = CanaryGame(rng.normal(size=10), rng.random(10) < 0.5)
-        whole_run = WholeRunGame(game, 1.0 + config.run.seed, 2)
+        events = (GaussianEvent(4.0, 1.0, "add_remove", "client"),) * (1 + config.run.seed)
+        whole_run = WholeRunGame(game, NoiseClaim(events, DELTA), 2)
         return (whole_run, game) if unit == "client" else whole_run
 
     monkeypatch.setattr(dp_run, "rerun_clients", made_up)
@@ -312,7 +338,7 @@ def test_every_rerun_has_a_seed_of_its_own_and_its_share_of_the_time(unit: str, 
     assert sorted(set(seeds)) == [made.run.seed + number for number in range(4)]
     assert reruns == 3, "reruns that failed are left out"
     assert len(whole_run.game.coins) == len(calm.coins) == 30
-    assert whole_run.epsilon == 4.0 + made.run.seed, "the claim is the largest that was spent"
+    assert len(whole_run.claim.events) == 4 + made.run.seed, "the claim is the largest that was spent"
     assert max(times) <= (1000.0 if unit == "client" else 500.0)
     with pytest.raises(ValueError, match="no mean was released"):
         rerun(made.with_("run", seed=made.run.seed + 1), population_of(made), np.random.default_rng(0), reruns=4)

@@ -18,6 +18,7 @@ PROTECTIONS: tuple[dict[str, Any], ...] = (
     {}, {"sum": "haar", "gram": ["haar"]}, {"sum": "secagg", "gram": ["haar"]}, {"sum": "secagg", "gram": ["ckks"]},
     {"sum": "secagg-oblivious", "gram": ["ckks"]}, {"gram": ["shares"]}, {"gram": ["sketch", "haar"]},
 )  # fmt: skip
+FEW = PROTECTIONS[:2]
 NOBODY_READS = {
     "fold arguments: fold", "product arguments: product", "product arguments: times", "gram result: found", "gram result: stage",
     "gram result: directions", "gram result: exceeding", "gram result: set_aside", "gram result: soft", "gram result: risen",
@@ -45,8 +46,9 @@ def messages_of(algorithm: str, protection: dict[str, Any]) -> list[Message] | N
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("algorithm", ALGORITHMS.names())
-def test_every_part_is_described_and_read_or_named(algorithm: str) -> None:
-    for protection in PROTECTIONS:
+@pytest.mark.parametrize("protections", [FEW, pytest.param(PROTECTIONS, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_every_part_is_described_and_read_or_named(algorithm: str, protections: tuple[dict[str, Any], ...]) -> None:
+    for protection in protections:
         messages = messages_of(algorithm, protection) or []
         for message in messages:
             for part in parts_of(message):

@@ -86,7 +86,7 @@ def test_oblivious_sums_show_clusters_and_no_members() -> None:
     several = [case(one) for one in made]
     seen = several[0]
     found = over_seeds([ATTACKS["label_inference"].cells(one)[0] for one in several])
-    assert found["histogram_l1", 0].status == "nothing_to_see"
+    assert found["histogram_l1", 0].status == "not_applicable"
     assert found[AGGREGATE, 0].status == "leaks", found[AGGREGATE, 0].line()
     models = means_in(seen.view, sum_dimension(seen))
     assert models
@@ -121,7 +121,7 @@ def test_a_member_sees_its_cluster_as_a_whole() -> None:
 @pytest.mark.slow
 def test_a_model_that_stays_transformed_shows_nothing() -> None:
     found = label_figures(case(config(protection={"sum": "hadamard"})))
-    assert found[AGGREGATE].status == "nothing_to_see"
+    assert found[AGGREGATE].status == "not_applicable"
     assert found["histogram_l1"].status == "not_attempted"  # coordinates of blind updates have no names
     assert "hadamard" in found["histogram_l1"].note
 
@@ -235,7 +235,7 @@ def test_a_member_reads_labels_off_models_that_others_relay() -> None:
     found = label_figures(seen)
     assert found["label_set_accuracy"].value == 1.0
     assert found["histogram_l1"].status == "leaks"
-    assert label_figures(case(made))["histogram_l1"].status == "nothing_to_see"  # the server relays boxes that it cannot open
+    assert label_figures(case(made))["histogram_l1"].status == "not_applicable"  # the server relays boxes that it cannot open
 
 
 def test_relayed_and_compared_updates_are_read_once() -> None:
@@ -267,7 +267,7 @@ def test_clusters_of_several_models_at_once_are_not_called_nothing(name: str) ->
             case(config({"name": name}, secure, training={"rounds": 1}))
         return
     summed = case(config({"name": name, "smoother": 0.1}, secure, training={"rounds": 1}))
-    assert ATTACKS["cluster_identity"].cells(summed)[0][0].status == "nothing_to_see"
+    assert ATTACKS["cluster_identity"].cells(summed)[0][0].status == "not_applicable"
 
 
 def test_renumbered_clusters_are_not_mixed_up() -> None:

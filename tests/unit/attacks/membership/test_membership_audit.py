@@ -30,6 +30,7 @@ from cflpriv.attacks.membership.membership_audit import (
     chance_of_swaps,
     curve_of,
     hits,
+    most_exposed,
 )
 from cflpriv.attacks.membership.membership_shadows import Target, federated_replicas, games_of, pairs_of, targets_in, turns_in
 from cflpriv.experiments import Config, run_experiment
@@ -203,6 +204,8 @@ def test_pairs_are_of_one_label_and_owner_and_no_sample_is_lost() -> None:
     assert pairs.member.sum() == m
     assert np.array_equal(pairs.y[:m], pairs.y[m:])
     assert np.array_equal(pairs.owners[:m], pairs.owners[m:])
+    for sample, owner, row in zip(pairs.x, pairs.owners, pairs.rows, strict=False):
+        assert np.array_equal(sample, truth.data[owner][0][row])
     outside = [sample.tobytes() for sample in pairs.x[m:]]
     assert len(set(outside)) == m
     assert set(outside) <= {sample.tobytes() for sample in truth.outside[owners[0]][0]}
@@ -210,6 +213,20 @@ def test_pairs_are_of_one_label_and_owner_and_no_sample_is_lost() -> None:
         again = [*truth_bytes(pairs.rest[client][0]), *truth_bytes(pairs.x[:m][pairs.owners[:m] == client])]
         assert sorted(again) == sorted(truth_bytes(truth.data[client][0]))
     assert len(pairs_of(truth, owners, np.random.default_rng(0), most=7).y) == 14
+
+
+def test_the_most_exposed_are_members_above_all_others() -> None:
+    truth = case(remembered_config(training={"rounds": 0})).truth
+    owners = [client for client, group in truth.groups.items() if group == 0]
+    pairs = pairs_of(truth, owners, np.random.default_rng(0))
+    scores = np.random.default_rng(1).normal(size=len(pairs.y))
+    scores[[3, 7]] += 50
+    shown = most_exposed(MembershipOutcome(scores, scores[None], pairs.member), [pairs], ())
+    assert {(int(client), int(row)) for client, row, _ in shown[:2]} == {(pairs.owners[i], pairs.rows[i]) for i in (3, 7)}
+    assert shown[0, 2] == 0
+    asked = ~np.isin(pairs.owners, [pairs.owners[3]])
+    left = most_exposed(MembershipOutcome(scores[asked], scores[asked][None], pairs.member[asked]), [pairs], [pairs.owners[3]])
+    assert pairs.owners[3] not in left[:, 0]
 
 
 def truth_bytes(samples: Array) -> list[bytes]:

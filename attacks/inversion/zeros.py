@@ -28,12 +28,12 @@ from torch import nn
 from ...engine.models import Model, build_module
 from ...types import Array
 from ..adversary import AdversaryView
+from ..evidence.coalition import cohorts_of, deviating
+from ..evidence.local_training import LocalTraining
+from ..evidence.sums import sums_in
+from ..evidence.updates import single_steps, steps_in
 from ..figures.leakage import Case
-from ..inversion.closed_form import first_linear, gradients_of
-from .coalition import cohorts_of, deviating
-from .local_training import LocalTraining
-from .sums import sums_in
-from .updates import single_steps, steps_in
+from .closed_form import first_linear, gradients_of
 
 __all__ = ["Feature", "Owners", "Pool", "embedding_of", "features_of", "owners_of", "pools_in", "present_in"]
 

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import beta
 
-from cflpriv.attacks.evidence import zeros
 from cflpriv.attacks.evidence.opened_sums import opened_sums
 from cflpriv.attacks.evidence.sums import sums_in
 from cflpriv.attacks.evidence.updates import public_model
-from cflpriv.attacks.evidence.zeros import Pool, features_of, owners_of, pools_in, present_in
 from cflpriv.attacks.figures.payloads import data_parts
-from cflpriv.attacks.inversion import exact_zeros
+from cflpriv.attacks.inversion import exact_zeros, zeros
+from cflpriv.attacks.inversion.zeros import Pool, features_of, owners_of, pools_in, present_in
 from cflpriv.engine.models import Model
 
 COHORTS = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=6)
