@@ -260,7 +260,7 @@ for _name, _attack in {
         learns="training images, or words, of clients",
         reduces=_SUMS,
         risk="singling out",
-        limits="At most 8 samples (4 for the optimisation) in one batch and 10 steps. Larger batches are not shown to be safe.",
+        limits="At most 20 samples (4 for the optimisation) in one batch and 10 steps. Larger batches are not shown to be safe.",
     ),
     "exact_zeros": Attack(
         "words, or inputs of a first layer, that only one client has, and samples with others: from exact zeros of sums",

@@ -1,7 +1,7 @@
 """Images of another system's clients, from the first update of each: by the ladder, else by optimisation.
 
-The ladder (`inversion_ladder`) reads modules that are a sequence of layers, up to eight samples in a batch, and no layer that normalises by
-the batch. The optimisation reads up to four samples. After a single step it also meets the statistics of the batch (Yin et al. 2021,
+The ladder (`inversion_ladder`) reads modules that are a sequence of layers, up to twenty samples in a batch, and no layer that normalises
+by the batch. The optimisation reads up to four samples. After a single step it also meets the statistics of the batch (Yin et al. 2021,
 GradInversion, who take those of the training set).
 """
 
@@ -105,7 +105,7 @@ def _by_layer(model: ForeignModel, records: Mapping[int, UpdateRecord], x: Array
 
 
 def _most_by_layer(model: ForeignModel) -> int:
-    """The largest batch that the ladder reads of a model: 0, 1 or 8. It does not read layers that normalise by the batch."""
+    """The largest batch that the ladder reads of a model: 0, 1, or 8 to 20. It does not read layers that normalise by the batch."""
     return 0 if model.norms or model.words else most_samples(fitting_layer(model.in_training))
 
 

@@ -33,7 +33,7 @@ from ..figures.leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, 
 from ..figures.significance import chance_of_draws, power
 from ..labels.label_readings import bias_span, shares_of
 from .image_search import LocalSteps, invert_updates
-from .inversion_ladder import fitting_layer, images_by_layer, most_samples
+from .inversion_ladder import MATCHING, MOST_MATCHED, fitting_layer, images_by_layer, most_matched, most_samples
 from .sum_batches import SumBatch, batches_in, gain_of_draw, is_mean_of_samples, psnr_db_of_samples, smallest, words_of
 from .token_recovery import token_cells
 from .zeros import embedding_of
@@ -44,7 +44,9 @@ NAME = "gradient_inversion"
 MEAN_IMAGE = "mean image"
 MARGIN = {"image_psnr_db": 3.0, "image_ssim": 0.1, "labels_exact": 0.1}
 MOST_IMAGES, MOST_STEPS, CLIENTS_PER_DRAW = 4, 10, 4
-"""The optimisation is tried on so many images of a client; SPEAR on up to eight."""
+"""The optimisation is tried on so many images of a client; SPEAR on up to twenty."""
+LARGE = 8
+"""Clients with more samples come last, and only one for each draw of the budget: their searches take seconds."""
 SMOOTH = 1e-4
 """Weight of the total variation where updates have noise."""
 REACHED, AGAIN = 0.01, 150
@@ -82,7 +84,7 @@ def guess(view: AdversaryView | None, prior: Prior, clients: Sequence[int], mode
 
 def _guess(
     steps: Mapping[int, Sequence[ClientStep]] | None, prior: Prior, clients: Sequence[int], model: Model, restarts: int,
-    clipped: bool = False,
+    clipped: bool = False, matches: int = MOST_MATCHED,
 ) -> ImageGuess:  # fmt: skip
     """As `guess`. Of updates that were `clipped` (and noised) the length says little, so their direction is what images are to meet."""
     sizes = {client: prior.samples_per_client[client] for client in clients}
@@ -97,7 +99,8 @@ def _guess(
         first = {client: steps[client][0] for client in clients if (sizes[client], steps[client][0].round) == (size, number)}
         for client, step in first.items():
             labels[client] = labels_from_shares(shares_of(step, prior, model, prior.labels_per_client[client]), size)
-        recovered = {} if clipped else _by_layer(first, prior, model, size)
+        recovered = {} if clipped else _by_layer(first, prior, model, size, matches=matches)
+        matches -= size * sum(method == MATCHING for _, method in recovered.values())
         left = {client: step for client, step in first.items() if client not in recovered}
         if size > MOST_IMAGES:  # too many for the optimisation, which ends below the mean image
             recovered |= dict.fromkeys(left, (np.repeat(prior.x.mean(axis=0, dtype=np.float64)[None], size, axis=0), MEAN_IMAGE))
@@ -116,7 +119,7 @@ def _plan(first: Mapping[int, ClientStep], prior: Prior) -> tuple[LocalSteps, in
 
 
 def _by_layer(
-    first: Mapping[int, ClientStep], prior: Prior, model: Model, size: int, *, is_mean: bool = True
+    first: Mapping[int, ClientStep], prior: Prior, model: Model, size: int, *, is_mean: bool = True, matches: int = MOST_MATCHED
 ) -> dict[int, tuple[Array, str]]:  # fmt: skip
     """Images (size, *shape) and the method, of those clients on whom a rung above the optimisation succeeds."""
     layer, (how, number) = fitting_layer(model), _plan(first, prior)
@@ -125,8 +128,9 @@ def _by_layer(
     starts, updates = (np.stack([getattr(step, part) for step in first.values()]) for part in ("start", "update"))
     rng = stream(prior.seed, f"inversion ladder, {size} images", number)
     recovered = images_by_layer(
-        model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay, is_mean=is_mean
-    )
+        model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay, is_mean=is_mean,
+        matches=matches,
+    )  # fmt: skip
     return {client: image for client, image in zip(first, recovered, strict=True) if image is not None}
 
 
@@ -194,14 +198,16 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     private = prior.config.privacy.unit != "none"
     most = MOST_IMAGES if private else max(MOST_IMAGES, most_samples(fitting_layer(model)))
     most = min(most, *(local_of(observed[client][0], prior).train.batch_size or most for client in apart))
-    few = sorted(client for client in apart if prior.samples_per_client[client] <= most)
+    few = sorted(client for client in apart if prior.samples_per_client[client] <= min(most, LARGE))
+    few += sorted(client for client in apart if LARGE < prior.samples_per_client[client] <= most)[: case.budget.draws]
     if not few:
         words = f"not attempted: no client has at most {most} samples in one batch; images may still leak"
         return [nothing(case, NAME, "image_psnr_db", words)], None
     clients, restarts = few[: CLIENTS_PER_DRAW * case.budget.draws], case.budget.rounds
-    guesses = [_guess(steps, prior, clients, model, restarts, private) for steps in (observed, None)]
+    matches = most_matched(model, case.budget)
+    guesses = [_guess(steps, prior, clients, model, restarts, private, matches) for steps in (observed, None)]
     same = not private and all(np.array_equal(observed[c][0].update, reference[c][0].update) for c in clients)
-    guesses.append(guesses[0] if same else _guess(reference, prior.unprotected(), clients, model, restarts))
+    guesses.append(guesses[0] if same else _guess(reference, prior.unprotected(), clients, model, restarts, matches=matches))
     count = sum(prior.samples_per_client[client] for client in clients)
     steps = {local_of(observed[client][0], prior).train.epochs for client in clients}
     note = (
@@ -243,9 +249,13 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
             why = f"not attempted: a sum is of {number} samples at least, in one batch or several; this reads {most} in one batch each"
         return [nothing(case, NAME, metric, f"{why}; images may still leak" if number else why)], None
     restarts, blank = case.budget.rounds, prior.x.mean(axis=0, dtype=np.float64)
-    made = [_images_of_sum(batch, prior, model, restarts) for batch in batches]
+    matches = left = most_matched(model, case.budget) // 2  # half for sums, half for the updates beside them
+    made = []
+    for batch in batches:
+        made.append(_images_of_sum(batch, prior, model, restarts, left))
+        left -= batch.samples if made[-1][1] == MATCHING else 0
     images = [found for found, _ in made]
-    unsummed = _guess(alone, prior.unprotected(), clients, model, restarts).images
+    unsummed = _guess(alone, prior.unprotected(), clients, model, restarts, matches=matches).images
     single = [SumBatch(alone[client][0], prior.samples_per_client[client], (client,)) for client in clients]
     (observed, beside, p), (reference, _, reference_p) = (
         _scored(case, of, found, blank) for of, found in ((batches, images), (single, [unsummed[client] for client in clients]))
@@ -269,11 +279,11 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
     return [figure], arrays
 
 
-def _images_of_sum(batch: SumBatch, prior: Prior, model: Model, restarts: int) -> tuple[Array, str]:
+def _images_of_sum(batch: SumBatch, prior: Prior, model: Model, restarts: int, matches: int) -> tuple[Array, str]:
     """The images (n, *shape) behind a sum, in any order, and by which method."""
     first = {0: batch.step}
     is_mean = is_mean_of_samples(batch.step, prior)
-    recovered = _by_layer(first, prior, model, batch.samples, is_mean=is_mean)
+    recovered = _by_layer(first, prior, model, batch.samples, is_mean=is_mean, matches=matches)
     if not recovered and batch.samples <= MOST_IMAGES and is_mean:
         labels = min(prior.classes, sum(prior.labels_per_client[client] for client in batch.step.members))
         shares = shares_of(batch.step, prior, model, labels)

@@ -59,14 +59,14 @@ def matched_images(
     nearer is met the images stay.
     """
     mean, directions, deviations = normal_images(np.asarray(x, np.float64).reshape(len(x), -1))
-    middle, whiten = tensor(mean), tensor(directions / deviations)
-    made, results = unroll(model, LocalSteps(1, lr)), []
+    middle, whiten = _single(mean), _single(directions / deviations)
+    made, results = unroll(model, LocalSteps(1, lr), "float32"), []  # the images stay far from what rounding would hide
     for first in range(0, len(updates), AT_ONCE):
         part = slice(first, first + AT_ONCE)
-        theta, aim, y = tensor(starts[part]), tensor(updates[part]), tensor(np.stack(list(labels[part])))
-        begin = tensor(np.stack(list(images[part])).astype(np.float64))
+        theta, aim, y = _single(starts[part]), _single(updates[part]), tensor(np.stack(list(labels[part])))
+        begin = _single(np.stack(list(images[part])))
         shape, point = begin.shape, begin.flatten(2).clone().requires_grad_(True)
-        nearest, least = point.detach().clone(), torch.full((len(theta),), torch.inf, dtype=torch.float64, device=theta.device)
+        nearest, least = point.detach().clone(), torch.full((len(theta),), torch.inf, device=theta.device)
         length = aim.abs().sum(1).clamp_min(1e-300)
         optimiser = torch.optim.Adam([point], lr=RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, ITERATIONS)
@@ -81,5 +81,9 @@ def matched_images(
             schedule.step()
             with torch.no_grad():
                 point.clamp_(0.0, 1.0)
-        results += list(nearest.view(shape).cpu().numpy())
+        results += list(nearest.view(shape).double().cpu().numpy())
     return results
+
+
+def _single(values: Array) -> torch.Tensor:
+    return tensor(np.ascontiguousarray(values, np.float32))

@@ -86,9 +86,11 @@ def invert_updates(
     return np.clip(images, 0.0, 1.0), distances[np.arange(m), best]
 
 
-def unroll(model: Model, steps: LocalSteps) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(θ (r, d), images (r, n, *shape), labels (r, n)) -> updates (r, d), differentiable in the images."""
-    exact = replace(model, dtype="float64")
+def unroll(
+    model: Model, steps: LocalSteps, dtype: Literal["float32", "float64"] = "float64"
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:  # fmt: skip
+    """(θ (r, d), images (r, n, *shape), labels (r, n)), all in `dtype`, -> updates (r, d), differentiable in the images."""
+    exact = replace(model, dtype=dtype)
     module = _as_products(deepcopy(module_there(exact, in_use().kind)).train(False))
     mean, std = placed(exact._statistic(exact.mean)), placed(exact._statistic(exact.std))
 

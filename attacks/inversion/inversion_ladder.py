@@ -3,7 +3,7 @@
 | rung | fits | gives |
 |---|---|---|
 | closed form (`closed_form`) | one sample; the network begins with a linear layer with bias | the image, exactly |
-| SPEAR (`spear`) | 2 to 8 samples in one batch; ReLU behind that layer | the images, exactly; it says which pass its check |
+| SPEAR (`spear`) | 2 to 20 samples in one batch (above 8: 12 units each); ReLU behind it | the images, exactly; it says which pass |
 | feature decoder (`feature_decoder`) | the same behind convolutions, ReLU and pooling | an image from exact features and auxiliary images |
 | gradient matching from it (`gradient_matching`) | the same after one step, samples of equal weight | an image nearer to the whole update |
 
@@ -18,12 +18,13 @@ from torch import nn
 
 from ...engine.models import Model
 from ...types import Array
+from ..figures.leakage import Budget
 from .closed_form import LinearLayer, first_linear, gradients_of, images_from_inputs, input_from_gradients, layers_of
 from .feature_decoder import decode_features
 from .gradient_matching import labels_of_inputs, matched_images
-from .spear import CONSISTENT, MOST_DRAWS, MOST_SAMPLES, inputs_of_batch
+from .spear import CONSISTENT, MOST_DRAWN, MOST_SAMPLES, UNITS_PER_SAMPLE, inputs_of_batch
 
-__all__ = ["CLOSED_FORM", "DECODER", "MATCHING", "SPEAR", "fitting_layer", "images_by_layer", "most_samples"]
+__all__ = ["CLOSED_FORM", "DECODER", "MATCHING", "SPEAR", "fitting_layer", "images_by_layer", "most_matched", "most_samples"]
 
 CLOSED_FORM, SPEAR, DECODER, MATCHING = "closed form", "SPEAR", "feature decoder", "feature decoder, then gradient matching"
 PASSED = 0.25
@@ -31,8 +32,10 @@ PASSED = 0.25
 the first."""
 MOST_MATCHED, MOST_MATCHED_PARAMETERS = 32, 500_000
 """So many images of updates at once are improved by gradient matching, in networks of up to so many parameters: it costs most."""
-DRAWS = (12_500, 12_500, 12_500, MOST_DRAWS)
-"""Draws of SPEAR's searches, each from the beginning: one in seven for six digits keeps to false columns, the others end at once."""
+MATCHING_SECONDS, MATCHING_SECONDS_PER_PARAMETER, MATCHING_SHARE = 0.08, 1.5e-6, 1 / 15
+"""Processor time of matching an image, about (batches of 4, LeNet-5 and a CNN); and the share of an audit's seconds that matching takes."""
+SEARCHES, SEARCHES_OF_LARGE = (9, 9, 24), (12, 12)
+"""Searches of SPEAR, each from the beginning, in batches of up to `MOST_DRAWN` and of more samples: few keep to false columns."""
 MOST_RESIDUAL = 0.5
 """Above this relative residual a layer's update is not that of one sample."""
 MOST_BEFORE = 1_000_000
@@ -53,18 +56,27 @@ def fitting_layer(model: Model) -> LinearLayer | None:
 
 
 def most_samples(layer: LinearLayer | None) -> int:
-    """The largest batch that the ladder reads: 0, 1 or 8."""
-    return 0 if layer is None else MOST_SAMPLES if layer.is_rectified else 1
+    """The largest batch that the ladder reads: 0, 1, or 8 to 20."""
+    if layer is None or not layer.is_rectified:
+        return int(layer is not None)
+    return min(MOST_SAMPLES, max(MOST_DRAWN, layer.outputs // UNITS_PER_SAMPLE))
+
+
+def most_matched(model: Model, budget: Budget) -> int:
+    """How many images of one run gradient matching improves within a budget. It is counted, not timed, so that audits repeat."""
+    seconds = MATCHING_SECONDS + MATCHING_SECONDS_PER_PARAMETER * model.dimension
+    return min(MOST_MATCHED, 1 + int(MATCHING_SHARE * budget.seconds / budget.seeds / seconds))
 
 
 def images_by_layer(
     model: Model, layer: LinearLayer, starts: Array, updates: Array, count: int, x: Array, rng: np.random.Generator, *, steps: int = 1,
-    lr: float = 1.0, weight_decay: float = 0.0, is_mean: bool = True,
+    lr: float = 1.0, weight_decay: float = 0.0, is_mean: bool = True, matches: int = MOST_MATCHED,
 ) -> list[tuple[Array, str] | None]:  # fmt: skip
     """For each of `updates` (m, d) of models `starts` (m, d): images (count, *shape) in [0, 1] and the name of the rung, or None.
 
     An update is that of `steps` full-batch steps of SGD. `x` (k, *shape) are auxiliary samples. Images that SPEAR does not recover are
-    their mean. None where no rung fits. `is_mean`: an update is that of the mean loss of its samples, not of a weighted one.
+    their mean. None where no rung fits. `is_mean`: an update is that of the mean loss of its samples, not of a weighted one. `matches`:
+    how many images gradient matching may improve, in whole updates; of one update at least, unless it is 0.
     """
     if count > most_samples(layer) or (weight_decay and steps > 1):
         return [None] * len(updates)
@@ -79,8 +91,8 @@ def images_by_layer(
         images = images_from_inputs(model, rows) if layer.is_first else decode_features(model, passed[places[0]], layer, rows, x)
         for i, part in zip(places, np.split(images, np.cumsum([len(inputs[i]) for i in places])[:-1]), strict=True):
             results[i] = np.concatenate([part, np.repeat(mean[None], count - len(part), axis=0)]), name
-    if steps == 1 and is_mean and name == DECODER and model.dimension <= MOST_MATCHED_PARAMETERS:
-        whole = [i for i, rows in enumerate(inputs) if len(rows) == count][: max(1, MOST_MATCHED // count)]
+    if matches > 0 and steps == 1 and is_mean and name == DECODER and model.dimension <= MOST_MATCHED_PARAMETERS:
+        whole = [i for i, rows in enumerate(inputs) if len(rows) == count][: max(1, matches // count)]
         if whole:
             labels = [labels_of_inputs(model, starts[i], layer, -moved[i], inputs[i]) for i in whole]
             decoded = [result[0] for i in whole if (result := results[i]) is not None]
@@ -100,11 +112,12 @@ def _inputs(layer: LinearLayer, start: Array, update: Array, count: int, rng: np
         return image[None] if residual <= MOST_RESIDUAL else none
     ends = [start] if steps == 1 else [start, start + update]
     models = [gradients_of(layer, state) for state in ends]
-    best = inputs_of_batch(weight, bias, models, count, rng, draws=DRAWS[0])
-    for draws in DRAWS[1:]:
+    first, *others = SEARCHES if count <= MOST_DRAWN else SEARCHES_OF_LARGE
+    best = inputs_of_batch(weight, bias, models, count, rng, searches=first)
+    for searches in others:
         if best.consistency == 1.0:
             break
-        again = inputs_of_batch(weight, bias, models, count, rng, draws=draws)
+        again = inputs_of_batch(weight, bias, models, count, rng, searches=searches)
         best = again if again.agreement.sum() > best.agreement.sum() else best
     return best.inputs[best.agreement >= CONSISTENT]
 

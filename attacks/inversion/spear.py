@@ -3,16 +3,21 @@
 Source: Dimitrov, Baader, Müller & Vechev 2024 ("SPEAR: Exact Gradient Inversion of Batches in Federated Learning"). With inputs X (b, n)
 and D (m, b) the gradients by the layer's outputs, the weight gradient is D X, of rank b, and the bias gradient D 1. A singular value
 decomposition gives factors L (m, b) and R (b, n + 1) of both side by side, and D = L Q, (X, 1) = Q⁻¹ R for one b × b matrix Q. ReLU makes D
-sparse. So Q's columns are the directions q for which many entries of L q are zero: rows of L are drawn, b − 1 at a time, and where all of
-them are zero in a column of D their kernel is that column of Q. Columns are chosen greedily by their zeros. The choice is checked against
-the public weights: D is zero where W x + b ≤ 0, and only there. Deviations: the bias gradient is a column of the factorised matrix, so that
-scales follow from (X, 1); half of the draws are made near candidates; columns are computed again from all their zeros; the threshold of a
-zero follows the noise that the singular values beyond b show.
+sparse. So Q's columns are the directions q for which many entries of L q are zero. Three searches take turns:
 
-What it proves: of a network that begins with a linear layer and ReLU, an update in the clear is the images of a batch of up to eight,
-exactly, and the check says when. What it does not: nothing about layers without ReLU, or about batches larger than the search can pay for
-(the number of draws grows as 2^b). With several full-batch steps the factorisation still holds, since X is the same; D is then a sum over
-steps, which is zero for units that stay off, and the check is approximate.
+- Draws: b − 1 rows of L. Where all of them are zero in a column of D, their kernel is that column of Q. The number of draws grows as 2^b.
+- Descents: local minima of Σ |L q| on the sphere. Their cost grows as a power of b (SPEAR++; sparse dictionaries: Sun, Qu & Wright 2017).
+- Descents without known columns: only the rows in which these are zero, so that samples of the same label are not confused.
+
+Columns are chosen greedily by their zeros. The choice is checked against the public weights: D is zero where W x + b ≤ 0, and only there.
+Deviations: the bias gradient is a column of the factorised matrix, so that scales follow from (X, 1); half of the draws are made near
+candidates; before descents rows have length 1 and no direction is preferred (Tyler 1987); columns are computed again from all their zeros;
+the threshold of a zero follows the noise that the singular values beyond b show.
+
+What it proves: of a network that begins with a linear layer and ReLU, an update in the clear is the images of a batch of up to
+`MOST_SAMPLES`, exactly, and the check says when. What it does not: nothing about layers without
+ReLU, or about batches larger than the search can pay for. With several full-batch steps the factorisation still holds, since X is the same;
+D is then a sum over steps, which is zero for units that stay off, and the check is approximate.
 """
 
 from collections.abc import Sequence
@@ -25,15 +30,23 @@ from ...types import Array, check_array
 
 __all__ = ["CONSISTENT", "MOST_SAMPLES", "Disaggregated", "inputs_of_batch"]
 
-MOST_SAMPLES = 8
+MOST_SAMPLES, MOST_DRAWN = 20, 8
+"""The largest batch; batches up to so many samples are also sought by draws of rows."""
+UNITS_PER_SAMPLE = 12
+"""Units that the layer needs for each sample of a larger batch: with fewer, descents end at directions that are no columns."""
 CONSISTENT = 0.9
 """The share of units that must agree with the ReLU for an input to count as recovered; a search stops at once only where all agree.
 
 A mixture of two samples mostly agrees in 0.6 to 0.85 of the units. After several steps an exact input may miss units that were on between.
 """
 LAST_LOOK = 8
-"""Sets of draws after which a search stops in which every input counts as recovered."""
-DRAWS_AT_ONCE, MOST_DRAWS = 4096, 100_000
+"""Searches after which the work stops if every input counts as recovered."""
+MOST_SEARCHES, DRAWS_AT_ONCE, STARTS = 24, 4096, 256
+"""Searches in all; draws of one; descents of one."""
+DESCENT, SMOOTHING, WHITENINGS = 0.7, 1e-10, 10
+"""Factor from 1 on by which the smoothing of |·| falls with each step of a descent, the least smoothing, and rounds of whitening."""
+MOST_LEFT_OUT = 3
+"""Known columns that one descent leaves out, at most."""
 KEPT = 32
 """Candidate columns that are kept at each stage of the choice, the ones with most zeros."""
 SWAPS = 24
@@ -42,7 +55,7 @@ SHARPEST, COARSEST = 1e-9, 0.02
 """The least and the largest threshold for a zero of a unit vector L q: below is float64, above is noise that hides the zeros."""
 MOST_CONDITION = 1e10
 SKETCH = 128
-"""Layers with more units and inputs than this are factorised through so many random projections: the rank is at most eight."""
+"""Layers with more units and inputs than this are factorised through so many random projections, many more than the rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,15 +92,15 @@ class _Factors:
 
 def inputs_of_batch(
     weight_gradient: Array, bias_gradient: Array, models: Sequence[tuple[Array, Array]], count: int, rng: np.random.Generator, *,
-    draws: int = MOST_DRAWS,
+    searches: int = MOST_SEARCHES,
 ) -> Disaggregated:  # fmt: skip
     """The `count` inputs behind the gradients (m, n), (m,) of a linear layer.
 
     `models` are the layer's parameters, weights (m, n) and biases (m,), where gradients were taken. For a gradient or one step: one pair.
     For several steps: the first and the last known pair; then only units that are on in both, or off in both, are checked. Any multiple of
-    the gradients serves, such as an update. `draws` bounds the search. Refuses (`refusal`) if the gradient's rank is below `count`, if
-    noise hides the zeros, or if the draws find too few columns. Raises `InputError` for other shapes, values that are not finite, and a
-    `count` that is not in 1..8.
+    the gradients serves, such as an update. `searches` bounds the work. Refuses (`refusal`) if the gradient's rank is below `count`, if
+    noise hides the zeros, or if too few columns are met. Raises `InputError` for other shapes, values that are not finite, and a
+    `count` that is not in 1..`MOST_SAMPLES`.
     """
     gradient = np.column_stack([
         check_array("weight_gradient", np.asarray(weight_gradient, np.float64), ndim=2),
@@ -102,17 +115,92 @@ def inputs_of_batch(
     factors, why = _factorised(gradient, count, rng)
     if factors is None:
         return Disaggregated(none, np.zeros(0), why)
-    best = Disaggregated(none, np.zeros(0), f"{draws} draws found fewer than {count} columns")
+    best = Disaggregated(none, np.zeros(0), f"{searches} searches found fewer than {count} columns")
     pool = np.zeros((0, count))
-    for number in range(-(-draws // DRAWS_AT_ONCE)):
-        rows = _rows_near(factors, pool, rng) if number % 2 and len(pool) else _rows_drawn(factors, rng)
-        pool, chosen = _chosen(factors, np.vstack([pool, _kernels(rows)]))
+    chosen: list[int] = []
+    for number in range(searches):
+        pool, chosen = _chosen(factors, np.vstack([pool, _candidates(factors, pool, chosen, number, rng)]))
         if len(chosen) == count:
             swapped = _swapped(factors, pool, chosen, held)
             best = swapped if swapped.agreement.sum() > best.agreement.sum() else best
         if best.consistency >= (1.0 if number < LAST_LOOK else CONSISTENT):
             break
     return best
+
+
+def _candidates(factors: _Factors, pool: Array, chosen: Sequence[int], number: int, rng: np.random.Generator) -> Array:
+    """Directions (k, b) of the search `number`: by draws, by descents, or by descents that leave out some of the `chosen` of the pool."""
+    count = factors.left.shape[1]
+    if count == 1:
+        return np.ones((1, 1))
+    if number % 3 == 0 and count <= MOST_DRAWN:
+        return _kernels(_rows_near(factors, pool, rng) if number % 2 and len(pool) else _rows_drawn(factors, rng))
+    if number % 3 == 1 or not chosen:
+        return _descended(factors.left[factors.live], factors.threshold, rng)
+    return _descended_without(factors, pool[list(chosen)], rng)
+
+
+def _descended(rows: Array, threshold: float, rng: np.random.Generator) -> Array:
+    """Directions q (k, b) of unit length in which Σ |rows q|, with `rows` (m, b) made alike, is at a local minimum: few if rows are few.
+
+    Iteratively reweighted least squares with Σ q² held by the step before, from random directions on.
+    """
+    count = rows.shape[1]
+    if len(rows) <= count or count < 2:
+        return np.zeros((0, count))
+    white = np.eye(count)
+    for _ in range(WHITENINGS):
+        alike = rows @ white
+        alike = alike / np.maximum(np.linalg.norm(alike, axis=1, keepdims=True), 1e-300)
+        second = alike.T @ alike
+        if not np.linalg.cond(second) < MOST_CONDITION:
+            return np.zeros((0, count))
+        white = white @ np.linalg.cholesky(np.linalg.inv(second))
+        white = white / np.linalg.norm(white)
+    alike = rows @ white
+    alike = alike / np.maximum(np.linalg.norm(alike, axis=1, keepdims=True), 1e-300)
+    products = (alike[:, :, None] * alike[:, None, :]).reshape(len(alike), -1)
+    points = rng.standard_normal((STARTS, count))
+    smoothing, least = 1.0, max(SMOOTHING, 0.1 * threshold)
+    while smoothing > least:
+        points = points / np.linalg.norm(points, axis=1, keepdims=True)
+        weights = 1 / np.hypot(points @ alike.T, smoothing / np.sqrt(count))
+        weights /= weights.max(axis=1, keepdims=True)
+        curved = (weights @ products).reshape(-1, count, count) + 1e-14 * np.eye(count)
+        points = np.linalg.solve(curved, points[:, :, None])[:, :, 0]
+        smoothing *= DESCENT
+    found = points @ white.T
+    return np.asarray(found / np.linalg.norm(found, axis=1, keepdims=True))
+
+
+def _descended_without(factors: _Factors, known: Array, rng: np.random.Generator) -> Array:
+    """Directions (k, b) that were met without some of the `known` columns (c, b), which are sought in what is left of L.
+
+    In the rows in which known columns are zero the other columns are those of a smaller problem. Samples of one label have nearly the
+    same direction, so that their difference has many entries near zero and attracts descents; without one of them the other is met. A
+    direction is then known up to multiples of those left out, which are the ones that give it most zeros.
+    """
+    number = int(rng.integers(1, min(MOST_LEFT_OUT, len(known), factors.left.shape[1] - 2) + 1)) if factors.left.shape[1] > 2 else 0
+    if not number:
+        return np.zeros((0, factors.left.shape[1]))
+    out = known[rng.permutation(len(known))[:number]]
+    left = factors.left[factors.live]
+    off = np.abs(left @ out.T) <= factors.threshold
+    zero = off.all(axis=1)
+    basis = np.linalg.qr(out.T, mode="complete")[0][:, number:]  # of directions that are orthogonal to those left out
+    points = _descended(left[zero] @ basis, factors.threshold, rng) @ basis.T
+    if not len(points):
+        return np.zeros((0, factors.left.shape[1]))
+    zeros = np.abs(points @ left[zero].T) <= 10 * factors.threshold
+    _, first = np.unique(np.packbits(zeros, axis=1), axis=0, return_index=True)
+    most = first[np.argsort(-zeros[first].sum(axis=1), kind="stable")][:KEPT]
+    lifted = []
+    for point in points[most]:
+        for i, other in enumerate(out):
+            alone = left[np.delete(off, i, axis=1).all(axis=1)]  # no other one of those left out
+            point -= _multiple(alone @ point, alone @ other, factors.threshold) * other
+        lifted.append(point / np.linalg.norm(point))
+    return np.stack(lifted)
 
 
 def _factorised(gradient: Array, count: int, rng: np.random.Generator) -> tuple[_Factors | None, str]:
@@ -239,11 +327,13 @@ def _freed(factors: _Factors, columns: Array, failing: Array) -> Array:
 def _multiple(own: Array, other: Array, threshold: float) -> float:
     """The c for which most entries of `own` − c `other` are zero up to the threshold: where most intervals around own / other meet."""
     some = np.abs(other) > threshold
+    if not some.any():
+        return 0.0
     middle, reach = own[some] / other[some], threshold / np.abs(other[some])
     ends = np.concatenate([middle - reach, middle + reach])
     order = np.argsort(ends, kind="stable")
     most = int(np.cumsum(np.repeat([1, -1], len(middle))[order]).argmax())
-    return float((ends[order[most]] + ends[order[most + 1]]) / 2) if len(middle) else 0.0
+    return float((ends[order[most]] + ends[order[most + 1]]) / 2)
 
 
 def _inputs(factors: _Factors, columns: Array, held: Array) -> Disaggregated:

@@ -5,6 +5,8 @@ the order of one window by matching gradients as in TAG (Deng et al. 2021), but 
 is discrete: rows are assigned to the gradients of the places, again and again since these depend on the words; then single changes are
 tried.
 
+Texts of transformers, in batches of several windows too, follow from the spans of their attention layers (`text_spans`).
+
 What it proves: of a language model with a trained embedding, an update in the clear is the vocabulary of its client, for any number of
 windows, batches and steps; of one window it is the text. A sum is the vocabulary of its cohort, and sums over changing cohorts show whose
 words these are (`inversion.zeros`). What it does not: nothing about updates with noise or weight decay, which move all rows, or about words
@@ -31,6 +33,7 @@ from ..evidence.updates import ClientStep, blind, local_of, public_model, single
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import chance, chance_of_draws, chance_of_matching, power
 from ..labels.label_readings import bias_span
+from .text_spans import MOST_WINDOWS, has_attention, windows_from_spans
 from .zeros import Feature, Owners, Pool, embedding_of, features_of, owners_of, pools_in
 
 __all__ = ["embedding_of", "refusal", "token_cells", "tokens_from_rows", "window_from_rows"]
@@ -185,12 +188,12 @@ def guess(steps: Mapping[int, ClientStep] | None, prior: Prior, clients: Sequenc
 
 
 def guess_windows(steps: Mapping[int, ClientStep] | None, prior: Prior, clients: Sequence[int], model: Model) -> dict[int, Array]:
-    """The one window (length,) of each client. Without a view: the commonest auxiliary word of each place."""
-    length = model.shape[0]
+    """The windows (n, length) of each client. Without a view: the commonest auxiliary word of each place."""
+    length, counts = model.shape[0], {client: prior.samples_per_client[client] for client in clients}
     if steps is None:
         common = np.array([np.bincount(column).argmax() for column in prior.x.reshape(len(prior.x), -1).astype(np.int64).T])
-        return dict.fromkeys(clients, common)
-    embedding, span = embedding_of(model), bias_span(model)
+        return {client: np.repeat(common[None], counts[client], axis=0) for client in clients}
+    embedding, span, attends = embedding_of(model), bias_span(model), has_attention(model)
     assert embedding is not None  # checked by the caller
     offset, shape = embedding
     windows = {}
@@ -198,12 +201,22 @@ def guess_windows(steps: Mapping[int, ClientStep] | None, prior: Prior, clients:
         step = steps[client]
         rows = -step.update[offset : offset + shape[0] * shape[1]].reshape(shape)
         words = tokens_from_rows(rows)
-        if not 0 < len(words) <= length:
-            windows[client] = np.full(length, -1)
+        windows[client] = np.full((counts[client], length), -1)
+        if attends and len(words):
+            rng = stream(prior.seed, "texts from spans", step.round, client=client)
+            windows[client] = windows_from_spans(model, step.start, step.update, counts[client], words, rng)
+        if counts[client] > 1 or span is None or not 0 < len(words) <= length or (windows[client] >= 0).all():
             continue
         label = int(step.update[span].argmax())  # of one sample the score of its label alone is raised
-        windows[client] = window_from_rows(model, step.start, rows, label, length)[0]
+        windows[client] = window_from_rows(model, step.start, rows, label, length)[0][None]
     return windows
+
+
+def _in_place(windows: Array, truth: Array) -> float:
+    """The share of words that are right at their place, windows (n, length) matched one to one with the true ones (n, length)."""
+    shares = (windows[:, None] == truth[None]).mean(axis=2)
+    rows, columns = linear_sum_assignment(-shares)
+    return float(shares[rows, columns].mean())
 
 
 def _common(prior: Prior, count: int, without: Array | None = None) -> Array:
@@ -238,13 +251,15 @@ def token_cells(case: Case, name: str) -> list[Cell]:
     for metric, score in zip(metrics, (_found, _right), strict=False):
         scores = [np.array([score(guessed[client], truth[client]) for client in clients]) for guessed in guesses]
         figures.append(cell(case, name, metric, *scores, margin=MARGIN, note=note))
-    single = [client for client in clients if len(truth[client]) == 1 and _is_one_step(observed[client], prior)]
-    if single and bias_span(model) is not None:
+    most = MOST_WINDOWS if has_attention(model) else int(bias_span(model) is not None)
+    single = [client for client in clients if len(truth[client]) <= most and _is_one_step(observed[client], prior)]
+    if single:
         windows = [guess_windows(steps, prior, single, model) for steps in (observed, None)]
         windows.append(windows[0] if same else guess_windows(reference, prior, single, model))
-        scores = [np.array([float((guessed[client] == truth[client][0]).mean()) for client in single]) for guessed in windows]
+        scores = [np.array([_in_place(guessed[client], truth[client]) for client in single]) for guessed in windows]
+        many, how = ("up to 8 windows", "by the spans of attention layers") if most > 1 else ("one window", "by matching gradients")
         note = (
-            f"words of {len(single)} client(s) with one window of {model.shape[0]}, in order, by matching gradients; {prior.description}; "
+            f"words of {len(single)} client(s) with {many} of {model.shape[0]}, in order, {how}; {prior.description}; "
             "baseline: the commonest auxiliary word of each place"
         )
         figures.append(cell(case, name, metrics[2], *scores, margin=MARGIN, note=note))
