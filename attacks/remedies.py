@@ -231,7 +231,7 @@ def _figure(scene: AuditedRun, cell: Cell, budget: Budget) -> tuple[float | None
         made = ATTACKS[cell.attack].cells(case_of(scene, cell.adversary, budget))[0]
     except (InputError, TrainingDiverged) as error:
         return None, str(error)
-    same = [one for one in made if (one.metric, one.k_known) == (cell.metric, cell.k_known)]
+    same = [figure for figure in made if (figure.metric, figure.k_known) == (cell.metric, cell.k_known)]
     if same and same[0].value is not None:
         return same[0].value, same[0].note
     return None, (same or made)[0].note if made else "the attack makes no such figure then"
