@@ -11,7 +11,7 @@ left to right by the spans of all later layers, then changed place by place, whi
 
 What it proves: of a transformer, an update of one step in the clear is the text, without the gradient of the embedding. What it does not:
 nothing about batches with more words than the layers have units, about dropout, or about several steps. Words that are masked (padding) and
-words whose gradient vanishes, as all but a few do where a single layer reads one place only, are −1.
+words whose gradient is zero, as all but a few do where a single layer reads one place only, are −1.
 """
 
 from collections.abc import Callable, Sequence
