@@ -103,7 +103,7 @@ def test_a_fresh_run_that_diverges_is_named_beside_the_seeds_that_do_not(run: Pa
 def test_a_resumed_run_is_audited_like_an_uninterrupted_one(recorded: Path, tmp_path: Path) -> None:
     run_in_two(config(protection=PROTECTED, run=CERTAIN), tmp_path / "two")
     cells = quick(tmp_path / "two")
-    assert {cell.adversary for cell in cells} == {"server", "server+1"}
+    assert {cell.adversary for cell in cells} == {"server", "server+1", "client", "released"}
     assert cells == quick(Path(shutil.copytree(recorded, tmp_path / "whole")))
 
 
@@ -159,7 +159,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(run: Path, t
         return attack.cells(case)
 
     monkeypatch.setitem(ATTACKS, "label_inference", replace(attack, cells=pressed))
-    command = ["audit", str(run), "--adversary", "server", "--attacks", ",".join(FEW)]
+    command = ["audit", str(run), "--adversary", "server", "--attacks", ",".join(FEW), "--workers", "1"]
     stopped = CliRunner().invoke(app, command)
     assert stopped.exit_code == 1
     assert "standard audit, about" in stopped.output.splitlines()[0]
