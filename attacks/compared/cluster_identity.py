@@ -21,7 +21,7 @@ from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.sums import oblivious_sizes
 from ..evidence.updates import of_several, public_model
-from ..figures.leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
+from ..figures.leakage import Case, Cell, group_cell, nothing
 
 __all__ = ["cells", "clusters_from_sizes", "clusters_in", "linked_clusters"]
 
@@ -167,18 +167,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, metric, "no message of this view names a client's cluster")], None
     if not named and not (were_compared(case.view) or were_compared(case.reference)):
         return [nothing(case, NAME, metric, "all clients are sent the same model and summed together: no cluster is named")], None
-    names = np.array([groups[c] for c in clients])
-    largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
-    blank = [
-        np.maximum(dealt_at_random(np.array(list(clusters.values())), names, case.seed), largest) for clusters in (observed, reference)
-    ]
     note = "up to renaming; baseline: the same clusters dealt at random, or everybody in the largest group, whichever is more"
     if rounds := len(oblivious_sizes(case.view)):
         note = f"no message names a cluster; inferred from the sizes of the groups in the cohorts of {rounds} round(s); {note}"
-    scores = [group_scores(clusters, case.truth, clients) for clusters in (observed, reference)]
-    observed_p, reference_p = (chance_of_deals(np.array(list(clusters.values())), names, case.seed) for clusters in (observed, reference))
-    made = cell(
-        case, NAME, metric, scores[0], blank[0], scores[1], reference_blank=blank[1], margin=MARGIN, note=note,
-        chances=(observed_p, reference_p),
-    )  # fmt: skip
-    return [made], None
+    return [group_cell(case, NAME, metric, (observed, reference), clients, margin=MARGIN, note=note)], None

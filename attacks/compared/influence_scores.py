@@ -13,7 +13,7 @@ from scipy.spatial.distance import squareform
 from ...contract.transcript import payload_rows
 from ...types import Array
 from ..adversary import AdversaryView
-from ..figures.leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
+from ..figures.leakage import Case, Cell, group_cell, nothing
 
 __all__ = ["cells", "groups_from_scores", "scores_in"]
 
@@ -67,17 +67,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if observed is None or reference is None or len(observed[0]) < 3:
         return [nothing(case, NAME, metric, "no scores of clients by clients are in this view")], None
     clients = sorted((set(observed[0]) & set(reference[0])) - set(case.view.coalition))
-    names = np.array([case.truth.groups[c] for c in clients])
-    if len(np.unique(names)) < 2:
+    if len({case.truth.groups[client] for client in clients}) < 2:
         return [nothing(case, NAME, metric, "the clients looked for are of one true group: no identity to find")], None
-    guesses = [guess(view, case.prior.groups) for view in (case.view, case.reference)]
-    largest = np.bincount(np.unique(names, return_inverse=True)[1]).max() / len(names)
-    blank = [np.maximum(dealt_at_random(np.array([clusters[c] for c in clients]), names, case.seed), largest) for clusters in guesses]
-    scores = [group_scores(clusters, case.truth, clients) for clusters in guesses]
+    found = guess(case.view, case.prior.groups), guess(case.reference, case.prior.groups)
     note = "up to renaming, number of groups known; baseline: the same groups dealt at random, or everybody in the largest if that is more"
-    observed_p, reference_p = (chance_of_deals(np.array([clusters[c] for c in clients]), names, case.seed) for clusters in guesses)
-    made = cell(
-        case, NAME, metric, scores[0], blank[0], scores[1], reference_blank=blank[1], margin=MARGIN, note=note,
-        chances=(observed_p, reference_p),
-    )  # fmt: skip
-    return [made], None
+    return [group_cell(case, NAME, metric, found, clients, margin=MARGIN, note=note)], None

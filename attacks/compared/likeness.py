@@ -15,7 +15,7 @@ from scipy.cluster import hierarchy
 from ...contract.transcript import payload_rows
 from ...types import Array
 from ..adversary import AdversaryView
-from ..figures.leakage import Case, Cell, cell, chance_of_deals, dealt_at_random, group_scores, nothing
+from ..figures.leakage import Case, Cell, group_cell, nothing
 from ..figures.payloads import data_parts, parts_of, unread_keys
 
 __all__ = ["alike", "cells", "rows_of_part"]
@@ -64,23 +64,14 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         clients = sorted((set(observed) & set(reference)) - set(case.view.coalition))
         if len(clients) < FEWEST:
             continue
-        groups = np.array([case.truth.groups[client] for client in clients])
         metric = f"{key[2].replace(' ', '_')}_group_accuracy"
-        if len(np.unique(groups)) < 2:
+        if len({case.truth.groups[client] for client in clients}) < 2:
             figures.append(nothing(case, NAME, metric, "the clients looked for are of one true group: no identity to find"))
             continue
-        made = [alike({client: rows[client] for client in clients}, case.prior.groups) for rows in (observed, reference)]
-        labels = [np.array([own[client] for client in clients]) for own in made]
-        largest = np.bincount(np.unique(groups, return_inverse=True)[1]).max() / len(groups)
-        blank = [np.maximum(dealt_at_random(own, groups, case.seed), largest) for own in labels]
-        scores = [group_scores(own, case.truth, clients) for own in made]
-        chances = tuple(chance_of_deals(own, groups, case.seed) for own in labels)
+        observed_groups, reference_groups = (
+            alike({client: rows[client] for client in clients}, case.prior.groups) for rows in (observed, reference)
+        )
         note = f"{key[0]} {key[1]}: groups up to renaming, their number known; baseline: the same groups dealt at random, or the largest"
-        figures.append(
-            cell(
-                case, NAME, metric, scores[0], blank[0], scores[1], reference_blank=blank[1], margin=MARGIN, note=note,
-                chances=(chances[0], chances[1]),
-            )
-        )  # fmt: skip
+        figures.append(group_cell(case, NAME, metric, (observed_groups, reference_groups), clients, margin=MARGIN, note=note))
     why = "every part of clients' data has an attack of its own" if data_parts(case.view) else "no number of clients' data is in this view"
     return figures or [nothing(case, NAME, metric, why)], None

@@ -59,7 +59,7 @@ DEALS, ENOUGH_DEALS = 1999, 20
 """So many make the least p so small that a figure can stand among a hundred (`family`)."""
 __all__ = [
     "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "chance_of_names", "cosine", "dealt_at_random",
-    "group_scores", "grouping_accuracy", "label_sets_of", "nothing", "popular_set", "psnr_db", "ssim",
+    "group_cell", "grouping_accuracy", "label_sets_of", "nothing", "popular_set", "psnr_db", "ssim",
 ]  # fmt: skip
 
 
@@ -358,11 +358,6 @@ def grouping_accuracy(clusters: Array, groups: Array) -> Array:
     return np.array([float(match.get(label, -1) == group) for label, group in zip(reference.tolist(), observed.tolist(), strict=True)])
 
 
-def group_scores(clusters: Mapping[int, int], truth: Truth, clients: Sequence[int]) -> Array:
-    """`grouping_accuracy` of what was found by client, shape (m,)."""
-    return grouping_accuracy(np.array([clusters[client] for client in clients]), np.array([truth.groups[client] for client in clients]))
-
-
 def dealt_at_random(clusters: Array, groups: Array, seed: int, times: int = 200) -> Array:
     """The same score for the same groups dealt at random, mean over deals, shape (n,): the no-view baseline of `grouping_accuracy`."""
     rng = stream(seed, "groups dealt at random")
@@ -381,6 +376,25 @@ def chance_of_deals(clusters: Array, groups: Array, seed: int, times: int = DEAL
         if again == ENOUGH_DEALS:
             return again / dealt
     return (1 + again) / (1 + times)
+
+
+def group_cell(
+    case: Case, attack: str, metric: str, found: tuple[Mapping[int, int], Mapping[int, int]], clients: Sequence[int], *, margin: float,
+    note: str,
+) -> Cell:  # fmt: skip
+    """The share of clients whose group is known up to renaming, from a cluster for each client of the view and of the reference.
+
+    The baseline is the same clusters dealt at random, or everybody in the largest group if that is more.
+    """
+    groups = np.array([case.truth.groups[client] for client in clients])
+    largest = np.unique(groups, return_counts=True)[1].max() / len(groups)
+    observed, reference = (np.array([clusters[client] for client in clients]) for clusters in found)
+    blanks = [np.maximum(dealt_at_random(clusters, groups, case.seed), largest) for clusters in (observed, reference)]
+    return cell(
+        case, attack, metric, grouping_accuracy(observed, groups), blanks[0], grouping_accuracy(reference, groups),
+        reference_blank=blanks[1], margin=margin, note=note,
+        chances=(chance_of_deals(observed, groups, case.seed), chance_of_deals(reference, groups, case.seed)),
+    )  # fmt: skip
 
 
 def chance_of_names(

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...class_counts import counts_these
 from ...clustering.scores import spread
-from ...contract.handles import Held, placed
+from ...contract.handles import Held, Labels, placed
 from ...error_sums import sums_these
 from ...errors import InputError, TrainingDiverged
 from ...federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
@@ -158,57 +158,54 @@ def _begin_round(run: Experiment, number: int, transport: StagedTransport, secon
 
 
 def _scores(run: Experiment, present: tuple[int, ...]) -> Mapping[str, Any]:
-    """Each client's accuracy on its own test data, and scores by class where nothing hides values (`Config.shown_scores`).
+    """Scores of clients on their own test data, and by class or number where nothing hides values (`Config.shown_scores`).
 
     None where no client is left to score. An answer that is no score is left out.
     """
-    served, federation = run.algorithm.serve(run.state), run.federation
+    served = run.algorithm.serve(run.state)
     which = served.which  # a client that is not placed yet has no model to score
-    if run.population.label_range:
-        return _number_scores(run, present)
+    shown = tuple(part for part in run.config.shown_scores if part in getattr(served.task, "parts", ()))
+    with suppress(*SKIPS):
+        on = present if which is None or isinstance(which, Held) else placed(which, present)
+        held = run.federation.compute(served.task, served.params, which=which, on=on)
+        answers = run.federation.gather(held[shown])
+        labels = None if isinstance(which, Held) else which
+        return (_number_scores if run.population.label_range else _class_scores)(run, answers, labels)
+    return {}
+
+
+def _class_scores(run: Experiment, answers: Mapping[int, Mapping[str, Array]], labels: Labels | None) -> Mapping[str, Any]:
+    """Accuracies, and scores by class, from what clients answered. `labels`: each client's cluster."""
     reported: dict[int, float] = {}
     counted: dict[int, Mapping[str, Array]] = {}
-    shown = tuple(part for part in run.config.shown_scores if part in getattr(served.task, "parts", ()))
-    with suppress(*SKIPS):
-        on = present if which is None or isinstance(which, Held) else placed(which, present)
-        held = federation.compute(served.task, served.params, which=which, on=on)
-        for client, values in federation.gather(held[shown]).items():
-            correct, count = values["correct"], values["count"]
-            if correct.size == count.size == 1 and 0 <= correct.item() <= count.item():  # else it is no score
-                reported[client] = correct.item() / max(count.item(), 1.0)
-                confusion = values.get("confusion")
-                if confusion is not None and counts_these(confusion, correct.item(), count.item(), run.population.classes):
-                    counted[client] = {"confusion": confusion}
-        accuracy = np.array(list(reported.values()))
-        per_client = {"clients": list(reported), "accuracy": accuracy.tolist(), "local_accuracy": [None] * len(reported)}
-        labels = None if isinstance(which, Held) else which
-        by_class = class_scores(list(counted.values()), list(counted), labels, metrics=run.config.run.metrics)
-        return {**spread(accuracy, "accuracy"), **by_class, "per_client": per_client}
-    return {}
+    for client, values in answers.items():
+        correct, count = values["correct"], values["count"]
+        if correct.size == count.size == 1 and 0 <= correct.item() <= count.item():  # else it is no score
+            reported[client] = correct.item() / max(count.item(), 1.0)
+            confusion = values.get("confusion")
+            if confusion is not None and counts_these(confusion, correct.item(), count.item(), run.population.classes):
+                counted[client] = {"confusion": confusion}
+    accuracy = np.array(list(reported.values()))
+    per_client = {"clients": list(reported), "accuracy": accuracy.tolist(), "local_accuracy": [None] * len(reported)}
+    by_class = class_scores(list(counted.values()), list(counted), labels, metrics=run.config.run.metrics)
+    return {**spread(accuracy, "accuracy"), **by_class, "per_client": per_client}
 
 
-def _number_scores(run: Experiment, present: tuple[int, ...]) -> Mapping[str, Any]:
-    """The same where labels are numbers: errors in the label's unit, and R² where nothing hides values."""
-    served, federation, label_range = run.algorithm.serve(run.state), run.federation, run.population.label_range
-    which, loss = served.which, run.config.model_for(run.population).loss
+def _number_scores(run: Experiment, answers: Mapping[int, Mapping[str, Array]], labels: Labels | None) -> Mapping[str, Any]:
+    """The same where labels are numbers: errors in the label's unit, and R²."""
+    label_range, loss = run.population.label_range, run.config.model_for(run.population).loss
     reported: dict[int, Mapping[str, Array]] = {}
-    shown = tuple(part for part in run.config.shown_scores if part in getattr(served.task, "parts", ()))
-    with suppress(*SKIPS):
-        on = present if which is None or isinstance(which, Held) else placed(which, present)
-        held = federation.compute(served.task, served.params, which=which, on=on)
-        for client, values in federation.gather(held[shown]).items():
-            total, count = values["loss"], values["count"]
-            if total.size == count.size == 1 and count.item() >= 0 and 0 <= total.item() < math.inf:  # else it is no score
-                reported[client] = {"loss": np.array(total.item()), "count": np.array(count.item())}
-                if "errors" in values and sums_these(values["errors"], count.item()):
-                    reported[client] = {**reported[client], "errors": values["errors"]}
-        errors = client_errors(list(reported.values()), loss, label_range)
-        whole = {client: result for client, result in reported.items() if "errors" in result}
-        per_client = {"clients": list(reported), "error": errors.tolist(), "local_error": [None] * len(reported)}
-        labels = None if isinstance(which, Held) else which
-        of_numbers = number_scores(list(whole.values()), list(whole), label_range, labels) if whole else {}
-        return {**error_spread(errors, "error"), **of_numbers, "per_client": per_client}
-    return {}
+    for client, values in answers.items():
+        total, count = values["loss"], values["count"]
+        if total.size == count.size == 1 and count.item() >= 0 and 0 <= total.item() < math.inf:  # else it is no score
+            reported[client] = {"loss": np.array(total.item()), "count": np.array(count.item())}
+            if "errors" in values and sums_these(values["errors"], count.item()):
+                reported[client] = {**reported[client], "errors": values["errors"]}
+    errors = client_errors(list(reported.values()), loss, label_range)
+    whole = {client: result for client, result in reported.items() if "errors" in result}
+    per_client = {"clients": list(reported), "error": errors.tolist(), "local_error": [None] * len(reported)}
+    of_numbers = number_scores(list(whole.values()), list(whole), label_range, labels) if whole else {}
+    return {**error_spread(errors, "error"), **of_numbers, "per_client": per_client}
 
 
 def _summary(run: Experiment, transport: StagedTransport, system: str, unscored: str | None) -> Mapping[str, Any]:
