@@ -79,6 +79,8 @@ class ObliviousServerSum(by_group.SecaggServerSum):
             self._least = total.terms.least_weight
         means: list[GroupMean | None] = [None] * call.k
         sizes = counts_of(counted)
+        if any(size and label not in dict(total.terms.blocks) for label, size in enumerate(sizes)):
+            self._sums.unopened.add(second[0])  # clients of a block that stays closed cannot see that; its model does not move
         for label, _ in total.terms.blocks:
             count = round(total.weight(label)) if call.public_weights else sizes[label]
             means[label] = group_mean(total, label, asked.layout, count)

@@ -53,8 +53,8 @@ class SecureSums:
     """What a server keeps between sums: the roster (active mode), adverts for later slots, and refusals.
 
     `offenders` broke the protocol of a sum. They take no part in later sums of the session. `suspects`: one of each of these sets did
-    (`spoilers`). `unopened`: the turns with a sum that failed after clients were asked for shares. `parts`: those of the groups that were
-    summed in the turn `turn`.
+    (`spoilers`). `unopened`: the turns with a sum or a block that was not opened after clients were asked for shares. `parts`: those of
+    the groups that were summed in the turn `turn`.
     """
 
     settings: SecureSum

@@ -176,7 +176,8 @@ class ClientRegistry:
     """The clients of one session. `peers`: their encryption keys, for other clients. `removed`: clients that cannot enrol again.
 
     `refusals` are (client, stage, error code), with client −1 before it is known; `messages.REFUSALS` explains the codes. `unopened`: the
-    turns in which a secure sum failed after clients were asked for shares, so that they allow no sum over other clients at its models.
+    turns in which a secure sum failed, or a block stayed closed, after clients were asked for shares. These allow no sum over other clients
+    at its models.
     """
 
     def __init__(

@@ -20,6 +20,7 @@ from cflpriv.errors import TooFewClients
 from cflpriv.federation import messages as m
 from cflpriv.federation.parameters import renamed
 from cflpriv.federation.server import FederationServer
+from cflpriv.tasks.evaluation import Losses
 
 SCENE = population(groups=1, clients_per_group=8)
 TASK = training(SCENE)
@@ -143,6 +144,27 @@ def test_a_run_goes_on_over_other_clients_where_revealed_shares_were_lost(sums: 
     assert counts[1].count == 7
     assert counts[2] is None, "the sum of round 1 was opened, and its model gets no sum over others"
     assert {code for _, _, code in fed.refusals} == {"second-sum"}
+
+
+def test_a_group_that_was_too_small_once_is_summed_when_it_is_large_enough() -> None:
+    """Its block stays closed, so its model does not move; its clients cannot see that, and would refuse each later sum at this model."""
+    scene = population(groups=2, clients_per_group=4)
+    task, labels = training(scene, epochs=5), {client: client % 2 for client in range(8)}
+    start = task.model.init(0)
+    clear = federation(scene)
+    apart = clear.mean(clear.compute(task, {"model": start})["update"], groups=labels, k=2)
+    models = [start + mean.parts["update"].value() for mean in apart if mean]
+    fed = federation(scene, Protection(sum="secagg-oblivious"), release_policy="strict", on_error="refuse")
+    counts = []
+    for number, cohort in enumerate([(0, 1, 2, 3, 4, 6), (0, 1, 2, 3, 4, 5, 7), tuple(range(8))]):
+        fed.begin_round(number)
+        chosen = fed.compute(Losses(task.model), {"model": models}, on=cohort)["choice"]
+        means = fed.mean(fed.compute(task, {"model": models}, chosen)["update"], groups=chosen, k=2)
+        counts.append([mean.count if mean else 0 for mean in means])
+        models = [model + mean.parts["update"].value() if mean else model for model, mean in zip(models, means, strict=True)]
+    assert counts == [[4, 0], [3, 4], [4, 4]]
+    assert not fed.refusals
+    assert fed.saved()["unopened"] == [1]
 
 
 def test_names_that_a_resumed_server_used_are_not_used_again() -> None:
