@@ -101,10 +101,16 @@ def test_a_fresh_run_that_diverges_is_named_beside_the_seeds_that_do_not(run: Pa
 
 @pytest.mark.slow
 def test_a_resumed_run_is_audited_like_an_uninterrupted_one(recorded: Path, tmp_path: Path) -> None:
+    """Secure sums are rounded at random, anew after a resumption: by 2e-9 here, which a search for label shares turns into .003."""
     run_in_two(config(protection=PROTECTED, run=CERTAIN), tmp_path / "two")
     cells = quick(tmp_path / "two")
     assert {cell.adversary for cell in cells} == {"server", "server+1", "client", "released"}
-    assert cells == quick(Path(shutil.copytree(recorded, tmp_path / "whole")))
+    whole = quick(Path(shutil.copytree(recorded, tmp_path / "whole")))
+    rounded = dict.fromkeys(("value", "low", "high", "gain_high"))
+    assert [replace(cell, **rounded) for cell in cells] == [replace(cell, **rounded) for cell in whole]
+    for cell, other in zip(cells, whole, strict=True):
+        exact = cell.metric != "histogram_l1"
+        assert cell.value == (other.value if exact or other.value is None else pytest.approx(other.value, abs=0.01)), cell.line()
 
 
 @pytest.mark.slow
@@ -115,7 +121,9 @@ def test_a_resumed_run_recorded_in_part_is_audited_like_an_uninterrupted_one(tmp
     in_summary(seconds=1.0)(tmp_path / "whole")
     cells = quick(tmp_path / "two")
     assert cells == quick(tmp_path / "whole")
-    assert {cell.status for cell in cells if cell.metric == "histogram_l1"} == {"leaks"}
+    assert {cell.adversary: cell.status for cell in cells if cell.metric == "histogram_l1"} == {
+        "server": "leaks", "server+1": "leaks", "client": "not_attempted", "released": "not_attempted",
+    }  # fmt: skip
 
 
 @pytest.mark.slow
@@ -345,7 +353,10 @@ def test_an_audit_of_a_run_that_was_stopped_by_ctrl_c_is_of_its_rounds(tmp_path:
             os.kill(os.getpid(), signal.SIGINT)
 
     run_experiment(made, tmp_path / "run", tick=press)
-    assert {cell.status for cell in quick(tmp_path / "run", ["label_inference"]) if cell.metric == "histogram_l1"} == {"leaks"}
+    cells = quick(tmp_path / "run", ["label_inference"])
+    assert {cell.adversary: cell.status for cell in cells if cell.metric == "histogram_l1"} == {
+        "server": "leaks", "server+1": "leaks", "client": "not_applicable", "released": "nothing_to_see",
+    }  # fmt: skip
     assert np.load(tmp_path / "run" / "audit" / "label_inference_server.npz")["label_guess"].shape == (20, 10)
     run_experiment(made, tmp_path / "run", resume=True)
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["rounds"] == 3

@@ -245,12 +245,12 @@ def test_groups_that_explain_all_sizes_are_found(seed: int, k: int) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_measured_where_no_total_is_known() -> None:
-    """Without the sizes of groups no sum is over named clients, so there is nothing to attack: not a measured zero."""
+    """Without the sizes of groups no sum is over named clients, so the attack does not apply: not a measured zero."""
     seen = oblivious(0.7, 18)
     view = replace(seen.view, messages=tuple(one for one in seen.view.messages if one.kind != "secagg Adverts"))
     assert sums_in(view) == []
     cells, _ = ATTACKS["disaggregation"].cells(replace(seen, view=view))
-    assert {cell.status for cell in cells} == {"nothing_to_see"}
+    assert {cell.status for cell in cells} == {"not_applicable"}
     assert {cell.metric for cell in cells} == {"singleton_exact", "static_value_exact"}
 
 
