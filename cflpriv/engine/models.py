@@ -81,11 +81,7 @@ class Model:
     @cached_property
     def layout(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
         """(name, shape, offset) of each trained parameter inside the vector. Takes no memory for parameters of the project's own models."""
-        entries, offset = [], 0
-        for name, shape in trained_shapes(_without_memory(self)):
-            entries.append((name, shape, offset))
-            offset += math.prod(shape)
-        return tuple(entries)
+        return _layout(self)
 
     @cached_property
     def dimension(self) -> int:
@@ -294,6 +290,16 @@ def _without_memory(model: Model) -> nn.Module:
             raise InputError(f"model {model.name!r}: has more parameters than any memory") from None
         return build_module(model)
     return module if large or not own else build_module(model)
+
+
+@lru_cache(maxsize=64)
+def _layout(model: Model) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+    """`Model.layout`, once for models that are equal."""
+    entries, offset = [], 0
+    for name, shape in trained_shapes(_without_memory(model)):
+        entries.append((name, shape, offset))
+        offset += math.prod(shape)
+    return tuple(entries)
 
 
 def _construct(model: Model) -> nn.Module:

@@ -30,8 +30,13 @@ SMALLEST = 1e-30
 def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor, kind: Loss = "cross_entropy") -> dict[str, torch.Tensor]:
     """By parameter, the gradients (n, ...) of the loss `kind` of each of the samples `x` (n, ...), `y` (n,).
 
-    One after the other for modules that `torch.func` cannot map over, such as recurrent ones, or maps over with other gradients.
+    One after the other for modules that `torch.func` cannot map over, such as recurrent ones, or maps over with other gradients. Products
+    of two vectors a layer for modules of linear layers alone, from one pass.
     """
+    if _dense(module):
+        layers = _factors(module, x, y, kind)
+        made = [part for inputs, delta, biased in layers for part in (delta[:, :, None] * inputs[:, None], *[delta] * biased)]
+        return dict(zip(dict(module.named_parameters()), made, strict=True))
     parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
 
     def loss(weights: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
