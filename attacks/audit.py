@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..algorithms import ALGORITHMS
@@ -115,10 +116,10 @@ def audit_run(
         left = {seed: {unit: pair for unit, pair in units[seed].items() if unit not in kept.cells} for seed in todo}
         parts = [] if supplied is not None else _dealt(left, workers)
         if len(parts) > 1:
-            place = None if data_dir is None else str(data_dir)
-            common = (str(folder), place, budget, device, trust, plan)
-            jobs = [AuditJob(f"part {number}", *common, *part) for number, part in enumerate(parts)]
-            _in_processes(jobs, workers, kept, report)
+            common = (str(folder), None if data_dir is None else str(data_dir), budget, device, trust, plan)
+            with TemporaryDirectory() as place:
+                jobs = [AuditJob(f"part {number}", f"{place}/{number}.jsonl", *common, *part) for number, part in enumerate(parts)]
+                _in_processes(jobs, workers, kept, report)
         else:
             clock = Clock(plan, todo, len(wanted))
             for seed in todo:
@@ -179,9 +180,10 @@ def _attacked_units(
 
 @dataclass(frozen=True)
 class AuditJob:
-    """A part of an audit that a process of its own does: units of one seed, (unit, adversary, attack) each."""
+    """A part of an audit that a process of its own does: units of one seed, (unit, adversary, attack) each, into the file `done`."""
 
     name: str
+    done: str
     folder: str
     data_dir: str | None
     budget: str
@@ -214,30 +216,42 @@ LONG = ("membership", "property_inference", "gradient_inversion", "dp_audit", "l
 
 
 def _in_processes(jobs: Sequence[AuditJob], workers: int, kept: "_Kept", report: Callable[[str], None]) -> None:
-    """Do the parts of an audit in processes of their own, and keep what each gives."""
+    """Do the parts of an audit in processes of their own, and keep what each gives; also of those that an error or Ctrl-C ends."""
     report(f"{len(jobs)} parts in {min(workers, len(jobs))} processes")
-    began = time.perf_counter()
-    for number, (name, answer) in enumerate(ended(jobs, work, min(workers, len(jobs))), 1):
-        if not answer.startswith("{"):
-            raise InputError(f"{kept.folder}: {name} of the audit ended: {answer}")
-        for unit, rows in json.loads(answer).items():
+    began, going = time.perf_counter(), {job.name: job for job in jobs}
+    try:
+        for number, (name, problem) in enumerate(ended(jobs, work, min(workers, len(jobs))), 1):
+            _keep(going.pop(name), kept)
+            if problem:
+                raise InputError(f"{kept.folder}: {name} of the audit ended: {problem}")
+            left = (time.perf_counter() - began) / number * (len(jobs) - number)
+            report(f"  {number} of {len(jobs)} parts done" + (f", about {spoken(left)} left" if left else ""))
+    finally:
+        for job in going.values():
+            _keep(job, kept)
+
+
+def _keep(job: AuditJob, kept: "_Kept") -> None:
+    """Add the units that a part has finished. A line without its end is of a process that was stopped while it wrote."""
+    path = Path(job.done)
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else ():
+        if line.endswith("\n"):
+            unit, rows = json.loads(line)
             kept.add(unit, [_cell(row) for row in rows])
-        left = (time.perf_counter() - began) / number * (len(jobs) - number)
-        report(f"  {number} of {len(jobs)} parts done" + (f", about {spoken(left)} left" if left else ""))
 
 
 def work(job: AuditJob) -> str:
-    """The cells of a part by unit, as JSON; or why there are none."""
+    """Do a part, a line of its file for each unit: (unit, cells). Returns what stopped it, or nothing."""
     try:
         evidence = _evidence_of(job)
         units = {unit: (viewer, name) for unit, viewer, name in job.units}
-        with one_thread():
-            made = {
-                unit: [cell.as_json() for cell in cells] for unit, cells in _attacked_units(evidence, job.seed, units, lambda line: None)
-            }
+        with one_thread(), Path(job.done).open("w", encoding="utf-8") as file:
+            for unit, cells in _attacked_units(evidence, job.seed, units, lambda line: None):
+                file.write(json.dumps([unit, [cell.as_json() for cell in cells]]) + "\n")
+                file.flush()
     except Exception as error:  # the parent reports it
         return f"{type(error).__name__}: {error}"
-    return json.dumps(made)
+    return ""
 
 
 def _evidence_of(job: AuditJob) -> _Evidence:

@@ -4,7 +4,8 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -375,3 +376,35 @@ def test_two_processes_give_the_figures_of_one(run: Path, tmp_path: Path) -> Non
     divided = audit_run(other, adversary="server", attacks=FEW, budget="quick", workers=2, report=lines.append)
     assert [cell.as_json() for cell in divided] == [cell.as_json() for cell in alone]
     assert any("2 parts in 2 processes" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_several_processes_keeps_what_is_done(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process is stopped after its second unit; the next audit begins with its third."""
+    attacked, units = audit_module._attacked_units, list[str]()
+
+    def stopped(*given: Any) -> Iterator[Any]:
+        for place, (unit, cells) in enumerate(attacked(*given)):
+            if place == 2:
+                raise KeyboardInterrupt
+            units.append(unit)
+            yield unit, cells
+
+    def at_once(jobs: Sequence[audit_module.AuditJob], work: Callable[[Any], str], workers: int) -> Iterator[tuple[str, str]]:
+        for job in jobs:
+            with suppress(KeyboardInterrupt):
+                yield job.name, work(job)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(audit_module, "_attacked_units", stopped)
+        patched.setattr(audit_module, "ended", at_once)
+        with pytest.raises(KeyboardInterrupt):
+            audit_run(run, budget="quick", workers=2)
+    assert len(units) == 4
+    kept = json.loads((run / "audit" / "units.json").read_text(encoding="utf-8"))
+    assert set(kept["units"]) == set(units)
+    lines: list[str] = []
+    audit_run(run, budget="quick", report=lines.append)
+    again = [line for line in lines for unit in units if line.endswith(f": {unit.split('|')[1]}, adversary {unit.split('|')[0]}")]
+    assert not again
