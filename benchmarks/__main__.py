@@ -8,6 +8,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks false_alarms` measures how often audits call something a leak where there is none: see `false_alarms`.
 `python -m benchmarks planted_leaks` measures how often audits show leaks of stated size: see `planted_leaks`.
 `python -m benchmarks dp_audits` measures how near bounds on epsilon come to claims: see `dp_audits`.
+`python -m benchmarks attack_peers` compares inversions and membership with published attacks on the same models: see `attack_peers`.
 `python -m benchmarks doubtful_evidence` measures how often the examination of another system's updates errs: see `doubtful_evidence`.
 `python -m benchmarks folds` measures what false halves do to cross-fitted clustering: see `false_folds`.
 `python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
@@ -40,6 +41,7 @@ TABLES = {
     **{
         name: name
         for name in (
+            "attack_peers",
             "robustness",
             "clustering",
             "doubtful_evidence",
