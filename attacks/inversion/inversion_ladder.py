@@ -5,6 +5,7 @@
 | closed form (`closed_form`) | one sample; the network begins with a linear layer with bias | the image, exactly |
 | SPEAR (`spear`) | 2 to 20 samples in one batch (above 8: 12 units each); ReLU behind it | the images, exactly; it says which pass |
 | feature decoder (`feature_decoder`) | the same behind convolutions, ReLU and pooling | an image from exact features and auxiliary images |
+| position vectors (`patch_positions`) | one sample; a vision transformer with learned position vectors | the image, exactly |
 | gradient matching from it (`gradient_matching`) | the same after one step, samples of equal weight | an image nearer to the whole update |
 
 Where none fits, the optimisation of `gradient_inversion` is left: smooth networks with one to four samples. Updates with weight decay fit
