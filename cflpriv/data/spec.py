@@ -29,6 +29,11 @@ DATASETS: dict[str, str] = {
     "emnist_letters": "EMNIST letters, 26 classes of 28×28, the official idx files or the npz subset; no writers",
     "omniglot": "Omniglot's small sets at 28×28: 160 drawers as clients, eight alphabets as kinds; not FEMNIST",
     "femnist": "FEMNIST with its writers, LEAF's json files in femnist/train and femnist/test",
+    "sent140": "sentiment of tweets with their accounts, LEAF's json files in sent140/train and sent140/test",
+    "har": "activities of 30 people with a phone (UCI HAR), train/X_train.txt and so on in har or in UCI HAR Dataset",
+    "wisdm": "activities of 36 people with a phone (WISDM v1.1), 43 features, real_clients/wisdm.npz",
+    "sentiment": "reviews of products in four domains (Blitzer et al. 2007), 32 clients, real_clients/sentiment.npz",
+    "beijing48": "air quality of 12 stations by quarter of the year (Zhang et al. 2017), 48 clients, real_clients/beijing48.npz",
     "ag_news": "AG News for next-word models, four topics as groups; train.csv and test.csv",
     "nordic_wiki": "sentences of Wikipedia in Nordic languages for next-word models; LANGUAGE_train.txt, LANGUAGE_test.txt",
     "nordic_ud": "sentences of the Nordic treebanks, in the same form",
@@ -47,7 +52,7 @@ PARTITIONS: dict[str, str] = {
     "dirichlet": "each class is divided in proportions from Dirichlet(alpha); no true groups",
     "pathological": "groups of clients with a few labels each, the same number of clients in every group",
     "kinds": "groups of clients by topic, language, superclass, alphabet or group_column, one each or several (groups)",
-    "given": "the clients that the data set itself names: npz (client_train), tables (client_column), omniglot, femnist",
+    "given": "the clients that the data set itself names: npz (client_train), tables (client_column), and data sets of real clients",
 }
 
 
