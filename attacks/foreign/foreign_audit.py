@@ -206,7 +206,7 @@ def _activation(model: ForeignModel, layer: str, record: UpdateRecord, x: Array)
 
     path = ONE_STEP if record.steps == 1 else PATH
     for share in path:
-        module = form.load((start + share * (end - start)).astype(np.float32))
+        module = form.lent((start + share * (end - start)).astype(np.float32))
         handle = module.get_submodule(layer).register_forward_pre_hook(keep)
         with torch.no_grad():
             module(form.inputs(x))

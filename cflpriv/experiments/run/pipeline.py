@@ -15,7 +15,6 @@ from ...array_files import read_safetensors, read_safetensors_texts, reading
 from ...data.column_guesses import source_of
 from ...data.columns import Column, feature_names
 from ...data.number_labels import from_unit
-from ...data.population import own_moments
 from ...data.scaling import Scaling
 from ...data.tables import TABLES, RawTable, features_of, read_table
 from ...engine.models import Model
@@ -90,7 +89,7 @@ class Predictions:
         return text.getvalue()
 
 
-def pipeline_of(config: Config, population: Population, data_dir: str | Path | None, client: int | None) -> Pipeline | None:
+def pipeline_of(config: Config, population: Population, client: int | None) -> Pipeline | None:
     """The pipeline of a run on a table, with the own mean and deviation of `client`, if one is named; None for other data.
 
     Reveals: the statistics of one client, in the export of that client's model.
@@ -101,7 +100,7 @@ def pipeline_of(config: Config, population: Population, data_dir: str | Path | N
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     if scaling.per_client and client is not None:
-        mean, std = (tuple(map(float, values.ravel())) for values in own_moments(data, data_dir, client))
+        mean, std = (tuple(map(float, values.ravel())) for values in population.moments[client])
     others = tuple(name for name in (data.label_column, data.client_column, data.group_column) if name)
     columns = () if data.columns else population.feature_columns
     return Pipeline(
@@ -165,7 +164,7 @@ def predict(pipeline: Pipeline, state: Mapping[str, torch.Tensor], table: RawTab
     low, high = pipeline.scaling.low, pipeline.scaling.high
     clipped += int(((z < low) | (z > high)).sum())
     unit = ((np.clip(z, low, high) - low) / (high - low)).astype(np.float32)
-    module = pipeline.model.load(np.zeros(pipeline.model.dimension, pipeline.model.dtype))
+    module = pipeline.model.lent(np.zeros(pipeline.model.dimension, pipeline.model.dtype))
     try:
         module.load_state_dict(dict(state))
     except RuntimeError as error:
