@@ -14,14 +14,16 @@ from ...algorithms.lg_fedavg import EvaluateParted
 from ...contract.handles import Shared
 from ...data import build_population
 from ...data.class_names import same_name
+from ...engine.device import using
 from ...engine.models import Model
+from ...engine.threads import one_thread
 from ...errors import InputError
 from ...files import write_atomically
 from ...tasks.evaluation import EvaluateOwn
 from ...types import Array, Population
 from ..config.config import load_config, read_tree
 from .checkpoint import restore
-from .loop import Experiment, check_same_data
+from .loop import Experiment, check_same_data, device_of
 from .pipeline import Pipeline, pipeline_of
 from .resume import data_directory_of, last_checkpoint
 from .run import prepare
@@ -122,26 +124,28 @@ def models_of_clients(
 ) -> dict[str, Exported]:
     """For each of the named clients of a run on a table the model that it uses, with the client's own standardisation.
 
-    Where each client has a model of its own, the last that it trained. Raises `InputError` for a client that the run does not have.
+    It is the model that the run's own scores are of. Raises `InputError` for a client that the run does not have.
     """
     folder = Path(folder)
     run = _restored(folder, data_dir, trust, population)
-    apart = _apart(run.algorithm.serve(run.state))
     known = {same_name(name): number for number, name in enumerate(run.population.client_names)}
     clustering = run.algorithm.describe(run.state).get("clustering")
-    model = run.config.model_for(run.population)
-    vectors: dict[tuple[str, int | None], tuple[str, Array]] = {}
+    served, model = run.algorithm.serve(run.state), run.config.model_for(run.population)
+    of_their_own = set().union(*_alone(served))
+    first: dict[bytes, str] = {}
     exported = {}
     for name in names:
         number = known.get(same_name(name))
         if number is None or (clustering is not None and number not in clustering.clients):
             raise InputError(f"client {name!r}: is not one of the run in {folder}; choose a cluster for its rows with --model K")
-        cluster = None if clustering is None or clustering.k == 1 else clustering[number]
-        key = ("client", number) if apart else ("cluster", cluster)
-        if key not in vectors:
-            vectors[key] = _local(run, number) if apart else _deployed(run, cluster)
-        whose, vector = vectors[key]
-        state = {key: value.detach().clone() for key, value in model.lent(vector).state_dict().items()}
+        with one_thread(), using(device_of(run.config)):
+            (task_input,) = run.simulated.resolve(served.task, served.params, served.which, [number])
+            used = getattr(served.task, "used", None)  # else all clients of a cluster use what they are sent
+            vector = task_input.array("model") if used is None else used(task_input)
+            state = {key: value.detach().clone() for key, value in model.lent(vector).state_dict().items()}
+        whose = "shared model" if clustering is None or clustering.k == 1 else f"cluster {clustering[number]}"
+        whose = whose if used is None and number not in of_their_own else f"client {number}"
+        whose = first.setdefault(np.asarray(vector).tobytes(), whose)
         exported[name] = Exported(whose, model, state, pipeline_of(run.config, run.population, number))
     run.backend.close(run)
     return exported
