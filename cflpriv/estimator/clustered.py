@@ -7,9 +7,8 @@ configuration, `from_config` takes one.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import mkdtemp
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,16 +29,15 @@ from ..errors import InputError
 from ..experiments.config.config import SECTIONS, Config, load_config, parse_config
 from ..experiments.config.sections import DataSection, ModelSection, RunSection, TrainingSection
 from ..experiments.config.table_starter import TABLE_KEYS
+from ..experiments.report.shown import AuditFindings, ReportPage, temporary_folder
 from ..experiments.run.export import models_of_clients
 from ..experiments.run.folder import run_experiment
 from ..experiments.run.pipeline import Predictions, joined, predict
-from ..files import write_atomically
 from ..privacy.settings import Privacy
 from ..progress import run_progress
-from ..protocols.bounded_files import read_bytes, read_json
+from ..protocols.bounded_files import read_json
 from ..types import Array, Population
 from .frames import FrameRows, as_columns, cells_of, numeric, rows_of
-from .results import AuditFindings, ReportPage
 from .saved import SavedClient, read_estimator, write_estimator
 
 __all__ = ["ClusteredFL"]
@@ -49,15 +47,8 @@ SHORT = {
     "rounds": "training", "epochs": "training", "lr": "training", "batch_size": "training", "record": "run", "seed": "run",
 }  # fmt: skip
 """Keys of sections that are parameters, too, so that searches over them need no section."""
-LARGEST_PAGE_BYTES = 1 << 30
 
 Keys = Mapping[str, Any]
-
-
-@cache
-def _temporary() -> "TemporaryDirectory[str]":
-    """Where run folders of this process are, unless `folder` is given. It is removed when the process ends."""
-    return TemporaryDirectory(prefix="cflpriv-")
 
 
 class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -177,7 +168,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = self._rows(X, y, client, label, reset=True)
         config = self._of_rows(config, rows)
         population = table_population(config.data, [rows.table])
-        base = Path(_temporary().name if self.folder is None else self.folder)
+        base = temporary_folder() if self.folder is None else Path(self.folder)
         base.mkdir(parents=True, exist_ok=True)
         self.folder_ = Path(mkdtemp(prefix="run-", dir=base)) / "run"
         self.config_ = config
@@ -337,18 +328,13 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folder = self._run_folder()
         from ..attacks.audit import audit_run
 
-        cells = audit_run(folder, attacks=attacks, budget=budget, population=self._population, report=LOG.info, **options)
-        return AuditFindings(tuple(cells), folder)
+        return audit_run(folder, attacks=attacks, budget=budget, population=self._population, report=LOG.info, **options)
 
     def report(self, path: str | Path | None = None) -> ReportPage:
         """The report of the run, and of its audit if there was one, as one page; a copy at `path`, if it is given."""
         from ..experiments.report.report import write_report
 
-        page = write_report(self._run_folder())
-        if path is None:
-            return ReportPage(page)
-        write_atomically(Path(path), read_bytes(page, LARGEST_PAGE_BYTES))
-        return ReportPage(Path(path))
+        return ReportPage(write_report(self._run_folder())).copied(path)
 
     def _run_folder(self) -> Path:
         check_is_fitted(self)
