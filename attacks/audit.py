@@ -28,6 +28,7 @@ from ..engine.threads import one_thread
 from ..errors import InputError, TrainingDiverged, near
 from ..experiments.config.config import Config, load_config
 from ..experiments.digests import OF_AUDITS, OF_RUN, changed_files, record_digests, sealed
+from ..experiments.report.shown import AuditFindings
 from ..experiments.run.loop import device_of
 from ..experiments.run.resume import locked
 from ..experiments.run.run import estimate_record_bytes, population_digest
@@ -64,7 +65,7 @@ def audit_run(
     measure_remedies: bool = False,
     workers: int = 1,
     report: Callable[[str], None] = lambda line: None,
-) -> list[Cell]:
+) -> AuditFindings:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
 
     Without `adversary`, five adversaries are audited: the server, the server with one client (if the secrets of a client were written), the
@@ -133,7 +134,7 @@ def audit_run(
             for entry in kept.measured:
                 report(f"  {entry.line}")
     asked = {unit.rsplit("|", 1)[0] for seed_units in units.values() for unit in seed_units}
-    return [cell for cell in kept.table() if f"{cell.adversary}|{cell.attack}" in asked]
+    return AuditFindings((cell for cell in kept.table() if f"{cell.adversary}|{cell.attack}" in asked), lambda: folder)
 
 
 @dataclass(frozen=True, eq=False)

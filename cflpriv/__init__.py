@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .data import DataSpec, build_population, register_dataset
     from .engine.models import Model, register_model
     from .errors import InputError
+    from .estimator import ClusteredFL
     from .experiments import Config, load_config, run_experiment
     from .experiments.config.callbacks import Callback, register_callback
     from .experiments.metrics import register_metric
@@ -38,6 +39,7 @@ _HOME = {
     "AlgorithmSpec": "algorithms.interface",
     "Callback": "experiments.config.callbacks",
     "ClientData": "types",
+    "ClusteredFL": "estimator",
     "Clustering": "types",
     "Config": "experiments",
     "DataSpec": "data",
@@ -70,10 +72,10 @@ _OLD: dict[str, str] = {
 """Names that earlier versions had, and what to write now. They raise ImportError, whose message `from cflpriv import NAME` shows."""
 
 __all__ = [
-    "ALGORITHMS", "AlgorithmSpec", "Callback", "ClientData", "Clustering", "Config", "DataSpec", "Federation", "InputError", "Model",
-    "Population", "Protection", "ProtectionSpec", "Sampling", "Train", "build_population", "load_config", "load_plugin",
-    "read_sweep", "register_algorithm", "register_attack", "register_callback", "register_dataset", "register_metric",
-    "register_model", "register_protection", "run_experiment", "simulate",
+    "ALGORITHMS", "AlgorithmSpec", "Callback", "ClientData", "ClusteredFL", "Clustering", "Config", "DataSpec", "Federation", "InputError",
+    "Model", "Population", "Protection", "ProtectionSpec", "Sampling", "Train", "build_population", "load_config", "load_plugin",
+    "read_sweep", "register_algorithm", "register_attack", "register_callback", "register_dataset", "register_metric", "register_model",
+    "register_protection", "run_experiment", "simulate",
 ]  # fmt: skip
 
 

@@ -20,13 +20,14 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args,
 
 from .errors import InputError
 
-__all__ = ["Interval", "Key", "check_ranges", "ranged"]
+__all__ = ["Interval", "Key", "check_ranges", "ranged", "readable"]
 
 _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 Interval = tuple[float, bool, float, bool]
 """The low end, whether it belongs to the interval, the high end, whether it does."""
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,21 @@ def _shown(value: Any) -> str:
 
 def _as_lists(value: Any) -> Any:
     return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
+
+
+def readable(cls: type[T]) -> type[T]:
+    """A decorator of a dataclass of keys: help shows a signature without the keys' meanings, which made it several pages long.
+
+    A type is left out where the default shows it: `epochs=1`.
+    """
+    hints, signature = get_type_hints(cls), inspect.signature(cls.__init__)  # of the class itself it would be that of its base
+    parameters = []
+    for name, parameter in list(signature.parameters.items())[1:]:
+        hint = hints.get(name, parameter.annotation)
+        shown = hint in (bool, int, float, str) and isinstance(parameter.default, hint)
+        parameters.append(parameter.replace(annotation=parameter.empty if shown else hint))
+    cls.__signature__ = signature.replace(parameters=parameters, return_annotation=signature.empty)  # type: ignore[attr-defined]
+    return cls
 
 
 def ranged(section: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:

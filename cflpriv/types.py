@@ -89,7 +89,8 @@ class Population:
     `notes` are sentences for the report: what was substituted, what is missing. `warnings` say what may be wrong with the data.
     `class_names` are the names of the classes, in their order, where the data have names; `feature_columns` the columns of a table whose
     numbers are the features, `client_names` the names of a table's clients, by their ids. Where labels are numbers, `label_range` is
-    the public [low, high] that −1 and 1 stand for, and `classes` is 1, the number of outputs.
+    the public [low, high] that −1 and 1 stand for, and `classes` is 1, the number of outputs. `moments` are, by client, the mean and the
+    deviation by which a client standardised its features itself; like its samples they are the client's own.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Population:
     feature_columns: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
     label_range: tuple[float, ...] = ()
+    moments: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.clients:

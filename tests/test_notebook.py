@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom, is stored without outputs, and is linked from the site."""
+"""The notebooks run from top to bottom and are stored without outputs; that of the site is linked from it."""
 
 import json
 import re
@@ -9,11 +9,21 @@ import pytest
 from checkout import ROOT
 
 NOTEBOOK = ROOT / "docs" / "notebooks" / "researcher.ipynb"
+EXAMPLES = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
-def cells(kind: str) -> list[dict[str, Any]]:
-    tree = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+def cells(kind: str, book: Path = NOTEBOOK) -> list[dict[str, Any]]:
+    tree = json.loads(book.read_text(encoding="utf-8"))
     return [cell for cell in tree["cells"] if cell["cell_type"] == kind]
+
+
+def executed(book: Path, folder: Path) -> list[Any]:
+    """The outputs of a notebook that ran in a kernel, in a folder."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    tree = nbformat.read(book, as_version=4)
+    nbformat.validate(tree)
+    nbclient.NotebookClient(tree, timeout=1000, resources={"metadata": {"path": str(folder)}}).execute()
+    return [output for cell in tree.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
 def code(**settings: object) -> list[str]:
@@ -25,8 +35,12 @@ def code(**settings: object) -> list[str]:
     return [first, *rest]
 
 
-def test_it_is_stored_without_outputs_and_linked() -> None:
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells("code"))
+@pytest.mark.parametrize("book", [NOTEBOOK, *EXAMPLES], ids=lambda book: book.stem)
+def test_they_are_stored_without_outputs(book: Path) -> None:
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells("code", book))
+
+
+def test_it_is_linked() -> None:
     assert "(../notebooks/researcher.ipynb)" in (ROOT / "docs" / "tutorials" / "researcher.md").read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:\s]+)", "".join("".join(cell["source"]) for cell in cells("markdown"))):
         assert (NOTEBOOK.parent / target).exists(), target
@@ -46,14 +60,23 @@ def test_its_first_cells_run_as_plain_python(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_it_runs_in_a_kernel(tmp_path: Path) -> None:
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    book = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(book)
-    nbclient.NotebookClient(book, timeout=1000, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = executed(NOTEBOOK, tmp_path)
     printed = "".join(output.get("text", "") for output in outputs)
     assert "clusters: accuracy" in printed
     assert "2 clusters, ARI 1.0" in printed
     assert any("image/png" in output.get("data", {}) for output in outputs), "the front is drawn"
     assert "label_inference" in printed
     assert (tmp_path / "notebook_runs" / "front" / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words", "page"),
+    [("groups_in_a_table", "2 clusters, p = 0.002", "report.html"), ("audit_a_torch_loop", "the server learns which labels", "audit.html")],
+)
+def test_the_examples_run_in_a_kernel(name: str, words: str, page: str, tmp_path: Path) -> None:
+    assert name in {book.stem for book in EXAMPLES}
+    outputs = executed(ROOT / "examples" / f"{name}.ipynb", tmp_path)
+    assert words in "".join(output.get("text", "") for output in outputs)
+    assert any("<iframe srcdoc=" in output.get("data", {}).get("text/html", "") for output in outputs), "the page is shown"
+    assert (tmp_path / page).is_file()

@@ -72,7 +72,7 @@ def clipped_probabilities(model: Model, vector: Array, x: Array, y: Array, clip_
     One minus the mean clipped gradient by the head's bias of samples of each label, with its sign turned.
     """
     places = np.concatenate([np.flatnonzero(y == label)[:CLIPPED_SAMPLES] for label in range(model.classes)])
-    module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
+    module = model.lent(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
     made = gradients_by_sample(module, model.inputs(x[places]), tensor(y[places]), model.loss)
     squares = torch.stack([gradients.flatten(1).square().sum(1) for gradients in made.values()]).sum(0)
     shrunk = made[model.layout[-1][0]] * (clip_norm / squares.sqrt().clamp_min(clip_norm))[:, None]

@@ -3,8 +3,7 @@
     from cflpriv.attacks import LoopSettings, Update, audit_updates
 
     updates = [Update(before, after, x, y) for before, after, x, y in recorded]
-    for cell in audit_updates(model, updates, (x_auxiliary, y_auxiliary), LoopSettings(lr=0.1, batch_size=16)):
-        print(cell.line())
+    audit_updates(model, updates, (x_auxiliary, y_auxiliary), LoopSettings(lr=0.1, batch_size=16)).report("audit.html")
 
 The adversary is whoever reads single updates. It knows the model, the settings of local training, labelled auxiliary samples, and how many
 samples and labels each client has. The clients' own samples are truth: scorers compare guesses with them, no guess sees them.
@@ -24,6 +23,9 @@ Before any attack the evidence is examined (`foreign_evidence`). If it fails a c
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -31,11 +33,15 @@ import torch
 from torch import nn
 
 from ...errors import InputError
+from ...experiments.report.foreign_report import FOREIGN
+from ...experiments.report.shown import AuditFindings, temporary_folder
+from ...files import toml_text, write_atomically, write_packed
 from ...randomness import stream
 from ...types import Array
 from ..figures.family import judged_together
 from ..figures.leakage import Cell, Truth, cell, nothing
 from ..figures.significance import RATE
+from ..figures.verdicts import audit_text
 from ..labels.label_readings import ONE_STEP, PATH
 from ..membership.member_scores import confidences, loss_threshold, rmia, roc
 from ..membership.membership_audit import FALSE_POSITIVES, FEWEST_ASKED, MembershipOutcome, auc_gain, member_p
@@ -46,9 +52,9 @@ from .foreign_evidence import doubts_of
 from .foreign_images import images
 from .foreign_labels import NO_MODEL, NO_TRUTH, ROUNDS, alone, as_sent, labels, settled_vector
 from .foreign_states import ForeignModel, batch_statistics, vector_of
-from .foreign_system import AttackOutput, LoopSettings, System, Update, UpdateRecord, system_of
+from .foreign_system import AttackOutput, LoopSettings, System, Update, UpdateRecord, system_of, written_settings
 
-__all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "audit_updates", "outputs_of"]
+__all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "audit_updates", "outputs_of", "write_audit"]
 
 SOURCES = {"gradients": "update", "rmia": "own_model", "loss": "own_model"}
 """What an attack on membership reads."""
@@ -60,8 +66,8 @@ STATISTICS_MARGIN = 0.1
 def audit_updates(
     model: nn.Module, updates: Sequence[Update], auxiliary: tuple[Any, Any], settings: LoopSettings | None = None, *,
     attacks: Sequence[str] | None = None, head: str | None = None, seed: int = 0, iterations: int = 200,
-) -> list[Cell]:  # fmt: skip
-    """The figures of every attack on the updates of another system, judged together.
+) -> AuditFindings:  # fmt: skip
+    """The figures of every attack on the updates of another system, judged together, with their verdicts and a report.
 
     `model` maps samples to scores (n, classes); the values of its parameters are not used. `auxiliary` are labelled samples (x, y) that no
     client trained on, as the model takes them. Half of the auxiliary samples are held out as non-members where an update has no `outside`.
@@ -70,8 +76,32 @@ def audit_updates(
     check of `foreign_evidence`; the note has the reason. Raises `InputError` naming client and array, attack or layer.
     """
     system = system_of(model, updates, auxiliary, settings or LoopSettings(), head=head, seed=seed, iterations=iterations)
-    outputs, _ = outputs_of(system, attacks)
-    return judged_together([cell for cells, _ in outputs.values() for cell in cells])[0]
+    outputs, doubts = outputs_of(system, attacks)
+    cells, _ = judged_together([cell for made, _ in outputs.values() for cell in made])
+
+    @cache
+    def written() -> Path:
+        folder = Path(mkdtemp(dir=temporary_folder())) / "updates"
+        folder.mkdir()
+        write_atomically(folder / FOREIGN, toml_text(written_settings(settings or LoopSettings())))
+        write_audit(folder, system, outputs, doubts, "given as a module")
+        return folder
+
+    return AuditFindings(cells, written)
+
+
+def write_audit(folder: Path, system: System, outputs: Mapping[str, AttackOutput], doubts: Mapping[str, str], model: str) -> list[Cell]:
+    """Write audit.json, and audit/ with what was recovered, into a folder; the figures. `model` says which model the auditor had."""
+    cells = list[Cell]()
+    (folder / "audit").mkdir(exist_ok=True)
+    for name, (made, arrays) in outputs.items():
+        file = None if arrays is None else f"{name}_server.npz"
+        if arrays is not None and file is not None:
+            write_packed(folder / "audit" / file, arrays)
+        cells += [replace(cell, arrays=file) for cell in made]
+    table, family = judged_together(cells)
+    write_atomically(folder / "audit.json", audit_text(table, family, evidence_doubtful=doubts, assumed=system.assumed(model)))
+    return table
 
 
 def outputs_of(system: System, attacks: Sequence[str] | None = None) -> tuple[dict[str, AttackOutput], dict[str, str]]:
@@ -206,7 +236,7 @@ def _activation(model: ForeignModel, layer: str, record: UpdateRecord, x: Array)
 
     path = ONE_STEP if record.steps == 1 else PATH
     for share in path:
-        module = form.load((start + share * (end - start)).astype(np.float32))
+        module = form.lent((start + share * (end - start)).astype(np.float32))
         handle = module.get_submodule(layer).register_forward_pre_hook(keep)
         with torch.no_grad():
             module(form.inputs(x))

@@ -53,7 +53,7 @@ def _form(system: System, model: ForeignModel, record: UpdateRecord) -> tuple[Mo
 
 def _losses(form: Model, vector: Array, x: Array, y: Array, slopes: bool = True) -> tuple[Array, Array]:
     """Each sample's loss (n,), and the gradient (d,) of their mean, float64."""
-    module = form.load(vector.astype(np.float32))
+    module = form.lent(vector.astype(np.float32))
     parameters = list(module.parameters())
     for parameter in parameters:
         parameter.requires_grad_(True)

@@ -21,12 +21,10 @@ from ...experiments.report.foreign_report import FOREIGN as TOML
 from ...files import toml_text, write_arrays, write_atomically, write_packed
 from ...protocols.bounded_files import read_toml
 from ...types import Array
-from ..figures.family import judged_together
 from ..figures.leakage import Cell
-from ..figures.verdicts import audit_text
-from .foreign_audit import outputs_of
+from .foreign_audit import outputs_of, write_audit
 from .foreign_states import ForeignModel, named_arrays, read_samples
-from .foreign_system import LoopSettings, Update, check_same_samples, system_of, whole
+from .foreign_system import LoopSettings, Update, check_same_samples, system_of, whole, written_settings
 
 __all__ = ["audit_folder", "save_updates"]
 
@@ -56,7 +54,7 @@ def save_updates(
     if left := next((path for name in (TOML, "round-*", "truth") for path in folder.glob(name)), None):
         raise InputError(f"{folder}: has updates already ({left.name}), which would be audited with these; name another folder")
     tree: dict[str, Any] = {"format": FORMAT, "classes": int(classes), "shape": [int(length) for length in shape]}
-    tree |= {name: value for name, value in (("model", model), ("head", head)) if value is not None} | _plain(usual)
+    tree |= {name: value for name, value in (("model", model), ("head", head)) if value is not None} | written_settings(usual)
     names = None if module is None else ForeignModel(module, tuple(shape), classes)
     rounds: dict[int, dict[int, tuple[dict[str, Array], dict[str, Array]]]] = {}
     numbers: dict[int, int] = {}
@@ -70,7 +68,7 @@ def save_updates(
         rounds.setdefault(numbers[client], {})[client] = (states[0], states[1])
         counts = (("samples", update.samples), ("labels", update.labels))
         known = {name: whole(count, 1, f"client {client}: {name}") for name, count in counts if count is not None}
-        clients.setdefault(str(client), {}).update(known | (_plain(update.settings) if update.settings else {}))
+        clients.setdefault(str(client), {}).update(known | (written_settings(update.settings) if update.settings else {}))
         if update.x is not None:
             pair = seen.setdefault(client, (update.x, update.y))
             check_same_samples(pair, (update.x, update.y), f"client {client}")
@@ -98,10 +96,6 @@ def save_updates(
     tree["clients"] = {client: known for client, known in clients.items() if known}
     write_atomically(folder / TOML, toml_text(tree))
     return folder
-
-
-def _plain(settings: LoopSettings) -> dict[str, Any]:
-    return {name: value for name in TRAINING if (value := getattr(settings, name)) is not None}
 
 
 def _same(states: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
@@ -140,17 +134,7 @@ def audit_folder(
         raise InputError(f"{folder}: {error}") from None
     which = tree.get("model", "none, so that only labels are attempted")
     report(f"{len(updates)} update(s) of {len(system.records)} client(s); model: {which}")
-    cells = list[Cell]()
-    outputs, doubts = outputs_of(system, attacks)
-    (folder / "audit").mkdir(exist_ok=True)
-    for name, (made, arrays) in outputs.items():
-        file = None if arrays is None else f"{name}_server.npz"
-        if arrays is not None and file is not None:
-            write_packed(folder / "audit" / file, arrays)
-        cells += [replace(cell, arrays=file) for cell in made]
-    table, family = judged_together(cells)
-    write_atomically(folder / "audit.json", audit_text(table, family, evidence_doubtful=doubts, assumed=system.assumed(which)))
-    return table
+    return write_audit(folder, system, *outputs_of(system, attacks), which)
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil
 from operator import index
 from typing import Any, Literal
@@ -19,7 +19,17 @@ from ..evidence.local_training import carry
 from ..figures.leakage import Case, Cell, Prior, Truth
 from .foreign_states import ForeignModel, ModelState, ReadState, head_bias, read_samples, read_state
 
-__all__ = ["LoopSettings", "AttackOutput", "UpdateRecord", "System", "Update", "check_same_samples", "system_of", "whole"]
+__all__ = [
+    "LoopSettings",
+    "AttackOutput",
+    "UpdateRecord",
+    "System",
+    "Update",
+    "check_same_samples",
+    "system_of",
+    "whole",
+    "written_settings",
+]
 
 ModuleMode = Literal["train", "eval"]
 AttackOutput = tuple[list[Cell], dict[str, Array] | None]
@@ -65,6 +75,11 @@ class LoopSettings:
         if not self.batch_size:
             return self.epochs
         return None if samples is None else self.epochs * ceil(samples / self.batch_size)
+
+
+def written_settings(settings: LoopSettings) -> dict[str, Any]:
+    """The settings that are known, as foreign.toml has them."""
+    return {field.name: value for field in fields(settings) if (value := getattr(settings, field.name)) is not None}
 
 
 def _spoken(how: LoopSettings) -> str:

@@ -135,7 +135,7 @@ def normal_images(flat: Array) -> tuple[Array, Array, Array]:
 def _before(model: Model, vector: Array, layer: LinearLayer) -> nn.Module:
     """What the network does before its first linear layer, in float64, from samples that are not standardised."""
     exact = replace(model, dtype="float64")
-    whole = exact.load(vector.astype(np.float64))
+    whole = exact.lent(vector.astype(np.float64))
     mean, std = placed(exact._statistic(exact.mean)), placed(exact._statistic(exact.std))
     inner = nn.Sequential(*layers_of(exact, whole)[: layer.place])
     return _Standardised(inner, mean, std)

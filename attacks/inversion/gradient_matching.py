@@ -39,7 +39,7 @@ def labels_of_inputs(model: Model, vector: Array, layer: LinearLayer, gradient: 
     seen = np.column_stack([weight, bias]) @ np.linalg.pinv(np.column_stack([inputs, np.ones(len(inputs))]))
     held, offset = gradients_of(layer, vector)
     exact = replace(model, dtype="float64")  # a module is shared by all who load a model of its description
-    rest = nn.Sequential(*layers_of(exact, exact.load(vector.astype(np.float64)))[layer.place + 1 :])
+    rest = nn.Sequential(*layers_of(exact, exact.lent(vector.astype(np.float64)))[layer.place + 1 :])
     out = tensor(inputs @ held.T + offset).requires_grad_(True)
     scores = rest(out)
     agreement = []

@@ -60,7 +60,7 @@ class _Span:
 
 def has_attention(model: Model) -> bool:
     """Whether a model has an embedding, trained layers that take a word and its place each, and layers that take what became of both."""
-    module = model.load(model.init(0))
+    module = model.lent(model.init(0))
     embedding = next((inner for inner in module.modules() if isinstance(inner, nn.Embedding)), None)
     if embedding is None or len(model.shape) != 1:
         return False
@@ -77,7 +77,7 @@ def windows_from_spans(model: Model, vector: Array, gradient: Array, count: int,
     if not 1 <= count <= MOST_WINDOWS:
         raise InputError(f"count = {count}: expected 1 to {MOST_WINDOWS} windows")
     moved, length = model.checked(np.asarray(gradient, np.float64)), model.shape[0]
-    module = model.load(np.asarray(vector, model.dtype))
+    module = model.lent(np.asarray(vector, model.dtype))
     groups, later = _groups(model, module, words, rng)
     none = np.full((count, length), -1)
     first = max((_span(model, moved, layers) for layers in groups), key=lambda span: len(span.rows), default=None)

@@ -132,7 +132,7 @@ class _Rows:
 
     def __init__(self, model: Model, vector: Array, words: Array, seen: Array, label: int) -> None:
         single = replace(model, dtype="float32")  # orders differ by far more than its rounding
-        self.module, self.words, self.label = single.load(vector.astype(np.float32)), tensor(words), label
+        self.module, self.words, self.label = single.lent(vector.astype(np.float32)), tensor(words), label
         self.embedding = next(inner for inner in self.module.modules() if isinstance(inner, nn.Embedding))
         self.seen = seen / np.linalg.norm(seen)
 

@@ -91,7 +91,7 @@ def top_labels(shares: Array, labels: int) -> frozenset[int]:
 
 def class_probabilities(model: Model, vector: Array, x: Array, y: Array) -> Array:
     """What a model predicts on average for samples of each label, (classes, classes); uniform for labels without samples."""
-    module = model.load(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
+    module = model.lent(vector.astype(np.float32 if model.dtype == "float32" else np.float64))
     with torch.no_grad():
         predicted = torch.softmax(module(model.inputs(x)), dim=1).double().cpu().numpy()
     uniform = np.full(model.classes, 1 / model.classes)

@@ -130,7 +130,7 @@ def confidences(model: Model, vectors: Array, x: Array, y: Array) -> Array:
     """
     rows = []
     for vector in vectors:
-        module = model.load(np.asarray(vector))
+        module = model.lent(np.asarray(vector))
         with torch.no_grad():
             logits = module(model.inputs(x)).double()
             if model.loss != "cross_entropy":

@@ -138,7 +138,7 @@ def affordable_steps(steps: Sequence[ClientStep], rounds: int, costs: Sequence[f
 
 def clipped_gradients(model: Model, at: Array, x: Array, y: Array, norm: float = 0.0) -> Array:
     """Each sample's gradient of the loss at parameters `at` (d,), in float64, (n, d); with `norm` above 0 clipped to it."""
-    module = model.load(np.asarray(at).astype(np.float64 if model.dtype == "float64" else np.float32)).train(False)
+    module = model.lent(np.asarray(at).astype(np.float64 if model.dtype == "float64" else np.float32)).train(False)
     made = gradients_by_sample(module, model.inputs(x), tensor(y), model.loss)
     rows = torch.cat([flat(made[name]) for name, _ in module.named_parameters()], dim=1).double().cpu().numpy()
     if norm:

@@ -25,7 +25,7 @@ def from_models(models: Mapping[int, Array], prior: Prior, clients: Sequence[int
     for client in clients:
         vector = models[client]
         if (key := vector.tobytes()) not in known:
-            module = model.load(vector.astype(model.init(0).dtype))
+            module = model.lent(vector.astype(model.init(0).dtype))
             with torch.no_grad():
                 logits = module(model.inputs(prior.x)).double()
             losses = functional.cross_entropy(logits, tensor(prior.y), reduction="none").cpu().numpy()

@@ -117,7 +117,7 @@ class Combine:
         return {"movement": moved.astype(own.dtype), MEMORY: np.array([known, [affinity[client] for client in known]], dtype=np.float64)}
 
     def _loss(self, vector: Array, x: torch.Tensor, y: torch.Tensor) -> float:
-        module = self.model.load(vector)
+        module = self.model.lent(vector)
         with torch.no_grad():
             return float(loss_of(self.model.loss, module(x), y).double())
 

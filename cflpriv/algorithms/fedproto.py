@@ -86,7 +86,7 @@ class TrainToPrototypes(AroundTraining):
 def class_means(model: Model, vector: Array, x: Array, y: Array) -> tuple[Array, Array]:
     """The mean of what the model's last layer takes, over the samples of each class (classes, e), and which classes occur (classes,)."""
     seen: list[torch.Tensor] = []
-    module = model.load(vector)
+    module = model.lent(vector)
     with torch.no_grad(), listening(module, seen):
         for at in range(0, len(y), 1024):
             module(model.inputs(x[at : at + 1024]))

@@ -125,7 +125,7 @@ class RobustStep:
     def _moved(self, task_input: TaskInput, start: Array, weights: Array) -> Array:
         """By how much a model (d,) moves in local steps on losses weighted by `weights` (n,), over the size of the batch."""
         train, model = self.train, self.train.model
-        module = model.load(start, training=True)
+        module = model.lent(start, training=True)
         parameters = list(module.parameters())
         x, y = model.inputs(task_input.data.x_train), torch.from_numpy(task_input.data.y_train)
         factors = torch.from_numpy(weights).to(x.dtype)

@@ -47,7 +47,6 @@ from ..contract.handles import Held, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.schedule import Schedule, at_round, request, scores
 from ..contract.transcript import RoundRecord
-from ..errors import InputError
 from ..keys import Key, ranged
 from ..privacy.settings import Releases
 from ..randomness import Stream, stream
@@ -55,10 +54,10 @@ from ..tasks.evaluation import Evaluate, Losses
 from ..tasks.training import Gradient, Train
 from ..types import Array
 from .fedavg import Weights, average_within
-from .interface import Algorithm, AlgorithmSpec, BeforeRun, Served
+from .interface import Algorithm, AlgorithmSpec, Served
 from .one_shot import STARTS
 from .shared.attempts import choices, try_mean
-from .shared.checks import enough_clients
+from .shared.checks import RunLength, enough_clients, length_of_run
 from .shared.choosing import EvaluateLowest, PickAndTrain, WithoutWork
 from .shared.steps import clustering_of, mean_notes, moved
 from .stocfl.representing import Represent
@@ -245,9 +244,7 @@ def r_dpcfl(
     train: Train,
     *,
     k: Annotated[int | None, Key("Number of clusters.", "[1, inf)", "clusters", default="as many as are separated best")] = None,
-    rounds: Annotated[
-        int, Key("Length of the run, by which its stages are divided.", "[0, inf)", "rounds", default="`training.rounds`")
-    ] = 50,
+    rounds: RunLength = 50,
     weights: Weights = "equal",
     seed: int = 0,
 ) -> Algorithm:
@@ -380,12 +377,6 @@ def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     return Releases(signatures=1, trainings=rounds, choices=choice_rounds(rounds), mechanism="total")
 
 
-def _defaults(settings: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
-    if settings.get("rounds", before.rounds) != before.rounds:
-        raise InputError(f"algorithm.rounds: {settings['rounds']}, but training.rounds = {before.rounds}; leave it out")
-    return {"rounds": before.rounds}
-
-
 def _knowledge(settings: Mapping[str, Any]) -> str:
     k = settings.get("k")
     return f"none: the best separated mixture of 2 to {MOST_COMPONENTS}" if k is None else f"the number of groups, k = {k}"
@@ -394,5 +385,5 @@ def _knowledge(settings: Mapping[str, Any]) -> str:
 R_DPCFL = AlgorithmSpec(
     "r_dpcfl", r_dpcfl, "clusters drawn from a mixture of noisy gradients, then chosen (Malekmohammadi et al. 2025)",
     states=(RDpcflState,), tasks=(EvaluateLowest, PickAndTrain, Represent, WithoutWork), functions=(DrawByMixture,),
-    sample_releases=_sample_releases, cohorts="labelled", defaults=_defaults, knowledge=_knowledge,
+    sample_releases=_sample_releases, cohorts="labelled", defaults=length_of_run, knowledge=_knowledge,
 )  # fmt: skip

@@ -1,19 +1,19 @@
 """Commands that run experiments: `run`, `sweep`, `reproduce`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 from ..console import defaults_text, row_text, summary_text
 from ..errors import InputError
+from ..progress import run_progress
 from ..protocols.bounded_files import read_text
-from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, note_idle_code, print_line, progress_shown
+from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, note_idle_code, print_line
 
 __all__ = ["reproduce", "run", "sweep"]
 
@@ -46,26 +46,17 @@ def run(
         print_line(f"{config}: {defaults_text(experiment)}")
     note_idle_code(config, trust)  # of the user's own configuration all runs
     total = experiment.training.rounds
-    with progress_shown() as progress, _hosts(hosts, ray, progress) as hosted:
-        bar = progress.add_task("rounds", total=total, result="")
+    with run_progress(total, OUT) as progress, _hosts(hosts, ray, progress.line) as hosted:
 
         def tick(row: dict[str, Any]) -> None:
-            result = row_text(row)
-            progress.update(bar, completed=row["round"] + 1, result=result)
+            progress.tick(row)
             if not OUT.is_terminal:
-                OUT.print(f"round {row['round'] + 1}/{total}  {result}", markup=False)
-
-        bars: dict[str, Any] = {}
-
-        def step(activity: str, done: int, total: int) -> None:
-            if activity not in bars:
-                bars[activity] = progress.add_task(activity, total=total, result="")
-            progress.update(bars[activity], completed=done, total=total, visible=done < total)
+                OUT.print(f"round {row['round'] + 1}/{total}  {row_text(row)}", markup=False)
 
         with naming(config):
             summary = run_experiment(
                 experiment, folder, data_dir, resume=resume, hosted=hosted,
-                report=lambda line: progress.console.print(line, markup=False), tick=tick, step=step,
+                report=progress.line, tick=tick, step=progress.step,
             )  # fmt: skip
     OUT.print(summary_text(summary), markup=False)
     OUT.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
@@ -89,7 +80,7 @@ def _read(config: Path, changes: list[str], plugin: list[Path], resumed: Path | 
 
 
 @contextmanager
-def _hosts(hosts: int | None, address: str | None, progress: Progress) -> Iterator[Any]:
+def _hosts(hosts: int | None, address: str | None, notify: Callable[[str], None]) -> Iterator[Any]:
     """Where clients are: None for this process, else what makes their hosts on Ray, which end with the block."""
     if hosts is None and address is None:
         yield None
@@ -98,7 +89,7 @@ def _hosts(hosts: int | None, address: str | None, progress: Progress) -> Iterat
     from ..transports.ray import ray_hosts
 
     with ray_hosts(hosts, address) as carrier:
-        yield partial(SplitHosts, carrier=carrier, notify=lambda line: progress.console.print(line, markup=False))
+        yield partial(SplitHosts, carrier=carrier, notify=notify)
 
 
 def sweep(

@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import InputError
 
 __all__ = [
     "ERR", "OUT", "DataDir", "DeviceName", "Plugins", "Trust", "load_plugins", "name_of", "naming", "note_idle_code", "print_line",
-    "progress_shown",
 ]  # fmt: skip
 
 OUT = Console(soft_wrap=True, highlight=False)
@@ -70,15 +68,3 @@ def naming(config: Path) -> Iterator[None]:
 
 def print_line(line: str) -> None:
     OUT.print(line, markup=False)
-
-
-def progress_shown() -> Progress:
-    """A progress bar on a terminal; plain lines otherwise."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[result]}"),
-    )
-    return Progress(*columns, console=OUT, disable=not OUT.is_terminal)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from ..errors import InputError, near
-from ..keys import Key, check_ranges
+from ..keys import Key, check_ranges, readable
 from ..plugins import Registry
 
 SKETCH_SMALLEST = 8
@@ -83,6 +83,7 @@ class SecureSum:
     max_weight: float
 
 
+@readable
 @dataclass(frozen=True)
 class Protection:
     """The section `[protection]`; field names are its keys. Single values that an algorithm gathers are released as they are.

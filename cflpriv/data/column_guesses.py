@@ -5,7 +5,7 @@ What a guess takes from the table (ranges, categories, dates) is public as soon 
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from .columns import Column, Part, cell_name, cell_number, feature_names, is_bla
 from .plausible import row_numbers
 from .tables import RawTable, names_of_classes, read_table
 
-__all__ = ["Guess", "guessed", "source_of"]
+__all__ = ["Guess", "guessed", "guessed_columns", "source_of"]
 
 LABELS = ("label", "target", "class", "outcome", "y", "diagnosis", "category", "result", "species")
 CLIENTS = (
@@ -94,17 +94,17 @@ def guessed(path: Path, label: str = "", client: str = "") -> Guess:
         raise InputError(f"--label, --client: both name {label!r}")
     label_range = _label_range(table, label)
     classes = () if label_range else names_of_classes([table], label)[1]
-    columns, remarks = [], {}
-    for name in table.columns:
-        if name != label and (name != client or not client):
-            column, remark = _guess(table, name)
-            columns.append(column)
-            if remark:
-                remarks[name] = remark
+    columns, remarks = guessed_columns(table, [name for name in (label, client) if name])
     clients = len(set(unified(table.names("client_column", client))[0].values())) if client else 0
     if not any(feature_names(column) for column in columns):
         raise InputError(f"{path}: no column beside {label!r} is known to hold features")
-    return Guess(label, client, clients, classes, tuple(columns), label_range, remarks)
+    return Guess(label, client, clients, classes, columns, label_range, remarks)
+
+
+def guessed_columns(table: RawTable, others: Collection[str]) -> tuple[tuple[Column, ...], dict[str, str]]:
+    """A schema of all columns but `others`, and remarks on some columns, by name."""
+    guesses = {name: _guess(table, name) for name in table.columns if name not in others}
+    return tuple(column for column, _ in guesses.values()), {name: remark for name, (_, remark) in guesses.items() if remark}
 
 
 def _label_range(table: RawTable, label: str) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ __all__ = [
     "channel_statistics",
     "data_directory",
     "dataset_of",
+    "find_file",
     "load_idx",
     "load_npz",
 ]
@@ -146,6 +147,17 @@ def _pieces(x: Array) -> Iterable[Array]:
 def data_directory(directory: str | Path | None = None) -> Path:
     """Where data sets are looked for: `directory` (--data-dir), else the environment's CFLPRIV_DATA, else `data/`."""
     return Path(directory or os.environ.get(DIRECTORY_VARIABLE) or "data")
+
+
+def find_file(name: str, folders: Iterable[Path], names: Iterable[str]) -> Path:
+    """The first of the files `names` in the first of `folders` that has one."""
+    folders, names = list(folders), list(names)
+    for folder in folders:
+        for file in names:
+            if (folder / file).is_file():
+                return folder / file
+    searched = " and ".join(map(str, folders))
+    raise InputError(f"{name}: no {' or '.join(names)} in {searched}; {HOW_TO_SET}")
 
 
 def dataset_of(

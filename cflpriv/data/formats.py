@@ -11,7 +11,7 @@ import io
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ __all__ = [
     "LARGEST_BYTES",
     "check_cells",
     "csv_row_numbers",
+    "leaf_tweets",
     "read_cifar100_batch",
     "read_cifar_batch",
     "read_csv",
@@ -46,6 +47,8 @@ CELL_BYTES = 32
 _CHUNK_BYTES = 2**20
 _IDX_UINT8 = 0x08
 _CIFAR_PIXELS = 3 * 32 * 32
+LEAF_TWEET = 4
+"""Where a tweet's text is among the fields of LEAF's Sent140."""
 
 
 def _read_at_most(handle: BufferedIOBase, limit_bytes: int) -> bytes:
@@ -218,11 +221,15 @@ def read_svhn(path: str | Path) -> tuple[Array, Array]:
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y.astype(np.int64) % 10
 
 
-def read_leaf(path: str | Path, features: int, classes: int) -> Mapping[str, tuple[Array, Array]]:
+LeafRows = Callable[[str, Sequence[Any], int], Array]
+"""(name for errors, a user's entries, number of features) -> samples (n, features) float32 in 0..1. Raises `InputError` naming an entry."""
+
+
+def read_leaf(path: str | Path, features: int, classes: int, rows: LeafRows | None = None) -> Mapping[str, tuple[Array, Array]]:
     """One of LEAF's json files: per user the samples (n, features) float32 in 0..1 and labels (n,) int64 in 0..classes-1.
 
-    The file is an object with "users", a list of names, "num_samples" (optional) and "user_data", name -> {"x": [[...]], "y": [...]}.
-    Raises `InputError` naming file, key and value.
+    The file is an object with "users", a list of names, "num_samples" (optional) and "user_data", name -> {"x": [...], "y": [...]}. An
+    entry of x becomes a sample by `rows`; without it, it is a list of numbers. Raises `InputError` naming file, key and value.
     """
     path = Path(path)
     with reading(path, "LEAF json"):
@@ -236,18 +243,26 @@ def read_leaf(path: str | Path, features: int, classes: int) -> Mapping[str, tup
         for i, user in enumerate(users):
             if not isinstance(user, str) or user in samples_of or user not in tree["user_data"]:
                 raise InputError(f"{path}: users[{i}] = {user!r}: expected a name, once, that user_data has")
-            samples_of[user] = _leaf_user(f"{path}: user_data[{user!r}]", tree["user_data"][user], features, classes)
+            samples_of[user] = _leaf_user(f"{path}: user_data[{user!r}]", tree["user_data"][user], features, classes, rows or _leaf_numbers)
             if counts is not None and counts[i] != len(samples_of[user][1]):
                 raise InputError(f"{path}: num_samples[{i}] = {counts[i]!r}, but user {user!r} has {len(samples_of[user][1])} samples")
         return samples_of
 
 
-def _leaf_user(name: str, entry: Any, features: int, classes: int) -> tuple[Array, Array]:
+def _leaf_user(name: str, entry: Any, features: int, classes: int, rows: LeafRows) -> tuple[Array, Array]:
     if not isinstance(entry, dict) or not isinstance(entry.get("x"), list) or not isinstance(entry.get("y"), list):
         raise InputError(f"{name}: expected an object with lists 'x' and 'y'")
     x, y = entry["x"], entry["y"]
     if len(x) != len(y):
         raise InputError(f"{name}: has {len(x)} samples in x but {len(y)} labels in y")
+    samples = rows(name, x, features)
+    for i, label in enumerate(y):
+        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < classes:
+            raise InputError(f"{name}: y[{i}] = {label!r}, not in 0..{classes - 1}")
+    return samples, np.array(y, dtype=np.int64)
+
+
+def _leaf_numbers(name: str, x: Sequence[Any], features: int) -> Array:
     samples = np.zeros((len(x), features), np.float32)
     for i, row in enumerate(x):
         if not isinstance(row, list) or len(row) != features:
@@ -257,10 +272,18 @@ def _leaf_user(name: str, entry: Any, features: int, classes: int) -> tuple[Arra
             at = next((j for j, x in enumerate(row) if isinstance(x, bool) or not isinstance(x, int | float) or not 0 <= x <= 1), 0)
             raise InputError(f"{name}: x[{i}][{at}] = {row[at]!r}: expected numbers in 0..1")
         samples[i] = values
-    for i, label in enumerate(y):
-        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < classes:
-            raise InputError(f"{name}: y[{i}] = {label!r}, not in 0..{classes - 1}")
-    return samples, np.array(y, dtype=np.int64)
+    return samples
+
+
+def leaf_tweets(name: str, x: Sequence[Any], features: int) -> Array:
+    """`LeafRows` of Sent140: hashed counts of a tweet's words, of length 1, so that no vocabulary is learned."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    for i, row in enumerate(x):
+        if not isinstance(row, list) or len(row) <= LEAF_TWEET or not isinstance(row[LEAF_TWEET], str):
+            raise InputError(f"{name}: x[{i}] is not a list with the tweet as its entry {LEAF_TWEET}")
+    hashing = HashingVectorizer(n_features=features, alternate_sign=False, token_pattern=r"(?u)\b\w+\b")
+    return np.asarray(hashing.transform([row[LEAF_TWEET] for row in x]).toarray(), dtype=np.float32).clip(0, 1)
 
 
 def read_lines(path: str | Path) -> tuple[str, ...]:

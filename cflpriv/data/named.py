@@ -4,7 +4,7 @@ A data set keeps its name only if it is that data set: files of another shape ar
 reported so in `notes`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,8 +15,9 @@ from ..errors import InputError
 from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array
-from .datasets import HOW_TO_SET, Dataset, data_directory, dataset_of, load_npz
-from .formats import read_cifar100_batch, read_cifar_batch, read_idx, read_leaf, read_own_npz, read_svhn, read_svmlight
+from .datasets import Dataset, data_directory, dataset_of, find_file, load_npz
+from .formats import read_cifar100_batch, read_cifar_batch, read_idx, read_own_npz, read_svhn, read_svmlight
+from .real_clients import REAL_CLIENTS
 
 __all__ = ["LOADERS", "load_dataset"]
 
@@ -30,17 +31,6 @@ def load_dataset(name: str, directory: str | Path | None = None) -> Dataset:
     if load is None:
         raise InputError(f"data set {name!r}: unknown; known are {', '.join(LOADERS.names())}")
     return load(data_directory(directory))
-
-
-def _find(name: str, folders: Iterable[Path], names: Iterable[str]) -> Path:
-    """The first of the files `names` in the first of `folders` that has one."""
-    folders, names = list(folders), list(names)
-    for folder in folders:
-        for file in names:
-            if (folder / file).is_file():
-                return folder / file
-    searched = " and ".join(map(str, folders))
-    raise InputError(f"{name}: no {' or '.join(names)} in {searched}; {HOW_TO_SET}")
 
 
 def _official(name: str, dataset: Dataset, shape: tuple[int, int, int], counts: tuple[int, int], notes: tuple[str, ...] = ()) -> Dataset:
@@ -73,7 +63,7 @@ def _mnist_like(name: str, folders: tuple[str, ...]) -> Callable[[Path], Dataset
     def load(directory: Path) -> Dataset:
         stems = ("train-images", 3), ("train-labels", 1), ("t10k-images", 3), ("t10k-labels", 1)
         paths = [
-            _find(
+            find_file(
                 name,
                 [directory / folder for folder in folders],
                 [f"{stem}{dot}idx{axes}-ubyte{packed}" for packed in ("", ".gz") for dot in ("-", ".")],
@@ -91,12 +81,12 @@ def _mnist_like(name: str, folders: tuple[str, ...]) -> Callable[[Path], Dataset
 def _usps(directory: Path) -> Dataset:
     """The npz form, or the libsvm files (grey levels -1..1, labels 1..10 for digits 0..9), brought to 0..1 with ink bright."""
     folders = [directory / "usps", directory / "USPS", directory]
-    path = _find("usps", folders, ("usps.npz", "usps.bz2"))
+    path = find_file("usps", folders, ("usps.npz", "usps.bz2"))
     if path.suffix == ".npz":
         dataset = load_npz(path)
     else:
         parts = []
-        for file in (path, _find("usps", [path.parent], ("usps.t.bz2",))):
+        for file in (path, find_file("usps", [path.parent], ("usps.t.bz2",))):
             values, labels = read_svmlight(file, 256)
             if not (np.abs(values) <= 1).all():
                 raise InputError(f"{file}: grey levels must lie in -1..1")
@@ -112,13 +102,13 @@ def _cifar10(directory: Path) -> Dataset:
     complete = [folder for folder in folders if folder.is_dir()]
     if complete:
         names = [f"data_batch_{part}.bin" for part in range(1, 6)]
-        batches = [read_cifar_batch(_find("cifar10", complete[:1], (name,))) for name in names]
+        batches = [read_cifar_batch(find_file("cifar10", complete[:1], (name,))) for name in names]
         train = np.concatenate([x for x, _ in batches]), np.concatenate([y for _, y in batches])
-        test = read_cifar_batch(_find("cifar10", complete[:1], ("test_batch.bin",)))
+        test = read_cifar_batch(find_file("cifar10", complete[:1], ("test_batch.bin",)))
         dataset = dataset_of(str(complete[0]), train, test, classes=10)
         return _official("cifar10", dataset, (3, 32, 32), (50_000, 10_000))
     try:
-        path = _find("cifar10", [directory / "cifar10", directory], ("cifar10_subset.npz",))
+        path = find_file("cifar10", [directory / "cifar10", directory], ("cifar10_subset.npz",))
     except InputError as error:
         pickled = [f for f in (directory / "cifar10" / "cifar-10-batches-py", directory / "cifar-10-batches-py") if f.is_dir()]
         why = f"; {pickled[0]} is pickled and is not read: unpack the binary version beside it" if pickled else ""
@@ -137,7 +127,7 @@ def _needs_classes(dataset: Dataset, classes: int) -> None:
 def _svhn(directory: Path) -> Dataset:
     """The cropped digits, two MATLAB files. The 531 131 extra training images are not used, as in PACFL."""
     folders = [directory / "svhn", directory / "SVHN", directory]
-    paths = [_find("svhn", folders, (f"{part}_32x32.mat",)) for part in ("train", "test")]
+    paths = [find_file("svhn", folders, (f"{part}_32x32.mat",)) for part in ("train", "test")]
     dataset = dataset_of(str(paths[0]), read_svhn(paths[0]), read_svhn(paths[1]), classes=10)
     return _official("svhn", dataset, (3, 32, 32), (73_257, 26_032))
 
@@ -146,7 +136,7 @@ def _cifar100(directory: Path) -> Dataset:
     """The official *binary* version, or cifar100.npz (`coarse_train` optional). Kinds: the 20 superclasses. Nothing pickled is read."""
     folders = [directory / "cifar100" / "cifar-100-binary", directory / "cifar-100-binary", directory / "cifar100", directory]
     try:
-        path = _find("cifar100", folders, ("train.bin", "cifar100.npz"))
+        path = find_file("cifar100", folders, ("train.bin", "cifar100.npz"))
     except InputError as error:
         pickled = [f for f in (directory / "cifar100" / "cifar-100-python", directory / "cifar-100-python") if f.is_dir()]
         why = f"; {pickled[0]} is pickled and is not read: unpack the binary version beside it" if pickled else ""
@@ -158,7 +148,7 @@ def _cifar100(directory: Path) -> Dataset:
         fine = dataset.y_train
     else:
         x, fine, coarse = read_cifar100_batch(path)
-        x_test, fine_test, _ = read_cifar100_batch(_find("cifar100", [path.parent], ("test.bin",)))
+        x_test, fine_test, _ = read_cifar100_batch(find_file("cifar100", [path.parent], ("test.bin",)))
         dataset = dataset_of(str(path), (x, fine), (x_test, fine_test), classes=100)
     if coarse is not None:
         dataset = replace(dataset, label_kinds=_kinds(str(path), "coarse", fine, coarse, 100))
@@ -182,12 +172,12 @@ def _emnist_letters(directory: Path) -> Dataset:
     """26 letters, upper and lower case merged: the official idx files (labels from 1, images transposed), or the npz subset (upright)."""
     folders = [directory / folder for folder in ("emnist_letters", "emnist", "EMNIST/raw")]
     stems = [f"emnist-letters-{part}-{kind}-ubyte" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1")]
-    path = _find("emnist_letters", folders, (stems[0], f"{stems[0]}.gz", "emnist_letters_subset.npz"))
+    path = find_file("emnist_letters", folders, (stems[0], f"{stems[0]}.gz", "emnist_letters_subset.npz"))
     if path.suffix == ".npz":
         dataset = load_npz(path)
         _needs_classes(dataset, 26)
     else:
-        files = [_find("emnist_letters", [path.parent], (stem, f"{stem}.gz")) for stem in stems]
+        files = [find_file("emnist_letters", [path.parent], (stem, f"{stem}.gz")) for stem in stems]
         x_train, y_train, x_test, y_test = (read_idx(file, axes) for file, axes in zip(files, (3, 1, 3, 1), strict=True))
         for file, y in ((files[1], y_train), (files[3], y_test)):
             if len(y) and not 1 <= y.min() <= y.max() <= 26:
@@ -203,7 +193,7 @@ def _omniglot(directory: Path) -> Dataset:
     A drawer drew each character of its alphabet once. A quarter of each drawer's characters are its test set, so a drawer is tested on
     characters that it has not drawn for training, but others of its alphabet have. It is not FEMNIST and must not be reported as such.
     """
-    path = _find("omniglot", [directory / "omniglot", directory], ("omniglot_small.npz",))
+    path = find_file("omniglot", [directory / "omniglot", directory], ("omniglot_small.npz",))
     arrays = read_own_npz(path, ("x28", "label", "alphabet", "writer", "class_names"))
     x, label, writer, classes = arrays["x28"], arrays["label"], arrays["writer"], arrays["class_names"].size
     for key in ("label", "alphabet", "writer"):
@@ -225,38 +215,6 @@ def _omniglot(directory: Path) -> Dataset:
     return _official("omniglot", dataset, (1, 28, 28), (len(dataset.y_train), len(dataset.y_test)), notes)
 
 
-def _femnist(directory: Path) -> Dataset:
-    """LEAF's json files: folders `train` and `test` as its script makes them, split by sample. Paper is 1 and ink 0, as LEAF has it."""
-    folders = [directory / "femnist", directory / "femnist" / "data", directory / "FEMNIST"]
-    candidates = [folder for folder in folders if (folder / "train").is_dir() and (folder / "test").is_dir()]
-    searched = " and ".join(map(str, folders))
-    if not candidates:
-        raise InputError(f"femnist: no folders train and test with LEAF's json files in {searched}; {HOW_TO_SET}")
-    parts: dict[str, dict[str, tuple[Array, Array]]] = {"train": {}, "test": {}}
-    for part, users in parts.items():
-        paths = sorted((candidates[0] / part).glob("*.json"))
-        if not paths:
-            raise InputError(f"femnist: no *.json in {candidates[0] / part}; {HOW_TO_SET}")
-        for path in paths:
-            for user, samples in read_leaf(path, 784, 62).items():
-                if user in users:
-                    raise InputError(f"{path}: user {user!r} is in an earlier file too")
-                if part == "test" and user not in parts["train"]:
-                    raise InputError(f"{path}: user {user!r} has no training samples; make the files with LEAF's option -t sample")
-                users[user] = samples
-    numbers = {user: number for number, user in enumerate(sorted(parts["train"]))}
-    flat = []
-    for users in parts.values():
-        contributing = [user for user in sorted(users) if len(users[user][1])]
-        if not contributing:
-            raise InputError(f"femnist: {candidates[0]} holds no samples in one of train and test")
-        x, y = (np.concatenate([users[user][i] for user in contributing]) for i in (0, 1))
-        owners = np.repeat([numbers[user] for user in contributing], [len(users[user][1]) for user in contributing])
-        flat.append((x.reshape(-1, 28, 28), y, owners))
-    notes = (f"femnist: {len(numbers)} writers as LEAF's files name them; a white page is 1, ink 0",)
-    return dataset_of("femnist", flat[0][:2], flat[1][:2], 62, notes=notes, owners=(flat[0][2], flat[1][2]))
-
-
 LOADERS: Registry[Callable[[Path], Dataset]] = Registry("data set")
 """Each takes the data directory."""
 
@@ -270,5 +228,5 @@ LOADERS |= {
     "svhn": _svhn,
     "emnist_letters": _emnist_letters,
     "omniglot": _omniglot,
-    "femnist": _femnist,
+    **REAL_CLIENTS,
 }

@@ -19,10 +19,10 @@ from .plausible import plausible
 from .scaling import Scaling, scaled
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .spec import DATASETS, PARTITIONS, DataSpec, check_spec, refuse, register_dataset
-from .tables import TABLES, Columns, load_table
+from .tables import FRAME, TABLES, Columns, RawTable, load_table, table_dataset
 from .text import TEXTS, UNKNOWN, Texts, load_texts, vocabulary, windows, word_numbers
 
-__all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population", "own_moments", "register_dataset"]
+__all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population", "register_dataset", "table_population"]
 
 Shift = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -39,7 +39,11 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
         return _build_mixture(spec, directory)
     if spec.source in TEXTS:
         return _build_texts(spec, directory)
-    dataset = _load(spec, directory)
+    return _population(spec, _load(spec, directory))
+
+
+def _population(spec: DataSpec, dataset: Dataset) -> Population:
+    """The data set, divided among clients."""
     shifts = _shifts(spec, dataset)
     try:
         partition = _partition(spec, dataset, max(len(shifts), 1))
@@ -52,6 +56,7 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
         kinds = [position // base % len(shifts) for position in range(len(kinds))]
         partition = replace(partition, groups=tuple(g * len(shifts) + kind for g, kind in zip(partition.groups, kinds, strict=True)))
     clients, clipped = _clients(dataset, partition, shifts or (_unchanged,), kinds)
+    scaling = dataset.scaling
     return Population(
         name=f"{spec.source}/{spec.partition}",
         clients=clients,
@@ -65,17 +70,30 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
         feature_columns=dataset.feature_columns,
         client_names=dataset.client_names if spec.partition == "given" else (),
         label_range=dataset.label_range,
+        moments={} if scaling is None or not scaling.per_client else _moments(dataset.x_train, scaling, partition),
     )
 
 
-def own_moments(spec: DataSpec, directory: str | Path | None, client: int) -> tuple[Array, Array]:
-    """Mean and deviation (1, 1, d) by which a client of a table standardises its features. Reveals: these, to who has the client's data."""
+def _moments(x: Array, scaling: Scaling, partition: Partition) -> dict[int, tuple[Array, Array]]:
+    return {client: scaling.moments(x[own]) for client, own in zip(partition.ids, partition.train, strict=True)}
+
+
+def table_population(spec: DataSpec, tables: Sequence[RawTable]) -> Population:
+    """The clients of tables that are in memory: one that is split, or training and test rows. Raises as `build_population`."""
     check_spec(spec)
-    dataset = _load(spec, directory)
-    if dataset.scaling is None:
-        raise InputError(f"[data] source = {spec.source!r}: has no features that clients standardise")
-    partition = _partition(spec, dataset, max(len(_shifts(spec, dataset)), 1))
-    return dataset.scaling.moments(dataset.x_train[partition.train[partition.ids.index(client)]])
+    scaling = spec.scaling
+    if spec.source not in TABLES or scaling is None:
+        raise refuse("source", spec.source, f"is no table; known are {', '.join(TABLES)}")
+    try:
+        dataset = table_dataset(tables, _columns(spec), scaling, spec.test_share, spec.seed)
+    except InputError as error:
+        raise InputError(f"[data] {error}") from None
+    return _population(spec, dataset)
+
+
+def _columns(spec: DataSpec) -> Columns:
+    used = (spec.label_column, spec.client_column, spec.group_column)
+    return Columns(*used, spec.feature_columns, spec.class_names, spec.columns, spec.label_range)
 
 
 def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:
@@ -88,11 +106,11 @@ def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:
         if not path.exists():
             places = f"beside the configuration, here, or in the data directory {folder} (--data-dir or CFLPRIV_DATA)"
             raise refuse("paths", str(path), f"no such file {places}")
+    if spec.source == FRAME:
+        raise refuse("source", spec.source, "its rows were a data frame in memory and are in no file; use Python, and give the population")
     try:
         if spec.source in TABLES and spec.scaling is not None:
-            used = (spec.label_column, spec.client_column, spec.group_column)
-            columns = Columns(*used, spec.feature_columns, spec.class_names, spec.columns, spec.label_range)
-            return load_table(spec.source, paths, columns, spec.scaling, spec.test_share, spec.seed)
+            return load_table(spec.source, paths, _columns(spec), spec.scaling, spec.test_share, spec.seed)
     except InputError as error:
         raise InputError(f"[data] {error}") from None
     if spec.source == "npz":

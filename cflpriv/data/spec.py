@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..errors import InputError, near
-from ..keys import Key, check_ranges
+from ..keys import Key, check_ranges, readable
 from .columns import Column, scaling_of
 from .datasets import Dataset
 from .named import LOADERS
 from .partition import Alpha, MinimumSamples, NoiseLabels, NoiseProbability, SamplesPerClient, SkewPercent, TestSamplesPerClient
 from .scaling import Scaling
-from .tables import TABLES
+from .tables import FRAME, TABLES
 from .text import TEXTS, VocabularySize, WindowLength
 
 __all__ = ["DATASETS", "PARTITIONS", "SHIFTS", "DataSpec", "check_spec", "refuse", "register_dataset"]
@@ -29,6 +29,11 @@ DATASETS: dict[str, str] = {
     "emnist_letters": "EMNIST letters, 26 classes of 28×28, the official idx files or the npz subset; no writers",
     "omniglot": "Omniglot's small sets at 28×28: 160 drawers as clients, eight alphabets as kinds; not FEMNIST",
     "femnist": "FEMNIST with its writers, LEAF's json files in femnist/train and femnist/test",
+    "sent140": "sentiment of tweets with their accounts, LEAF's json files in sent140/train and sent140/test",
+    "har": "activities of 30 people with a phone (UCI HAR), train/X_train.txt and so on in har or in UCI HAR Dataset",
+    "wisdm": "activities of 36 people with a phone (WISDM v1.1), 43 features, real_clients/wisdm.npz",
+    "sentiment": "reviews of products in four domains (Blitzer et al. 2007), 32 clients, real_clients/sentiment.npz",
+    "beijing48": "air quality of 12 stations by quarter of the year (Zhang et al. 2017), 48 clients, real_clients/beijing48.npz",
     "ag_news": "AG News for next-word models, four topics as groups; train.csv and test.csv",
     "nordic_wiki": "sentences of Wikipedia in Nordic languages for next-word models; LANGUAGE_train.txt, LANGUAGE_test.txt",
     "nordic_ud": "sentences of the Nordic treebanks, in the same form",
@@ -36,6 +41,7 @@ DATASETS: dict[str, str] = {
     "csv": "your own table with a header: features, label and perhaps client and group in named columns (docs/own_data.md)",
     "parquet": "the same as a Parquet file; needs pyarrow, the extra `parquet`",
     "huggingface": "the same as a folder that `save_to_disk` of Hugging Face's datasets wrote; needs the extra `huggingface`",
+    "frame": "the same as a data frame in memory, which `ClusteredFL.fit` takes; it is in no file, so only Python runs and audits it",
     "torchvision": "your own images in two folders, training and test, with a folder for each class; needs the extra `vision`",
     "idx": "your own four idx files: train images, train labels, test images, test labels",
     "mixture": "clients from several data sets in one frame: separate outputs (PACFL's MIX-k), or shared_labels (StoCFL's hybrid)",
@@ -47,7 +53,7 @@ PARTITIONS: dict[str, str] = {
     "dirichlet": "each class is divided in proportions from Dirichlet(alpha); no true groups",
     "pathological": "groups of clients with a few labels each, the same number of clients in every group",
     "kinds": "groups of clients by topic, language, superclass, alphabet or group_column, one each or several (groups)",
-    "given": "the clients that the data set itself names: npz (client_train), tables (client_column), omniglot, femnist",
+    "given": "the clients that the data set itself names: npz (client_train), tables (client_column), and data sets of real clients",
 }
 
 
@@ -69,6 +75,7 @@ class _Unset(int):
     """A number of clients that was not given: it follows from source and partition, also after these are replaced."""
 
 
+@readable
 @dataclass(frozen=True)
 class DataSpec:
     """What `build_population` makes. At most one of `SHIFTS` may be set, with `partition` iid, pathological or kinds: one entry per group.
@@ -216,7 +223,7 @@ def check_spec(spec: DataSpec) -> None:
     LOADERS.find(spec.source)
     _known("source", spec.source, list(DATASETS))
     _known("partition", spec.partition, list(PARTITIONS))
-    paths = {"npz": (1,), "torchvision": (2,), "idx": (4,), **dict.fromkeys(TABLES, (1, 2))}.get(spec.source, (0,))
+    paths = {"npz": (1,), "torchvision": (2,), "idx": (4,), **dict.fromkeys(TABLES, (1, 2)), FRAME: (0,)}.get(spec.source, (0,))
     if len(spec.paths) not in paths:
         raise refuse("paths", spec.paths, f"source = {spec.source!r} takes {' or '.join(map(str, paths))}")
     _check_table(spec)

@@ -22,7 +22,10 @@ from .huggingface import read_saved
 from .plausible import row_numbers, untrained, warnings_of_rows
 from .scaling import Scaling
 
-__all__ = ["TABLES", "Columns", "RawTable", "features_of", "load_table", "names_of_classes", "read_parquet", "read_table"]
+__all__ = [
+    "FRAME", "TABLES", "Columns", "RawTable", "features_of", "load_table", "names_of_classes", "read_parquet", "read_table",
+    "table_dataset",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,15 @@ def _csv_columns(path: Path) -> dict[str, list[Any]]:
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
+def _no_file(path: Path) -> dict[str, list[Any]]:
+    raise InputError(f"{path}: a data frame that a program had in memory is in no file")
+
+
+FRAME = "frame"
+"""The source of a data frame in memory, which `ClusteredFL.fit` takes."""
 TABLES: dict[str, tuple[Callable[[Path], dict[str, list[Any]]], int]] = {
     "csv": (_csv_columns, 2), "parquet": (read_parquet, 1), "huggingface": (read_saved, 1),
+    FRAME: (_no_file, 1),
 }  # fmt: skip
 """Source -> its reader, and the number of the first row of data in such a file."""
 
@@ -142,12 +152,16 @@ def read_table(source: str, path: Path) -> RawTable:
 
 
 def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Scaling, test_share: float, seed: int) -> Dataset:
+    """`table_dataset` of files."""
+    return table_dataset([read_table(source, path) for path in paths], columns, scaling, test_share, seed)
+
+
+def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling, test_share: float, seed: int) -> Dataset:
     """A table of training rows and one of test rows, or one that is split: `test_share` of each client's rows, or else of each class's.
 
     x has shape (n, 1, 1, features) and any range; `scaling` is applied per client later. Raises `InputError` naming file, column, row and
     value.
     """
-    tables = [read_table(source, path) for path in paths]
     for table in tables:
         for key in ("label", "client", "group"):
             if name := getattr(columns, key):
@@ -169,7 +183,7 @@ def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Sc
         return place if len(tables) == 1 or part == "train" else f"{place} of {table.path}"
 
     dataset = dataset_of(
-        str(paths[0]), (x[train], y[train]), (x[test], y[test]), len(classes),
+        str(tables[0].path), (x[train], y[train]), (x[test], y[test]), len(classes),
         notes=(*_notes(features, classes, client_names, group_names), *unsure, *notes),
         owners=(None, None) if owners is None else (owners[train], owners[test]), scaling=scaling, class_names=classes,
         kinds=(None, None) if groups is None else (groups[train], groups[test]), label_range=columns.numbers,

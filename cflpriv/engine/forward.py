@@ -105,7 +105,7 @@ def _sample_bytes(model: Model) -> int:
 def _passed(model: Model, vector: Array, x: Tensor, device: Device) -> Tensor:
     """One client's outputs from the module itself."""
     if device.kind == "cpu":
-        module = model.load(vector)
+        module = model.lent(vector)
         return torch.cat([module(piece) for piece in torch.split(x, LARGEST_PASS)])
     module, whole = build_module(model).eval(), _on(np.array(model.checked(vector)), x)
     state = {name: buffer.to(x.device) for name, buffer in module.named_buffers()}

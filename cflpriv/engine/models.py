@@ -118,10 +118,14 @@ class Model:
         return vector
 
     def load(self, vector: Array, training: bool = False) -> nn.Module:
-        """The module with the parameters of `vector`, on the device in use. Equal descriptions share it: use it before the next `load`.
+        """A module with the parameters of `vector`, on the device in use; each call gives one of its own.
 
         `training` is torch's mode, which dropout heeds.
         """
+        return deepcopy(self.lent(vector, training))
+
+    def lent(self, vector: Array, training: bool = False) -> nn.Module:
+        """`load` without a copy: equal descriptions share the module, so use it before the next `lent`."""
         module = in_mode(module_there(self, in_use().kind), training)
         source = placed(torch.tensor(self.checked(vector)))
         with torch.no_grad():
@@ -130,7 +134,7 @@ class Model:
         return module
 
     def store(self, module: nn.Module) -> Array:
-        """The parameter vector of a module that `load` gave."""
+        """The parameter vector of a module that `load` or `lent` gave."""
         return _to_vector(module)
 
     def inputs(self, x: Array) -> torch.Tensor:

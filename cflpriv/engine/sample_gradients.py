@@ -70,7 +70,7 @@ def _largest(tensor: torch.Tensor) -> float:
 
 def sample_gradients(model: Model, vector: Array, data: ClientData) -> Iterator[torch.Tensor]:
     """The loss gradients at the model `vector` (d,) of the training samples in order, in blocks (samples, d) on the device in use."""
-    module = model.load(vector)
+    module = model.lent(vector)
     x, y = model.inputs(data.x_train), tensor(data.y_train)
     size = max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // model.dimension))
     for at in range(0, len(y), size):
@@ -85,7 +85,7 @@ def summed_directions(model: Model, vector: Array, data: ClientData, weights: Ar
     gradient in a layer Wx + b is the product of the loss's gradient at the layer's output and of its input (x, 1), so for models of such
     layers alone neither norms nor sums need the single gradients (Goodfellow 2015, "Efficient per-example gradient computations").
     """
-    module = model.load(vector)
+    module = model.lent(vector)
     if not _dense(module):
         return _summed_blocks(model, vector, data, weights)
     x, y = model.inputs(data.x_train), tensor(data.y_train)

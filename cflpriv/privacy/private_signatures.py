@@ -170,7 +170,7 @@ class NoisyGradient:
 
     def _sketched(self, task_input: TaskInput) -> Array:
         """Each sample's gradient in the sketched coordinates, (n, sketch_dim), scaled back to about its own length."""
-        module = self.model.load(task_input.array("model"))
+        module = self.model.lent(task_input.array("model"))
         names = [name for name, _ in module.named_parameters()]
         dimension = self.model.dimension
         size = self.sketch_dim if 0 < self.sketch_dim < dimension else dimension

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..errors import CflprivWarning, InputError
-from ..keys import Key, check_ranges
+from ..keys import Key, check_ranges, readable
 from ..protocols.accounting import calibrate, epsilon_of
 from ..protocols.entropy import Entropy, derive, keystream
 from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
@@ -35,6 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@readable
 @dataclass(frozen=True)
 class Privacy:
     """The section `[privacy]`; field names are its keys. Values hold for each client over the whole run."""

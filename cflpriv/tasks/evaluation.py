@@ -31,7 +31,7 @@ def sample_losses(model: Model, vector: Array, x: torch.Tensor, y: torch.Tensor,
     that when a sample comes or goes. A model that may mix samples gets one sample at a time (as in `Train` with clipping); `InputError` for
     one that takes no single sample.
     """
-    module = model.load(vector)
+    module = model.lent(vector)
     size = 1 if alone and not keeps_samples_apart(model) else 1024
     try:
         with torch.no_grad():
@@ -71,7 +71,7 @@ class Evaluate:
 
     def run(self, task_input: TaskInput) -> Result:
         x, y = self._samples(task_input)
-        module = self.model.load(task_input.array("model"))
+        module = self.model.lent(task_input.array("model"))
         with torch.no_grad():
             none = placed(torch.zeros((0, self.model.classes), dtype=dtype_of(self.model.dtype)))
             pieces = [none, *(module(self.model.inputs(x[at : at + 1024])) for at in range(0, len(y), 1024))]

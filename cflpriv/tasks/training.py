@@ -21,7 +21,7 @@ from ..engine.own_modules import slopes
 from ..engine.sgd import Local, Options, to_prototypes
 from ..engine.span import Movement
 from ..errors import InputError, TrainingDiverged
-from ..keys import Key, check_ranges
+from ..keys import Key, check_ranges, readable
 from ..privacy.settings import Noise, secret_key
 from ..protocols.entropy import derive, normals, signed_tails, uniforms
 from ..protocols.events import Event, Relation, SampledGaussianEvent
@@ -56,6 +56,7 @@ Amount = Annotated[float, Key("A part of the step; 0: none.", "[0, inf)")]
 Count = Annotated[int, Key("A number of clients or samples; 0: none.", "[0, inf)")]
 
 
+@readable
 @dataclass(frozen=True)
 class Train:
     """Local SGD from the given "model": `epochs` passes in batches of `batch_size` (0: the full batch), fresh momentum each time.
@@ -231,7 +232,7 @@ class Train:
     def _moved(self, task_input: TaskInput) -> Array:
         """By how much the parameters (d,) move; with shares the sum of clipped gradients."""
         start = task_input.array("model")
-        module = self.model.load(start, training=True)
+        module = self.model.lent(start, training=True)
         parameters = list(module.parameters())
         velocities = [torch.zeros_like(parameter) for parameter in parameters]
         anchor = self._pieces(task_input, "anchor", start) if self.prox else None
@@ -486,7 +487,7 @@ class Gradient:
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def run(self, task_input: TaskInput) -> Result:
-        module = self.model.load(task_input.array("model"))
+        module = self.model.lent(task_input.array("model"))
         x, y = self.model.inputs(task_input.data.x_train), tensor(task_input.data.y_train)
         gradients = slopes(loss_of(self.model.loss, module(x), y), list(module.parameters()))
         return self._result(task_input, torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())

@@ -36,7 +36,9 @@ Deviations of the rule without `eps2`, besides those on partial participation, n
   a cluster without a split its ε₁ is halved and its patience doubled.
 
 `variant="authors"` follows the authors' code where it differs: complete linkage on −α, no γ_max, ε₁ = 0.4 and ε₂ = 1.6 absolute, no split
-before round 20 or of fewer than three clients, learning rate × 0.99 a round.
+before round 20 or of fewer than three clients, learning rate × 0.99 a round. It does not have that code's index bug (issue 2 of
+felisat/clustered-federated-learning; also in PACFL's `main_cfl.py` and FL-bench's `cfl.py`): a split there returns positions inside the
+cluster as client numbers, so from the second split on other clients move than were compared.
 """
 
 from collections.abc import Mapping, Sequence

@@ -49,6 +49,7 @@ from ...tasks.training import Train
 from ...types import Array
 from ..fedavg import Weights
 from ..interface import Algorithm, AlgorithmSpec, BeforeRun, Served
+from ..shared.checks import RunLength, length_of_run
 from ..shared.steps import OrElse, clustering_of, mean_notes, moved
 from .influence import HasValidation, Influence, Neighbours, OnPart, Scores, cluster_scores, helps_most, score_notes, scored, stable_scores
 
@@ -131,18 +132,19 @@ def pfedlia(
     validation: Annotated[float, Key("Share of a client's training data that is held back for scores.", "(0, 1)")] = 0.25,
     min_samples: Annotated[int | None, Key("OPTICS' least number of neighbours.", "[2, inf)", "clients", default="found")] = None,
     exact_rounds: Annotated[int, Key("Rounds of each retraining of the exact influence.", "[1, inf)", "rounds")] = 100,
+    rounds: RunLength = 100,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:
     """pFedLIA. Round number `warm_up` (from 0) clusters and trains nothing; those before it are FedAvg, those after it FedAvg in groups.
 
-    Without `warm_up` there are 20, or in a run of known length a fifth of its rounds if that is less. `local_epochs` is k of III-D, on
+    Without `warm_up` there are 20, or a fifth of the run's `rounds` if that is less. `local_epochs` is k of III-D, on
     `local_samples` of the client's training part (0: all of it). `validation` is the share held back. `min_samples` is OPTICS'; without it
     it is found. `exact_rounds` are the rounds of each retraining of the exact influence.
 
     Raises `InputError` for parameters that cannot be, and, before anything is trained, for clients with too little data to hold some back.
     """
-    warm_up = WARM_UP if warm_up is None else warm_up
+    warm_up = _warm_up(rounds) if warm_up is None else warm_up
     lazily = OnPart(replace(train, epochs=local_epochs), validation, local_samples, remember=False, seed=seed)
     parts, peer, exact = OnPart(train, validation, seed=seed), mode == "peer", influence == "exact"
     settings = PfedliaSettings(parts, lazily, warm_up, peer, exact, scores, min_samples, exact_rounds, weights)
@@ -383,8 +385,12 @@ def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
 
 
 def _defaults(settings: Mapping[str, Any], before: BeforeRun) -> Mapping[str, Any]:
-    """A fifth of the rounds warm up, and one is left to cluster in."""
-    return {"warm_up": max(0, min(WARM_UP, max(1, before.rounds // SHARE), before.rounds - 1))}
+    return {**length_of_run(settings, before), "warm_up": _warm_up(before.rounds)}
+
+
+def _warm_up(rounds: int) -> int:
+    """The rounds of warm-up of a run: a fifth of its rounds, so that one is left to cluster in, and at most `WARM_UP`."""
+    return max(0, min(WARM_UP, max(1, rounds // SHARE), rounds - 1))
 
 
 def _never_clusters(settings: Mapping[str, Any], before: BeforeRun) -> str:

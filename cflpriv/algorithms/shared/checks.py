@@ -1,11 +1,13 @@
 """What several algorithms declare or check of their hyper-parameters. The ranges of single values are in their `Key`s."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from ...errors import InputError
 from ...keys import Key
+from ..interface import BeforeRun
 
-__all__ = ["Contribution", "enough_clients"]
+__all__ = ["Contribution", "RunLength", "enough_clients", "length_of_run"]
 
 Contribution = Annotated[
     float,
@@ -16,6 +18,16 @@ Contribution = Annotated[
     ),
 ]
 """The type of the parameter `norm` of algorithms that sum clients' contributions."""
+
+RunLength = Annotated[int, Key("Length of the run, by which its stages are divided.", "[0, inf)", "rounds", default="`training.rounds`")]
+"""The type of the parameter `rounds` of algorithms whose stages depend on the length of the run."""
+
+
+def length_of_run(settings: Mapping[str, Any], before: BeforeRun) -> dict[str, Any]:
+    """`rounds` of such an algorithm. Raises `InputError` where the configuration has another length than the run."""
+    if settings.get("rounds", before.rounds) != before.rounds:
+        raise InputError(f"algorithm.rounds: {settings['rounds']}, but training.rounds = {before.rounds}; leave it out")
+    return {"rounds": before.rounds}
 
 
 def enough_clients(k: int | None, present: int) -> None:

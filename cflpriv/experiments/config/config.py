@@ -484,7 +484,7 @@ def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
 
 
 def parse_config(tree: Mapping[str, Any], source: str = "config", *, trust: bool = True) -> Config:
-    """A `Config` from nested mappings; `source` names them in errors.
+    """A `Config` from nested mappings, or sections that are made already; `source` names them in errors.
 
     Runs the plugins that they name, because a mapping is the caller's own. Without `trust` only those stay that ran before in this process.
     For a file see `load_config`.
@@ -493,21 +493,22 @@ def parse_config(tree: Mapping[str, Any], source: str = "config", *, trust: bool
         if section not in (*SECTIONS, "algorithm"):
             hint = "; `cflpriv sweep` runs a file that has one" if section == "sweep" else near(section, [*SECTIONS, "algorithm"])
             raise InputError(f"{source}: [{section}] is not a section{hint}")
-        if not isinstance(tree[section], Mapping):
+        if not isinstance(tree[section], (Mapping, SECTIONS.get(section, Mapping))):
             raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
     try:
         run = _section(RunSection, tree.get("run", {}), "run")
         run = replace(run, plugins=tuple(str(load_plugin(file)) for file in run.plugins if trust or is_loaded(file)))
         sections: dict[str, Any] = {name: _section(kind, tree.get(name, {}), name) for name, kind in SECTIONS.items() if name != "run"}
-        training = tree.get("training", {})
-        sections["training"] = replace(sections["training"], **with_private_values(sections["training"], training, sections["privacy"]))
+        if isinstance(training := tree.get("training", {}), Mapping):
+            private = with_private_values(sections["training"], training, sections["privacy"])
+            sections["training"] = replace(sections["training"], **private)
         return Config(**sections, run=run, algorithm=_algorithm(tree.get("algorithm", {})))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 
 
-def _section(kind: type[Section], values: Mapping[str, Any], name: str) -> Section:
-    return kind(**_checked(name, kind, values))
+def _section(kind: type[Section], values: Mapping[str, Any] | Section, name: str) -> Section:
+    return kind(**_checked(name, kind, values)) if isinstance(values, Mapping) else values
 
 
 def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:

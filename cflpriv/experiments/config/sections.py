@@ -10,13 +10,14 @@ from ...engine.device import NoisePlace, Precision
 from ...engine.losses import Loss
 from ...engine.models import MODELS, OTHER_NAMES, Dtype, Hidden, InitScale, Model
 from ...engine.run import Processes
-from ...keys import Key, check_ranges
+from ...keys import Key, check_ranges, readable
 from ...tasks.training import BatchSize, Epochs, LearningRate, LearningRateDecay, Momentum, OnDivergence, Optimizer, WeightDecay
 from ...transports.memory import Dropout
 
 __all__ = ["DataSection", "ModelSection", "RunSection", "TrainingSection"]
 
 
+@readable
 @dataclass(frozen=True)
 class DataSection(DataSpec):
     """`[data]`: the data set, its partition, and how many clients (the last ones) join after training."""
@@ -29,6 +30,7 @@ class DataSection(DataSpec):
     ] = 5
 
 
+@readable
 @dataclass(frozen=True)
 class ModelSection:
     """`[model]`: the architecture and what it makes of its input."""
@@ -58,6 +60,7 @@ class ModelSection:
         return Model(self.name, shape, classes, self.hidden, mean, std, self.dtype, init_scale=self.init_scale, loss=loss).with_constants()
 
 
+@readable
 @dataclass(frozen=True)
 class TrainingSection:
     """`[training]`: rounds, local training, and which clients take part."""
@@ -93,6 +96,7 @@ class TrainingSection:
         check_ranges(type(self), vars(self), "training")
 
 
+@readable
 @dataclass(frozen=True)
 class RunSection:
     """`[run]`: the seed of all that is not secret, how to compute, what to record, and whose secrets to write (simulation only)."""

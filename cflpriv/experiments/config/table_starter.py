@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ...data.columns import Column, feature_names
 from ...errors import InputError, near
 from .config_reference import toml_value
 
-__all__ = ["TableStarter", "table_starter"]
+__all__ = ["TABLE_KEYS", "TableStarter", "table_starter"]
 
 _MOST_NAMED = 100
 LEAST_CLIENTS = 3
@@ -30,7 +31,10 @@ _PRIVACY = (
     "#delta = 1e-5",
     "#samples = 100                  # about the samples of a client",
 )
-_TRAINING = {"training.rounds": 20, "training.epochs": 2, "training.lr": 0.1, "training.weights": "equal"}
+TABLE_KEYS: Mapping[str, Any] = {
+    "model.name": "mlp", "model.hidden": 32, "training.rounds": 20, "training.epochs": 2, "training.lr": 0.1, "training.weights": "equal",
+}  # fmt: skip
+"""What a new experiment on a table sets, by section and key; `AlgorithmSpec.begins` adds to it."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,11 @@ def _text(data: Path, file: Path | None, algorithm: str, guess: Guess) -> str:
     lines += ["test_share = 0.2                # of each client's rows", ""]
     for column in guess.columns:
         lines += [*_column(column, guess.remarks.get(column.name, "")), ""]
-    values = {**_TRAINING, **ALGORITHMS[algorithm].begins}
-    lines += ["[model]", 'name = "mlp"', "hidden = 32"]
-    for section in ("training", "algorithm"):
+    values = {**TABLE_KEYS, **ALGORITHMS[algorithm].begins}
+    for section in ("model", "training", "algorithm"):
         keys = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{section}.")}
         keys = {"name": algorithm, **keys} if section == "algorithm" else keys
-        lines += ["", f"[{section}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
+        lines += [*([""] if section != "model" else []), f"[{section}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
     few = bool(guess.client) and guess.clients < LEAST_CLIENTS
     lines += ["", *(f"#{line}" if few and line else line for line in _PROTECTION), *_PRIVACY]
     return "\n".join(lines) + "\n"

@@ -1,8 +1,8 @@
 """Reproduce a paper's table or figure. Every cell is a run folder or a file of trials, so an interrupted reproduction can resume.
 
 `reproduce` runs what is missing of an entry of `reproductions` into a folder and writes `table.md`, `table.csv` and `picture.svg` there. A
-cell that makes no sense (a protection that its algorithm refuses) or whose training diverges becomes a row with the error; absent data,
-and a folder that cannot be resumed, end the command.
+cell that makes no sense (a protection that its algorithm refuses), whose data are absent or too few, or whose training diverges becomes a
+row with the error. A folder that cannot be resumed, and data that are absent for every cell, end the command.
 """
 
 import csv
@@ -24,7 +24,7 @@ from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_byt
 from ...types import Population
 from ..run.folder import interruptible, run_experiment
 from ..run.resume import check_same_config, kept_rows, locked
-from . import REPRODUCTIONS, Reproduction, ReproductionCell
+from . import REPRODUCTIONS, Reproduction, ReproductionCell, RowFigure
 from .exact_settings import config_of, published_of, published_of_trials, scaled_trials, trial_settings
 from .published import Number
 from .table import ReproductionOutcome, TableRow, in_words, slug, write
@@ -60,8 +60,8 @@ def reproduce(
 
     `scale` in (0, 1] shrinks the keys that the entry lists; `seeds` runs are made of each cell (trials repeat by themselves); `changes` are
     "section.key=value" for every run; `cells` are beginnings of labels, empty for all: these are run, and shown with those that were run
-    before. Ctrl-C ends with the results so far, and the same call resumes. Raises `InputError` for unknown names, data that are absent, or
-    a folder that holds another reproduction, the same cells at other settings, or damaged files.
+    before. Ctrl-C ends with the results so far, and the same call resumes. Raises `InputError` for unknown names, data that are absent for
+    every cell, or a folder that holds another reproduction, the same cells at other settings, or damaged files.
     """
     if name not in REPRODUCTIONS:
         raise InputError(f"reproduce {name!r}: is not known{near(name, list(REPRODUCTIONS))}")
@@ -180,9 +180,10 @@ def _check_data(
     entry: Reproduction, cells: Sequence[ReproductionCell], scale: float, changes: Sequence[str], stand_in: Mapping[str, str],
     data_dir: str | Path | None,
 ) -> None:  # fmt: skip
-    """Find out before anything runs that a data set is missing, or that no run accepts its keys. Raises `InputError` saying so."""
-    seen = set()
+    """Find out before anything runs that no cell has its data, or that no run accepts its keys. Raises the first cell's `InputError`."""
+    answers: dict[Any, InputError | None] = {}
     refused: list[InputError] = []
+    without_data: list[InputError] = []
     for cell in cells:
         if cell.trial:
             data = cell.settings.get("data", cell.settings)
@@ -196,11 +197,24 @@ def _check_data(
                 continue
         for spec in specs:
             key = (spec.source, spec.sources)
-            if key not in seen:
-                seen.add(key)
-                _population(spec, data_dir, {})
+            if key not in answers:
+                answers[key] = _why_not(spec, data_dir)
+            if (error_of_data := answers[key]) is not None:
+                without_data.append(error_of_data)
+                break
     if refused and len(refused) == sum(cell.trial is None for cell in cells):
         raise refused[0]
+    if without_data and len(without_data) + len(refused) == len(cells):
+        raise without_data[0]
+
+
+def _why_not(spec: DataSpec, data_dir: str | Path | None) -> InputError | None:
+    """Why no population of these data can be built; None if it can."""
+    try:
+        _population(spec, data_dir, {})
+    except InputError as error:
+        return error
+    return None
 
 
 def _population(spec: DataSpec, data_dir: str | Path | None, kept: dict[str, Population]) -> Population:
@@ -232,14 +246,19 @@ def _runs(
             except (InputError, TrainingDiverged) as error:
                 if any(str(path) in str(error) for path in (folder, grouped)):  # it is not what is asked for, but what lies there
                     raise InputError(f"{error}; choose another folder with --out, or remove that one") from None
-                rows = [TableRow(cell.label, figure.metric, None, None, None, 0, 0.0, str(error)) for figure in cell.figures]
-                return rows, notes, not interrupted()
+                return [_not_measured(cell, figure, error) for figure in cell.figures], notes, not interrupted()
             summaries.append(summary)
             cut = summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped")
             if cut or (interrupted() and seed < seeds - 1):
                 return [], notes, False
         rows, more = _from_folders(cell, summaries, folders, published)
         return rows, notes + more, not interrupted()
+
+
+def _not_measured(cell: ReproductionCell, figure: RowFigure, error: Exception) -> TableRow:
+    """The row of a cell that could not be run, or whose training diverged, with the reason."""
+    skipped = "skipped: " if isinstance(error, InputError) else ""
+    return TableRow(cell.label, figure.metric, None, None, None, 0, 0.0, f"{skipped}{error}")
 
 
 def _kept_runs(
@@ -311,7 +330,10 @@ def _trials(
         raise InputError(f"{path}: holds trials at other settings (another --scale?); choose another folder with --out")
     for number in range(len(kept), count):
         began = time.perf_counter()
-        figures = cell.trial(number, data_dir, settings)
+        try:
+            figures = cell.trial(number, data_dir, settings)
+        except InputError as error:  # the other cells may have their data
+            return [_not_measured(cell, figure, error) for figure in cell.figures], list(remarks), True
         line = {"trial": number, "settings": asked, "figures": dict(figures), "seconds": time.perf_counter() - began}
         append(path, json.dumps(line) + "\n")
         kept.append(line)

@@ -12,15 +12,18 @@ import torch
 from ...algorithms.interface import Served
 from ...algorithms.lg_fedavg import EvaluateParted
 from ...contract.handles import Shared
+from ...data import build_population
 from ...data.class_names import same_name
+from ...engine.device import using
 from ...engine.models import Model
+from ...engine.threads import one_thread
 from ...errors import InputError
 from ...files import write_atomically
 from ...tasks.evaluation import EvaluateOwn
-from ...types import Array
+from ...types import Array, Population
 from ..config.config import load_config, read_tree
 from .checkpoint import restore
-from .loop import Experiment, population_digest
+from .loop import Experiment, check_same_data, device_of
 from .pipeline import Pipeline, pipeline_of
 from .resume import data_directory_of, last_checkpoint
 from .run import prepare
@@ -56,6 +59,7 @@ def export_model(
     *,
     cluster: int | None = None,
     client: int | None = None,
+    population: Population | None = None,
     trust: bool = False,
 ) -> Exported:
     """Write a model of the run in `folder` to the file `out`, as safetensors or, by the ending .pt, for `torch.load(weights_only=True)`.
@@ -66,7 +70,7 @@ def export_model(
     folder, out = Path(folder), Path(out)
     if out.suffix not in (".safetensors", ".pt"):
         raise InputError(f"--out {out}: expected a file that ends in .safetensors or .pt")
-    exported = exported_model(folder, data_dir, cluster=cluster, client=client, trust=trust)
+    exported = exported_model(folder, data_dir, cluster=cluster, client=client, population=population, trust=trust)
     pipeline = None if exported.pipeline is None else exported.pipeline.to_json()
     packed = io.BytesIO()
     if out.suffix == ".pt":
@@ -88,51 +92,61 @@ def exported_model(
     *,
     cluster: int | None = None,
     client: int | None = None,
+    population: Population | None = None,
     trust: bool = False,
 ) -> Exported:
     """A model of the run in `folder`.
 
     The model of cluster number `cluster`, from 0; without a number, the run's only model. `client` asks for the last locally trained model
-    of a client instead. Models that clients open are opened by one of them, as in the run's own measurements. `trust`: whether code that
-    the folder names runs, after its digests were checked (`trust`).
+    of a client instead. Models that clients open are opened by one of them, as in the run's own measurements. `population`: the data of a
+    run that was given them in Python. `trust`: whether code that the folder names runs, after its digests were checked (`trust`).
 
     Raises `InputError` naming a run, cluster, client or file that does not fit.
     """
     folder = Path(folder)
     if cluster is not None and client is not None:
         raise InputError(f"--model {cluster}, --client {client}: give one of them")
-    run = _restored(folder, data_dir, trust)
+    run = _restored(folder, data_dir, trust, population)
     name, vector = _deployed(run, cluster) if client is None else _local(run, client)
     model = run.config.model_for(run.population)
-    state = {key: value.detach().clone() for key, value in model.load(vector).state_dict().items()}
+    state = {key: value.detach().clone() for key, value in model.lent(vector).state_dict().items()}
     run.backend.close(run)
-    return Exported(name, model, state, pipeline_of(run.config, run.population, data_dir or data_directory_of(folder), client))
+    return Exported(name, model, state, pipeline_of(run.config, run.population, client))
 
 
 def models_of_clients(
-    folder: str | Path, names: Collection[str], data_dir: str | Path | None = None, *, trust: bool = False
+    folder: str | Path,
+    names: Collection[str],
+    data_dir: str | Path | None = None,
+    *,
+    population: Population | None = None,
+    trust: bool = False,
 ) -> dict[str, Exported]:
     """For each of the named clients of a run on a table the model that it uses, with the client's own standardisation.
 
-    Raises `InputError` for a client that the run does not have.
+    It is the model that the run's own scores are of. Raises `InputError` for a client that the run does not have.
     """
     folder = Path(folder)
-    run = _restored(folder, data_dir, trust)
+    run = _restored(folder, data_dir, trust, population)
     known = {same_name(name): number for number, name in enumerate(run.population.client_names)}
     clustering = run.algorithm.describe(run.state).get("clustering")
-    model, place = run.config.model_for(run.population), data_dir or data_directory_of(folder)
-    vectors: dict[int | None, tuple[str, Array]] = {}
+    served, model = run.algorithm.serve(run.state), run.config.model_for(run.population)
+    of_their_own = set().union(*_alone(served))
+    first: dict[bytes, str] = {}
     exported = {}
     for name in names:
         number = known.get(same_name(name))
         if number is None or (clustering is not None and number not in clustering.clients):
             raise InputError(f"client {name!r}: is not one of the run in {folder}; choose a cluster for its rows with --model K")
-        cluster = None if clustering is None or clustering.k == 1 else clustering[number]
-        if cluster not in vectors:
-            vectors[cluster] = _deployed(run, cluster)
-        whose, vector = vectors[cluster]
-        state = {key: value.detach().clone() for key, value in model.load(vector).state_dict().items()}
-        exported[name] = Exported(whose, model, state, pipeline_of(run.config, run.population, place, number))
+        with one_thread(), using(device_of(run.config)):
+            (task_input,) = run.simulated.resolve(served.task, served.params, served.which, [number])
+            used = getattr(served.task, "used", None)  # else all clients of a cluster use what they are sent
+            vector = task_input.array("model") if used is None else used(task_input)
+            state = {key: value.detach().clone() for key, value in model.lent(vector).state_dict().items()}
+        whose = "shared model" if clustering is None or clustering.k == 1 else f"cluster {clustering[number]}"
+        whose = whose if used is None and number not in of_their_own else f"client {number}"
+        whose = first.setdefault(np.asarray(vector).tobytes(), whose)
+        exported[name] = Exported(whose, model, state, pipeline_of(run.config, run.population, number))
     run.backend.close(run)
     return exported
 
@@ -151,7 +165,7 @@ def client_column(folder: str | Path) -> str:
     return column if isinstance(column, str) else ""
 
 
-def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Experiment:
+def _restored(folder: Path, data_dir: str | Path | None, trust: bool, population: Population | None = None) -> Experiment:
     """The run of a folder, as its last checkpoint has it."""
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
@@ -160,9 +174,9 @@ def _restored(folder: Path, data_dir: str | Path | None, trust: bool) -> Experim
         raise InputError(f"{folder}: has no checkpoint, so no model yet; continue it with `cflpriv run … --resume`")
     if checkpoint.tree["parties"] is None:
         raise InputError(f"{folder}: is of a deployment, whose clients are elsewhere; models of simulations can be exported")
-    run = prepare(config, data_dir, **checkpoint.parties())
-    if checkpoint.progress["data_digest"] != population_digest(run.population):
-        raise InputError(f"{folder}: the run was made with other data than are found now; give the same --data-dir")
+    people = population or build_population(config.data, data_dir or data_directory_of(folder))
+    check_same_data(folder, checkpoint.progress["data_digest"], people)
+    run = prepare(config, data_dir, people, **checkpoint.parties())
     run.state = restore(checkpoint, run.federation)
     run.backend.welcome(run, checkpoint.progress)
     return run

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...contract.transcript import Transcript
-from ...data import data_directory
+from ...data import build_population, data_directory
 from ...data.text import TEXTS
 from ...errors import InputError
 from ...federation.registry import EpochEnded
@@ -32,7 +32,7 @@ from ..config.config import Config
 from ..digests import changed_files, record_digests
 from ..trust import code_digests
 from .checkpoint import Checkpoint, prune, restore, save_checkpoint
-from .loop import Experiment, advance, begin, finish, population_digest
+from .loop import Experiment, advance, begin, check_same_data, finish, population_digest
 from .private import charges, guarantee, keep_ledger
 from .resume import (
     check_same_config,
@@ -69,7 +69,11 @@ def run_experiment(
     places = {"data_directory": str(data_directory(data_dir).resolve())}
 
     def make(checkpoint: Checkpoint | None) -> Experiment:
-        return prepare(config, data_dir, population, hosted=hosted, **({} if checkpoint is None else checkpoint.parties()))
+        if checkpoint is None:
+            return prepare(config, data_dir, population, hosted=hosted)
+        people = population or build_population(config.data, data_dir)
+        check_same_data(Path(out), checkpoint.progress.get("data_digest"), people)
+        return prepare(config, data_dir, people, hosted=hosted, **checkpoint.parties())
 
     return carry_out(config, Path(out), make, resume=resume, report=report, tick=tick, step=step, places=places, callbacks=callbacks)
 

@@ -34,7 +34,7 @@ from .training_noise import noise_warning, not_the_noise, over_run
 
 __all__ = [
     "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Experiment", "advance", "begin", "device_of", "finish", "input_warnings",
-    "population_digest", "transcript_of",
+    "check_same_data", "population_digest", "transcript_of",
 ]  # fmt: skip
 
 LAST = 10
@@ -320,6 +320,14 @@ def _result_warnings(run: Experiment, final: Mapping[str, Any], noise: Mapping[s
 def _mean(values: list[float | None]) -> float | None:
     kept = [value for value in values if value is not None]
     return float(np.mean(kept)) if kept else None
+
+
+def check_same_data(folder: Path, digest: str | None, population: Population) -> None:
+    """`InputError` if the data are not those of the run in `folder`, which recorded their digest (None: it recorded none)."""
+    if digest not in (None, population_digest(population)):
+        raise InputError(
+            f"{folder}: the run was made with other data than are found now; give the same --data-dir, or in Python the same population"
+        )
 
 
 def population_digest(population: Population) -> str:

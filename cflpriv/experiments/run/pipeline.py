@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from ...array_files import read_safetensors, read_safetensors_texts, reading
 from ...data.column_guesses import source_of
 from ...data.columns import Column, feature_names
 from ...data.number_labels import from_unit
-from ...data.population import own_moments
 from ...data.scaling import Scaling
 from ...data.tables import TABLES, RawTable, features_of, read_table
 from ...engine.models import Model
@@ -25,7 +24,7 @@ from ...protocols.bounded_files import parse_json
 from ...types import Array, Population
 from ..config.config import Config
 
-__all__ = ["Pipeline", "Predictions", "joined", "pipeline_of", "predict", "read_model", "read_rows"]
+__all__ = ["Pipeline", "Predictions", "joined", "pipeline_from", "pipeline_of", "predict", "read_model", "read_rows"]
 
 VERSION = 2
 
@@ -69,7 +68,7 @@ class Pipeline:
 class Predictions:
     """For each row its number in the file, the class and its probability, or the number.
 
-    `clipped` values were outside the public ranges.
+    `clipped` values were outside the public ranges. `shares` (rows, classes) are the probabilities of all classes, in their order.
     """
 
     rows: tuple[int, ...]
@@ -77,6 +76,7 @@ class Predictions:
     probabilities: Array
     clipped: int
     numbers: Array | None = None
+    shares: Array = field(default_factory=lambda: np.empty((0, 0)))
 
     def to_csv(self) -> str:
         text = io.StringIO()
@@ -90,7 +90,7 @@ class Predictions:
         return text.getvalue()
 
 
-def pipeline_of(config: Config, population: Population, data_dir: str | Path | None, client: int | None) -> Pipeline | None:
+def pipeline_of(config: Config, population: Population, client: int | None) -> Pipeline | None:
     """The pipeline of a run on a table, with the own mean and deviation of `client`, if one is named; None for other data.
 
     Reveals: the statistics of one client, in the export of that client's model.
@@ -101,7 +101,7 @@ def pipeline_of(config: Config, population: Population, data_dir: str | Path | N
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     if scaling.per_client and client is not None:
-        mean, std = (tuple(map(float, values.ravel())) for values in own_moments(data, data_dir, client))
+        mean, std = (tuple(map(float, values.ravel())) for values in population.moments[client])
     others = tuple(name for name in (data.label_column, data.client_column, data.group_column) if name)
     columns = () if data.columns else population.feature_columns
     return Pipeline(
@@ -117,8 +117,13 @@ def read_model(path: Path) -> tuple[Pipeline, dict[str, torch.Tensor]]:
     text = read_safetensors_texts(path).get("pipeline")
     if text is None:
         raise InputError(f"{path}: has no pipeline: it was not exported from a run on a table, or by an earlier version")
+    return pipeline_from(path, text), state
+
+
+def pipeline_from(path: Path, text: str) -> Pipeline:
+    """The pipeline that `Pipeline.to_json` wrote. Raises `InputError` naming the file."""
     with reading(path, "model"):
-        return _parsed(path, text), state
+        return _parsed(path, text)
 
 
 def _parsed(path: Path, text: str) -> Pipeline:
@@ -149,7 +154,8 @@ def joined(parts: Sequence[Predictions]) -> Predictions:
     clipped, kept = sum(part.clipped for part in parts), [part.numbers for part in parts if part.numbers is not None]
     if kept:
         return Predictions(tuple(map(int, rows[order])), (), np.empty(0), clipped, np.concatenate(kept)[order])
-    return Predictions(tuple(map(int, rows[order])), tuple(classes[at] for at in order), probabilities, clipped)
+    shares = np.concatenate([part.shares for part in parts])[order] if classes else np.empty((0, 0))
+    return Predictions(tuple(map(int, rows[order])), tuple(classes[at] for at in order), probabilities, clipped, shares=shares)
 
 
 def predict(pipeline: Pipeline, state: Mapping[str, torch.Tensor], table: RawTable, own: Path | None = None) -> Predictions:
@@ -165,7 +171,7 @@ def predict(pipeline: Pipeline, state: Mapping[str, torch.Tensor], table: RawTab
     low, high = pipeline.scaling.low, pipeline.scaling.high
     clipped += int(((z < low) | (z > high)).sum())
     unit = ((np.clip(z, low, high) - low) / (high - low)).astype(np.float32)
-    module = pipeline.model.load(np.zeros(pipeline.model.dimension, pipeline.model.dtype))
+    module = pipeline.model.lent(np.zeros(pipeline.model.dimension, pipeline.model.dtype))
     try:
         module.load_state_dict(dict(state))
     except RuntimeError as error:
@@ -178,7 +184,7 @@ def predict(pipeline: Pipeline, state: Mapping[str, torch.Tensor], table: RawTab
     shares = torch.softmax(made, 1).cpu().numpy()
     best = shares.argmax(1)
     names = [pipeline.classes[number] if pipeline.classes else str(number) for number in best]
-    return Predictions(tuple(table.numbers_of_rows), tuple(names), shares[np.arange(len(best)), best], clipped)
+    return Predictions(tuple(table.numbers_of_rows), tuple(names), shares[np.arange(len(best)), best], clipped, shares=shares)
 
 
 def read_rows(path: Path) -> RawTable:

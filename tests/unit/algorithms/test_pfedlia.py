@@ -16,7 +16,7 @@ from scenes import mlp_training as train_on
 from sklearn.cluster import OPTICS, KMeans
 from small_runs import after_rounds, digits, true_groups
 
-from cflpriv.algorithms import fedavg, oracle
+from cflpriv.algorithms import ALGORITHMS, fedavg, oracle
 from cflpriv.algorithms.pfedlia.influence import Influence, OnPart, better_group, cluster_scores, split_validation, stable_scores
 from cflpriv.algorithms.pfedlia.pfedlia import pfedlia
 from cflpriv.clustering.scores import ari
@@ -305,6 +305,8 @@ def test_a_run_warms_up_for_a_fifth_of_its_rounds(rounds: int, warm_up: int) -> 
     assert config.hyper["warm_up"] == warm_up
     assert config.doubts == ()
     assert config.with_("algorithm", warm_up=3).hyper["warm_up"] == 3
+    from_python = ALGORITHMS["pfedlia"].make(train_on(digit_pairs(5)), rounds=rounds)
+    assert from_python.round.args[0].warm_up == warm_up  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -223,6 +223,14 @@ def test_models_that_do_not_fit_are_refused() -> None:
         _ = normed.dimension
 
 
+def test_each_loaded_model_is_one_of_its_own() -> None:
+    model = Model("mlp", (4,), 2, hidden=3)
+    vectors = [model.init(seed) for seed in range(3)]
+    modules = [model.load(vector) for vector in vectors]
+    for module, vector in zip(modules, vectors, strict=True):
+        np.testing.assert_array_equal(model.store(module), vector)
+
+
 def test_a_users_module_works_unchanged() -> None:
     scene = population()
     mine = Model("mine", scene.shape, scene.classes, dtype="float64", factory=lambda: nn.Linear(int(np.prod(scene.shape)), scene.classes))

@@ -21,6 +21,8 @@ from cflpriv.attacks import audit_folder, audit_updates, save_updates
 from cflpriv.attacks.foreign.foreign_folder import _rounds
 from cflpriv.engine.models import MODELS
 from cflpriv.errors import InputError
+from cflpriv.experiments.report.report import write_report
+from cflpriv.plugins import load_plugin
 from cflpriv.types import Array
 
 PLUGIN = """
@@ -67,6 +69,23 @@ def test_a_folder_with_a_plugin_says_what_the_loop_says(
     assert all(cell.line() in said for cell in direct)
     assert said.splitlines()[-1] == f"written: {updates_folder / 'audit.json'}"
     assert np.load(updates_folder / "audit" / "label_inference_server.npz")["label_guess"].shape == (8, 10)
+    verdicts = json.loads((updates_folder / "audit.json").read_text(encoding="utf-8"))["verdicts"]
+    assert direct.verdicts == tuple(f"{entry['adversary']}: {entry['sentence']}" for entry in verdicts)
+    assert direct.table["metric"] == [cell.metric for cell in direct]
+
+
+@pytest.mark.slow
+def test_an_audit_from_python_has_the_report_of_the_folder(updates_folder: Path, tmp_path: Path) -> None:
+    """A page in three lines; of the same updates the same page, but for what the folder alone knows."""
+    model, updates, auxiliary = scene()
+    page = audit_updates(model, updates, auxiliary, SETTINGS, attacks=["label_inference"]).report(tmp_path / "audit.html")
+    load_plugin(updates_folder.parent / "net.py")
+    audit_folder(updates_folder, attacks=["label_inference"])
+    pages = [path.read_text(encoding="utf-8") for path in (page.path, write_report(updates_folder))]
+    same = [re.split("<details><summary>foreign.toml", re.sub("<dt>Model</dt>.*?</dd>", "", text))[0] for text in pages]
+    assert same[0] == same[1]
+    assert "label inference" in same[0]
+    assert page._repr_html_().startswith("<iframe srcdoc=")
 
 
 def test_a_folder_without_a_model_gives_labels_alone(updates_folder: Path) -> None:

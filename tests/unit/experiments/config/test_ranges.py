@@ -1,9 +1,10 @@
 """Ranges are stated where a key is declared and enforced there alone: by `parse_config`, and by what is made from Python."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -13,6 +14,7 @@ import pytest
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.operations import Sampling
+from cflpriv.contract.protection import Protection
 from cflpriv.data import PARTITIONS, DataSpec
 from cflpriv.engine import Engine
 from cflpriv.engine.models import MODELS, Model, register_model
@@ -331,3 +333,14 @@ def test_an_odd_value_is_one_line_of_bounded_length(value: Any) -> None:
         check_ranges(strict, {"values": value})
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("kind", [DataSpec, Protection, Train, *SECTIONS.values()])
+def test_help_shows_a_short_signature_of_all_keys(kind: type) -> None:
+    signature = inspect.signature(kind)
+    assert list(signature.parameters) == [field.name for field in fields(kind) if field.init]
+    assert {name: parameter.default for name, parameter in signature.parameters.items() if parameter.default is not parameter.empty} == {
+        field.name: field.default for field in fields(kind) if field.init and field.default is not MISSING
+    }
+    assert len(str(signature)) < 1100
+    assert "Key(" not in str(signature)

@@ -450,6 +450,26 @@ def test_a_cell_whose_training_diverges_is_a_row_and_the_others_go_on(tmp_path: 
         assert "not finite" in (tmp_path / "a" / "table.md").read_text(encoding="utf-8")
 
 
+def test_cells_whose_data_are_absent_or_too_few_are_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_few(seed: int, data_dir: str | Path | None, settings: Mapping[str, Any]) -> Mapping[str, float | None]:
+        raise InputError("20 clients need 30000 training samples, there are 20000")
+
+    absent = ReproductionCell("absent", (RowFigure("shared"),), {"algorithm.name": "fedavg", "data.source": "svhn"})
+    subset = ReproductionCell("subset", (RowFigure("gap"),), trial=too_few, trials=2, settings={"source": "digits"})
+    unread = ReproductionCell("unread", (RowFigure("gap"),), trial=too_few, settings={"source": "mnist"})
+    monkeypatch.setitem(REPRODUCTIONS, "tiny", replace(TINY, cells=(absent, subset, TINY.cells[3])))
+    lines: list[str] = []
+    outcome = reproduce("tiny", tmp_path / "a", tmp_path, report=lines.append)
+    assert {row.cell: row.note for row in outcome.rows if row.ours is None and row.cell != "drawn"}.keys() == {"absent", "subset"}
+    assert "skipped: svhn: no train_32x32.mat" in outcome.rows[0].note
+    assert any("skipped: 20 clients need 30000" in line for line in lines)
+    assert rows_of(outcome)["drawn", "success"] == 0.5
+    monkeypatch.setitem(REPRODUCTIONS, "tiny", replace(TINY, cells=(absent, unread)))
+    with pytest.raises(InputError, match="svhn"):  # nothing could run
+        reproduce("tiny", tmp_path / "b", tmp_path)
+    assert not (tmp_path / "b").exists()
+
+
 @pytest.mark.slow
 def test_what_lies_in_a_folder_is_gone_on_with_repaired_or_refused_by_name(tmp_path: Path) -> None:
     out = tmp_path / "a"

@@ -11,7 +11,7 @@ from command_line import in_process
 from safetensors.torch import load_file
 from torch import nn
 
-from cflpriv import build_population
+from cflpriv import ClientData, Population, build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config.config import Config
@@ -130,3 +130,20 @@ def test_what_cannot_be_exported_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert in_process(monkeypatch, "export", str(tmp_path / "run"), "--model", "1", "--out", str(tmp_path / "b.pt")) == 0
     assert "cluster 1: mlp, input 1 x 8 x 8 as (x - [" in capsys.readouterr().out
     assert (tmp_path / "b.pt").is_file()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "oracle"])
+def test_a_run_of_a_population_is_exported_with_it_and_refused_without(name: str, tmp_path: Path) -> None:
+    config, draws = parse_config({**BASE, "algorithm": {"name": name}}), np.random.default_rng(0)
+    clients = tuple(
+        ClientData(i, draws.random((12, 1, 8, 8), np.float32), np.arange(12) % 2, draws.random((4, 1, 8, 8), np.float32), np.arange(4) % 2)
+        for i in range(9)  # more than the configuration names
+    )
+    people = Population("own", clients, (0,) * 9, 2)
+    run_experiment(config, tmp_path / "run", population=people)
+    exported = export_model(tmp_path / "run", tmp_path / "m.pt", cluster=0, population=people)
+    assert exported.state.keys() == torch.load(tmp_path / "m.pt", weights_only=True).keys()
+    for again in (lambda: export_model(tmp_path / "run", tmp_path / "m.pt"), lambda: run_experiment(config, tmp_path / "run", resume=True)):
+        (tmp_path / "run" / "summary.json").unlink(missing_ok=True)  # else the run is done
+        with pytest.raises(InputError, match=r"other data than are found now; .*the same population"):
+            again()

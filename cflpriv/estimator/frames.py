@@ -1,0 +1,107 @@
+"""From what a user has in memory to the table that runs and predictions read: data frames (by narwhals), columns by name, or arrays."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+
+from ..data.columns import cell_name, cell_number
+from ..data.tables import RawTable
+from ..errors import InputError
+from ..types import Array
+
+__all__ = ["FrameRows", "as_columns", "cells_of", "numeric", "rows_of"]
+
+PLACE = Path("frame")
+"""What errors name in place of a file."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrameRows:
+    """A table with its columns of `features`, and the columns of `client` and `label` (empty: there is none).
+
+    `owners` and `labels` (rows,) are the values of these two, as they were given; None if there are none.
+    """
+
+    table: RawTable
+    features: tuple[str, ...]
+    client: str = ""
+    label: str = ""
+    owners: Array | None = None
+    labels: Array | None = None
+
+
+def as_columns(X: Any) -> dict[str, list[Any]] | None:
+    """The columns of a data frame, or of a mapping, by name; None for anything else, such as an array.
+
+    Raises `InputError` for columns that are not named by texts, and for unequal lengths.
+    """
+    if isinstance(X, Mapping):
+        columns = {name: list(cells) for name, cells in X.items()}
+    else:
+        frame = nw.from_native(X, eager_only=True, pass_through=True)
+        if not isinstance(frame, nw.DataFrame):
+            return None
+        columns = {name: frame[name].to_list() for name in frame.columns}
+    if wrong := [name for name in columns if not isinstance(name, str)]:
+        raise InputError(f"X: the column {wrong[0]!r} is not named by a text")
+    if len({len(cells) for cells in columns.values()}) > 1:
+        raise InputError("X: its columns have different lengths")
+    return columns
+
+
+def rows_of(columns: Mapping[str, Sequence[Any]], y: Any, client: Any, label: str | None, named: Mapping[str, str]) -> FrameRows:
+    """The table of columns of features, with the columns of client and label in it.
+
+    Args:
+        y: labels (rows,), if no column is the `label`.
+        client: a column's name, or clients (rows,).
+        named: names of a fitted table's columns "client" and "label", which new rows take over.
+
+    Raises `InputError` for a column that is not there, and for another number of labels or clients than rows.
+    """
+    columns = dict(columns)
+    count = len(next(iter(columns.values()), ()))
+    added: dict[str, tuple[str, Array]] = {}
+    for what, name, values in (("client", client if isinstance(client, str) else None, client), ("label", label, y)):
+        if isinstance(name, str):
+            if name not in columns:
+                raise InputError(f"{what}={name!r}: is no column; there are {', '.join(columns) or 'none'}")
+            if what == "label" and y is not None:
+                raise InputError(f"label={name!r}: y is given, too; give one of them")
+            added[what] = (name, cells_of(columns[name]))
+        elif values is not None:
+            own = cells_of(values)
+            if own.shape != (count,):
+                raise InputError(f"{what}: has shape {own.shape}, expected one value for each of the {count} rows")
+            added[what] = (named.get(what) or _free(what, columns), own)
+    used = {name for name, _ in added.values()} | ({named["label"]} if "label" in named else set())
+    features = tuple(name for name in columns if name not in used)
+    texts = {name: [cell_name(cell) for cell in values.tolist()] for name, values in added.values()}
+    table = RawTable(PLACE, {**{name: columns[name] for name in features}, **texts}, count, 1)
+    (client_name, owners), (label_name, labels) = added.get("client", ("", None)), added.get("label", ("", None))
+    return FrameRows(table, features, client_name, label_name, owners, labels)
+
+
+def _free(name: str, columns: Mapping[str, Any]) -> str:
+    while name in columns:
+        name = f"_{name}"
+    return name
+
+
+def cells_of(values: Any) -> Array:
+    """One value a row, as an array: of numbers or truth values if all are such, else of objects."""
+    if isinstance(values, list | tuple):
+        kinds = {type(value) for value in values}
+        array = np.asarray(values) if len(kinds) == 1 and kinds <= {int, float, bool, str} else np.array([*values, None], object)[:-1]
+    else:
+        array = np.asarray(values)
+    return array.ravel() if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def numeric(table: RawTable, features: Sequence[str]) -> bool:
+    """Whether all cells of the features are finite numbers, so that no schema is needed."""
+    return all(np.isfinite(cell_number(cell)) for name in features for cell in table.columns[name])

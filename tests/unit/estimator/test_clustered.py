@@ -1,0 +1,269 @@
+"""The estimator: scikit-learn's own checks, the configuration both ways, predictions against the run's own scores, files, frames."""
+
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn
+from checkout import ROOT
+from sklearn.base import clone
+from sklearn.metrics import balanced_accuracy_score
+from sklearn.model_selection import KFold, cross_validate
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from cflpriv import ClusteredFL, InputError, Protection, load_config
+from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.types import Array
+
+CLIENTS, ROWS = 12, 40
+EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*.toml")) if path.name != "pyproject.toml" and path.parent.name != "sweeps"]
+
+
+def arrays(seed: int = 0) -> tuple[Array, Array, Array]:
+    """Features, labels and clients: the label is the sign of the first feature, and its opposite for every other client."""
+    draws = np.random.default_rng(seed)
+    x, owners = draws.normal(size=(CLIENTS * ROWS, 3)), np.repeat(np.arange(CLIENTS), ROWS)
+    return x, np.where((x[:, 0] > 0) ^ (owners % 2 == 1), 5, 3), owners
+
+
+def columns(seed: int = 0) -> dict[str, list[Any]]:
+    x, y, owners = arrays(seed)
+    named = {name: x[:, i].tolist() for i, name in enumerate("abc")}
+    return {**named, "device": [f"d{owner:02}" for owner in owners], "status": ["on" if label == 5 else "off" for label in y]}
+
+
+def small(algorithm: Any = "crossfit", **others: Any) -> ClusteredFL:
+    return ClusteredFL(algorithm, **{"rounds": 6, "verbose": False, **others})
+
+
+@pytest.fixture(scope="module")
+def fitted() -> ClusteredFL:
+    return small(record="full").fit(columns(), client="device", label="status")
+
+
+# --- conventions
+
+
+@parametrize_with_checks([small(rounds=2, epochs=1)], legacy=False)  # type: ignore[untyped-decorator]
+def test_conventions_of_scikit_learn(estimator: ClusteredFL, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore::cflpriv.errors.CflprivWarning")
+def test_every_example_is_an_estimator_and_back(path: Path) -> None:
+    config = load_config(path)
+    for estimator in (ClusteredFL.from_config(path), ClusteredFL.from_config(config), clone(ClusteredFL.from_config(config))):
+        assert estimator.to_config() == config
+        assert estimator.to_config().to_toml() == config.to_toml()
+
+
+def test_sections_are_objects_or_keys_and_short_names_win() -> None:
+    objects = small(protection=Protection(gram=("haar",), sum="secagg"), lr=0.3, training={"momentum": 0.5, "lr": 0.7}, seed=4)
+    keys = small(protection={"gram": ["haar"], "sum": "secagg"}, training={"momentum": 0.5}, run={"seed": 4}).set_params(lr=0.3)
+    assert objects.to_config() == keys.to_config()
+    assert (objects.to_config().training.lr, objects.to_config().model.hidden) == (0.3, 32)
+    assert small({"name": "ifca", "k": 3}, model="linear").to_config().hyper["k"] == 3
+    for wrong, words in (
+        ({"algorithm": "crosfit"}, "did you mean 'crossfit'"),
+        ({"protection": {"summ": 1}}, "did you mean 'sum'"),
+        ({"lr": -1.0}, r"lr = -1\.0"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            small(**{"algorithm": "crossfit", **wrong}).to_config()
+
+
+def test_a_configuration_says_the_same_from_toml_and_from_python(tmp_path: Path) -> None:
+    """The run of `fit` is that of `cflpriv run` on the same table in a file."""
+    table = columns()
+    lines = [",".join(table), *(",".join(map(repr, cells)).replace("'", "") for cells in zip(*table.values(), strict=True))]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    estimator = small().fit(table, client="device", label="status")
+    tree = {"source": "csv", "paths": [str(tmp_path / "t.csv")], "partition": "given", "client_column": "device", "label_column": "status"}
+    summary = run_experiment(estimator.to_config().with_("data", **parse_config({"data": tree}).data.__dict__), tmp_path / "run")
+    same = {key for key in summary if not re.search("seconds|dataset", key)}
+    assert {key: summary[key] for key in same} == {key: estimator.summary_[key] for key in same}
+    again = ClusteredFL.from_config(tmp_path / "run" / "config.toml", verbose=False).fit(table)  # its columns are the configuration's
+    np.testing.assert_array_equal(again.predict(table), estimator.predict(table))
+
+
+# --- what it finds and predicts
+
+
+def test_it_finds_the_groups_and_predicts_rows_of_known_clients(fitted: ClusteredFL) -> None:
+    assert (fitted.n_clusters_, len(set(fitted.labels_[::2])), fitted.labels_.tolist()) == (
+        2,
+        1,
+        [fitted.labels_[0], fitted.labels_[1]] * 6,
+    )
+    assert fitted.p_value_ < 0.01
+    assert (fitted.classes_.tolist(), fitted.clients_[:2].tolist(), fitted.epsilon_) == (["off", "on"], ["d00", "d01"], None)
+    table = columns(1)
+    score = fitted.score(table, client="device", label="status")
+    assert 0.75 < score == balanced_accuracy_score(table["status"], fitted.predict(table))
+    np.testing.assert_allclose(fitted.predict_proba(table).sum(1), 1)
+    shuffled = np.random.default_rng(0).permutation(len(table["a"]))
+    mixed = {name: [cells[row] for row in shuffled] for name, cells in reversed(table.items())}
+    np.testing.assert_array_equal(fitted.predict(mixed), fitted.predict(table)[shuffled])
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "ditto", "per_fedavg", "lg_fedavg", "local", "stocfl", {"name": "ifca", "k": 2}, "fedsoft"]
+)
+def test_predictions_are_those_that_the_run_was_scored_by(algorithm: Any) -> None:
+    x, y, owners = arrays()
+    estimator = small(algorithm, rounds=3, run={"insecure_test_entropy": True}).fit(x, y, client=owners)
+    assert estimator.classes_.tolist() == [3, 5]
+    scores = json.loads((estimator.folder_ / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[-1])["per_client"]["accuracy"]
+    assert len(set(scores)) > 2
+    for client, score in zip(estimator._population.clients, scores, strict=True):
+        mean, std = estimator._population.moments[client.id]
+        rows = (client.x_test * 10 - 5) * std + mean  # the values of the table, unless they were clipped to -5..5
+        found = estimator.predict(rows.reshape(len(rows), -1), client=np.full(len(rows), client.id))
+        assert np.mean(found == estimator.classes_[client.y_test]) == pytest.approx(score)
+
+
+def test_the_client_column_is_metadata() -> None:
+    x, y, owners = arrays()
+    with sklearn.config_context(enable_metadata_routing=True):
+        folds = KFold(2, shuffle=True, random_state=0)
+        scores = cross_validate(small(), x, y, params={"client": owners}, cv=folds, error_score="raise")["test_score"]
+    assert scores.min() > 0.7
+
+
+def test_texts_dates_and_blanks_get_a_schema() -> None:
+    table, count = columns(), CLIENTS * ROWS
+    table["b"] = [None if row % 7 == 0 else value for row, value in enumerate(table["b"])]
+    table |= {"city": ["Oslo", "", "Bergen", "Oslo"] * (count // 4), "when": [f"2024-0{1 + row % 9}-10" for row in range(count)]}
+    estimator = small("fedavg", rounds=1).fit(table, client="device", label="status")
+    assert {column.name: column.type for column in estimator.config_.data.columns} == {
+        "a": "number", "b": "number", "c": "number", "city": "category", "when": "date",
+    }  # fmt: skip
+    assert len(estimator.predict(table)) == count
+    with pytest.raises(InputError, match="'Rome' is not in its categories"):
+        estimator.predict({**table, "city": ["Rome"] * count})
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars", "pyarrow"])
+def test_frames_of_any_package(package: str, fitted: ClusteredFL) -> None:
+    module = pytest.importorskip(package)
+    frame = (module.table if package == "pyarrow" else module.DataFrame)(columns(1))
+    np.testing.assert_array_equal(fitted.predict(frame), fitted.predict(columns(1)))
+    assert fitted.score(frame, label="status") == fitted.score(columns(1), label="status")
+
+
+def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
+    table = columns()
+    without = {name: cells for name, cells in table.items() if name != "device"}
+    for call, words in (
+        (lambda: fitted.predict({**table, "device": ["x"] * len(table["a"])}), "client 'x': was not there in fit"),
+        (lambda: fitted.predict(without), "client: is needed"),
+        (lambda: fitted.predict({name: cells for name, cells in table.items() if name != "b"}), "has no column 'b'"),
+        (lambda: fitted.predict(without, client=["d00"]), r"client: has shape \(1,\)"),
+        (lambda: small().fit(table, client="nobody", label="status"), "client='nobody': is no column; there are a, b, c, device, status"),
+        (lambda: small().fit(table, client="device"), "needs labels"),
+        (lambda: small().fit({**table, "a": [1.0]}, client="device", label="status"), "different lengths"),
+        (lambda: small().fit(table, table["status"], label="status"), "y is given, too"),
+        (lambda: small(data={"source": "digits", "partition": "iid"}).fit(table, label="status"), "fit takes a table"),
+        (lambda: small("fedavg", rounds=1).fit(table, client="device", label="status").audit(), "payloads were not recorded"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            call()
+    x, y, _ = arrays()
+    with pytest.raises(ValueError, match="Unknown label type"):
+        small().fit(x, x[:, 0])
+    alone = small("fedavg", rounds=1).fit(x, y)
+    np.testing.assert_array_equal(alone.predict(x), alone.predict(x, client=np.zeros(len(x), int)))
+
+
+def test_a_fit_that_fails_leaves_the_last_one() -> None:
+    estimator = small("fedavg", rounds=1).fit(columns(), client="device", label="status")
+    before = estimator.predict(columns())
+    with pytest.raises(InputError):
+        estimator.fit({"other": [1.0, 2.0]}, client=[0, 1])
+    np.testing.assert_array_equal(estimator.predict(columns()), before)
+
+
+# --- files, pictures, reports
+
+
+def test_what_was_saved_predicts_the_same(fitted: ClusteredFL, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "fl")
+    assert {path.suffix for path in (tmp_path / "fl").iterdir()} == {".json", ".safetensors", ".toml"}
+    loaded = ClusteredFL.load(tmp_path / "fl")
+    np.testing.assert_array_equal(loaded.predict_proba(columns(1)), fitted.predict_proba(columns(1)))
+    for name in ("classes", "clients", "labels", "n_clusters", "p_value", "epsilon", "n_features_in", "feature_names_in", "summary"):
+        np.testing.assert_equal(getattr(loaded, f"{name}_"), getattr(fitted, f"{name}_"))
+    assert clone(loaded).to_config().training == fitted.to_config().training
+    with pytest.raises(InputError, match="is not empty"):
+        fitted.save(tmp_path / "fl")
+    with pytest.raises(InputError, match="the run folder is not there"):
+        loaded.report()
+    x, y, owners = arrays()
+    numbers = small("fedavg", rounds=1).fit(x, y, client=owners)
+    numbers.save(tmp_path / "numbers")
+    np.testing.assert_array_equal(ClusteredFL.load(tmp_path / "numbers").predict(x, client=owners), numbers.predict(x, client=owners))
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "version", "model", "number", "pipeline"])
+def test_damaged_files_are_named(fitted: ClusteredFL, tmp_path: Path, damage: str) -> None:
+    fitted.save(tmp_path / "fl")
+    path = tmp_path / "fl" / "estimator.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    changes: dict[str, Any] = {
+        "version": {"version": 9}, "number": {"of_clients": {name: [7, text] for name, (_, text) in tree["of_clients"].items()}},
+        "pipeline": {"of_clients": {"d00": [0, "{}"]}},
+    }  # fmt: skip
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_text(path.read_text(encoding="utf-8")[:200], encoding="utf-8")
+    elif damage == "model":
+        shutil.copyfile(path, tmp_path / "fl" / "model_0.safetensors")
+    else:
+        path.write_text(json.dumps({**tree, **changes[damage]}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"model_0\.safetensors" if damage == "model" else r"estimator\.json") as caught:
+        ClusteredFL.load(tmp_path / "fl")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow  # 5 s, of which 4 are imports
+def test_pictures_and_pages(fitted: ClusteredFL, tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    assert fitted.plot_clusters(axes) is axes
+    assert [label.get_text() for label in axes.get_xticklabels()][:2] == ["d00", "d02"]
+    assert fitted.plot_rounds(Figure().subplots()).get_xlabel() == "round"
+    page = fitted.report(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!")
+    assert page._repr_html_().startswith("<iframe srcdoc=")
+    assert "cluster 1, 6 clients" in fitted._repr_html_()
+    assert "label inference" in fitted.audit(["label_inference"])._repr_html_()
+
+
+def test_an_audit_has_figures_and_verdicts_and_prints_nothing(
+    fitted: ClusteredFL, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "cflpriv"):
+        found = fitted.audit(["label_inference"])
+    assert any(record.name == "cflpriv" and "audit" in record.getMessage() for record in caplog.records)
+    assert capsys.readouterr().out == ""
+    assert {cell.attack for cell in found} == {"label_inference"}
+    assert set(map(len, found.table.values())) == {len(found)}
+    assert [verdict.partition(":")[0] for verdict in found.verdicts] == list(dict.fromkeys(cell.adversary for cell in found))
+
+
+def test_progress_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    estimator = small("fedavg", rounds=2, verbose=True)
+    estimator.fit(columns(), client="device", label="status")
+    assert capsys.readouterr().out.strip() == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    estimator.fit(columns(), client="device", label="status")
+    assert "2/2" in capsys.readouterr().out
