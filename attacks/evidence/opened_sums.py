@@ -45,7 +45,7 @@ class OpenedSum:
 
     round: int
     label: int
-    sum: Sum
+    sum: Sum[Terms]
 
     def mean_of(self, label: int) -> Array | None:
         """The mean (dimension,) of a group; None where this sum is not of the group, or weighs nothing."""
@@ -125,7 +125,7 @@ def _collect(parts: dict[bytes, _Parts], message: Message) -> None:
                 parts[agreed].reveals[decoded.client] = decoded
 
 
-def _opened(agreed: bytes, known: _Parts) -> Sum | None:
+def _opened(agreed: bytes, known: _Parts) -> Sum[Terms] | None:
     """The sum; None where its messages do not determine one."""
     terms = known.terms
     dtype = "<u2" if terms.bits == 16 else "<u4"

@@ -399,7 +399,7 @@ class SecaggServerSum:
         return {client: answer.message for client, answer in answers.items() if isinstance(answer, m.Stepped)}
 
 
-def group_mean(total: Sum, cluster: int | None, layout: PartLayout, count: int) -> GroupMean | None:
+def group_mean(total: Sum[Terms], cluster: int | None, layout: PartLayout, count: int) -> GroupMean | None:
     """The mean of a sum; None if its weight is zero."""
     weight = total.weight(cluster)
     if weight <= 0:

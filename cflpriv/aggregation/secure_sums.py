@@ -144,7 +144,7 @@ class SecureSums:
         )  # fmt: skip
 
     def blocks(
-        self, counted: Sum, slot: Slot, models: Sequence[bytes], dimension: int, weight_limit: float, least_weight: float | None,
+        self, counted: Sum[Terms], slot: Slot, models: Sequence[bytes], dimension: int, weight_limit: float, least_weight: float | None,
         spread: float = 1.0,
     ) -> Terms:  # fmt: skip
         """The terms of the second. With `weight_limit` 0 all weigh equally; `least_weight`: of an earlier such sum of this round.
@@ -157,7 +157,7 @@ class SecureSums:
         )  # fmt: skip
         return self._among_unequal(terms, spread) if spread > 1 and least_weight is None else terms
 
-    def run_one(self, terms: Terms, exchange: SendMessages, record: Recorder, spread: float = 1.0) -> Sum:
+    def run_one(self, terms: Terms, exchange: SendMessages, record: Recorder, spread: float = 1.0) -> Sum[Terms]:
         """Run one oblivious sum. Raises `TooFewClients` if it fails."""
         ended = self.run({OBLIVIOUS: terms}, exchange, record, spread)[OBLIVIOUS]
         if not isinstance(ended, Sum):
@@ -166,13 +166,13 @@ class SecureSums:
 
     def run(
         self, groups: Mapping[int, Terms], exchange: SendMessages, record: Recorder, spread: float = 1.0
-    ) -> dict[int, Sum | TooFewClients]:
+    ) -> dict[int, Sum[Terms] | TooFewClients]:
         """Run the sums of groups that share no client. Returns for each its sum, or the error that it ended with.
 
         `spread`: of the values, for new attempts. A sum that fails before shares are revealed is taken again without the clients at fault.
         """
         servers = {label: self._server(terms) for label, terms in groups.items()}
-        ended: dict[int, Sum | TooFewClients] = {}
+        ended: dict[int, Sum[Terms] | TooFewClients] = {}
         revealed: set[int] = set()
         while running := [label for label in servers if label not in ended]:
             # Sums that are behind (shares in dispute, or a new attempt) go first, so that all continue together.
