@@ -23,7 +23,7 @@ from ..secagg.vectors import Contribution, add_masks, counted_weight, encode_inp
 from . import messages as m
 from .terms import LABEL, HelpedTerms, check_terms, context, held, seed_sets
 
-__all__ = ["AcceptedInvite", "accept", "name_digests", "upload"]
+__all__ = ["AcceptedInvite", "accept", "name_digests", "signed_upload", "upload"]
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,13 @@ def upload(
         for helper, key in accepted.keys.items()
     )
     commitments = b"".join(m.commitment(agreed, client, number, seed) for number, seed in enumerate(seeds))
-    return _signed(identity, agreed, name_digests(terms.session, policy.value.names), vector.tobytes(), boxes, commitments), clipped
+    return signed_upload(identity, agreed, name_digests(terms.session, policy.value.names), vector.tobytes(), boxes, commitments), clipped
 
 
-def _signed(identity: Identity, agreed: bytes, named: bytes, vector: bytes, boxes: tuple[m.SeedBox, ...], commitments: bytes) -> bytes:
+def signed_upload(
+    identity: Identity, agreed: bytes, named: bytes, vector: bytes, boxes: tuple[m.SeedBox, ...], commitments: bytes
+) -> bytes:
+    """An upload with its signature."""
     box_digests = b"".join(sha256(box.box).digest() for box in boxes)
     digest = m.upload_digest(agreed, identity.client, named, sha256(vector).digest(), box_digests, commitments)
     signature = sign(identity, m.UPLOAD, digest)

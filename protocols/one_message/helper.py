@@ -5,8 +5,8 @@ signature of a set leaves, the set is in the record: by slot, and by the names o
 current round: a helper that lost its store opens no box of that round, and one that was set back to an older copy counts as one of the
 colluding.
 
-    key/ROUND                the seed of the round's key, and its announcement
-    uploads/ROUND/CONTEXT/i  seeds of the uploads of one delivery, erased with the key
+    key                      the current round, the seed of its key, and its announcement
+    uploads/CONTEXT/i        seeds of the uploads of one delivery, erased with the key
     closed/ROUND.SUM         the set that was signed in a slot
     summed/NAME              the sets that values of a name went into; outlives sessions
     latest                   each client's last set, where the clients of successive sums are compared
@@ -28,7 +28,7 @@ from ..copies import check_own
 from ..entropy import Entropy, system_entropy
 from ..errors import LocalError, RemoteError
 from ..keys import Identity, Roster, frame, sign, verify, verify_key
-from ..secagg.terms import Bytes16, Bytes32, Id
+from ..secagg.terms import Bytes16, Bytes32, Count, Id
 from ..secagg.vectors import add_masks, vector_length
 from ..uncopied import uncopied
 from . import messages as m
@@ -57,6 +57,9 @@ class HelperPolicy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class _Key(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    _shown = ("round",)
+
+    round: Count
     seed: bytes
     announcement: bytes
 
@@ -133,19 +136,28 @@ class Helper:
         Raises:
             RemoteError: "old-slot" for a round before the current one.
         """
-        rounds = [int(name.partition("/")[2]) for name in self._store if name.startswith("key/")]
-        if any(number < kept for kept in rounds):
+        data = self._store.get("key")
+        kept = None if data is None else codec.decode(data, _Key, 1 << 12)
+        if kept is not None and number < kept.round:
             raise RemoteError("old-slot")
-        name = f"key/{number}"
-        if name not in self._store:
-            seed = self._entropy(hpke.SEED_BYTES)
-            message = m.KeyAnnouncement(self.number, self._policy.session, number, hpke.public_key(seed), bytes(64))
-            signed = msgspec.structs.replace(message, signature=sign(self._identity, m.KEY, *m.key_parts(self._roster, message)))
-            self._store[name] = codec.encode(_Key(seed, m.encode(signed)))
-        for other in [other for other in self._store if other.partition("/")[0] in ("key", "uploads") and other != name]:
-            if other.startswith("key/") or not other.startswith(f"uploads/{number}/"):
-                del self._store[other]
-        return self._key(number).announcement
+        if kept is not None and number == kept.round:
+            return kept.announcement
+        seed = self._entropy(hpke.SEED_BYTES)
+        message = m.KeyAnnouncement(self.number, self._policy.session, number, hpke.public_key(seed), bytes(64))
+        signed = msgspec.structs.replace(message, signature=sign(self._identity, m.KEY, *m.key_parts(self._roster, message)))
+        fresh = _Key(number, seed, m.encode(signed))
+        self._store["key"] = codec.encode(fresh)
+        for name in [name for name in self._store if name.startswith("uploads/")]:
+            del self._store[name]
+        return fresh.announcement
+
+    @property
+    def round_seed(self) -> bytes:
+        """The seed of the current round's key, a secret of this helper. Raises `RemoteError` "wrong-round" where there is none yet."""
+        data = self._store.get("key")
+        if data is None:
+            raise RemoteError("wrong-round")
+        return codec.decode(data, _Key, 1 << 12).seed
 
     def receive(self, data: bytes) -> bytes:
         """The answer to a message of the server.
@@ -165,10 +177,12 @@ class Helper:
                 return m.encode(self._open(message))
 
     def _key(self, number: int) -> _Key:
-        data = self._store.get(f"key/{number}")
-        if data is None:
+        """The key of a round. Raises `RemoteError` "wrong-round" unless that is the current one."""
+        data = self._store.get("key")
+        kept = None if data is None else codec.decode(data, _Key, 1 << 12)
+        if kept is None or kept.round != number:
             raise RemoteError("wrong-round")
-        return codec.decode(data, _Key, 1 << 12)
+        return kept
 
     def _check(self, terms: HelpedTerms) -> None:
         """Checks terms by the helper's own settings."""
@@ -192,16 +206,17 @@ class Helper:
 
     # --- uploads
 
-    def _uploads(self, terms: HelpedTerms, agreed: bytes) -> dict[int, _Kept]:
-        prefix, kept = f"uploads/{terms.round}/{agreed.hex()}/", dict[int, _Kept]()
-        for name in self._store:
-            if name.startswith(prefix):
-                kept |= {one.client: one for one in codec.decode(self._store[name], _Batch, STORED_BYTES).kept}
-        return kept
+    def _uploads(self, agreed: bytes) -> tuple[dict[int, _Kept], str]:
+        """What is kept of uploads under these terms, and the name of the next batch."""
+        kept, count = dict[int, _Kept](), 0
+        while (data := self._store.get(f"uploads/{agreed.hex()}/{count}")) is not None:
+            kept |= {upload.client: upload for upload in codec.decode(data, _Batch, STORED_BYTES).kept}
+            count += 1
+        return kept, f"uploads/{agreed.hex()}/{count}"
 
     def _deliver(self, message: m.UploadDelivery) -> m.UploadsRead:
         terms, agreed = message.terms, context(message.terms)
-        before = self._uploads(terms, agreed)
+        before, name = self._uploads(agreed)
         secret = hpke.secret_key(self._key(terms.round).seed)
         refused: list[m.RefusedUpload] = []
         fresh: list[_Kept] = []
@@ -215,8 +230,7 @@ class Helper:
         if len(before) + len(fresh) > terms.maximum:
             raise RemoteError("too-many-clients")
         if fresh:
-            count = sum(name.startswith(f"uploads/{terms.round}/{agreed.hex()}/") for name in self._store)
-            self._store[f"uploads/{terms.round}/{agreed.hex()}/{count}"] = codec.encode(_Batch(tuple(fresh)))
+            self._store[name] = codec.encode(_Batch(tuple(fresh)))
         return m.UploadsRead(self.number, agreed, tuple(refused))
 
     def _usable(self, terms: HelpedTerms, agreed: bytes, item: m.DeliveredItem, before: _Kept | None, secret: hpke.SecretKey) -> _Kept:
@@ -242,7 +256,7 @@ class Helper:
     def _set(self, terms: HelpedTerms, members: Sequence[int]) -> tuple[bytes, list[_Kept]]:
         """The name of a set, and what is kept of its members' uploads. Raises `RemoteError` "not-delivered"."""
         agreed = context(terms)
-        uploads = self._uploads(terms, agreed)
+        uploads, _ = self._uploads(agreed)
         missing = next((client for client in members if client not in uploads), None)
         if missing is not None:
             raise RemoteError("not-delivered", missing)

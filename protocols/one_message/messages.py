@@ -36,8 +36,8 @@ __all__ = [
     "CLOSE", "KEY", "MOST_NAMES", "OPEN", "UPLOAD", "CloseSet", "DeliveredItem", "HelpedInvite", "KeyAnnouncement", "MaskedUpload",
     "OpenSet", "OpenedMasks", "RefusedUpload", "SeedBox", "SetSignature", "SignedSet", "UploadDelivery", "UploadsRead",
     "announcement_of", "box_bytes", "box_info", "closing", "commitment", "context", "decode_announcement", "decode_from_helper",
-    "decode_invite", "decode_to_helper", "decode_upload", "encode", "ids", "key_parts", "mask_key", "mask_parts", "names", "set_name",
-    "split_digests", "upload_digest", "upload_limit",
+    "decode_invite", "decode_to_helper", "decode_upload", "digest_of", "encode", "ids", "key_parts", "mask_key", "mask_parts", "names",
+    "set_name", "signed_digest", "split_digests", "upload_digest", "upload_limit",
 ]  # fmt: skip
 
 MOST_NAMES = 1 << 10
@@ -253,6 +253,14 @@ def decode_from_helper(data: bytes, terms: HelpedTerms) -> FromHelper:
     return message
 
 
+def refused_uploads(data: bytes) -> tuple[RefusedUpload, ...]:
+    """The uploads that a helper cannot use, by its answer under whatever terms; none where the bytes are another message."""
+    try:
+        return codec.decode(data, UploadsRead, SMALL_LIMIT_BYTES).refused
+    except MalformedMessage:
+        return ()
+
+
 # --- what signatures, boxes, seeds and sets are bound to
 
 
@@ -296,6 +304,17 @@ def mask_key(agreed: bytes, client: int, number: int, seed: bytes) -> bytes:
 def upload_digest(agreed: bytes, client: int, named: bytes, vector_digest: bytes, box_digests: bytes, commitments: bytes) -> bytes:
     """What a client signs: everything in its upload."""
     return sha256(frame(LABEL + "upload", agreed, _number(client), named, vector_digest, box_digests, commitments)).digest()
+
+
+def signed_digest(message: MaskedUpload) -> bytes:
+    """The `upload_digest` of an upload."""
+    boxes = b"".join(digest_of(box.box) for box in message.boxes)
+    return upload_digest(message.context, message.client, message.names, digest_of(message.vector), boxes, message.commitments)
+
+
+def digest_of(data: bytes) -> bytes:
+    """SHA-256 of a vector, a mask, or a box."""
+    return sha256(data).digest()
 
 
 def set_name(agreed: bytes, digests: Sequence[bytes]) -> bytes:

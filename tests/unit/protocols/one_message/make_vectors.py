@@ -59,7 +59,7 @@ def vectors() -> dict[str, Any]:
         "session": SESSION.hex(),
         "roster": {"clients": [key.hex() for key in scene.roster.keys], "helpers": [key.hex() for key in scene.roster.holders]},
         "roster_digest": scene.roster.digest.hex(),
-        "helper_seeds": [codec.decode(scene.stores[number]["key/7"], _Key, 1 << 12).seed.hex() for number in range(3)],
+        "helper_seeds": [codec.decode(scene.stores[number]["key"], _Key, 1 << 12).seed.hex() for number in range(3)],
         "levels": [LEVELS[client] for client in range(3)],
         "announcements": hexed(announced),
         "invite": server.invite.hex(),

@@ -49,7 +49,7 @@ def wrong(helper: Helper, identity: Identity, data: bytes) -> bytes:
     masks = tuple(bytes([mask[0] ^ 1]) + mask[1:] for mask in message.masks)
     others = tuple(bytes([digest[0] ^ 1]) + digest[1:] for digest in message.hashes[len(masks) :])
     hashes = (*(sha256(mask).digest() for mask in masks), *others)
-    uploads = helper._uploads(ask.terms, m.context(ask.terms))
+    uploads = helper._uploads(m.context(ask.terms))[0]
     name = m.set_name(m.context(ask.terms), [uploads[client].digest for client in m.names(ask.members)])
     signature = sign(identity, m.OPEN, *m.mask_parts(helper.number, name, (*ask.send, *ask.check), hashes))
     return m.encode(msgspec.structs.replace(message, masks=masks, hashes=hashes, signature=signature))

@@ -145,9 +145,9 @@ def spoilt(data: bytes, terms: HelpedTerms, identity: Identity | None = None, **
     """An upload with other fields; signed again by `identity`."""
     message = msgspec.structs.replace(m.decode_upload(data, terms), **changes)
     if identity is not None:
-        from cflpriv.protocols.one_message.client import _signed
+        from cflpriv.protocols.one_message.client import signed_upload
 
-        return _signed(identity, message.context, message.names, message.vector, message.boxes, message.commitments)
+        return signed_upload(identity, message.context, message.names, message.vector, message.boxes, message.commitments)
     return m.encode(message)
 
 

@@ -39,7 +39,7 @@ def seen_by(helpers: int, colluding: int, coalition: tuple[int, ...], inputs: li
         row = np.frombuffer(m.decode_upload(data, server.terms).vector, "<u2").copy()
         known: dict[int, bytes] = {}
         for helper in coalition:
-            kept = there[helper]._uploads(server.terms, agreed)[client]
+            kept = there[helper]._uploads(agreed)[0][client]
             known |= {number: kept.seeds[32 * at : 32 * at + 32] for at, number in enumerate(held(server.terms, helper))}
         add_masks(row, [(m.mask_key(agreed, client, number, seed), -1) for number, seed in known.items()])
         rows.append(row[:COORDINATES])
@@ -102,7 +102,7 @@ def split_view(scene: Scene, needed: int) -> bool:
         there[helper].receive(data)
     traitor = scene.helpers - 1
     agreed = context(terms)
-    kept = there[traitor]._uploads(terms, agreed)
+    kept = there[traitor]._uploads(agreed)[0]
     sets = [tuple(range(scene.clients)), tuple(range(1, scene.clients))]
     names = [m.set_name(agreed, [kept[client].digest for client in members]) for members in sets]
     seed = seed_sets(scene.helpers, scene.colluding).index((traitor,))  # the seed that the traitor lacks
