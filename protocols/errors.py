@@ -11,7 +11,17 @@ Two classes are kept apart, because they call for different reactions:
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["BudgetExceeded", "LocalError", "MalformedMessage", "ProtocolError", "RemoteError", "SumFailed", "TooFewClients", "fatal"]
+__all__ = [
+    "BudgetExceeded",
+    "HelpersFailed",
+    "LocalError",
+    "MalformedMessage",
+    "ProtocolError",
+    "RemoteError",
+    "SumFailed",
+    "TooFewClients",
+    "fatal",
+]
 
 
 class ProtocolError(Exception):
@@ -102,6 +112,19 @@ class SumFailed(ProtocolError):
         )
         after = "it may be taken again without them" if repeatable else "there is no second sum of these values"
         super().__init__(f"the sum failed: {code}{named}; {after}")
+
+
+class HelpersFailed(ProtocolError):
+    """A sum in one message has no result because of its helpers.
+
+    `code` is "too-few-helpers": fewer answered than it takes; or "masks-differ": of the
+    `helpers` at least one sent a false mask, and nothing shows which.
+    """
+
+    def __init__(self, code: str, helpers: tuple[int, ...] = ()) -> None:
+        self.code = code
+        self.helpers = helpers
+        super().__init__(f"the sum failed: {code}" + (f" (helpers {', '.join(map(str, helpers))})" if helpers else ""))
 
 
 class BudgetExceeded(ProtocolError):

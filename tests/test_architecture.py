@@ -508,7 +508,7 @@ def test_every_request_is_made_by_the_server_and_answered_by_one_party() -> None
     for kind in get_args(m.PartyRequest):
         assert any(f"m.{kind.__name__}(" in text for name, text in texts.items() if name != "messages.py"), f"nobody asks {kind.__name__}"
         forms = (f"case m.{kind.__name__}()", f"isinstance(ask, m.{kind.__name__})")
-        parties = ("client.py", "holder_party.py", "key_holder.py", "share_holders.py")
+        parties = ("client.py", "holder_party.py", "key_holder.py", "share_holders.py", "sum_helper.py")
         assert any(form in texts[name] for form in forms for name in parties), f"nobody answers {kind.__name__}"
 
 

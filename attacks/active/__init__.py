@@ -15,7 +15,7 @@ A test removes the client's check that the attack is about, and sees the figure.
     liar         the transport on which the server deviates and accomplices answer
     scene        fresh clients, the server, the truth        outcome      statuses and figures
     halted       a secure sum that is finished by hand       audit        all attacks, the folder that is written
-    other_settings   a secure sum under terms of its own
+    other_settings   a secure sum under terms of its own     helped       a sum in one message, finished by hand
 
 A status: `refused` (by which check: code and stage), `no_gain` (accepted, and no better than without), `learned` (a figure, better than
 without by a margin), `not_applicable` (why), `failed` (could not be run, which is neither). `claimed` says whether the guarantee of the
@@ -28,6 +28,7 @@ from . import (
     combined,
     dealings,
     epochs,
+    helped,
     key_holder,
     operations,
     other_settings,
@@ -88,6 +89,15 @@ for _name, _attack in {
     "holder_coalitions": shared_vectors.HOLDER_COALITIONS,
     "swapped_shares": shared_vectors.SWAPPED_SHARES,
     "chosen_deposits": shared_vectors.CHOSEN_DEPOSITS,
+    "split_view": helped.SPLIT_VIEW,
+    "second_set": helped.SECOND_SET,
+    "second_helped_sum": helped.SECOND_HELPED_SUM,
+    "copied_box": helped.COPIED_BOX,
+    "other_seed": helped.OTHER_SEED,
+    "lying_helper": helped.LYING_HELPER,
+    "late_upload": helped.LATE_UPLOAD,
+    "swapped_helper": helped.SWAPPED_HELPER,
+    "rolled_back_helper": helped.ROLLED_BACK_HELPER,
     "repeated_release": repetitions.REPEATED_RELEASE,
     "overflow_oracle": repetitions.OVERFLOW_ORACLE,
 }.items():

@@ -18,7 +18,7 @@ from ...protocols.errors import ProtocolError
 from ...tasks.cluster_shares import TrainInBlock
 from ...tasks.evaluation import Losses
 from .other_settings import sum_under
-from .outcome import ActiveAttack, ActiveFigure, ActiveGuess
+from .outcome import ActiveAttack, ActiveFigure, ActiveGuess, pairwise_sums
 from .scene import AttackRun, Summed
 from .unequal import useless
 
@@ -121,7 +121,7 @@ def undeclared_scores(run: AttackRun) -> ActiveFigure:
 PRIVATE_CHOICE = ActiveAttack(
     "a private model in a list that all clients receive, where only one client chooses it", BOUND, private_choice, accomplices=False
 )
-OWN_BLOCK = ActiveAttack("one client alone in a block of a sum", WEIGHED, own_block, accomplices=False)
+OWN_BLOCK = ActiveAttack("one client alone in a block of a sum", WEIGHED, own_block, pairwise_sums, accomplices=False)
 NEW_SESSION = ActiveAttack(
     "one value summed in two sessions over cohorts that differ by its client", RECORDED, new_session, accomplices=False
 )

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ...federation import messages as m
 from ...federation.transport import ExchangeStage, Transport
+from ...protocols.one_message.messages import refused_uploads
 
 __all__ = ["ChangeAnswer", "Liar", "RecordedExchange", "ControlledParty", "Refusal", "ChangeRequest", "honest_answer", "honest_ask"]
 
@@ -51,6 +52,15 @@ def honest_ask(client: int, ask: m.PartyRequest, stage: str) -> m.PartyRequest:
 def honest_answer(client: int, ask: m.PartyRequest, answer: m.Answer, stage: str) -> m.Answer:
     """The answer, unchanged."""
     return answer
+
+
+def _codes(answer: m.Answer) -> list[str]:
+    """The error codes in an answer: of a refusal, and of what a helper refuses of each sum and of each upload."""
+    if isinstance(answer, m.Refused):
+        return [answer.code]
+    several = answer.answers if isinstance(answer, m.Helped) else ()
+    codes = [one.code for one in several if isinstance(one, m.Refused)]
+    return codes + [refused.code for one in several if isinstance(one, m.Stepped) for refused in refused_uploads(one.message)]
 
 
 class Liar:
@@ -107,8 +117,8 @@ class Liar:
         for place, answer in sorted(answers.items()):
             client = self._client_at.get(place, -1)
             self.exchanges.append(RecordedExchange(client, stage.name, sent[place], answer))
-            if isinstance(answer, m.Refused) and client not in self.controlled:
-                self.refused.append(Refusal(client, stage.name, answer.code))
+            if client not in self.controlled:
+                self.refused += [Refusal(client, stage.name, code) for code in _codes(answer)]
         return answers
 
     def _holder_number(self, key: bytes) -> int:

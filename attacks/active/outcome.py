@@ -14,7 +14,7 @@ from ...types import Array
 from .liar import Refusal
 from .scene import AttackRun, Scene, VictimValue
 
-__all__ = ["ActiveAttack", "ActiveFigure", "ActiveGuess", "ActiveResult", "judged", "lies_claimed", "same", "secure_sums"]
+__all__ = ["ActiveAttack", "ActiveFigure", "ActiveGuess", "ActiveResult", "judged", "lies_claimed", "pairwise_sums", "same", "secure_sums"]
 
 ActiveStatus = Literal["learned", "no_gain", "refused", "not_applicable", "failed"]
 RIGHT = 1e-2
@@ -96,7 +96,8 @@ def same(protection: Protection) -> Protection:
 
 def lies_claimed(config: Config) -> bool:
     """Whether the sums' guarantee covers an active server."""
-    return config.protection.sum == "secagg" and config.protection.secagg_mode == "active"
+    sums = config.protection.sums
+    return (sums.helped or config.protection.sum == "secagg") and config.protection.secagg_mode == "active"
 
 
 def secure_sums(config: Config) -> str:
@@ -104,6 +105,12 @@ def secure_sums(config: Config) -> str:
     if not config.protection.secure:
         return f"there are no secure sums under sum = {config.protection.sum!r}"
     return ""
+
+
+def pairwise_sums(config: Config) -> str:
+    """Why an attack on later messages of secure sums does not apply, empty if it does."""
+    helped = "clients send one message, and helpers the rest" if config.protection.sums.helped else ""
+    return secure_sums(config) or helped
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ...contract.protection import Protection
 from ...experiments.config.config import Config
 from .halted import Halted, halted
-from .outcome import ActiveAttack, ActiveGuess, secure_sums
+from .outcome import ActiveAttack, ActiveGuess, pairwise_sums
 from .scene import AttackRun
 
 __all__ = ["FALSE_ACCUSATION", "FALSE_COMPLAINTS", "FEW_SURVIVORS", "MODE_DOWNGRADE", "SECOND_UNMASKING", "SPLIT_SURVIVORS"]
@@ -110,7 +110,7 @@ def false_complaints(run: AttackRun) -> ActiveGuess:
 def _plain_values(config: Config) -> str:
     if config.privacy.unit == "client":
         return "sums carry clients' shares of noise, which this attack does not decode"
-    return secure_sums(config)
+    return pairwise_sums(config)
 
 
 def _active(config: Config) -> str:

@@ -21,7 +21,7 @@ from ...protocols.secagg.messages import Deliver, decode_server
 from ...types import Array
 from .liar import honest_ask
 from .other_settings import plain_sums, sum_under
-from .outcome import ActiveAttack, ActiveFigure, ActiveGuess
+from .outcome import ActiveAttack, ActiveFigure, ActiveGuess, pairwise_sums
 from .scene import AttackRun, Summed
 
 __all__ = ["LISTED_MODEL", "OTHER_MODEL", "OTHER_TASK", "SWITCHED_VALUE", "UNEQUAL_WEIGHTS"]
@@ -116,5 +116,5 @@ def unequal_weights(run: AttackRun) -> ActiveFigure:
 OTHER_MODEL = ActiveAttack("another model for all but one client of a sum, which names that one's", BOUND, other_model)
 LISTED_MODEL = ActiveAttack("another model for all but one client of a sum, which names both", BOUND, listed_model)
 OTHER_TASK = ActiveAttack("another task, a learning rate of nothing, for all but one client of a sum", BOUND, other_task)
-SWITCHED_VALUE = ActiveAttack("another value at the upload than at the invitation", BOUND, switched_value)
+SWITCHED_VALUE = ActiveAttack("another value at the upload than at the invitation", BOUND, switched_value, pairwise_sums)
 UNEQUAL_WEIGHTS = ActiveAttack("nearly all of the weight of a sum for one client", WEIGHED, unequal_weights, plain_sums)

@@ -30,9 +30,11 @@ from ...protocols.secagg.messages import (  # fmt: skip
     names,
 )
 from ...protocols.secagg.unmasking import masks_of
-from ...protocols.secagg.vectors import total_mask, unwrap
+from ...protocols.secagg.vectors import InputTerms, total_mask, unwrap
 from ...types import Array
 from ..adversary import AdversaryView
+from .helped_sums import KINDS as KINDS_HELPED
+from .helped_sums import HelpedParts, invited
 
 __all__ = ["OpenedSum", "opened_sums", "rows_of"]
 
@@ -45,7 +47,7 @@ class OpenedSum:
 
     round: int
     label: int
-    sum: Sum
+    sum: Sum[InputTerms]
 
     def mean_of(self, label: int) -> Array | None:
         """The mean (dimension,) of a group; None where this sum is not of the group, or weighs nothing."""
@@ -72,26 +74,44 @@ class _Parts:
 
 
 def opened_sums(
-    view: AdversaryView, first_round: int = 0, wanted: Callable[[Terms], bool] = lambda terms: True
+    view: AdversaryView, first_round: int = 0, wanted: Callable[[InputTerms], bool] = lambda terms: True
 ) -> list[OpenedSum]:  # fmt: skip
     """The secure sums of means in a server's view, from a round on, in order, of `wanted` terms.
 
     Sums that failed, or were recorded in part, are left out.
     """
     parts: dict[bytes, _Parts] = {}
+    helped: dict[tuple[int, ...], HelpedParts] = {}
     for message in view.messages if view.is_server else ():
         if message.operation == "mean" and message.payload is not None and message.round >= first_round:
             _collect(parts, message)
-    opened = [(known, _opened(agreed, known)) for agreed, known in parts.items() if wanted(known.terms)]
-    return [OpenedSum(known.round, known.label, total) for known, total in opened if total is not None]
+            _collect_helped(helped, message)
+    opened = [
+        OpenedSum(known.round, known.label, total) for agreed, known in parts.items() if (total := _opened(agreed, known)) is not None
+    ]
+    opened += [OpenedSum(one.round, one.label, whole) for one in helped.values() if (whole := one.total()) is not None]
+    return [total for total in opened if wanted(total.sum.terms)]
 
 
 def rows_of(message: Message) -> Iterator[bytes]:
-    """The messages of single clients in a message's payload."""
-    rows = np.asarray((message.payload or {}).get("bytes", np.zeros((0, 0), np.uint8)))
+    """The messages of single clients in a message's payload, or the one to or from a key holder or helper."""
+    rows = np.atleast_2d(np.asarray((message.payload or {}).get("bytes", np.zeros((0, 0), np.uint8))))
     lengths = (message.payload or {}).get("bytes.length", np.full(len(rows), rows.shape[1] if rows.ndim == 2 else 0))
     for row, length in zip(rows, lengths, strict=True):
         yield np.asarray(row[: int(length)], np.uint8).tobytes()
+
+
+def _collect_helped(parts: dict[tuple[int, ...], HelpedParts], message: Message) -> None:
+    """Add a recorded message to the sum in one message of its slot."""
+    protocol, _, kind = message.kind.partition(" ")
+    slot = tuple(message.context.get("slot", ()))
+    if protocol != "helped":
+        return
+    for row in rows_of(message):
+        if kind == "Invite" and slot not in parts and (begun := invited(message, row)) is not None:
+            parts[slot] = begun
+        elif kind in KINDS_HELPED and slot in parts:
+            parts[slot].add(message, row)
 
 
 def _collect(parts: dict[bytes, _Parts], message: Message) -> None:
@@ -125,7 +145,7 @@ def _collect(parts: dict[bytes, _Parts], message: Message) -> None:
                 parts[agreed].reveals[decoded.client] = decoded
 
 
-def _opened(agreed: bytes, known: _Parts) -> Sum | None:
+def _opened(agreed: bytes, known: _Parts) -> Sum[Terms] | None:
     """The sum; None where its messages do not determine one."""
     terms = known.terms
     dtype = "<u2" if terms.bits == 16 else "<u4"

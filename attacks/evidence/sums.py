@@ -31,7 +31,7 @@ from .opened_sums import opened_sums, rows_of
 __all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "oblivious_sizes", "sums_in"]
 
 BUCKET = "bucket mean"
-SUMS = ("update", "blind update", "secagg Masked", BUCKET)
+SUMS = ("update", "blind update", "secagg Masked", "helped Upload", BUCKET)
 TERMS = "secagg Adverts"
 SURVIVORS = "secagg Unmask"
 """The last message of a secure sum to its members: who is in it."""

@@ -39,7 +39,7 @@ _UPDATES = (
 _LEFT = ("likeness",)
 _ROWS = ("signature_inversion", "gram_geometry", "sybil_span", "anchor_counts", "fold_release", "property_inference")
 ENTRIES: tuple[PayloadPart, ...] = (
-    PayloadPart("mean", "secagg Masked", "bytes", "data", (*_MODELS, *_UPDATES)),  # of these the server opens the sum
+    PayloadPart("mean", "secagg Masked|helped Upload", "bytes", "data", (*_MODELS, *_UPDATES)),  # of these the server opens the sum
     PayloadPart(".*", ".*", "bytes", "sealed"),
     PayloadPart(".*", ".*", "bytes.length", "public"),
     PayloadPart("compute", "parameters", "model|global|w", "data", _MODELS),

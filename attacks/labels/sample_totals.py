@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ...contract.transcript import payload_rows
-from ...protocols.secagg import Terms
+from ...protocols.secagg.vectors import InputTerms
 from ..adversary import AdversaryView
 from ..evidence.linear_evidence import equations
 from ..evidence.opened_sums import opened_sums
@@ -54,7 +54,7 @@ def totals_in(view: AdversaryView) -> list[Total]:
     return list(totals.values())
 
 
-def _is_by_samples(terms: Terms) -> bool:
+def _is_by_samples(terms: InputTerms) -> bool:
     """Whether members of a sum of one group weigh unequally, by their numbers of samples."""
     return 0 < terms.least_weight < terms.weight_limit and not terms.blocks
 

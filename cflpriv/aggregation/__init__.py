@@ -4,6 +4,7 @@
     transformed   under a transform that the clients share and the server lacks
     secagg        secure aggregation, one sum a group
     oblivious     secure aggregation over blocks: who is in which group stays with the clients
+    helped        secure aggregation in one message; `sum_helper`: the parties that unmask, `helped_sums`: the server's runs
     ckks          encrypted inner products; `key_holder`: the third party that decrypts
     shares        inner products of shared vectors; `share_holders`: several parties of which no minority reads anything
     holder_party  what the parties of both have in common
@@ -85,6 +86,11 @@ for _of, _name, _module, _reveals, _properties in (
         "sum", "secagg-oblivious", "oblivious",
         "secure aggregation over blocks: clients choose their group (IFCA), the server sees sums and sizes only",
         {"secure": True, "oblivious": True},
+    ),
+    (
+        "sum", "one_message", "helped",
+        "secure aggregation in one message: helpers unmask the sum of each group of clients, and the server sees it, and who is in it",
+        {"secure": True, "helped": True},
     ),
 ):  # fmt: skip
     _registered(_of, _name, _module, _reveals, **_properties)

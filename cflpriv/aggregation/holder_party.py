@@ -123,7 +123,9 @@ def named(values: Mapping[str, Any]) -> tuple[m.NamedArray, ...]:
 
 
 def party_for(protection: Protection) -> type[HolderParty]:
-    """The class of the party that holds keys or shares under this protection. Each is loaded when it is first asked for."""
+    """The class of the party that holds keys or shares, or helps with sums. Each is loaded when it is first asked for."""
     module, name = ("share_holders", "ShareHolderParty") if protection.comparison.shared else ("key_holder", "KeyHolderParty")
+    if protection.sums.helped:
+        module, name = "sum_helper", "SumHelperParty"
     party: type[HolderParty] = getattr(import_module(f".{module}", __package__), name)
     return party

@@ -46,7 +46,7 @@ class ObliviousClientSum(by_group.SecaggClientSum):
             labels = tuple(int(label) for label in np.ravel(np.asarray(chosen[ask.groups.part])))
             self._parts.ledger.settle(ask.groups.held, (ask.groups.part,), "mean")
         if ask.kind == "blocks":
-            vector, weight, blank = self._weighed(ask, machine)
+            vector, weight, blank = self._weighed(ask, terms)
             return [secagg.Contribution(vector, weight, label, is_blank=blank) for label in dict.fromkeys(labels)]
         if self._parts.ledger.unit == "client":  # counts without noise
             raise RemoteError("forbidden")

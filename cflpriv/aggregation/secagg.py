@@ -42,8 +42,9 @@ from ..protocols import secagg
 from ..protocols.errors import LocalError, RemoteError, TooFewClients
 from ..protocols.keys import Roster
 from ..protocols.mechanisms import clip
-from ..protocols.secagg import MaskKey, Policy, Slot, Sum, SumRecord, Terms
+from ..protocols.secagg import MaskKey, Policy, Slot, Sum, SumRecord
 from ..protocols.secagg.messages import Deliver, Invite, Unmask, decode_server
+from ..protocols.secagg.vectors import InputTerms
 from ..protocols.shared_noise import SharedNoise
 from ..types import Array
 from .buckets import Dealings
@@ -179,7 +180,8 @@ class SecaggClientSum:
     def _contributions(self, ask: m.SumStep, machine: secagg.Client) -> list[secagg.Contribution]:
         """The client's contribution, after its own ledger was charged."""
         self._check(ask, machine)
-        vector, weight, blank = self._weighed(ask, machine)
+        assert machine.terms is not None
+        vector, weight, blank = self._weighed(ask, machine.terms)
         return [secagg.Contribution(vector, weight, is_levels=ask.noise is not None, is_blank=blank)]
 
     def _check(self, ask: m.SumStep, machine: secagg.Client) -> None:
@@ -188,13 +190,12 @@ class SecaggClientSum:
         if isinstance(ask.groups, m.Picks) and ask.groups.labels != (0,):  # the server could give this client a block of its own
             raise RemoteError("forbidden")
 
-    def _weighed(self, ask: m.SumStep, machine: secagg.Client) -> tuple[Array, float, bool]:
+    def _weighed(self, ask: m.SumStep, terms: InputTerms) -> tuple[Array, float, bool]:
         """The client's vector, with its share of the noise if there is one, its weight, and whether zeros take the vector's place.
 
         The ledger is charged for the first two. Under privacy nobody learns of the zeros.
         """
-        terms, ledger, protection = machine.terms, self._parts.ledger, self._settings.protection
-        assert terms is not None
+        ledger, protection = self._parts.ledger, self._settings.protection
         values = self._parts.allowed("sum", ask.held, ask.parts)
         vector = join(values, np.float64)
         by_samples = terms.least_weight < terms.weight_limit
@@ -256,13 +257,21 @@ class SecaggServerSum:
     """The server's part. With client-level privacy, clients add shares of noise inside the sums."""
 
     def __init__(self, parts: ServerParts) -> None:
-        self._parts, protection = parts, parts.protection
-        roster = parts.roster if protection.secagg_mode == "active" else None
-        self._sums = SecureSums(protection.secure_sum, protection.smallest_sum, parts.session, roster, parts.entropy)
+        self._parts = parts
+        self._sums = self._runs(parts)
         self._sums.refusals, self._sums.unopened = parts.registry.refusals, parts.registry.unopened
-        parts.registry.greeted.append(self._sums.forget)
         self._turn = -1
-        self._taken: dict[int, tuple[tuple[int, ...], frozenset[int], Terms]] = {}  # by client of its sum in this turn: survivors, cohort
+        self._taken: dict[
+            int, tuple[tuple[int, ...], frozenset[int], InputTerms]
+        ] = {}  # by client of its sum in this turn: survivors, cohort
+
+    def _runs(self, parts: ServerParts) -> Any:
+        """The runs of this protocol (`spoilers.SumRuns`)."""
+        protection = parts.protection
+        roster = parts.roster if protection.secagg_mode == "active" else None
+        sums = SecureSums(protection.secure_sum, protection.smallest_sum, parts.session, roster, parts.entropy)
+        parts.registry.greeted.append(sums.forget)
+        return sums
 
     def means(self, call: SumCall, asked: Asked, choice: m.HeldValue | m.Picks | None, record: Recorder) -> tuple[GroupMean | None, ...]:
         """One secure sum for each group, in parallel; several for one while somebody spoils them (`spoilers`)."""
@@ -308,7 +317,7 @@ class SecaggServerSum:
         return tuple(means) if noise is None else self._opened(means, terms, noise, whole)
 
     def _opened(
-        self, means: Sequence[GroupMean | None], terms: Mapping[int, Terms], noise: SumNoise, whole: PartLayout
+        self, means: Sequence[GroupMean | None], terms: Mapping[int, InputTerms], noise: SumNoise, whole: PartLayout
     ) -> tuple[GroupMean | None, ...]:
         """The means of contributions that sums of integers stand for. A clip norm that moves follows their counts."""
         below, clients = 0.0, 0
@@ -399,7 +408,7 @@ class SecaggServerSum:
         return {client: answer.message for client, answer in answers.items() if isinstance(answer, m.Stepped)}
 
 
-def group_mean(total: Sum, cluster: int | None, layout: PartLayout, count: int) -> GroupMean | None:
+def group_mean(total: Sum[InputTerms], cluster: int | None, layout: PartLayout, count: int) -> GroupMean | None:
     """The mean of a sum; None if its weight is zero."""
     weight = total.weight(cluster)
     if weight <= 0:

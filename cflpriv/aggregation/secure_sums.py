@@ -4,20 +4,18 @@ The guarantee is that of `protocols.secagg`, whose machines run here; `secagg` a
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
-from ..contract.calls import Recorder, SumCall, TooUnequal
-from ..contract.protection import Protection, SecureSum
+from ..contract.calls import Recorder, TooUnequal
+from ..contract.protection import Protection
 from ..protocols import secagg
-from ..protocols.entropy import Entropy, system_entropy
 from ..protocols.errors import LocalError, RemoteError, SumFailed, TooFewClients
-from ..protocols.keys import Roster
 from ..protocols.secagg import ServerStage, Slot, Sum, Terms
 from ..protocols.secagg.graph import complete_threshold
-from .spoilers import Suspects, divided, halves, narrowed
+from .spoilers import SumRuns
 
 __all__ = ["ATTEMPTS", "OBLIVIOUS", "SendMessages", "SecureSums", "least_weight"]
 
@@ -42,62 +40,17 @@ def least_weight(protection: Protection, clients: int) -> float:
         session=bytes(16), slot=(0, 0), cohort=range(clients), models=[bytes(32)], dimension=1, clip=1.0, bits=protection.secagg_bits,
         weight_limit=limit, min_cohort=smallest, sparse=False if protection.secagg_mode == "active" else None,
     )  # fmt: skip
-    if protection.secagg_mode == "passive":
+    if protection.secagg_mode == "passive" or protection.sums.helped:  # more than half take part
         return terms.least_weight
     active = msgspec.structs.replace(terms, mode="active", threshold=complete_threshold(clients, "active"), least_weight=limit / 2**40)
     return secagg.lifted(active, smallest).least_weight
 
 
 @dataclass
-class SecureSums:
-    """What a server keeps between sums: the roster (active mode), adverts for later slots, and refusals.
+class SecureSums(SumRuns[Terms]):
+    """Of pairwise masks the server keeps also adverts for later slots, and the roster in active mode only."""
 
-    `offenders` broke the protocol of a sum. They take no part in later sums of the session. `suspects`: one of each of these sets did
-    (`spoilers`). `unopened`: the turns with a sum or a block that was not opened after clients were asked for shares. `parts`: those of
-    the groups that were summed in the turn `turn`.
-    """
-
-    settings: SecureSum
-    min_cohort: int
-    session: bytes
-    roster: Roster | None
-    entropy: Entropy = system_entropy
     adverts: dict[Slot, dict[int, bytes]] = field(default_factory=dict)
-    refusals: list[tuple[int, str, str]] = field(default_factory=list)
-    unopened: set[int] = field(default_factory=set)
-    offenders: set[int] = field(default_factory=set)
-    suspects: Suspects = ()
-    turn: int = -1
-    parts: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
-
-    def without_offenders(self, call: SumCall) -> SumCall:
-        """The call without clients that broke the protocol of an earlier sum. Raises `TooFewClients` if no client is left."""
-        kept = tuple(member for member in call.contributions if member.client not in self.offenders)
-        if not kept:
-            raise TooFewClients((0,), self.min_cohort)
-        return replace(call, contributions=kept)
-
-    def divided(self, call: SumCall) -> tuple[SumCall, list[int]]:
-        """The call over halves of its groups, while clients are suspected; sums of several values in one turn are over the same halves."""
-        if call.round != self.turn:
-            self.turn, self.parts = call.round, []
-        parts = []
-        for label in range(call.k):
-            clients = tuple(member.client for member in call.members(label))
-            known = next((known for known in self.parts if set(clients) <= {client for part in known for client in part}), None)
-            if known is None:
-                known = halves(clients, self.suspects, call.min_cohort)
-                self.parts.append(known)
-            parts.append([tuple(client for client in part if client in clients) for part in known])
-        return divided(call, parts)
-
-    def suspect(self, survivors: Iterable[int], stage: str) -> None:
-        """One of these survivors made a sum leave its range. Names the last one that is suspected."""
-        self.suspects = narrowed(self.suspects, survivors)
-        found = {client for few in self.suspects if len(few) == 1 for client in few}
-        self.offenders |= found
-        self.refusals.extend((client, stage, "out-of-range") for client in sorted(found))
-        self.suspects = tuple(few for few in self.suspects if not few & found)
 
     def forget(self, clients: Iterable[int]) -> None:
         """Forget the adverts of clients that enrolled again: they may have lost the keys, and are invited anew."""
@@ -114,12 +67,8 @@ class SecureSums:
         A second sum over fewer clients than asked before is over exactly those. Raises `TooUnequal` for values that weigh clients too
         differently inside themselves (`spread`).
         """
-        n, smallest = len(cohort), self.min_cohort
-        earlier = earlier if earlier is None or n <= len(earlier.cohort) else None
-        if spread > 1:
-            smallest = max(smallest, n // 2 + 1)  # their number decides how much values may differ inside
-        if earlier is not None and n < len(earlier.cohort):
-            smallest = max(smallest, n)
+        earlier = earlier if earlier is None or len(cohort) <= len(earlier.cohort) else None
+        smallest = self.smallest(len(cohort), spread, earlier, 0 if earlier is None else len(earlier.cohort))
         terms = secagg.make_terms(
             session=self.session, slot=slot, cohort=cohort, models=models, dimension=dimension, clip=self.settings.clip,
             bits=self.settings.bits, weight_limit=weight_limit, min_cohort=smallest, effective=self.min_cohort, roster=self.roster,
@@ -144,7 +93,7 @@ class SecureSums:
         )  # fmt: skip
 
     def blocks(
-        self, counted: Sum, slot: Slot, models: Sequence[bytes], dimension: int, weight_limit: float, least_weight: float | None,
+        self, counted: Sum[Terms], slot: Slot, models: Sequence[bytes], dimension: int, weight_limit: float, least_weight: float | None,
         spread: float = 1.0,
     ) -> Terms:  # fmt: skip
         """The terms of the second. With `weight_limit` 0 all weigh equally; `least_weight`: of an earlier such sum of this round.
@@ -157,7 +106,7 @@ class SecureSums:
         )  # fmt: skip
         return self._among_unequal(terms, spread) if spread > 1 and least_weight is None else terms
 
-    def run_one(self, terms: Terms, exchange: SendMessages, record: Recorder, spread: float = 1.0) -> Sum:
+    def run_one(self, terms: Terms, exchange: SendMessages, record: Recorder, spread: float = 1.0) -> Sum[Terms]:
         """Run one oblivious sum. Raises `TooFewClients` if it fails."""
         ended = self.run({OBLIVIOUS: terms}, exchange, record, spread)[OBLIVIOUS]
         if not isinstance(ended, Sum):
@@ -166,13 +115,13 @@ class SecureSums:
 
     def run(
         self, groups: Mapping[int, Terms], exchange: SendMessages, record: Recorder, spread: float = 1.0
-    ) -> dict[int, Sum | TooFewClients]:
+    ) -> dict[int, Sum[Terms] | TooFewClients]:
         """Run the sums of groups that share no client. Returns for each its sum, or the error that it ended with.
 
         `spread`: of the values, for new attempts. A sum that fails before shares are revealed is taken again without the clients at fault.
         """
         servers = {label: self._server(terms) for label, terms in groups.items()}
-        ended: dict[int, Sum | TooFewClients] = {}
+        ended: dict[int, Sum[Terms] | TooFewClients] = {}
         revealed: set[int] = set()
         while running := [label for label in servers if label not in ended]:
             # Sums that are behind (shares in dispute, or a new attempt) go first, so that all continue together.

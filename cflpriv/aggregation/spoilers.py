@@ -11,17 +11,84 @@ Source: this project; group testing (Dorfman 1943).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
+from typing import Generic, TypeVar
 
 from ..contract.calls import SumCall
 from ..contract.handles import GroupMean
+from ..contract.protection import SecureSum
+from ..protocols.entropy import Entropy, system_entropy
+from ..protocols.errors import TooFewClients
+from ..protocols.keys import Roster
+from ..protocols.secagg.vectors import InputTerms
 
-__all__ = ["Suspects", "divided", "halves", "joined", "narrowed"]
+__all__ = ["SumRuns", "Suspects", "divided", "halves", "joined", "narrowed"]
 
 Suspects = tuple[frozenset[int], ...]
 """Sets of clients; in each is one that made a sum leave its range."""
+
+
+SumTerms = TypeVar("SumTerms", bound=InputTerms)
+
+
+@dataclass
+class SumRuns(Generic[SumTerms]):
+    """What a server keeps between secure sums, of either protocol.
+
+    `offenders` broke the protocol of a sum. They take no part in later sums of the session. `suspects`: one of each of these sets did.
+    `unopened`: the turns with a sum or a block that was not opened after others of its value were ruled out. `parts`: those of the groups that were
+    summed in the turn `turn`.
+    """
+
+    settings: SecureSum
+    min_cohort: int
+    session: bytes
+    roster: Roster | None
+    entropy: Entropy = system_entropy
+    refusals: list[tuple[int, str, str]] = field(default_factory=list)
+    unopened: set[int] = field(default_factory=set)
+    offenders: set[int] = field(default_factory=set)
+    suspects: Suspects = ()
+    turn: int = -1
+    parts: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
+
+    def without_offenders(self, call: SumCall) -> SumCall:
+        """The call without clients that broke the protocol of an earlier sum. Raises `TooFewClients` if no client is left."""
+        kept = tuple(member for member in call.contributions if member.client not in self.offenders)
+        if not kept:
+            raise TooFewClients((0,), self.min_cohort)
+        return replace(call, contributions=kept)
+
+    def divided(self, call: SumCall) -> tuple[SumCall, list[int]]:
+        """The call over halves of its groups, while clients are suspected; sums of several values in one turn are over the same halves."""
+        if call.round != self.turn:
+            self.turn, self.parts = call.round, []
+        parts = []
+        for label in range(call.k):
+            clients = tuple(member.client for member in call.members(label))
+            known = next((known for known in self.parts if set(clients) <= {client for part in known for client in part}), None)
+            if known is None:
+                known = halves(clients, self.suspects, call.min_cohort)
+                self.parts.append(known)
+            parts.append([tuple(client for client in part if client in clients) for part in known])
+        return divided(call, parts)
+
+    def suspect(self, survivors: Iterable[int], stage: str) -> None:
+        """One of these survivors made a sum leave its range. Names the last one that is suspected."""
+        self.suspects = narrowed(self.suspects, survivors)
+        found = {client for few in self.suspects if len(few) == 1 for client in few}
+        self.offenders |= found
+        self.refusals.extend((client, stage, "out-of-range") for client in sorted(found))
+        self.suspects = tuple(few for few in self.suspects if not few & found)
+
+    def smallest(self, clients: int, spread: float, earlier: SumTerms | None, before: int) -> int:
+        """The fewest clients of a sum over these. A second sum over fewer than were asked `before` is over exactly those; with weights
+        inside
+        values (`spread`) more than half take part, as their number decides how much values may differ inside."""
+        fewest = max(self.min_cohort, clients // 2 + 1) if spread > 1 else self.min_cohort
+        return max(fewest, clients) if earlier is not None and clients < before else fewest
 
 
 def narrowed(suspects: Suspects, survivors: Iterable[int]) -> Suspects:

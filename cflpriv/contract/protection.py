@@ -5,6 +5,7 @@ Implementations are registered in `PROTECTIONS`; the package's own are in `cflpr
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import comb
 from typing import Annotated, Any, Literal
 
 from ..errors import InputError, near
@@ -13,6 +14,8 @@ from ..plugins import Registry
 
 SKETCH_SMALLEST = 8
 MOST_HOLDERS = 16
+MOST_SEEDS = 256
+"""Of one client in a sum with helpers: one for each set of helpers that may collude."""
 FEWEST_BUCKETS = 3
 """With two buckets a rule cannot decide which is bad."""
 
@@ -28,8 +31,8 @@ class ProtectionSpec:
     `reveals`: one line for `cflpriv list`. `server` makes its server half of `federation.protections.ServerParts`, `client` its client half
     of `ClientParts`; both are called on first use. `hides`: single values do not leave clients readable. `transformed`: it
     needs the secret that clients share. `secure`: sums bind to what their members were sent, and no single value leaves. `oblivious`: who
-    is in which group stays with the clients. `encrypted`: it needs a key holder; `shared`: or several holders, each with a share. `robust`:
-    its sums may be over buckets (`ServerParts` with `protection.robust` make a half that deals them).
+    is in which group stays with the clients. `encrypted`: it needs a key holder; `shared`: or several holders, each with a share.
+    `helped`: it needs helpers. `robust`: its sums may be over buckets (`ServerParts` with `protection.robust` make a half that deals them).
     """
 
     of: Literal["sum", "gram"]
@@ -43,6 +46,7 @@ class ProtectionSpec:
     oblivious: bool = False
     encrypted: bool = False
     shared: bool = False
+    helped: bool = False
     robust: bool = False
 
 
@@ -195,6 +199,19 @@ class Protection:
         ),
     ] = 64.0
 
+    helpers: Annotated[
+        int,
+        Key(
+            "Under `one_message`, parties that unmask sums; with four of them one may fail, and one that sends false masks is named.",
+            f"[2, {MOST_HOLDERS}]",
+            "helpers",
+        ),
+    ] = 4
+    helpers_colluding: Annotated[
+        int,
+        Key("So many of the helpers, with the server and any clients, read no single update.", "[1, 7]", "helpers"),
+    ] = 1
+
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "protection")
         for stage in self.gram:
@@ -210,6 +227,7 @@ class Protection:
                 "2 at least, 3 is the default"
             )
         self._check_robust()
+        self._check_helpers()
         if self.share_holders < 2 * self.share_colluding + 1:
             raise InputError(
                 f"protection.share_holders: {self.share_holders} with share_colluding = {self.share_colluding}: it takes "
@@ -217,6 +235,25 @@ class Protection:
             )
         if self.landmarks and "ckks" not in self.gram:
             raise InputError(f"protection.landmarks: {self.landmarks} spares encrypted products; it goes with gram = ['ckks']")
+
+    def _check_helpers(self) -> None:
+        if comb(self.helpers, self.helpers_colluding) > MOST_SEEDS or self.helpers_colluding >= self.helpers:
+            raise InputError(
+                f"protection.helpers: {self.helpers} with helpers_colluding = {self.helpers_colluding}: a client deals a seed for each set "
+                f"of so many helpers, at most {MOST_SEEDS}; use fewer that may collude than there are, or fewer helpers"
+            )
+        if not self.sums.helped:
+            return
+        if self.secagg_mode == "passive":
+            raise InputError(
+                f"protection.secagg_mode: 'passive' under sum = {self.sum!r}: helpers do not trust the server; leave it out, or use "
+                "sum = 'secagg'"
+            )
+        if self.comparison.encrypted:
+            raise InputError(
+                f"protection.gram: {list(self.gram)} under sum = {self.sum!r}: the clients' roster names helpers of sums or holders of "
+                "compared vectors, not both; use a transform such as 'haar', or sum = 'secagg'"
+            )
 
     def _check_robust(self) -> None:
         if self.robust == "none":
@@ -258,11 +295,15 @@ class Protection:
     @property
     def holders(self) -> int:
         """How many holders the roster names."""
+        if self.sums.helped:
+            return self.helpers
         return 0 if not self.encrypted else self.share_holders if self.comparison.shared else 1
 
     @property
     def fewest_holders(self) -> int:
-        """How many of them a comparison needs, the first among them."""
+        """How many of them a sum needs, or a comparison, the first among them."""
+        if self.sums.helped:
+            return (self.helpers + self.helpers_colluding) // 2 + 1
         return 2 * self.share_colluding + 1 if self.comparison.shared else self.holders
 
     @property
@@ -274,8 +315,8 @@ class Protection:
     def idle(self) -> tuple[str, ...]:
         """Keys that were set but have no effect here, because their feature is off."""
         on = {
-            "secagg_": self.secure, "max_weight": self.secure, "ckks_": "ckks" in self.gram, "sketch_dim": "sketch" in self.gram,
-            "transform": self.sums.transformed, "buckets": self.robust != "none",
+            "secagg_": self.secure, "helper": self.sums.helped, "max_weight": self.secure, "ckks_": "ckks" in self.gram, "sketch_dim":
+            "sketch" in self.gram, "transform": self.sums.transformed, "buckets": self.robust != "none",
             "relay_updates": self.secure, "cohort_change": self.secure, "share_": "shares" in self.gram, "most_epochs": self.encrypted,
         }  # fmt: skip
         changed = [attribute.name for attribute in fields(self) if getattr(self, attribute.name) != attribute.default]

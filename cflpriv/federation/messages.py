@@ -30,13 +30,13 @@ from .message_encoding import (
 
 __all__ = [
     "Acknowledged", "AddUp", "Answer", "Bounded", "Boxed", "Committed", "Compute", "Computed", "Contribute", "Deal", "Decrypt",
-    "Deposits", "Described", "Drop", "Enrol", "Enrolled", "EpochKey", "Finish", "Fold", "Give", "Given", "Group", "HolderRelease",
-    "Keys", "LIMIT_BYTES", "NoiseShares", "NoisySteps", "Open", "PartyRequest", "REFUSALS", "Recipient", "Refused", "Seal",
+    "Deposits", "Described", "Drop", "Enrol", "Enrolled", "EpochKey", "Finish", "Fold", "Give", "Given", "Group", "Help", "Helped",
+    "HolderRelease", "Keys", "LIMIT_BYTES", "NoiseShares", "NoisySteps", "Open", "PartyRequest", "REFUSALS", "Recipient", "Refused", "Seal",
     "SealedBoxes", "ShareKey", "Stepped", "SumStep", "Take", "ToHolder", "Unusable", "VERSION", "decode_answer", "decode_ask", "encode",
 ]  # fmt: skip
 __all__ += message_encoding.__all__
 
-VERSION = 12
+VERSION = 13
 LIMIT_BYTES = 1 << 31
 
 REFUSALS: dict[str, str] = {
@@ -365,10 +365,21 @@ class Open(FederationMessage, frozen=True, tag="open"):
     contributions: tuple[bytes, ...]
 
 
-ToHolder = Keys | Decrypt | Finish | Drop | ShareKey | Deposits | Contribute | Open
+# --- to the helpers of sums in one message
+
+
+class Help(FederationMessage, frozen=True, tag="help"):
+    """Messages of `cflpriv.protocols.one_message`, one of each sum; none asks for the helper's key of a round."""
+
+    session: Bytes16
+    round: Count
+    messages: tuple[bytes, ...]
+
+
+ToHolder = Keys | Decrypt | Finish | Drop | ShareKey | Deposits | Contribute | Open | Help
 PartyRequest = (
     Enrol | Compute | Give | SumStep | Deal | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop | ShareKey | Deposits
-    | Contribute | Open
+    | Contribute | Open | Help
 )  # fmt: skip
 
 
@@ -452,7 +463,13 @@ class Refused(FederationMessage, frozen=True, tag="refused"):
     code: Name
 
 
-Answer = Enrolled | Computed | Given | Stepped | SealedBoxes | HolderRelease | Unusable | Acknowledged | Refused
+class Helped(FederationMessage, frozen=True, tag="helped"):
+    """A helper's answers, in order: a refusal of one sum's message is none of the others'."""
+
+    answers: tuple[Stepped | Refused, ...]
+
+
+Answer = Enrolled | Computed | Given | Stepped | SealedBoxes | HolderRelease | Unusable | Acknowledged | Refused | Helped
 
 
 # --- as bytes

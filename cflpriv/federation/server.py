@@ -139,9 +139,9 @@ class FederationServer:
 
     @property
     def holder_missing(self) -> bool:
-        """Whether encrypted comparisons must wait for the key holder."""
+        """Whether encrypted comparisons must wait for the key holder, or sums for helpers."""
         there = self._registry.holders
-        return self.protection.encrypted and not (0 in there and len(there) >= self.protection.fewest_holders)
+        return len(there) < self.protection.fewest_holders or (self.protection.encrypted and 0 not in there)
 
     @property
     def removed(self) -> frozenset[int]:

@@ -172,11 +172,16 @@ def _role(path: Path, tree: dict[str, Any], identity: Identity, protection: Prot
     role: Role = tree.get("role", "client")
     if role not in ("client", KEY_HOLDER):
         raise InputError(f"{path}: role = {role!r}: is not known; known are client, key-holder")
-    if protection.encrypted and (roster is None or len(roster.holders) != protection.holders):
-        needed = "the key holder" if protection.holders == 1 else f"{protection.holders} key-holders (share_holders)"
-        raise InputError(f"{path}: [protection] gram = {list(protection.gram)}: give a roster that names {needed}")
-    if role == KEY_HOLDER and not protection.encrypted:
-        raise InputError(f"{path}: role = 'key-holder' needs [protection] gram = ['ckks'] or ['shares'], which also set what is released")
+    if protection.holders and (roster is None or len(roster.holders) != protection.holders):
+        key = "helpers" if protection.sums.helped else "share_holders"
+        needed = "the key holder" if protection.holders == 1 else f"{protection.holders} key-holders ({key})"
+        why = f"sum = {protection.sum!r}" if protection.sums.helped else f"gram = {list(protection.gram)}"
+        raise InputError(f"{path}: [protection] {why}: give a roster that names {needed}")
+    if role == KEY_HOLDER and not protection.holders:
+        raise InputError(
+            f"{path}: role = 'key-holder' needs [protection] gram = ['ckks'] or ['shares'], which also set what is released, or "
+            "sum = 'one_message'"
+        )
     if role == KEY_HOLDER and roster is not None and identity.public() not in roster.holders:
         raise InputError(f"{path}: role = 'key-holder': its key is not that of a key holder on the roster")
     return role

@@ -96,7 +96,8 @@ class StagedTransport:
                 why += f"; {self.absent_hint}"
             raise InputError(f"{len(federation.clients)} of {count} clients answered within {seconds:g} s; refusals: {codes}{why}")
         if federation.holder_missing:
-            who = "the key holder" if federation.protection.holders < 2 else "the holders of shares"
+            several = "helpers of sums" if federation.protection.sums.helped else "the holders of shares"
+            who = "the key holder" if federation.protection.holders < 2 else several
             raise InputError(f"{who} did not answer within {seconds:g} s; refusals: {codes}")
 
     def exchange(self, requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:

@@ -127,6 +127,8 @@ class Simulated:
         if party == "server":
             return {}
         if party == "key-holder" and HOLDER in self.identities:
+            if self.federation.protection.sums.helped:
+                raise InputError("run.audit_parties: 'key-holder' under sum = 'one_message': helpers have keys of single rounds only")
             if self.federation.protection.comparison.shared:
                 raise InputError(
                     "run.audit_parties: 'key-holder' under gram = ['shares']: no holder has a key to write; "

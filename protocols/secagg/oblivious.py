@@ -71,7 +71,7 @@ def membership(clusters: int, labels: Sequence[int]) -> Contribution:
     return Contribution(vector, is_levels=True)
 
 
-def counts_of(result: Sum) -> tuple[int, ...]:
+def counts_of(result: Sum[Terms]) -> tuple[int, ...]:
     """Members of each cluster among the survivors of the counts.
 
     Raises:
@@ -96,7 +96,7 @@ def open_blocks(counts: Sequence[int], min_cohort: int, spare: int = 0) -> tuple
 
 
 def block_terms(
-    counted: Sum,
+    counted: Sum[Terms],
     *,
     slot: Slot,
     models: Sequence[bytes],

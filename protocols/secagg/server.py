@@ -118,7 +118,7 @@ class Server:
         self._state = _State(ServerStage.NEW, terms)
         self._agreed = messages.context(terms)
         self._sum: NDArray[Any] | None = None
-        self._result: Sum | None = None
+        self._result: Sum[Terms] | None = None
         for client, data in (adverts or {}).items():
             if client not in terms.cohort:
                 continue
@@ -160,7 +160,7 @@ class Server:
         return frozenset(self._state.expected) - frozenset(self._state.answered)
 
     @property
-    def result(self) -> Sum:
+    def result(self) -> Sum[Terms]:
         """The sum.
 
         Raises:
@@ -431,7 +431,7 @@ class Server:
                 return kept
             clients = kept
 
-    def _unmask(self, mapper: MapJobs) -> Sum:
+    def _unmask(self, mapper: MapJobs) -> Sum[Terms]:
         state, terms = self._state, self._state.terms
         masks = masks_of(terms, self._agreed, state.adverts, state.commitments, state.members, state.survivors, state.reveals, self._near)
         assert self._sum is not None

@@ -36,7 +36,7 @@ class Outcome:
     upload_bytes, download_bytes: totals over the clients.
     """
 
-    sum: Sum
+    sum: Sum[Terms]
     clipped: Mapping[int, int] = field(repr=False)
     mask_keys: Mapping[int, MaskKey] = field(repr=False)
     adverts: Mapping[int, bytes] = field(repr=False)

@@ -30,6 +30,7 @@ from ..keys import frame
 from ..uncopied import uncopied
 from .messages import ids
 from .terms import LABEL, Bytes32, Id, Terms
+from .vectors import InputTerms
 
 __all__ = ["MOST_DIGESTS", "MOST_NUMBERS", "Name", "SumRecord", "Value"]
 
@@ -128,7 +129,7 @@ class SumRecord:
         with self._lock:
             self._check(value, terms, survivors, weights)
 
-    def enter(self, value: Value, terms: Terms, survivors: Sequence[int], weights: Sequence[float]) -> None:
+    def enter(self, value: Value, terms: InputTerms, survivors: Sequence[int], weights: Sequence[float]) -> None:
         """The same check, and the sum is written down: before the client reveals its shares."""
         with self._lock:
             entry = self._check(value, terms, survivors, weights)
@@ -140,7 +141,7 @@ class SumRecord:
                     del self._entries[number]
                     self._oldest = number + 1
 
-    def _check(self, value: Value, terms: Terms, survivors: Sequence[int], weights: Sequence[float]) -> _Entry:
+    def _check(self, value: Value, terms: InputTerms, survivors: Sequence[int], weights: Sequence[float]) -> _Entry:
         this = _Entry(_settings(terms, value.form), _digest(survivors), tuple(sorted(set(weights))))
         for entry in self._entries_of(value, terms):
             if entry != this:
@@ -151,7 +152,7 @@ class SumRecord:
                 raise RemoteError("cohort-change")
         return this
 
-    def _entries_of(self, value: Value, terms: Terms) -> list[_Entry]:
+    def _entries_of(self, value: Value, terms: InputTerms) -> list[_Entry]:
         """The sums that values of these names went into, all with these settings; "second-sum" for others, and for forgotten names."""
         settings, entries, more = _settings(terms, value.form), list[_Entry](), 0
         for name in value.names:
@@ -166,7 +167,7 @@ class SumRecord:
         return entries
 
 
-def _settings(terms: Terms, form: bytes) -> bytes:
+def _settings(terms: InputTerms, form: bytes) -> bytes:
     """The digest of everything public that decides what a sum shows, besides its survivors."""
     public = (terms.bits, terms.clip, terms.levels, terms.weight_limit, terms.least_weight, bool(terms.blocks))
     return sha256(frame(LABEL + "settings of a sum", repr(public).encode(), form)).digest()

@@ -23,11 +23,12 @@ from ..errors import MalformedMessage, TooFewClients
 from ..keys import Roster, frame
 from .effective import FEWEST_LEVELS, smallest_least_weight
 from .graph import COMPLETE_UP_TO, complete_threshold, sparse_parameters
-from .vectors import Bits, FixedPoint, check_no_overflow, largest_levels, vector_length
+from .vectors import Bits, FixedPoint, InputTerms, check_no_overflow, largest_levels, vector_length
 
 __all__ = [
-    "LABEL", "MOST_CLIENTS", "SMALL_LIMIT_BYTES", "Bytes16", "Bytes32", "Count", "Id", "Mode", "Slot", "Terms", "check_terms", "context",
-    "fewest_contributors", "fewest_survivors", "lifted", "make_terms", "model_list", "retaken", "vector_length", "weight_error",
+    "LABEL", "MOST_CLIENTS", "SMALL_LIMIT_BYTES", "Bytes16", "Bytes32", "Count", "Id", "Mode", "Slot", "Terms", "check_inputs",
+    "check_terms", "context", "fewest_contributors", "fewest_survivors", "lifted", "make_terms", "model_list", "retaken", "vector_length",
+    "weight_error",
 ]  # fmt: skip
 
 LABEL = "cflpriv secagg v3 "
@@ -119,7 +120,7 @@ def fewest_contributors(terms: Terms) -> int:
     return min((count for _, count in terms.blocks), default=len(terms.cohort)) - lost
 
 
-def weight_error(terms: Terms) -> float:
+def weight_error(terms: InputTerms) -> float:
     """The most that rounding changes the value of a client that counts least, in shares of the clip: one step of the quantiser.
 
     The step of a client whose weight is a share f of the limit is 1 / f times that of a client with the limit.
@@ -163,7 +164,22 @@ def check_terms(terms: Terms) -> None:
         raise ValueError("roster: expected its digest in active mode, and nothing in passive mode")
     if not terms.models or any(a >= b for a, b in pairwise(terms.models)):
         raise ValueError("models: expected distinct hashes in increasing order")
-    check_no_overflow(n, terms.fixed)
+    check_inputs(terms, n)
+    if any(a >= b for (a, _), (b, _) in pairwise(terms.blocks)):
+        raise ValueError("blocks: expected distinct clusters in increasing order")
+    if any(not terms.min_cohort <= count <= n for _, count in terms.blocks):
+        raise ValueError("blocks: every open block needs at least `min_cohort` contributors of the cohort")
+    if terms.following is not None and terms.following <= terms.slot:
+        raise ValueError("following: the next slot must come after this one")
+
+
+def check_inputs(terms: InputTerms, clients: int) -> None:
+    """Checks the weights and the length of a vector, and that no sum over `clients` can overflow.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    check_no_overflow(clients, terms.fixed)
     if not math.isfinite(terms.weight_limit) or math.copysign(1.0, terms.weight_limit) < 0:
         raise ValueError("weight_limit: expected a finite number, 0 for unweighted sums")
     if not 0 <= terms.least_weight <= terms.weight_limit or (terms.least_weight > 0) != (terms.weight_limit > 0):
@@ -177,14 +193,8 @@ def check_terms(terms: Terms) -> None:
             f"the clip under weight_limit = {terms.weight_limit:g}, more than {MOST_WEIGHT_ERROR:.2g}; use a smaller weight_limit, or a "
             f"least_weight of {needed:.3g}"
         )
-    if any(a >= b for (a, _), (b, _) in pairwise(terms.blocks)):
-        raise ValueError("blocks: expected distinct clusters in increasing order")
-    if any(not terms.min_cohort <= count <= n for _, count in terms.blocks):
-        raise ValueError("blocks: every open block needs at least `min_cohort` contributors of the cohort")
     if vector_length(terms) > 1 << 30:
         raise ValueError("dimension: too large")
-    if terms.following is not None and terms.following <= terms.slot:
-        raise ValueError("following: the next slot must come after this one")
 
 
 def make_terms(

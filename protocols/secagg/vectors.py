@@ -29,7 +29,8 @@ Source: Bonawitz et al. 2017, section 1 (sums in Z_R); stochastic rounding as in
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import islice
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -38,13 +39,11 @@ from numpy.typing import NDArray
 from ..entropy import Entropy
 from ..errors import LocalError
 
-if TYPE_CHECKING:  # terms name a quantiser of this module
-    from .terms import Terms
-
 __all__ = [
     "Bits",
     "Contribution",
     "FixedPoint",
+    "InputTerms",
     "MapJobs",
     "Mask",
     "Sum",
@@ -201,7 +200,31 @@ def unwrap(residues: NDArray[Any], bits: Bits) -> NDArray[np.int32]:
 # --- a client's input
 
 
-def vector_length(terms: "Terms") -> int:
+class InputTerms(Protocol):
+    """What of the terms of a sum decides a client's vector. `secagg.Terms` and `one_message.Terms` state what their fields mean."""
+
+    @property
+    def bits(self) -> Bits: ...
+    @property
+    def clip(self) -> float: ...
+    @property
+    def levels(self) -> int: ...
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def weight_limit(self) -> float: ...
+    @property
+    def least_weight(self) -> float: ...
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def fixed(self) -> FixedPoint: ...
+
+
+AnyTerms = TypeVar("AnyTerms", bound=InputTerms, covariant=True)
+
+
+def vector_length(terms: InputTerms) -> int:
     """Coordinates of a masked vector: per block the values (and the weight), then one for "did this client clip anything"."""
     return max(1, len(terms.blocks)) * (terms.dimension + (terms.weight_limit > 0)) + 1
 
@@ -224,7 +247,7 @@ class Contribution:
     is_blank: bool = False
 
 
-def counted_weight(contribution: Contribution, terms: "Terms") -> float:
+def counted_weight(contribution: Contribution, terms: InputTerms) -> float:
     """What a contribution counts as in a sum: its weight, the least weight at least, the limit where all weigh equally; else 1.
 
     Raises:
@@ -237,7 +260,7 @@ def counted_weight(contribution: Contribution, terms: "Terms") -> float:
 
 
 def encode_inputs(
-    contributions: Sequence[Contribution], terms: "Terms", entropy: Entropy, most_error: float = math.inf
+    contributions: Sequence[Contribution], terms: InputTerms, entropy: Entropy, most_error: float = math.inf
 ) -> tuple[NDArray[np.int32], int]:
     """The levels of a client's whole vector, shape (vector_length(terms),), and the number of its values that were clipped.
 
@@ -274,7 +297,7 @@ def encode_inputs(
     return x, clipped
 
 
-def _check_error(values: NDArray[Any], terms: "Terms", fraction: float, most_error: float) -> None:
+def _check_error(values: NDArray[Any], terms: InputTerms, fraction: float, most_error: float) -> None:
     """Raises `LocalError` "too-coarse" where rounding adds more than `most_error` of their length to the values."""
     error = relative_error(values, terms.fixed, fraction) if values.dtype.kind == "f" else 0.0
     if error > most_error:
@@ -291,25 +314,32 @@ def _check_error(values: NDArray[Any], terms: "Terms", fraction: float, most_err
 Mask = tuple[bytes, int]
 """A 32-byte key, and +1 or −1."""
 
-# 512 KiB: large enough that the per-call cost is negligible, small enough that stream and target stay in the second-level cache.
-_CHUNK_BYTES = 1 << 19
+# Large enough that the cost of a call is negligible, small enough that stream and target stay in the second-level cache.
+_CHUNK_BYTES = 1 << 18
+_MASKS_AT_ONCE = 256
 _ZEROS = bytes(_CHUNK_BYTES)
 
 
 def add_masks(vector: NDArray[Any], masks: Iterable[Mask]) -> None:
-    """Adds sign · keystream(key) for every mask, in place and modulo 2^b; `vector` is (d,) of "<u2" or "<u4"."""
+    """Adds sign · keystream(key) for every mask, in place and modulo 2^b; `vector` is (d,) of "<u2" or "<u4".
+
+    Each part of the vector gets all masks before the next, so that it stays in the cache; many masks take turns in groups.
+    """
     width = vector.dtype.itemsize
-    buffer = bytearray(_CHUNK_BYTES + 15)
+    step = min(_CHUNK_BYTES // width, max(1, vector.size))
+    buffer = bytearray(step * width + 15)
     zeros = memoryview(_ZEROS)
-    stream = np.frombuffer(buffer, vector.dtype, _CHUNK_BYTES // width)
-    step = _CHUNK_BYTES // width
-    for key, sign in masks:
-        encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        combine = np.add if sign > 0 else np.subtract
+    stream = np.frombuffer(buffer, vector.dtype, step)
+    waiting = iter(masks)
+    while group := list(islice(waiting, _MASKS_AT_ONCE)):
+        ciphers = [
+            (Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), np.add if sign > 0 else np.subtract) for key, sign in group
+        ]
         for start in range(0, vector.size, step):
             part = vector[start : start + step]
-            encryptor.update_into(zeros[: part.size * width], buffer)
-            combine(part, stream[: part.size], out=part)
+            for encryptor, combine in ciphers:
+                encryptor.update_into(zeros[: part.size * width], buffer)
+                combine(part, stream[: part.size], out=part)
 
 
 def total_mask(job: tuple[Sequence[Mask], int, str]) -> NDArray[Any]:
@@ -328,7 +358,7 @@ MapJobs = Callable[[Callable[[tuple[Sequence[Mask], int, str]], NDArray[Any]], I
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Generic[AnyTerms]):
     """What the server ends up with.
 
     terms: of the sum.
@@ -340,7 +370,7 @@ class Sum:
         number of clients that clipped outside their range.
     """
 
-    terms: "Terms"
+    terms: AnyTerms
     survivors: tuple[int, ...]
     levels: NDArray[np.int32] = field(repr=False)
 

@@ -39,7 +39,7 @@ class Loopback:
     def __init__(self, scene: Population, protection: Protection, stores: Callable[[int], Store] | None = None) -> None:
         self.data = {client.id: client for client in scene.clients}
         self.identities = {client: Identity.create(client, ENTROPY) for client in self.data}
-        self.holder = Identity.create(0, ENTROPY) if protection.encrypted else None
+        self.holder = Identity.create(0, ENTROPY) if protection.holders else None
         self.others = {HOLDER - number: Identity.create(0, ENTROPY) for number in range(1, protection.holders)}
         keys = tuple(self.identities[client].public() for client in sorted(self.data))
         others = tuple(one.public() for one in self.others.values())

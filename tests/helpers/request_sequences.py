@@ -316,7 +316,7 @@ class Server:
             return
         self._opened(value, result)
 
-    def _opened(self, value: Value, result: secagg.Sum) -> None:
+    def _opened(self, value: Value, result: secagg.Sum[secagg.Terms]) -> None:
         terms, row = result.terms, dict[tuple[int, int], float]()
         weights = {}
         for client in result.survivors:

@@ -36,6 +36,9 @@ from cflpriv.federation.work import Work
 from cflpriv.protocols import ckks, secagg
 from cflpriv.protocols.errors import RemoteError
 from cflpriv.protocols.group import member as group_member
+from cflpriv.protocols.one_message import Helper, helper, server
+from cflpriv.protocols.one_message import messages as helped_messages
+from cflpriv.protocols.one_message.terms import held
 from cflpriv.protocols.secagg import ClientStage, SumRecord, complaints
 from cflpriv.protocols.secagg import bindings as secagg_bindings
 from cflpriv.protocols.secagg import client as secagg_client
@@ -140,6 +143,32 @@ def test_the_catalogue_in_passive_mode_says_that_it_is_outside_the_guarantee() -
         assert "outside the guarantee" in rows[name].result()
     codes = {name: (rows[name].status, rows[name].code) for name in ("second_unmasking", "derived_copy")}
     assert codes == {"second_unmasking": ("refused", "old-slot"), "derived_copy": ("refused", "second-sum")}
+
+
+@pytest.mark.parametrize("transport", ["memory", "bytes"])
+@pytest.mark.parametrize("contracted", [True, False])
+def test_a_server_with_as_many_helpers_as_may_collude_learns_nothing(transport: str, contracted: bool) -> None:
+    names = {
+        "split_view": ("too-few-signatures", "sum Open"), "second_set": ("second-set", "sum Close"),
+        "second_helped_sum": ("second-sum", "sum Close"), "copied_box": ("bad-box", "sum Delivery"),
+        "other_seed": ("other-seed", "sum Delivery"), "lying_helper": ("masks-differ", "sum Open"),
+        "late_upload": ("second-set", "sum Close"), "swapped_helper": ("bad-signature", "sum"),
+        "rolled_back_helper": ("too-few-signatures", "sum Open"),
+    }  # fmt: skip
+    rows = active_audit(HELPED.with_("run", transport=transport), attacks=list(names), population=SCENE, contracted=contracted)
+    assert {row.attack: (row.code, row.stage) for row in rows} == names
+    assert {row.status for row in rows} == {"refused"}
+    assert all(row.claimed for row in rows)
+
+
+@pytest.mark.slow
+def test_the_catalogue_under_sums_in_one_message() -> None:
+    """As in active mode: what is learned is outside the guarantee, and nothing fails."""
+    rows = {row.attack: row for row in active_audit(HELPED, population=SCENE, contracted=False)}
+    assert {name for name, row in rows.items() if row.status == "learned"} == set(BEYOND)
+    assert not [row.result() for row in rows.values() if row.status == "failed"]
+    assert not any(row.claimed for row in rows.values() if row.status == "learned")
+    assert rows["sybils"].code == "bad-signature"
 
 
 @pytest.mark.parametrize("made", [ACTIVE, PASSIVE, HAAR, ROBUST, attacked_config({"sum": "secagg"}, CLIENT)])
@@ -437,6 +466,34 @@ def short_lists(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(buckets.Dealings, "_open", opening)
 
 
+def forgetful(patch: pytest.MonkeyPatch) -> None:
+    """Helpers without a record of what they signed."""
+    honest = Helper._close
+
+    def close(self: Helper, terms: Any, members: Any) -> Any:
+        for name in [name for name in self._store if name.startswith(("closed/", "summed/"))]:
+            del self._store[name]
+        return honest(self, terms, members)
+
+    patch.setattr(Helper, "_close", close)
+
+
+def bound_to_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Boxes, hashes of seeds and masks that are bound to no client."""
+    for name in ("box_info", "commitment", "mask_key"):
+        honest = getattr(helped_messages, name)
+        patch.setattr(helped_messages, name, lambda agreed, client, *rest, honest=honest: honest(agreed, 0, *rest))
+
+
+def asking_one(patch: pytest.MonkeyPatch) -> None:
+    """A server that asks the last helper who knows a seed, and no other."""
+
+    def plan(terms: Any, helpers: Any, seeds: Any) -> Any:
+        return [((seed,), (max(number for number in helpers if seed in held(terms, number)),)) for seed in seeds]
+
+    patch.setattr(server, "plan", plan)
+
+
 def models_listed(patch: pytest.MonkeyPatch) -> None:
     """Clients whose settings allow many models in a sum, as algorithms with blocks need."""
     patch.setattr(ClientContract, "sum_limits", lambda self: (8, (1e-6, 1e6)))
@@ -445,6 +502,8 @@ def models_listed(patch: pytest.MonkeyPatch) -> None:
 summed_twice = several(*(no_check(SumRecord, name) for name in ("check_proposed", "check_survivors", "enter")))
 nothing: Hole = lambda patch: None  # noqa: E731
 PASSIVE_OF_SEVEN = attacked_config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
+HELPED = attacked_config({"sum": "one_message"})
+two_suffice: Hole = lambda patch: patch.setattr(helper, "quorum", lambda helpers, colluding: 2)  # noqa: E731
 HOLES: dict[str, tuple[Config, Hole]] = {
     "second_sum": (ACTIVE, summed_twice),
     "computed_again": (ACTIVE, summed_twice),
@@ -490,6 +549,15 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "swapped_shares": (SHARED, no_check(shared_terms, "verify_key")),
     "chosen_deposits": (SHARED, nothing),
     "overflow_oracle": (ACTIVE, lambda patch: patch.setattr(ClientParts, "alike", False)),
+    "split_view": (HELPED, two_suffice),
+    "rolled_back_helper": (HELPED, two_suffice),
+    "second_set": (HELPED, forgetful),
+    "late_upload": (HELPED, forgetful),
+    "second_helped_sum": (HELPED, forgetful),
+    "copied_box": (HELPED, bound_to_nobody),
+    "other_seed": (HELPED, no_check(helped_messages, "commitment", bytes(32))),
+    "lying_helper": (HELPED, asking_one),
+    "swapped_helper": (HELPED, no_check(helped_messages, "verify_key")),
     "repeated_release": (attacked_config({}, PRIVATE), several(no_check(ClientLedger, "begin"), no_check(ClientLedger, "settle"))),
 }
 """By attack: a configuration, and clients without the check. `nothing`: there is no such check, or the configuration is without it."""

@@ -17,6 +17,7 @@ from cflpriv.experiments import advance, parse_config, start
 PROTECTIONS: tuple[dict[str, Any], ...] = (
     {}, {"sum": "haar", "gram": ["haar"]}, {"sum": "secagg", "gram": ["haar"]}, {"sum": "secagg", "gram": ["ckks"]},
     {"sum": "secagg-oblivious", "gram": ["ckks"]}, {"gram": ["shares"]}, {"gram": ["sketch", "haar"]},
+    {"sum": "one_message", "gram": ["haar"]},
 )  # fmt: skip
 FEW = PROTECTIONS[:2]
 NOBODY_READS = {

@@ -116,8 +116,9 @@ def test_inputs_of_one_client_are_named_from_secure_sums() -> None:
 # --- sums as their server opens them ------------------------------------------------------------------------------------------------
 
 
-def test_the_sum_of_the_only_round_is_opened_and_its_weight_is_the_number_of_samples() -> None:
-    made = config({"name": "fedavg"}, {"sum": "secagg", "max_weight": 300}, 0, data={"clients": 12, "partition": "dirichlet", "groups": []},
+@pytest.mark.parametrize("kind", ["secagg", "one_message"])
+def test_the_sum_of_the_only_round_is_opened_and_its_weight_is_the_number_of_samples(kind: str) -> None:
+    made = config({"name": "fedavg"}, {"sum": kind, "max_weight": 300}, 0, data={"clients": 12, "partition": "dirichlet", "groups": []},
                   training={"rounds": 1, "weights": "examples"})  # fmt: skip
     seen = case(made)
     (opened,) = opened_sums(seen.view)

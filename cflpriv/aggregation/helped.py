@@ -1,0 +1,62 @@
+"""Secure aggregation in one message: clients upload once, and helpers unmask the sum of each group.
+
+Guarantee: the server, if it lies, `helpers_colluding` of the helpers and any clients learn the sum of each group over one set of its
+clients, at least the minimum cohort size, and nothing else about a value, see `protocols.one_message`. What sums bind to, which values go
+into one sum only, and how clients weigh is as in `secagg`. A client that drops out costs nothing.
+All but q = (helpers + helpers_colluding) // 2 + 1 helpers may fail.
+Reveals: as `secagg`; who is summed with whom also to helpers. Clients do not see the other clients of a sum. A client may be alone among
+clients that collude. `helpers_colluding` + 1 helpers and the server read every update.
+Source: `protocols.one_message`.
+"""
+
+import msgspec
+
+from ..federation import messages as m
+from ..federation.protections import ServerParts
+from ..protocols.errors import RemoteError
+from ..protocols.one_message import Contribution, accept, upload
+from ..protocols.secagg import SumRecord
+from .helped_sums import HelpedSums
+from .secagg import RECORDS, SecaggClientSum, SecaggServerSum
+
+__all__ = ["HelpedClientSum", "HelpedServerSum"]
+
+
+class HelpedClientSum(SecaggClientSum):
+    """A client's part: one upload for an invitation. Its policy, its record and its contribution are those of `secagg`."""
+
+    def step(self, ask: m.SumStep) -> m.Stepped:
+        """The client's upload.
+
+        Raises `RemoteError` "forbidden", "old-slot", and what `one_message.accept` and `upload` raise.
+        """
+        settings, roster = self._settings, self._settings.roster
+        if ask.kind != "sum" or ask.groups is not None or roster is None:
+            raise RemoteError("forbidden")
+        record = self._record(ask.kind)
+        last = self._store.get("last-slot")
+        after = None if last is None else (int.from_bytes(last[:8], "big"), int.from_bytes(last[8:], "big"))
+        if after is not None and ask.slot <= after:
+            raise RemoteError("old-slot")
+        policy = msgspec.structs.replace(self._policy(ask), after=after)
+        accepted = accept(ask.message, settings.identity, policy, settings.protection.helpers_colluding, roster)
+        if accepted.terms.slot != ask.slot:
+            raise RemoteError("wrong-slot")
+        self._store.put("last-slot", ask.slot[0].to_bytes(8, "big") + ask.slot[1].to_bytes(8, "big"))
+        vector, weight, blank = self._weighed(ask, accepted.terms)
+        contribution = Contribution(vector, weight, is_levels=ask.noise is not None, is_blank=blank)
+        data, _ = upload(accepted, settings.identity, policy, record, contribution, self._entropy)
+        self._store.keep(RECORDS[ask.kind], record, SumRecord.to_bytes)
+        return m.Stepped(data)
+
+
+class HelpedServerSum(SecaggServerSum):
+    """The server's part, with helpers in place of more messages to clients."""
+
+    def _runs(self, parts: ServerParts) -> HelpedSums:
+        protection = parts.protection
+        change = protection.smallest_sum if protection.cohort_change == "min_cohort" else 0
+        return HelpedSums(
+            protection.secure_sum, protection.smallest_sum, parts.session, parts.roster, parts.entropy, registry=parts.registry,
+            colluding=protection.helpers_colluding, cohort_change=change,
+        )  # fmt: skip

@@ -1,0 +1,208 @@
+"""The server's runs of sums in one message: several groups in parallel, each in a slot of its own.
+
+Clients answer once; then three exchanges with the helpers deliver, close and open the sums of all groups together. The guarantee is that of
+`protocols.one_message`, whose machine runs here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from ..contract.calls import Recorder, TooUnequal
+from ..federation import messages as m
+from ..federation.registry import KEY_HOLDER, ClientRegistry, KeyHolderLost
+from ..protocols.errors import HelpersFailed, RemoteError, SumFailed, TooFewClients
+from ..protocols.one_message import HelpedServer, HelpedTerms, Sum, make_terms
+from ..protocols.one_message.messages import announcement_of
+from ..protocols.secagg import Slot, largest_ratio
+from .secure_sums import SendMessages
+from .spoilers import SumRuns
+
+__all__ = ["HelpedSums"]
+
+Ended = Sum[HelpedTerms] | TooFewClients
+
+
+@dataclass
+class HelpedSums(SumRuns[HelpedTerms]):
+    """What a server keeps between sums: the helpers' keys of the current round, the slots in use, and who was asked under which terms."""
+
+    registry: ClientRegistry | None = None
+    colluding: int = 1
+    cohort_change: int = 0
+    announced: dict[int, bytes] = field(default_factory=dict)
+    of_round: int = -1
+    used: dict[Slot, int] = field(default_factory=dict)
+    asked: dict[Slot, tuple[int, ...]] = field(default_factory=dict)
+
+    def terms(
+        self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], dimension: int, weight_limit: float, following: Slot | None,
+        spread: float = 1.0, earlier: HelpedTerms | None = None,
+    ) -> HelpedTerms:  # fmt: skip
+        """The terms of one group's sum, in the next slot from `slot` on. `earlier` as in `SecureSums.terms`; nothing is `following`.
+
+        Raises `TooUnequal` for values that weigh clients too differently inside themselves (`spread`).
+        """
+        assert self.roster is not None
+        announced = self._keys(slot[0])
+        n = len(cohort)
+        before = earlier if earlier is None or n <= earlier.maximum else None
+        place = self.used[slot] = self.used.get(slot, -1) + 1
+        smallest = self.smallest(n, spread, before, 0 if before is None else before.maximum)
+        try:
+            terms = make_terms(
+                session=self.session, slot=(slot[0], slot[1] + place), roster=self.roster, colluding=self.colluding, announced=announced,
+                clients=n, models=models, dimension=dimension, clip=self.settings.clip, bits=self.settings.bits,
+                levels=None if before is None else before.levels, weight_limit=weight_limit,
+                least_weight=None if before is None else before.least_weight, spread=spread, min_cohort=smallest,
+                effective=self.min_cohort, cohort_change=self.cohort_change,
+            )  # fmt: skip
+        except TooFewClients:
+            raise
+        except ValueError:
+            if spread <= 1:
+                raise
+            raise TooUnequal(spread, smallest, self.min_cohort, largest_ratio(smallest, self.min_cohort)) from None
+        self.asked[terms.slot] = tuple(cohort)
+        return terms
+
+    def run(
+        self, groups: Mapping[int, HelpedTerms], exchange: SendMessages, record: Recorder, spread: float = 1.0
+    ) -> dict[int, Sum[HelpedTerms] | TooFewClients]:
+        """Run the sums of groups that share no client. Returns for each its sum, or the error that it ended with.
+
+        Raises `KeyHolderLost` if a sum fails because of the helpers.
+        """
+        assert self.roster is not None
+        servers = {label: HelpedServer(terms, self.announced, self.roster) for label, terms in groups.items()}
+        ended: dict[int, Ended] = {}
+        self._collect(servers, exchange, record)
+        outboxes = {label: server.deliver() for label, server in servers.items()}
+        for label, answers in self._ask(servers, outboxes, "Delivery", record).items():
+            servers[label].delivered(answers)
+            self.refusals.extend((client, "sum", code) for client, (_, code) in sorted(servers[label].refused.items()))
+        outboxes = {label: self._stepped(servers[label].close, label, servers, ended) for label in servers}
+        stages = iter(("Close", "Open"))
+        stage = "Close"
+        while any(outboxes.values()):
+            stage = next(stages, stage)
+            arrived = self._ask(servers, outboxes, stage, record)
+            outboxes = {
+                label: self._stepped(partial(servers[label].advance, arrived[label]), label, servers, ended)
+                for label in [label for label, sent in outboxes.items() if sent]
+            }
+        for label, server in servers.items():
+            if label not in ended:
+                ended[label] = server.result
+            self.refusals.extend((KEY_HOLDER - helper, "sum", "masks-differ") for helper in sorted(server.liars))
+        return ended
+
+    def _keys(self, number: int) -> dict[int, bytes]:
+        """The helpers' announcements of a round. Raises `KeyHolderLost` if fewer than a quorum are there."""
+        if self.of_round == number:
+            return self.announced
+        registry, roster = self.registry, self.roster
+        assert registry is not None
+        assert roster is not None
+        needed = (len(roster.holders) + self.colluding) // 2 + 1
+        if len(registry.holders) < needed:
+            registry.enrol()
+        ask = m.Help(self.session, number, ())
+        announced: dict[int, bytes] = {}
+        for helper, answer in registry.ask_holders(dict.fromkeys(registry.holders, ask), "sum keys").items():
+            first = answer.answers[0] if isinstance(answer, m.Helped) and len(answer.answers) == 1 else answer
+            if not isinstance(first, m.Stepped):
+                continue
+            try:
+                message = announcement_of(roster, first.message)
+                if (message.helper, message.session, message.round) != (helper, self.session, number):
+                    raise RemoteError("bad-signature")
+            except RemoteError as error:
+                registry.refusals.append((KEY_HOLDER - helper, "sum keys", error.code))
+            else:
+                announced[helper] = first.message
+        if len(announced) < needed:
+            raise KeyHolderLost(
+                "sum keys", who=f"{len(announced)} of {len(roster.holders)} helpers are there, {needed} are needed: the others"
+            )
+        self.announced, self.of_round, self.used, self.asked = announced, number, {}, {}
+        return announced
+
+    def _collect(self, servers: Mapping[int, HelpedServer], exchange: SendMessages, record: Recorder) -> None:
+        """Invite the clients, and take their uploads."""
+        label_of = {client: label for label, server in servers.items() for client in self.asked[server.terms.slot]}
+        invites = {client: (servers[label].terms.slot, servers[label].invite) for client, label in sorted(label_of.items())}
+        for label, server in servers.items():
+            invited = dict.fromkeys(self.asked[server.terms.slot], server.invite)
+            self._note(record, "Invite", label, server, invited, up=False)
+        answers = exchange(invites, "sum")
+        for label, server in servers.items():
+            uploads = {client: message for client, message in sorted(answers.items()) if label_of.get(client) == label}
+            for client, message in uploads.items():
+                try:
+                    server.receive(client, message)
+                except RemoteError as error:  # refused without a change of state: the client drops out
+                    self.refusals.append((client, "sum", error.code))
+            self._note(record, "Upload", label, server, uploads, up=True)
+
+    def _note(self, record: Recorder, kind: str, label: int, server: HelpedServer, messages: Mapping[int, bytes], up: bool) -> None:
+        if messages:
+            source, target = ("clients", "server") if up else ("server", "clients")
+            readers = ("server",) if up else ("server", "clients")
+            payload = [{"bytes": np.frombuffer(messages[client], np.uint8)} for client in messages]
+            context = {"slot": list(server.terms.slot), "group": label}
+            record(f"helped {kind}", source, target, list(messages), payload, readers=readers, context=context)
+
+    def _ask(
+        self, servers: Mapping[int, HelpedServer], outboxes: Mapping[int, Mapping[int, bytes]], stage: str, record: Recorder
+    ) -> dict[int, dict[int, bytes]]:  # fmt: skip
+        """Send each helper its messages of all groups together; the answers by group and helper. Refusals are recorded."""
+        assert self.registry is not None
+        helpers = sorted({helper for outbox in outboxes.values() for helper in outbox})
+        labels = {helper: [label for label, outbox in outboxes.items() if helper in outbox] for helper in helpers}
+        asks = {
+            helper: m.Help(self.session, self.of_round, tuple(outboxes[label][helper] for label in labels[helper])) for helper in helpers
+        }
+        answers: dict[int, dict[int, bytes]] = {label: {} for label in outboxes}
+        got = self.registry.ask_holders(asks, f"sum {stage}") if asks else {}
+        for helper, answer in got.items():
+            several = answer.answers if isinstance(answer, m.Helped) and len(answer.answers) == len(labels[helper]) else ()
+            for label, one in zip(labels[helper], several, strict=False):
+                if isinstance(one, m.Stepped):
+                    answers[label][helper] = one.message
+                else:
+                    self.registry.refusals.append((KEY_HOLDER - helper, f"sum {stage}", one.code))
+        for label, outbox in outboxes.items():
+            self._note_helpers(record, stage, label, servers[label], outbox, up=False)
+            self._note_helpers(record, f"{stage} answer", label, servers[label], answers[label], up=True)
+        return answers
+
+    def _note_helpers(
+        self, record: Recorder, kind: str, label: int, server: HelpedServer, messages: Mapping[int, bytes], up: bool
+    ) -> None:  # fmt: skip
+        source, target = ("key-holder", "server") if up else ("server", "key-holder")
+        for helper, message in messages.items():
+            context = {"slot": list(server.terms.slot), "group": label, "holder": helper}
+            payload = {"bytes": np.frombuffer(message, np.uint8)}
+            record(f"helped {kind}", source, target, (), payload, readers=("server", "key-holder"), context=context)
+
+    def _stepped(
+        self, step: Callable[[], dict[int, bytes]], label: int, servers: Mapping[int, HelpedServer], ended: dict[int, Ended]
+    ) -> dict[int, bytes]:
+        """The next messages of a group's sum; none once it has ended."""
+        server = servers[label]
+        try:
+            return step()
+        except TooFewClients as error:
+            ended[label] = error
+        except SumFailed as error:
+            self.unopened.add(server.terms.round)
+            self.suspect(error.among, "sum")
+            ended[label] = TooFewClients((0,), self.min_cohort)
+        except HelpersFailed as error:
+            self.unopened.add(server.terms.round)
+            names = f" ({', '.join(map(str, error.helpers))})" if error.helpers else ""
+            raise KeyHolderLost(f"sum, {error.code}", who=f"too few of the helpers{names}") from None
+        return {}

@@ -1,0 +1,330 @@
+"""The server's machine of a sum in one message.
+
+The caller hands it what arrives and sends what it returns; no I/O, no clock. Uploads may come, and be delivered to helpers, in any number
+of batches. `close` ends that; then each `advance` takes the helpers' answers and returns messages for them, until there are none. A helper
+that does not answer is left out from then on, and others send what it would have sent.
+
+Guarantee: `result` is the exact integer sum, modulo 2^bits, of the vectors that the members masked, or there is none: the sum of each
+seed's masks is taken from helpers that agree on it, t + 1 of them where so many know it, of which one is honest. Where they differ, each
+seed is asked for by itself: a value that t + 1 helpers send is the right one, and those that sent another are named (`liars`). With fewer
+helpers than 2t + 1 of which t lie together, a false sum is not noticed; single values stay hidden even so.
+Reveals: see the package.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import combinations
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..copies import check_own
+from ..errors import HelpersFailed, LocalError, MalformedMessage, RemoteError, SumFailed, TooFewClients
+from ..keys import Roster, verify_key
+from ..secagg.vectors import Sum, unwrap, vector_length
+from ..uncopied import uncopied
+from . import messages as m
+from .terms import HelpedTerms, check_terms, context, held, quorum, seed_sets
+
+__all__ = ["HelpedServer", "plan"]
+
+Stage = Literal["collecting", "closing", "opening", "done"]
+Group = tuple[int, ...]
+
+
+def plan(terms: HelpedTerms, helpers: Sequence[int], seeds: Iterable[int]) -> list[tuple[Group, tuple[int, ...]]]:
+    """Groups of these seeds, each with the helpers that know all of it: the first sends the summed mask, the others hash it.
+
+    There are t + 1 helpers for a group, or as many as know its seeds. Few groups, even loads.
+
+    Raises:
+        HelpersFailed: "too-few-helpers" for a seed that none of the helpers knows.
+    """
+    knows = {helper: frozenset(held(terms, helper)) for helper in helpers}
+    left, load, groups = set(seeds), dict.fromkeys(helpers, 0), list[tuple[Group, tuple[int, ...]]]()
+    while left:
+        copies = min(terms.colluding + 1, min(sum(seed in knows[helper] for helper in helpers) for seed in left))
+        if copies < 1:
+            raise HelpersFailed("too-few-helpers", tuple(helpers))
+        choices = combinations(sorted(helpers), copies)
+        covers = {some: left.intersection(*(knows[helper] for helper in some)) for some in choices}
+        best = min(covers, key=lambda some: (-len(covers[some]), sum(load[helper] for helper in some), some))
+        group = tuple(sorted(covers[best]))
+        left -= set(group)
+        groups.append((group, tuple(sorted(best, key=lambda helper: load[helper]))))
+        for helper in best:
+            load[helper] += len(group)
+    return groups
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """An upload until all helpers have seen it: the masked vector, the boxes, and what each helper gets besides its own box."""
+
+    vector: bytes
+    boxes: tuple[bytes, ...]
+    shared: m.DeliveredItem
+
+    @staticmethod
+    def of(upload: m.MaskedUpload) -> "_Arrived":
+        boxes = tuple(box.box for box in upload.boxes)
+        digests = b"".join(sha256(box).digest() for box in boxes)
+        digest = sha256(upload.vector).digest()
+        shared = m.DeliveredItem(upload.client, upload.names, digest, digests, upload.commitments, upload.signature, b"")
+        return _Arrived(upload.vector, boxes, shared)
+
+    def item(self, place: int) -> m.DeliveredItem:
+        """What the helper at a place of the terms gets."""
+        return msgspec.structs.replace(self.shared, box=self.boxes[place])
+
+    def digest(self, agreed: bytes) -> bytes:
+        """What the client signed."""
+        item = self.shared
+        return m.upload_digest(agreed, item.client, item.names, item.vector_digest, item.box_digests, item.commitments)
+
+
+@uncopied("it collects one sum")
+class HelpedServer:
+    """The server's part in one sum.
+
+    Args:
+        terms: see `make_terms`.
+        announcements: those that the terms name, by helper.
+        roster: the pinned roster.
+
+    Raises:
+        LocalError: "bad-terms" or "no-roster".
+    """
+
+    def __init__(self, terms: HelpedTerms, announcements: Mapping[int, bytes], roster: Roster) -> None:
+        check_own("terms", terms, HelpedTerms)
+        check_own("roster", roster, Roster)
+        try:
+            check_terms(terms)
+        except ValueError as error:
+            raise LocalError("bad-terms", str(error)) from None
+        if terms.roster != roster.digest or len(roster.holders) != terms.helpers:
+            raise LocalError("no-roster", "the roster that the terms name is needed")
+        self.terms, self._roster, self._agreed = terms, roster, context(terms)
+        self.invite = m.encode(m.HelpedInvite(terms, tuple(announcements[helper] for helper in terms.present)))
+        self.stage: Stage = "collecting"
+        self.refused: dict[int, tuple[int, str]] = {}
+        self.liars: set[int] = set()
+        self.helpers = terms.present
+        self._dtype = np.dtype("<u2" if terms.bits == 16 else "<u4")
+        self._total: NDArray[Any] = np.zeros(vector_length(terms), self._dtype)
+        self._waiting: dict[int, _Arrived] = {}
+        self._sent: dict[int, _Arrived] = {}
+        self._members: dict[int, bytes] = {}
+        self._name = b""
+        self._signatures: dict[int, bytes] = {}
+        self._asked: dict[int, tuple[tuple[Group, ...], tuple[Group, ...]]] = {}
+        self._votes: dict[Group, dict[int, bytes]] = {}
+        self._masks: dict[tuple[Group, bytes], NDArray[Any]] = {}
+        self._left = set(range(len(seed_sets(terms.helpers, terms.colluding))))
+        self._single: set[int] = set()
+        self._result: Sum[HelpedTerms] | None = None
+
+    def __repr__(self) -> str:
+        return f"HelpedServer(slot={self.terms.slot}, stage={self.stage!r})"
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The clients whose uploads all helpers can use."""
+        return tuple(sorted(self._members))
+
+    @property
+    def result(self) -> Sum[HelpedTerms]:
+        """The sum. Raises `LocalError` "no-result" unless the machine is done."""
+        if self._result is None:
+            raise LocalError("no-result")
+        return self._result
+
+    # --- uploads
+
+    def receive(self, client: int, data: bytes) -> None:
+        """Takes the upload of a client that the caller knows to be its sender.
+
+        Raises:
+            RemoteError: "wrong-stage", "malformed", "second-message" or "too-many-clients". Nothing has changed.
+        """
+        if self.stage != "collecting":
+            raise RemoteError("wrong-stage", client)
+        message = m.decode_upload(data, self.terms)
+        if message.client != client:
+            raise MalformedMessage
+        known = {*self._waiting, *self._sent, *self._members, *self.refused}
+        if client in known:
+            raise RemoteError("second-message", client)
+        if len(known) >= self.terms.maximum:
+            raise RemoteError("too-many-clients", client)
+        self._waiting[client] = _Arrived.of(message)
+
+    def deliver(self) -> dict[int, bytes]:
+        """Messages for the helpers with the uploads that came since the last; none if there were none. `delivered` takes the answers."""
+        if self.stage != "collecting" or self._sent:
+            raise LocalError("wrong-stage")
+        self._sent, self._waiting = self._waiting, {}
+        if not self._sent:
+            return {}
+        places = {helper: place for place, helper in enumerate(self.terms.present)}
+        arrived = [self._sent[client] for client in sorted(self._sent)]
+        return {
+            helper: m.encode(m.UploadDelivery(self.terms, tuple(upload.item(places[helper]) for upload in arrived)))
+            for helper in self.helpers
+        }
+
+    def delivered(self, answers: Mapping[int, bytes]) -> dict[int, str]:
+        """Takes the helpers' answers: uploads that one of them cannot use are left out. Returns helpers' answers that were refused, and
+        why."""
+        messages, wrong = self._read(answers, m.UploadsRead, self.helpers if self._sent else ())
+        for helper, message in messages.items():
+            for refusal in message.refused:
+                if refusal.client in self._sent:
+                    self.refused.setdefault(refusal.client, (helper, refusal.code))
+        for client, upload in self._sent.items():
+            if client not in self.refused:
+                self._total += np.frombuffer(upload.vector, self._dtype)
+                self._members[client] = upload.digest(self._agreed)
+        self._sent = {}
+        return wrong
+
+    def close(self) -> dict[int, bytes]:
+        """Ends the collection; messages for the helpers. Raises `TooFewClients`, or `HelpersFailed` "too-few-helpers"."""
+        if self.stage != "collecting" or self._sent or self._waiting:
+            raise LocalError("wrong-stage")
+        if len(self._members) < self.terms.minimum:
+            raise TooFewClients((len(self._members),), self.terms.minimum)
+        self._enough(self.helpers)
+        self.stage = "closing"
+        self._name = m.set_name(self._agreed, [self._members[client] for client in self.members])
+        return dict.fromkeys(self.helpers, m.encode(m.CloseSet(self.terms, m.ids(self._members))))
+
+    # --- helpers
+
+    def advance(self, answers: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Takes the helpers' answers to the last messages; the next messages, none once there is a result.
+
+        Raises:
+            HelpersFailed: "too-few-helpers" or "masks-differ". SumFailed: "out-of-range".
+        """
+        if self.stage == "closing":
+            messages, _ = self._read(answers, m.SignedSet, self.helpers)
+            for helper, message in messages.items():
+                if message.name == self._name and self._good(helper, message.signature, m.CLOSE, m.closing(helper, self._name)):
+                    self._signatures[helper] = message.signature
+            self._enough(tuple(self._signatures))
+            self.helpers = tuple(sorted(self._signatures))
+            self.stage = "opening"
+            return self._open()
+        if self.stage == "opening":
+            self._opened(answers)
+            if self._left:
+                return self._open()
+            self._finish()
+            return {}
+        raise LocalError("wrong-stage")
+
+    def _enough(self, helpers: Sequence[int]) -> None:
+        if len(helpers) < quorum(self.terms.helpers, self.terms.colluding):
+            raise HelpersFailed("too-few-helpers", tuple(helpers))
+
+    def _good(self, helper: int, signature: bytes, label: str, parts: tuple[bytes, ...]) -> bool:
+        try:
+            verify_key(self._roster.holders[helper], helper, signature, label, *parts)
+        except RemoteError:
+            return False
+        return True
+
+    def _read(self, answers: Mapping[int, bytes], kind: type[Any], asked: Sequence[int]) -> tuple[dict[int, Any], dict[int, str]]:
+        """The usable answers of the helpers that were asked, and the codes of the others. Who gave none is asked no more."""
+        messages, wrong = dict[int, Any](), dict[int, str]()
+        for helper, data in sorted(answers.items()):
+            if helper not in asked:
+                continue
+            try:
+                message = m.decode_from_helper(data, self.terms)
+                if not isinstance(message, kind) or message.helper != helper:
+                    raise MalformedMessage
+                messages[helper] = message
+            except RemoteError as error:
+                wrong[helper] = error.code
+        self.helpers = tuple(helper for helper in self.helpers if helper in messages or helper not in asked)
+        return messages, wrong
+
+    def _open(self) -> dict[int, bytes]:
+        """Messages that ask for the seeds that are left; seeds on which helpers differed go one by one, to all who know them."""
+        shared = plan(self.terms, self.helpers, self._left - self._single)
+        send: dict[int, list[Group]] = {helper: [] for helper in self.helpers}
+        check: dict[int, list[Group]] = {helper: [] for helper in self.helpers}
+        for group, (first, *others) in shared:
+            send[first].append(group)
+            for helper in others:
+                check[helper].append(group)
+        for seed in sorted(self._left & self._single):
+            for helper in self.helpers:
+                if seed in held(self.terms, helper):
+                    send[helper].append((seed,))
+        self._asked = {helper: (tuple(send[helper]), tuple(check[helper])) for helper in self.helpers if send[helper] or check[helper]}
+        signatures = tuple(m.SetSignature(helper, signature) for helper, signature in sorted(self._signatures.items()))
+        members = m.ids(self._members)
+        return {helper: m.encode(m.OpenSet(self.terms, members, signatures, *asked)) for helper, asked in self._asked.items()}
+
+    def _opened(self, answers: Mapping[int, bytes]) -> None:
+        messages, _ = self._read(answers, m.OpenedMasks, tuple(self._asked))
+        self._votes, self._masks = {}, {}
+        for helper, message in messages.items():
+            if not self._counted(helper, message):
+                self.helpers = tuple(other for other in self.helpers if other != helper)
+        for group, votes in self._votes.items():
+            self._settle(group, votes)
+        self._enough_known()
+
+    def _counted(self, helper: int, message: m.OpenedMasks) -> bool:
+        """Whether a helper's masks and hashes are signed and are those that it was asked for; they are counted then."""
+        send, check = self._asked[helper]
+        groups = (*send, *check)
+        if len(message.masks) != len(send) or len(message.hashes) != len(groups):
+            return False
+        fits = all(
+            len(mask) == self._total.nbytes and sha256(mask).digest() == digest
+            for mask, digest in zip(message.masks, message.hashes, strict=False)
+        )
+        if not fits or not self._good(helper, message.signature, m.OPEN, m.mask_parts(helper, self._name, groups, message.hashes)):
+            return False
+        for group, digest in zip(groups, message.hashes, strict=True):
+            self._votes.setdefault(group, {})[helper] = digest
+        for group, mask, digest in zip(send, message.masks, message.hashes, strict=False):
+            self._masks[group, digest] = np.frombuffer(mask, self._dtype)
+        return True
+
+    def _settle(self, group: Group, votes: dict[int, bytes]) -> None:
+        """Subtracts the masks of a group on which its helpers agree. Otherwise its seeds are asked for again."""
+        digests = list(votes.values())
+        top = max(set(digests), key=digests.count)
+        asked = [helper for helper, (send, check) in self._asked.items() if group in (*send, *check)]
+        certain = digests.count(top) > self.terms.colluding
+        if len(set(digests)) > 1 and not certain:
+            if set(group) <= self._single:
+                raise HelpersFailed("masks-differ", tuple(sorted(votes)))
+            self._single |= set(group)
+            return
+        if (certain or len(votes) == len(asked)) and (group, top) in self._masks:
+            self._total -= self._masks[group, top]
+            self._left -= set(group)
+            self.liars |= {helper for helper, digest in votes.items() if digest != top}
+
+    def _enough_known(self) -> None:
+        knowing = {seed for helper in self.helpers for seed in held(self.terms, helper)}
+        if not self._left <= knowing:
+            raise HelpersFailed("too-few-helpers", self.helpers)
+
+    def _finish(self) -> None:
+        self.stage = "done"
+        try:
+            self._result = Sum(self.terms, self.members, unwrap(self._total, self.terms.bits))
+        except ValueError:
+            raise SumFailed("out-of-range", among=self.members) from None

@@ -1,0 +1,1 @@
+"""Tests of `cflpriv.protocols.one_message`; `scene` holds what they share."""
