@@ -38,8 +38,8 @@ class SumRuns(Generic[SumTerms]):
     """What a server keeps between secure sums, of either protocol.
 
     `offenders` broke the protocol of a sum. They take no part in later sums of the session. `suspects`: one of each of these sets did.
-    `unopened`: the turns with a sum or a block that was not opened after others of its value were ruled out. `parts`: those of the groups that were
-    summed in the turn `turn`.
+    `unopened`: the turns with a sum or a block that was not opened after others of its value were ruled out. `parts`: those of the groups
+    that were summed in the turn `turn`.
     """
 
     settings: SecureSum
