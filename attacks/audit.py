@@ -34,7 +34,7 @@ from ..experiments.run.resume import locked
 from ..experiments.run.run import estimate_record_bytes, population_digest
 from ..experiments.run.workers import ended
 from ..files import write_atomically, write_packed
-from ..protocols.bounded_files import read_bytes, read_json
+from ..protocols.bounded_files import LARGEST_TABLE_BYTES, read_bytes, read_json, read_text
 from ..types import Population
 from . import ATTACKS
 from .adversary import read_secrets, recorded_messages, view_of
@@ -235,7 +235,7 @@ def _in_processes(jobs: Sequence[AuditJob], workers: int, kept: "_Kept", report:
 def _keep(job: AuditJob, kept: "_Kept") -> None:
     """Add the units that a part has finished. A line without its end is of a process that was stopped while it wrote."""
     path = Path(job.done)
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else ():
+    for line in read_text(path, LARGEST_TABLE_BYTES).splitlines(keepends=True) if path.is_file() else ():
         if line.endswith("\n"):
             unit, rows = json.loads(line)
             kept.add(unit, [_cell(row) for row in rows])
