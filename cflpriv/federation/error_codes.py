@@ -33,7 +33,7 @@ CLIENTS: dict[str, str] = {
     "bad-input": "the parameters do not fit the task, or are not finite; without a protection also: the client's data do not fit",
     "bad-result": "the application's train function returned no arrays, or not the model's by names and shapes",
     "no-examples": "the application's train function returned no number of examples above 0, by which the server weighs updates",
-    "no-signature": "the application's signature is not a few orthonormal rows as long as a sample, all numbers finite",
+    "no-signature": "the application's signature is not one: a few orthonormal rows as long as a sample, all numbers finite",
     "too-large": "the task, or its parameters, are over `[limits]` of the client's own settings",
     "removed": "the client was removed for good",
     "internal": "the client failed; see its own log",
