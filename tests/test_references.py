@@ -1,4 +1,4 @@
-"""The generated pages of commands and of run folders are up to date, and name all that there is."""
+"""The generated pages of commands, run folders and error codes are up to date, and name all that there is."""
 
 import json
 from fnmatch import fnmatch
@@ -9,6 +9,7 @@ from checkout import ROOT
 from cflpriv.cli import app, command_reference
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.run import folder_reference
+from cflpriv.federation import error_codes
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -24,6 +25,12 @@ def test_the_page_of_commands_is_up_to_date() -> None:
 def test_the_page_of_run_folders_is_up_to_date() -> None:
     text = (REFERENCE / "run_folder.md").read_text(encoding="utf-8")
     assert text == folder_reference.page(), "python -m cflpriv.experiments.run.folder_reference > docs/reference/run_folder.md"
+
+
+def test_the_page_of_error_codes_is_up_to_date() -> None:
+    text = (REFERENCE / "error_codes.md").read_text(encoding="utf-8")
+    assert text == error_codes.page(), "python -m cflpriv.federation.error_codes > docs/reference/error_codes.md"
+    assert all(f"`{code}`" in text for code in error_codes.MEANINGS)
 
 
 def described(pattern: str) -> set[str]:

@@ -31,48 +31,13 @@ from .message_encoding import (
 __all__ = [
     "Acknowledged", "AddUp", "Answer", "Bounded", "Boxed", "Committed", "Compute", "Computed", "Contribute", "Deal", "Decrypt",
     "Deposits", "Described", "Drop", "Enrol", "Enrolled", "EpochKey", "Finish", "Fold", "Give", "Given", "Group", "Help", "Helped",
-    "HolderRelease", "Keys", "LIMIT_BYTES", "NoiseShares", "NoisySteps", "Open", "PartyRequest", "REFUSALS", "Recipient", "Refused", "Seal",
+    "HolderRelease", "Keys", "LIMIT_BYTES", "NoiseShares", "NoisySteps", "Open", "PartyRequest", "Recipient", "Refused", "Seal",
     "SealedBoxes", "ShareKey", "Stepped", "SumStep", "Take", "ToHolder", "Unusable", "VERSION", "decode_answer", "decode_ask", "encode",
 ]  # fmt: skip
 __all__ += message_encoding.__all__
 
 VERSION = 13
 LIMIT_BYTES = 1 << 31
-
-REFUSALS: dict[str, str] = {
-    "malformed": "the message is not one of this protocol",
-    "version": "server and client have different versions of this protocol",
-    "wrong-session": "the client has not been enrolled into this session (enrol it again), or has left it for another, which is final",
-    "forbidden": "the client's own settings forbid this: its protection, the privacy that it demands, or its release policy",
-    "bad-dealing": "the nonces and commitments of a dealing into buckets do not match each other, or the list that the client was shown",
-    "wrong-bucket": "the cohort of a secure sum is not within the bucket of this client",
-    "over-budget": "the client has released all that its own privacy budget allows",
-    "second-sum": "the client has contributed a value of this round or model to a sum already, and the server asks for another over other "
-    "clients, with another weight or clip, or of another kind (a second run from the same initial model: take another run.seed)",
-    "cohort-change": "the clients of a secure sum differ from those of the last one by too few (protection.cohort_change)",
-    "too-unequal": "weights, or weights inside a value, could let one client dominate a secure sum",
-    "used-transform": "the client has used this transform already; a transform serves one clustering epoch or one sum",
-    "too-many-epochs": "the client's vectors are in as many clustering epochs, over all sessions, as its own settings allow",
-    "no-secret": "the client does not have the clients' common secret yet",
-    "bad-deposit": "holders of shares cannot use what the client deposited for a comparison; it is left out of that",
-    "not-held": "the client does not hold the value asked for (it lost its state, or the value was dropped)",
-    "unknown-task": "the client does not know this task; both sides need the same version",
-    "bad-input": "the parameters do not fit the task (without a protection: or the client's data do not), or are not finite",
-    "too-large": "the task, or its parameters, are over the limits of the client's own settings",
-    "no-contract": "the client's own settings need a session contract, and the server sent none, or none any more",
-    "other-contract": "the session contract is not one that the client's own settings allow, or not that of the session",
-    "set-back": "the client answered in later rounds than its state knows of: a restored backup, or a lost state",
-    "contract-used": "the client has answered under this session contract in another session; a second run needs another name",
-    "not-agreed": "the request is not in the session contract: another task, a round that has passed, or once more than declared",
-    "bad-result": "the application's train function returned no arrays, or not the model's by names and shapes; the client's log has which",
-    "no-examples": "the application's train function returned no number of examples, by which the server wants to weigh updates",
-    "no-signature": "the application's signature is not one: a few orthonormal rows as long as a sample, all numbers finite",
-    "not-on-roster": "the client's identity is not on its roster",
-    "no-settings": "no settings file is named for the client, or there is none where it should be",
-    "bad-settings": "the client's settings file cannot be used; see its own log",
-    "internal": "the client failed; see its own log",
-}
-"""Error codes of refusals and their meaning. `docs/flower.md` has those of the protocols, too."""
 
 # --- noise
 
@@ -458,7 +423,7 @@ class Acknowledged(FederationMessage, frozen=True, tag="done"):
 
 
 class Refused(FederationMessage, frozen=True, tag="refused"):
-    """A refusal: an opaque error code, see `REFUSALS`."""
+    """A refusal: an opaque error code, see `error_codes`."""
 
     code: Name
 

@@ -175,7 +175,7 @@ def majority(declared: Sequence[Declared]) -> Declared | None:
 class ClientRegistry:
     """The clients of one session. `peers`: their encryption keys, for other clients. `removed`: clients that cannot enrol again.
 
-    `refusals` are (client, stage, error code), with client −1 before it is known; `messages.REFUSALS` explains the codes. `unopened`: the
+    `refusals` are (client, stage, error code), with client −1 before it is known; `error_codes` explains the codes. `unopened`: the
     turns in which a secure sum failed, or a block stayed closed, after clients were asked for shares. These allow no sum over other clients
     at its models.
     """

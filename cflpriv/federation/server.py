@@ -150,7 +150,7 @@ class FederationServer:
 
     @property
     def refusals(self) -> list[tuple[int, str, str]]:
-        """(client, stage, error code) of every refusal, for the operator; `messages.REFUSALS` explains the codes."""
+        """(client, stage, error code) of every refusal, for the operator; `error_codes.MEANINGS` explains the codes."""
         return self._registry.refusals
 
     def enrol(self) -> tuple[int, ...]:

@@ -27,8 +27,8 @@ from ..contract.protection import Protection
 from ..contract.schedule import Schedule, request
 from ..errors import InputError, TrainingDiverged
 from ..federation.contract_record import Contract, make_contract
+from ..federation.error_codes import MEANINGS
 from ..federation.foreign import Foreign
-from ..federation.messages import REFUSALS
 from ..federation.server import ClientsLost, FederationServer, KeyHolderLost
 from ..federation.transport import OverBytes
 from ..keys import Key, check_ranges
@@ -322,7 +322,7 @@ class ClusteredAveraging:
 def _refused(refusals: Sequence[tuple[int, str, str]]) -> str:
     """Refusals for people: how many of each error code, and what the code means; empty without any."""
     counts = Counter(code for _, _, code in refusals)
-    return "; ".join(f"{count} refused with {code!r} ({REFUSALS.get(code, 'see docs/flower.md')})" for code, count in counts.items())
+    return "; ".join(f"{count} refused with {code!r} ({MEANINGS.get(code, 'an unknown code')})" for code, count in counts.items())
 
 
 def _warn(result: ClusteredResult, where: str, words: str) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Protocol
 from ..errors import InputError
 from ..federation import messages as m
 from ..federation.cohort import draw_drop
+from ..federation.error_codes import MEANINGS
 from ..federation.host import refusal
 from ..federation.transport import ExchangeStage
 from ..keys import Key, check_ranges
@@ -86,7 +87,7 @@ class MemoryTransport:
             elif self.on_error == "raise" and not isinstance(answer, ProtocolError):
                 raise answer
             elif self.on_error == "raise" and isinstance(answer, ProtocolError) and answer.code in FATAL:
-                why = "; ".join([m.REFUSALS.get(answer.code, answer.code), *getattr(answer, "__notes__", ())])
+                why = "; ".join([MEANINGS.get(answer.code, answer.code), *getattr(answer, "__notes__", ())])
                 raise InputError(f"client {place} refuses ({stage.name}, {answer.code!r}): {why}") from answer
             else:
                 answers[place] = refusal(f"client {place}", answer)

@@ -22,6 +22,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.contract.transcript import Transcript
 from cflpriv.federation import messages as m
 from cflpriv.federation.client import FederationClient
+from cflpriv.federation.error_codes import MEANINGS, SKIPPED
 from cflpriv.federation.group_secret import GroupMember
 from cflpriv.federation.server import ClientsLost, FederationServer
 from cflpriv.federation.settings import Settings
@@ -237,18 +238,17 @@ def said_words(folder: Path) -> set[str]:
                 said = [node.value]
             either = [branch for one in said for branch in ((one.body, one.orelse) if isinstance(one, ast.IfExp) else (one,))]
             words |= {str(one.value) for one in either if isinstance(one, ast.Constant) and one.value}
-    return words
+    return {word for word in words if " " not in word}  # a name of a stage has a space, an error code has none
 
 
-def test_every_word_of_a_refusal_is_in_the_docs() -> None:
-    page = (ROOT / "docs" / "flower.md").read_text(encoding="utf-8")
-    words = set(m.REFUSALS) | {"too-few-clients"}
+def test_every_error_code_has_a_meaning() -> None:
+    words = {"too-few-clients"}
     for part in ("federation", "aggregation", "flower"):
         words |= said_words(ROOT / "cflpriv" / part)
-    for part in ("secagg", "group", "ckks"):
+    for part in ("secagg", "group", "ckks", "shared_gram"):
         words |= said_words(ROOT / "protocols" / part)
     assert len(words) > 40
-    assert not [word for word in sorted(words) if f"`{word}`" not in page]
+    assert sorted(words - {*MEANINGS, *SKIPPED}) == []
 
 
 def test_what_the_server_refuses_is_noted_and_lies_cost_a_sum_not_the_run() -> None:
