@@ -16,7 +16,8 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks private_defaults` compares the values that private training gets by default with a grid: see `private_defaults`.
 `python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
 `python -m benchmarks whole_runs` compares whole runs, the start of the program and large rounds with the old commit: see `whole_runs`.
-`python -m benchmarks gpu` measures what only a CUDA device shows (`make gpu`), and `--write` puts its report into the documentation.
+`python -m benchmarks gpu` measures what only a CUDA device shows (`make gpu`), and `--write` keeps its report for the documentation.
+`python -m benchmarks.pages PAGE` prints a page of the documentation from its tables: see `pages`.
 `python -m benchmarks gpu-kit` collects what a machine with a device lacks (`make gpu-kit`): see `gpu.kit`.
 """
 
