@@ -15,7 +15,7 @@ export CFLPRIV_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: demo test test-versions FORCE test-flower test-kernels test-slow lint type bench gpu gpu-kit docs dist clean
+.PHONY: demo test test-versions FORCE test-flower test-kernels test-slow lint words type bench gpu gpu-kit docs dist clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -64,6 +64,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/proselint --config .proselintrc.json check $$(git ls-files '*.md')
+
+# words of README.md and docs/ that are written by hand, by page
+words: $(READY)
+	$(BIN)/python tests/words.py
 
 type: $(READY)
 	$(BIN)/mypy

@@ -1,5 +1,6 @@
 """The table of attacks. `python -m cflpriv.attacks.attack_table` prints docs/attacks/table.md."""
 
+from ..generated_pages import generated_page
 from ..plugins import ATTACKS
 from ..streams import print_file
 from . import Attack
@@ -30,11 +31,9 @@ READS = {
 }
 """Words for a payload part, by its operation and the first of its names."""
 
-_HEAD = """# Table of attacks
-
-For readers of an audit who ask what an attack reads, and what it does not show. The page is generated from `attacks/__init__.py` and
-`attacks/figures/payloads.py`: `python -m cflpriv.attacks.attack_table > docs/attacks/table.md`. [Reading an audit](README.md) explains
-figures and statuses.
+_COMMAND = "python -m cflpriv.attacks.attack_table > docs/attacks/table.md"
+_HEAD = """For readers of an audit who ask what an attack reads, and what it does not show. The rows are in `attacks/__init__.py` and
+`attacks/figures/payloads.py`. [Reading an audit](README.md) explains figures and statuses.
 
 *Reads*: the parts of messages that the attack takes; updates that are compared (CFL) count as updates. *Risk*: singling out, linkability
 or inference ([risks](README.md#risks)). *Numbers*: whether the attack also reads runs whose labels are numbers. *Active*: whether only a
@@ -47,7 +46,7 @@ server that deviates can make it. `cflpriv list attacks` prints how each attack 
 
 def page() -> str:
     """docs/attacks/table.md: a row for each attack of the suite, in the suite's order."""
-    return _HEAD + "".join(_row(name, attack) for name, attack in ATTACKS.items())
+    return generated_page("Table of attacks", _COMMAND, _HEAD + "".join(_row(name, attack) for name, attack in ATTACKS.items()))
 
 
 def reads_of(name: str, attack: Attack) -> str:

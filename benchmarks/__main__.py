@@ -17,7 +17,8 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
 `python -m benchmarks whole_runs` compares whole runs, the start of the program and large rounds with the old commit: see `whole_runs`.
 `python -m benchmarks one_message` compares sums in one message with pairwise sums, by the processor time of all parties: see `one_message`.
-`python -m benchmarks gpu` measures what only a CUDA device shows (`make gpu`), and `--write` puts its report into the documentation.
+`python -m benchmarks gpu` measures what only a CUDA device shows (`make gpu`), and `--write` keeps its report for the documentation.
+`python -m benchmarks.pages PAGE` prints a page of the documentation from its tables: see `pages`.
 `python -m benchmarks gpu-kit` collects what a machine with a device lacks (`make gpu-kit`): see `gpu.kit`.
 """
 

@@ -25,6 +25,7 @@ from ... import __version__
 from ...errors import InputError
 from ...experiments.run.resume import locked
 from ...files import append, write_atomically
+from ...generated_pages import generated_page
 from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_bytes, read_json, read_text
 from . import CLAIMS, claim_named
 from .claim import Claim, ClaimVerdict, Row, decide
@@ -228,9 +229,7 @@ def _result(path: Path) -> dict[str, Any]:
     return result
 
 
-INTRODUCTION = """\
-# Published claims, put to the test
-
+_INTRODUCTION = """\
     cflpriv claims                       the claims
     cflpriv claims NAME [--scale S] [--seed N]      run the experiment of one; the same command resumes it
     cflpriv claims --page docs/claims.md            write this page from the runs
@@ -244,12 +243,12 @@ runs, and a run refuses rows that were measured under another rule. A verdict is
 Statements are shortened; those "in our words" are not made by the source itself, only suggested by its design. The number of seeds is
 fixed with the rule (`--scale` is at most 1).
 
-This page is generated; the figures of all runs are in `claims.csv`.
+The figures of all runs are in `claims.csv`.
 """
 
 
 def _page(by_name: dict[str, list[dict[str, Any]]]) -> str:
-    lines = [INTRODUCTION, "| | claim | source | verdict | repeated |", "|---|---|---|---|---|"]
+    lines = [_INTRODUCTION, "| | claim | source | verdict | repeated |", "|---|---|---|---|---|"]
     for name, verdicts in by_name.items():
         if verdicts:
             claim = claim_named(name)
@@ -260,7 +259,7 @@ def _page(by_name: dict[str, list[dict[str, Any]]]) -> str:
             lines += _section(name, verdicts)
     missing = [name for name, verdicts in by_name.items() if not verdicts]
     lines += ["", "## Not decided here", "", _ABSENT + (f" Not run: {', '.join(missing)}." if missing else "")]
-    return "\n".join(lines) + "\n"
+    return generated_page("Published claims, put to the test", "cflpriv claims --page docs/claims.md", "\n".join(lines) + "\n")
 
 
 _ABSENT = (

@@ -6,7 +6,7 @@ the next call goes on with the rows that are missing. `--part` measures the rows
 are not there is skipped, with the reason. Where `make gpu-kit` has made `gpu_kit/`, its packages and data are used (`kit`).
 
 On a machine without a device `--device cpu --tiny` is a rehearsal: it shows that the rows run, and measures no GPU.
-`python -m benchmarks --write` puts a report into docs/measurements.md; a rehearsal it refuses.
+`python -m benchmarks --write` keeps a report in docs/gpu.json, for docs/measurements.md; a rehearsal it refuses.
 """
 
 import argparse

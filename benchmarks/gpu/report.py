@@ -1,4 +1,4 @@
-"""The report of `make gpu`: rewritten whole after each row, shown as a table, and put into the documentation."""
+"""The report of `make gpu`: rewritten whole after each row, shown as a table, and kept for the documentation."""
 
 import json
 import re
@@ -11,10 +11,9 @@ from cflpriv.files import write_atomically
 
 from .rows import ROOT, key
 
-__all__ = ["MARKS", "Report", "read", "shown", "table", "write"]
+__all__ = ["Report", "read", "shown", "table", "write"]
 
 NAME = "gpu.json"
-MARKS = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 
 
 @dataclass(eq=False)
@@ -120,20 +119,15 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join(_lines(report))
 
 
-def write(path: Path, page: Path = ROOT / "docs" / "measurements.md") -> str:
-    """Put a report's tables between the marks on the page; a line that says so. Raises `ValueError` for a rehearsal, or without one."""
+def write(path: Path, docs: Path = ROOT / "docs") -> str:
+    """Keep a report beside the page that shows it; a line that says so. Raises `ValueError` for a rehearsal, or without a report."""
     if not path.is_file():
         raise ValueError(f"{path}: is missing; `make gpu` writes it")
-    report = read(path.parent) if path.name == NAME else None
-    if report is None:
+    if path.name != NAME:
         raise ValueError(f"{path}: is not called {NAME}")
+    report = read(path.parent)
     if report.machine["rehearsal"]:
         raise ValueError(f"{path}: is a rehearsal, which measures no GPU; nothing is written")
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(MARKS[0])
-    _, mark, after = rest.partition(MARKS[1])
-    if not mark:
-        raise ValueError(f"{page}: has no lines {MARKS[0]} and {MARKS[1]}")
-    tables = table({"machine": report.machine, "rows": list(report.rows.values())})
-    page.write_text(f"{before}{MARKS[0]}\n{tables}\n{MARKS[1]}{after}", encoding="utf-8")
-    return f"{page}: has {len(report.rows)} rows of {path}"
+    write_atomically(docs / NAME, path.read_text(encoding="utf-8"))
+    page = "python -m benchmarks.pages measurements > docs/measurements.md"
+    return f"{docs / NAME}: has {len(report.rows)} rows of {path}; `{page}` puts them on the page"

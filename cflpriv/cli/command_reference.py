@@ -4,14 +4,13 @@ from typing import Any
 
 import typer
 
+from ..generated_pages import generated_page
 from ..streams import print_file
 
 __all__ = ["page"]
 
-_HEAD = """# Commands
-
-For people who use the command line. The page is generated from the commands: `python -m cflpriv.cli.command_reference >
-docs/reference/commands.md`. Exit codes: 0 success, 2 input that cannot be used (one line names it), 1 anything else.
+_COMMAND = "python -m cflpriv.cli.command_reference > docs/reference/commands.md"
+_HEAD = """For people who use the command line. Exit codes: 0 success, 2 input that cannot be used (one line names it), 1 anything else.
 
 `cflpriv --install-completion` installs completion of commands and options for bash, zsh, fish and PowerShell; `--show-completion` prints
 it. Every command has `--help`.
@@ -31,7 +30,7 @@ def page() -> str:
         parts += [f"## {name}\n", f"    {usage}\n", command.help.replace("\\[", "[").strip() + "\n"]
         if options:
             parts += ["| option | meaning |", "|---|---|", *(_row(option) for option in options), ""]
-    return "\n".join(parts).rstrip() + "\n"
+    return generated_page("Commands", _COMMAND, "\n".join(parts).rstrip() + "\n")
 
 
 def _bracketed(argument: Any) -> str:

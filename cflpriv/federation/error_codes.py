@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from itertools import groupby
 
+from ..generated_pages import generated_page
 from ..streams import print_file
 
 __all__ = ["MEANINGS", "SKIPPED", "page"]
@@ -114,10 +115,7 @@ SKIPPED: dict[str, str] = {
 MEANINGS: Mapping[str, str] = {**PROTOCOLS, **CLIENTS}
 """Error codes of refusals and their meaning."""
 
-_HEAD = """# Error codes
-
-For operators of a federation. The page is generated: change `cflpriv/federation/error_codes.py`, then run
-`python -m cflpriv.federation.error_codes > docs/reference/error_codes.md`.
+_HEAD = """For operators of a federation. The texts are in `cflpriv/federation/error_codes.py`.
 
 `summary.json` lists refusals as (client, stage, error code). No text of an exception reaches the server: the client's log has the reason.
 """
@@ -135,7 +133,8 @@ def page() -> str:
         for meaning, rows in groupby(meanings.items(), key=lambda row: row[1]):
             lines.append(f"| {', '.join(f'`{code}`' for code, _ in rows)} | {meaning[0].upper()}{meaning[1:]} |")
         lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+    text = "\n".join(lines).rstrip() + "\n"
+    return generated_page("Error codes", "python -m cflpriv.federation.error_codes > docs/reference/error_codes.md", text)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from ...data.columns import Column
 from ...data.datasets import NPZ_ARRAYS
 from ...engine.models import MODELS, Model
 from ...errors import InputError
+from ...generated_pages import generated_page
 from ...keys import Key
 from ...streams import print_file
 from ...tasks.training import Train
@@ -143,10 +144,8 @@ def _paragraph(entry: Entry) -> str:
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------
 
-_HEAD = """# Configuration reference
-
-Every key of an experiment's TOML file. This page is for people who write one. It is generated from the code: change a key where it is
-declared, then run `python -m cflpriv.experiments.config.config_reference > docs/configuration.md`.
+_COMMAND = "python -m cflpriv.experiments.config.config_reference > docs/configuration.md"
+_HEAD = """For people who write an experiment's TOML file: every key. To change an entry, change the key where the code declares it.
 
 - `cflpriv init` writes a commented file that runs, `cflpriv explain KEY` prints one entry, and `cflpriv init --schema FILE` writes a JSON
   schema for editors.
@@ -182,7 +181,7 @@ def page() -> str:
                 _names("protection.sum", listed("sum")),
                 _names("protection.robust", ROBUST),
             ]
-    return "\n".join(parts)
+    return generated_page("Configuration reference", _COMMAND, "\n".join(parts))
 
 
 def _table(rows: Sequence[Entry], extra: str = "") -> str:

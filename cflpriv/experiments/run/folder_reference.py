@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ...generated_pages import generated_page
 from ...streams import print_file
 
 __all__ = ["FILES", "File", "page"]
@@ -194,10 +195,8 @@ FILES = (
     File(".lock", "Held by the process that runs or audits; always empty.", "empty"),
 )
 
-_HEAD = """# Files of a run folder
-
-For people who read run folders with their own code. The page is generated: change `cflpriv/experiments/run/folder_reference.py`, then run
-`python -m cflpriv.experiments.run.folder_reference > docs/reference/run_folder.md`.
+_COMMAND = "python -m cflpriv.experiments.run.folder_reference > docs/reference/run_folder.md"
+_HEAD = """For people who read run folders with their own code.
 
 Reports and audits read these files only. `cflpriv verify RUN` checks them, and names what it could not check:
 `checkpoints/` may be left out of a folder that is handed on, because it holds what clients keep to themselves.
@@ -215,7 +214,7 @@ def page() -> str:
             lines += [f"\n## {file.pattern}\n", "| key | meaning |", "|---|---|"]
             lines += [f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {meaning} |" for names, meaning in file.keys.items()]
             lines += [f"\nOther keys: {file.others}."] if file.others else []
-    return "\n".join(lines) + "\n"
+    return generated_page("Files of a run folder", _COMMAND, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

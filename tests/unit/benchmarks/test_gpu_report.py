@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import pages
 from benchmarks.gpu import busy, kit, report, roofline, rows, session, training, ways
 from benchmarks.gpu.rows import Floor, Missing, Row, Setting
 from cflpriv.errors import CflprivWarning
@@ -137,30 +138,25 @@ def test_rows_are_in_the_order_of_the_suite_and_of_one_machine(tmp_path: Path) -
         report.read(tmp_path)
 
 
-def test_the_page_takes_a_report_and_no_rehearsal(tmp_path: Path) -> None:
-    page, path = tmp_path / "page.md", tmp_path / "gpu.json"
-    page.write_text(f"before\n{report.MARKS[0]}\nnot measured\n{report.MARKS[1]}\nafter\n", encoding="utf-8")
+def test_the_documentation_takes_a_report_and_no_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs, path = tmp_path / "docs", tmp_path / "gpu.json"
+    docs.mkdir()
+    (docs / "measurements.csv").write_bytes((pages.DOCS / "measurements.csv").read_bytes())
+    monkeypatch.setattr(pages, "DOCS", docs)
+    assert "**Never run.**" in pages.PAGES["measurements"]()
     with pytest.raises(ValueError, match="is missing"):
-        report.write(path, page)
+        report.write(path, docs)
     found = report.Report(tmp_path, machine(True))
     found.add(row("LeNet-5", 3.0, Floor("x eager", 100.0)))
     with pytest.raises(ValueError, match="measures no GPU"):
-        report.write(path, page)
+        report.write(path, docs)
+    assert not (docs / "gpu.json").exists()
     found.machine = machine(False)
     found.add(row("LeNet-5", 3.0, Floor("x eager", 100.0)))
-    report.write(path, page)
-    text = page.read_text(encoding="utf-8")
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
+    assert report.write(path, docs).startswith(f"{docs / 'gpu.json'}: has 1 rows")
+    text = pages.PAGES["measurements"]()
     assert "| LeNet-5 | 3 | x eager ≥ 100: FAILS | 5 ms |" in text
-    assert "not measured" not in text
-    report.write(path, page)
-    assert page.read_text(encoding="utf-8") == text
-
-
-def test_the_page_of_the_documentation_has_a_place_for_it() -> None:
-    text = (rows.ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
-    assert all(text.count(mark) == 1 for mark in report.MARKS)
+    assert "Never run" not in text
 
 
 def test_a_log_keeps_its_end(tmp_path: Path) -> None:

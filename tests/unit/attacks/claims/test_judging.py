@@ -227,6 +227,7 @@ def test_the_published_page_follows_from_its_figures_and_from_the_rules_in_the_f
     with (pages / "claims.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     page = (pages / "claims.md").read_text(encoding="utf-8")
+    assert page.startswith(judging._page({}).partition("| | claim |")[0])
     for name, first in dict.fromkeys((line["claim"], line["first_seed"]) for line in lines):
         claim, own = claim_named(name), [line for line in lines if (line["claim"], line["first_seed"]) == (name, first)]
         assert {line["rule"] for line in own} == {judging._rule(name)}, f"{name}: its file has changed since"

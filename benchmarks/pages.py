@@ -1,0 +1,186 @@
+"""The pages of measured figures, from the tables beside them.
+
+`python -m benchmarks.pages reproductions > docs/reproductions.md`, `python -m benchmarks.pages measurements > docs/measurements.md`.
+Figures, verdicts and notes are in `docs/*.csv`, a device's report in `docs/gpu.json`. Here are only the words that say how to read them.
+"""
+
+import csv
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from cflpriv.experiments.reproductions import REPRODUCTIONS
+from cflpriv.generated_pages import generated_page
+from cflpriv.streams import print_file
+
+from .gpu.report import read, table
+from .gpu.rows import ROOT
+
+__all__ = ["PAGES", "VERDICTS", "records"]
+
+DOCS = ROOT / "docs"
+VERDICTS = ("yes", "in part", "no", "small scale", "not measured")
+"""Whether a published result comes out, in the words of docs/reproduction_entries.csv."""
+
+Records = Sequence[Mapping[str, str]]
+
+
+def records(name: str) -> Records:
+    """The rows of a table in docs/."""
+    with (DOCS / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _grouped(rows: Records, key: str) -> dict[str, Records]:
+    """The rows of each value of a column, in the order in which the values come."""
+    return {value: [row for row in rows if row[key] == value] for value in dict.fromkeys(row[key] for row in rows)}
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield ""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _list(notes: Sequence[str]) -> Iterator[str]:
+    yield from ("", *(f"- {note}" for note in notes)) if notes else ()
+
+
+# --- reproductions ----------------------------------------------------------------------------------------------------------------------
+
+_REPRODUCTIONS = """\
+    cflpriv reproduce NAME [--scale S] [--seeds N] [--cells "A;B"] [--set section.key=value] [--out DIR] [--data-dir DIR]
+
+For readers who compare with a published figure. An entry is one table or figure of a paper (`cflpriv list`). The command runs the cells
+that are missing and writes `table.md`, `table.csv` and `picture.svg`; the same command resumes. A
+cell whose data are absent or too few is skipped, with the reason in its row; if no cell has its data, the exit code is 2.
+
+- A published figure is printed only for exactly its settings (`cflpriv/experiments/reproductions/published.py`). Another column of a
+  paper's table is a `--set` away: pacfl-label-skew with `--set data.source=cifar10 --set data.skew_percent=30` is PACFL's Table 6 for
+  CIFAR-10. What a paper changes with the data set is changed along.
+- `--scale` (up to 1) multiplies rounds, clients or trials. `--cells` takes beginnings of cells' names.
+- `--set protection...` runs an entry under a protection. Where sample counts would show, clients weigh equally. Refused cells become rows
+  with the reason. At a small scale set `training.participation=1.0`, or clusters are too small for sums.
+- Nothing is tuned on test data. The command's table lists the hyper-parameters of the paper and those that the paper leaves open. The
+  latter were set before these runs, some after earlier trials with known outcomes. Published numbers of clusters are given.
+
+## How to read the tables
+
+Figures are in per cent unless a label names a unit. *Used*: the deployed model. *Local*: the last locally trained model (the initial
+model before the first training; up to commit `6fede68` such clients are left out). *Standardised*: with `--set model.normalise=true`;
+elsewhere pixels are in [0, 1]. One seed unless a figure has ±. Times are of one core of a shared two-core x86-64 machine. Beside a
+scaled-down run published figures are for orientation only. *Small scale*: 5 to 20 rounds, mostly 10 or 20 clients, which neither supports
+nor contradicts the paper.
+
+The data: [reproductions.csv](reproductions.csv), every figure with its commit, and [reproduction_entries.csv](reproduction_entries.csv),
+verdicts, commands and notes. Drawings and tables of settings have no entry. CIFAR-100 and SVHN were absent; CIFAR-10 has 20000 images.
+
+## Scored alike, the published order is gone
+
+PACFL's tables score clustered and local methods by each client's last locally trained model, and FedAvg and methods like it by the shared
+model (inferred from the sizes of the figures). Most of the gap between 97.54 for PACFL and 77.3 for
+FedAvg is the 16 to 18 points between these two metrics. The control for a claim of clustering is FedAvg in random groups of PACFL's sizes.
+"""
+
+
+def _reproductions() -> str:
+    figures = _grouped(records("reproductions.csv"), "entry")
+    entries = _grouped(records("reproduction_entries.csv"), "entry")
+    texts = {name: {kind: [row["text"] for row in rows] for kind, rows in _grouped(entries[name], "kind").items()} for name in entries}
+    counts = Counter(texts[name]["verdict"][0] for name in texts)
+    lines = [_REPRODUCTIONS, "## Does the published result come out?", ""]
+    lines += [f"Of {len(texts)} entries: {', '.join(f'{verdict} {counts[verdict]}' for verdict in VERDICTS)}."]
+    verdicts = [
+        (f"[{name}](#{name})" if "command" in text else name, text["verdict"][0], " ".join(text["reason"])) for name, text in texts.items()
+    ]
+    lines += _table(("entry", "verdict", "reason"), verdicts)
+    for name, text in texts.items():
+        if "command" in text:
+            lines += _entry(name, text, figures.get(name, ()))
+    return generated_page(
+        "The papers' tables and figures, beside ours",
+        "python -m benchmarks.pages reproductions > docs/reproductions.md",
+        "\n".join(lines) + "\n",
+    )
+
+
+def _entry(name: str, text: Mapping[str, Sequence[str]], figures: Records) -> Iterator[str]:
+    """The section of an entry: title and source, commands, figures, notes."""
+    title = REPRODUCTIONS[name].title
+    yield from ("", f"### {name}", "", f"{title[:1].upper()}{title[1:]}. Source: {REPRODUCTIONS[name].source}.", "")
+    yield from (f"    {command}" for command in text["command"])
+    if figures:
+        columns = list(dict.fromkeys(row["column"] for row in figures))
+        cells = {(row["row"], row["column"]): row["value"] for row in figures}
+        labels = dict.fromkeys(row["row"] for row in figures)
+        yield from _table(("", *columns), [(label, *(cells.get((label, column), "") for column in columns)) for label in labels])
+        yield from ("", f"Setting: {figures[0]['setting']}. Commit: {figures[0]['commit']}.")
+    yield from _list(text.get("note", ()))
+
+
+# --- measurements -----------------------------------------------------------------------------------------------------------------------
+
+_MEASUREMENTS = """\
+For readers who judge the speed or plan a machine. `make bench` measures on your machine and writes `benchmarks.json`; words after
+`python -m benchmarks` choose rows, `python -m benchmarks --help` lists the other measurements. All rows are in
+[measurements.csv](measurements.csv).
+
+A *ratio* is that of one run: the two sides take turns in one process, one intra-op thread a process, on two cores that are otherwise idle
+unless a row names a busy machine. It is the median of the pairs; above 1 ours is quicker. *Range*: the smallest and the largest pair.
+*Asked*: the limit that was set before; some rows miss it.
+
+Elsewhere: [secure aggregation](secure_aggregation.md#measured) (`python -m benchmarks secagg`, with flwr installed),
+[the test for groups](clustering.md#crossfit).
+"""
+
+_DEVICE = """
+## On a CUDA device
+
+`make gpu OUT=folder BUDGET=480` measures rows within so many seconds, the most telling first, and goes on where it stopped;
+`python -m benchmarks gpu --device cpu --tiny` rehearses it. `make gpu-kit` collects in `gpu_kit/` what a machine without a network lacks:
+wheels for Python 3.12 on x86-64 Linux, and Fashion-MNIST from `CFLPRIV_DATA`. `python -m benchmarks --write` keeps a report for this page.
+
+The plain loop trains on the CPU whatever the device. Audits compute on the device of the run, in full precision; audits of other systems'
+updates compute on the CPU.
+"""
+
+_NO_DEVICE = """
+**Never run.** `device = "cuda"` was written without a device at hand: CUDA graphs of training steps, copies from pinned memory, TF32,
+bfloat16 on a GPU, samples kept on the device, and recovery from a device that is really out of memory. Its constants are guesses:
+`FEWEST_STEPS`, `WORTH`, `HOLD`, `KEPT` (`cflpriv/engine/graphs.py`), `DATA_SHARE`, `CHUNK_SHARE`, `SENT_AT_ONCE` (`memory.py`),
+`LARGEST_ON_CUDA` (`fast.py`), `MARGIN`, `UNFOLDED_SHARE` (`convolutions.py`), `SAMPLES_THERE`, `CLIENTS_THERE`, `PARAMETERS_THERE`
+(`forward.py`), `ROWS_THERE` (`attacks/inversion/image_search.py`).
+
+Tested on a pretended device (`tests/helpers/pretended_device.py`): three rounds of every algorithm, every form of private training with
+every optimiser option, and every attack that finds work in a small run mix no tensors of both sides, give the CPU's results (the plain
+loop's to 1e-10 in float64), and never wait for the host inside a captured step. An injected out-of-memory halves the chunk and continues.
+"""
+
+
+def _measurements() -> str:
+    lines = [_MEASUREMENTS.rstrip()]
+    for section, rows in _grouped(records("measurements.csv"), "section").items():
+        measured = [row for row in rows if row["comparison"]]
+        columns = [name for name in ("ratio", "range", "asked", "result", "note") if any(row[name] for row in measured)]
+        lines += ["", f"## {section}"]
+        lines += _table(("measurement", *columns), [(row["comparison"], *(row[name] for name in columns)) for row in measured])
+        lines += _list([row["note"] for row in rows if not row["comparison"]])
+    report = read(DOCS)
+    device = table({"machine": report.machine, "rows": list(report.rows.values())}) if report.rows else _NO_DEVICE.strip()
+    return generated_page(
+        "What was measured, and how",
+        "python -m benchmarks.pages measurements > docs/measurements.md",
+        "\n".join([*lines, _DEVICE, device]) + "\n",
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {"reproductions": _reproductions, "measurements": _measurements}
+"""Name of a page in docs/ -> what makes it."""
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in ([name] for name in PAGES):
+        sys.exit(f"python -m benchmarks.pages: expected one of {', '.join(PAGES)}")
+    print_file(PAGES[sys.argv[1]]())
