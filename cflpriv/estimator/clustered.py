@@ -51,6 +51,11 @@ SHORT = {
 Keys = Mapping[str, Any]
 
 
+def _log(line: str) -> None:
+    """A line of a run or an audit, for whoever listens to the logger "cflpriv"; Python prints warnings to those who do not."""
+    LOG.log(logging.WARNING if line.startswith("warning: ") else logging.INFO, line.removeprefix("warning: "))
+
+
 class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Cluster clients by protected evidence, train a model for each cluster, and measure what leaks.
 
@@ -174,7 +179,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.config_ = config
         with run_progress(config.training.rounds, Console(), shown=bool(self.verbose)) as progress:
             self.summary_ = run_experiment(
-                config, self.folder_, population=population, report=LOG.info, tick=progress.tick, step=progress.step
+                config, self.folder_, population=population, report=_log, tick=progress.tick, step=progress.step
             )  # fmt: skip
         self._population = population
         self._describe(rows, population)
@@ -335,7 +340,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folder = self._run_folder()
         from ..attacks.audit import audit_run
 
-        return audit_run(folder, attacks=attacks, budget=budget, population=self._population, report=LOG.info, **options)
+        return audit_run(folder, attacks=attacks, budget=budget, population=self._population, report=_log, **options)
 
     def report(self, path: str | Path | None = None) -> ReportPage:
         """The report of the run, and of its audit if there was one, as one page; a copy at `path`, if it is given."""

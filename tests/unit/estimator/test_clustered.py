@@ -292,3 +292,12 @@ def test_progress_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.delenv("NO_COLOR", raising=False)
     estimator.fit(columns(), client="device", label="status")
     assert "2/2" in capsys.readouterr().out
+
+
+def test_what_a_run_warns_of_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    table = columns()
+    table["status"] = ["on" if value > 1 else "off" for value in table["a"]]
+    estimator = small("fedavg", rounds=1, lr=1e-9).fit(table, client="device", label="status")
+    assert estimator.summary_["warnings"]
+    logged = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and record.name == "cflpriv"]
+    assert set(estimator.summary_["warnings"]) <= set(logged)
