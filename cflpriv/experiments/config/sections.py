@@ -165,6 +165,13 @@ class RunSection:
             "writes it); relative to the configuration file. It becomes part of the session contract."
         ),
     ] = ""
+    advise: Annotated[
+        bool,
+        Key(
+            "After the last round, compare what could be deployed on held-out samples: local models, one model, clusters, random clusters "
+            "of the same sizes, and each client's own mixture (simulations)."
+        ),
+    ] = False
     callbacks: Annotated[
         tuple[str, ...], Key("Code that receives rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
     ] = ()
