@@ -13,20 +13,24 @@ from ...engine.device import using
 from ...engine.threads import one_thread
 from ...errors import InputError
 from ...federation.registry import ClientsLost
+from ...types import Array
 from ..config.config import Config
 from .loop import Experiment, device_of
 from .measure import served_accuracy
 
-__all__ = ["conclude"]
+__all__ = ["advised", "conclude", "test_accuracies"]
 
 
 def conclude(run: Experiment) -> None:
     """Take the advice after the last round of a run that asks for it, if it has none yet."""
-    if not run.config.run.advise or run.advice is not None or run.stopped is not None:
-        return
+    if run.config.run.advise and run.advice is None and run.stopped is None:
+        run.advice = _record(run, advised(run))
+
+
+def advised(run: Experiment) -> Advised:
+    """Train and score what could be deployed, after the last round of a simulation. Under `[privacy]` nothing is: it cannot tell."""
     if not run.config.advises:
-        run.advice = _record(run, Advised(cannot_tell(_under_privacy(run.config)), passes=1.0))
-        return
+        return Advised(cannot_tell(_under_privacy(run.config)))
     numbers = count(run.config.training.rounds)
 
     def begin() -> None:
@@ -38,10 +42,9 @@ def conclude(run: Experiment) -> None:
     plan = run.config.plan_for(run.population, run.algorithm)
     with one_thread(), using(device_of(run.config)):
         try:
-            advised = advise(run.federation, run.algorithm, run.state, plan, begin, run.report)
+            return advise(run.federation, run.algorithm, run.state, plan, begin, run.report)
         except ClientsLost as error:
-            advised = Advised(cannot_tell(f"clients dropped out of a comparison ({error})"))
-        run.advice = _record(run, advised)
+            return Advised(cannot_tell(f"clients dropped out of a comparison ({error})"))
 
 
 def _under_privacy(config: Config) -> str:
@@ -51,16 +54,21 @@ def _under_privacy(config: Config) -> str:
     )
 
 
-def _record(run: Experiment, advised: Advised) -> Mapping[str, Any]:
-    """What summary.json has of the advice. Test accuracies are the experimenter's."""
-    verdict: Advice = advised.verdict
+def test_accuracies(run: Experiment, outcome: Advised) -> dict[str, Array]:
+    """Each trained client's accuracy (clients,) on its own test data, by option. Outside the protocol."""
     clients = tuple(client for client in run.federation.clients if client not in run.newcomers)
+    return {option: served_accuracy(run.simulated, served, clients) for option, served in outcome.served.items()}
+
+
+def _record(run: Experiment, outcome: Advised) -> Mapping[str, Any]:
+    """What summary.json has of the advice. Test accuracies are the experimenter's."""
+    verdict: Advice = outcome.verdict
     return {
         "advice": verdict.advice, "decided": verdict.decided, "clear": verdict.clear, "cannot_be_told_apart": list(verdict.close),
         "held_out_accuracy": dict(verdict.means or {}), "differences": [asdict(difference) for difference in verdict.differences],
-        "allowed": list(verdict.allowed), "reasons": list(verdict.reasons), "stability": advised.stability, "clients": verdict.clients,
-        "passes": advised.passes, "client_epochs": advised.passes * _trained_share(run), "numbers_in_sums": advised.numbers,
-        "test_accuracy": {option: _mean(served_accuracy(run.simulated, served, clients)) for option, served in advised.served.items()},
+        "allowed": list(verdict.allowed), "reasons": list(verdict.reasons), "stability": outcome.stability, "clients": verdict.clients,
+        "passes": outcome.passes, "client_epochs": outcome.passes * _trained_share(run), "numbers_in_sums": outcome.numbers,
+        "test_accuracy": {option: _mean(values) for option, values in test_accuracies(run, outcome).items()},
     }  # fmt: skip
 
 
