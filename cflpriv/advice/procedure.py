@@ -42,7 +42,7 @@ from .verdict import (
     would_use_clusters,
 )
 
-__all__ = ["Advised", "Plan", "advise", "further_rounds", "plan_of", "with_advice"]
+__all__ = ["Advised", "Plan", "advise", "further_rounds", "own_mixture", "plan_of", "with_advice"]
 
 DEALS = 2
 """Deals of random clusters."""
@@ -97,15 +97,16 @@ def plan_of(
     """The plan for a run of this algorithm. Raises `InputError` for one that declares no schedule, and
     where clients use models of their own."""
     if algorithm.schedule is None or not algorithm.schedule.serving:
-        raise InputError(f"run.advise: algorithm {algorithm.name!r} declares no schedule with the task that serves its models")
-    if getattr(algorithm.schedule.serving[0].task, "reads", ()):
+        raise InputError(f"run.advise, training.mixture: algorithm {algorithm.name!r} declares no task that serves its models")
+    served = algorithm.schedule.serving[0].task
+    if "mean" not in algorithm.operations or hasattr(served, "reads"):
         raise InputError(_own_models(algorithm))
     passes = max(1, round(rounds * train.epochs * participation))
-    return Plan(train, rounds, passes, weights, seed, algorithm.schedule.serving[0].task, again)
+    return Plan(train, rounds, passes, weights, seed, served, again)
 
 
 def _own_models(algorithm: Algorithm) -> str:
-    return f"run.advise: clients of {algorithm.name!r} use models of their own; it takes algorithms of one model or of clusters"
+    return f"run.advise, training.mixture: clients of {algorithm.name!r} use models of their own; take one of one model or of clusters"
 
 
 def further_rounds(rounds: int) -> int:
@@ -157,8 +158,7 @@ def _requests(plan: Plan) -> tuple[TaskRequest, ...]:
         asked.append(request(Responsibilities(fitted, model), {"responsibilities": "sum"}, times=SHARED_STEPS))
         asked.append(request(HeldOutScores(options, model), {"scores": "sum"}))
     for number in range(SEARCHES):
-        schedule = plan.again(number).schedule
-        asked += () if schedule is None else schedule.start
+        asked += _search(plan, number)
     return tuple(dict.fromkeys(asked))
 
 
@@ -235,8 +235,7 @@ def advise(
     """
     run = _Run(federation, plan, begin, clients=set(federation.clients))
     served = algorithm.serve(state)
-    if any(isinstance(model, Shared) and model.own for value in served.params.values() for model in _listed(value)):
-        raise InputError(_own_models(algorithm))
+    _check_shared(algorithm, served)
     clustering = algorithm.describe(state).get("clustering")
     several = any(len(_listed(value)) > 1 for name, value in served.params.items() if name == "model")
     clustered = clustering is not None and len(set(clustering.labels)) > 1
@@ -248,10 +247,8 @@ def advise(
             shared, starts = _one_model(run, deals)
         else:
             shared, starts = served, {}
-        run.keep(KeepLocal(plan.train, plan.seed, plan.local(beside)))
-        short, long = plan.tuned(beside)
-        run.keep(KeepTuned(plan.train, shared.task, "one", (short, long)), shared)
-        run.passes += plan.local(beside) + long
+        _with_own_models(run, shared, beside)
+        short, _ = plan.tuned(beside)
         if beside:
             run.keep(KeepTuned(plan.train, served.task, "clusters", (short,)), served)
             run.passes += short
@@ -267,6 +264,37 @@ def advise(
         return Advised(cannot_tell(f"a sum over all clients failed ({error})"), passes=_ratio(run), numbers=run.numbers)
     verdict = verdict_of(moments, stability, stream(plan.seed, "advice intervals"))
     return Advised(verdict, _served(plan, moments, beside), stability, _ratio(run), run.numbers)
+
+
+def own_mixture(
+    federation: Federation, algorithm: Algorithm, state: object, plan: Plan, begin: Callable[[], None]
+) -> Advised:  # fmt: skip
+    """Each client's own mixture of the model that it uses after a run, that model fine-tuned, and a local model.
+
+    The weights stay at the client. The options are those of an advice on one model; for "one model" read the models of the run. Raises
+    `TooFewClients`, and `InputError` for an algorithm whose clients use models of their own.
+    """
+    run, served = _Run(federation, plan, begin, clients=set(federation.clients)), algorithm.serve(state)
+    _check_shared(algorithm, served)
+    _with_own_models(run, served, beside=False)
+    moments = _scored(run, False, 0)
+    verdict = verdict_of(moments, None, stream(plan.seed, "advice intervals"))
+    return Advised(verdict, _served(plan, moments, False), None, _ratio(run), run.numbers)
+
+
+def _check_shared(algorithm: Algorithm, served: Served) -> None:
+    """Raises `InputError` for an algorithm whose clients use models of their own."""
+    if any(isinstance(model, Shared) and model.own for value in served.params.values() for model in _listed(value)):
+        raise InputError(_own_models(algorithm))
+
+
+def _with_own_models(run: _Run, shared: Served, beside: bool) -> None:
+    """Clients train a local model, and keep the shared model as they receive it and fine-tuned."""
+    plan = run.plan
+    run.keep(KeepLocal(plan.train, plan.seed, plan.local(beside)))
+    short, long = plan.tuned(beside)
+    run.keep(KeepTuned(plan.train, shared.task, "one", (short, long)), shared)
+    run.passes += plan.local(beside) + long
 
 
 def _ratio(run: _Run) -> float:
@@ -357,30 +385,34 @@ def _scored(run: _Run, clusters: bool, deals: int) -> Moments:
     return moments_of([RANDOM if name.startswith(f"{RANDOM} ") and name != RANDOM_MIXTURE else name for name in members], value, count)
 
 
+def _search(plan: Plan, number: int) -> tuple[TaskRequest, ...]:
+    """What a further search for groups asks of clients. Empty where the algorithm's beginning compares nothing, or what it compares is
+    the update of a round: by the contract that leaves clients in sums alone."""
+    schedule = plan.again(number).schedule
+    if schedule is None:
+        return ()
+    compared = [asked.task for asked in schedule.start if any("gram" in ways for _, ways in asked.leaves)]
+    return schedule.start if compared and plan.train not in compared else ()
+
+
 def _stability(run: _Run, clustering: Clustering) -> float | None:
-    """The mean ARI of the groups of the run and of further searches from other seeds; None where a beginning finds no groups."""
+    """The mean ARI of the groups of the run and of further searches from other seeds; None where the algorithm cannot search again."""
     searches = [dict(zip(clustering.clients, clustering.labels, strict=True))]
     for number in range(SEARCHES):
+        if not _search(run.plan, number):
+            return None
         run.begin()
         again = run.plan.again(number)
         other = again.describe(again.init(run.federation)).get("clustering")
         if other is None:
             return None
         searches.append(dict(zip(other.clients, other.labels, strict=True)))
-    if all(len(set(search.values())) < 2 for search in searches[1:]) and not _finds_at_start(run):
-        return None
     agreement = []
     for i, search in enumerate(searches):
         for other_search in searches[:i]:
             both = sorted(search.keys() & other_search.keys())
             agreement.append(ari([search[client] for client in both], [other_search[client] for client in both]))
     return float(np.mean(agreement))
-
-
-def _finds_at_start(run: _Run) -> bool:
-    """Whether an algorithm's beginning compares clients, and so finds its groups."""
-    schedule = run.plan.again(0).schedule
-    return schedule is not None and any("gram" in ways for asked in schedule.start for _, ways in asked.leaves)
 
 
 def _served(plan: Plan, moments: Moments, clusters: bool) -> dict[str, Served]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from .verdict import CLUSTERS, CLUSTERS_MIXTURE, ONE_MIXTURE
 
-__all__ = ["advice_lines", "without_advice"]
+__all__ = ["advice_lines", "mixture_line", "without_advice"]
 
 LIMITS = (
     "intervals are family-wise at 95 % and hold over clients, for the models of this one training; those of the control also have the "
@@ -37,13 +37,13 @@ def advice_lines(advice: Mapping[str, Any]) -> list[str]:
     for pair in advice["differences"]:
         if pair["better"] in (CLUSTERS, CLUSTERS_MIXTURE) and pair["other"].startswith("random"):
             lines.append(f"{pair['better']} minus {pair['other']}: {_interval(pair)}")
-    lines += _mixture(advice)
+    lines += _against_single(advice)
     if advice.get("stability") is not None:
         lines.append(f"three searches for groups agree by a mean ARI of {advice['stability']:.2f}")
     return [*lines, LIMITS]
 
 
-def _mixture(advice: Mapping[str, Any]) -> list[str]:
+def _against_single(advice: Mapping[str, Any]) -> list[str]:
     """Whether the advised mixture is better than the best option without one."""
     means, allowed = advice["held_out_accuracy"], advice["allowed"]
     if advice["advice"] not in (ONE_MIXTURE, CLUSTERS_MIXTURE):
@@ -56,6 +56,15 @@ def _mixture(advice: Mapping[str, Any]) -> list[str]:
             words = "is better than" if low > 0 else "is not shown to be better than"
             return [f"the mixture {words} the best option without one, {single}: {_interval(pair, sign)}"]
     return []
+
+
+def mixture_line(mixture: Mapping[str, Any]) -> str:
+    """What clients' own mixtures gain over the models of the run."""
+    if not mixture["held_out_accuracy"]:
+        return f"own mixtures: none ({mixture['reason']})"
+    test = ", ".join(f"{name} {_percent(mean)}" for name, mean in mixture["test_accuracy"].items())
+    gains = [pair for pair in mixture["differences"] if (pair["better"], pair["other"]) == ("own mixture", "models of the run")]
+    return f"own mixtures: {test} on test data; on held-out samples {_interval(gains[0])} over the models of the run"
 
 
 def _percent(value: float) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from ..advice.words import advice_lines, without_advice
+from ..advice.words import advice_lines, mixture_line, without_advice
 from ..console import defaults_text, row_text, summary_text
 from ..errors import InputError
 from ..protocols.bounded_files import read_text
@@ -72,6 +72,8 @@ def run(
     for line in [without_advice(summary, str(config))] if summary["advice"] is None else advice_lines(summary["advice"]):
         if line:
             OUT.print(line, markup=False)
+    if summary["mixture"] is not None:
+        OUT.print(mixture_line(summary["mixture"]), markup=False)
     OUT.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
 
 

@@ -107,29 +107,37 @@ class Config:
                 f"model.init_scale = 0 with model.name = {self.model.name!r}: between layers that are zero no gradient "
                 "passes; only 'linear' trains from zero"
             )
-        if self.run.advise:
-            self._prepare_advice()
+        if self.run.advise or self.training.mixture:
+            self._prepare_scoring()
         self._check_numbers()
         known_callbacks(self.run.callbacks)
         check_metrics(self.run.metrics)
         check_privacy(self.privacy, self.protection, self.training, self.run, self.data, self.spec, self.releases)
 
-    def _prepare_advice(self) -> None:
-        """Hold samples out for the advice, and refuse what cannot be advised on. Under `[privacy]` nothing is scored or held out."""
-        sums = self.protection
-        for refused, key, value, why in (
+    def _prepare_scoring(self) -> None:
+        """Hold samples out for the advice or for mixtures, and refuse what these cannot take. Under `[privacy]` nothing is scored."""
+        key = "run.advise" if self.run.advise else "training.mixture"
+        protection, unit = self.protection, self.privacy.unit
+        for refused, name, value, why in (
             (
-                self.data.label_type != "class",
-                "data.label_type",
-                self.data.label_type,
-                "it compares accuracies, and the label is a number",
+                self.run.advise and self.training.mixture,
+                "training.mixture",
+                True,
+                "the advice has mixtures of its own; take one of the two",
             ),
-            (sums.sums.transformed, "protection.sum", sums.sum, "the server reads sums of scores, which this keeps from it"),
-            (sums.robust != "none", "protection.robust", sums.robust, "the advice needs means of all clients' scores"),
+            (self.data.label_type != "class", "data.label_type", self.data.label_type, "it scores classes, and the label is a number"),
+            (protection.sums.transformed, "protection.sum", protection.sum, "the server reads sums of scores, which this keeps from it"),
+            (protection.robust != "none", "protection.robust", protection.robust, "it needs means of all clients' scores"),
+            (
+                self.training.mixture and unit != "none",
+                "privacy.unit",
+                unit,
+                "its weights would need releases that the budget does not pay for",
+            ),
         ):
             if refused:
-                raise InputError(f"run.advise = true with {key} = {value!r}: {why}")
-        if self.data.held_out == "none" and self.privacy.unit == "none":
+                raise InputError(f"{key} = true with {name} = {value!r}: {why}")
+        if self.data.held_out == "none" and unit == "none":
             object.__setattr__(self, "data", replace(self.data, held_out="random"))
 
     def _check_numbers(self) -> None:
@@ -348,7 +356,7 @@ class Config:
                 )
             algorithm = replace(algorithm, schedule=read_schedule(self.run.schedule, algorithm.name))
         self._check_protection(algorithm)
-        return with_advice(algorithm, self.plan_for(population, algorithm)) if self.advises else algorithm
+        return with_advice(algorithm, self.plan_for(population, algorithm)) if self.scores_held_out else algorithm
 
     def _made(self, population: Population, seed: int) -> Algorithm:
         """The algorithm with a seed."""
@@ -360,9 +368,9 @@ class Config:
         return algorithm
 
     @property
-    def advises(self) -> bool:
-        """Whether clients score what could be deployed: not under `[privacy]`, where such scores are not paid for."""
-        return self.run.advise and self.privacy.unit == "none"
+    def scores_held_out(self) -> bool:
+        """Whether clients score models on held-out samples: not under `[privacy]`, where such scores are not paid for."""
+        return (self.run.advise or self.training.mixture) and self.privacy.unit == "none"
 
     def plan_for(self, population: Population, algorithm: Algorithm) -> Plan:
         """The plan of the advice for the run of this algorithm."""
@@ -374,9 +382,9 @@ class Config:
         return plan_of(algorithm, again, self.train_for(population), t.rounds, t.participation, cast("Weights", t.weights), self.run.seed)
 
     @property
-    def rounds_with_advice(self) -> int:
-        """The rounds of training, and those that the advice may take after them."""
-        return self.training.rounds + (further_rounds(self.training.rounds) if self.advises else 0)
+    def rounds_with_scores(self) -> int:
+        """The rounds of training, and those that the advice or mixtures may take after them."""
+        return self.training.rounds + (further_rounds(self.training.rounds) if self.scores_held_out else 0)
 
     def _check_protection(self, algorithm: Algorithm) -> None:
         """Refuse combinations that clients would refuse later, by the declarations of algorithm and protection."""

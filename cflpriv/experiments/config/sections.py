@@ -78,6 +78,13 @@ class TrainingSection:
             known=lambda: ("own", "examples", "equal"),
         ),
     ] = "own"
+    mixture: Annotated[
+        bool,
+        Key(
+            "After the last round each client mixes the model that it uses, that model fine-tuned, and a local model; the weights stay "
+            "with it (simulations)."
+        ),
+    ] = False
     sampling: SamplingMode = "global"
     participation: Participation = 1.0
     dropout: Dropout = 0.0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from ...advice.words import advice_lines, without_advice
+from ...advice.words import advice_lines, mixture_line, without_advice
 from ...class_counts import as_counts
 from ...contract.protection import ROBUST, listed
 from ...errors import InputError
@@ -178,11 +178,10 @@ def _by_class(run: RunFiles) -> dict[str, Any] | None:
 
 def _advice(run: RunFiles) -> list[str]:
     """What to deploy, in sentences; for a run that found clusters and was not advised, that nothing shows yet that they help."""
-    advice = run.summary.get("advice")
-    if advice is None:
-        return list(filter(None, [without_advice(run.summary, f"{run.name}/config.toml")]))
+    advice, mixture = run.summary.get("advice"), run.summary.get("mixture")
     try:
-        return advice_lines(advice)
+        lines = [without_advice(run.summary, f"{run.name}/config.toml")] if advice is None else advice_lines(advice)
+        return list(filter(None, [*lines, "" if mixture is None else mixture_line(mixture)]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{run.folder / 'summary.json'}: is damaged ('advice': {error})") from None
 

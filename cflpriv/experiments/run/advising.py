@@ -1,18 +1,18 @@
-"""The advice at the end of a run (`[run] advise`): its rounds, and what only the experimenter sees of it, accuracies on test data."""
+"""The end of a run: the advice (`[run] advise`) and own mixtures (`[training] mixture`), with accuracies on test data, which only the
+experimenter sees."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from itertools import count
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from ...advice.procedure import Advised, advise
-from ...advice.verdict import Advice, cannot_tell
+from ...advice.procedure import Advised, advise, own_mixture
+from ...advice.verdict import LOCAL, ONE, ONE_MIXTURE, Advice, cannot_tell
 from ...engine.device import using
 from ...engine.threads import one_thread
-from ...errors import InputError
 from ...federation.registry import ClientsLost
+from ...protocols.errors import TooFewClients
 from ...types import Array
 from ..config.config import Config
 from .loop import Experiment, device_of
@@ -22,29 +22,56 @@ __all__ = ["advised", "conclude", "test_accuracies"]
 
 
 def conclude(run: Experiment) -> None:
-    """Take the advice after the last round of a run that asks for it, if it has none yet."""
-    if run.config.run.advise and run.advice is None and run.stopped is None:
+    """After the last round: the advice of a run that asks for it, and clients' own mixtures, where they are not there yet."""
+    if run.stopped is not None:
+        return
+    if run.config.run.advise and run.advice is None:
         run.advice = _record(run, advised(run))
+    if run.config.training.mixture and run.mixture is None:
+        run.mixture = _mixture(run)
 
 
 def advised(run: Experiment) -> Advised:
     """Train and score what could be deployed, after the last round of a simulation. Under `[privacy]` nothing is: it cannot tell."""
-    if not run.config.advises:
+    if not run.config.scores_held_out:
         return Advised(cannot_tell(_under_privacy(run.config)))
-    numbers = count(run.config.training.rounds)
-
-    def begin() -> None:
-        number = next(numbers)
-        if number >= run.config.rounds_with_advice:
-            raise InputError(f"run.advise: round {number} is beyond the {run.config.rounds_with_advice} of the session contract")
-        run.federation.begin_round(number)
-
     plan = run.config.plan_for(run.population, run.algorithm)
     with one_thread(), using(device_of(run.config)):
         try:
-            return advise(run.federation, run.algorithm, run.state, plan, begin, run.report)
+            return advise(run.federation, run.algorithm, run.state, plan, _rounds_after(run), run.report)
         except ClientsLost as error:
             return Advised(cannot_tell(f"clients dropped out of a comparison ({error})"))
+
+
+def _rounds_after(run: Experiment) -> Callable[[], None]:
+    """Begins the next of the rounds that the session contract has after those of training."""
+    numbers = iter(range(run.config.training.rounds, run.config.rounds_with_scores))
+
+    def begin() -> None:
+        run.federation.begin_round(next(numbers))
+
+    return begin
+
+
+def _mixture(run: Experiment) -> Mapping[str, Any]:
+    """What summary.json has of clients' own mixtures."""
+    plan = run.config.plan_for(run.population, run.algorithm)
+    with one_thread(), using(device_of(run.config)):
+        try:
+            outcome = own_mixture(run.federation, run.algorithm, run.state, plan, _rounds_after(run))
+        except TooFewClients as error:
+            return {"reason": f"a sum over all clients failed ({error})", "held_out_accuracy": {}, "test_accuracy": {}, "differences": []}
+    names = {LOCAL: LOCAL, ONE: "models of the run", ONE_MIXTURE: "own mixture"}
+    verdict = outcome.verdict
+    return {
+        "reason": "; ".join(verdict.reasons),
+        "held_out_accuracy": {names[option]: mean for option, mean in (verdict.means or {}).items()},
+        "differences": [
+            asdict(replace(pair, better=names[pair.better], other=names[pair.other])) for pair in verdict.differences
+        ],
+        "test_accuracy": {names[option]: _mean(values) for option, values in test_accuracies(run, outcome).items()},
+        "client_epochs": outcome.passes * _trained_share(run), "numbers_in_sums": outcome.numbers,
+    }  # fmt: skip
 
 
 def _under_privacy(config: Config) -> str:

@@ -196,7 +196,8 @@ def _resumed(
             return done
     run = make(checkpoint)
     # deployments of an early 0.2.0 saved less
-    progress: dict[str, Any] = {"data_digest": run.digest, "newcomers": [], "admitted": None, "advice": None, "stopped": None}
+    nothing = dict.fromkeys(("admitted", "advice", "mixture", "stopped"))
+    progress: dict[str, Any] = {"data_digest": run.digest, "newcomers": [], **nothing}
     if checkpoint is not None:
         progress |= checkpoint.progress
         _same(run, out, progress)
@@ -211,7 +212,7 @@ def _resumed(
     run.federation.transcript.restore(out / "transcript", progress["transcript"])
     run.state = restore(checkpoint, run.federation, 0 if progress.get("entropy") else number)  # test entropy resumes at its position
     run.rows, run.admitted, run.stopped = kept_rows(out, progress["rounds"]), progress["admitted"], progress["stopped"]
-    run.advice = progress["advice"]
+    run.advice, run.mixture = progress["advice"], progress["mixture"]
     run.started -= sum(row["seconds"] for row in run.rows)
     run.federation.protection_seconds = run.rows[-1].get("protection_seconds", 0.0) if run.rows else 0.0
     words = "".join(f", {count} {noun} of an interrupted round put aside" for noun, count in moved.items() if count)
@@ -292,6 +293,7 @@ def _save(run: Experiment, out: Path, name: str = "") -> float:
         "newcomers": list(run.newcomers),
         "admitted": plain_json(run.admitted),
         "advice": plain_json(run.advice),
+        "mixture": plain_json(run.mixture),
         "stopped": run.stopped,
         "charges": charges(run.run_ledger),
         **run.backend.saved(run),

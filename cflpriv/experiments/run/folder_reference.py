@@ -91,6 +91,8 @@ _SUMMARY = {
     "`client_epochs` (the same over a run that holds nothing out), `numbers_in_sums` besides updates, `test_accuracy` by option (the "
     "experimenter's). Null without.",
     "clear_structure, cut_rule, knowledge": "Whether groups were found, by which rule, and what was known of them before.",
+    "mixture": "Clients' own mixtures (`training.mixture`): accuracies of local models, models of the run and own mixtures, their "
+    "`differences`, `client_epochs` and `numbers_in_sums` as under `advice`; why there are none (`reason`). Null without.",
     "rounds, rounds_planned, rounds_skipped": "Rounds that ran, were planned, changed nothing.",
     "group_rounds_without_sum, clipped_client_rounds": "Sums that a cluster missed; contributions that were clipped.",
     "clients, parameters": "Number of clients; size of the model.",

@@ -102,6 +102,7 @@ class Experiment:
     rows: list[dict[str, Any]] = field(default_factory=list)
     admitted: Mapping[str, Any] | None = None
     advice: Mapping[str, Any] | None = None
+    mixture: Mapping[str, Any] | None = None
     waiting: list[tuple[int, ...]] = field(default_factory=list)
     digest: str = ""
     stopped: str | None = None
@@ -285,6 +286,7 @@ def finish(run: Experiment) -> dict[str, Any]:
         "clusters": len(set(labels.values())) or (1 if "mean" in run.algorithm.operations and not by_cluster else None),
         "true_groups": len(set(run.truth.values())) or None,
         "advice": run.advice,
+        "mixture": run.mixture,
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),
         "knowledge": run.config.knowledge,

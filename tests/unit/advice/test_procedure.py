@@ -11,7 +11,7 @@ from small_runs import configured
 
 from cflpriv.advice.procedure import further_rounds
 from cflpriv.advice.verdict import CLUSTERS, CLUSTERS_MIXTURE, LOCAL, ONE_MIXTURE, RANDOM
-from cflpriv.advice.words import advice_lines, without_advice
+from cflpriv.advice.words import advice_lines, mixture_line, without_advice
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.transcript import read_transcript
 from cflpriv.data import build_population
@@ -106,6 +106,8 @@ def test_under_privacy_nothing_is_scored(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"algorithm": {"name": "ditto"}, "training": {"rounds": 1}}, "clients of 'ditto' use models of their own"),
+        ({"training": {"mixture": True}}, "run.advise = true with training.mixture = True: the advice has mixtures of its own"),
+        ({"algorithm": {"name": "local"}}, "clients of 'local' use models of their own"),
         ({"protection": {"sum": "haar"}}, "run.advise = true with protection.sum = 'haar'"),
         ({"protection": {"robust": "trimmed_mean"}}, "run.advise = true with protection.robust = 'trimmed_mean'"),
     ],
@@ -113,6 +115,26 @@ def test_under_privacy_nothing_is_scored(tmp_path: Path) -> None:
 def test_what_cannot_be_advised_on_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=words):
         run_experiment(config_of(**changes), tmp_path / "run")
+
+
+@pytest.mark.parametrize("algorithm", ["crossfit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ifca", "one_shot"))])
+def test_a_mixture_is_an_option_of_clustered_algorithms(algorithm: str, tmp_path: Path) -> None:
+    config = config_of(run={"advise": False}, training={"mixture": True, "rounds": 3}, algorithm={"name": algorithm})
+    summary = run_experiment(config, tmp_path / "run")
+    mixture = summary["mixture"]
+    assert summary["advice"] is None
+    assert mixture["test_accuracy"]["models of the run"] == pytest.approx(summary["accuracy_mean"])
+    assert mixture["held_out_accuracy"].keys() == mixture["test_accuracy"].keys() == {"local models", "models of the run", "own mixture"}
+    assert mixture["client_epochs"] <= 3
+    assert mixture_line(mixture).startswith("own mixtures: local models ")
+
+
+def test_the_weights_of_a_mixture_stay_with_the_client(tmp_path: Path) -> None:
+    """In the rounds after training no part leaves a client but in sums."""
+    config = config_of(run={"advise": False}, training={"mixture": True, "rounds": 1}, algorithm={"name": "fedavg"})
+    run_experiment(config, tmp_path / "run")
+    later = [message for message in read_transcript(tmp_path / "run" / "transcript") if message.round >= 1]
+    assert {message.operation for message in later} == {"compute", "mean"}
 
 
 @pytest.mark.slow
