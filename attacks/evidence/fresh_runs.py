@@ -45,9 +45,13 @@ class AuditedRun:
     twin: Sequence[Message] = ()
 
     def view(self, adversary: str) -> AdversaryView:
+        """What the adversary is attacked with: its view of the first `rounds`."""
+        whole = self.whole_view(adversary)
+        return whole if self.rounds is None else whole.until(self.rounds)
+
+    def whole_view(self, adversary: str) -> AdversaryView:
         view = view_of(self.messages, adversary, self.secrets, self.config.protection)
-        view = replace(view, shared_noise=self.config.privacy.unit == "client")
-        return view if self.rounds is None else view.until(self.rounds)
+        return replace(view, shared_noise=self.config.privacy.unit == "client")
 
 
 def reseeded(config: Config, seed: int) -> Config:
