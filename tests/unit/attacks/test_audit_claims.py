@@ -126,3 +126,21 @@ def test_a_seed_with_nothing_to_see_hides_no_other() -> None:
     whole, part = (pooled(cells)[0] for cells in (several, [empty, *several, replace(empty, note="why not")]))
     assert replace(part, note="") == whole
     assert "3 of 5 seeds" in part.note
+
+
+def test_released_models_say_something_of_those_who_trained_them() -> None:
+    """How far a released model moved from the public initial one is no attack's yet, and not nothing either."""
+    seen = case(config({"name": "fedavg"}, data={"clients": 8, "samples_per_client": 12}), "released")
+    for attack, metric in (("label_inference", "aggregate_histogram_l1"), ("gradient_inversion", ""), ("exact_zeros", "")):
+        (cell,) = [cell for cell in ATTACKS[attack].cells(seen)[0] if cell.metric.startswith(metric or cell.metric)][-1:]
+        assert cell.status == "not_attempted", cell.line()
+        assert "initial" in cell.note
+
+
+@pytest.mark.parametrize("adversary", ["server", "released"])
+def test_models_of_a_part_of_the_network_are_not_nothing(adversary: str) -> None:
+    """LG-FedAvg's clients share their last layers, whose sums show labels."""
+    made = config({"name": "lg_fedavg"}, {"sum": "secagg"}, data={"clients": 8, "samples_per_client": 12}, training={"rounds": 3})
+    first = ATTACKS["label_inference"].cells(case(made, adversary))[0][0]
+    assert first.status == "not_attempted", first.line()
+    assert "another size" in first.note
