@@ -122,6 +122,8 @@ def _with_known(cell: Cell) -> str:
 def _guaranteed(cells: Sequence[Cell]) -> str:
     """That the claimed ε stood its test, with the bound beside the claim, as the end of a sentence; "" where none was tested.
 
+    A claim has stood only a test that would have shown too little noise (`at_baseline`). Any other test left it open.
+
     Of the whole run, or else of the release with the bound that is nearest to its claim.
     """
     bounds = [cell for cell in cells if cell.metric.endswith("_epsilon") and cell.value is not None and cell.status != "leaks"]
@@ -131,8 +133,9 @@ def _guaranteed(cells: Sequence[Cell]) -> str:
     cell = max(shown, key=lambda pair: (pair[1].metric == "run_epsilon", pair[0]))[1]
     of = f" ({cell.towards})" if cell.towards else ""
     power = "" if cell.power is None else f"; had it had .7 of its noise, this audit would have shown that in {cell.power:.0%}"
+    words = "stood its test" if cell.status == "at_baseline" else "was not refuted, by a test that leaves it open"
     return (
-        f"; the claimed privacy stood its test: the epsilon of the {cell.metric.removesuffix('_epsilon').replace('_', ' ')} is "
+        f"; the claimed privacy {words}: the epsilon of the {cell.metric.removesuffix('_epsilon').replace('_', ' ')} is "
         f"{cell.value:.2f} at least (97.5 % confidence), and {cell.baseline:.2f} is claimed{of}{power}"
     )
 

@@ -470,6 +470,15 @@ def test_leaks_are_grouped_by_what_they_are_to_the_law() -> None:
     assert all(entry.risk in (*risks, "") for entry in map(ATTACKS.__getitem__, ATTACKS))
 
 
+def test_a_value_that_need_not_be_sent_does_not_head_a_verdict() -> None:
+    static = figure_of("disaggregation", "leaks", 1.0, metric="static_value_exact", baseline=0.0, exact=True)
+    real = figure_of("membership", "leaks", 0.7, metric="model_lira_auc", baseline=0.5)
+    (verdict,) = verdicts_of([static, real])
+    assert verdict.attack == "membership"
+    (alone,) = verdicts_of([static])
+    assert "would send unchanged" in alone.sentence
+
+
 def test_a_guarantee_that_stood_is_stated_with_its_bound() -> None:
     training = figure_of("dp_audit", "at_baseline", 1.4, metric="training_epsilon", baseline=1.6, power=0.99)
     run = figure_of("dp_audit", "at_baseline", 2.9, metric="run_epsilon", baseline=4.0, power=0.95)
@@ -478,3 +487,7 @@ def test_a_guarantee_that_stood_is_stated_with_its_bound() -> None:
     assert "shown that in 95%" in verdict.sentence
     (broken,) = verdicts_of([replace(run, status="leaks", value=6.0)])
     assert "stood its test" not in broken.sentence
+    assert "stood its test" in verdict.sentence
+    (weak,) = verdicts_of([replace(run, status="inconclusive", power=0.0)])
+    assert "stood its test" not in weak.sentence
+    assert "leaves it open" in weak.sentence
