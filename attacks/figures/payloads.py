@@ -26,7 +26,8 @@ their shares; or public settings and randomness alone."""
 class PayloadPart:
     """A part of messages of an `operation` and `kind` (regular expressions). `readers` are attacks that read it, where it is of data.
 
-    `whole`: its readers take all that the part can show, so nothing is left where they say that there is nothing to find.
+    `whole`: its readers take all that the part can show, so nothing is left where they say that there is nothing to find. `leaves`: what
+    the part is known to show and its readers do not ask, which the audit names.
     """
 
     operation: str
@@ -35,6 +36,7 @@ class PayloadPart:
     source: Source
     readers: tuple[str, ...] = ()
     whole: bool = False
+    leaves: str = ""
 
 
 _MODELS = (
@@ -57,7 +59,7 @@ ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("compute", "parameters", "labels", "data", ("cluster_identity",)),
     PayloadPart("compute", "parameters", "prototypes|control|short_centre|moves", "data"),
     PayloadPart("mean", "update", "update|step|movement|direction|contribution|blocks|global|steps|shared", "data", _UPDATES + _ALIKE),
-    PayloadPart("mean", "update", "prototype", "data", _ALIKE),
+    PayloadPart("mean", "update", "prototype", "data", _ALIKE, leaves="mean features of classes"),
     PayloadPart("mean", "update", "control", "data", _ALIKE),
     PayloadPart("mean", "blind update", "blind", "data", ("key_recovery", "gram_updates", "update_norms", "disaggregation", *_ALIKE)),
     PayloadPart("mean", ".*", "weights|weight|count", "data", ("update_norms",), whole=True),
@@ -67,7 +69,8 @@ ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("gather", "scores", "scores", "data", ("influence",)),
     PayloadPart("gather", "owns .*", "owns", "data", ("label_inference",), whole=True),
     PayloadPart("gather", "choice", "choice", "data", ("cluster_identity",)),
-    PayloadPart("gather", ".*", "losses|correct|count|loss|confusion|errors", "data", _ALIKE),
+    PayloadPart("gather", ".*", "losses", "data", _ALIKE, leaves="label shares, by losses at models that are known"),
+    PayloadPart("gather", ".*", "correct|count|loss|confusion|errors", "data", _ALIKE, leaves="numbers of test samples, and of each label"),
     PayloadPart("relay", "request", "wanted", "data", _ALIKE),
     PayloadPart(
         "relay", ".*", "own|update|model", "data", ("label_inference", "membership", "source_inference", "property_inference", *_ALIKE)
@@ -135,9 +138,14 @@ def depends_on_data(view: AdversaryView) -> bool:
 
 
 def unread(view: AdversaryView, attacks: Collection[str]) -> tuple[str, ...]:
-    """The parts of clients' data in a view that none of `attacks` reads, as "operation kind: part"."""
-    keys = [key for key, entry in data_parts(view).items() if entry is None or not set(entry.readers) & set(attacks)]
-    return tuple(f"{operation} {kind}: {part}" for operation, kind, part in keys)
+    """The parts of clients' data in a view that none of `attacks` reads, as "operation kind: part", and what is left open of others."""
+    named = []
+    for (operation, kind, part), entry in data_parts(view).items():
+        is_read = entry is not None and bool(set(entry.readers) & set(attacks))
+        left = entry.leaves if entry is not None and is_read else ""
+        if left or not is_read:
+            named.append(f"{operation} {kind}: {part}" + (f" ({left})" if left else ""))
+    return tuple(named)
 
 
 def readers_in(view: AdversaryView) -> dict[str, tuple[str, ...]]:

@@ -26,6 +26,7 @@ NOBODY_READS = {
     "fold arguments: fold", "product arguments: product", "product arguments: times", "gram result: found", "gram result: stage",
     "gram result: directions", "gram result: exceeding", "gram result: set_aside", "gram result: soft", "gram result: risen",
     "compute parameters: control", "compute parameters: prototypes", "compute parameters: short_centre", "compute parameters: moves",
+    "mean update: prototype (mean features of classes)", "gather losses: losses (label shares, by losses at models that are known)",
 }  # fmt: skip
 """What the audit names as not attempted."""
 
@@ -68,6 +69,13 @@ def test_buckets_of_a_robust_rule_are_described() -> None:
     view = view_of(messages, "server", {})
     assert {part for _, _, part in data_parts(view)} >= {"update", "bytes"}
     assert not unread(view, ATTACKS.names())
+
+
+def test_what_readers_do_not_ask_is_named() -> None:
+    """A confusion matrix has the number of samples of each label, and its only reader compares clients."""
+    scores = message(operation="gather", kind="correct+count+confusion", payload={"confusion": np.eye(3)})
+    (named,) = unread(seen_by_server(scores), ATTACKS.names())
+    assert "of each label" in named
 
 
 def test_readers_are_attacks() -> None:
