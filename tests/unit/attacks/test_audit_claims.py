@@ -1,6 +1,7 @@
 """What an audit may not claim: protection that it did not measure, or a leak that the prior alone explains."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,3 +145,13 @@ def test_models_of_a_part_of_the_network_are_not_nothing(adversary: str) -> None
     first = ATTACKS["label_inference"].cells(case(made, adversary))[0][0]
     assert first.status == "not_attempted", first.line()
     assert "another size" in first.note
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "pacfl", "landmarks": 6}, {"name": "flexcfl", "k": 2, "pretrain_scale": 2}])
+def test_clients_that_are_placed_without_being_compared_are_imitated_too(algorithm: dict[str, Any]) -> None:
+    """More pretended clients than are compared: each has its rows, or the pipeline is not imitated."""
+    prior = case(config(algorithm, data={"clients": 12, "samples_per_client": 12}, training={"rounds": 1})).prior
+    shares = [(prior.x[i : i + 12], prior.y[i : i + 12]) for i in range(0, 240, 12)]
+    rows = prior.simulate(shares)
+    assert rows is None or len(rows) == len(shares)
+    assert (rows is None) == (algorithm["name"] == "flexcfl")
