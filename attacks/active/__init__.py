@@ -31,10 +31,10 @@ from . import (
     key_holder,
     operations,
     other_settings,
-    repetitions,
     second_sum,
     shared_vectors,
     survivors,
+    trainings,
     unequal,
 )
 from .outcome import ActiveAttack
@@ -88,7 +88,8 @@ for _name, _attack in {
     "holder_coalitions": shared_vectors.HOLDER_COALITIONS,
     "swapped_shares": shared_vectors.SWAPPED_SHARES,
     "chosen_deposits": shared_vectors.CHOSEN_DEPOSITS,
-    "repeated_release": repetitions.REPEATED_RELEASE,
-    "overflow_oracle": repetitions.OVERFLOW_ORACLE,
+    "repeated_release": trainings.REPEATED_RELEASE,
+    "overflow_oracle": trainings.OVERFLOW_ORACLE,
+    "cancelling_parameters": trainings.CANCELLING_PARAMETERS,
 }.items():
     ACTIVE_ATTACKS.add(_name, _attack)

@@ -45,12 +45,12 @@ def data_of(model: Model, samples: int, seed: int) -> ClientData:
     return ClientData(0, x.astype(np.float32), y, x[:1].astype(np.float32), y[:1])
 
 
-def without(data: ClientData, place: int) -> ClientData:
+def left_out(data: ClientData, place: int) -> ClientData:
     keep = np.arange(len(data.y_train)) != place
     return ClientData(0, data.x_train[keep], data.y_train[keep], data.x_test, data.y_test)
 
 
-def inputs(data: ClientData, theta: Array) -> TaskInput:
+def given(data: ClientData, theta: Array) -> TaskInput:
     return TaskInput(data, {"model": theta}, {}, Streams(0, 0, 0), secret=b"s" * 32)
 
 
@@ -59,13 +59,13 @@ def total(model: Model, theta: Array, data: ClientData, kind: str = "auto") -> A
     task = Train(
         model, lr=1.0, clip_norm=1.0, sampling_rate=1.0, noise_multiplier=1.0, public_samples=SAMPLES, shares=2
     )  # fmt: skip
-    return SAMPLES * np.asarray(Engine(kind).run(task, [inputs(data, theta)])[0]["update"], np.float64)  # type: ignore[arg-type]
+    return SAMPLES * np.asarray(Engine(kind).run(task, [given(data, theta)])[0]["update"], np.float64)  # type: ignore[arg-type]
 
 
-def moved(model: Model, theta: Array, data: ClientData, kind: str = "auto") -> float:
+def shift(model: Model, theta: Array, data: ClientData, kind: str = "auto") -> float:
     """By how many clip norms the first, a middle or the last sample moves the sum, at most."""
     whole, places = total(model, theta, data, kind), (0, len(data.y_train) // 2, len(data.y_train) - 1)
-    return max(float(np.linalg.norm(whole - total(model, theta, without(data, place), kind))) for place in places)
+    return max(float(np.linalg.norm(whole - total(model, theta, left_out(data, place), kind))) for place in places)
 
 
 def cancelling(model: Model, scale: float, seed: int) -> Array:
@@ -93,7 +93,7 @@ def searched(model: Model, data: ClientData, steps: int, seed: int) -> Iterator[
         theta = best * np.where(rng.random(len(best)) < 0.1, rng.choice([-1.0, 0.5, 2.0, 10.0], len(best)), 1.0) if step else best
         if step % 3 == 2:  # equal rows again, at another scale
             theta = cancelling(model, float(10 ** rng.uniform(2, 9)), seed + step)
-        now = moved(model, np.clip(theta, -1e9, 1e9).astype(model.dtype), data)
+        now = shift(model, np.clip(theta, -1e9, 1e9).astype(model.dtype), data)
         if now > worst:
             best, worst = theta, now
         yield now
@@ -104,14 +104,14 @@ def test_one_sample_moves_the_sum_by_its_clip_norm_at_cancelling_parameters(name
     model = MODELS[name]
     kind = "sequential" if name == "lstm" else "auto"
     for scale in (1e3, 1e5, 1e7, 1e9):
-        assert moved(model, cancelling(model, scale, 1), data_of(model, SAMPLES, 0), kind) <= MOST
+        assert shift(model, cancelling(model, scale, 1), data_of(model, SAMPLES, 0), kind) <= MOST
 
 
 @pytest.mark.parametrize("name", ["odd widths", "wide", "float64"])
 def test_it_does_at_the_kinks_of_hidden_units(name: str) -> None:
     data = data_of(MODELS[name], SAMPLES, 3)
     for scale in (1.0, 1e4):
-        assert moved(MODELS[name], at_the_kink(MODELS[name], data, scale), data) <= MOST
+        assert shift(MODELS[name], at_the_kink(MODELS[name], data, scale), data) <= MOST
 
 
 def test_a_search_gets_no_further() -> None:
@@ -144,7 +144,7 @@ def test_the_search_finds_the_hole_where_samples_share_one_product(monkeypatch: 
         monkeypatch.setattr(Train, "_block", SAMPLES)
         one = total(model, theta, data)
         monkeypatch.setattr(Train, "_block", SAMPLES - 1)
-        shifts.append(float(np.linalg.norm(one - total(model, theta, without(data, place)))))
+        shifts.append(float(np.linalg.norm(one - total(model, theta, left_out(data, place)))))
     assert set(sizes) == {SAMPLES, SAMPLES - 1}
     assert max(shifts) > 1.5
 
@@ -154,9 +154,9 @@ def test_an_unsteady_network_is_trained_one_sample_at_a_time(monkeypatch: pytest
     theta, data = cancelling(model, 1e6, 1), data_of(model, SAMPLES, 0)
     monkeypatch.setattr(fast, "steady", lambda *more: False)
     engine = Engine()
-    engine.run(Train(model, clip_norm=1.0), [inputs(data, theta)])
+    engine.run(Train(model, clip_norm=1.0), [given(data, theta)])
     assert engine.paths == {("Train", "sequential"): 1}
-    assert moved(model, theta, data) <= MOST
+    assert shift(model, theta, data) <= MOST
 
 
 def test_the_trial_finds_products_that_differ_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_losses_and_gradients_of_signatures_are_each_samples_own(name: str) -> N
         (NoisyMeanGradient(model, 0, 1e-12, "add_remove", 1, 0, "g"), 1.0),
     )
     for task, bound in tasks:
-        one, other = (np.asarray(task.run(inputs(each, theta))["g"]) for each in (data, without(data, 0)))
+        one, other = (np.asarray(task.run(given(each, theta))["g"]) for each in (data, left_out(data, 0)))
         assert np.linalg.norm(one - other) <= bound * MOST
 
 
