@@ -29,7 +29,7 @@ DISTRIBUTION_OF = {
 }
 """Distributions whose name is not that of their module."""
 COMMANDS = (
-    "run my.toml", "sweep my.toml", "audit .", "verify .", "report .", "export . --out x.pt", "predict . rows.csv",
+    "run my.toml", "advise my.toml", "sweep my.toml", "audit .", "verify .", "report .", "export . --out x.pt", "predict . rows.csv",
     "reproduce cfl-label-swap", "claims", "init",
     "explain lr", "list", "contract my.toml",
 )  # fmt: skip

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ..advice.words import advice_lines, mixture_line, without_advice
 from ..console import defaults_text, row_text, summary_text
 from ..errors import InputError
 from ..progress import run_progress
@@ -37,6 +36,7 @@ def run(
 
     CONFIG.toml is the experiment; - reads it from standard input.
     """
+    from ..advice.words import advice_lines, mixture_line, without_advice
     from ..experiments import Config, run_experiment
     from ..experiments.digests import digest_of
 
