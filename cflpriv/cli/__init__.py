@@ -23,6 +23,7 @@ from ..streams import printable_streams
 from .auditing import audit, verify
 from .claiming import claims
 from .describing import contract, explain, list_
+from .helping import helper
 from .predicting import predict
 from .running import advise, reproduce, run, sweep
 from .shared import ERR, print_line
@@ -58,7 +59,7 @@ def common(
     """Privacy-preserving clustered federated learning, and what it leaks."""
 
 
-for _command in (run, advise, sweep, audit, verify, report, export, predict, reproduce, claims, init, examples, contract, explain):
+for _command in (run, advise, sweep, audit, verify, report, export, predict, reproduce, claims, init, examples, contract, explain, helper):
     app.command()(_command)
 app.command("list")(list_)
 

@@ -159,6 +159,9 @@ def _protected(contract: Contract, protection: Protection) -> Iterator[str]:
         if protection.secure:
             whom = "deviates from the protocol, too" if protection.secagg_mode == "active" else "follows the protocol"
             yield f"               this holds for a server that {whom}; {smallest} clients at least are in a sum, this client among them"
+            if sums.helped:
+                few = f"{protection.helpers_colluding} of {protection.helpers} helpers may work with that server, and any clients"
+                yield f"               {few}; one helper more, and it reads this client's values"
             by_samples = f"by their samples, at most {protection.max_weight:g}; no client has nearly all of the weight"
             yield f"               clients weigh {by_samples if protection.max_weight else 'equally'}"
             yield f"               each number of a value is clipped to ±{protection.secagg_clip:g}; each value is in one sum only"

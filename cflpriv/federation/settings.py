@@ -105,10 +105,10 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
 
     A TOML file with `identity` (key file), `roster` (optional), `state` (a folder; without it the state is lost when the SuperNode
     restarts), `[protection]`, which must be there, and `[privacy]`, with the keys of an experiment. Paths are relative to the file.
-    `[privacy]` and secure sums need `state`, which keeps the record of what was spent and summed. `contract = "DIGEST"`
-    (`cflpriv contract --digest`) pins the only session contract that the client agrees to; `[limits]` bounds the work of one request, and
-    states what a contract may ask for at most. `allow_scores = true` lets a contract show its scores and choices. `role = "key-holder"`
-    makes it the key holder of encrypted similarity: it has no data. `models` is how many models the members of one secure sum may have
+    `[privacy]` and secure sums need `state`, which keeps the record of what was spent and summed. `contract = "DIGEST"` (`cflpriv contract
+    --digest`) pins the only session contract that the client agrees to; `[limits]` bounds the work of one request, and states what a
+    contract may ask for at most. `allow_scores = true` lets a contract show its scores and choices. `role = "key-holder"` makes it the key
+    holder of encrypted similarity, or a helper of sums: it has no data. `models` is how many models the members of one secure sum may have
     been sent, 1 by default. `[app]` is for the application. Any other key is refused, so that a misspelt one cannot mean less protection.
 
     Raises `InputError`.
@@ -138,7 +138,7 @@ def read_settings(path: str | Path) -> tuple[Settings, Path | None, dict[str, An
     if not isinstance(app, dict):
         raise InputError(f"{path}: app = {app!r}: is a table, [app]")
     role = _role(path, tree, identity, protection, roster)
-    if protection.secure and role == "client" and "state" not in tree:
+    if protection.secure and (role == "client" or protection.sums.helped) and "state" not in tree:
         raise InputError(
             f"{path}: [protection] sum = {protection.sum!r}: give a folder as state, which keeps the record of what was summed"
         )

@@ -28,8 +28,8 @@ def serve(
 ) -> dict[str, Any]:
     """Run `config` with the `clients` that the Grid reaches; the summary, as in summary.json.
 
-    The seconds are those of `federation.stages.StagedTransport`. `options` (truth, roster, wait_seconds, resume, report) and all others
-    are those of `experiments.deployment.deploy`. With `resume` it also continues as another run of a restarted SuperLink.
+    The seconds are those of `federation.stages.StagedTransport`. `options` (truth, roster, wait_seconds, resume, report, residents) and
+    all others are those of `experiments.deployment.deploy`. With `resume` it also continues as another run of a restarted SuperLink.
     """
     return deploy(
         lambda journal: GridTransport(

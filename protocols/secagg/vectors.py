@@ -66,7 +66,7 @@ __all__ = [
 Bits = Literal[16, 32]
 """Width of the modulus."""
 
-_ROUNDED = 1 << 16
+_ROUNDED = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,13 @@ def encode(
         ValueError: if values are not a finite real vector, are integers where levels were not asked for or the reverse, levels lie
         outside the quantiser's (or come with a fraction other than 1), or fraction is outside [0, 1].
     """
+    return _encoded(values, fixed, entropy, fraction, is_levels)[:2]
+
+
+def _encoded(
+    values: NDArray[Any], fixed: FixedPoint, entropy: Entropy, fraction: float, is_levels: bool
+) -> tuple[NDArray[np.int32], int, float]:
+    """What `encode` gives, and `relative_error`: 0 for levels."""
     if values.ndim != 1 or values.dtype.kind not in "fiu":
         raise ValueError(f"values: expected a real vector, got {values.ndim} axes of {values.dtype}")
     if is_levels != (values.dtype.kind in "iu"):
@@ -148,21 +155,44 @@ def encode(
             raise ValueError("fraction: integer levels cannot be weighted")
         if values.size and (int(values.max()) > fixed.levels or int(values.min()) < -fixed.levels):
             raise ValueError(f"values: integer levels must lie within {fixed.levels} of zero")
-        return values.astype(np.int32), 0
-    levels = np.empty(values.size, np.int32)
-    clipped = 0
-    coins = Cipher(algorithms.AES(entropy(32)), modes.CTR(bytes(16))).encryptor()
+        return values.astype(np.int32), 0, 0.0
+    return _rounded(values, fixed, entropy, fraction)
+
+
+def _rounded(values: NDArray[Any], fixed: FixedPoint, entropy: Entropy | None, fraction: float) -> tuple[NDArray[np.int32], int, float]:
+    """Levels, how many values were clipped, and `relative_error`. Without entropy nothing is rounded, and there are no levels.
+
+    Each part of the vector goes through all steps in place, so that it stays in the cache.
+    """
+    levels = np.empty(values.size if entropy is not None else 0, np.int32)
+    coins = None if entropy is None else Cipher(algorithms.AES(entropy(32)), modes.CTR(bytes(16))).encryptor()
+    x, low = np.empty(min(_ROUNDED, values.size)), np.empty(min(_ROUNDED, values.size))
+    clipped, added, length = 0, 0.0, 0.0
     for start in range(0, values.size, _ROUNDED):
-        x = values[start : start + _ROUNDED].astype(np.float64)
-        if not np.isfinite(x).all():
+        some = values[start : start + _ROUNDED]
+        part, floor = x[: some.size], low[: some.size]
+        part[:] = some
+        smallest, largest = float(part.min()), float(part.max())
+        if not (math.isfinite(smallest) and math.isfinite(largest)):
             raise ValueError("values: not all numbers are finite")
-        clipped += int(np.count_nonzero(np.abs(x) > fixed.clip))
+        if smallest < -fixed.clip or largest > fixed.clip:
+            clipped += int(np.count_nonzero(np.abs(part) > fixed.clip))
+            np.clip(part, -fixed.clip, fixed.clip, out=part)
         # |x| / clip <= 1 and fraction <= 1 hold in floating point too, so |scaled| <= levels exactly.
-        scaled = np.clip(x, -fixed.clip, fixed.clip) / fixed.clip * fraction * fixed.levels
-        low = np.floor(scaled)
-        coin = np.frombuffer(coins.update(bytes(4 * x.size)), "<u4")
-        levels[start : start + _ROUNDED] = low + (coin < (scaled - low) * 2.0**32)
-    return levels, clipped
+        part /= fixed.clip
+        if fraction != 1.0:
+            part *= fraction
+        part *= fixed.levels
+        length += float(part @ part)
+        np.floor(part, out=floor)
+        part -= floor
+        added += float(part.sum() - part @ part)
+        if coins is not None:
+            coin = np.frombuffer(coins.update(bytes(4 * some.size)), "<u4")
+            part *= 2.0**32
+            np.add(floor, coin < part, out=floor)
+            levels[start : start + _ROUNDED] = floor
+    return levels, clipped, 0.0 if added == 0 else math.sqrt(added / length) if length > 0 else math.inf
 
 
 def relative_error(values: NDArray[Any], fixed: FixedPoint, fraction: float = 1.0) -> float:
@@ -171,15 +201,7 @@ def relative_error(values: NDArray[Any], fixed: FixedPoint, fraction: float = 1.
     Raises:
         ValueError: if values are not all finite.
     """
-    added, length = 0.0, 0.0
-    for start in range(0, values.size, _ROUNDED):
-        x = values[start : start + _ROUNDED].astype(np.float64)
-        if not np.isfinite(x).all():
-            raise ValueError("values: not all numbers are finite")
-        scaled = np.clip(x, -fixed.clip, fixed.clip) / fixed.clip * fraction * fixed.levels
-        part = scaled - np.floor(scaled)
-        added, length = added + float((part * (1 - part)).sum()), length + float(np.square(scaled).sum())
-    return 0.0 if added == 0 else math.sqrt(added / length) if length > 0 else math.inf
+    return _rounded(values, fixed, None, fraction)[2]
 
 
 def decode(total: NDArray[np.int32], fixed: FixedPoint) -> NDArray[np.float64]:
@@ -282,9 +304,8 @@ def encode_inputs(
         fraction = counted_weight(contribution, terms) / terms.weight_limit if terms.weight_limit else 1.0
         start = clusters.index(contribution.cluster) * width
         try:
-            if not contribution.is_levels and most_error < math.inf:
-                _check_error(contribution.values, terms, fraction, most_error)
-            levels, beyond = encode(contribution.values, terms.fixed, entropy, fraction, contribution.is_levels)
+            levels, beyond, error = _encoded(contribution.values, terms.fixed, entropy, fraction, contribution.is_levels)
+            _check_error(error, terms, fraction, most_error)
             x[start : start + terms.dimension] = levels
             if terms.weight_limit:
                 share = np.array([fraction * terms.clip])
@@ -297,9 +318,8 @@ def encode_inputs(
     return x, clipped
 
 
-def _check_error(values: NDArray[Any], terms: InputTerms, fraction: float, most_error: float) -> None:
+def _check_error(error: float, terms: InputTerms, fraction: float, most_error: float) -> None:
     """Raises `LocalError` "too-coarse" where rounding adds more than `most_error` of their length to the values."""
-    error = relative_error(values, terms.fixed, fraction) if values.dtype.kind == "f" else 0.0
     if error > most_error:
         step = terms.clip / terms.levels / fraction
         raise LocalError(

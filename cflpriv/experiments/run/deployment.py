@@ -18,6 +18,7 @@ from ...clustering.scores import spread
 from ...contract.handles import Held, Labels, placed
 from ...error_sums import sums_these
 from ...errors import InputError, TrainingDiverged
+from ...federation.resident import WithResidents
 from ...federation.server import ClientsLost, EpochEnded, FederationServer, KeyHolderLost
 from ...federation.stages import Journal, Notify, StagedTransport
 from ...federation.transport import OverBytes
@@ -68,10 +69,12 @@ def deploy(
     resume: bool = False,
     report: Notify = print,
     callbacks: Sequence[Callback] = (),
+    residents: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run `config` with the `clients` that a transport reaches; the summary, as in summary.json. See `experiments.folder.carry_out`.
 
-    `connect` makes the transport, given its journal; `system` is its name in the summary. `described` gives the shape of samples and the
+    `connect` makes the transport, given its journal; `system` is its name in the summary. `residents`: addresses "HOST:PORT" of helpers and
+    holders that stay (`cflpriv helper`), beside those that the transport reaches. `described` gives the shape of samples and the
     number of classes (`standing_in`). `truth` (true group by client) is for scoring only. If clients drop out during a comparison, the step
     is repeated without them. A client that returns keeps its cluster; a new client is admitted. Clients' own scores are gathered and
     recorded, unless sums are secure or clients' data private; then there are none. A release that the ledger refuses ends the run
@@ -104,7 +107,7 @@ def deploy(
         private = run_ledger(config, algorithm, config.noise(asked), system_entropy, asked, config.bands(here))
         if private is not None and not algorithm.operations:
             raise InputError(f"algorithm {algorithm.name!r} with privacy.unit = {config.privacy.unit!r}: releases nothing; use 'none'")
-        transport = connect(journal)
+        transport = WithResidents(connect(journal), residents) if residents else connect(journal)
         federation = FederationServer(
             OverBytes(transport), protection=config.protection, sampling=config.sampling(), seed=config.run.seed, roster=roster,
             transcript=transcript_of(config, here),

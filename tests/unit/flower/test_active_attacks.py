@@ -17,7 +17,7 @@ from scenes import population
 from cflpriv.attacks.active.audit import FILE, active_audit, run_all
 from cflpriv.attacks.active.scene import Clients, Scene
 from cflpriv.data import build_population
-from cflpriv.experiments import parse_config
+from cflpriv.experiments import Config, parse_config
 from cflpriv.federation.transport import OverBytes
 from cflpriv.flower import GridTransport, client_app, write_identities
 from cflpriv.flower.client import read_identity, read_roster, settings_of
@@ -34,10 +34,19 @@ PLAYED = (
 )  # fmt: skip
 
 
-def deployed_scene(folder: Path) -> Scene:
-    """Nodes in this process, each with a settings file; for each attack a session of its own and clients that remember nothing."""
-    roster = write_identities(folder / "keys", CLIENTS)
-    files = [folder / f"client{client}.toml" for client in range(CLIENTS)]
+HELPED = CONFIG.with_("protection", sum="one_message")
+OF_HELPERS = (
+    "split_view", "second_set", "second_helped_sum", "copied_box", "other_seed", "lying_helper", "late_upload", "swapped_helper",
+    "rolled_back_helper",
+)  # fmt: skip
+
+
+def deployed_scene(folder: Path, config: Config = CONFIG) -> Scene:
+    """Nodes in this process, each with a settings file; for each attack a session of its own and parties that remember nothing."""
+    helpers = config.protection.holders
+    roster = write_identities(folder / "keys", CLIENTS, key_holder=helpers)
+    names = [*(f"client{client}" for client in range(CLIENTS)), *(f"key-holder{number or ''}" for number in range(helpers))]
+    files = [folder / f"{name}.toml" for name in names]
     configs: dict[int, dict[str, Any]] = {1000 + client: {"settings": str(path)} for client, path in enumerate(files)}
     started = count()
 
@@ -45,29 +54,36 @@ def deployed_scene(folder: Path) -> Scene:
         return SCENE.clients[settings_of(context)[0].identity.client]
 
     grid: Any = FakeGrid({node: client_app(data) for node in configs}, configs)
+    holders = {number: read_identity(folder / "keys" / f"{name}.key") for number, name in enumerate(names[CLIENTS:])}
     identities = {client: read_identity(folder / "keys" / f"client{client}.key") for client in range(CLIENTS)}
 
     def start() -> Clients:
         number = next(started)
-        for client, path in enumerate(files):
-            keys = f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\n'
-            path.write_text(f'{keys}state = "state{number}/{client}"\n[protection]\nsum = "secagg"\n', encoding="utf-8")
-        return Clients(OverBytes(GridTransport(grid, poll_seconds=0.0)), read_roster(roster), identities)
+        for name, path in zip(names, files, strict=True):
+            role = "" if name.startswith("client") else 'role = "key-holder"\n'
+            keys = f'{role}identity = "keys/{name}.key"\nroster = "keys/roster.txt"\n'
+            path.write_text(f'{keys}state = "state{number}/{name}"\n[protection]\nsum = "{config.protection.sum}"\n', encoding="utf-8")
+        return Clients(OverBytes(GridTransport(grid, poll_seconds=0.0)), read_roster(roster), identities, holders)
 
-    return Scene(CONFIG, SCENE, start)
+    return Scene(config, SCENE, start)
 
 
 @pytest.mark.slow
-def test_over_a_grid_clients_answer_as_in_one_process(tmp_path: Path) -> None:
-    there = run_all(deployed_scene(tmp_path), PLAYED)
-    here = active_audit(CONFIG, attacks=PLAYED, population=SCENE)
+@pytest.mark.parametrize(
+    ("config", "played", "ended"),
+    [(CONFIG, PLAYED, {"no_gain", "refused"}), (HELPED, OF_HELPERS, {"refused"})],
+    ids=["secagg", "one_message"],
+)
+def test_over_a_grid_clients_answer_as_in_one_process(tmp_path: Path, config: Config, played: tuple[str, ...], ended: set[str]) -> None:
+    there = run_all(deployed_scene(tmp_path, config), played)
+    here = active_audit(config, attacks=played, population=SCENE)
     for one, two in zip(there, here, strict=True):
         assert (one.attack, one.status, one.code, one.stage) == (two.attack, two.status, two.code, two.stage)
         assert (one.refusals, one.accomplices) == (two.refusals, two.accomplices)
         if two.value is not None:
             assert one.value == pytest.approx(two.value, abs=1e-5)
             assert one.baseline == pytest.approx(two.baseline)
-    assert {one.status for one in here} == {"no_gain", "refused"}
+    assert {one.status for one in here} == ended
 
 
 SERVER = '''

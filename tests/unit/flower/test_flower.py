@@ -575,6 +575,28 @@ def test_encrypted_similarity_with_a_key_holder_at_a_node_of_its_own(tmp_path: P
     assert not grid.errors
 
 
+def test_sums_in_one_message_with_helpers_at_nodes_of_their_own(tmp_path: Path) -> None:
+    """Four nodes without data; one of them may be gone. A client answers once, and a dropout costs nothing."""
+    scene = population(groups=1, clients_per_group=5)
+    grid = deployment(tmp_path, scene, 'sum = "one_message"', state=True, key_holder=4)
+    roster = read_roster(tmp_path / "keys" / "roster.txt")
+    ticks = iter(range(10**9))
+    transport = GridTransport(grid, clock=lambda: float(next(ticks)), poll_seconds=0.0)  # type: ignore[arg-type]
+    protection, made = Protection(sum="one_message"), ALGORITHMS["fedavg"].make(training(scene), weights="equal")
+    agreed = contract_of(made, protection=protection, roster=roster)
+    fed = FederationServer(OverBytes(transport), protection=protection, roster=roster, seed=1, contract=agreed)
+    transport.welcome(fed, 5, 100.0)
+    state = made.init(fed)
+    for number, dead in enumerate((set(), {HOLDER_NODE + 1}, {HOLDER_NODE + 1, 1002})):
+        grid.dead = dead
+        fed.begin_round(number)
+        state, _ = made.round(fed, state)
+    asked = [stage for stage, *_ in transport.stages]
+    assert asked.count("sum") == 3
+    assert "second-sum" not in {code for _, _, code in fed.refusals}
+    assert not grid.errors
+
+
 @pytest.mark.parametrize("state", [True, False])
 def test_shared_vectors_with_holders_at_nodes_of_their_own(tmp_path: Path, state: bool) -> None:
     """Three nodes without data; one of them gone, the comparison ends with one line, and is taken again when it is back."""

@@ -5,6 +5,7 @@ more.
 """
 
 import contextlib
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -55,6 +56,25 @@ def spoil_one(data: bytes, random: Random) -> bytes:
     return bytes(changed)
 
 
+class Killed(Exception):
+    """A helper's process ended."""
+
+
+class Mortal(dict[str, bytes]):
+    """A helper's store; its process may be killed just before something is stored, or just after."""
+
+    def __init__(self, happens: Callable[[], bool]) -> None:
+        super().__init__()
+        self._happens = happens
+
+    def __setitem__(self, name: str, value: bytes) -> None:
+        if self._happens():
+            raise Killed
+        super().__setitem__(name, value)
+        if self._happens():
+            raise Killed
+
+
 def play(seed: int) -> str:
     """One run; how it ended: "sum", or the code of the error."""
     random = Random(seed)
@@ -65,10 +85,11 @@ def play(seed: int) -> str:
     def happens() -> bool:
         return random.random() < rate
 
+    scene.stores = {number: Mortal(happens) for number in range(helpers)}
     there: dict[int, Helper] = scene.all()
     stopped: set[int] = set()
     # Lies are noticed where t + 1 helpers know each seed, however many stop: here with as many as may fail.
-    lies = {0} if helpers - most_failing(helpers, colluding) >= 2 * colluding + 1 and happens() else set()
+    lies = {0} if helpers - most_failing(helpers, colluding) >= 2 * colluding + 1 and random.random() < 0.2 else set()
     signed: dict[bytes, set[int]] = {}
 
     def receive(number: int, data: bytes) -> bytes | None:
@@ -86,6 +107,9 @@ def play(seed: int) -> str:
                 answer = there[number].receive(arrived) if number not in lies else answer
         except RemoteError:
             return None
+        except Killed:
+            there[number] = scene.helper(number)
+            return None
         message = m.decode_from_helper(answer, server.terms)
         if isinstance(message, m.SignedSet):
             signed.setdefault(message.name, set()).add(number)
@@ -95,7 +119,7 @@ def play(seed: int) -> str:
         answers = {number: receive(number, data) for number, data in messages.items()}
         return {number: answer for number, answer in answers.items() if answer is not None}
 
-    announced = {number: helper.announcement(1) for number, helper in there.items() if not happens()}
+    announced = {number: key for number in there if (key := _key(scene, there, number)) is not None}
     try:
         terms = scene.terms(announced, bits=random.choice((16, 32)))
     except ValueError:
@@ -127,6 +151,16 @@ def play(seed: int) -> str:
     return ended
 
 
+def _key(scene: Scene, there: dict[int, Helper], number: int) -> bytes | None:
+    """A helper's key, asked for again if its process ended; None if it ends again."""
+    for _ in range(2):
+        try:
+            return there[number].announcement(1)
+        except Killed:
+            there[number] = scene.helper(number)
+    return None
+
+
 def _received(server: HelpedServer, client: int, data: bytes) -> None:
     with contextlib.suppress(RemoteError):
         server.receive(client, data)
@@ -139,7 +173,7 @@ def _ask_for_more(scene: Scene, server: HelpedServer, there: dict[int, Helper], 
         for number, helper in there.items():
             try:
                 answer = m.decode_from_helper(helper.receive(m.encode(m.CloseSet(server.terms, m.ids(members)))), server.terms)
-            except RemoteError:
+            except (RemoteError, Killed):
                 continue
             assert isinstance(answer, m.SignedSet)
             signed.setdefault(answer.name, set()).add(number)
