@@ -44,8 +44,9 @@ ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 513, 16), 1024, 2048, 4
 """Rényi orders."""
 FINEST, COARSEST = 2.0**-26, 2.0**-4
 """Spacings of privacy losses in a distribution are powers of two between these."""
-ADDED, NEGLIGIBLE = 0.01, 4e-10
-"""Discretisation adds to the variance of the losses of all steps together at most this share (half of it is added to ε), or so much."""
+ADDED, NEGLIGIBLE, MOST_ADDED = 0.01, 4e-10, 0.1
+"""Discretisation adds to the variance of the losses of all steps together at most this share (half of it is added to ε), but at most and
+at least so much."""
 PART, SMALLEST = 1 / 256, 1e-2
 """Of ε, one spacing at most, and of an ε below the smallest that anybody asks for, that of this."""
 MOST_LOSSES = 1 << 22
@@ -255,7 +256,7 @@ def _distributed_epsilon(bill: _Bill, delta: float, interval: float) -> float:
         if high > LARGEST_OF_ALL:
             return math.inf
         low, high = high, 2 * high
-    while high - low > 1e-3 * high:
+    while high - low > COARSEST:
         middle = (low + high) / 2
         low, high = (middle, high) if total.get_delta_for_epsilon(middle) > delta else (low, middle)
     return float(high)
@@ -295,13 +296,13 @@ def _interval(bill: _Bill) -> tuple[float, float]:
     Rounding a loss l of a step up or down to the grid, its mean kept, adds at most min(h²/4, h·|l|) to its variance, h the spacing.
     """
     kinds = [(*_moments(z, q, bill.relation), steps) for z, q, steps in bill.sampled]
-    kinds += [(bill.precision, math.sqrt(bill.precision), 1)] if bill.precision else []
-    kinds += [(epsilon**2 / 4, epsilon, count) for epsilon, count in bill.choices]
-    variance = math.fsum(square * count for square, _, count in kinds)
-    reach = max(_reach(bill), 24 * math.sqrt(variance) + variance)  # of all losses together: a mean of half the variance, and its tails
+    kinds += [(bill.precision, bill.precision / 2, math.sqrt(bill.precision), 1)] if bill.precision else []
+    kinds += [(epsilon**2 / 4, epsilon / 2, epsilon, count) for epsilon, count in bill.choices]
+    variance, mean = (math.fsum(kind[place] * kind[-1] for kind in kinds) for place in (0, 1))
+    reach = max(_reach(bill), 24 * math.sqrt(variance) + mean)  # of all losses together
     finest = max(FINEST, 2.0 ** math.ceil(math.log2(reach / MOST_LOSSES)))
     interval = COARSEST if reach < 1e4 * COARSEST else 2.0 ** math.ceil(math.log2(reach / 1e4))
-    while interval > finest and sum(min(interval**2 / 4, interval * size) * count for _, size, count in kinds) > max(
+    while interval > finest and sum(min(interval**2 / 4, interval * size) * count for _, _, size, count in kinds) > max(
         ADDED * variance, NEGLIGIBLE
     ):
         interval /= 2
@@ -315,12 +316,13 @@ def _reach(bill: _Bill) -> float:
 
 
 @lru_cache(maxsize=256)
-def _moments(z: float, q: float, relation: Relation) -> tuple[float, float]:
-    """E l² and E |l| of the loss l of one sampled step, by the trapezoid rule."""
+def _moments(z: float, q: float, relation: Relation) -> tuple[float, float, float]:
+    """Variance, mean and E |l| of the loss l of one sampled step, by the trapezoid rule."""
     _, upper, lower = _densities(z, q, relation)
     loss, weight = upper - lower, np.exp(upper)
     weight /= weight.sum()
-    return max(float(weight @ loss**2), 1e-300), float(weight @ np.abs(loss))
+    mean = float(weight @ loss)
+    return max(float(weight @ (loss - mean) ** 2), 1e-300), mean, float(weight @ np.abs(loss))
 
 
 def _densities(z: float, q: float, relation: Relation) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
