@@ -54,8 +54,7 @@ _REPRODUCTIONS = """\
     cflpriv reproduce NAME [--scale S] [--seeds N] [--cells "A;B"] [--set section.key=value] [--out DIR] [--data-dir DIR]
 
 For readers who compare with a published figure. An entry is one table or figure of a paper (`cflpriv list`). The command runs the cells
-that are missing and writes `table.md`, `table.csv` and `picture.svg`; the same command resumes. A
-cell whose data are absent or too few is skipped, with the reason in its row; if no cell has its data, the exit code is 2.
+that are missing and writes `table.md`, `table.csv` and `picture.svg`; the same command resumes.
 
 - A published figure is printed only for exactly its settings (`cflpriv/experiments/reproductions/published.py`). Another column of a
   paper's table is a `--set` away: pacfl-label-skew with `--set data.source=cifar10 --set data.skew_percent=30` is PACFL's Table 6 for
