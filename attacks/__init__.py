@@ -334,7 +334,7 @@ for _name, _attack in {
         limits="Shows who is alike, not what a group has in common.",
     ),
     "likeness": Attack(
-        "which clients are alike, from any part of what they send that no other attack reads",
+        "which clients are alike, from any part of what they send in rows",
         _Cells("compared.likeness"),
         learns="which clients are alike, from numbers that they send",
         reduces=_NOISE,

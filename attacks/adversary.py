@@ -32,8 +32,8 @@ from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
 
 __all__ = [
-    "ADVERSARIES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "relays_to", "same_messages", "updates_sent",
-    "view_of",
+    "ADVERSARIES", "UPDATES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "relays_to", "same_messages",
+    "updates_sent", "view_of",
 ]  # fmt: skip
 
 ADVERSARIES: dict[str, str] = {

@@ -14,13 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..algorithms import ALGORITHMS
-from ..array_files import read_npz
 from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
 from ..engine.device import using
@@ -41,11 +41,13 @@ from .adversary import read_secrets, recorded_messages, view_of
 from .evidence.fresh_runs import AuditedRun, case_of, fresh_scene, is_open, recorded_scene, reseeded
 from .evidence.local_training import NotRecorded
 from .figures.about import about_audit
+from .figures.coverage import less_sure, passed_over
+from .figures.exposed import exposed_samples
 from .figures.family import Family, judged_together
 from .figures.leakage import BUDGETS, Budget, Cell, nothing
+from .figures.payloads import readers_in
 from .figures.plan import AuditPlan, Clock, plan_of, spoken
 from .figures.pooling import pooled
-from .figures.significance import CellStatus
 from .figures.verdicts import audit_text
 from .remedies import Accepted, Measured, accepted_remedies, measured_remedies
 
@@ -94,14 +96,16 @@ def audit_run(
         raise InputError(f"{folder / 'summary.json'}: the run was made with other data than are found now; give the same --data-dir")
     limits = BUDGETS[budget]
     plan = _plan(config, summary, people, limits)
-    wanted = [
-        (adversary, name) for adversary in adversaries for name in attacks or ATTACKS
-        if attacks or _by_default(name, adversary)
-    ]  # fmt: skip
+    named = attacks or ATTACKS
+    wanted = [(adversary, name) for adversary in adversaries for name in named if attacks or _by_default(name, adversary)]
     with locked(folder):  # two audits at once would each write audit.json without the other's cells
         remedies = accepted_remedies(folder / "config.toml", config, people, trust)
         about = about_audit(config, summary, budget, plan.seeds, adversaries, attacks or ATTACKS.names(), sealed(folder, OF_RUN))
-        kept = _Kept(folder, _key(folder, budget), remedies, about)  # a folder that cannot be written is refused before anything runs, too
+
+        def readers(viewer: str) -> Mapping[str, Sequence[str]]:
+            return readers_in(view_of(messages, viewer, secrets, config.protection))
+
+        kept = _Kept(folder, _key(folder, budget), remedies, about, readers)  # refuses a folder that cannot be written
         units = {seed: _units(wanted, seed, config.run.seed, () if adversary else ONCE) for seed in plan.seeds}
         plan = replace(
             plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), rerun_seconds=_rerun_seconds(config, summary, wanted, limits)
@@ -378,11 +382,16 @@ def _texts() -> dict[str, str]:
     }  # fmt: skip
 
 
+_Readers = Callable[[str], Mapping[str, Sequence[str]]]
+"""The attacks that read each part of an adversary's view."""
+
+
 class _Kept:
     """Finished cells by unit, written to disk after each. Cells of another run, budget, version, or text of a plugin are dropped."""
 
-    def __init__(self, folder: Path, key: str, remedies: Mapping[str, Accepted], about: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, key: str, remedies: Mapping[str, Accepted], about: Mapping[str, Any], readers: _Readers) -> None:
         self.folder, self.key, self.texts = folder, key, _texts()
+        self.readers = cache(readers)
         self.remedies, self.about, self.measured = remedies, about, list[Measured]()
         try:
             (folder / "audit").mkdir(exist_ok=True)
@@ -416,7 +425,7 @@ class _Kept:
         measured = [entry.as_json() for entry in self.measured]
         more = {
             "about": self.about, "remedies_accepted": remedies, "remedies_measured": measured,
-            "most_exposed": _exposed(self.folder, self.recorded),
+            "most_exposed": exposed_samples(self.folder, self.recorded),
         }  # fmt: skip
         self._write("audit.json", audit_text(table, family, words, **more))
 
@@ -440,23 +449,10 @@ class _Kept:
     def _judged(self) -> tuple[list[Cell], Family]:
         order = {name: i for i, name in enumerate(ATTACKS)}
         done = sorted(self.cells, key=lambda name: (name.split("|")[0] != "server", name.split("|")[0], order.get(name.split("|")[1], 99)))
-        return judged_together(pooled([cell for name in done for cell in self.cells[name]]))
-
-
-def _exposed(folder: Path, recorded: Sequence[Cell]) -> list[dict[str, Any]]:
-    """The training samples that membership attacks which leak single out on the recorded run: by client, the row of its training data."""
-    leaks = [cell for cell in recorded if cell.attack == "membership" and cell.status == "leaks" and cell.arrays]
-    listed = []
-    for adversary, file in dict.fromkeys((cell.adversary, cell.arrays) for cell in leaks):
-        path = folder / "audit" / str(file)
-        arrays = read_npz(path) if path.is_file() else {}
-        for source in ("update", "model"):
-            if any(cell.adversary == adversary and cell.metric.startswith(source) for cell in leaks):
-                listed += [
-                    {"adversary": adversary, "evidence": source, "client": int(client), "row": int(row), "others_as_high": float(share)}
-                    for client, row, share in arrays.get(f"exposed_{source}", ())
-                ]
-    return listed
+        cells, family = judged_together(pooled([cell for name in done for cell in self.cells[name]]))
+        for viewer in dict.fromkeys(cell.adversary for cell in cells):
+            cells += passed_over([cell for cell in cells if cell.adversary == viewer], self.readers(viewer))
+        return cells, family
 
 
 def _cell(fields: Mapping[str, Any]) -> Cell:
@@ -489,14 +485,13 @@ def _attacked(name: str, adversary: str, scene: AuditedRun, budget: Budget, fold
     except (NotRecorded, TrainingDiverged) as error:
         own = "the attacker's own clients: " if isinstance(error, TrainingDiverged) else ""
         return [nothing(case, name, "attempted", f"not attempted: {own}{error}{in_part}")]
-    if in_part:  # what is not at hand may show something
-        less: dict[CellStatus, CellStatus] = {
-            "nothing_to_see": "not_attempted", "not_applicable": "not_attempted", "at_baseline": "inconclusive",
-        }  # fmt: skip
-        cells = [replace(cell, note=cell.note + in_part, status=less.get(cell.status, cell.status)) for cell in cells]
+    if in_part:
+        cells = [replace(cell, note=cell.note + in_part) for cell in cells]
     if scene.rounds is not None:
         words, most = f"; of the first {scene.rounds} round(s) only", scene.rounds
         cells = [replace(cell, note=cell.note + words, rounds=min(cell.rounds or most, most)) for cell in cells]
+    if in_part or scene.rounds is not None:
+        cells = less_sure(cells, scene.whole_view(adversary), kept=not in_part)
     if arrays is None or folder is None:
         return list(cells)
     file = f"{name}_{adversary}.npz"

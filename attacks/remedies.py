@@ -38,6 +38,7 @@ _SUMS = Remedy(
     ('protection.sum="secagg"', 'protection.secagg_mode="active"', 'training.weights="equal"', 'training.sampling="fixed_cohorts"'),
     ("protection.sum", "training.sampling"),
 )
+_HIDDEN_ROWS = Remedy("secure sums", ('protection.sum="secagg"', 'training.weights="equal"'), ("protection.sum",))
 _OBLIVIOUS = Remedy(
     "oblivious secure sums, which hide who is in a group", ('protection.sum="secagg-oblivious"', 'training.weights="equal"')
 )
@@ -65,6 +66,7 @@ CANDIDATES: dict[str, tuple[Remedy, ...]] = {
     "anchor_counts": (_TRANSFORMED, _ENCRYPTED, *_NOISE),
     "sybil_span": (_ENCRYPTED, *_NOISE),
     "influence": _NOISE,
+    "likeness": (_HIDDEN_ROWS, _OBLIVIOUS, _CLIENT, _LESS),
     "cluster_identity": (_OBLIVIOUS,),
     "disaggregation": (_STEADY, *_NOISE),
     "label_inference": _OF_UPDATES,

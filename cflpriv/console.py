@@ -52,7 +52,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
 
-    known = 1 < summary["true_groups"] < summary["clients"]  # else all are of one group, or each counts as its own
+    known = summary["true_groups"] is not None and 1 < summary["true_groups"] < summary["clients"]  # else nothing is to be found
     groups = f" of {summary['true_groups']} true groups" if known else ""
     clusters = "" if summary["clusters"] is None else f", {counted(summary['clusters'], 'cluster')}{groups}"
     agreement = f", ARI {summary['ari']:.3f}" if known and summary["ari"] is not None else ""

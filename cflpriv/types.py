@@ -47,7 +47,8 @@ class ClientData:
     `x_train` and `x_test` have shape (samples, *features), floating; images are (samples, channels, height, width) in [0, 1], not
     normalised (signatures are taken of raw pixels; a model normalises its own input). `y_train` and `y_test` are int64 class labels,
     or float64 numbers of a regression, whose public range is −1 to 1.
-    `id` is the client's stable name: random streams are keyed by it, so results do not depend on the order of clients.
+    `id` is the client's stable name: random streams are keyed by it, so results do not depend on the order of clients. `held_out` are
+    samples (x, y) that no task trains on, to score models on; None where nothing is held out.
 
     Raises `InputError` for no training samples, unequal lengths, wrong dtype or a value that is not finite.
     """
@@ -57,6 +58,7 @@ class ClientData:
     y_train: Array
     x_test: Array
     y_test: Array
+    held_out: tuple[Array, Array] | None = None
 
     def __post_init__(self) -> None:
         name = f"client {self.id}"
@@ -85,7 +87,8 @@ class ClientData:
 class Population:
     """Clients with the truth about them, as an experiment sees it. `groups[i]` is the true group of `clients[i]`.
 
-    `groups` is for scoring only and never reaches a federation. `mean` and `std` are for the input of a model (one value a channel).
+    `groups` is for scoring only and never reaches a federation; without `groups_known` its numbers mean nothing.
+    `mean` and `std` are for the input of a model (one value a channel).
     `notes` are sentences for the report: what was substituted, what is missing. `warnings` say what may be wrong with the data.
     `class_names` are the names of the classes, in their order, where the data have names; `feature_columns` the columns of a table whose
     numbers are the features, `client_names` the names of a table's clients, by their ids. Where labels are numbers, `label_range` is
@@ -106,6 +109,7 @@ class Population:
     client_names: tuple[str, ...] = ()
     label_range: tuple[float, ...] = ()
     moments: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
+    groups_known: bool = True
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -136,6 +140,11 @@ class Population:
     def group_of(self) -> dict[int, int]:
         """The true group of each client, by its id."""
         return {client.id: group for client, group in zip(self.clients, self.groups, strict=True)}
+
+    @property
+    def truth(self) -> dict[int, int]:
+        """The true group of each client, by its id; empty where the groups are unknown."""
+        return self.group_of if self.groups_known else {}
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -45,9 +45,13 @@ class AuditedRun:
     twin: Sequence[Message] = ()
 
     def view(self, adversary: str) -> AdversaryView:
+        """What the adversary is attacked with: its view of the first `rounds`."""
+        whole = self.whole_view(adversary)
+        return whole if self.rounds is None else whole.until(self.rounds)
+
+    def whole_view(self, adversary: str) -> AdversaryView:
         view = view_of(self.messages, adversary, self.secrets, self.config.protection)
-        view = replace(view, shared_noise=self.config.privacy.unit == "client")
-        return view if self.rounds is None else view.until(self.rounds)
+        return replace(view, shared_noise=self.config.privacy.unit == "client")
 
 
 def reseeded(config: Config, seed: int) -> Config:
@@ -158,13 +162,16 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
         alone = alone.recording_all()
         if "k" in config.algorithm:  # what is compared is the same; of a few clients there are no more clusters than these
             alone = alone.with_("algorithm", k=min(config.algorithm["k"], len(data)))
+        if "landmarks" in config.algorithm:  # each client is compared as if it were one
+            alone = alone.with_("algorithm", landmarks=max(config.algorithm["landmarks"], len(data)))
         try:
             simulation = prepare(alone, population=people, transcript=_UntilCompared("full"), engine=engine_for(config, Engine()))
             begin(simulation)
             advance(simulation)
         except _Upload:
             (message,) = [message for message in simulation.federation.transcript.messages if message.operation == "gram"]
-            return None if message.payload is None else compared_rows(config, np.asarray(message.payload["rows"], np.float64))
+            rows = None if message.payload is None else np.asarray(message.payload["rows"], np.float64)
+            return None if rows is None or len(rows) != len(data) else compared_rows(config, rows)
         except InputError:
             return None
         return None

@@ -18,6 +18,7 @@ from ...engine.models import Model
 from ...types import Array
 from ..adversary import UPDATES, AdversaryView, hidden_by, parts_in, updates_sent
 from ..figures.leakage import Case, Prior
+from ..figures.payloads import data_parts, depends_on_data
 from .coalition import known_means
 from .local_training import LocalTraining, NotRecorded, Trainings, training_of, trainings_in
 from .sums import means_in, models_sent
@@ -25,7 +26,7 @@ from .trained_models import OWN, Declared, Trained, declared_by, models_of_round
 
 __all__ = [
     "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in",
-    "trainings_of", "unread", "updates_in",
+    "trainings_of", "unread", "unread_movement", "updates_in",
 ]  # fmt: skip
 
 ADDED = ("origin", "anchor", "control")
@@ -122,7 +123,28 @@ def unread(view: AdversaryView, dimension: int) -> str:
         if "transform" not in message.context and set(payload_rows(message)) - set(view.coalition) and updates_sent(view, message) is None:
             names = ", ".join(repr(name) for name in sorted(set(message.payload or {}) - {"clients"}))
             return f"not attempted: what each client sends for means is in this view, as {names}, which no attack reads"
+    if _of_other_sizes(view, dimension):
+        return "not attempted: models are in this view, but of another size than the whole model; how clients change these may show it"
     return ""
+
+
+def unread_movement(view: AdversaryView, dimension: int) -> str:
+    """Why an attack on updates of cohorts is not attempted where a view has their results alone, as released models are; else as `unread`.
+
+    The initial model is public, so that one later model shows how all rounds together moved it.
+    """
+    sent = [vector for message in view.select("compute", "parameters") for vector in models_sent(view, message).values()]
+    is_trained = any(operation == "compute" for operation, _, _ in data_parts(view))
+    if is_trained and any(vector.shape == (dimension,) for vector in sent) and not means_in(view, dimension):
+        return "not attempted: trained models are in this view without those before; how they moved from the public initial one may show it"
+    return unread(view, dimension)
+
+
+def _of_other_sizes(view: AdversaryView, dimension: int) -> bool:
+    """Whether a view has models that clients trained, but only of parts (LG-FedAvg), or of several at once (FedRC)."""
+    sent = [m for m in view.select("compute", "parameters") if m.source == "server"]
+    sizes = {vector.size for message in sent for vector in models_sent(view, message).values()}
+    return bool(sizes) and dimension not in sizes and depends_on_data(view)
 
 
 def of_several(view: AdversaryView, dimension: int) -> bool:

@@ -12,7 +12,10 @@ from typing import Literal
 from ...contract.transcript import Message
 from ..adversary import AdversaryView
 
-__all__ = ["ENTRIES", "PayloadPart", "data_parts", "depends_on_data", "entry_of", "parts_of", "unread", "unread_keys"]
+__all__ = [
+    "ENTRIES", "PayloadPart", "data_parts", "depends_on_data", "entry_of", "part_of", "parts_in_rows", "parts_of", "readers_in",
+    "unread",
+]  # fmt: skip
 
 Source = Literal["data", "sealed", "public"]
 """What a number is derived from: clients' data, in a form that its reader can use; data that are masked or encrypted, and keys and
@@ -21,13 +24,19 @@ their shares; or public settings and randomness alone."""
 
 @dataclass(frozen=True)
 class PayloadPart:
-    """A part of messages of an `operation` and `kind` (regular expressions). `readers` are attacks that read it, where it is of data."""
+    """A part of messages of an `operation` and `kind` (regular expressions). `readers` are attacks that read it, where it is of data.
+
+    `whole`: its readers take all that the part can show, so nothing is left where they say that there is nothing to find. `leaves`: what
+    the part is known to show and its readers do not ask, which the audit names.
+    """
 
     operation: str
     kind: str
     part: str
     source: Source
     readers: tuple[str, ...] = ()
+    whole: bool = False
+    leaves: str = ""
 
 
 _MODELS = (
@@ -36,33 +45,38 @@ _MODELS = (
 _UPDATES = (
     "label_inference", "gradient_inversion", "update_norms", "membership", "source_inference", "property_inference", "disaggregation",
 )  # fmt: skip
-_LEFT = ("likeness",)
+_ALIKE = ("likeness",)
 _ROWS = ("signature_inversion", "gram_geometry", "sybil_span", "anchor_counts", "fold_release", "property_inference")
 ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("mean", "secagg Masked|helped Upload", "bytes", "data", (*_MODELS, *_UPDATES)),  # of these the server opens the sum
+    PayloadPart("mean", "bucket mean", "update|step|movement|direction|contribution", "data", (*_MODELS, *_UPDATES)),
     PayloadPart(".*", ".*", "bytes", "sealed"),
     PayloadPart(".*", ".*", "bytes.length", "public"),
+    PayloadPart("mean", "deal.*", "listed|nonces", "public"),  # who is listed for buckets, and the randomness that deals them
     PayloadPart("compute", "parameters", "model|global|w", "data", _MODELS),
     PayloadPart("compute", "parameters", "anchor", "data", _MODELS),
     PayloadPart("compute", "parameters", "start|summed|label|clients|counted", "public"),
     PayloadPart("compute", "parameters", "labels", "data", ("cluster_identity",)),
     PayloadPart("compute", "parameters", "prototypes|control|short_centre|moves", "data"),
-    PayloadPart("mean", "update", "update|step|movement|direction|contribution|blocks|global|steps|shared", "data", _UPDATES),
-    PayloadPart("mean", "update", "prototype", "data", ("label_inference",)),
-    PayloadPart("mean", "update", "control", "data", _LEFT),
-    PayloadPart("mean", "blind update", "blind", "data", ("key_recovery", "gram_updates", "update_norms", "disaggregation")),
-    PayloadPart("mean", ".*", "weights|weight|count", "data", ("update_norms",)),
+    PayloadPart("mean", "update", "update|step|movement|direction|contribution|blocks|global|steps|shared", "data", _UPDATES + _ALIKE),
+    PayloadPart("mean", "update", "prototype", "data", _ALIKE, leaves="mean features of classes"),
+    PayloadPart("mean", "update", "control", "data", _ALIKE),
+    PayloadPart("mean", "blind update", "blind", "data", ("key_recovery", "gram_updates", "update_norms", "disaggregation", *_ALIKE)),
+    PayloadPart("mean", ".*", "weights|weight|count", "data", ("update_norms",), whole=True),
     PayloadPart("gram", "result", "labels|k", "data", ("cluster_identity",)),
     PayloadPart("gram", "result", "directions|exceeding|found|set_aside|stage|risen|soft", "data"),
-    PayloadPart("gram", ".*", "rows", "data", (*_ROWS, "gram_updates")),
+    PayloadPart("gram", ".*", "rows", "data", (*_ROWS, "gram_updates", *_ALIKE)),
     PayloadPart("gather", "scores", "scores", "data", ("influence",)),
-    PayloadPart("gather", "owns .*", "owns", "data", ("label_inference",)),
+    PayloadPart("gather", "owns .*", "owns", "data", ("label_inference",), whole=True),
     PayloadPart("gather", "choice", "choice", "data", ("cluster_identity",)),
-    PayloadPart("gather", ".*", "losses|correct|count|loss|confusion|errors", "data", _LEFT),
-    PayloadPart("relay", "request", "wanted", "data", _LEFT),
-    PayloadPart("relay", ".*", "own|update|model", "data", ("label_inference", "membership", "source_inference", "property_inference")),
+    PayloadPart("gather", ".*", "losses", "data", _ALIKE, leaves="label shares, by losses at models that are known"),
+    PayloadPart("gather", ".*", "correct|count|loss|confusion|errors", "data", _ALIKE, leaves="numbers of test samples, and of each label"),
+    PayloadPart("relay", "request", "wanted", "data", _ALIKE),
+    PayloadPart(
+        "relay", ".*", "own|update|model", "data", ("label_inference", "membership", "source_inference", "property_inference", *_ALIKE)
+    ),
     PayloadPart("fold|product", "arguments", "fold|product|times", "data"),
-    PayloadPart("fold|product", "blind result", "blind", "data", _LEFT),
+    PayloadPart("fold|product", "blind result", "blind", "data", _ALIKE),
 )
 """The first entry that fits is that of a part."""
 OPENED = PayloadPart("gram", "encrypted", "products", "data", (*_ROWS, "cluster_identity"))
@@ -71,7 +85,12 @@ OPENED = PayloadPart("gram", "encrypted", "products", "data", (*_ROWS, "cluster_
 
 def parts_of(message: Message) -> tuple[str, ...]:
     """The names of the parts of a payload without the numbers that tell clusters, classes and folds apart."""
-    return tuple(dict.fromkeys(re.sub(r"(/.*| \d+)$", "", name) for name in message.payload or {} if name != "clients"))
+    return tuple(dict.fromkeys(part_of(name) for name in message.payload or {} if name != "clients"))
+
+
+def part_of(name: str) -> str:
+    """The name of the part that an array of a payload is of."""
+    return re.sub(r"(/.*| \d+)$", "", name)
 
 
 def entry_of(message: Message, part: str) -> PayloadPart | None:
@@ -119,11 +138,22 @@ def depends_on_data(view: AdversaryView) -> bool:
 
 
 def unread(view: AdversaryView, attacks: Collection[str]) -> tuple[str, ...]:
-    """The parts of clients' data in a view that none of `attacks` reads, as "operation kind: part"."""
-    keys = [key for key, entry in data_parts(view).items() if entry is None or not set(entry.readers) & set(attacks)]
-    return tuple(f"{operation} {kind}: {part}" for operation, kind, part in keys)
+    """The parts of clients' data in a view that none of `attacks` reads, as "operation kind: part", and what is left open of others."""
+    named = []
+    for (operation, kind, part), entry in data_parts(view).items():
+        is_read = entry is not None and bool(set(entry.readers) & set(attacks))
+        left = entry.leaves if entry is not None and is_read else ""
+        if left or not is_read:
+            named.append(f"{operation} {kind}: {part}" + (f" ({left})" if left else ""))
+    return tuple(named)
 
 
-def unread_keys(view: AdversaryView, but: str) -> tuple[tuple[str, str, str], ...]:
-    """The parts of clients' data in a view that no attack reads but `but`, which takes what is left."""
-    return tuple(key for key, entry in data_parts(view).items() if entry is None or not set(entry.readers) - {but})
+def readers_in(view: AdversaryView) -> dict[str, tuple[str, ...]]:
+    """The attacks that read each part of clients' data in a view, by "operation kind: part"; without parts that are read as a `whole`."""
+    parts = {f"{operation} {kind}: {part}": entry for (operation, kind, part), entry in data_parts(view).items()}
+    return {name: () if entry is None else entry.readers for name, entry in parts.items() if entry is None or not entry.whole}
+
+
+def parts_in_rows(view: AdversaryView, attack: str) -> tuple[tuple[str, str, str], ...]:
+    """The parts of clients' data in a view that an `attack` reads, and those that nobody has described."""
+    return tuple(key for key, entry in data_parts(view).items() if entry is None or attack in entry.readers)

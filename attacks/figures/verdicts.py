@@ -23,6 +23,8 @@ SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """What an attack with power found at its baseline, and what is not there."""
 RISKS = ("singling out", "linkability", "inference")
 """The three risks by which anonymity is judged (Article 29 Working Party, opinion 05/2014; EDPB, opinion 28/2024)."""
+CONDITIONAL = {"static_value_exact": "any value that single clients would send unchanged in sums"}
+"""Figures of values that a run need not send: a real value that leaks comes before them, and they are not said to be of updates."""
 SPOKEN = {"client": "one client", "released": "whoever gets the released models"}
 OPEN = ("evidence_doubtful", "inconclusive", "not_validated", "not_attempted")
 
@@ -82,7 +84,7 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
         return Verdict(adversary, f"{_spoken(adversary)} {words} {_counted(cells)}{_guaranteed(cells)}")
     worst = leaks[0]
     entry = ATTACKS.find(worst.attack)
-    learned = (entry.learns if entry is not None else "") or worst.attack.replace("_", " ")
+    learned = CONDITIONAL.get(worst.metric) or (entry.learns if entry is not None else "") or worst.attack.replace("_", " ")
     figure = f"{metric_words(worst.as_json())} {worst.value:.2f}, {_beside(worst)}"
     strongest = {cell.attack: cell for cell in reversed(leaks) if cell.attack != worst.attack}
     others = [_with_known(strongest[name]) for name in dict.fromkeys(cell.attack for cell in leaks) if name in strongest]
@@ -120,6 +122,8 @@ def _with_known(cell: Cell) -> str:
 def _guaranteed(cells: Sequence[Cell]) -> str:
     """That the claimed ε stood its test, with the bound beside the claim, as the end of a sentence; "" where none was tested.
 
+    A claim has stood only a test that would have shown too little noise (`at_baseline`). Any other test left it open.
+
     Of the whole run, or else of the release with the bound that is nearest to its claim.
     """
     bounds = [cell for cell in cells if cell.metric.endswith("_epsilon") and cell.value is not None and cell.status != "leaks"]
@@ -129,8 +133,9 @@ def _guaranteed(cells: Sequence[Cell]) -> str:
     cell = max(shown, key=lambda pair: (pair[1].metric == "run_epsilon", pair[0]))[1]
     of = f" ({cell.towards})" if cell.towards else ""
     power = "" if cell.power is None else f"; had it had .7 of its noise, this audit would have shown that in {cell.power:.0%}"
+    words = "stood its test" if cell.status == "at_baseline" else "was not refuted, by a test that leaves it open"
     return (
-        f"; the claimed privacy stood its test: the epsilon of the {cell.metric.removesuffix('_epsilon').replace('_', ' ')} is "
+        f"; the claimed privacy {words}: the epsilon of the {cell.metric.removesuffix('_epsilon').replace('_', ' ')} is "
         f"{cell.value:.2f} at least (97.5 % confidence), and {cell.baseline:.2f} is claimed{of}{power}"
     )
 
@@ -153,6 +158,8 @@ def _share_of_all(cell: Cell) -> float:
     """How much of what there is between knowing nothing and knowing everything was learned. A broken guarantee comes first."""
     if cell.metric.endswith("_epsilon"):
         return 2.0
+    if cell.metric in CONDITIONAL:
+        return 0.0
     if cell.exact:
         return 1.0
     assert cell.value is not None  # a leak has a figure

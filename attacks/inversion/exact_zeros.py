@@ -19,7 +19,7 @@ import numpy as np
 from ...randomness import stream
 from ...types import Array
 from ..evidence.coalition import cohorts_assumed
-from ..evidence.updates import blind, public_model, unread
+from ..evidence.updates import blind, public_model, unread_movement
 from ..figures.leakage import Case, Cell, cell, nothing
 from ..figures.significance import chance, chance_of_matching, power
 from .token_recovery import refusal
@@ -50,7 +50,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     number = np.sum(list(truth.values()), axis=0) if truth else np.zeros(feature.count)
     clients = [client for client in sorted(taking_part - set(known)) if (truth[client] & (number == 1)).any()]
     if not taking_part - set(known):
-        return [nothing(case, NAME, metrics[0], (unread(case.view, model.dimension) or "no sum over known clients is in this view"))], None
+        why = unread_movement(case.view, model.dimension) or "no sum over known clients is in this view"
+        return [nothing(case, NAME, metrics[0], why)], None
     member = _membership_cell(case, feature, both, sorted(taking_part - set(known)), len(pools[0]))
     if len(clients) < 2:  # there is nothing to attribute
         return [member], None

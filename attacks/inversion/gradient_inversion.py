@@ -28,7 +28,7 @@ from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.local_training import LocalTraining, trainings_in
-from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread
+from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread_movement
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 from ..figures.significance import chance_of_draws, power
 from ..labels.label_readings import bias_span, shares_of
@@ -36,7 +36,7 @@ from .image_search import LocalSteps, invert_updates
 from .inversion_ladder import MATCHING, MOST_MATCHED, fitting_layer, images_by_layer, most_matched, most_samples
 from .patch_positions import images_by_positions
 from .sum_batches import SumBatch, batches_in, gain_of_draw, is_mean_of_samples, psnr_db_of_samples, smallest, words_of
-from .token_recovery import token_cells
+from .token_recovery import NOTHING_READ, token_cells
 from .zeros import embedding_of
 
 __all__ = ["cells", "labels_from_shares", "methods_of"]
@@ -248,7 +248,7 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
     alone = single_steps(steps_in(case.reference, model.dimension))
     clients = [client for batch in batches for client in batch.first_of if client in alone]
     if not clients:
-        why = unread(case.view, model.dimension) or "no single client's update, and no sum over known clients, can be read in this view"
+        why = unread_movement(case.view, model.dimension) or NOTHING_READ
         if number := smallest(steps, prior):
             why = f"not attempted: a sum is of {number} samples at least, in one batch or several; this reads {most} in one batch each"
         return [nothing(case, NAME, metric, f"{why}; images may still leak" if number else why)], None

@@ -29,16 +29,17 @@ from ...errors import InputError
 from ...randomness import stream
 from ...types import Array, check_array
 from ..evidence.local_training import trainings_in
-from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread
+from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread_movement
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import chance, chance_of_draws, chance_of_matching, power
 from ..labels.label_readings import bias_span
 from .text_spans import MOST_WINDOWS, has_attention, windows_from_spans
 from .zeros import Feature, Owners, Pool, embedding_of, features_of, owners_of, pools_in
 
-__all__ = ["embedding_of", "refusal", "token_cells", "tokens_from_rows", "window_from_rows"]
+__all__ = ["NOTHING_READ", "embedding_of", "refusal", "token_cells", "tokens_from_rows", "window_from_rows"]
 
 CLIENTS_PER_DRAW = 4
+NOTHING_READ = "no single client's update, and no sum over known clients, can be read in this view"
 MARGIN = 0.1
 DRAWS = 8
 """Draws of auxiliary windows that give the number of words of a guess without a view."""
@@ -308,7 +309,7 @@ def _cells_of_sums(case: Case, name: str, model: Model) -> list[Cell]:
     owners = [owners_of(of_view, known) for of_view in pools]
     clients = sorted((set(owners[0].clients) & set(owners[1].clients)) - set(known))
     if not clients:
-        why = unread(case.view, model.dimension) or "no single client's update, and no sum over known clients, can be read in this view"
+        why = unread_movement(case.view, model.dimension) or NOTHING_READ
         return [nothing(case, name, "token_share", why)]
     truth = {client: feature.of(case.truth.data[client][0]) for client in {*clients, *known}}
     return [*_cohort_figures(case, name, feature, pools, truth), *_member_figures(case, name, clients, owners, truth)]

@@ -27,7 +27,7 @@ from ..evidence.local_training import trainings_in
 from ..evidence.noisy_shares import Readings, shares_under_noise
 from ..evidence.sums import CohortSum, means_in, oblivious_sizes, sums_in
 from ..evidence.trained_models import label_shares_sent
-from ..evidence.updates import ClientStep, hidden_updates, less_known, public_model, steps_in, unread
+from ..evidence.updates import ClientStep, hidden_updates, less_known, public_model, steps_in, unread, unread_movement
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
 from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_renaming, power
 from .class_owners import cells as owner_cells
@@ -239,7 +239,8 @@ def aggregate_cell(case: Case, model: Model) -> Cell:
     tables = [np.array([[float(np.abs(shares - truth).sum()) for _, truth in pairs] for shares, _ in pairs]) for pairs in scored]
     errors = [np.diag(table) if len(table) else np.zeros(0) for table in tables]
     if not len(errors[0]) or not len(errors[1]):
-        return nothing(case, NAME, AGGREGATE, "no two models of one cluster can be read in this view, or it is unknown who trained them")
+        why = "no two models of one cluster can be read in this view, or it is unknown who trained them"
+        return nothing(case, NAME, AGGREGATE, unread_movement(case.view, model.dimension) or why)
     blanks = [np.array([float(np.abs(auxiliary_shares(prior) - truth).sum()) for _, truth in estimates]) for estimates in scored]
     note = (
         f"{len(errors[0])} cluster(s), each as a whole: nothing about a member; {_which_rounds(prior, case.budget.rounds)}; "

@@ -36,7 +36,7 @@ from ...tasks.training import Train
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..evidence.local_training import trainings_in
-from ..evidence.updates import ClientStep, public_model, single_steps, steps_in, trainings_of, unread
+from ..evidence.updates import ClientStep, public_model, single_steps, steps_in, trainings_of, unread, unread_movement
 from ..figures.leakage import Case, Cell, Prior, Truth, nothing
 from ..figures.significance import RATE, CellStatus
 from .member_scores import lira, loss_threshold, placements, rmia, roc, threshold
@@ -304,7 +304,7 @@ def _unread(case: Case, config: Config) -> str:
 
 def _unreadable(case: Case) -> str:
     """Why no update of a whole model can be read."""
-    why = unread(case.view, public_model(case.prior).dimension)
+    why = unread_movement(case.view, public_model(case.prior).dimension)
     return why or "no update, and no mean update of a cluster, can be read in this view"
 
 

@@ -15,6 +15,7 @@ from ..engine.models import Model
 from ..errors import InputError
 from ..plugins import FUNCTIONS, TASKS, Registry
 from ..privacy.settings import Releases
+from ..tasks.advice import HeldOutScores, KeepLocal, KeepProbabilities, KeepTuned, Responsibilities
 from ..tasks.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
 from ..tasks.joining import Join
 from ..tasks.signatures import PrincipalHalves, PrincipalVectors
@@ -216,5 +217,8 @@ def _accept(name: str, spec: Any) -> None:
 
 ALGORITHMS.accept = _accept
 
-for _kind in (Model, Train, Gradient, Start, Evaluate, EvaluateOwn, EvaluateUsed, Join, Losses, PrincipalHalves, PrincipalVectors):
+for _kind in (
+    Model, Train, Gradient, Start, Evaluate, EvaluateOwn, EvaluateUsed, Join, Losses, PrincipalHalves, PrincipalVectors,
+    KeepLocal, KeepTuned, KeepProbabilities, Responsibilities, HeldOutScores,
+):  # fmt: skip
     TASKS.add(_kind.__name__, _kind)

@@ -24,7 +24,7 @@ from .auditing import audit, verify
 from .claiming import claims
 from .describing import contract, explain, list_
 from .predicting import predict
-from .running import reproduce, run, sweep
+from .running import advise, reproduce, run, sweep
 from .shared import ERR, print_line
 from .writing import examples, export, init, report
 
@@ -58,7 +58,7 @@ def common(
     """Privacy-preserving clustered federated learning, and what it leaks."""
 
 
-for _command in (run, sweep, audit, verify, report, export, predict, reproduce, claims, init, examples, contract, explain):
+for _command in (run, advise, sweep, audit, verify, report, export, predict, reproduce, claims, init, examples, contract, explain):
     app.command()(_command)
 app.command("list")(list_)
 

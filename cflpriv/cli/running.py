@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from ..advice.words import advice_lines, mixture_line, without_advice
 from ..console import defaults_text, row_text, summary_text
 from ..errors import InputError
 from ..progress import run_progress
 from ..protocols.bounded_files import read_text
 from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, note_idle_code, print_line
 
-__all__ = ["reproduce", "run", "sweep"]
+__all__ = ["advise", "reproduce", "run", "sweep"]
 
 
 def run(
@@ -59,7 +60,30 @@ def run(
                 report=progress.line, tick=tick, step=progress.step,
             )  # fmt: skip
     OUT.print(summary_text(summary), markup=False)
+    for line in [without_advice(summary, str(config))] if summary["advice"] is None else advice_lines(summary["advice"]):
+        if line:
+            OUT.print(line, markup=False)
+    if summary["mixture"] is not None:
+        OUT.print(mixture_line(summary["mixture"]), markup=False)
     OUT.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
+
+
+def advise(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder to make; default runs/NAME-advised.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that ended early from its last checkpoint.")] = False,
+    device: DeviceName = None,
+    plugin: Plugins = None,
+    data_dir: DataDir = None,
+    trust: Trust = False,
+) -> None:
+    """Run one experiment, and find out whether clusters help its clients and what to deploy.
+
+    CONFIG.toml is the experiment; the same as run with --set run.advise=true.
+    """
+    folder = out or Path("runs") / f"{name_of(config)}-advised"
+    run(config, [*(set_ or []), "run.advise=true"], folder, resume, device, plugin, data_dir, None, None, trust)
 
 
 def _read(config: Path, changes: list[str], plugin: list[Path], resumed: Path | None, trust: bool) -> Any:

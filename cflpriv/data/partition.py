@@ -40,13 +40,16 @@ NoiseLabels = Annotated[int, Key("How many labels from outside its group such a 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Per client its `id`, its sorted int64 indices into the training and the test set, and its true group; notes for the report."""
+    """Per client its `id`, its sorted int64 indices into the training and the test set, and its true group; notes for the report.
+
+    Without `groups_known` there are no true groups, or the data do not name them."""
 
     ids: tuple[int, ...]
     train: tuple[Array, ...]
     test: tuple[Array, ...]
     groups: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    groups_known: bool = True
 
 
 @ranged()
@@ -177,7 +180,8 @@ def dirichlet(
         train,
         test,
         tuple(range(clients)),
-        ("Dirichlet clients have no true groups (each counts as its own), so ARI means nothing",),
+        ("Dirichlet clients have no true groups",),
+        groups_known=False,
     )
 
 
@@ -304,7 +308,7 @@ def given(
     of_owner = [set(kinds[own].tolist()) for own in train] if kinds is not None else []
     known = bool(of_owner) and all(len(owner_groups) == 1 for owner_groups in of_owner)
     groups = tuple(int(owner_groups.pop()) for owner_groups in of_owner) if known else (0,) * len(ids)
-    notes = [] if known else ["the file's own clients have no known groups (all count as one), so ARI means nothing"]
+    notes = [] if known else ["the true groups of the file's own clients are unknown"]
     if owners_test is None:
         label_sets = [tuple(map(int, np.unique(y_train[own]))) for own in train]
         test = _test_with_labels(y_test, label_sets, test_samples_per_client, seed, "data.given", ids)
@@ -316,7 +320,7 @@ def given(
         )
         without = sum(len(pool) == 0 for pool in pools)
         notes += [f"{without} of {len(ids)} clients have no test samples"] if without else []
-    return Partition(tuple(ids), _subsets(train, samples_per_client, seed, "data.given", ids), test, groups, tuple(notes))
+    return Partition(tuple(ids), _subsets(train, samples_per_client, seed, "data.given", ids), test, groups, tuple(notes), known)
 
 
 # What the partitions share.

@@ -12,6 +12,7 @@ from ..randomness import Stream, stream
 from ..types import Array, ClientData, Population
 from . import partition as split
 from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
+from .held_out import with_held_out
 from .image_folders import load_image_folders
 from .named import LOADERS, load_dataset
 from .partition import Partition
@@ -35,10 +36,12 @@ def build_population(spec: DataSpec, directory: str | Path | None = None) -> Pop
     Raises `InputError` naming the key and value, or the file, that does not fit.
     """
     check_spec(spec)
-    if spec.source == "mixture":
-        return _build_mixture(spec, directory)
-    if spec.source in TEXTS:
-        return _build_texts(spec, directory)
+    build = _build_mixture if spec.source == "mixture" else _build_texts if spec.source in TEXTS else _build_partition
+    return with_held_out(build(spec, directory), spec.held_out, spec.held_out_gap, spec.seed)
+
+
+def _build_partition(spec: DataSpec, directory: str | Path | None) -> Population:
+    """The samples of one data set, dealt to clients."""
     return _population(spec, _load(spec, directory))
 
 
@@ -71,6 +74,7 @@ def _population(spec: DataSpec, dataset: Dataset) -> Population:
         client_names=dataset.client_names if spec.partition == "given" else (),
         label_range=dataset.label_range,
         moments={} if scaling is None or not scaling.per_client else _moments(dataset.x_train, scaling, partition),
+        groups_known=partition.groups_known,
     )
 
 
@@ -88,7 +92,7 @@ def table_population(spec: DataSpec, tables: Sequence[RawTable]) -> Population:
         dataset = table_dataset(tables, _columns(spec), scaling, spec.test_share, spec.seed)
     except InputError as error:
         raise InputError(f"[data] {error}") from None
-    return _population(spec, dataset)
+    return with_held_out(_population(spec, dataset), spec.held_out, spec.held_out_gap, spec.seed)
 
 
 def _columns(spec: DataSpec) -> Columns:

@@ -10,6 +10,7 @@ from ..errors import InputError, near
 from ..keys import Key, check_ranges, readable
 from .columns import Column, scaling_of
 from .datasets import Dataset
+from .held_out import HeldOut
 from .named import LOADERS
 from .partition import Alpha, MinimumSamples, NoiseLabels, NoiseProbability, SamplesPerClient, SkewPercent, TestSamplesPerClient
 from .scaling import Scaling
@@ -182,6 +183,18 @@ class DataSpec:
             default="[-5, 5]; [0, 1] for `none`",
         ),
     ] = ()
+    held_out: Annotated[
+        HeldOut,
+        Key(
+            "Training samples of each client that no training uses, to score models on: a fifth, at least five, drawn at `random`, or the "
+            "`last` ones, for samples in the order of time. `run.advise` and `training.mixture` need it.",
+            default="`none`; `random` with `run.advise` or `training.mixture`",
+        ),
+    ] = "none"
+    held_out_gap: Annotated[
+        int,
+        Key("held_out `last`: so many samples before these are left out, since they share measurements with these.", "[0, inf)", "samples"),
+    ] = 0
     seed: Annotated[int, Key("Seed of the partition and of every other draw of data.")] = 0
 
     def __post_init__(self) -> None:
@@ -226,6 +239,8 @@ def check_spec(spec: DataSpec) -> None:
     paths = {"npz": (1,), "torchvision": (2,), "idx": (4,), **dict.fromkeys(TABLES, (1, 2)), FRAME: (0,)}.get(spec.source, (0,))
     if len(spec.paths) not in paths:
         raise refuse("paths", spec.paths, f"source = {spec.source!r} takes {' or '.join(map(str, paths))}")
+    if spec.held_out_gap and spec.held_out != "last":
+        raise refuse("held_out_gap", spec.held_out_gap, f"only held_out = 'last' has a gap, and this is {spec.held_out!r}")
     _check_table(spec)
     if spec.sources and spec.source != "mixture":
         raise refuse("sources", spec.sources, "only source = 'mixture' has sources")

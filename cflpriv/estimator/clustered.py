@@ -51,6 +51,11 @@ SHORT = {
 Keys = Mapping[str, Any]
 
 
+def _log(line: str) -> None:
+    """A line of a run or an audit, for whoever listens to the logger "cflpriv"; Python prints warnings to those who do not."""
+    LOG.log(logging.WARNING if line.startswith("warning: ") else logging.INFO, line.removeprefix("warning: "))
+
+
 class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Cluster clients by protected evidence, train a model for each cluster, and measure what leaks.
 
@@ -174,7 +179,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.config_ = config
         with run_progress(config.training.rounds, Console(), shown=bool(self.verbose)) as progress:
             self.summary_ = run_experiment(
-                config, self.folder_, population=population, report=LOG.info, tick=progress.tick, step=progress.step
+                config, self.folder_, population=population, report=_log, tick=progress.tick, step=progress.step
             )  # fmt: skip
         self._population = population
         self._describe(rows, population)
@@ -206,18 +211,25 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         assert rows.owners is not None
         self.classes_ = _original(population.class_names, rows.labels)
         self.clients_ = _original(population.client_names, rows.owners)
-        measured = read_json(self.folder_ / "measured.json")
-        labels = measured["labels"] or {}
-        self.labels_ = np.array([labels.get(str(client.id), 0) for client in population.clients])
-        self.n_clusters_ = int(self.labels_.max()) + 1
-        self.p_value_ = measured.get("p", measured.get("p_at_least"))
-        self.epsilon_ = self.summary_["epsilon"]
         self._columns = {"client": rows.client, "label": rows.label}
         exported = models_of_clients(self.folder_, population.client_names, population=population)
         self._models = {
             same_name(name): SavedClient(exported[name].name, _there(exported[name].pipeline), exported[name].state)
             for name in population.client_names
         }
+        measured = read_json(self.folder_ / "measured.json")
+        self.labels_ = self._clusters(measured["labels"], [client.id for client in population.clients])
+        self.n_clusters_ = int(self.labels_.max()) + 1
+        self.p_value_ = measured.get("p", measured.get("p_at_least"))
+        self.epsilon_ = self.summary_["epsilon"]
+
+    def _clusters(self, known: Mapping[str, int] | None, clients: Sequence[int]) -> Array:
+        """The cluster of each client; where the server does not know it, by the models that clients use, unless each has its own."""
+        if known is not None:
+            return np.array([known.get(str(client), 0) for client in clients])
+        used = [model.whose for model in self._models.values()]
+        distinct = list(dict.fromkeys(used))
+        return np.array([distinct.index(whose) if len(distinct) < len(used) else 0 for whose in used])
 
     def predict(self, X: Any, *, client: Any = None) -> Array:
         """The class of each row (rows,), by the model of its client's cluster.
@@ -247,7 +259,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _shared(self) -> SavedClient:
         """The model for rows that name no client. Raises `InputError` where clients have models or statistics of their own."""
         first = next(iter(self._models.values()))
-        if len(self._models) > 1 and (self.n_clusters_ > 1 or first.pipeline.mean):
+        if len(self._models) > 1 and (len({model.whose for model in self._models.values()}) > 1 or first.pipeline.mean):
             raise InputError(f"client: is needed, since clients have models or statistics of their own; there are {self._known()}")
         return first
 
@@ -328,7 +340,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folder = self._run_folder()
         from ..attacks.audit import audit_run
 
-        return audit_run(folder, attacks=attacks, budget=budget, population=self._population, report=LOG.info, **options)
+        return audit_run(folder, attacks=attacks, budget=budget, population=self._population, report=_log, **options)
 
     def report(self, path: str | Path | None = None) -> ReportPage:
         """The report of the run, and of its audit if there was one, as one page; a copy at `path`, if it is given."""

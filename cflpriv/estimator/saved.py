@@ -1,7 +1,7 @@
 """A fitted estimator on disk: estimator.json, and a safetensors file for each model. No pickle."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,18 @@ def _array(tree: Mapping[str, Any]) -> Array:
     return np.array(tree["values"], KINDS[tree["kind"]])
 
 
+def _maybe(kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else kind(value)
+
+
+_FACTS: Mapping[str, Callable[[Any], Any]] = {
+    "classes": _array, "clients": _array, "labels": _array, "p_value": _maybe(float), "epsilon": _maybe(float), "n_features_in": int,
+    "names": lambda names: tuple(map(str, names)), "framed": bool,
+    "columns": lambda columns: {what: str(columns[what]) for what in ("client", "label")}, "summary": dict, "run_folder": str,
+}  # fmt: skip
+"""How the facts of an estimator are read."""
+
+
 def read_estimator(folder: Path) -> tuple[Config, dict[str, Any], dict[str, SavedClient]]:
     """The configuration, the facts and the models of a folder. Raises `InputError` naming a file that is missing or damaged."""
     path = folder / FACTS
@@ -81,12 +93,10 @@ def read_estimator(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Save
             raise InputError(f"{path}: is of another version of cflpriv")
         names = [str(name) for name in tree.pop("models")]
         of_clients = dict(tree.pop("of_clients"))
-        facts = {
-            name: _array(value) if name in ("classes", "clients", "labels") else tuple(value) if name == "names" else value
-            for name, value in tree.items()
-        }
-        if len(facts["labels"]) != len(facts["clients"]) or not of_clients:
-            raise InputError(f"{path}: has {len(facts['labels'])} labels for {len(facts['clients'])} clients")
+        facts = {name: read(tree[name]) for name, read in _FACTS.items()}
+        count = len(facts["clients"])
+        if facts["labels"].shape != (count,) or not set(facts["labels"].tolist()) <= set(range(count)) or len(of_clients) != count:
+            raise InputError(f"{path}: has {len(facts['labels'])} labels and {len(of_clients)} models for {count} clients")
         states = [
             {key: torch.from_numpy(values) for key, values in read_safetensors(folder / f"model_{number}.safetensors").items()}
             for number in range(len(names))

@@ -88,7 +88,7 @@ def _engine(kind: Callable[..., Any]) -> Any:
 def _stand_in(data: ClientData, count: int) -> ClientData:
     x = stream(0, "stand-in data").random((count, *data.x_train.shape[1:])).astype(data.x_train.dtype)
     y = np.zeros(count, np.int64)  # a label that every model has
-    return ClientData(data.id, x, y, x, y)
+    return ClientData(data.id, x, y, x, y, (x, y))
 
 
 def light(task: Any) -> Any:

@@ -75,7 +75,7 @@ class Evaluate:
         with torch.no_grad():
             none = placed(torch.zeros((0, self.model.classes), dtype=dtype_of(self.model.dtype)))
             pieces = [none, *(module(self.model.inputs(x[at : at + 1024])) for at in range(0, len(y), 1024))]
-        return self._results([torch.cat(pieces)], [tensor(y)])[0]
+        return self.of_outputs([torch.cat(pieces)], [tensor(y)])[0]
 
     def _samples(self, task_input: TaskInput) -> tuple[Array, Array]:
         return (
@@ -92,9 +92,9 @@ class Evaluate:
         """`run` for each: the clients of a chunk pass forward together, on the device."""
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device, self.split)
         made, path = outputs(self.model, [task_input.array("model") for task_input in inputs], [x for x, _ in samples], device)
-        return self._results(made, [y for _, y in samples]), path
+        return self.of_outputs(made, [y for _, y in samples]), path
 
-    def _results(self, made: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> list[Result]:
+    def of_outputs(self, made: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> list[Result]:
         """The parts of each client's outputs (n, classes) and labels (n,)."""
         counts = [len(y) for y in of]
         whole, labels = torch.cat(list(made)), torch.cat(list(of))

@@ -283,8 +283,12 @@ def _writable(data: Mapping[int, ClientData]) -> dict[int, ClientData]:
             copies[id(array)] = np.array(array)
         return copies[id(array)]
 
-    arrays = {client: (held.x_train, held.y_train, held.x_test, held.y_test) for client, held in data.items()}
-    return {client: ClientData(client, *map(copied, parts)) for client, parts in arrays.items()}
+    def whole(client: ClientData) -> ClientData:
+        held_out = None if client.held_out is None else (copied(client.held_out[0]), copied(client.held_out[1]))
+        x_train, y_train, x_test, y_test = map(copied, (client.x_train, client.y_train, client.x_test, client.y_test))
+        return ClientData(client.id, x_train, y_train, x_test, y_test, held_out)
+
+    return {client: whole(own) for client, own in data.items()}
 
 
 def _sendable(error: Exception) -> Exception:

@@ -14,16 +14,19 @@ from functools import lru_cache
 from importlib import metadata
 from math import isinf
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, create_model
 
+from ...advice.procedure import Plan, further_rounds, plan_of, with_advice
 from ...aggregation.secure_sums import least_weight
 from ...algorithms import ALGORITHMS
+from ...algorithms.fedavg import Weights
 from ...algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue
 from ...contract.operations import Sampling
 from ...contract.protection import Protection
 from ...contract.schedule import CLASS_SCORES, NUMBER_SCORES
+from ...data.held_out import with_held_out
 from ...engine.models import Model
 from ...errors import InputError, near, unknown_key
 from ...federation.cohort import CohortRounds, schedule
@@ -35,6 +38,7 @@ from ...plugins import is_loaded, load_plugin
 from ...privacy.participation import of_participations
 from ...privacy.settings import Noise, Privacy, Releases, check_samples, plan_noise
 from ...protocols.bounded_files import read_json, read_text
+from ...randomness import stream
 from ...tasks.training import Train
 from ...types import Population
 from ..metrics import check_metrics
@@ -103,10 +107,38 @@ class Config:
                 f"model.init_scale = 0 with model.name = {self.model.name!r}: between layers that are zero no gradient "
                 "passes; only 'linear' trains from zero"
             )
+        if self.run.advise or self.training.mixture:
+            self._prepare_scoring()
         self._check_numbers()
         known_callbacks(self.run.callbacks)
         check_metrics(self.run.metrics)
         check_privacy(self.privacy, self.protection, self.training, self.run, self.data, self.spec, self.releases)
+
+    def _prepare_scoring(self) -> None:
+        """Hold samples out for the advice or for mixtures, and refuse what these cannot take. Under `[privacy]` nothing is scored."""
+        key = "run.advise" if self.run.advise else "training.mixture"
+        protection, unit = self.protection, self.privacy.unit
+        for refused, name, value, why in (
+            (
+                self.run.advise and self.training.mixture,
+                "training.mixture",
+                True,
+                "the advice has mixtures of its own; take one of the two",
+            ),
+            (self.data.label_type != "class", "data.label_type", self.data.label_type, "it scores classes, and the label is a number"),
+            (protection.sums.transformed, "protection.sum", protection.sum, "the server reads sums of scores, which this keeps from it"),
+            (protection.robust != "none", "protection.robust", protection.robust, "it needs means of all clients' scores"),
+            (
+                self.training.mixture and unit != "none",
+                "privacy.unit",
+                unit,
+                "its weights would need releases that the budget does not pay for",
+            ),
+        ):
+            if refused:
+                raise InputError(f"{key} = true with {name} = {value!r}: {why}")
+        if self.data.held_out == "none" and unit == "none":
+            object.__setattr__(self, "data", replace(self.data, held_out="random"))
 
     def _check_numbers(self) -> None:
         """Refuse what has no meaning where the label is a number, and keys of numbers where it is a class."""
@@ -171,7 +203,9 @@ class Config:
         return tuple(filter(None, (clusters, few_shares(self.privacy, self.protection, self.cohort), self._equal_weights())))
 
     def judged(self, population: Population) -> Population:
-        """The population, with a warning of training by far more steps than its clients have samples for."""
+        """The population, whose clients hold samples out where the configuration asks for it, with a warning of training by far more steps
+        than its clients have samples for."""
+        population = with_held_out(population, self.data.held_out, self.data.held_out_gap, self.data.seed)
         samples = max(client.samples for client in population.clients)
         doubt = needless_steps(self.privacy, self.training, samples)
         return replace(population, warnings=(*population.warnings, doubt)) if doubt else population
@@ -314,12 +348,7 @@ class Config:
 
         Raises `InputError` for invalid values, and naming algorithm and protection where these are incompatible.
         """
-        make = self.spec.make
-        t, train = self.training, self.train_for(population)
-        wanted = inspect.signature(make).parameters
-        offered: dict[str, Any] = {"seed": self.run.seed, "weights": t.weights, "groups": population.group_of}
-        extra = {name: value for name, value in offered.items() if name in wanted}
-        algorithm = make(train, **extra, **self.hyper)
+        algorithm = self._made(population, self.run.seed)
         if self.run.schedule:
             if algorithm.schedule is not None:
                 raise InputError(
@@ -327,7 +356,35 @@ class Config:
                 )
             algorithm = replace(algorithm, schedule=read_schedule(self.run.schedule, algorithm.name))
         self._check_protection(algorithm)
+        return with_advice(algorithm, self.plan_for(population, algorithm)) if self.scores_held_out else algorithm
+
+    def _made(self, population: Population, seed: int) -> Algorithm:
+        """The algorithm with a seed."""
+        make = self.spec.make
+        wanted = inspect.signature(make).parameters
+        offered: dict[str, Any] = {"seed": seed, "weights": self.training.weights, "groups": population.truth}
+        extra = {name: value for name, value in offered.items() if name in wanted}
+        algorithm: Algorithm = make(self.train_for(population), **extra, **self.hyper)
         return algorithm
+
+    @property
+    def scores_held_out(self) -> bool:
+        """Whether clients score models on held-out samples: not under `[privacy]`, where such scores are not paid for."""
+        return (self.run.advise or self.training.mixture) and self.privacy.unit == "none"
+
+    def plan_for(self, population: Population, algorithm: Algorithm) -> Plan:
+        """The plan of the advice for the run of this algorithm."""
+
+        def again(number: int) -> Algorithm:
+            return self._made(population, int(stream(self.run.seed, "advice search", number).integers(2**31)))
+
+        t = self.training
+        return plan_of(algorithm, again, self.train_for(population), t.rounds, t.participation, cast("Weights", t.weights), self.run.seed)
+
+    @property
+    def rounds_with_scores(self) -> int:
+        """The rounds of training, and those that the advice or mixtures may take after them."""
+        return self.training.rounds + (further_rounds(self.training.rounds) if self.scores_held_out else 0)
 
     def _check_protection(self, algorithm: Algorithm) -> None:
         """Refuse combinations that clients would refuse later, by the declarations of algorithm and protection."""

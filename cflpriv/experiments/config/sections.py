@@ -81,6 +81,13 @@ class TrainingSection:
             known=lambda: ("own", "examples", "equal"),
         ),
     ] = "own"
+    mixture: Annotated[
+        bool,
+        Key(
+            "After the last round each client mixes the model that it uses, that model fine-tuned, and a local model; the weights stay "
+            "with it (simulations)."
+        ),
+    ] = False
     sampling: SamplingMode = "global"
     participation: Participation = 1.0
     dropout: Dropout = 0.0
@@ -169,6 +176,13 @@ class RunSection:
             "writes it); relative to the configuration file. It becomes part of the session contract."
         ),
     ] = ""
+    advise: Annotated[
+        bool,
+        Key(
+            "After the last round, compare what could be deployed on held-out samples: local models, one model, clusters, random clusters "
+            "of the same sizes, and each client's own mixture (simulations)."
+        ),
+    ] = False
     callbacks: Annotated[
         tuple[str, ...], Key("Code that receives rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
     ] = ()

@@ -40,16 +40,21 @@ DENSE = 300
 """From this many marks on, they are drawn as pixels."""
 
 
+UNKNOWN = "#8c8c8c"
+"""The colour of clients whose true group is unknown."""
+
+
 @dataclass(frozen=True, eq=False)
 class ClusteringEvidence:
     """What a clustering was decided on: `distance` (n, n) and/or `tree` (n − 1, 4), in the order of `clients` (n,).
 
-    `labels` and `groups` (n,) are found clusters and true groups. `degrees`: distances are angles. `mark` goes into the title.
+    `labels` and `groups` (n,) are found clusters and true groups; None where these are unknown. `degrees`: distances are angles. `mark`
+    goes into the title.
     """
 
     clients: Array
     labels: Array
-    groups: Array
+    groups: Array | None
     distance: Array | None = None
     tree: Array | None = None
     height: float | None = None
@@ -105,7 +110,7 @@ def heatmap(evidence: ClusteringEvidence) -> str:
                 axes.axvline(edge, color="white", linewidth=1.5)
         client_ticks(axes, evidence.clients[order])
         strip = axes.inset_axes((-0.045, 0, 0.03, 1))
-        strip.imshow(group_colours(evidence.groups)[order][:, None, :], aspect="auto", extent=(0, 1, n, 0), interpolation="none")
+        strip.imshow(group_colours(evidence)[order][:, None, :], aspect="auto", extent=(0, 1, n, 0), interpolation="none")
         strip.set_xticks([])
         names = [f"cluster {label}" for label in np.unique(evidence.labels)] if len(sizes) <= 12 else []
         strip.set_yticks(((edges[:-1] + edges[1:]) / 2)[: len(names)], names, rotation=90, va="center")
@@ -157,7 +162,7 @@ def dendrogram(evidence: ClusteringEvidence) -> str:
         axes.set_ylabel(f"{evidence.unit} at which two branches merge")
         axes.set_xticks([])
         strip = axes.inset_axes((0, -0.04, 1, 0.03))
-        strip.imshow(group_colours(evidence.groups)[leaves][None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
+        strip.imshow(group_colours(evidence)[leaves][None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
         strip.set_yticks([])
         client_ticks(strip, evidence.clients[leaves])
         left_title(axes, "Which clients merge first", evidence.mark)
@@ -208,10 +213,12 @@ def rounds_picture(runs: Sequence[Series], scale: float = 100, words: str = "mea
 
 
 def clients_picture(runs: Sequence[Series]) -> str:
-    """Accuracy of each client at the last evaluated round: a dot a client, sorted upwards within its run, coloured by true group."""
-    groups = np.concatenate([run.client_groups for run in runs])
-    palette = dict(zip(np.unique(groups).tolist(), _palette(len(np.unique(groups))), strict=True))
-    dense = len(groups) > DENSE
+    """Accuracy of each client at the last evaluated round: a dot a client, sorted upwards within its run, coloured by true group where it
+    is known (−1: it is not)."""
+    everyone = np.concatenate([run.client_groups for run in runs])
+    groups = everyone[everyone >= 0]
+    palette = {-1: UNKNOWN, **dict(zip(np.unique(groups).tolist(), _palette(len(np.unique(groups))), strict=True))}
+    dense = len(everyone) > DENSE
     with style():
         figure = new_figure(10.5, 1.5 + 0.55 * len(runs))
         panels = figure.subplots(1, 2, sharey=True, sharex=True)
@@ -366,18 +373,22 @@ def _palette(k: int) -> list[str]:
     return list(PALETTE[:k]) if k <= len(PALETTE) else [to_hex(colormaps["turbo"](i / (k - 1))) for i in range(k)]
 
 
-def group_colours(groups: Array) -> Array:
-    """The RGB of each client's true group, (n, 3)."""
+def group_colours(evidence: ClusteringEvidence) -> Array:
+    """The RGB of each client's true group, (n, 3); one colour for all where the groups are unknown."""
     from matplotlib.colors import to_rgb
 
-    known, inverse = np.unique(groups, return_inverse=True)
+    if evidence.groups is None:
+        return np.tile(np.array(to_rgb(UNKNOWN)), (len(evidence.clients), 1))
+    known, inverse = np.unique(evidence.groups, return_inverse=True)
     return np.array([to_rgb(colour) for colour in _palette(len(known))])[inverse.reshape(-1)]
 
 
-def group_legend(figure: Figure, groups: Array) -> None:
-    """The colours of the true `groups` (n,), below a figure."""
+def group_legend(figure: Figure, groups: Array | None) -> None:
+    """The colours of the true `groups` (n,), below a figure; nothing where they are unknown."""
     from matplotlib.patches import Patch
 
+    if groups is None or not len(groups):
+        return
     known = np.unique(groups)
     few = len(known) <= 12
     patches = [Patch(color=colour, label=str(group)) for group, colour in zip(known, _palette(len(known)), strict=True)] if few else []

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from ...advice.words import advice_lines, mixture_line, without_advice
 from ...class_counts import as_counts
 from ...contract.protection import ROBUST, listed
 from ...errors import InputError
@@ -89,6 +90,8 @@ def write_report(folder: Path) -> Path:
         by_class=[shown for run in detailed if (shown := _by_class(run)) is not None],
         numbers=[shown for run in runs if (shown := _numbers(run)) is not None],
         recomputed=RECOMPUTED,
+        truth_known=any(run.summary["true_groups"] is not None for run in runs),
+        advice=[(run.label, lines) for run in runs if (lines := _advice(run))],
     )
     try:
         write_table(folder / "results.csv", _scalars(everything))
@@ -173,6 +176,16 @@ def _by_class(run: RunFiles) -> dict[str, Any] | None:
     return {"label": run.label, "rows": rows, "columns": columns, "clusters": clusters, "open": bool(run.summary.get("warnings"))}
 
 
+def _advice(run: RunFiles) -> list[str]:
+    """What to deploy, in sentences; for a run that found clusters and was not advised, that nothing shows yet that they help."""
+    advice, mixture = run.summary.get("advice"), run.summary.get("mixture")
+    try:
+        lines = [without_advice(run.summary, f"{run.name}/config.toml")] if advice is None else advice_lines(advice)
+        return list(filter(None, [*lines, "" if mixture is None else mixture_line(mixture)]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{run.folder / 'summary.json'}: is damaged ('advice': {error})") from None
+
+
 def _clustering(run: RunFiles) -> dict[str, Any] | None:
     """Pictures of the clustering, and the table of clusters against true groups; None for a run that found no clusters.
 
@@ -183,7 +196,8 @@ def _clustering(run: RunFiles) -> dict[str, Any] | None:
         return None
     scalars = measured.get("evidence") or {}
     labels = np.array([measured["labels"][client] for client in measured["labels"]])
-    groups = np.array([measured["truth"][client] for client in measured["labels"]])
+    truth = measured["truth"]
+    groups = np.array([truth[client] for client in measured["labels"]]) if truth else None
     curves = [{int(k): float(value) for k, value in (scalars.get(name) or {}).items()} for name in ("silhouettes", "gap_ratios")]
     k = len(np.unique(evidence.labels if evidence else labels))
     if tested and evidence:  # unbiased distances are no angles, whatever else the algorithm measures
@@ -205,7 +219,7 @@ def _clustering(run: RunFiles) -> dict[str, Any] | None:
         "released": released_words(run),
         "n": len(labels),
         "k": k,
-        "true": len(np.unique(groups)),
+        "true": None if groups is None else len(np.unique(groups)),
         "table": _contingency(labels, groups),
     }
 
@@ -224,15 +238,17 @@ def _tested(run: RunFiles, tested: RunTests, k: int) -> dict[str, Any]:
     }
 
 
-def _contingency(labels: Array, groups: Array) -> dict[str, Any]:
-    """Clients per cluster and true group, the largest SHOWN_CLUSTERS of either; `share` of the cluster's size colours a cell."""
-    clusters, columns = _largest(labels), _largest(groups)
+def _contingency(labels: Array, groups: Array | None) -> dict[str, Any]:
+    """Clients per cluster and true group, the largest SHOWN_CLUSTERS of either; `share` of the cluster's size colours a cell. Without
+    known groups the sizes of the clusters alone."""
+    groups, by_group = (np.zeros(len(labels)), False) if groups is None else (groups, True)
+    clusters, columns = _largest(labels), _largest(groups) if by_group else np.zeros(0)
     rows = []
     for label in clusters:
         inside, size = groups[labels == label], int((labels == label).sum())
         counts = [int((inside == group).sum()) for group in columns]
         rows.append({"label": int(label), "cells": [{"count": count, "share": count / size} for count in counts], "size": size})
-    left_out = len(np.unique(labels)) - len(clusters), len(np.unique(groups)) - len(columns)
+    left_out = len(np.unique(labels)) - len(clusters), len(np.unique(groups)) - len(columns) if by_group else 0
     return {"groups": columns.tolist(), "rows": rows, "left_out": left_out}
 
 
@@ -290,7 +306,7 @@ def _series(run: RunFiles) -> pictures.Series:
             local=_floats([row.get("local_accuracy_mean") for row in rows]),
             client_served=_floats(last.get("accuracy", [])),
             client_local=_floats(last.get("local_accuracy", [])),
-            client_groups=np.array([truth.get(str(client), 0) for client in last.get("clients", [])], dtype=np.int64),
+            client_groups=np.array([truth.get(str(client), -1) for client in last.get("clients", [])], dtype=np.int64),
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: is damaged ({error})") from None

@@ -27,7 +27,7 @@ __all__ = ["RECOMPUTED", "Audited", "RunFiles", "audit_cells", "parsed", "read_a
 RECOMPUTED = "recomputed by the experimenter from the data: the server did not see this"
 _INT, _MAYBE = (int,), (int, float, type(None))
 NEEDED: dict[str, tuple[type, ...]] = {
-    "algorithm": (str,), "protection": (str,), "dataset": (str,), "clients": _INT, "true_groups": _INT, "clusters": _MAYBE, "ari": _MAYBE,
+    "algorithm": (str,), "protection": (str,), "dataset": (str,), "clients": _INT, "true_groups": _MAYBE, "clusters": _MAYBE, "ari": _MAYBE,
     "rounds": _INT, "rounds_planned": _INT, "rounds_skipped": _INT, "upload_bytes": _INT, "download_bytes": _INT, "seconds": (int, float),
     "accuracy_mean": _MAYBE, "accuracy_std": _MAYBE, "accuracy_worst": _MAYBE, "local_accuracy_mean": _MAYBE, "local_accuracy_std": _MAYBE,
     "epsilon": _MAYBE, "delta": _MAYBE, "notes": (list,),
@@ -102,7 +102,8 @@ def read_run(folder: Path) -> RunFiles:
     evidence, path = None, folder / "measured.json"
     try:
         if measured is not None and measured["labels"]:
-            require(set(measured["labels"]) <= set(measured["truth"]), path, "has labels for clients without a true group")
+            known = not summary["true_groups"] or set(measured["labels"]) <= set(measured["truth"])
+            require(known, path, "has labels for clients without a true group")
             evidence = _evidence(folder / "evidence.npz", measured, config) if (folder / "evidence.npz").exists() else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, InputError):
@@ -220,7 +221,7 @@ def _evidence(path: Path, measured: Mapping[str, Any], config: Mapping[str, Any]
     return ClusteringEvidence(
         clients,
         labels=np.array([measured["labels"][str(client)] for client in clients]),
-        groups=np.array([measured["truth"][str(client)] for client in clients]),
+        groups=np.array([measured["truth"][str(client)] for client in clients]) if measured["truth"] else None,
         distance=distance,
         tree=tree,
         height=scalars.get("height"),

@@ -156,7 +156,7 @@ def _strips(axes: Axes, evidence: ClusteringEvidence, order: Array) -> None:
         if end - start >= n / 40:
             clusters.text((start + end) / 2, 0.5, str(labels[start]), ha="center", va="center", fontsize=8)
     true = axes.inset_axes((0, -0.125, 1, 0.05))
-    true.imshow(group_colours(evidence.groups)[order][None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
+    true.imshow(group_colours(evidence)[order][None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
     for strip, name in ((clusters, "cluster"), (true, "true group")):
         strip.set_yticks([0.5], [name], fontsize=8)
         strip.tick_params(length=0)

@@ -46,7 +46,7 @@ def contract_for(config: Config, algorithm: Algorithm, noise: Noise | None, rost
     serving = tuple(replace(asked, leaves=tuple(leaf for leaf in asked.leaves if leaf[0] in shown)) for asked in schedule.serving)
     schedule = replace(schedule, serving=serving if shown else ())
     return make_contract(
-        run=config.run.name, algorithm=algorithm.name, settings=config.hyper, rounds=config.training.rounds, seed=config.run.seed,
+        run=config.run.name, algorithm=algorithm.name, settings=config.hyper, rounds=config.rounds_with_scores, seed=config.run.seed,
         schedule=schedule, protection=config.protection, privacy=config.privacy, noise=noise, roster=roster,
         weights="examples" if config.training.weights == "examples" else "equal",
     )  # fmt: skip

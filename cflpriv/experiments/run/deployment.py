@@ -86,6 +86,9 @@ def deploy(
     """
     if config.run.release_policy == "off":
         raise InputError("run.release_policy = 'off': is for simulated clients; deployed ones keep to their own release policy")
+    for key, asked in (("run.advise", config.run.advise), ("training.mixture", config.training.mixture)):
+        if asked:
+            raise InputError(f"{key} = true: is for simulations, where all clients hold samples out; leave it out of a deployment")
     out, here = Path(out), tuple(range(clients))
 
     def journal(entry: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from ..config.callbacks import Callback, Callbacks
 from ..config.config import Config
 from ..digests import changed_files, record_digests
 from ..trust import code_digests
+from .advising import conclude
 from .checkpoint import Checkpoint, prune, restore, save_checkpoint
 from .loop import Experiment, advance, begin, check_same_data, finish, population_digest
 from .private import charges, guarantee, keep_ledger
@@ -199,7 +200,8 @@ def _resumed(
             return done
     run = make(checkpoint)
     # deployments of an early 0.2.0 saved less
-    progress: dict[str, Any] = {"data_digest": run.digest, "newcomers": [], "admitted": None, "stopped": None}
+    nothing = dict.fromkeys(("admitted", "advice", "mixture", "stopped"))
+    progress: dict[str, Any] = {"data_digest": run.digest, "newcomers": [], **nothing}
     if checkpoint is not None:
         progress |= checkpoint.progress
         _same(run, out, progress)
@@ -214,6 +216,7 @@ def _resumed(
     run.federation.transcript.restore(out / "transcript", progress["transcript"])
     run.state = restore(checkpoint, run.federation, 0 if progress.get("entropy") else number)  # test entropy resumes at its position
     run.rows, run.admitted, run.stopped = kept_rows(out, progress["rounds"]), progress["admitted"], progress["stopped"]
+    run.advice, run.mixture = progress["advice"], progress["mixture"]
     run.started -= sum(row["seconds"] for row in run.rows)
     run.federation.protection_seconds = run.rows[-1].get("protection_seconds", 0.0) if run.rows else 0.0
     words = "".join(f", {count} {noun} of an interrupted round put aside" for noun, count in moved.items() if count)
@@ -258,8 +261,10 @@ def _rounds(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[di
         done = len(run.rows) == rounds or not interrupted()
         if done and run.stopped is not None:
             run.report(f"stopped after round {len(run.rows)} of {rounds}: {run.stopped}")
-        elif done and run.admitted is None:
-            admit(run)
+        elif done:
+            conclude(run)
+            if run.admitted is None:
+                admit(run)
         summary = finish(run)
         for line in summary["warnings"][len(run.config.doubts) :]:  # the others were shown at the start
             run.report(f"warning: {line}")
@@ -291,6 +296,8 @@ def _save(run: Experiment, out: Path, name: str = "") -> float:
         "data_digest": run.digest,
         "newcomers": list(run.newcomers),
         "admitted": plain_json(run.admitted),
+        "advice": plain_json(run.advice),
+        "mixture": plain_json(run.mixture),
         "stopped": run.stopped,
         "charges": charges(run.run_ledger),
         **run.backend.saved(run),

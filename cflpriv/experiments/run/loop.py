@@ -101,6 +101,8 @@ class Experiment:
     state: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     admitted: Mapping[str, Any] | None = None
+    advice: Mapping[str, Any] | None = None
+    mixture: Mapping[str, Any] | None = None
     waiting: list[tuple[int, ...]] = field(default_factory=list)
     digest: str = ""
     stopped: str | None = None
@@ -282,7 +284,9 @@ def finish(run: Experiment) -> dict[str, Any]:
         "ari": ari([run.truth[client] for client in known], [labels[client] for client in known]) if known else None,
         "choice_ari": final.get("choice_ari"),
         "clusters": len(set(labels.values())) or (1 if "mean" in run.algorithm.operations and not by_cluster else None),
-        "true_groups": len(set(run.truth.values())),
+        "true_groups": len(set(run.truth.values())) or None,
+        "advice": run.advice,
+        "mixture": run.mixture,
         "clear_structure": described.get("clear"),
         "cut_rule": described.get("rule"),
         "knowledge": run.config.knowledge,

@@ -110,7 +110,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         skips=(TooFewClients,),
         save_every=settings.checkpoint_every,
     )
-    truth = population.group_of
+    truth = population.truth
     run = Experiment(
         config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began,
         baseline=mean_label(population, trained) if population.label_range else majority_label(population, trained), chosen=chosen_values,

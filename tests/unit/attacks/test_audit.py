@@ -25,6 +25,7 @@ from cflpriv.attacks.figures.leakage import dealt_at_random, grouping_accuracy, 
 from cflpriv.attacks.figures.pooling import pooled
 from cflpriv.attacks.figures.verdicts import risks_of, verdicts_of
 from cflpriv.cli import app
+from cflpriv.contract.transcript import Message
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.digests import record_digests
@@ -151,10 +152,10 @@ def test_an_attack_of_a_plugin_that_was_edited_is_made_again(tmp_path: Path, mon
     other = replace(figure, attack=FEW[0])
 
     def finished() -> set[str]:
-        return set(_Kept(run, "key", {}, {}).cells)
+        return set(_Kept(run, "key", {}, {}, lambda viewer: {}).cells)
 
     plugin.write_text("first = True\n", encoding="utf-8")
-    kept = _Kept(run, "key", {}, {})
+    kept = _Kept(run, "key", {}, {}, lambda viewer: {})
     kept.add("server|own|0", [figure])
     kept.add(f"server|{FEW[0]}|0", [other])
     assert finished() == {"server|own|0", f"server|{FEW[0]}|0"}
@@ -416,14 +417,21 @@ def test_what_was_not_looked_at_is_not_called_safe(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(audit, "case_of", lambda *given: seen)
     monkeypatch.setattr(audit, "what_was_kept", lambda messages: "kept in part" if messages else "")
 
+    whole = seen.view
+
     def statuses(messages: Sequence[str] = (), rounds: int | None = None) -> list[str]:
-        scene: Any = SimpleNamespace(config=config(), messages=messages, rounds=rounds, population=SimpleNamespace(label_range=()))
+        scene: Any = SimpleNamespace(
+            config=config(), messages=messages, rounds=rounds, population=SimpleNamespace(label_range=()), whole_view=lambda name: whole
+        )
         return [one.status for one in pooled(audit._attacked("own", "server", scene, BUDGETS["quick"], None))]
 
     monkeypatch.setitem(ATTACKS, "own", Attack("mine", lambda case: ([safe, empty], None)))
     assert statuses() == ["at_baseline", "nothing_to_see"]
     assert statuses(messages=["one"]) == ["inconclusive", "not_attempted"]
     assert statuses(rounds=2) == ["inconclusive", "nothing_to_see"]
+    later = Message(9, 5, "gossip", "rumour", "clients", "server", (0, 1), ("server",), 8, 2, 16, "", payload={"rumour": np.zeros((2, 1))})
+    whole = replace(seen.view, messages=(later,))
+    assert statuses(rounds=2) == ["inconclusive", "not_attempted"]
 
     def diverged(case: Any) -> Any:
         raise TrainingDiverged("client 3, round 0")
@@ -462,6 +470,15 @@ def test_leaks_are_grouped_by_what_they_are_to_the_law() -> None:
     assert all(entry.risk in (*risks, "") for entry in map(ATTACKS.__getitem__, ATTACKS))
 
 
+def test_a_value_that_need_not_be_sent_does_not_head_a_verdict() -> None:
+    static = figure_of("disaggregation", "leaks", 1.0, metric="static_value_exact", baseline=0.0, exact=True)
+    real = figure_of("membership", "leaks", 0.7, metric="model_lira_auc", baseline=0.5)
+    (verdict,) = verdicts_of([static, real])
+    assert verdict.attack == "membership"
+    (alone,) = verdicts_of([static])
+    assert "would send unchanged" in alone.sentence
+
+
 def test_a_guarantee_that_stood_is_stated_with_its_bound() -> None:
     training = figure_of("dp_audit", "at_baseline", 1.4, metric="training_epsilon", baseline=1.6, power=0.99)
     run = figure_of("dp_audit", "at_baseline", 2.9, metric="run_epsilon", baseline=4.0, power=0.95)
@@ -470,3 +487,7 @@ def test_a_guarantee_that_stood_is_stated_with_its_bound() -> None:
     assert "shown that in 95%" in verdict.sentence
     (broken,) = verdicts_of([replace(run, status="leaks", value=6.0)])
     assert "stood its test" not in broken.sentence
+    assert "stood its test" in verdict.sentence
+    (weak,) = verdicts_of([replace(run, status="inconclusive", power=0.0)])
+    assert "stood its test" not in weak.sentence
+    assert "leaves it open" in weak.sentence

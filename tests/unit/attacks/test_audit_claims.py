@@ -1,6 +1,7 @@
 """What an audit may not claim: protection that it did not measure, or a leak that the prior alone explains."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,3 +127,31 @@ def test_a_seed_with_nothing_to_see_hides_no_other() -> None:
     whole, part = (pooled(cells)[0] for cells in (several, [empty, *several, replace(empty, note="why not")]))
     assert replace(part, note="") == whole
     assert "3 of 5 seeds" in part.note
+
+
+def test_released_models_say_something_of_those_who_trained_them() -> None:
+    """How far a released model moved from the public initial one is no attack's yet, and not nothing either."""
+    seen = case(config({"name": "fedavg"}, data={"clients": 8, "samples_per_client": 12}), "released")
+    for attack, metric in (("label_inference", "aggregate_histogram_l1"), ("gradient_inversion", ""), ("exact_zeros", "")):
+        (cell,) = [cell for cell in ATTACKS[attack].cells(seen)[0] if cell.metric.startswith(metric or cell.metric)][-1:]
+        assert cell.status == "not_attempted", cell.line()
+        assert "initial" in cell.note
+
+
+@pytest.mark.parametrize("adversary", ["server", "released"])
+def test_models_of_a_part_of_the_network_are_not_nothing(adversary: str) -> None:
+    """LG-FedAvg's clients share their last layers, whose sums show labels."""
+    made = config({"name": "lg_fedavg"}, {"sum": "secagg"}, data={"clients": 8, "samples_per_client": 12}, training={"rounds": 3})
+    first = ATTACKS["label_inference"].cells(case(made, adversary))[0][0]
+    assert first.status == "not_attempted", first.line()
+    assert "another size" in first.note
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "pacfl", "landmarks": 6}, {"name": "flexcfl", "k": 2, "pretrain_scale": 2}])
+def test_clients_that_are_placed_without_being_compared_are_imitated_too(algorithm: dict[str, Any]) -> None:
+    """More pretended clients than are compared: each has its rows, or the pipeline is not imitated."""
+    prior = case(config(algorithm, data={"clients": 12, "samples_per_client": 12}, training={"rounds": 1})).prior
+    shares = [(prior.x[i : i + 12], prior.y[i : i + 12]) for i in range(0, 240, 12)]
+    rows = prior.simulate(shares)
+    assert rows is None or len(rows) == len(shares)
+    assert (rows is None) == (algorithm["name"] == "flexcfl")

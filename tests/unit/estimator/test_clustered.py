@@ -128,6 +128,30 @@ def test_predictions_are_those_that_the_run_was_scored_by(algorithm: Any) -> Non
         assert np.mean(found == estimator.classes_[client.y_test]) == pytest.approx(score)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "protection", "clusters"),
+    [("ditto", "none", 1), ("fedavg", "none", 1), ({"name": "ifca", "k": 2}, "secagg-oblivious", 2)],
+    ids=str,
+)  # fmt: skip
+def test_clusters_are_those_of_the_models_where_the_server_knows_none(algorithm: Any, protection: str, clusters: int) -> None:
+    table = columns()
+    estimator = small(algorithm, protection={"sum": protection}).fit(table, client="device", label="status")
+    assert estimator.n_clusters_ == clusters
+    if clusters == 2:
+        assert len(set(estimator.labels_[::2])) == len(set(estimator.labels_[1::2])) == 1
+
+
+def test_a_model_of_all_needs_no_client_unless_statistics_are_its_own() -> None:
+    x, y, owners = arrays()
+    public = {"standardise": "constants", "feature_mean": (0.0,), "feature_std": (1.0,)}
+    np.testing.assert_array_equal(
+        (shared := small("fedavg", rounds=1, data=public).fit(x, y, client=owners)).predict(x), shared.predict(x, client=owners)
+    )
+    for algorithm, data in (("ditto", public), ("fedavg", {})):
+        with pytest.raises(InputError, match="client: is needed"):
+            small(algorithm, rounds=1, data=data).fit(x, y, client=owners).predict(x)
+
+
 def test_the_client_column_is_metadata() -> None:
     x, y, owners = arrays()
     with sklearn.config_context(enable_metadata_routing=True):
@@ -210,14 +234,15 @@ def test_what_was_saved_predicts_the_same(fitted: ClusteredFL, tmp_path: Path) -
     np.testing.assert_array_equal(ClusteredFL.load(tmp_path / "numbers").predict(x, client=owners), numbers.predict(x, client=owners))
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "version", "model", "number", "pipeline"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "version", "model", "number", "pipeline", "labels", "columns", "summary"])
 def test_damaged_files_are_named(fitted: ClusteredFL, tmp_path: Path, damage: str) -> None:
     fitted.save(tmp_path / "fl")
     path = tmp_path / "fl" / "estimator.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
     changes: dict[str, Any] = {
         "version": {"version": 9}, "number": {"of_clients": {name: [7, text] for name, (_, text) in tree["of_clients"].items()}},
-        "pipeline": {"of_clients": {"d00": [0, "{}"]}},
+        "pipeline": {"of_clients": {name: [0, "{}"] for name in tree["of_clients"]}}, "columns": {"columns": {"client": "device"}},
+        "labels": {"labels": {"kind": "i", "values": [-1] * CLIENTS}}, "summary": {"summary": 3},
     }  # fmt: skip
     if damage == "missing":
         path.unlink()
@@ -267,3 +292,12 @@ def test_progress_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.delenv("NO_COLOR", raising=False)
     estimator.fit(columns(), client="device", label="status")
     assert "2/2" in capsys.readouterr().out
+
+
+def test_what_a_run_warns_of_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    table = columns()
+    table["status"] = ["on" if value > 1 else "off" for value in table["a"]]
+    estimator = small("fedavg", rounds=1, lr=1e-9).fit(table, client="device", label="status")
+    assert estimator.summary_["warnings"]
+    logged = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and record.name == "cflpriv"]
+    assert set(estimator.summary_["warnings"]) <= set(logged)

@@ -9,7 +9,9 @@ import pytest
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.attacks import ATTACKS
 from cflpriv.attacks.adversary import AdversaryView, view_of
-from cflpriv.attacks.figures.payloads import ENTRIES, data_parts, depends_on_data, entry_of, parts_of, unread
+from cflpriv.attacks.figures.coverage import less_sure, passed_over
+from cflpriv.attacks.figures.leakage import Cell
+from cflpriv.attacks.figures.payloads import ENTRIES, data_parts, depends_on_data, entry_of, parts_of, readers_in, unread
 from cflpriv.contract.transcript import Message
 from cflpriv.errors import InputError
 from cflpriv.experiments import advance, parse_config, start
@@ -18,12 +20,14 @@ PROTECTIONS: tuple[dict[str, Any], ...] = (
     {}, {"sum": "haar", "gram": ["haar"]}, {"sum": "secagg", "gram": ["haar"]}, {"sum": "secagg", "gram": ["ckks"]},
     {"sum": "secagg-oblivious", "gram": ["ckks"]}, {"gram": ["shares"]}, {"gram": ["sketch", "haar"]},
     {"sum": "one_message", "gram": ["haar"]},
+    {"sum": "secagg", "min_cohort": 2, "robust": "trimmed_mean", "buckets": 3},
 )  # fmt: skip
 FEW = PROTECTIONS[:2]
 NOBODY_READS = {
     "fold arguments: fold", "product arguments: product", "product arguments: times", "gram result: found", "gram result: stage",
     "gram result: directions", "gram result: exceeding", "gram result: set_aside", "gram result: soft", "gram result: risen",
     "compute parameters: control", "compute parameters: prototypes", "compute parameters: short_centre", "compute parameters: moves",
+    "mean update: prototype (mean features of classes)", "gather losses: losses (label shares, by losses at models that are known)",
 }  # fmt: skip
 """What the audit names as not attempted."""
 
@@ -56,6 +60,23 @@ def test_every_part_is_described_and_read_or_named(algorithm: str, protections: 
                 assert entry_of(message, part) is not None, f"{message.operation} {message.kind}: {part}"
         if messages:
             assert set(unread(view_of(messages, "server", {}), ATTACKS.names())) <= NOBODY_READS
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_buckets_of_a_robust_rule_are_described() -> None:
+    """The randomness that deals buckets is of no data, and their means are read."""
+    messages = messages_of("fedavg", PROTECTIONS[-1])
+    assert messages
+    view = view_of(messages, "server", {})
+    assert {part for _, _, part in data_parts(view)} >= {"update", "bytes"}
+    assert not unread(view, ATTACKS.names())
+
+
+def test_what_readers_do_not_ask_is_named() -> None:
+    """A confusion matrix has the number of samples of each label, and its only reader compares clients."""
+    scores = message(operation="gather", kind="correct+count+confusion", payload={"confusion": np.eye(3)})
+    (named,) = unread(seen_by_server(scores), ATTACKS.names())
+    assert "of each label" in named
 
 
 def test_readers_are_attacks() -> None:
@@ -92,3 +113,46 @@ def test_what_is_opened_depends_on_data() -> None:
     assert set(data_parts(seen_by_server(masked))) == {("mean", "secagg Masked", "bytes")}
     rows = message(operation="gram", kind="signature", readers=("key-holder",), payload=None)
     assert depends_on_data(AdversaryView("key-holder", (rows,), {"key-holder": {}}))
+
+
+def cell(attack: str, **changes: Any) -> Cell:
+    return replace(Cell(attack, "server", "none", "m", *(None,) * 5, "not_applicable"), **changes)
+
+
+def test_a_part_that_none_of_its_attacks_read_is_named() -> None:
+    readers = {"mean update: prototype": ("likeness",), "compute parameters: model": ("membership", "disaggregation")}
+    nothing_read = [cell("likeness"), cell("membership"), cell("disaggregation")]
+    (named,) = passed_over(nothing_read, readers)
+    assert named.status == "not_attempted"
+    assert all(part in named.note for part in readers)
+    figure = cell("likeness", value=0.5, baseline=0.5, status="at_baseline")
+    (rest,) = passed_over([figure, *nothing_read[1:]], readers)
+    assert "prototype" not in rest.note
+    assert not passed_over([figure, cell("membership", status="not_attempted")], readers)
+
+
+def test_a_proof_about_cohorts_reads_no_model() -> None:
+    proof = cell("disaggregation", value=0.0, baseline=0.0, status="at_baseline", exact=True)
+    readers = {"compute parameters: model": ("membership", "disaggregation")}
+    assert passed_over([proof, cell("membership")], readers)
+    assert not passed_over([replace(proof, value=0.5, status="leaks")], readers)
+
+
+def test_numbers_of_samples_are_read_as_a_whole() -> None:
+    """Where all clients have equally many there is nothing to find in them."""
+    weights = message(payload={"weight": np.ones(3), "update": np.zeros((3, 4))})
+    assert set(readers_in(seen_by_server(weights))) == {"mean update: update"}
+
+
+def test_what_the_first_rounds_do_not_show_may_be_in_later_ones() -> None:
+    """The models that clients are sent last are not among those of the first round."""
+    later = message(operation="compute", kind="parameters", source="server", target="clients", round=5, payload={"model": np.zeros(4)})
+    whole = AdversaryView("released", (later,), {})
+    assert depends_on_data(whole)
+    assert not depends_on_data(whole.until(1))
+    unseen = [cell("label_inference", status="nothing_to_see"), cell("influence", status="nothing_to_see")]
+    proof = cell("disaggregation", value=0.0, baseline=0.0, status="at_baseline", exact=True)
+    statuses = [made.status for made in less_sure([*unseen, proof], whole, kept=True)]
+    assert statuses == ["not_attempted", "not_applicable", "inconclusive"]
+    assert {made.status for made in less_sure(unseen, whole, kept=False)} == {"not_attempted"}
+    assert {made.status for made in less_sure(unseen, AdversaryView("released", (), {}), kept=True)} == {"nothing_to_see"}

@@ -48,7 +48,7 @@ SCENE = build_population(parse_config(SMALL).data)
     ("algorithm", "knowledge"),
     [
         ({"name": "fedavg"}, "none: no groups are formed"), ({"name": "local"}, "none: no groups are formed"),
-        ({"name": "oracle"}, "the true groups"), ({"name": "shuffled"}, "the sizes of the true groups"),
+        ({"name": "oracle"}, "the true groups"), ({"name": "shuffled"}, "the sizes of the true groups, where they are known"),
         ({"name": "ifca", "k": 4}, "the number of groups, k = 4"), ({"name": "ifca"}, "none: a test at level 0.01"),
         ({"name": "crossfit", "alpha": 0.05}, "none: a test at level 0.05"), ({"name": "crossfit", "k": 3}, "the number of groups, k = 3"),
         ({"name": "pacfl", "beta": 10.0}, "a threshold, beta = 10 degrees"), ({"name": "pacfl", "k": 4}, "the number of groups, k = 4"),

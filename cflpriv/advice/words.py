@@ -1,0 +1,76 @@
+"""The advice in sentences, from what summary.json has of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .verdict import CLUSTERS, CLUSTERS_MIXTURE, ONE_MIXTURE
+
+__all__ = ["advice_lines", "mixture_line", "without_advice"]
+
+LIMITS = (
+    "intervals are family-wise at 95 % and hold over clients, for the models of this one training; those of the control also have the "
+    "spread between deals"
+)
+
+
+def without_advice(summary: Mapping[str, Any], config: str) -> str:
+    """One line for a run that found clusters and was not advised; "" for others. `config` is what `cflpriv advise` takes."""
+    if summary.get("advice") is not None or (summary.get("clusters") or 1) < 2:
+        return ""
+    return f"nothing shows yet that clusters help these clients: cflpriv advise {config}"
+
+
+def advice_lines(advice: Mapping[str, Any]) -> list[str]:
+    """What to deploy, and why: a line each for the advice, the means, the close options, the control, the mixture and the limits."""
+    if not advice["decided"]:
+        return [f"what to deploy: cannot tell ({'; '.join(advice['reasons'])}); the simplest choice: {advice['advice']}"]
+    close = advice["cannot_be_told_apart"]
+    standing = "clearly better than every simpler option" if advice["clear"] else "by its mean; simpler options cannot be told apart"
+    if advice["clear"] and advice["allowed"] and advice["advice"] == advice["allowed"][0]:
+        standing = "the simplest option is within a point of the best"
+    lines = [f"what to deploy: {advice['advice']} ({standing})"]
+    means = ", ".join(f"{option} {_percent(mean)}" for option, mean in advice["held_out_accuracy"].items())
+    lines.append(f"held-out accuracy, mean of {advice['clients']} clients: {means}")
+    if close:
+        lines.append(f"cannot be told apart from it: {', '.join(close)}")
+    lines += advice["reasons"]
+    for pair in advice["differences"]:
+        if pair["better"] in (CLUSTERS, CLUSTERS_MIXTURE) and pair["other"].startswith("random"):
+            lines.append(f"{pair['better']} minus {pair['other']}: {_interval(pair)}")
+    lines += _against_single(advice)
+    if advice.get("stability") is not None:
+        lines.append(f"three searches for groups agree by a mean ARI of {advice['stability']:.2f}")
+    return [*lines, LIMITS]
+
+
+def _against_single(advice: Mapping[str, Any]) -> list[str]:
+    """Whether the advised mixture is better than the best option without one."""
+    means, allowed = advice["held_out_accuracy"], advice["allowed"]
+    if advice["advice"] not in (ONE_MIXTURE, CLUSTERS_MIXTURE):
+        return []
+    single = max((option for option in allowed if option not in (ONE_MIXTURE, CLUSTERS_MIXTURE)), key=lambda option: float(means[option]))
+    for pair in advice["differences"]:
+        if {pair["better"], pair["other"]} == {advice["advice"], single}:
+            sign = 1 if pair["better"] == advice["advice"] else -1
+            low = pair["low"] if sign == 1 else -pair["high"]
+            words = "is better than" if low > 0 else "is not shown to be better than"
+            return [f"the mixture {words} the best option without one, {single}: {_interval(pair, sign)}"]
+    return []
+
+
+def mixture_line(mixture: Mapping[str, Any]) -> str:
+    """What clients' own mixtures gain over the models of the run."""
+    if not mixture["held_out_accuracy"]:
+        return f"own mixtures: none ({mixture['reason']})"
+    test = ", ".join(f"{name} {_percent(mean)}" for name, mean in mixture["test_accuracy"].items())
+    gains = [pair for pair in mixture["differences"] if (pair["better"], pair["other"]) == ("own mixture", "models of the run")]
+    return f"own mixtures: {test} on test data; on held-out samples {_interval(gains[0])} over the models of the run"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _interval(pair: Mapping[str, Any], sign: int = 1) -> str:
+    low, high = (pair["low"], pair["high"]) if sign == 1 else (-pair["high"], -pair["low"])
+    return f"{100 * sign * pair['mean']:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"

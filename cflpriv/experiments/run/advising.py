@@ -1,0 +1,110 @@
+"""The end of a run: the advice (`[run] advise`) and own mixtures (`[training] mixture`), with accuracies on test data, which only the
+experimenter sees."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from ...advice.procedure import Advised, advise, own_mixture
+from ...advice.verdict import LOCAL, ONE, ONE_MIXTURE, Advice, cannot_tell
+from ...engine.device import using
+from ...engine.threads import one_thread
+from ...federation.registry import ClientsLost
+from ...protocols.errors import TooFewClients
+from ...types import Array
+from ..config.config import Config
+from .loop import Experiment, device_of
+from .measure import served_accuracy
+
+__all__ = ["advised", "conclude", "test_accuracies"]
+
+
+def conclude(run: Experiment) -> None:
+    """After the last round: the advice of a run that asks for it, and clients' own mixtures, where they are not there yet."""
+    if run.stopped is not None:
+        return
+    if run.config.run.advise and run.advice is None:
+        run.advice = _record(run, advised(run))
+    if run.config.training.mixture and run.mixture is None:
+        run.mixture = _mixture(run)
+
+
+def advised(run: Experiment) -> Advised:
+    """Train and score what could be deployed, after the last round of a simulation. Under `[privacy]` nothing is: it cannot tell."""
+    if not run.config.scores_held_out:
+        return Advised(cannot_tell(_under_privacy(run.config)))
+    plan = run.config.plan_for(run.population, run.algorithm)
+    with one_thread(), using(device_of(run.config)):
+        try:
+            return advise(run.federation, run.algorithm, run.state, plan, _rounds_after(run), run.report)
+        except ClientsLost as error:
+            return Advised(cannot_tell(f"clients dropped out of a comparison ({error})"))
+
+
+def _rounds_after(run: Experiment) -> Callable[[], None]:
+    """Begins the next of the rounds that the session contract has after those of training."""
+    numbers = iter(range(run.config.training.rounds, run.config.rounds_with_scores))
+
+    def begin() -> None:
+        run.federation.begin_round(next(numbers))
+
+    return begin
+
+
+def _mixture(run: Experiment) -> Mapping[str, Any]:
+    """What summary.json has of clients' own mixtures."""
+    plan = run.config.plan_for(run.population, run.algorithm)
+    with one_thread(), using(device_of(run.config)):
+        try:
+            outcome = own_mixture(run.federation, run.algorithm, run.state, plan, _rounds_after(run))
+        except TooFewClients as error:
+            return {"reason": f"a sum over all clients failed ({error})", "held_out_accuracy": {}, "test_accuracy": {}, "differences": []}
+    names = {LOCAL: LOCAL, ONE: "models of the run", ONE_MIXTURE: "own mixture"}
+    verdict = outcome.verdict
+    return {
+        "reason": "; ".join(verdict.reasons),
+        "held_out_accuracy": {names[option]: mean for option, mean in (verdict.means or {}).items()},
+        "differences": [
+            asdict(replace(pair, better=names[pair.better], other=names[pair.other])) for pair in verdict.differences
+        ],
+        "test_accuracy": {names[option]: _mean(values) for option, values in test_accuracies(run, outcome).items()},
+        "client_epochs": outcome.passes * _trained_share(run), "numbers_in_sums": outcome.numbers,
+    }  # fmt: skip
+
+
+def _under_privacy(config: Config) -> str:
+    return (
+        f"under privacy.unit = {config.privacy.unit!r} no scores of held-out samples are released, because the budget pays for none; "
+        "nothing was trained beside the run's models"
+    )
+
+
+def test_accuracies(run: Experiment, outcome: Advised) -> dict[str, Array]:
+    """Each trained client's accuracy (clients,) on its own test data, by option. Outside the protocol."""
+    clients = tuple(client for client in run.federation.clients if client not in run.newcomers)
+    return {option: served_accuracy(run.simulated, served, clients) for option, served in outcome.served.items()}
+
+
+def _record(run: Experiment, outcome: Advised) -> Mapping[str, Any]:
+    """What summary.json has of the advice. Test accuracies are the experimenter's."""
+    verdict: Advice = outcome.verdict
+    return {
+        "advice": verdict.advice, "decided": verdict.decided, "clear": verdict.clear, "cannot_be_told_apart": list(verdict.close),
+        "held_out_accuracy": dict(verdict.means or {}), "differences": [asdict(difference) for difference in verdict.differences],
+        "allowed": list(verdict.allowed), "reasons": list(verdict.reasons), "stability": outcome.stability, "clients": verdict.clients,
+        "passes": outcome.passes, "client_epochs": outcome.passes * _trained_share(run), "numbers_in_sums": outcome.numbers,
+        "test_accuracy": {option: _mean(values) for option, values in test_accuracies(run, outcome).items()},
+    }  # fmt: skip
+
+
+def _trained_share(run: Experiment) -> float:
+    """The share of clients' training samples that is not held out."""
+    trained = sum(client.samples for client in run.population.clients)
+    held_out = sum(0 if client.held_out is None else len(client.held_out[1]) for client in run.population.clients)
+    return trained / (trained + held_out)
+
+
+def _mean(values: Any) -> float | None:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else None
