@@ -5,6 +5,7 @@ pld
     the figure is an upper bound. What their Fourier transforms may round off δ (`FFT_ERROR`) is taken off the δ that is asked for; a δ
     that is all rounding is priced by formulas (`_by_formulas`). Plain Gaussian releases, and sampled ones whose rate is 1, are first
     merged into one, exactly (noise multipliers compose as Σ 1/z²), and a collection of nothing else is priced by the closed formula.
+    The spacing of losses follows from those of the steps (`_interval`), so that ε is within 1 % of exact where the distribution fits.
     Choices are bounded in range, which is about half of what pure ε allows: `bounded_range` has the worst case of their adaptive
     composition, and proves that it composes with all the rest. Those of an ε beyond any use (`LARGEST_PURE`) are added to the rest.
 prv
@@ -41,8 +42,16 @@ __all__ = ["Accountant", "calibrate", "covers", "delta_of", "deltas_of", "epsilo
 Accountant = Literal["pld", "prv", "rdp"]
 ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 513, 16), 1024, 2048, 4096)
 """Rényi orders."""
-INTERVAL = 5e-4
-"""Spacing of privacy losses in a privacy-loss distribution; about one of them is what discretisation adds to ε."""
+FINEST, COARSEST = 2.0**-26, 2.0**-4
+"""Spacings of privacy losses in a distribution are powers of two between these."""
+ADDED, NEGLIGIBLE = 0.01, 4e-10
+"""Discretisation adds to the variance of the losses of all steps together at most this share (half of it is added to ε), or so much."""
+PART, SMALLEST = 1 / 256, 1e-2
+"""Of ε, one spacing at most, and of an ε below the smallest that anybody asks for, that of this."""
+MOST_LOSSES = 1 << 22
+"""Losses that the distribution of one step, or of all, may have; where a finer spacing needs more, Rényi divergences may cost less."""
+SMALLEST_RATE = 1e-15
+"""Smaller sampling rates are rounded up to this, which costs more; some of them are no numbers for dp-accounting."""
 PRV_ERROR = 0.005
 FFT_ERROR = 1e-12
 """What composing by Fourier transforms may round off δ: up to 3e-14 were seen in 1000 steps, 2e-13 in 10⁵."""
@@ -78,7 +87,7 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
             precision.append(event.noise_multiplier**-2)
         elif isinstance(event, SampledGaussianEvent):
             if event.sampling_rate < 1:
-                sampled[event.noise_multiplier, event.sampling_rate] += event.steps
+                sampled[event.noise_multiplier, max(event.sampling_rate, SMALLEST_RATE)] += event.steps
             else:  # everybody in every step: no sampling, and plain Gaussians; one record for another moves a sum by twice the bound
                 precision.append((1 if event.relation == "add_remove" else 4) * event.steps * event.noise_multiplier**-2)
         elif isinstance(event, ChoiceEvent):
@@ -141,7 +150,10 @@ def deltas_of(events: Iterable[Event], epsilons: NDArray[np.float64]) -> NDArray
     elif _gaussian_only(rest):
         deltas = np.array([gaussian_delta(rest.precision**-0.5, float(epsilon)) for epsilon in left])
     else:
-        total = _pld(rest)  # asked for one ε at a time: for several together it walks through its losses in Python
+        interval, finest = _interval(rest)
+        total = _pld(
+            rest, max(finest, min(interval, _part(float(left.max()))))
+        )  # asked for one ε at a time: for several together it walks through its losses in Python
         deltas = np.array([min(1.0, float(total.get_delta_for_epsilon(float(epsilon))) + FFT_ERROR) for epsilon in left])
         if not (rest.sampled or rest.precision):
             deltas[_by_formulas(rest, 0.0) <= left] = 0.0
@@ -213,38 +225,53 @@ def _gaussian_only(bill: _Bill) -> bool:
 def _pld_epsilon(bill: _Bill, delta: float) -> float:
     if _gaussian_only(bill):
         return gaussian_epsilon(bill.precision**-0.5, delta)
+    if sum(steps * q for _, q, steps in bill.sampled) <= delta and not (bill.precision or bill.choices):
+        return 0.0  # no step has the record in its sample, but for this probability
     if delta <= FFT_ERROR:
         return _by_formulas(bill, delta)
-    delta -= FFT_ERROR
-    total = _pld(bill)
+    interval, finest = _interval(bill)
+    epsilon = _distributed_epsilon(bill, delta - FFT_ERROR, interval)
+    while (finer := max(finest, _part(epsilon))) < interval:
+        interval = finer
+        epsilon = _distributed_epsilon(bill, delta - FFT_ERROR, interval)
+    return min(epsilon, _by_formulas(bill, delta)) if interval == finest or not bill.sampled else epsilon
+
+
+def _part(epsilon: float) -> float:
+    """The spacing that an ε of this size needs at most."""
+    return float(2.0 ** math.floor(math.log2(PART * max(epsilon, SMALLEST))))
+
+
+def _distributed_epsilon(bill: _Bill, delta: float, interval: float) -> float:
+    """The ε at `delta` by distributions of this spacing."""
+    total = _pld(bill, interval)
     with warnings.catch_warnings():  # of the overflow that is met below
         warnings.simplefilter("ignore", RuntimeWarning)
         epsilon = float(total.get_epsilon_for_delta(delta))
     if epsilon < LARGEST_BY_FORMULA:
-        return epsilon if bill.sampled else min(epsilon, _by_formulas(bill, delta))
+        return epsilon
     low, high = 0.0, LARGEST_BY_FORMULA
     while total.get_delta_for_epsilon(high) > delta:
         if high > LARGEST_OF_ALL:
             return math.inf
         low, high = high, 2 * high
-    while high - low > INTERVAL:
+    while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if total.get_delta_for_epsilon(middle) > delta else (low, middle)
     return float(high)
 
 
 def _by_formulas(bill: _Bill, delta: float) -> float:
-    """An upper bound that takes no Fourier transform: pure releases added to the plain Gaussians; sampled steps by Rényi, or infinity."""
+    """An upper bound that takes no Fourier transform: pure releases added to the plain Gaussians; with sampled steps by Rényi."""
     if bill.sampled:
-        return _rdp_epsilon(bill, delta) if bill.relation == "add_remove" else math.inf
+        return _rdp_epsilon(bill, delta)
     pure = math.fsum(epsilon * count for epsilon, count in bill.choices)
     return pure + (gaussian_epsilon(bill.precision**-0.5, delta) if bill.precision else 0.0)
 
 
-def _pld(bill: _Bill) -> Any:
+def _pld(bill: _Bill, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    interval = _interval(bill)
     total = pld.identity(value_discretization_interval=interval)
     if bill.precision:
         total = total.compose(_gaussian_pld(bill.precision**-0.5, interval))
@@ -262,11 +289,48 @@ def _pld(bill: _Bill) -> Any:
     return total.compose(ranged) if bill.precision or bill.sampled or apart else ranged
 
 
-def _interval(bill: _Bill) -> float:
-    """`INTERVAL`, or coarser where losses are so large that the distribution would not fit."""
-    largest = max([0.0, *(z**-2 for z, _, _ in bill.sampled), bill.precision, *(e for e, _ in bill.choices)])
-    # snapped to powers of two, so that cached distributions meet again
-    return INTERVAL * 2.0 ** max(0, math.ceil(math.log2(max(1.0, (largest + 12 * math.sqrt(largest)) / 100))))
+def _interval(bill: _Bill) -> tuple[float, float]:
+    """The spacing of losses for all events together, and the finest for which their distribution fits.
+
+    Rounding a loss l of a step up or down to the grid, its mean kept, adds at most min(h²/4, h·|l|) to its variance, h the spacing.
+    """
+    kinds = [(*_moments(z, q, bill.relation), steps) for z, q, steps in bill.sampled]
+    kinds += [(bill.precision, math.sqrt(bill.precision), 1)] if bill.precision else []
+    kinds += [(epsilon**2 / 4, epsilon, count) for epsilon, count in bill.choices]
+    variance = math.fsum(square * count for square, _, count in kinds)
+    reach = max(_reach(bill), 24 * math.sqrt(variance) + variance)  # of all losses together: a mean of half the variance, and its tails
+    finest = max(FINEST, 2.0 ** math.ceil(math.log2(reach / MOST_LOSSES)))
+    interval = COARSEST if reach < 1e4 * COARSEST else 2.0 ** math.ceil(math.log2(reach / 1e4))
+    while interval > finest and sum(min(interval**2 / 4, interval * size) * count for _, size, count in kinds) > max(
+        ADDED * variance, NEGLIGIBLE
+    ):
+        interval /= 2
+    return max(interval, finest), finest
+
+
+def _reach(bill: _Bill) -> float:
+    """The largest loss of one step that is not cut off, about."""
+    far = [max(0.0, (1 + 20 * z) / (2 * z**2) + math.log(q)) for z, q, _ in bill.sampled]
+    return max([1e-9, *far, *(q * 20 / z for z, q, _ in bill.sampled), *(epsilon for epsilon, _ in bill.choices)])
+
+
+@lru_cache(maxsize=256)
+def _moments(z: float, q: float, relation: Relation) -> tuple[float, float]:
+    """E l² and E |l| of the loss l of one sampled step, by the trapezoid rule."""
+    _, upper, lower = _densities(z, q, relation)
+    loss, weight = upper - lower, np.exp(upper)
+    weight /= weight.sum()
+    return max(float(weight @ loss**2), 1e-300), float(weight @ np.abs(loss))
+
+
+def _densities(z: float, q: float, relation: Relation) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Points x (n,), and the log-densities there of a sampled step with the record and with its neighbour, up to one constant."""
+    ends = 40 * z + 1
+    x = np.linspace(-ends, ends, 8001)
+    blank = -(x**2) / (2 * z**2)
+    upper = np.logaddexp(math.log1p(-q) + blank, math.log(q) - (x - 1) ** 2 / (2 * z**2))
+    other = np.logaddexp(math.log1p(-q) + blank, math.log(q) - (x + 1) ** 2 / (2 * z**2)) if relation == "replace_one" else blank
+    return x, upper, other
 
 
 @lru_cache(maxsize=256)
@@ -328,10 +392,7 @@ def _rdp(bill: _Bill) -> NDArray[np.float64]:
     orders = np.array(ORDERS, dtype=np.float64)
     total = orders * bill.precision / 2
     for z, q, steps in bill.sampled:
-        if bill.relation == "add_remove":
-            total = total + steps * _sampled_rdp(z, q)
-        else:
-            raise ValueError("accountant 'rdp': covers sampling under 'add_remove' only; use 'pld'")
+        total = total + steps * (_sampled_rdp(z, q) if bill.relation == "add_remove" else _replaced_rdp(z, q))
     for epsilon, count in bill.choices:
         total = total + count * np.minimum(epsilon, orders * epsilon**2 / 8)  # range ε is ε²/8-concentrated (Cesar & Rogers 2021)
     return np.where(np.isnan(total), np.inf, total)  # of noise so small that it underflows; a NaN would pass for nothing spent
@@ -345,6 +406,23 @@ def _sampled_rdp(z: float, q: float) -> NDArray[np.float64]:
     accountant = rdp.RdpAccountant(ORDERS)
     accountant.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)))
     return np.asarray(accountant.rdp)
+
+
+@lru_cache(maxsize=256)
+def _replaced_rdp(z: float, q: float) -> NDArray[np.float64]:
+    """Of (1−q) N(0, z²) + q N(1, z²) from (1−q) N(0, z²) + q N(−1, z²): the trapezoid rule, whose error falls exponentially.
+
+    An order is left out where the points end before the integrand does.
+    """
+    x, upper, lower = _densities(z, q, "replace_one")
+    step, known = x[1] - x[0], np.full(len(ORDERS), np.inf)
+    for place, order in enumerate(ORDERS):
+        terms = order * upper - (order - 1) * lower
+        peak = int(terms.argmax())
+        if min(terms[peak] - terms[0], terms[peak] - terms[-1]) > 60:
+            whole = math.log(np.exp(terms - terms[peak]).sum() * step) + terms[peak] - math.log(z * math.sqrt(2 * math.pi))
+            known[place] = max(0.0, whole) * (1 + 1e-9) / (order - 1) + 1e-15
+    return known
 
 
 # --- calibration ----------------------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class SampledGaussianEvent:
 
     def __post_init__(self) -> None:
         _check(self, positive=("noise_multiplier", "norm_bound"), counts=("steps",))
-        if not 0 < self.sampling_rate <= 1:
+        if not (_number(self.sampling_rate) and 0 < self.sampling_rate <= 1):
             raise ValueError(f"SampledGaussianEvent.sampling_rate: {self.sampling_rate} is outside (0, 1]")
         if self.unit != "sample":
             raise ValueError(
@@ -98,19 +98,24 @@ def _check(event: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] =
     name = type(event).__name__
     for key in positive:
         value = getattr(event, key)
-        if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+        if not (_number(value) and math.isfinite(value) and value > 0):
             raise ValueError(f"{name}.{key}: {value!r} is not a finite number above 0")
     for key in counts:
         value = getattr(event, key)
-        if not (isinstance(value, int) and value >= 1):
+        if not (_number(value) and isinstance(value, int) and value >= 1):
             raise ValueError(f"{name}.{key}: {value!r} is not a whole number of 1 or more")
     shares = getattr(event, "shares", 0)
-    if not isinstance(shares, int) or isinstance(shares, bool) or shares < 0:
+    if not (_number(shares) and isinstance(shares, int) and shares >= 0):
         raise ValueError(f"{name}.shares: {shares!r} is not a whole number of 0 or more")
     if event.relation not in get_args(Relation):
         raise ValueError(f"{name}.relation: {event.relation!r} is not known; known are {', '.join(get_args(Relation))}")
     if event.unit not in get_args(Unit):
         raise ValueError(f"{name}.unit: {event.unit!r} is not known; known are {', '.join(get_args(Unit))}")
+
+
+def _number(value: Any) -> bool:
+    """Whether it is a number; Python takes a truth value for one."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def known_shares(event: Event, known: int) -> Event | None:

@@ -32,10 +32,10 @@ from . import (
     key_holder,
     operations,
     other_settings,
-    repetitions,
     second_sum,
     shared_vectors,
     survivors,
+    trainings,
     unequal,
 )
 from .outcome import ActiveAttack
@@ -98,7 +98,8 @@ for _name, _attack in {
     "late_upload": helped.LATE_UPLOAD,
     "swapped_helper": helped.SWAPPED_HELPER,
     "rolled_back_helper": helped.ROLLED_BACK_HELPER,
-    "repeated_release": repetitions.REPEATED_RELEASE,
-    "overflow_oracle": repetitions.OVERFLOW_ORACLE,
+    "repeated_release": trainings.REPEATED_RELEASE,
+    "overflow_oracle": trainings.OVERFLOW_ORACLE,
+    "cancelling_parameters": trainings.CANCELLING_PARAMETERS,
 }.items():
     ACTIVE_ATTACKS.add(_name, _attack)

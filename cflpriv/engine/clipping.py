@@ -25,8 +25,12 @@ class LayerGradients(Protocol):
         """The squared norm of each sample's gradient, (clients, batch)."""
         ...
 
+    def parts(self) -> list[Tensor]:
+        """What the gradients are made of, (clients, batch, ...): with the same bits here, samples have the same gradients."""
+        ...
+
     def total(self, factors: Tensor, lost: Tensor | None) -> list[Tensor]:
-        """Σ factor × gradient over the batch, one new tensor (clients, *shape) a parameter; `factors` has shape (clients, batch).
+        """Σ factor × gradient over the batch, in float64, one new tensor (clients, *shape) a parameter; `factors` (clients, batch) float64.
 
         `lost` of that shape marks samples that contribute nothing whatever their numbers; their factors are 0. A factor of 0 alone would
         not do: products of finite numbers overflow too, and 0 · ∞ is no number. None where no sample is lost.
@@ -61,8 +65,11 @@ class _Linear:
         deltas: Tensor = torch.linalg.vector_norm(self.delta, dim=2)
         return (inputs.square() + float(self.bias)) * deltas.square()
 
+    def parts(self) -> list[Tensor]:
+        return [self.before, self.delta, self.squares()]
+
     def total(self, factors: Tensor, lost: Tensor | None) -> list[Tensor]:
-        before, scaled = self.before, self.delta * factors.unsqueeze(2)
+        before, scaled = self.before.double(), self.delta * factors.unsqueeze(2)
         if lost is not None:
             before, scaled = before.masked_fill(lost.unsqueeze(2), 0.0), scaled.masked_fill_(lost.unsqueeze(2), 0.0)
         weight = torch.bmm(before.transpose(1, 2), scaled)
@@ -78,8 +85,11 @@ class _Whole:
     def squares(self) -> Tensor:
         return torch.stack([gradient.flatten(2).square().sum(2) for gradient in self.gradients]).sum(0)
 
+    def parts(self) -> list[Tensor]:
+        return [*self.gradients, self.squares()]
+
     def total(self, factors: Tensor, lost: Tensor | None) -> list[Tensor]:
-        gradients = self.gradients
+        gradients = [gradient.double() for gradient in self.gradients]
         if lost is not None:
             gradients = [gradient.masked_fill(lost.view(*lost.shape, *[1] * (gradient.dim() - 2)), 0.0) for gradient in gradients]
         return [torch.einsum("cb,cb...->c...", factors, gradient) for gradient in gradients]

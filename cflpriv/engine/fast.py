@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from ..errors import InputError
 from ..types import Array
+from .clipped_sums import LARGEST_BLOCK, losses_in_blocks, steady
 from .device import Device, sent
 from .graphs import HOLD, steps_by_plan
 from .layers import Stacked, stack_layers
@@ -21,7 +22,7 @@ from .own_modules import in_mode
 from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_by_batch, train_stacked
 from .span import Movement, span_chunk_size, train_span
 
-__all__ = ["chunk_size", "gradients", "stacked_form", "train"]
+__all__ = ["chunk_size", "gradients", "losses_apart", "stacked_form", "train"]
 
 # vmap computes some operations one client after the other, such as those of an LSTM; the scores and gradients are the same
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
@@ -88,6 +89,14 @@ def gradients(model: Model, clients: Sequence[Local], options: Options, device: 
     return gradients_stacked(way, clients, options, device), way.name
 
 
+def losses_apart(model: Model, vector: Array, x: Tensor, y: Tensor, device: Device) -> Tensor | None:
+    """The loss (n,) of each of the samples x, y on the device, with the same bits beside any others; None where the loop is the way."""
+    way = _way(model, 1, Options(0.0, clip_norm=1.0, loss=model.loss, block=LARGEST_BLOCK), device)
+    if way is None:
+        return None
+    return losses_in_blocks(way, x, y, sent(torch.tensor(vector, dtype=x.dtype), device), model.loss)
+
+
 def _check_precision(model: Model, options: Options, device: Device) -> None:
     if device.precision != "full" and (options.clip_norm or model.dtype == "float64"):
         why = f"training.clip_norm = {options.clip_norm}, which would not hold" if options.clip_norm else "model.dtype = 'float64'"
@@ -122,6 +131,8 @@ def _way(model: Model, clients: int, options: Options, device: Device) -> Way | 
     """How to train some clients at once; None where the plain loop is the way."""
     way = _forward(model, clients, device, alone=options.clip_norm > 0)
     if way is None or (options.clip_norm and (way.name != "stacked" or any(options.frozen))):
+        return None
+    if options.clip_norm and not steady(model, way, clients, options.block, device):
         return None
     if options.pull:
         stacked = stacked_form(model)

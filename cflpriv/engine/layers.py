@@ -30,6 +30,8 @@ class Tap:
 
 Taps = list[Tap] | None
 """Where layers with parameters leave a `Tap`, in order; None where none is wanted."""
+COLUMNS = 8
+"""Widths of products are multiples of this where single samples matter."""
 Step = Callable[[Tensor, Sequence[Tensor], int, Taps], Tensor]
 """(activations, this layer's stacked parameters, clients, taps) -> activations."""
 
@@ -158,10 +160,26 @@ def _step(layer: nn.Module) -> tuple[Step, int] | None:
 
 
 def _linear(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
-    out = torch.bmm(x, parameters[0]) if len(parameters) == 1 else torch.baddbmm(parameters[1].unsqueeze(1), x, parameters[0])
-    if taps is not None:
-        taps.append(Tap(x.detach(), out, LinearRule(len(parameters) > 1)))
+    if taps is None:
+        return torch.bmm(x, parameters[0]) if len(parameters) == 1 else torch.baddbmm(parameters[1].unsqueeze(1), x, parameters[0])
+    out = _even(x, parameters)
+    taps.append(Tap(x.detach(), out, LinearRule(len(parameters) > 1)))
     return out
+
+
+def _even(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """The product with zeros up to a multiple of `COLUMNS` in width: kernels round what is left over differently by place.
+
+    It is also two to three times as quick for few outputs.
+    """
+    (size, width), weight = parameters[0].shape[1:], parameters[0]
+    more = -size % COLUMNS if x.requires_grad else 0  # the gradient of the input is as wide as the input
+    fill = -width % COLUMNS
+    if more or fill:
+        x, weight = functional.pad(x, (0, more)), functional.pad(weight, (0, fill, 0, more))
+    if len(parameters) == 1:
+        return torch.bmm(x, weight)[..., :width]
+    return torch.baddbmm(functional.pad(parameters[1], (0, fill)).unsqueeze(1), x, weight)[..., :width]
 
 
 def _convolution(layer: nn.Conv2d) -> Step | None:

@@ -21,13 +21,13 @@ from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array
 from .device import in_use, placed
-from .layers import Residual, copies_nothing, stack_layers
+from .layers import Residual, copies_nothing
 from .losses import Loss
 from .own_modules import constants_digest, hooked, in_mode, keep_nothing, prepared, seeded, trained_shapes, unfit
 from .probe import Findings, made_up, probe, unrepeatable
 
 __all__ = [
-    "MODELS", "OTHER_NAMES", "Hidden", "InitScale", "Model", "build_module", "dtype_of", "findings_of", "keeps_samples_apart",
+    "MODELS", "OTHER_NAMES", "Hidden", "InitScale", "Model", "build_module", "dtype_of", "findings_of",
     "model_doubts", "module_there", "register_model",
 ]  # fmt: skip
 
@@ -422,16 +422,6 @@ def module_there(model: Model, kind: str) -> nn.Module:
                 "of the input"
             ) from None
     return there
-
-
-@lru_cache(maxsize=32)
-def keeps_samples_apart(model: Model) -> bool:
-    """Whether the output for a sample is known not to depend on the rest of its batch.
-
-    By structure: known layers in plain Sequentials, none of which mixes samples. False for unknown modules (a batch norm, a user's own
-    module): pass such a module one sample at a time if it matters.
-    """
-    return stack_layers(build_module(model)) is not None
 
 
 def _to_vector(module: nn.Module) -> Array:

@@ -27,12 +27,17 @@ SMALLEST = 1e-30
 """Below this a gradient is zero: its inverse norm is no float32."""
 
 
-def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor, kind: Loss = "cross_entropy") -> dict[str, torch.Tensor]:
+def gradients_by_sample(
+    module: nn.Module, x: torch.Tensor, y: torch.Tensor, kind: Loss = "cross_entropy", *, alone: bool = False
+) -> dict[str, torch.Tensor]:
     """By parameter, the gradients (n, ...) of the loss `kind` of each of the samples `x` (n, ...), `y` (n,).
 
-    One after the other for modules that `torch.func` cannot map over, such as recurrent ones, or maps over with other gradients. Products
-    of two vectors a layer for modules of linear layers alone, from one pass.
+    One after the other for modules that `torch.func` cannot map over, such as recurrent ones, or maps over with other gradients; and with
+    `alone`, so that a gradient depends on no other sample, to the last bit (`clipped_sums`). Else products of two vectors a layer for
+    modules of linear layers alone, from one pass.
     """
+    if alone:
+        return _looped(module, x, y, kind)
     if _dense(module):
         layers = _factors(module, x, y, kind)
         made = [part for inputs, delta, biased in layers for part in (delta[:, :, None] * inputs[:, None], *[delta] * biased)]
@@ -60,7 +65,7 @@ def gradients_by_sample(module: nn.Module, x: torch.Tensor, y: torch.Tensor, kin
 def _looped(module: nn.Module, x: torch.Tensor, y: torch.Tensor, kind: Loss) -> dict[str, torch.Tensor]:
     """The gradients of one sample after the other."""
     named = dict(module.named_parameters())
-    rows = [slopes(loss_of(kind, module(x[at : at + 1]), y[at : at + 1]), list(named.values())) for at in range(len(y))]
+    rows = [slopes(loss_of(kind, module(x[at : at + 1].clone()), y[at : at + 1]), list(named.values())) for at in range(len(y))]
     return {name: torch.stack([row[place] for row in rows]) for place, name in enumerate(named)}
 
 
@@ -68,13 +73,16 @@ def _largest(tensor: torch.Tensor) -> float:
     return float(torch.nan_to_num(tensor).abs().max()) if tensor.numel() else 0.0
 
 
-def sample_gradients(model: Model, vector: Array, data: ClientData) -> Iterator[torch.Tensor]:
-    """The loss gradients at the model `vector` (d,) of the training samples in order, in blocks (samples, d) on the device in use."""
+def sample_gradients(model: Model, vector: Array, data: ClientData, *, alone: bool = False) -> Iterator[torch.Tensor]:
+    """The loss gradients at the model `vector` (d,) of the training samples in order, in blocks (samples, d) on the device in use.
+
+    `alone`: as `gradients_by_sample`.
+    """
     module = model.lent(vector)
     x, y = model.inputs(data.x_train), tensor(data.y_train)
     size = max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // model.dimension))
     for at in range(0, len(y), size):
-        made = gradients_by_sample(module, x[at : at + size], y[at : at + size], model.loss)
+        made = gradients_by_sample(module, x[at : at + size], y[at : at + size], model.loss, alone=alone)
         yield torch.cat([flat(gradient) for gradient in made.values()], dim=1)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..types import Array
+from .clipped_sums import ROWS, chosen, clipped_sums
 from .device import Device, half, sent
 from .losses import Loss, loss_of
 from .own_modules import flat
@@ -38,7 +39,8 @@ class Options:
     being the input of the last layer and C_y the client's given prototype of the sample's class (FedProto). With `optimizer` "adam" the
     step is Adam's on the same sum, in place of v. With `grid` above 0 each batch's gradient gets the noise of `Local.noise` and is rounded
     to multiples of `grid`. With `deviation` above 0 the rows of `Local.noise` are signed tails (`entropy.signed_tails`), which become
-    normals of this standard deviation on the device. `loss`: of outputs and labels.
+    normals of this standard deviation on the device. `loss`: of outputs and labels. `block`: samples that are computed together where
+    gradients are clipped (`clipped_sums`).
     """
 
     lr: float
@@ -53,6 +55,7 @@ class Options:
     grid: float = 0.0
     deviation: float = 0.0
     loss: Loss = "cross_entropy"
+    block: int = ROWS
 
     @property
     def stride(self) -> int:
@@ -231,15 +234,13 @@ def take_step(
     if noise is not None and options.deviation:
         to_normals(noise, options.deviation)
     gradients = _gradients(way, stack, stack.parameters, batches[0], options, device)
-    if noise is not None:
-        _add_noise(gradients, way.layout.views(noise[0]), options.grid)
+    gradients = _noised(gradients, None if noise is None else way.layout.views(noise[0]), options.grid, stack.x.dtype)
     if options.maml_lr:
         ahead = list(stack.parameters)
         for i, gradient in zip(stack.moving, gradients, strict=True):
             ahead[i] = stack.parameters[i] - options.maml_lr * gradient
         gradients = _gradients(way, stack, ahead, batches[1], options, device)
-        if noise is not None:
-            _add_noise(gradients, way.layout.views(noise[1]), options.grid)
+        gradients = _noised(gradients, None if noise is None else way.layout.views(noise[1]), options.grid, stack.x.dtype)
     for place, i in enumerate(stack.moving):
         if stack.anchors is not None:
             gradients[place] = gradients[place] + options.prox * (stack.parameters[i] - stack.anchors[i])
@@ -271,13 +272,17 @@ def to_normals(tails: Tensor, deviation: float) -> None:
     tails.copy_(torch.copysign(sizes, tails).neg_())
 
 
-def _add_noise(gradients: Sequence[Tensor], noise: Sequence[Tensor], grid: float) -> None:
-    """Add noise to gradients in place, on the grid as `protocols.mechanisms.snap` rounds. All parameters move: others take the plain loop.
+def _noised(gradients: Sequence[Tensor], noise: Sequence[Tensor] | None, grid: float, dtype: torch.dtype) -> list[Tensor]:
+    """Gradients in this dtype, with `noise` on the grid where there is any, as `protocols.mechanisms.snap` rounds.
 
-    Sums and rounding are float64's, in the memory of the noise.
+    Sums and rounding are float64's, in the memory of the noise. All parameters move: others take the plain loop.
     """
-    for gradient, drawn in zip(gradients, noise, strict=True):
-        gradient.copy_(drawn.add_(gradient).div_(grid).round_().mul_(grid))
+    if noise is None:
+        return [gradient.to(dtype) for gradient in gradients]
+    made = [torch.empty_like(gradient, dtype=dtype) for gradient in gradients]  # not the memory of the noise, which is used again
+    for out, gradient, drawn in zip(made, gradients, noise, strict=True):
+        out.copy_(drawn.add_(gradient).div_(grid).round_().mul_(grid))
+    return made
 
 
 def to_prototypes(features: Tensor, targets: Tensor) -> Tensor:
@@ -337,26 +342,23 @@ def _batch(batches: Sequence[Array], expected: Sequence[float], offsets: Array, 
     return Batch(sent(torch.from_numpy(rows.T.copy() if images else rows), device), weights)
 
 
-def _chosen(values: Tensor, rows: Tensor) -> Tensor:
-    """`values[rows]`, which takes two to three times as long."""
-    return values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
-
-
 def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batch, options: Options, device: Device) -> list[Tensor]:
-    """The gradient of each client's weighted loss at `parameters`, by those that move; of clipped samples if `clip_norm` is above 0.
+    """The gradient of each client's weighted loss at `parameters`, by those that move; float64, of clipped samples, if they are clipped.
 
     With `pull`, forward gives features as well, which are pulled to the prototypes (clients, classes, e) of their samples' classes.
     """
+    if options.clip_norm:
+        totals = clipped_sums(way, stack.x, stack.y, parameters, batch, options, device)
+        return [totals[i].contiguous() for i in stack.moving]
     leaves = [p.detach().requires_grad_(i in stack.moving) for i, p in enumerate(parameters)]
-    clients, clip_norm = len(leaves[0]), options.clip_norm
+    clients = len(leaves[0])
     with torch.enable_grad():
-        inputs = _chosen(stack.x, batch.rows)
-        labels = _chosen(stack.y, batch.rows.T if way.images else batch.rows)
+        inputs = chosen(stack.x, batch.rows)
+        labels = chosen(stack.y, batch.rows.T if way.images else batch.rows)
         if way.images:  # (batch, clients, channels, height, width): the clients' channels side by side
             inputs = inputs.flatten(1, 2).contiguous(memory_format=torch.channels_last)
-        taps: list[Any] = []
         with half(device):
-            logits = way.forward(inputs, leaves, clients, taps) if clip_norm else way.forward(inputs, leaves, clients)  # type: ignore[call-arg]
+            logits = way.forward(inputs, leaves, clients)
         pulled: Tensor | float = 0.0
         if stack.prototypes is not None:
             logits, features = logits
@@ -364,17 +366,6 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
             pulled = options.pull * to_prototypes(features.to(stack.x.dtype), stack.prototypes[places, labels])
         losses = loss_of(options.loss, logits.to(stack.x.dtype).flatten(0, 1), labels.flatten(), "none")
         losses = losses.view(clients, -1) + pulled
-        if clip_norm:
-            deltas = torch.autograd.grad(losses.sum(), [tap.after for tap in taps])
-            spreads = [tap.rule.spread(tap.before, delta, clients) for tap, delta in zip(taps, deltas, strict=True)]
-            norms = torch.stack([spread.squares() for spread in spreads]).sum(0).sqrt()
-            factors = (clip_norm / norms.clamp_min(clip_norm)) * batch.weights
-            # a sample whose gradient no norm bounds contributes nothing, and does not affect the others
-            infinite = ~torch.isfinite(norms)
-            lost = infinite if device.kind != "cpu" or infinite.any() else None  # a device is not asked: the host would wait for it
-            factors = factors if lost is None else factors.masked_fill(lost, 0.0)
-            totals = [gradient for spread in spreads for gradient in spread.total(factors.to(norms.dtype), lost)]
-            return [totals[i].contiguous() for i in stack.moving]
         loss = (losses * batch.weights).sum() if isinstance(batch.weights, Tensor) else losses.sum() * batch.weights
         # the fused update walks parameter, gradient and velocity in one order, so all must be contiguous
         made = torch.autograd.grad(loss, [leaves[i] for i in stack.moving], allow_unused=True, materialize_grads=True)

@@ -181,9 +181,10 @@ class NoisyGradient:
         x, y = self.model.inputs(task_input.data.x_train), tensor(task_input.data.y_train)
         rows = []
         for at in range(0, len(y), PER_SAMPLE):
-            made = gradients_by_sample(module, x[at : at + PER_SAMPLE], y[at : at + PER_SAMPLE], self.model.loss)
+            made = gradients_by_sample(module, x[at : at + PER_SAMPLE], y[at : at + PER_SAMPLE], self.model.loss, alone=True)
             whole = torch.cat([flat(made[name]) for name in names], dim=1)
-            rows.append(whole if directions is None else whole @ directions)
+            # row by row: a product of all rows may round each differently beside others, and a sketch may cancel
+            rows.append(whole if directions is None else torch.stack([row @ directions for row in whole]))
         sketched = torch.cat(rows).double().cpu().numpy() * np.sqrt(dimension / size)
         # a gradient that no norm bounds contributes nothing: to fail for it would reveal one sample
         return np.asarray(np.where(np.isfinite(sketched).all(axis=1, keepdims=True), sketched, 0.0))
@@ -227,7 +228,7 @@ class NoisyMeanGradient:
         dimension = self.model.dimension
         short = public_sketch("crossfit", self.seed, dimension, self.sketch_dim) if 0 < self.sketch_dim < dimension else None
         rows = []
-        for block in sample_gradients(self.model, task_input.array("model"), task_input.data):
+        for block in sample_gradients(self.model, task_input.array("model"), task_input.data, alone=True):
             whole = block.double().cpu().numpy()
             whole = np.where(np.isfinite(whole).all(axis=1, keepdims=True), whole, 0.0)
             rows.append(whole if short is None else short.apply(whole))

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from ..class_counts import FULL, counts_shape
-from ..engine import Device, Result, TaskInput
+from ..engine import Device, Result, TaskInput, fast
 from ..engine.device import in_use, placed, tensor
 from ..engine.forward import forward_chunk, outputs
 from ..engine.losses import loss_of
 from ..engine.memory import resident_samples
-from ..engine.models import Model, dtype_of, keeps_samples_apart
+from ..engine.models import Model, dtype_of
 from ..error_sums import error_sums
 from ..errors import InputError
 from ..privacy.settings import Noise, secret_of
@@ -27,16 +27,18 @@ __all__ = ["Evaluate", "EvaluateOwn", "EvaluateUsed", "Losses", "sample_losses"]
 def sample_losses(model: Model, vector: Array, x: torch.Tensor, y: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
     """The loss (n,) of each of the samples `x` (n, ...), `y` (n,), in the model's dtype; all on the device in use.
 
-    With `alone` no sample has a part in another's loss, whatever the model: clipped to a cap, the sum of them then moves by no more than
-    that when a sample comes or goes. A model that may mix samples gets one sample at a time (as in `Train` with clipping); `InputError` for
-    one that takes no single sample.
+    With `alone` no sample has a part in another's loss, to the last bit, whatever the model and its parameters: clipped to a cap, the sum
+    of them then moves by no more than that when a sample comes or goes (`engine.clipped_sums`). A model that may mix samples gets one
+    sample at a time (as in `Train` with clipping); `InputError` for one that takes no single sample.
     """
+    if alone and (apart := fast.losses_apart(model, vector, x, y, in_use())) is not None:
+        return apart
     module = model.lent(vector)
-    size = 1 if alone and not keeps_samples_apart(model) else 1024
+    size = 1 if alone else 1024
     try:
         with torch.no_grad():
             pieces = [
-                loss_of(model.loss, module(x[at : at + size]), y[at : at + size], "none") for at in range(0, len(y), size)
+                loss_of(model.loss, module(x[at : at + size].clone()), y[at : at + size], "none") for at in range(0, len(y), size)
             ]  # fmt: skip
     except ValueError as error:
         if size > 1:
@@ -245,7 +247,7 @@ class Losses:
         self, vectors: Sequence[Array], samples: Sequence[tuple[torch.Tensor, torch.Tensor]], device: Device
     ) -> tuple[list[Array], str]:  # fmt: skip
         """The losses (n,) float64 of each client's samples under its model, and the way taken."""
-        if self.epsilon and not keeps_samples_apart(self.model):  # one sample at a time
+        if self.epsilon:
             alone = [sample_losses(self.model, vector, x, y, alone=True) for vector, (x, y) in zip(vectors, samples, strict=True)]
             return [losses.double().cpu().numpy() for losses in alone], "sequential"
         logits, path = outputs(self.model, vectors, [x for x, _ in samples], device)

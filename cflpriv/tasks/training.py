@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..engine import Deferred, Device, Result, TaskInput, fast
+from ..engine.clipped_sums import LARGEST_BLOCK, block_size
 from ..engine.device import CPU, tensor, using
 from ..engine.losses import loss_of
 from ..engine.memory import resident_samples
@@ -253,14 +254,15 @@ class Train:
                 if prototypes is not None:
                     loss = loss + self.pull * to_prototypes(seen.pop(), prototypes[y[batch]]).sum() / divisor
                 return slopes(loss, leaves)
-            total = [torch.zeros_like(leaf) for leaf in leaves]
+            total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves]
             for i in batch:
-                own = slopes(loss_of(self.model.loss, module(x[i : i + 1]), y[i : i + 1]), leaves)
+                # by itself, in memory of its own: its gradient depends on no other sample, to the last bit (`engine.clipped_sums`)
+                own = slopes(loss_of(self.model.loss, module(x[i : i + 1].clone()), y[i : i + 1]), leaves)
                 norm = torch.stack([gradient.square().sum() for gradient in own]).sum().sqrt()
                 if not torch.isfinite(norm):
                     continue  # no norm bounds it, so it contributes nothing
                 for sum_, gradient in zip(total, own, strict=True):
-                    sum_.add_(gradient * (self.clip_norm / norm.clamp_min(self.clip_norm)) / divisor)
+                    sum_.add_(gradient.double() * (self.clip_norm / norm.clamp_min(self.clip_norm)).double() / divisor)
             return total
 
         numbers = counting()
@@ -268,8 +270,8 @@ class Train:
         def noisy(batch: Array) -> list[torch.Tensor]:
             plain = gradients(batch)
             if not self.noise_multiplier:
-                return plain
-            whole = [torch.zeros_like(parameter) for parameter in parameters]
+                return [gradient.to(x.dtype) for gradient in plain]
+            whole = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
             for i, gradient in zip(moving, plain, strict=True):
                 whole[i] = gradient
             noise = self.noise(task_input, next(numbers))
@@ -287,7 +289,7 @@ class Train:
                 else int(task_input.streams("torch").integers(2**63))
             )
             if self.shares:
-                whole = [torch.zeros_like(parameter) for parameter in parameters]
+                whole = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
                 for i, gradient in zip(moving, gradients(batches[0]), strict=True):
                     whole[i] = gradient
                 return torch.cat([piece.reshape(-1) for piece in whole]).numpy()
@@ -348,8 +350,15 @@ class Train:
     def _options(self) -> Options:
         return Options(
             self.lr, self.momentum, self.weight_decay, self.prox, self.maml_lr, self.clip_norm, tuple(self._frozen()), self.pull,
-            self.optimizer, spacing(self._scale) if self._noisy else 0.0, loss=self.model.loss,
+            self.optimizer, spacing(self._scale) if self._noisy else 0.0, loss=self.model.loss, block=self._block,
         )  # fmt: skip
+
+    @property
+    def _block(self) -> int:
+        """Samples that are computed together where gradients are clipped; of public numbers alone."""
+        if self.noise_multiplier:
+            return block_size(self.sampling_rate * self.public_samples, self.sampling_rate)
+        return block_size(self.batch_size or LARGEST_BLOCK)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device)
@@ -357,8 +366,9 @@ class Train:
         moved: Sequence[Array | Movement] | None
         if self.shares:
             summed, path = fast.gradients(
-                self.model, work, Options(0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen()), loss=self.model.loss), device
-            )
+                self.model, work,
+                Options(0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen()), loss=self.model.loss, block=self._block), device,
+            )  # fmt: skip
             moved = (
                 None if summed is None else [self._stepped(task_input, vector) for task_input, vector in zip(inputs, summed, strict=True)]
             )

@@ -25,6 +25,10 @@ server that lies gets p² numbers of its own choice decrypted for each pair it m
 secret key, so one colluding client gives the server everything: there a shared Haar rotation costs some thousand times less and reveals no
 more than the Gram.
 
+Threshold CKKS, with the key split between two holders, is not built: 3.9 ms a pair and holder (from SEAL's operations), a thousand times
+what `shared_gram` takes. Hostile clients could read the key, as could a lying server with one holder, unless each holder computed all
+products.
+
 **Source.** Cheon, Kim, Kim & Song 2017 (CKKS); Huang et al. 2022 (coefficient packing); Li & Micciancio 2021 (noise before release).
 Deviations: plaintexts are exact integers in coefficients at scale 1, so no encoder and no rescaling; products are not relinearised; masks
 are uniform modulo q rather than statistically hiding.

@@ -47,7 +47,8 @@ class KeyHolder:
     and read them through the noise, p² linear equations in the key for each pair of such clients: under "gram" and "distances" √(2N) / p of
     them that collude with the server come by the key. Noise in the vectors is no remedy: they know their own. Under "labels" each such
     client's label says on which side of a threshold a number of its choice lies, such as a coefficient of the key or a multiple of a
-    coordinate of another's vector: about log2 k bits a client. These numbers need be no larger than honest ones: no check can detect them.
+    coordinate of another's vector: about log2 k bits a client. 6500 bits give the key at N = 4096, fewer with lattice
+    reduction. These numbers need be no larger than honest ones: no check can detect them.
     Reveals: it sees the Gram matrix (and how it was masked, nothing of the vectors beyond, see `products`). It cannot see that a request
     really is the product of two uploads: a server that lies can have p² numbers of its choice decrypted in place of each pair's, e.g.
     coordinates of a vector. Under "labels" it gets labels back; under "gram" it would read noisy values: CKKS with an apart key holder is

@@ -12,9 +12,7 @@ import torch
 
 from ...engine import Device, Result, TaskInput
 from ...engine.device import in_use, tensor
-from ...engine.forward import outputs
-from ...engine.losses import loss_of
-from ...engine.models import Model, keeps_samples_apart
+from ...engine.models import Model
 from ...errors import InputError
 from ...privacy.private_signatures import noisy_sum, sum_event
 from ...privacy.settings import Noise
@@ -193,11 +191,7 @@ class Influence:
 
     def _alone(self, vectors: Sequence[Array], x: torch.Tensor, y: torch.Tensor) -> Array:
         """Each sample's loss under each model, (n, samples) float64; no sample has a part in another's."""
-        if keeps_samples_apart(self.model):
-            logits, _ = outputs(self.model, vectors, [x] * len(vectors), in_use())
-            losses = loss_of(self.model.loss, torch.cat(logits), y.repeat(len(vectors)), "none")
-        else:
-            losses = torch.cat([sample_losses(self.model, vector, x, y, alone=True) for vector in vectors])
+        losses = torch.cat([sample_losses(self.model, np.asarray(vector), x, y, alone=True) for vector in vectors])
         return np.asarray(losses.double().cpu().numpy().reshape(len(vectors), -1))
 
     def _other(self, task_input: TaskInput, place: int, client: int) -> tuple[Array, bool]:

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 from dataclasses import replace
 from functools import partial
+from math import comb
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from cflpriv.algorithms.fedproto import class_means, fedproto
 from cflpriv.algorithms.fedprox import fedprox
 from cflpriv.algorithms.fesem import MEMORY as CENTRE
 from cflpriv.algorithms.fesem import fesem, nearest_centre
-from cflpriv.algorithms.interface import Algorithm
+from cflpriv.algorithms.interface import ALGORITHMS, Algorithm, BeforeRun
 from cflpriv.algorithms.lg_fedavg import MEMORY as OWN_LAYERS
 from cflpriv.algorithms.lg_fedavg import global_part, lg_fedavg
 from cflpriv.algorithms.one_shot import ClusterByMeans, one_shot
@@ -114,6 +115,29 @@ def test_fedprox_without_its_term_is_fedavg_bit_for_bit(weights: Any) -> None:
     np.testing.assert_array_equal(*both(fedprox(train, mu=0.0, weights=weights), fedavg(train, weights=weights), scene, **options))
     pulled, plain = both(fedprox(train, mu=1.0, weights=weights), fedavg(train, weights=weights), scene, **options)
     assert np.abs(pulled - plain).max() > 1e-4
+
+
+@pytest.mark.parametrize("protection", [Protection(), Protection(sum="haar")], ids=["none", "haar"])
+def test_clients_of_fedavg_use_an_average_in_which_late_models_weigh_more(protection: Protection) -> None:
+    """Weights (η + 1) / (t + η) of a running mean are those of C(t + η − 1, η) over all rounds; the models trained on are the same."""
+    scene = uneven(small_digits())
+    train, late = train_on(scene, dtype="float64"), 2.0
+    models = []
+    for count in range(1, 5):
+        plain, averaging = federation(scene, protection), federation(scene, protection)
+        state = after_rounds(fedavg(train, weights="equal", average=late), averaging, count)
+        models.append(eye(plain).peek(plain.clients[0], after_rounds(fedavg(train, weights="equal"), plain, count).model))
+        np.testing.assert_allclose(eye(averaging).peek(averaging.clients[0], state.model), models[-1], atol=1e-12)
+        weights = [comb(t + 1, 2) for t in range(1, count + 1)]
+        used = fedavg(train, weights="equal", average=late).serve(state).params["model"]
+        expected = np.average(models, axis=0, weights=weights)
+        np.testing.assert_allclose(eye(averaging).peek(averaging.clients[0], used), expected, atol=1e-12)
+
+
+def test_private_fedavg_averages_unless_it_is_set_otherwise() -> None:
+    spec = ALGORITHMS["fedavg"]
+    assert spec.defaults({}, BeforeRun(10, "sample"))["average"] > 0
+    assert spec.defaults({}, BeforeRun(10)) == spec.defaults({}, BeforeRun(10, "client")) == {}
 
 
 def test_per_fedavg_without_its_inner_step_is_fedavg_bit_for_bit() -> None:

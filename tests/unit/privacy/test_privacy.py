@@ -24,7 +24,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.handles import OwnAddend, Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import Engine, Streams, TaskInput
-from cflpriv.engine.models import MODELS, Model, keeps_samples_apart
+from cflpriv.engine.models import MODELS, Model
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
 from cflpriv.experiments.config.config import Config
@@ -540,11 +540,18 @@ def test_a_model_that_takes_no_single_sample_has_no_private_choice() -> None:
         task.run(input_with_secret(client(), {"model": [model.init(0), model.init(1)]}))
 
 
-def test_models_of_known_layers_are_passed_whole_batches() -> None:
-    """Private choices of all but the text model stay as quick as plain ones."""
-    shapes = {"lstm": (5,)}
-    apart = {name: keeps_samples_apart(Model(name, shapes.get(name, (1, 32, 32)), 4, hidden=6)) for name in MODELS}
-    assert {name for name, known in apart.items() if not known} == {"lstm"}
+def test_models_of_known_layers_are_passed_in_blocks() -> None:
+    """Private choices of all but the text model need no loop over single samples."""
+    import torch
+
+    from cflpriv.engine.device import CPU
+    from cflpriv.engine.fast import losses_apart
+
+    apart = {}
+    for name in MODELS:
+        model = Model(name, (5,) if name == "lstm" else (1, 32, 32), 4, hidden=6)
+        apart[name] = losses_apart(model, model.init(0), model.inputs(np.zeros((3, *model.shape))), torch.zeros(3, dtype=torch.int64), CPU)
+    assert {name for name, losses in apart.items() if losses is None} == {"lstm"}
 
 
 def test_a_model_that_keeps_something_of_its_data_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 from checkout import ROOT
 from command_line import in_process
 from scenes import population
@@ -21,6 +22,7 @@ from cflpriv.attacks.active import ACTIVE_ATTACKS, audit, second_sum
 from cflpriv.attacks.active.audit import active_audit, run_all, table, written
 from cflpriv.attacks.active.outcome import ActiveGuess, ActiveResult
 from cflpriv.attacks.active.scene import scene_of
+from cflpriv.engine import fast, layers
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config
 from cflpriv.federation import messages as m
@@ -175,6 +177,12 @@ def test_the_catalogue_under_sums_in_one_message() -> None:
 def test_whether_a_training_fails_tells_nothing_of_a_sample(made: Config) -> None:
     (row,) = only(made, "overflow_oracle")
     assert (row.status, row.value, row.refusals) == ("no_gain", 0.0, "")
+
+
+def test_no_parameters_give_a_sample_more_of_a_clipped_sum() -> None:
+    (row,) = only(attacked_config({}, PRIVATE), "cancelling_parameters")
+    assert (row.status, row.claimed) == ("no_gain", True), row.result()
+    assert row.value == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("mode", ["active", "passive"])
@@ -499,6 +507,17 @@ def models_listed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClientContract, "sum_limits", lambda self: (8, (1e-6, 1e6)))
 
 
+def rounding_by_place(patch: pytest.MonkeyPatch) -> None:
+    """Products whose last digits depend on a sample's place, as those of some kernels do at odd widths, and no trial that finds them."""
+
+    def product(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        made = torch.baddbmm(parameters[1].unsqueeze(1), x, parameters[0])
+        return made * (1 + 1e-7 * torch.sin(7.0 * torch.arange(x.shape[1]).view(1, -1, 1) + 3.0 * torch.arange(made.shape[2])))
+
+    patch.setattr(layers, "_even", product)
+    patch.setattr(fast, "steady", lambda *more: True)
+
+
 summed_twice = several(*(no_check(SumRecord, name) for name in ("check_proposed", "check_survivors", "enter")))
 nothing: Hole = lambda patch: None  # noqa: E731
 PASSIVE_OF_SEVEN = attacked_config({"sum": "secagg", "secagg_mode": "passive", "min_cohort": 7})
@@ -559,6 +578,7 @@ HOLES: dict[str, tuple[Config, Hole]] = {
     "lying_helper": (HELPED, asking_one),
     "swapped_helper": (HELPED, no_check(helped_messages, "verify_key")),
     "repeated_release": (attacked_config({}, PRIVATE), several(no_check(ClientLedger, "begin"), no_check(ClientLedger, "settle"))),
+    "cancelling_parameters": (attacked_config({}, PRIVATE), rounding_by_place),
 }
 """By attack: a configuration, and clients without the check. `nothing`: there is no such check, or the configuration is without it."""
 

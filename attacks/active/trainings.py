@@ -1,4 +1,4 @@
-"""Requests that are made again and again: to read data from whether a training fails, and to have more privacy spent than is allowed.
+"""Trainings that a server crafts: to read data from whether one fails, or to have more privacy spent than is allowed.
 
 `overflow_oracle`. Parameters for which a training fails on some data only: does the client's answer tell whether it did?
 
@@ -11,22 +11,32 @@ is on for any sample, the second step overflows. Each answer that tells so is on
 Checks: "releases under unit = "sample", and secure sums and single rows under unit = "client", are (ε, δ)-private as the client's settings
 say, whatever a server asks for" (federation/client_ledger.py, Guarantee). The figure is the ε of all that the server got, by the project's
 accountant, beside the ε that the client's settings allow.
+
+`cancelling_parameters`. Parameters at which rounding decides the gradients of a client's samples: does one more sample change what the
+others add to a sum?
+
+Checks: "one sample moves a clipped sum by at most its clip norm, at any parameters" (docs/differential_privacy.md, Guarantees). The
+server looks for such parameters on samples that it makes up: equal rows of classes at many sizes, then an evolution of the best. It sends
+them to the victim for a private training. The figure: by how many clip norms a sample of the victim moves the sum, at the parameters that
+the victim accepted; the scorer computes it as the client would, without noise. 1 is what the noise is calibrated for.
 """
 
 from dataclasses import replace
 
 import numpy as np
 
+from ...engine import Engine, Streams, TaskInput
 from ...engine.models import Model
 from ...errors import InputError, TrainingDiverged
 from ...experiments.config.config import Config
 from ...federation import messages as m
 from ...protocols.errors import ProtocolError
 from ...tasks.training import Train
+from ...types import Array, ClientData
 from .outcome import ActiveAttack, ActiveFigure
 from .scene import AttackRun
 
-__all__ = ["OVERFLOW_ORACLE", "REPEATED_RELEASE"]
+__all__ = ["CANCELLING_PARAMETERS", "OVERFLOW_ORACLE", "REPEATED_RELEASE", "shift"]
 
 QUESTIONS = 12
 LARGE_STEP = 1e30
@@ -113,4 +123,74 @@ REPEATED_RELEASE = ActiveAttack(
     "a private training and its sum, again and again",
     "client_ledger: what a client releases is private as its settings say, whatever a server asks for", repeated_release, _private,
     claimed=lambda config: True, accomplices=False,
+)  # fmt: skip
+
+
+SIZES = tuple(10.0**power for power in range(3, 10))
+STEPS, PLACES = 24, 4
+ROUNDING = 1e-3
+
+
+def shift(task: Train, vector: Array, data: ClientData) -> float:
+    """By how many clip norms leaving out one sample of the data moves the sum of clipped gradients at `vector` (d,), at most."""
+    step = replace(
+        task, lr=1.0, lr_decay=1.0, momentum=0.0, weight_decay=0.0, prox=0.0, maml_lr=0.0, epochs=1, optimizer="sgd", clip_norm=1.0,
+        sampling_rate=1.0, noise_multiplier=1.0, public_samples=max(1, len(data.y_train)), shares=1, on_divergence="stop",
+    )  # fmt: skip
+
+    def total(keep: Array) -> Array:
+        some = replace(data, x_train=data.x_train[keep], y_train=data.y_train[keep])
+        made = Engine().run(step, [TaskInput(some, {"model": vector}, {}, Streams(0, 0, data.id), secret=bytes(32))])[0]
+        return step.public_samples * np.asarray(made["update"], np.float64)
+
+    everything = np.arange(len(data.y_train))
+    whole, places = total(everything), np.linspace(0, len(everything) - 1, min(PLACES, len(everything) - 1)).astype(int)
+    return max((float(np.linalg.norm(whole - total(np.delete(everything, place)))) for place in places), default=0.0)
+
+
+def equal_rows(task: Train, size: float, rng: np.random.Generator) -> Array:
+    """Parameters (d,) whose last matrix has one row for all classes, of about this size."""
+    vector = task.model.init(0).copy()
+    matrices = [(shape, offset) for _, shape, offset in task.model.layout if len(shape) == 2]
+    if matrices:
+        (rows, width), offset = matrices[-1]
+        vector[offset : offset + rows * width] = np.tile(rng.standard_normal(width) * size, rows)
+    return vector
+
+
+def searched(task: Train, like: ClientData, rng: np.random.Generator) -> Array:
+    """The parameters (d,) that move the sum of made-up data most, of equal rows of all sizes and what an evolution makes of the best."""
+    low, high = float(like.x_train.min()), float(like.x_train.max())
+    data = replace(like, x_train=rng.uniform(low, high, like.x_train.shape).astype(like.x_train.dtype))
+    tried = [equal_rows(task, size, rng) for size in SIZES]
+    moved = [shift(task, vector, data) for vector in tried]
+    best, most = tried[int(np.argmax(moved))], max(moved)
+    for _ in range(STEPS):
+        factors = np.where(rng.random(len(best)) < 0.1, rng.choice([-1.0, 0.5, 2.0, 10.0], len(best)), 1.0)
+        vector = np.clip(best * factors, -SIZES[-1], SIZES[-1]).astype(best.dtype)
+        if (now := shift(task, vector, data)) > most:
+            best, most = vector, now
+    return best
+
+
+def cancelling_parameters(run: AttackRun) -> ActiveFigure:
+    """The shift of the victim's own sum at parameters that it accepted."""
+    victim = run.scene.data(run.victim)
+    vector = searched(run.scene.train, victim, np.random.default_rng(run.scene.config.run.seed))
+    try:
+        run.fed.compute(run.scene.train, {"model": vector}, on=[run.victim])
+    except (ProtocolError, InputError, TrainingDiverged):  # refused: the figure is of nothing that was sent
+        return ActiveFigure("clip_norms", None, 1.0, lower_is_better=False, margin=ROUNDING)
+    moved = shift(run.scene.train, vector, victim)
+    return ActiveFigure("clip_norms", moved, 1.0, lower_is_better=False, margin=ROUNDING, note="of one sample; 1 is what noise covers")
+
+
+def _no_samples(config: Config) -> str:
+    return "" if config.privacy.unit == "sample" else "the unit of privacy is no sample"
+
+
+CANCELLING_PARAMETERS = ActiveAttack(
+    "a larger part of a sum for one sample, by parameters that cancel",
+    "docs/differential_privacy.md: one sample moves a clipped sum by at most its clip norm, at any parameters",
+    cancelling_parameters, _no_samples, claimed=lambda config: True, accomplices=False,
 )  # fmt: skip
