@@ -43,9 +43,8 @@ class ClientLedger:
     """The ledger and receipts of one client, for the `privacy` that it demands; with unit = "none" it demands nothing.
 
     Guarantee: releases under unit = "sample", and secure sums and single rows under unit = "client", are (ε, δ)-private as the client's
-    settings say, whatever a server asks for, up to rounding: parameters so large that they cancel let one sample move how others' gradients
-    are rounded (docs/differential_privacy.md, numerical limits). Sums in the clear under unit = "client" are private if the server adds the
-    announced noise.
+    settings say, whatever a server asks for, up to rounding (docs/differential_privacy.md, numerical limits). Sums in
+    the clear under unit = "client" are private if the server adds the announced noise.
     For adaptively chosen events the budget is proved for Gaussian releases with Rényi accounting, and used without proof for sampled
     training (`protocols.accounting`).
     Raises `RemoteError`: "forbidden" for a release without such noise, "over-budget" for one that costs too much.

@@ -44,9 +44,14 @@ class Entry:
         return f"{self.section}.{self.name}"
 
     @property
+    def default_words(self) -> str:
+        """The default in words: what it depends on, or that the key must be set. Empty: the default is a value."""
+        return self.key.default or ("required" if self.default is inspect.Parameter.empty else "")
+
+    @property
     def default_text(self) -> str:
-        """The default as TOML, or in words where it depends on other keys."""
-        return self.key.default or toml_value(self.default)
+        """The default in words or as TOML."""
+        return self.default_words or toml_value(self.default)
 
 
 def keys_of(section: str, kind: Callable[..., Any]) -> tuple[Entry, ...]:
@@ -188,7 +193,7 @@ def _table(rows: Sequence[Entry], extra: str = "") -> str:
     lines = [f"| key |{f' {extra} |' if extra else ''} type | default | range, unit | meaning |", f"|{'---|' * (6 if extra else 5)}"]
     for row in rows:
         takers = f" {', '.join(row.algorithms) or 'all'} |" if extra else ""
-        default = row.key.default or f"`{toml_value(row.default)}`"
+        default = row.default_words or f"`{toml_value(row.default)}`"
         lines.append(f"| `{row.name}` |{takers} {type_text(row.hint)} | {default} | {_range_text(row)} | {row.key.meaning} |")
     return "\n".join(lines) + "\n"
 

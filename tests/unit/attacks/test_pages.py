@@ -27,6 +27,7 @@ DOCS = ROOT / "docs"
 READING, TABLE = DOCS / "attacks" / "README.md", DOCS / "attacks" / "table.md"
 FOREIGN = DOCS / "howto" / "audit_other_systems.md"
 PAGES = (READING, TABLE, FOREIGN)
+FIGURES = ("attack_figures.csv", "dp_figures.csv")
 STUDIES = ("ckks_products", "false_folds")
 """What figures are of, besides the attacks of an audit: modules of `attacks/compared/`."""
 
@@ -55,8 +56,8 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in heads}
 
 
-def figures() -> list[dict[str, str]]:
-    with (DOCS / "attack_figures.csv").open(encoding="utf-8", newline="") as file:
+def figures(name: str) -> list[dict[str, str]]:
+    with (DOCS / name).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -65,7 +66,7 @@ def commands() -> list[str]:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     quoted = re.findall(r"`((?:[A-Z_]+=\S+ )?(?:python|pytest|cflpriv) [^`]+)`", pages)
     indented = [line.strip() for line in pages.splitlines() if re.match(r"    (?:[A-Z_]+=\S+ )?(?:python|pytest|cflpriv) ", line)]
-    return sorted({*quoted, *indented, *(row["command"] for row in figures() if row["command"])})
+    return sorted({*quoted, *indented, *(row["command"] for name in FIGURES for row in figures(name) if row["command"])})
 
 
 def test_links_lead_somewhere() -> None:
@@ -170,7 +171,7 @@ def test_constants_are_those_of_the_code() -> None:
 
 
 def test_measured_figures_are_numbers_of_attacks() -> None:
-    rows = figures()
+    rows = figures("attack_figures.csv")
     assert len(rows) > 100
     assert len({(row["attack"], row["setting"], row["figure"]) for row in rows}) == len(rows)
     for row in rows:
@@ -180,6 +181,20 @@ def test_measured_figures_are_numbers_of_attacks() -> None:
         low, value, high = (float(row[key] or row["value"]) for key in ("low", "value", "high"))
         assert low <= value <= high, row
         assert not row["without_a_view"] or float(row["without_a_view"]) >= 0, row
+
+
+def test_measured_figures_of_privacy_are_found_from_the_page_on_privacy() -> None:
+    rows, page = figures("dp_figures.csv"), text(DOCS / "differential_privacy.md")
+    assert len(rows) > 100
+    assert len({(row["measurement"], row["setting"], row["epsilon"], row["figure"]) for row in rows}) == len(rows)
+    assert [name for name in {row["measurement"] for row in rows} if f"`{name}`" not in page] == []
+    for row in rows:
+        assert row["setting"], row
+        assert row["figure"], row
+        assert not row["epsilon"] or float(row["epsilon"]) > 0, row
+        low, value, high = (float(row[key] or row["value"]) for key in ("low", "value", "high"))
+        assert low <= value <= high, row
+        assert all((ROOT / path).exists() for path in re.findall(r"(?:examples|tests)/\S+", row["command"])), row
 
 
 @pytest.mark.parametrize(("page", "most"), [(READING, 1800), (FOREIGN, 700)])

@@ -4,6 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from command_line import in_process
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import build_population
+from cflpriv.data.columns import Column
 from cflpriv.errors import InputError
 from cflpriv.experiments.config.config import load_config, parse_config
-from cflpriv.experiments.config.config_reference import entries, explained, page
+from cflpriv.experiments.config.config_reference import entries, explained, keys_of, page
 from cflpriv.experiments.config.config_starter import begin_file, schema, starter
 from cflpriv.experiments.run.run import prepare
 
@@ -28,6 +30,14 @@ def test_every_key_is_described() -> None:
 def test_the_page_is_what_the_code_gives() -> None:
     again = "python -m cflpriv.experiments.config.config_reference > docs/configuration.md"
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == page(), again
+
+
+def test_a_key_without_a_default_is_required() -> None:
+    defaults = {entry.name: entry.default_text for entry in keys_of("data.columns", Column)}
+    assert {name for name, default in defaults.items() if default == "required"} == {
+        field.name for field in fields(Column) if field.default is MISSING and field.default_factory is MISSING
+    }
+    assert "<class" not in page()
 
 
 def test_a_key_is_explained_by_its_name_or_with_its_section() -> None:
