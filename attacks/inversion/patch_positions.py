@@ -14,6 +14,7 @@ keep the relation. What it does not: of several samples, whose Δ are added befo
 about fixed position vectors.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -57,7 +58,7 @@ def patch_layer(model: Model) -> PatchLayer | None:
     """
     if len(model.shape) != 3:
         return None
-    module = build_module(model).double().train(False)
+    module = deepcopy(build_module(model)).double().train(False)
     offsets = {name: offset for name, _, offset in model.layout}
     named = dict(module.named_parameters())
     size = int(np.prod(model.shape))
