@@ -164,7 +164,7 @@ def deltas_of(events: Iterable[Event], epsilons: NDArray[np.float64]) -> NDArray
 def renyi_of(events: Iterable[Event]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Rényi orders (n,), and the divergence of all events together at each of them (n,); it is an upper bound.
 
-    Raises `ValueError` for what Rényi accounting does not cover, and as `epsilon_of`.
+    Raises `ValueError` as `epsilon_of`.
     """
     orders, bill = np.array(ORDERS, dtype=np.float64), _bill(events)
     return orders, np.zeros(len(orders)) if bill is None else _rdp(bill)
@@ -440,10 +440,7 @@ def calibrate(events: Callable[[float], Sequence[Event]], epsilon: float, delta:
         raise ValueError(f"epsilon: {epsilon} is not a finite number above 0")
 
     def quick(z: float) -> float:
-        try:
-            return epsilon_of(events(z), delta, "rdp")
-        except ValueError:  # what Rényi accounting does not cover
-            return epsilon_of(events(z), delta)
+        return epsilon_of(events(z), delta, "rdp")
 
     def exact(z: float) -> float:
         return epsilon_of(events(z), delta)

@@ -170,8 +170,7 @@ def epsilon_of_choice(candidates: Sequence[Sequence[Event]], delta: float, runs:
     """The ε at `delta` of the best of K runs, each of which draws one of the `candidates` (the events of each setting) uniformly.
 
     The smaller of bounds 1 and 2 for a negative binomial number of runs, bound 3 for a Poisson one. Raises `ValueError` for no candidate, a
-    δ outside (0, 1), candidates of different relations or units, and for a Poisson number of runs where Rényi accounting does not cover an
-    event (Poisson-sampled steps under "replace_one"); `TypeError` for an unknown event.
+    δ outside (0, 1), and candidates of different relations or units; `TypeError` for an unknown event.
     """
     bills = list(dict.fromkeys(tuple(events) for events in candidates))
     if not bills:
@@ -189,13 +188,7 @@ def epsilon_of_choice(candidates: Sequence[Sequence[Event]], delta: float, runs:
         return max(delta_of(events, epsilon) for events in bills)
 
     by_profile = epsilon_by_profile(runs, delta, epsilon_at) if isinstance(runs, NegativeBinomial) else math.inf
-    try:
-        curves = [renyi_of(events) for events in bills]
-    except ValueError as error:
-        if by_profile < math.inf:
-            return by_profile
-        words = "; use 'geometric' or 'logarithmic'" if isinstance(runs, Poisson) else ""
-        raise ValueError(f"a {type(runs).__name__} number of runs has no price here ({error}){words}") from None
+    curves = [renyi_of(events) for events in bills]
     orders, renyi = curves[0][0], np.max([values for _, values in curves], axis=0)
     if isinstance(runs, Poisson):
         kept = np.unique(np.linspace(0, len(orders) - 1, POISSON_ORDERS).round().astype(int))

@@ -34,7 +34,7 @@ COMMANDS = (
     "explain lr", "list", "contract my.toml",
 )  # fmt: skip
 """Each command that needs an extra."""
-WITHOUT_EXTRAS = {"examples"}
+WITHOUT_EXTRAS = {"examples", "helper"}
 WITHOUT = f"""
 import sys
 

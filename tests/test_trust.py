@@ -129,6 +129,7 @@ LINES = {
     "explain": ["explain run.plugins"],
     "contract": ["contract run/config.toml", "contract run/config.toml --digest", "contract run/config.toml --infer schedule.json"],
     "list": ["list"],
+    "helper": ["helper run/config.toml", "helper c.toml"],
 }  # fmt: skip
 
 

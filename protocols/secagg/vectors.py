@@ -305,7 +305,13 @@ def encode_inputs(
         start = clusters.index(contribution.cluster) * width
         try:
             levels, beyond, error = _encoded(contribution.values, terms.fixed, entropy, fraction, contribution.is_levels)
-            _check_error(error, terms, fraction, most_error)
+            if error > most_error:
+                step = terms.clip / terms.levels / fraction
+                raise LocalError(
+                    "too-coarse",
+                    f"rounding to steps of {step:.3g} would change the values by {error:.0%} of their length, more than {most_error:.0%}; "
+                    "use a smaller clip or weight_limit, 32 bits, or fewer clients",
+                )
             x[start : start + terms.dimension] = levels
             if terms.weight_limit:
                 share = np.array([fraction * terms.clip])
@@ -316,17 +322,6 @@ def encode_inputs(
         clipped += beyond
     x[-1] = clipped > 0 or any(contribution.is_blank for contribution in contributions)
     return x, clipped
-
-
-def _check_error(error: float, terms: InputTerms, fraction: float, most_error: float) -> None:
-    """Raises `LocalError` "too-coarse" where rounding adds more than `most_error` of their length to the values."""
-    if error > most_error:
-        step = terms.clip / terms.levels / fraction
-        raise LocalError(
-            "too-coarse",
-            f"rounding to steps of {step:.3g} would change the values by {error:.0%} of their length, more than {most_error:.0%}; use a "
-            "smaller clip or weight_limit, 32 bits, or fewer clients",
-        )
 
 
 # --- masks
@@ -352,9 +347,9 @@ def add_masks(vector: NDArray[Any], masks: Iterable[Mask]) -> None:
     stream = np.frombuffer(buffer, vector.dtype, step)
     waiting = iter(masks)
     while group := list(islice(waiting, _MASKS_AT_ONCE)):
-        ciphers = [
-            (Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), np.add if sign > 0 else np.subtract) for key, sign in group
-        ]
+        ciphers = []
+        for key, sign in group:
+            ciphers.append((Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), np.add if sign > 0 else np.subtract))
         for start in range(0, vector.size, step):
             part = vector[start : start + step]
             for encryptor, combine in ciphers:

@@ -99,6 +99,11 @@ def compares(name: str) -> bool:
     return "gram" in algorithm_of(name).operations
 
 
+def two_kinds_of_holders(of_sum: Mapping[str, Any], of_gram: Mapping[str, Any]) -> bool:
+    """Whether the roster would have to name both helpers of sums and holders of what is compared, which configurations refuse."""
+    return PROTECTIONS[f"sum.{of_sum['sum']}"].helped and PROTECTIONS[f"gram.{of_gram['gram'][0]}"].encrypted
+
+
 def ruled_out(name: str, protection: Protection) -> bool:
     """Whether declarations rule it out: public groups where sums keep groups private; several groupings in a round where they are secure
     and do not; means that a server computes with, where they are transformed; vectors of a model in the clear, sums hidden; values in
@@ -126,8 +131,8 @@ def cells() -> list[Any]:
     for name, of_sum in product(ALGORITHMS.ready(), sums()):
         for of_gram in grams() if compares(name) else [{"gram": ["none"]}]:
             options = {**of_sum, **of_gram}
-            if PROTECTIONS[f"sum.{of_sum['sum']}"].helped and PROTECTIONS[f"gram.{of_gram['gram'][0]}"].encrypted:
-                continue  # a roster names helpers or holders
+            if two_kinds_of_holders(of_sum, of_gram):
+                continue
             protection = config_of(name, options, release_policy="off").protection
             if not ruled_out(name, protection):
                 usual = not compares(name) or (often(protection.sum, *protection.gram) and not protection.sums.helped)
@@ -263,6 +268,10 @@ def test_the_clients_of_a_run_go_with_it(name: str, options: Mapping[str, Any], 
 def test_what_declarations_rule_out_is_refused_before_anything_runs(name: str) -> None:
     """And nothing else is, but sample counts as weights where sums hide them."""
     for of_sum, of_gram in product(sums(), grams()):
+        if two_kinds_of_holders(of_sum, of_gram):
+            with pytest.raises(InputError, match="helpers of sums or holders of compared vectors, not both"):
+                config_of(name, {**of_sum, **of_gram})
+            continue
         config = config_of(name, {**of_sum, **of_gram})
         if ruled_out(name, config.protection):
             with pytest.raises(InputError, match=rf"protection\.(sum|gram) = .*'{name}'"):

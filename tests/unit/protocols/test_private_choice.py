@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.integrate import trapezoid
 
-from cflpriv.protocols.accounting import covers, delta_of, epsilon_of, renyi_of
+from cflpriv.protocols.accounting import covers, delta_of, epsilon_of, epsilon_of_renyi, renyi_of
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from cflpriv.protocols.private_choice import (
@@ -254,14 +254,12 @@ def test_the_price_is_that_of_the_dearest_candidate_at_each_order() -> None:
     assert more[0] > epsilon_of(dear, 1e-5)
 
 
-def test_what_renyi_accounting_does_not_cover_is_priced_by_profile_or_refused() -> None:
+def test_sampled_steps_under_replacement_have_a_price_for_every_number_of_runs() -> None:
     steps = [SampledGaussianEvent(1.5, 0.1, 20, 1.0, "replace_one")]
-    with pytest.raises(ValueError, match="'add_remove' only"):
-        renyi_of(steps)
-    alone = epsilon_of(steps, 1e-5)
-    assert alone < epsilon_of_choice([steps], 1e-5, runs_of("geometric", 5.0)) < 3.5 * alone
-    with pytest.raises(ValueError, match=r"'add_remove' only.*use 'geometric' or 'logarithmic'"):
-        epsilon_of_choice([steps], 1e-5, runs_of("poisson", 5.0))
+    alone, exchanged = epsilon_of(steps, 1e-5), epsilon_of_renyi(*renyi_of(steps), 1e-5)
+    assert alone <= exchanged < 1.5 * alone
+    for name in ("geometric", "logarithmic", "poisson"):
+        assert alone < epsilon_of_choice([steps], 1e-5, runs_of(name, 5.0)) < 3.5 * alone
 
 
 def test_choices_within_a_run_are_priced_too() -> None:

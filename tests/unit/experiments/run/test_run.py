@@ -151,7 +151,7 @@ def test_set_changes_keys(tmp_path: Path) -> None:
         ({"training": {"weights": "none"}}, r"training\.weights = 'none'"),
         ({"algorithm": {"name": "pacf"}}, r"'pacf': .* did you mean 'pacfl'"),
         ({"protection": {"gather": "none"}}, r"\[protection\] gather = 'none': was removed: values that are gathered are released as they"),
-        ({"algorithm": {"name": "fedavg", "p": 3}}, r"\[algorithm\] p = 3: is not a key here; there are none"),
+        ({"algorithm": {"name": "fednova", "p": 3}}, r"\[algorithm\] p = 3: is not a key here; there are none"),
         ({"algorithm": {"name": ["pacfl"]}}, r"name = \['pacfl'\]"),
         ({"protection": {"gram": "haar"}}, r"gram = 'haar': expected a list, in brackets"),
         ({"algorithm": {"p": "three"}}, r"\[algorithm\] p = 'three'"),
