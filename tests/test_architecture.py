@@ -314,7 +314,11 @@ print("fine", audit_updates.__module__)
 
 
 @pytest.mark.parametrize(
-    "first", [("cflpriv.protocols.secagg", "vendor.inner.protocols"), ("vendor.inner.protocols.secagg", "cflpriv.attacks")]
+    "first",
+    [
+        ("cflpriv.protocols.secagg", "vendor.inner.protocols"),
+        pytest.param(("vendor.inner.protocols.secagg", "cflpriv.attacks"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_copy_of_the_protocols_works_beside_the_package(tmp_path: Path, first: tuple[str, ...]) -> None:
     """An engineer embeds a copy and audits in the same process. Objects of one copy are refused by the other, where they meet."""

@@ -56,6 +56,7 @@ def until(reached: Any, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_training_and_attacks_on_arrays_import_listed_packages_alone_and_runs_no_writer_of_toml(tmp_path: Path) -> None:
     arrays = (
         "algorithms",

@@ -93,7 +93,10 @@ def test_clients_answer_no_sequence_that_shows_fewer_than_a_cohort(seed: int) ->
         play(each)
 
 
-@pytest.mark.parametrize("rule", RULES)
+LONG_SOUGHT = ("4 weights", "5 names")
+
+
+@pytest.mark.parametrize("rule", [pytest.param(rule, marks=pytest.mark.slow if rule in LONG_SOUGHT else ()) for rule in RULES])
 def test_without_the_rule_a_sequence_shows_the_hole(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     off, expected = RULES[rule]
     off(monkeypatch)

@@ -47,7 +47,7 @@ def test_randomised_response_is_exactly_as_private_as_it_says(choices: int, epsi
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", ALL_GAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "choice" else ()) for name in ALL_GAMES])
 def test_sound_releases_raise_no_alarm_and_their_references_show_that_they_could(name: str) -> None:
     # error rate of the first line: 5 % each by the bound's own confidence if the game told all that ε allows; these draws are fixed
     for relation in RELATIONS:

@@ -184,7 +184,12 @@ def differs(entry: Reproduction, cell: ReproductionCell, changes: list[str]) -> 
         return False
 
 
-@pytest.mark.parametrize("name", REQUIRED)
+LARGE_MARKED = [
+    pytest.param(name, marks=pytest.mark.slow if name in ("stocfl-rotated-mnist", "stocfl-lambda") else ()) for name in REQUIRED
+]
+
+
+@pytest.mark.parametrize("name", LARGE_MARKED)
 def test_a_figure_is_printed_for_exactly_its_settings_or_none(name: str) -> None:
     entry = REPRODUCTIONS[name]
     for cell, source in product(entry.cells, sorted(DATASETS)):
@@ -214,7 +219,7 @@ def test_a_figure_is_printed_for_exactly_its_settings_or_none(name: str) -> None
             assert {number.where for number in printed.values()} == columns
 
 
-@pytest.mark.parametrize("name", REQUIRED)
+@pytest.mark.parametrize("name", LARGE_MARKED)
 def test_every_number_is_found_by_its_settings_and_lost_with_any_other_change(name: str) -> None:
     entry = REPRODUCTIONS[name]
     for cell in entry.cells:
