@@ -5,6 +5,7 @@ A client has a property if more of its samples do than of the population at larg
 bold          strokes are thick: ink over outline
 wide          the image is wider than tall, as digits that were turned by 90° are
 slanted       to the right: ink's covariance of column and row, a trait of a hand
+value_0       the first value is large (rows of a table)
 label_0       the label is the first one
 """
 
@@ -49,15 +50,20 @@ def _slant(x: Array, y: Array) -> Array:
     return -_moments(x)[2]
 
 
+def _first_value(x: Array, y: Array) -> Array:
+    return np.asarray(x.reshape(len(x), -1)[:, 0], np.float64)
+
+
 def _first_label(x: Array, y: Array) -> Array:
     return np.asarray(y == 0, np.float64)
 
 
 PROPERTIES: dict[str, tuple[Callable[[Array, Array], Array], float | None]] = {
-    "bold": (_thickness, None), "wide": (_width, 0.0), "slanted": (_slant, None), "label_0": (_first_label, 0.5),
+    "bold": (_thickness, None), "wide": (_width, 0.0), "slanted": (_slant, None), "value_0": (_first_value, None),
+    "label_0": (_first_label, 0.5),
 }  # fmt: skip
 """Name -> a measure (n,) of samples (n, *shape) with labels (n,), and the bar that those with the property exceed; None: the median of
-auxiliary samples. All but the last are of images."""
+auxiliary samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +82,10 @@ class Statement:
 def statements(prior: Prior) -> list[Statement]:
     """What can be asked about samples of this shape, from auxiliary data alone."""
     stated = []
+    is_image = len(prior.shape) == 3 and min(prior.shape[1:]) > 1
+    is_table = len(prior.shape) == 3 and prior.shape[1] == 1  # one row of values
     for name, (measure, bar) in PROPERTIES.items():
-        if name != "label_0" and len(prior.shape) != 3:
+        if name != "label_0" and not (is_table if name == "value_0" else is_image):
             continue
         values = measure(prior.x, prior.y)
         bar = float(np.median(values)) if bar is None else bar

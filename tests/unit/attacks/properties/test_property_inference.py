@@ -17,7 +17,7 @@ from sklearn.linear_model import RidgeCV
 from cflpriv.attacks import ATTACKS, infer_property
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.updates import ClientStep
-from cflpriv.attacks.figures.leakage import Case, Cell, prior_of, truth_of
+from cflpriv.attacks.figures.leakage import Case, Cell, Prior, prior_of, truth_of
 from cflpriv.attacks.figures.significance import RATE
 from cflpriv.attacks.membership.member_scores import auc_interval
 from cflpriv.attacks.properties import property_clients
@@ -156,6 +156,15 @@ def test_two_groups_are_a_toss_if_the_property_is_theirs() -> None:
 
 
 # --- what is asked ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"), [((1, 8, 8), {"bold", "wide", "slanted", "label_0"}), ((1, 1, 6), {"value_0", "label_0"}), ((6,), {"label_0"})]
+)
+def test_rows_of_tables_have_no_strokes(shape: tuple[int, ...], names: set[str]) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.random((50, *shape)), rng.integers(0, 2, 50)
+    assert {stated.name for stated in statements(Prior(x, y, 2, shape, {}, "made up"))} == names
 
 
 @given(st.integers(0, 10_000))
