@@ -50,6 +50,7 @@ _ROWS = ("signature_inversion", "gram_geometry", "sybil_span", "anchor_counts", 
 ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("mean", "secagg Masked|helped Upload", "bytes", "data", (*_MODELS, *_UPDATES)),  # of these the server opens the sum
     PayloadPart("mean", "bucket mean", "update|step|movement|direction|contribution", "data", (*_MODELS, *_UPDATES)),
+    PayloadPart("mean", "bucket mean", ".*", "data"),
     PayloadPart(".*", ".*", "bytes", "sealed"),
     PayloadPart(".*", ".*", "bytes.length", "public"),
     PayloadPart("mean", "deal.*", "listed|nonces", "public"),  # who is listed for buckets, and the randomness that deals them

@@ -27,7 +27,8 @@ NOBODY_READS = {
     "fold arguments: fold", "product arguments: product", "product arguments: times", "gram result: found", "gram result: stage",
     "gram result: directions", "gram result: exceeding", "gram result: set_aside", "gram result: soft", "gram result: risen",
     "compute parameters: control", "compute parameters: prototypes", "compute parameters: short_centre", "compute parameters: moves",
-    "mean update: prototype (mean features of classes)", "gather losses: losses (label shares, by losses at models that are known)",
+    "mean bucket mean: control", "mean bucket mean: steps", "mean update: prototype (mean features of classes)",
+    "gather losses: losses (label shares, by losses at models that are known)",
 }  # fmt: skip
 """What the audit names as not attempted."""
 
