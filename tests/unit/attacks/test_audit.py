@@ -65,15 +65,15 @@ def three_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
     lines: list[str] = []
     cells = audit_run(run, attacks=FEW, report=lines.append)
-    assert {cell.adversary for cell in cells} == {"server", "server+1"}
-    assert [line for line in lines if line.startswith("not run: ") and "--adversary active-server" in line] == lines[1:2]
+    assert {cell.adversary for cell in cells} == {"server", "server+1", "client", "released"}
+    assert [line for line in lines if line.startswith("not run: ") and "active-server" in line]
     for cell in cells:
-        if cell.status not in ("nothing_to_see", "not_attempted"):
+        if cell.adversary.startswith("server") and cell.status not in ("nothing_to_see", "not_applicable", "not_attempted"):
             assert len(cell.seeds) == BUDGETS["standard"].seeds
             assert None not in (cell.value, cell.low, cell.high, cell.baseline, cell.reference)
     written = json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]
     assert all(set(cell) >= KEYS for cell in written)
-    assert len(written) == len(cells)
+    assert len([cell for cell in written if cell["attack"] != "coverage"]) == len(cells)
     statuses = {(cell["adversary"], cell["attack"], cell["metric"]): cell["status"] for cell in written}
     assert statuses["server", "signature_inversion", "mean_image_cosine"] == "leaks", "inner products show label sets"
     assert statuses["server+1", "signature_inversion", "mean_image_cosine"] == "leaks"
@@ -97,7 +97,7 @@ def test_an_attack_that_reruns_the_configuration_is_called_for_the_recorded_run_
     lines: list[str] = []
     audit_run(run, adversary="server", attacks=["dp_audit"], report=lines.append)
     assert "1 seed," in lines[0], "no fresh run is made for it"
-    assert not [line for line in lines if "active-server" in line], "an adversary was named"
+    assert [line for line in lines if line.startswith("not run: ") and "active-server" in line]
     both = audit_run(run, adversary="server", attacks=["dp_audit", FEW[1]])
     assert seen == [config().run.seed]
     assert {len(cell.seeds) for cell in both if cell.attack == FEW[1]} == {3}
@@ -123,7 +123,7 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
         audit_run(run, adversary="server", attacks=FEW, budget="quick")
     assert calls == list(FEW)
     kept = json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]
-    assert {cell["attack"] for cell in kept} == {FEW[0]}  # what was finished is there
+    assert {cell["attack"] for cell in kept} == {FEW[0], "coverage"}  # what was finished is there, and what nobody has read yet
     calls.clear()
     monkeypatch.setitem(ATTACKS, FEW[1], counted(FEW[1], whole[FEW[1]], stop=False))
     cells = audit_run(run, adversary="server", attacks=FEW, budget="quick")
@@ -174,7 +174,7 @@ def test_another_budget_starts_anew_and_other_attacks_add_up(run: Path) -> None:
     assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]} == set(FEW)
     (cell,) = audit_run(run, adversary="server", attacks=FEW[1:])
     assert len(cell.seeds) == 3
-    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]} == {FEW[1]}
+    assert {cell["attack"] for cell in json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]} == {FEW[1], "coverage"}
 
 
 def test_bad_folders_are_refused_with_a_word(run: Path, tmp_path: Path) -> None:
@@ -311,8 +311,9 @@ def test_every_figure_is_in_the_matrix(run: Path) -> None:
     matrix = attack_matrix([("haar", "pacfl (run)", cells), ("none", "x", [])])
     assert [line["attack"] for line in matrix["lines"]] == list(FEW)
     (first, empty) = matrix["lines"][0]["places"]
-    assert [place["adversary"] for place in first] == ["server", "server+1"]
-    assert [place["status"] for place in first] == ["leaks", "leaks"]
+    statuses = {place["adversary"]: place["status"] for place in first}
+    assert set(statuses) == {"server", "server+1", "client", "released"}
+    assert (statuses["server"], statuses["server+1"]) == ("leaks", "leaks")
     assert empty == []
     uri = label_histograms(np.eye(2, 10), np.full((2, 10), 0.1), ["client 0", "client 1"])
     assert uri.startswith("data:image/svg+xml;base64,")

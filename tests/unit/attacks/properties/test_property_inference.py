@@ -270,7 +270,7 @@ def test_protections_take_signatures_and_updates_but_not_the_clusters_model() ->
     assert all(cell.status != "leaks" for cells in several for cell in cells if cell.metric.startswith("signature"))
     found = over_seeds(several)
     assert found["signature_wide_auc", 0].status == "inconclusive", found["signature_wide_auc", 0].line()
-    assert found["update_auc", 0].status == "nothing_to_see"
+    assert found["update_auc", 0].status == "not_applicable"
     assert found["model_wide_auc", 0].status == "leaks", found["model_wide_auc", 0].line()
     five = over_seeds(several[:5])["model_wide_auc", 0]
     assert (five.value, five.status) == (found["model_wide_auc", 0].value, "not_validated"), five.line()
@@ -342,7 +342,7 @@ def test_sums_over_changing_cohorts_show_single_clients_properties() -> None:
     assert "sums as one system" in found.note
     assert (found.value or 0.0) > 0.9, found.line()
     fixed = {cell.metric: cell for cell in cells_of(case(changing(0, 4, training={"sampling": "fixed_cohorts"})))}
-    assert fixed["update_auc"].status == "nothing_to_see"
+    assert fixed["update_auc"].status == "not_applicable"
 
 
 @pytest.mark.slow
