@@ -103,25 +103,12 @@ def images_of_peer(attack: Any, model: Model, start: Array, update: Array, y: Ar
     payload = [{"parameters": [parameter.detach() for parameter in module.parameters()], "buffers": None, "metadata": about}]
     metadata = {"num_data_points": len(y), "labels": torch.tensor(y), "local_hyperparams": None}
     shared = [{"gradients": gradients, "buffers": None, "metadata": metadata}]
-    normalised = _Unnormalised(module, model)
-    attacker = attack(normalised, torch.nn.CrossEntropyLoss(), peers_settings(iterations))
+    attacker = attack(module, torch.nn.CrossEntropyLoss(), peers_settings(iterations))
     for smooth in attacker.regularizers:  # total variation is written for three channels
         smooth.groups, smooth.weight = model.shape[0], smooth.weight[: 2 * model.shape[0]]
     found, _ = attacker.reconstruct(payload, shared, {}, dryrun=False)
     mean, std = (np.asarray(part, np.float64)[None, :, None, None] for part in (model.mean, model.std))
     return np.clip(np.asarray(found["data"].detach().numpy(), np.float64) * std + mean, 0.0, 1.0)
-
-
-class _Unnormalised(torch.nn.Module):
-    """The network for inputs that are normalised already, as the peer's are."""
-
-    def __init__(self, module: torch.nn.Module, model: Model) -> None:
-        super().__init__()
-        self.network = module
-        self.mean, self.std = (torch.tensor(part).float()[None, :, None, None] for part in (model.mean, model.std))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.network(x)  # type: ignore[no-any-return]
 
 
 def images_of_ours(model: Model, start: Array, update: Array, y: Array, auxiliary: Array, seed: int) -> Array:

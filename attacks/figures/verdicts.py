@@ -24,7 +24,7 @@ SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 RISKS = ("singling out", "linkability", "inference")
 """The three risks by which anonymity is judged (Article 29 Working Party, opinion 05/2014; EDPB, opinion 28/2024)."""
 CONDITIONAL = {"static_value_exact": "any value that single clients would send unchanged in sums"}
-"""Figures of values that a run need not send: a real value that leaks comes before them, and they are not said to be of updates."""
+"""Figures of values that a run need not send: a real value that leaks comes before them, and no verdict calls them updates."""
 SPOKEN = {"client": "one client", "released": "whoever gets the released models"}
 OPEN = ("evidence_doubtful", "inconclusive", "not_validated", "not_attempted")
 

@@ -17,7 +17,6 @@ from ..figures.leakage import Cell, cell, nothing, ssim
 from ..inversion.gradient_inversion import MARGIN, MOST_IMAGES, MOST_STEPS, ImageGuess, labels_from_shares, methods_of, score
 from ..inversion.image_search import LocalSteps, invert_updates
 from ..inversion.inversion_ladder import fitting_layer, images_by_layer, most_samples
-from ..inversion.patch_positions import images_by_positions
 from .foreign_labels import NO_MODEL, NO_TRUTH, NOT_SGD, alone, is_sgd, shares_of_update
 from .foreign_states import ForeignModel, batch_statistics, statistics_of, vector_of
 from .foreign_system import AttackOutput, System, UpdateRecord
@@ -96,14 +95,12 @@ def _by_layer(model: ForeignModel, records: Mapping[int, UpdateRecord], x: Array
     first = next(iter(records.values()))
     how, form, count = first.settings, model.in_training, first.samples or 1
     layer = fitting_layer(form) if count <= _most_by_layer(model) else None
-    if (layer is None and (count > 1 or model.norms or model.words)) or (how.lr is None and how.weight_decay):
+    if (layer is None and (model.norms or model.words)) or (how.lr is None and how.weight_decay):
         return {}
     starts, ends = (np.stack([vector_of(form, getattr(record, when)) for record in records.values()]) for when in ("before", "after"))
-    moved, lr = ends - starts, how.lr or 1.0
-    if layer is None:
-        images = images_by_positions(form, starts, moved, steps=how.epochs, lr=lr, weight_decay=how.weight_decay)
-    else:
-        images = images_by_layer(form, layer, starts, moved, count, x, rng, steps=how.epochs, lr=lr, weight_decay=how.weight_decay)
+    images = images_by_layer(
+        form, layer, starts, ends - starts, count, x, rng, steps=how.epochs, lr=how.lr or 1.0, weight_decay=how.weight_decay
+    )
     return {client: image for client, image in zip(records, images, strict=True) if image is not None}
 
 

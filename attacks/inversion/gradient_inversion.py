@@ -34,7 +34,6 @@ from ..figures.significance import chance_of_draws, power
 from ..labels.label_readings import bias_span, shares_of
 from .image_search import LocalSteps, invert_updates
 from .inversion_ladder import MATCHING, MOST_MATCHED, fitting_layer, images_by_layer, most_matched, most_samples
-from .patch_positions import images_by_positions
 from .sum_batches import SumBatch, batches_in, gain_of_draw, is_mean_of_samples, psnr_db_of_samples, smallest, words_of
 from .token_recovery import NOTHING_READ, token_cells
 from .zeros import embedding_of
@@ -125,16 +124,11 @@ def _by_layer(
     """Images (size, *shape) and the method, of those clients on whom a rung above the optimisation succeeds."""
     layer, (how, number) = fitting_layer(model), _plan(first, prior)
     starts, updates = (np.stack([getattr(step, part) for step in first.values()]) for part in ("start", "update"))
-    if layer is None and size > 1:
-        return {}
-    if layer is None:
-        recovered = images_by_positions(model, starts, updates, steps=how.count, lr=how.lr, weight_decay=how.weight_decay)
-    else:
-        rng = stream(prior.seed, f"inversion ladder, {size} images", number)
-        recovered = images_by_layer(
-            model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay, is_mean=is_mean,
-            matches=matches,
-        )  # fmt: skip
+    rng = stream(prior.seed, f"inversion ladder, {size} images", number)
+    recovered = images_by_layer(
+        model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay, is_mean=is_mean,
+        matches=matches,
+    )  # fmt: skip
     return {client: image for client, image in zip(first, recovered, strict=True) if image is not None}
 
 

@@ -23,6 +23,7 @@ from ..figures.leakage import Budget
 from .closed_form import LinearLayer, first_linear, gradients_of, images_from_inputs, input_from_gradients, layers_of
 from .feature_decoder import decode_features
 from .gradient_matching import labels_of_inputs, matched_images
+from .patch_positions import images_by_positions
 from .spear import CONSISTENT, MOST_DRAWN, MOST_SAMPLES, UNITS_PER_SAMPLE, inputs_of_batch
 
 __all__ = ["CLOSED_FORM", "DECODER", "MATCHING", "SPEAR", "fitting_layer", "images_by_layer", "most_matched", "most_samples"]
@@ -76,16 +77,19 @@ def most_matched(model: Model, budget: Budget) -> int:
 
 
 def images_by_layer(
-    model: Model, layer: LinearLayer, starts: Array, updates: Array, count: int, x: Array, rng: np.random.Generator, *, steps: int = 1,
-    lr: float = 1.0, weight_decay: float = 0.0, is_mean: bool = True, matches: int = MOST_MATCHED,
+    model: Model, layer: LinearLayer | None, starts: Array, updates: Array, count: int, x: Array, rng: np.random.Generator, *,
+    steps: int = 1, lr: float = 1.0, weight_decay: float = 0.0, is_mean: bool = True, matches: int = MOST_MATCHED,
 ) -> list[tuple[Array, str] | None]:  # fmt: skip
     """For each of `updates` (m, d) of models `starts` (m, d): images (count, *shape) in [0, 1] and the name of the rung, or None.
 
     An update is that of `steps` full-batch steps of SGD. `x` (k, *shape) are auxiliary samples. Images that SPEAR does not recover are
-    their mean. None where no rung fits. `is_mean`: an update is that of the mean loss of its samples, not of a weighted one. `matches`:
-    how many images gradient matching may improve, in whole updates; of one update at least, unless it is 0.
+    their mean. None where no rung fits. Without a `layer` single samples are read from position vectors. `is_mean`: an update is that of
+    the mean loss of its samples, not of a weighted one. `matches`: how many images gradient matching may improve, in whole updates; of one
+    update at least, unless it is 0.
     """
-    if count > most_samples(layer) or (weight_decay and steps > 1):
+    if layer is None and count == 1:
+        return images_by_positions(model, starts, updates, steps=steps, lr=lr, weight_decay=weight_decay)
+    if layer is None or count > most_samples(layer) or (weight_decay and steps > 1):
         return [None] * len(updates)
     moved = updates + lr * weight_decay * starts
     inputs = [_inputs(layer, start, update, count, rng, steps) for start, update in zip(starts, moved, strict=True)]
