@@ -232,7 +232,7 @@ def _activation(model: ForeignModel, layer: str, record: UpdateRecord, x: Array)
     start, end = vector_of(form, record.before), vector_of(form, record.after)
 
     def keep(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        means.append(args[0].double().mean(dim=(0, *range(2, args[0].dim()))).numpy())
+        means.append(args[0].double().mean(dim=(0, *range(2, args[0].dim()))).cpu().numpy())
 
     path = ONE_STEP if record.steps == 1 else PATH
     for share in path:

@@ -166,4 +166,4 @@ def _beside(
     scale = np.concatenate([np.full(shape, scales[name]) for name, shape in model.statistics.items()])
     seen = np.stack([np.concatenate([batch[name] for name in model.statistics]) for batch in statistics]) * scale
     made = statistics_of(model)
-    return lambda theta, images: made(theta, images) * torch.tensor(scale), seen
+    return lambda theta, images: made(theta, images) * torch.tensor(scale, device=images.device), seen

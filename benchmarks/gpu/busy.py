@@ -1,5 +1,8 @@
 """How long a device computes while some work runs, from torch's profiler: the rest of the time it waits for the host."""
 
+import cProfile
+import io
+import pstats
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -35,12 +38,15 @@ def host_share(work: Callable[[], object], took: float) -> float:
 
 
 def profiled(work: Callable[[], object], device: str, page: Path, title: str) -> float:
-    """Append the operations that took the longest by themselves to a page; their seconds in all."""
+    """Append to a page the operations, and then the functions of Python, that took the longest by themselves; the operations' seconds."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     with profile(activities=activities) as recorded:
         seconds(work, device)
     averages, by = recorded.key_averages(), f"self_{device}_time_total"
+    host, functions = cProfile.Profile(), io.StringIO()
+    host.runcall(seconds, work, device)
+    pstats.Stats(host, stream=functions).sort_stats("tottime").print_stats(MOST_ROWS)
     with page.open("a", encoding="utf-8") as file:
-        file.write(f"{title}\n{averages.table(sort_by=by, row_limit=MOST_ROWS, max_name_column_width=60)}\n")
+        file.write(f"{title}\n{averages.table(sort_by=by, row_limit=MOST_ROWS, max_name_column_width=60)}\n{functions.getvalue()}\n")
     micros = [event.self_device_time_total if device == "cuda" else event.self_cpu_time_total for event in averages]
     return float(sum(micros)) / 1e6

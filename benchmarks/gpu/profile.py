@@ -10,18 +10,17 @@ from cflpriv.tasks.training import Train
 from .busy import profiled
 from .private import PRIVATE, SAMPLES
 from .rows import Figures, Row, Setting, medians
-from .training import CASES, clients_of, fresh
+from .training import CASES, Case, clients_of, fresh
 
 __all__ = ["rows"]
 
 PAGE = "profile.txt"
 
 
-def of_a_round(setting: Setting, name: str, count: int, options: Mapping[str, Any]) -> Figures:
-    """The operations of a round that take the longest."""
-    case = CASES[0]
+def of_a_round(setting: Setting, case: Case, name: str, count: int, options: Mapping[str, Any]) -> Figures:
+    """The operations, and functions of Python, of a round that take the longest."""
     with fresh(setting.device):
-        inputs, engine = clients_of(case, setting, count, SAMPLES if options else 100), Engine(device=setting.device)
+        inputs, engine = clients_of(case, setting, count, SAMPLES if options else min(case.samples, 100)), Engine(device=setting.device)
         work = partial(engine.run, Train(case.model, **(options or {"momentum": 0.5})), inputs)
         (took,) = medians([work], setting.device, repeats=1)
         operations = profiled(work, setting.device, setting.out / PAGE, f"{case.name}, {len(inputs)} clients, {name}")
@@ -30,8 +29,11 @@ def of_a_round(setting: Setting, name: str, count: int, options: Mapping[str, An
 
 def rows(setting: Setting) -> list[Row]:
     """Plain and private training."""
-    scenes: tuple[tuple[str, int, Mapping[str, Any]], ...] = (("plain", 1000, {}), ("private", 100, PRIVATE))
+    lenet, resnet = CASES[0], CASES[3]
+    scenes: tuple[tuple[Case, str, int, Mapping[str, Any]], ...] = (
+        (lenet, "plain", 1000, {}), (lenet, "private", 1000, PRIVATE), (resnet, "plain", 100, {}),
+    )  # fmt: skip
     return [
-        Row("profile", f"LeNet-5, {count} clients, {name}", partial(of_a_round, name=name, count=count, options=options))
-        for name, count, options in scenes
+        Row("profile", f"{case.name}, {count} clients, {name}", partial(of_a_round, case=case, name=name, count=count, options=options))
+        for case, name, count, options in scenes
     ]

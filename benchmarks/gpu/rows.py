@@ -20,6 +20,8 @@ PARTS = ("agreement", "training", "ways", "private", "audit", "whole_run", "prof
 """Modules of this package, the most telling first. Each has `rows(setting)`."""
 LIMIT = 60.0
 """Seconds of a row; one that takes longer is ended, so that it costs the others no more."""
+LONG = 5.0
+"""Seconds of a turn that is not repeated: the noise of the clock is small beside them."""
 UNCAPTURED, MOST_NOTED = "could not be captured", 500
 """Warnings with these words are in the note of their row, which has so many characters at most."""
 
@@ -135,9 +137,10 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def medians(works: Sequence[Callable[[], object]], device: str, repeats: int = 3, warm_ups: int = 2) -> list[float]:
-    """The median seconds of each work, in turns (A B A B), after `warm_ups` of each."""
-    for work in works:
-        for _ in range(warm_ups):
-            work()
-    times = [[seconds(work, device) for work in works] for _ in range(repeats)]
+    """The median seconds of each work, in turns (A B A B), after `warm_ups` of each. Works that took `LONG` together have one turn."""
+    long = False
+    for _ in range(warm_ups):
+        if not long:
+            long = sum([seconds(work, device) for work in works]) > LONG
+    times = [[seconds(work, device) for work in works] for _ in range(1 if long else repeats)]
     return [statistics.median(column) for column in zip(*times, strict=True)]

@@ -15,7 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["ConvolutionRule", "GroupNormRule", "LayerGradients", "LinearRule", "Rule"]
+from .convolutions import Form, windows
+
+__all__ = ["COLUMNS", "ConvolutionRule", "GroupNormRule", "LayerGradients", "LinearRule", "Rule", "even"]
+
+
+COLUMNS = 8
+"""Rows that are summed are of a multiple of this many numbers."""
+
+
+def even(rows: Tensor) -> Tensor:
+    """Rows (C, B, n) with zeros up to a multiple of `COLUMNS`: a device sums a row in an order that depends on where its memory begins."""
+    more = -rows.shape[2] % COLUMNS
+    return functional.pad(rows, (0, more)) if more else rows
 
 
 class LayerGradients(Protocol):
@@ -61,8 +73,8 @@ class _Linear:
     bias: bool
 
     def squares(self) -> Tensor:
-        inputs: Tensor = torch.linalg.vector_norm(self.before, dim=2)  # forms no tensor of squares
-        deltas: Tensor = torch.linalg.vector_norm(self.delta, dim=2)
+        inputs: Tensor = torch.linalg.vector_norm(even(self.before), dim=2)  # forms no tensor of squares
+        deltas: Tensor = torch.linalg.vector_norm(even(self.delta), dim=2)
         return (inputs.square() + float(self.bias)) * deltas.square()
 
     def parts(self) -> list[Tensor]:
@@ -83,7 +95,7 @@ class _Whole:
     gradients: Sequence[Tensor]
 
     def squares(self) -> Tensor:
-        return torch.stack([gradient.flatten(2).square().sum(2) for gradient in self.gradients]).sum(0)
+        return torch.stack([even(gradient.flatten(2)).square().sum(2) for gradient in self.gradients]).sum(0)
 
     def parts(self) -> list[Tensor]:
         return [*self.gradients, self.squares()]
@@ -99,18 +111,15 @@ class _Whole:
 class ConvolutionRule:
     """a (B, C·i, H, W), δ (B, C·o, h, w): each sample's gradient is δ times its unfolded patches."""
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    form: Form
     bias: bool
 
     def spread(self, before: Tensor, delta: Tensor, clients: int) -> LayerGradients:
         batch, channels = before.shape[0], before.shape[1] // clients
-        images = before.reshape(batch * clients, channels, *before.shape[2:])
-        patches = functional.unfold(images, self.size, self.dilation, self.padding, self.stride)  # (B·C, i·k·k, L)
-        deltas = delta.reshape(batch * clients, -1, patches.shape[2])  # (B·C, o, L)
-        weight = torch.bmm(deltas, patches.transpose(1, 2)).view(batch, clients, -1, channels, *self.size).transpose(0, 1)
+        seen = windows(before.reshape(batch * clients, channels, *before.shape[2:]), self.form)
+        patches = seen.permute(0, 1, 4, 5, 2, 3).reshape(len(seen), -1, seen.shape[2] * seen.shape[3])  # (B·C, i·k·k, L)
+        deltas = delta.reshape(len(seen), -1, patches.shape[2])  # (B·C, o, L)
+        weight = torch.bmm(deltas, patches.transpose(1, 2)).view(batch, clients, -1, channels, *self.form.size).transpose(0, 1)
         if not self.bias:
             return _Whole([weight])
         return _Whole([weight, deltas.sum(2).view(batch, clients, -1).transpose(0, 1)])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["MARGIN", "WAYS", "Form", "convolved", "forget", "grouped", "measured", "only", "unfolded"]
+__all__ = ["MARGIN", "WAYS", "Form", "convolved", "forget", "grouped", "measured", "only", "unfolded", "windows"]
 
 MARGIN = 1.15
 """The second way must be so many times as quick as the first: noise of the clock should not choose."""
@@ -47,15 +47,23 @@ def grouped(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Tenso
 
 def unfolded(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Tensor:
     """As `grouped`. The patches take i · size² numbers for each pixel of the result."""
-    (batch, _, *sides), (clients, out) = x.shape, weight.shape[:2]
-    patches = functional.unfold(x.reshape(batch * clients, -1, *sides), form.size, form.dilation, form.padding, form.stride)
-    columns = patches.view(batch, clients, *patches.shape[1:]).permute(1, 2, 0, 3).flatten(2)  # (C, i·k·k, B·L)
+    (clients, out), batch = weight.shape[:2], len(x)
+    seen = windows(x, form)
+    height, width = seen.shape[2:4]
+    columns = seen.view(batch, clients, -1, *seen.shape[2:]).permute(1, 2, 5, 6, 0, 3, 4).reshape(clients, -1, batch * height * width)
     made = torch.bmm(weight.flatten(2), columns) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight.flatten(2), columns)
-    height, width = (
-        (side + 2 * pad - reach * (size - 1) - 1) // step + 1
-        for side, pad, reach, size, step in zip(sides, form.padding, form.dilation, form.size, form.stride, strict=True)
-    )
     return made.view(clients, out, batch, height, width).permute(2, 0, 1, 3, 4).reshape(batch, clients * out, height, width)
+
+
+def windows(x: Tensor, form: Form) -> Tensor:
+    """What a convolution reads of x (n, i, height, width) for each of its results: (n, i, height', width', *size), without a copy.
+
+    torch's own `unfold` of images is launched once for each image on a CUDA device; on the CPU it takes longer than a copy of this.
+    """
+    (down, right), (over, beside) = form.padding, form.dilation
+    padded = functional.pad(x, (right, right, down, down)) if down or right else x
+    reach = [dilation * (size - 1) + 1 for dilation, size in zip(form.dilation, form.size, strict=True)]
+    return padded.unfold(2, reach[0], form.stride[0]).unfold(3, reach[1], form.stride[1])[..., ::over, ::beside]
 
 
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor | None, Form], Tensor]] = {"grouped": grouped, "unfolded": unfolded}

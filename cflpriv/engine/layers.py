@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .clipping import ConvolutionRule, GroupNormRule, LinearRule, Rule
+from .clipping import COLUMNS, ConvolutionRule, GroupNormRule, LinearRule, Rule
 from .convolutions import Form, convolved
 from .own_modules import EngineHook
 
@@ -30,8 +30,6 @@ class Tap:
 
 Taps = list[Tap] | None
 """Where layers with parameters leave a `Tap`, in order; None where none is wanted."""
-COLUMNS = 8
-"""Widths of products are multiples of this where single samples matter."""
 Step = Callable[[Tensor, Sequence[Tensor], int, Taps], Tensor]
 """(activations, this layer's stacked parameters, clients, taps) -> activations."""
 
@@ -191,7 +189,7 @@ def _convolution(layer: nn.Conv2d) -> Step | None:
         bias = parameters[1] if len(parameters) > 1 else None
         out = convolved(x, parameters[0], bias, form)
         if taps is not None:
-            taps.append(Tap(x.detach(), out, ConvolutionRule(form.size, form.stride, form.padding, form.dilation, bias is not None)))
+            taps.append(Tap(x.detach(), out, ConvolutionRule(form, bias is not None)))
         return out
 
     return step

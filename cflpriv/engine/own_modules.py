@@ -238,9 +238,13 @@ def prepared(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 def in_mode(module: nn.Module, training: bool) -> nn.Module:
     """The module itself in torch's training or evaluation mode.
 
-    A normalising layer whose weights are frozen stays in evaluation mode: its running statistics are as frozen as its weights.
+    A normalising layer whose weights are frozen stays in evaluation mode: its running statistics are as frozen as its weights. A
+    recurrent layer without dropout is always in training mode, since cuDNN gives gradients in no other.
     """
     module.train(training)
+    for layer in module.modules():
+        if isinstance(layer, nn.RNNBase) and not layer.dropout:
+            layer.train()
     if training:
         for layer in module.modules():
             if isinstance(layer, _NormBase) and layer.affine and layer.running_mean is not None and layer._parameters.get("weight") is None:
