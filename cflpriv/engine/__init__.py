@@ -4,7 +4,7 @@ Algorithms say *what* clients compute, as tasks; this package decides *how*. `En
 the same way, and computes each chunk
 
 - `stacked`: the parameters of its clients are one set of tensors with a leading client axis, and one forward, backward and update serves
-  all of them (`layers`, `sgd`): grouped convolutions over channels_last images, batched matrix products for linear layers;
+  all of them (`layers`, `sgd`): convolutions of all clients at once (`convolutions`), batched matrix products for linear layers;
 - `span`: full-batch training of a one-hidden-layer network in the span of its samples, exactly, without ever forming a client's weights
   (`span`), when there are fewer samples than inputs;
 - `vmap`: any other module that torch can vectorise;

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .clipping import LayerGradients
+from .convolutions import side_by_side
 from .device import Device, sent
 from .losses import Loss, loss_of
 from .models import Model, dtype_of
@@ -91,8 +92,8 @@ def _losses(
 ) -> Tensor:
     """The losses (C, B) of one block, rows (C, B)."""
     inputs, labels = chosen(x, rows.T if images else rows), chosen(y, rows)
-    if images:  # (batch, clients, channels, height, width): the clients' channels side by side
-        inputs = inputs.flatten(1, 2).contiguous(memory_format=torch.channels_last)
+    if images:
+        inputs = side_by_side(inputs)
     outputs = forward(inputs, leaves, len(rows), taps)  # type: ignore[call-arg]
     return loss_of(loss, outputs.flatten(0, 1), labels.flatten(), "none").view(rows.shape)
 

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from ..errors import InputError
 from ..types import Array
 from .clipped_sums import LARGEST_BLOCK, losses_in_blocks, steady
+from .convolutions import side_by_side
 from .device import Device, sent
 from .graphs import HOLD, steps_by_plan
 from .layers import Stacked, stack_layers
@@ -166,7 +167,7 @@ def stacked_form(model: Model) -> Stacked | None:
     if stacked is None:
         return None
     x = _samples(model)
-    inputs = x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last) if stacked.images else x
+    inputs = side_by_side(x.transpose(0, 1)) if stacked.images else x
 
     def forward(parameters: Sequence[Tensor]) -> Tensor:
         turned = [p.transpose(1, 2) if turn else p for p, turn in zip(parameters, stacked.transposed, strict=True)]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ..types import Array
+from .convolutions import side_by_side
 from .device import CPU, Device, arithmetic
 from .fast import LARGEST_IMAGE_NETWORK, stacked_form
 from .layers import Stacked
@@ -79,7 +80,7 @@ def _together(model: Model, stacked: Stacked, vectors: Sequence[Array], inputs: 
     pieces = []
     for piece in torch.split(padded, _samples(model, stacked, len(inputs), device), dim=1):
         if stacked.images:
-            piece = piece.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+            piece = side_by_side(piece.transpose(0, 1))
         pieces.append(stacked.forward(piece, parameters, len(inputs)))
     whole = torch.cat(pieces, dim=1)
     return [whole[i, : len(x)] for i, x in enumerate(inputs)]

@@ -1,7 +1,7 @@
 """Modules with a client axis: a Sequential of known layers becomes one function of stacked parameters.
 
-Two layouts travel through the layers: images of all clients side by side as channels, (batch, clients × channels, height, width) in
-channels_last, where a client's convolution is a group; and flat features, (clients, batch, features), where a linear layer is a batched
+Two layouts travel through the layers: images of all clients side by side as channels, (batch, clients × channels, height, width),
+where a client's convolution is a group (`convolutions`); and flat features, (clients, batch, features), where a linear layer is a batched
 matrix product.
 """
 

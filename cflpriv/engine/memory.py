@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..types import ClientData
-from .convolutions import WAYS as CONVOLUTIONS
 from .convolutions import only
 from .device import CPU, Device, sent, using
 from .models import Model, module_there
@@ -159,12 +158,10 @@ def client_bytes(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: 
 
 @lru_cache(maxsize=64)
 def _trial(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Options, batch: int) -> float:
-    """The bytes a client that a step on batches of so many samples holds at most, by whatever way a device computes convolutions."""
-    clients, most = _trial_clients(way, shape, dtype, options, batch), 0
-    for name in CONVOLUTIONS if way.images else list(CONVOLUTIONS)[:1]:
-        with only(name):
-            most = max(most, live_bytes(lambda: train_stacked(way, clients, options, CPU, steps_by_batch)))
-    return most / TRIAL
+    """The bytes a client that a step on batches of so many samples holds at most, with convolutions as on a device."""
+    clients = _trial_clients(way, shape, dtype, options, batch)
+    with only("unfolded"):
+        return live_bytes(lambda: train_stacked(way, clients, options, CPU, steps_by_batch)) / TRIAL
 
 
 def _trial_clients(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options: Options, batch: int) -> list[Local]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..types import Array
 from .clipped_sums import ROWS, chosen, clipped_sums
+from .convolutions import side_by_side
 from .device import Device, half, sent
 from .losses import Loss, loss_of
 from .own_modules import flat
@@ -355,8 +356,8 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
     with torch.enable_grad():
         inputs = chosen(stack.x, batch.rows)
         labels = chosen(stack.y, batch.rows.T if way.images else batch.rows)
-        if way.images:  # (batch, clients, channels, height, width): the clients' channels side by side
-            inputs = inputs.flatten(1, 2).contiguous(memory_format=torch.channels_last)
+        if way.images:
+            inputs = side_by_side(inputs)
         with half(device):
             logits = way.forward(inputs, leaves, clients)
         pulled: Tensor | float = 0.0

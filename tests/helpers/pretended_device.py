@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -27,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cflpriv.engine import convolutions, fast, graphs, memory
+from cflpriv.engine import fast, graphs, memory
 
 __all__ = ["Counts", "Event", "MixedDevices", "NotCaptured", "pretended"]
 
@@ -271,26 +272,23 @@ class _Stream:
 
 
 @contextmanager
-def pretended(convolution: str | None = "grouped") -> Iterator[Counts]:
-    """While inside, there is a device with 16 GiB, on which this way of `engine.convolutions` is the quicker (None: it is measured).
-
-    Gives what is counted.
-    """
+def pretended() -> Iterator[Counts]:
+    """While inside, there is a device with 16 GiB. Gives what is counted."""
     device = _Device()
 
     def debug(mode: str) -> None:
         device.refusing = mode == "error"
 
     there: dict[str, Any] = {
-        "is_available": lambda: True, "mem_get_info": lambda *given: (1 << 34, 1 << 34), "Event": partial(Event, device), "Stream": _Stream,
+        "is_available": lambda: True, "mem_get_info": lambda *given: (1 << 34, 1 << 34),
+        "get_device_properties": lambda *given: SimpleNamespace(total_memory=1 << 34), "Event": partial(Event, device), "Stream": _Stream,
         "current_stream": _Stream, "stream": nullcontext, "CUDAGraph": partial(_Graph, device), "graph_pool_handle": object,
         "is_current_stream_capturing": lambda: device.recording is not None,
         "graph": lambda graph, **given: graph.recorded(), "get_sync_debug_mode": lambda: "default", "set_sync_debug_mode": debug,
     }  # fmt: skip
     _forget()
     try:
-        chosen: Any = nullcontext() if convolution is None else patch.object(convolutions, "measured", lambda *given: convolution)
-        with patch.multiple(torch.cuda, **there), chosen, _Operations(device), _Calls(device):
+        with patch.multiple(torch.cuda, **there), _Operations(device), _Calls(device):
             yield device.counts
             device.finish()
     finally:
@@ -298,7 +296,6 @@ def pretended(convolution: str | None = "grouped") -> Iterator[Counts]:
 
 
 def _forget() -> None:
-    convolutions.forget()
     graphs.release_graphs()
     graphs._stream.cache_clear()
     fast._vmapped.cache_clear()  # modules' buffers

@@ -1,5 +1,7 @@
-"""Two ways of the convolutions of many clients give the same, forward and backward; a device measures which is the quicker."""
+"""Two ways of the convolutions of many clients give the same, forward and backward; a device takes patches where they fit."""
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pretended_device import pretended
 
-from cflpriv.engine import convolutions
-from cflpriv.engine.convolutions import Form, convolved, grouped, unfolded
+from cflpriv.engine.convolutions import WAYS, Form, convolved, grouped, unfolded
 
 sides = st.tuples(st.integers(1, 3), st.integers(1, 3))
 forms = st.builds(Form, sides, sides, st.tuples(st.integers(0, 2), st.integers(0, 2)), st.tuples(st.integers(1, 2), st.integers(1, 2)))
@@ -42,34 +43,24 @@ def convolution_inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Form
     return x, weight, torch.randn((3, 4), generator=generator), Form((3, 3), (1, 1), (1, 1), (1, 1))
 
 
-@pytest.mark.parametrize(("quick", "taken"), [("grouped", "grouped"), ("unfolded", "unfolded"), ("neither", "grouped")])
-def test_the_quicker_way_by_a_margin_is_taken_and_measured_once(quick: str, taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("memory", "taken"), [(1 << 34, "unfolded"), (1 << 10, "grouped")])
+def test_a_device_takes_patches_where_they_fit(memory: int, taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def seconds(way: Any, *rest: Any) -> float:
-        name = "grouped" if way is grouped else "unfolded"
+    def noted(name: str, way: Any, *operands: Any) -> torch.Tensor:
         asked.append(name)
-        return 0.5 if name == quick else 0.55 if quick == "neither" and name == "unfolded" else 0.6
+        return torch.as_tensor(way(*operands))
 
-    monkeypatch.setattr(convolutions, "_seconds", seconds)
-    with pretended(None) as counts:
+    for name, way in list(WAYS.items()):
+        monkeypatch.setitem(WAYS, name, partial(noted, name, way))
+    with pretended():
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
         x, weight, bias, form = convolution_inputs()
-        there = x.to("cuda"), weight.to("cuda"), bias.to("cuda"), form
-        before = sum(counts.waits.values())
-        made = [convolved(*there) for _ in range(3)]
-        assert sum(counts.waits.values()) == before
-        assert list(convolutions._CHOSEN.values()) == [taken]
-        assert asked == ["grouped", "unfolded"]
-        np.testing.assert_allclose(made[0].cpu().numpy(), grouped(x, weight, bias, form).numpy(), atol=1e-5)
-    assert not convolutions._CHOSEN
+        made = convolved(x.to("cuda"), weight.to("cuda"), bias.to("cuda"), form)
+        np.testing.assert_allclose(made.cpu().numpy(), grouped(x, weight, bias, form).numpy(), atol=1e-5)
+    assert asked == [taken]
 
 
-def test_patches_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 10, 1 << 10))
-    assert convolutions.measured(*convolution_inputs()) == "grouped"
-
-
-def test_the_cpu_takes_groups_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolutions, "measured", lambda *given: pytest.fail("measured on the CPU"))
+def test_the_cpu_takes_groups() -> None:
     x, weight, bias, form = convolution_inputs()
     assert torch.equal(convolved(x, weight, bias, form), grouped(x, weight, bias, form))
