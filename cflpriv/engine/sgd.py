@@ -86,10 +86,10 @@ class Layout:
         whole = [piece.view(len(stack), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
         return [piece.transpose(1, 2) if turn else piece for piece, turn in zip(whole, self.transposed, strict=True)]
 
-    def join(self, parameters: Sequence[Tensor]) -> Array:
+    def join(self, parameters: Sequence[Tensor]) -> Tensor:
         """What `split` cut, as rows (C, d)."""
         pieces = [p.transpose(1, 2) if turn else p for p, turn in zip(parameters, self.transposed, strict=True)]
-        return torch.cat([flat(piece) for piece in pieces], dim=1).cpu().numpy()
+        return torch.cat([flat(piece) for piece in pieces], dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,15 +171,16 @@ def train_stacked(
     """
     order = sorted(range(len(clients)), key=lambda i: -len(clients[i].batches))
     ranked = [clients[i] for i in order]
-    stack = _stacked(way.layout, ranked, options, device)
+    starts = _rows([client.start for client in ranked], ranked[0].x.dtype, device)
+    stack = _stacked(way.layout, ranked, starts, options, device)
     finished: list[Array | None] = [None] * len(clients)
     step, stride = 0, options.stride
     while ranked:
         alive = sum(len(client.batches) >= step + stride for client in ranked)
         if alive < len(ranked):  # the last ones are done
-            rows = way.layout.join([p[alive:] for p in stack.parameters])
+            rows = way.layout.join([p[alive:] for p in stack.parameters]).sub_(starts[alive : len(ranked)]).cpu().numpy()
             for position in range(alive, len(ranked)):
-                finished[order[position]] = rows[position - alive] - ranked[position].start
+                finished[order[position]] = rows[position - alive]
             ranked = ranked[:alive]
             stack.shrink(alive)
             continue
@@ -189,11 +190,11 @@ def train_stacked(
     return [vector for vector in finished if vector is not None]
 
 
-def _stacked(layout: Layout, clients: Sequence[Local], options: Options, device: Device) -> Stack:
-    """The clients at their start."""
+def _stacked(layout: Layout, clients: Sequence[Local], starts: Tensor, options: Options, device: Device) -> Stack:
+    """The clients at their start, the rows (C, d) of `starts`."""
     dtype = clients[0].x.dtype
     x, y, offsets = _together(clients, device)
-    parameters = layout.split(_rows([client.start for client in clients], dtype, device))
+    parameters = layout.split(starts)
     anchors = _anchors(clients, parameters, layout, dtype, device) if options.prox else None
     correction = None
     if clients[0].correction is not None:
@@ -294,10 +295,10 @@ def to_prototypes(features: Tensor, targets: Tensor) -> Tensor:
 
 def gradients_stacked(way: Way, clients: Sequence[Local], options: Options, device: Device) -> list[Array]:
     """The gradient (d,) of each client's loss over its only batch, at its start, for all parameters. Divided as in training."""
-    stack = _stacked(way.layout, clients, options, device)
+    stack = _stacked(way.layout, clients, _rows([client.start for client in clients], clients[0].x.dtype, device), options, device)
     batch = _batch([client.batches[0] for client in clients], [client.expected for client in clients], stack.offsets, way.images, device)
     gradients = _gradients(way, stack, stack.parameters, batch, options, device)
-    return [row.copy() for row in way.layout.join(gradients)]
+    return list(way.layout.join(gradients).cpu().numpy())
 
 
 def _together(clients: Sequence[Local], device: Device) -> tuple[Tensor, Tensor, Array]:
