@@ -23,8 +23,8 @@ from typing import Any
 from ..algorithms import ALGORITHMS
 from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
-from ..engine.device import using
-from ..engine.threads import one_thread
+from ..engine.device import resolved, using
+from ..engine.threads import cores, one_thread
 from ..errors import InputError, TrainingDiverged, near
 from ..experiments.config.config import Config, load_config
 from ..experiments.digests import OF_AUDITS, OF_RUN, changed_files, record_digests, sealed
@@ -65,7 +65,7 @@ def audit_run(
     device: str | None = None,
     trust: bool = False,
     measure_remedies: bool = False,
-    workers: int = 1,
+    workers: int | None = 1,
     report: Callable[[str], None] = lambda line: None,
 ) -> AuditFindings:
     """Run the attacks and write audit.json and audit/ into the folder; the cells asked for.
@@ -75,7 +75,8 @@ def audit_run(
     alone. What is not run is named. `population`
     replaces the data that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that the folder
     names runs, after its digests were checked (`experiments.trust`). With `workers` above 1 seeds and attacks are divided among so many
-    processes; the figures are the same. `measure_remedies`: leaks are attacked again with their remedies.
+    processes (None: one a core, on a CUDA device one); the figures are the same. `measure_remedies`: leaks are attacked again with
+    their remedies.
 
     Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, and for an unknown
     attack, adversary or budget.
@@ -86,6 +87,7 @@ def audit_run(
     config = load_config(folder / "config.toml", trust=trust)
     if device is not None:  # another device has no other precision than "full" to be sure of
         config = config.with_("run", device=device, precision="full")
+    workers = workers or (1 if resolved(config.run.device) == "cuda" else cores())
     check_asked(budget, attacks)  # now that the run's plugins, which may have attacks, are loaded
     summary, messages, secrets = _read(folder, config)
     adversaries = [adversary] if adversary else _adversaries(messages, secrets)

@@ -23,6 +23,7 @@ from .rows import Figures, Floor, Row, Setting, medians, settle
 
 __all__ = ["CASES", "Case", "clients_of", "fresh", "rows", "trained"]
 
+
 class Transformer(nn.Module):
     """A small encoder over windows of word numbers: two layers of attention, and a score for each word that may come next."""
 
@@ -177,5 +178,7 @@ def rows(setting: Setting) -> list[Row]:
     for case in CASES:
         for count in case.counts:
             floor = Floor("x eager", 100.0) if (case.name, count) == ("LeNet-5", 1000) else None
-            rows.append(Row("training", f"{case.name}, {count} clients", partial(against_eager, case=case, count=count), floor, limit=120.0))
+            rows.append(
+                Row("training", f"{case.name}, {count} clients", partial(against_eager, case=case, count=count), floor, limit=120.0)
+            )
     return rows

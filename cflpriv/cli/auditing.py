@@ -75,7 +75,6 @@ def audit(
     """
     from ..attacks.audit import audit_run
     from ..attacks.remedies import remedy_line
-    from ..engine.threads import cores
     from ..experiments.digests import digest_of
     from ..experiments.run.resume import data_directory_of
     from ..protocols.bounded_files import read_json
@@ -110,7 +109,7 @@ def audit(
         place = data_dir or data_directory_of(run_dir)
         cells = audit_run(
             run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust,
-            measure_remedies=measure_remedies, workers=workers or (cores() if device in (None, "cpu") else 1), report=print_line,
+            measure_remedies=measure_remedies, workers=workers, report=print_line,
         )  # fmt: skip
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
