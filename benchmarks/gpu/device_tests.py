@@ -1,8 +1,10 @@
-"""The tests marked `gpu`; those of networks with every option of training are a row for each network."""
+"""The tests marked `gpu`; those of networks with every option of training are a row for each network. And the tests of attacks, there."""
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 
 from engine_scenes import EXTRAS, MODELS, TOLERANCES, differences
 
@@ -11,10 +13,11 @@ from .training import fresh
 
 __all__ = ["rows"]
 
-COMMAND = (
-    sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-q", "-rs", "-m", "gpu",
-    "-k", "not equals_the_plain_loop", "tests/unit/engine/test_on_gpu.py",
-)  # fmt: skip
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs")
+MARKED = ("--noconftest", "-m", "gpu", "-k", "not equals_the_plain_loop", "tests/unit/engine/test_on_gpu.py")
+OF_ATTACKS = ("-p", "on_device", "-m", "not slow and not gpu and not flower and not nvflare", "tests/unit/attacks")
+PROCESSES = 8
+"""For the tests of attacks, where pytest-xdist is there."""
 
 
 def of_network(setting: Setting, name: str) -> Figures:
@@ -29,21 +32,25 @@ def of_network(setting: Setting, name: str) -> Figures:
     return dict(worst)
 
 
-def tests(setting: Setting) -> Figures:
+def tests(setting: Setting, words: Sequence[str]) -> Figures:
     """All of them. Raises `RuntimeError` naming those that fail."""
-    done = subprocess.run(COMMAND, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", errors="replace")
+    if setting.device == "cpu":
+        raise Missing("no CUDA device")
+    done = subprocess.run([*PYTEST, *words], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", errors="replace")
     if "No module named pytest" in done.stderr:
         raise Missing("No module named 'pytest'")
     lines = done.stdout.strip().splitlines()
     if done.returncode:
         raise RuntimeError("; ".join(line for line in lines if line.startswith(("FAILED", "ERROR"))) or (lines or [done.stderr])[-1])
-    if any(line.startswith("SKIPPED") for line in lines):
-        raise Missing("no CUDA device")
     return {"note": lines[-1]}
 
 
 def rows(setting: Setting) -> list[Row]:
-    """Networks, then the other tests."""
+    """Networks, then the other tests, those of attacks last."""
     floor = Floor("float32", TOLERANCES["float32"], at_least=False)
     rows = [Row("device_tests", f"network {name}", partial(of_network, name=name), floor, limit=120.0) for name in MODELS]
-    return [*rows, Row("device_tests", "tests marked gpu", tests, limit=180.0)]
+    several = ("-n", str(PROCESSES)) if find_spec("xdist") else ()
+    return [
+        *rows, Row("device_tests", "tests marked gpu", partial(tests, words=MARKED), limit=180.0),
+        Row("device_tests", "tests of attacks", partial(tests, words=(*several, *OF_ATTACKS)), limit=300.0),
+    ]  # fmt: skip

@@ -512,7 +512,8 @@ def rounding_by_place(patch: pytest.MonkeyPatch) -> None:
 
     def product(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         made = torch.baddbmm(parameters[1].unsqueeze(1), x, parameters[0])
-        return made * (1 + 1e-7 * torch.sin(7.0 * torch.arange(x.shape[1]).view(1, -1, 1) + 3.0 * torch.arange(made.shape[2])))
+        places = (torch.arange(count, device=x.device) for count in made.shape[1:])
+        return made * (1 + 1e-7 * torch.sin(7.0 * next(places).view(1, -1, 1) + 3.0 * next(places)))
 
     patch.setattr(layers, "_even", product)
     patch.setattr(fast, "steady", lambda *more: True)

@@ -265,7 +265,7 @@ def test_fixed_cohorts_do_not_and_the_figure_says_what_the_attack_would_have_sho
         cell = found[metric]
         assert cell.power is not None
         assert cell.power_low is not None
-        # of histograms all 30 planted leaks are found; of label sets 133 of 150 on five seeds, where fewer than 21 of 30 have probability 0.001
+        # of histograms all 30 planted leaks are found; of label sets 133 of 150 on five seeds: fewer than 21 of 30 have probability 0.001
         assert cell.power >= (0.9 if metric == "histogram_l1" else 0.7)
         assert cell.status == ("at_baseline" if cell.power_low >= 0.9 else "inconclusive"), cell.line()
         assert "without one member" in cell.note

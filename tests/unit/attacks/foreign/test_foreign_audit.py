@@ -142,7 +142,7 @@ def test_the_forms_of_a_model_are_its_modes(norm: nn.Module) -> None:
     for form, name in ((model.evaluated, "evaluated"), (model.frozen(state.statistics), "evaluated"), (model.in_training, "trained")):
         with torch.no_grad():
             made = form.load(vector_of(form, state))(form.inputs(x.numpy()))
-        torch.testing.assert_close(made, expected[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(made.cpu(), expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_samples_in_another_range_reach_the_module_as_they_are() -> None:

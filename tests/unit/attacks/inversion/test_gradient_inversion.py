@@ -24,6 +24,7 @@ from cflpriv.attacks.inversion.image_search import LocalSteps, unroll
 from cflpriv.attacks.inversion.lbfgs import minimise
 from cflpriv.attacks.inversion.sum_batches import is_mean_of_samples, matched_psnr_db, psnr_table_db
 from cflpriv.engine import Streams, TaskInput
+from cflpriv.engine.device import tensor
 from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData
@@ -105,8 +106,8 @@ def test_the_unrolled_update_is_the_trainers(steps: LocalSteps) -> None:
 
 
 def unrolled(model: Model, starts: Array, x: Array, y: Array, steps: LocalSteps) -> Array:
-    made = unroll(model, steps)(torch.tensor(starts), torch.tensor(x), torch.tensor(y))
-    return np.asarray(made.detach().numpy())
+    made = unroll(model, steps)(tensor(starts), tensor(x), tensor(y))
+    return np.asarray(made.detach().cpu().numpy())
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=10).filter(lambda q: sum(q) > 0.1), st.integers(1, 20))

@@ -29,6 +29,7 @@ from cflpriv.attacks.inversion.inversion_ladder import DECODER, MATCHING, fittin
 from cflpriv.attacks.inversion.spear import MOST_DRAWN, MOST_SAMPLES, inputs_of_batch
 from cflpriv.attacks.inversion.token_recovery import tokens_from_rows, window_from_rows
 from cflpriv.engine import Streams, TaskInput
+from cflpriv.engine.device import CPU, using
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.randomness import stream
@@ -300,8 +301,8 @@ def test_labels_of_inputs_leave_the_shared_module_as_it_is() -> None:
 
 def _inner(model: Model, start: Array, x: Array) -> Array:
     layers = closed_form.layers_of(model)[:4]
-    model.load(start)
-    with torch.no_grad():
+    with torch.no_grad(), using(CPU):
+        model.load(start)
         return np.asarray(nn.Sequential(*layers)(model.inputs(x)).numpy())
 
 

@@ -33,7 +33,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = self.words(x.long()) + self.places
-        mask = torch.triu(torch.full((x.shape[1], x.shape[1]), float("-inf")), 1) if self.causal else None
+        mask = torch.triu(torch.full((x.shape[1], x.shape[1]), float("-inf"), device=x.device), 1) if self.causal else None
         made = made if self.batch_first else made.transpose(0, 1)
         for layer in self.layers:
             made = layer(made, src_mask=mask)

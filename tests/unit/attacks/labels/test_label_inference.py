@@ -21,6 +21,7 @@ from cflpriv.attacks.figures.significance import RATE, chance_of_renaming
 from cflpriv.attacks.labels.label_inference import LabelGuess, chance_of_clusters, class_probabilities, set_chance, share_chance, shares_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
+from cflpriv.engine.device import CPU, using
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.types import Array, ClientData
@@ -302,11 +303,12 @@ def test_clipped_probabilities_are_those_of_clipped_gradients(clip_norm: float) 
     model = Model("mlp", scene.shape, scene.classes, 8, scene.mean, scene.std, "float64")
     vector = model.init(0)
     made = clipped_probabilities(model, vector, data.x_train, data.y_train, clip_norm)
-    module = model.load(vector)
+    with using(CPU):
+        module, inputs = model.load(vector), model.inputs(data.x_train)
     for label in np.unique(data.y_train):
         rows = []
         for i in np.flatnonzero(data.y_train == label):
-            loss = functional.cross_entropy(module(model.inputs(data.x_train[i : i + 1])), torch.tensor([int(label)]))
+            loss = functional.cross_entropy(module(inputs[i : i + 1]), torch.tensor([int(label)]))
             whole = torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(module.parameters()))])
             rows.append(whole[-10:].numpy() * min(1.0, clip_norm / float(whole.norm())))
         assert np.eye(10)[label] - made[label] == pytest.approx(-np.mean(rows, axis=0), abs=1e-9)

@@ -20,6 +20,7 @@ from cflpriv.attacks.membership.member_scores import roc
 from cflpriv.attacks.membership.membership_audit import cells
 from cflpriv.attacks.membership.membership_gradients import GradientEvidence, affordable_steps, clipped_gradients, evidence, read_steps
 from cflpriv.attacks.membership.membership_shadows import Pairs, pairs_of
+from cflpriv.engine.device import CPU, using
 from cflpriv.engine.models import Model
 from cflpriv.experiments import Config
 
@@ -61,8 +62,9 @@ def test_gradients_are_those_of_single_samples() -> None:
     x, y, at = rng.normal(size=(7, 1, 8, 8)), rng.integers(10, size=7), model.init(0)
     found = clipped_gradients(model, at, x, y)
     for i in range(7):
-        module = model.load(at)
-        loss = functional.cross_entropy(module(model.inputs(x[i : i + 1])), torch.from_numpy(y[i : i + 1]))
+        with using(CPU):
+            module = model.load(at)
+            loss = functional.cross_entropy(module(model.inputs(x[i : i + 1])), torch.from_numpy(y[i : i + 1]))
         single = torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(module.parameters()))])
         assert found[i] == pytest.approx(single.numpy(), abs=1e-12)
     norms = np.linalg.norm(found, axis=1)
