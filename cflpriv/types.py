@@ -9,9 +9,11 @@ import numpy.typing as npt
 
 from .errors import InputError
 
-__all__ = ["Array", "ClientData", "Clustering", "PartKind", "Parts", "Population", "check_array"]
+__all__ = ["Array", "ClientData", "Clustering", "Loss", "PartKind", "Parts", "Population", "check_array"]
 
 Array = npt.NDArray[Any]
+Loss = Literal["cross_entropy", "squared", "absolute"]
+"""What training minimises: the cross-entropy of classes, or the squared or absolute error of a number."""
 PartKind = Literal["compared", "summed", "choice", "request", "score", "measure"]
 """What a part of a task's result is, on which it depends how it may leave a client (`federation.release_policy`): what clients compare (a
 signature), what is summed (an update, a model), which of several a client takes, whom it asks for a relayed value, scores of others'

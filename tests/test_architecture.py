@@ -134,7 +134,7 @@ def test_the_links_lead_to_the_rooms() -> None:
 
 def test_importing_stays_light() -> None:
     code = (
-        "import sys, cflpriv, cflpriv.protocols.orthonormal;"
+        "import sys, cflpriv, cflpriv.protocols.orthonormal, cflpriv.experiments.run.verify;"
         "print([m for m in ('torch', 'tenseal', 'flwr', 'matplotlib', 'opacus', 'sklearn') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True, cwd=ROOT)

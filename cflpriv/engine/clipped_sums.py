@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..types import Loss
 from .clipping import LayerGradients
 from .convolutions import side_by_side
 from .device import Device, sent
-from .losses import Loss, loss_of
+from .losses import loss_of
 from .models import Model, dtype_of
 
 if TYPE_CHECKING:

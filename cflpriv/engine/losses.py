@@ -5,9 +5,10 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Loss", "Reduction", "loss_of"]
+from ..types import Loss
 
-Loss = Literal["cross_entropy", "squared", "absolute"]
+__all__ = ["Reduction", "loss_of"]
+
 Reduction = Literal["none", "sum", "mean"]
 
 

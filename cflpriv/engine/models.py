@@ -19,10 +19,9 @@ from ..errors import InputError, near
 from ..keys import Key, check_ranges
 from ..plugins import Registry
 from ..randomness import stream
-from ..types import Array
+from ..types import Array, Loss
 from .device import in_use, placed
 from .layers import Residual, copies_nothing
-from .losses import Loss
 from .own_modules import constants_digest, hooked, in_mode, keep_nothing, prepared, seeded, trained_shapes, unfit
 from .probe import Findings, made_up, probe, unrepeatable
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from .losses import Loss, loss_of
+from ..types import Loss
+from .losses import loss_of
 from .own_modules import CONTAINERS, in_mode, own_attributes
 
 __all__ = ["SIZES", "Findings", "made_up", "probe", "unrepeatable"]

@@ -9,10 +9,10 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from ..errors import InputError
-from ..types import Array, ClientData
+from ..types import Array, ClientData, Loss
 from .device import placed, tensor
 from .layers import stack_layers
-from .losses import Loss, loss_of
+from .losses import loss_of
 from .models import Model
 from .own_modules import flat, slopes
 

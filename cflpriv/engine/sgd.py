@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import Array
+from ..types import Array, Loss
 from .clipped_sums import ROWS, chosen, clipped_sums
 from .convolutions import side_by_side
 from .device import Device, half, sent
-from .losses import Loss, loss_of
+from .losses import loss_of
 from .own_modules import flat
 
 __all__ = [

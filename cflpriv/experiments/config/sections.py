@@ -7,12 +7,12 @@ from ...contract.operations import Participation, SamplingMode
 from ...contract.transcript import Level
 from ...data import DataSpec
 from ...engine.device import NoisePlace, Precision
-from ...engine.losses import Loss
 from ...engine.models import MODELS, OTHER_NAMES, Dtype, Hidden, InitScale, Model
 from ...engine.run import Processes
 from ...keys import Key, check_ranges, readable
 from ...tasks.training import BatchSize, Epochs, LearningRate, LearningRateDecay, Momentum, OnDivergence, Optimizer, WeightDecay
 from ...transports.memory import Dropout
+from ...types import Loss
 
 __all__ = ["DataSection", "ModelSection", "RunSection", "TrainingSection"]
 

@@ -30,21 +30,14 @@ from .class_scores import warnings_of
 from .communication import traffic_so_far, traffic_summary
 from .number_scores import NUMBERS, is_evaluated, number_warnings
 from .private import RunLedger, spent, summed_up
+from .summary_figures import LAST, MEASURED
 from .training_noise import noise_warning, not_the_noise, over_run
 
 __all__ = [
-    "LAST", "MEASURED", "OVER_BUDGET", "Backend", "Experiment", "advance", "begin", "device_of", "finish", "input_warnings",
+    "OVER_BUDGET", "Backend", "Experiment", "advance", "begin", "device_of", "finish", "input_warnings",
     "check_same_data", "population_digest", "transcript_of",
 ]  # fmt: skip
 
-LAST = 10
-"""Accuracies are also averaged over those of this many last rounds that were evaluated: one round moves by points."""
-MEASURED = (
-    *(f"{kind}_{statistic}" for kind in ("accuracy", "local_accuracy") for statistic in ("mean", "mean_interval", "std", "worst")),
-    "evaluated_clients", "balanced_accuracy", "macro_f1", "majority_accuracy", "majority_balanced_accuracy", "local_balanced_accuracy",
-    "by_class",
-)  # fmt: skip
-"""What of the last evaluated round is in the summary."""
 MOST_RETRIES = 5
 OVER_BUDGET = (BudgetExceeded, BudgetsSpent)
 """What ends a run with what it has: the server's ledger allows no more, or no client's own does."""

@@ -11,9 +11,8 @@ import numpy as np
 
 from ...clustering.scores import spread
 from ...contract.handles import Labels, placed
-from ...engine.losses import Loss
 from ...error_sums import ErrorSums, pooled_errors, useless_numbers
-from ...types import Array, Population
+from ...types import Array, Loss, Population
 
 __all__ = ["NUMBERS", "client_errors", "error_spread", "is_evaluated", "main_score", "mean_label", "number_scores", "number_warnings"]
 

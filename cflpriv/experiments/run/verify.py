@@ -17,8 +17,8 @@ from ...contract.transcript import Message, read_transcript, what_was_kept
 from ...errors import InputError
 from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_json, read_text
 from ..digests import FILE, OF_CHECKPOINTS, change_of, changed_files, digest_of, found_digests, sealed
-from .loop import LAST, MEASURED
 from .number_scores import NUMBERS, is_evaluated
+from .summary_figures import LAST, MEASURED
 
 __all__ = ["Verified", "verify"]
 

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from small_runs import configured
 
-from cflpriv.engine.losses import Loss
 from cflpriv.engine.models import Model
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.config.private_training import DRIFT, LARGEST, LARGEST_OF_NUMBERS, PATH, DerivedFloat, derived_lr
 from cflpriv.experiments.run.agreed import contract_of_config
 from cflpriv.experiments.run.training_noise import CLIPPED, RATIO
-from cflpriv.types import ClientData, Population
+from cflpriv.types import ClientData, Loss, Population
 
 PRIVATE: dict[str, Any] = {
     "data": {"clients": 20},
