@@ -98,7 +98,8 @@ def _two_loops(pairs: Pair) -> Callable[[torch.Tensor, torch.Tensor, int, int], 
 
     def direction(slope: torch.Tensor, scale: torch.Tensor, number: int, iterations: int) -> torch.Tensor:
         oldest_first = [at % memory for at in range(max(0, number - memory), number)]
-        if slope.is_cuda and number >= memory and (replayed.graph or iterations - number >= FEWEST_STEPS):
+        pays = replayed.graph is not None or iterations - number >= FEWEST_STEPS
+        if slope.is_cuda and number >= memory and pays and not replayed.failed:
             order.copy_(_there(torch.tensor(oldest_first), slope))
             return replayed(slope, scale)[0]
         return _direction(slope, [places[at] for at in oldest_first], scale)

@@ -12,7 +12,8 @@ from pretended_device import Counts, pretended
 
 from cflpriv.attacks.inversion import image_search
 from cflpriv.attacks.inversion.image_search import LocalSteps, invert_updates, unroll
-from cflpriv.attacks.inversion.lbfgs import minimise
+from cflpriv.attacks.inversion.lbfgs import _two_loops, minimise
+from cflpriv.engine import graphs
 from cflpriv.engine.convolutions import Form
 from cflpriv.engine.device import Device, using
 from cflpriv.engine.models import Model
@@ -127,6 +128,76 @@ def test_directions_of_full_memory_are_captured_and_done_rows_stay_until_few_are
     assert torch.equal(there[3], start[3])
     np.testing.assert_allclose(there[ended], here[ended], rtol=0, atol=1e-6)
     assert bool((left[ended] <= 1e-18).all())
+
+
+def test_captured_directions_are_those_of_the_two_loops() -> None:
+    """On the way, where other directions would be at other points."""
+    start = torch.tensor(np.random.default_rng(1).normal(size=(5, 3)))
+    here, _ = minimise(valleys, start, 26, memory=3)
+    with pretended() as counts:
+        found, _ = minimise(valleys, start.to("cuda"), 26, memory=3)
+        there = found.cpu()
+    assert (counts.captured, counts.replayed) == (1, 23)
+    np.testing.assert_allclose(there, here, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_directions_are_those_of_the_matrix_that_the_pairs_make(number: int) -> None:
+    """By the update of an inverse Hessian (Nocedal & Wright 2006, formula 6.17), from the oldest pair kept to the newest."""
+    rng, memory, n = np.random.default_rng(2), 3, 4
+    root = rng.normal(size=(n, n))
+    changes = rng.normal(size=(number, n))
+    differences = changes @ (root @ root.T + np.eye(n))
+    slope, scale = rng.normal(size=n), 0.3
+    matrix = scale * np.eye(n)
+    pairs = (
+        torch.zeros(memory, 1, n, dtype=torch.float64),
+        torch.zeros(memory, 1, n, dtype=torch.float64),
+        torch.zeros(memory, 1, dtype=torch.float64),
+    )
+    for at, (s, y) in enumerate(zip(changes, differences, strict=True)):
+        weight = 1 / (s @ y)
+        pairs[0][at % memory], pairs[1][at % memory], pairs[2][at % memory] = torch.tensor(s), torch.tensor(y), float(weight)
+        if at >= number - memory:
+            left = np.eye(n) - weight * np.outer(s, y)
+            matrix = left @ matrix @ left.T + weight * np.outer(s, s)
+    made = _two_loops(pairs)(torch.tensor(slope[None]), torch.tensor([scale], dtype=torch.float64), number, 100)
+    np.testing.assert_allclose(made[0], -matrix @ slope, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_that_are_done_are_not_asked_for_although_they_stay() -> None:
+    asked: list[list[int]] = []
+
+    def objective(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        asked[-1].extend(rows.cpu().tolist())
+        return valleys(x, rows)
+
+    start = torch.tensor(np.random.default_rng(0).normal(size=(6, 3)))
+    asked.append([])
+    _, least = minimise(objective, start, 40, tolerance=0.1)
+    with pretended():
+        asked.append([])
+        _, left = minimise(objective, start.to("cuda"), 40, tolerance=0.1)
+    assert sorted(asked[0]) == sorted(asked[1])
+    assert len(set(map(asked[0].count, range(6)))) > 1, "rows end at different times"
+    np.testing.assert_allclose(left, least, rtol=1e-9)
+
+
+def test_a_device_that_captures_nothing_gives_the_same_with_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*how: Any) -> None:
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(graphs, "capture", refused)
+    start = torch.tensor(np.random.default_rng(1).normal(size=(5, 3)))
+    plain, _ = minimise(valleys, start, 40, memory=4)
+    with pretended():
+        with pytest.warns(CflprivWarning, match="the direction of L-BFGS could not be captured .*: refused"):
+            found, _ = minimise(valleys, start.to("cuda"), 40, memory=4)
+        np.testing.assert_allclose(found.cpu(), plain, rtol=0, atol=1e-9)
+    with pytest.warns(CflprivWarning, match="the objective of an inversion could not be captured .*: refused"):
+        here, there, counts = inversion(NET, 2, 20)
+    np.testing.assert_allclose(there, here, rtol=0, atol=1e-8)
+    assert counts.replayed == 0
 
 
 def test_rows_without_a_gradient_stay_where_they_are() -> None:
