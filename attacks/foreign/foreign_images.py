@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...engine.device import tensor
 from ...randomness import stream
 from ...types import Array
 from ..figures.leakage import Cell, cell, nothing, ssim
@@ -165,5 +166,5 @@ def _beside(
     scales = {name: 1 / max(float(np.sqrt(np.mean([batch[name] ** 2 for batch in statistics]))), 1e-12) for name in model.statistics}
     scale = np.concatenate([np.full(shape, scales[name]) for name, shape in model.statistics.items()])
     seen = np.stack([np.concatenate([batch[name] for name in model.statistics]) for batch in statistics]) * scale
-    made = statistics_of(model)
-    return lambda theta, images: made(theta, images) * torch.tensor(scale, device=images.device), seen
+    made, there = statistics_of(model), tensor(scale)  # sent once: the function may be captured
+    return lambda theta, images: made(theta, images) * there, seen

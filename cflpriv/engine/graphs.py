@@ -14,11 +14,13 @@ Every step may be captured. One is run step by step, over buffers of the same fo
 where the capture fails, which a warning reports. That may happen to a module of one's own under vmap, such as one that makes tensors from
 numbers of the host. vmap itself refuses what depends on values, and draws nothing. Without a CUDA device nothing is captured, and
 everything else is the same.
+
+Other functions of tensors that are computed again and again, such as an attack's objective, are captured in the same way (`Replayed`).
 """
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -32,7 +34,9 @@ from ..errors import CflprivWarning
 from .device import Device, sent
 from .sgd import Batch, Local, Options, Stack, Way, draw, take_step
 
-__all__ = ["BatchPlan", "NoiseBuffer", "Program", "capture", "planned_batches", "release_graphs", "steps_by_plan"]
+__all__ = [
+    "FEWEST_STEPS", "BatchPlan", "NoiseBuffer", "Program", "Replayed", "capture", "planned_batches", "release_graphs", "steps_by_plan",
+]  # fmt: skip
 
 FEWEST_STEPS = 20
 """Steps of the same shapes, over all rounds, before they are captured: a capture costs several steps (and, before torch 2.9 or so, a pass
@@ -43,6 +47,9 @@ WARM_UPS = 3
 """Steps before a capture, in which the libraries choose their kernels and take their workspaces."""
 HOLD = 4
 """A stack with at least this many times as many clients as still train is reduced to the training clients, to avoid idle computation."""
+FEW_CALLS = 50
+"""Calls in succession with a `HOLD`-th of the rows or less, after which a function is captured for fewer rows. The number is a guess: a
+capture may cost as much as fifty replays."""
 KEPT = 6
 """Programs kept, with their buffers: a round's usual chunks and its last, smaller one, each with two cuts to a `HOLD`-th."""
 
@@ -212,23 +219,76 @@ def release_graphs() -> None:
     _pool.cache_clear()
 
 
-def capture(program: Program) -> Any:
-    """The program's step as a CUDA graph. The program's buffers hold anything after this. `RuntimeError` where it cannot be captured.
+def capture(step: Callable[[], object], around: Any, pool: Any = None, before: Callable[[], object] = lambda: None) -> Any:
+    """The step as a CUDA graph, captured on the stream `around`. `before` is called before each warm-up. The step's buffers hold anything
+    after this. Without a `pool` the graph has its own memory for temporary tensors. `RuntimeError` where the step cannot be captured.
 
     A step that makes the host wait is refused in the last warm-up: a failed capture may leave the process' CUDA context unusable.
     """
-    around = _stream(len(_PROGRAMS))
     around.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(around):  # around the capture as well, which leaves its stream the current one if it fails
         for number in range(WARM_UPS):
-            program.at.zero_()
+            before()
             with _no_waits() if number == WARM_UPS - 1 else nullcontext():
-                program.step()
-        with torch.cuda.graph(graph, pool=_pool(), stream=around):
-            program.step()
+                step()
+        with torch.cuda.graph(graph, pool=pool, stream=around):
+            step()
     torch.cuda.current_stream().wait_stream(around)
     return graph
+
+
+def _captured(name: str, *how: Any, raised: tuple[type[Exception], ...] = ()) -> Any:
+    """As `capture`; None, with a warning that begins with `name`, where that fails with another error than those `raised`."""
+    try:
+        return capture(*how)
+    except raised:
+        raise
+    except RuntimeError as error:  # an operation that this device or this version of torch does not capture
+        warnings.warn(f"{name} could not be captured as a CUDA graph and runs uncaptured: {error}", CflprivWarning, stacklevel=3)
+        return None
+
+
+class Replayed:
+    """A function of tensors (r, ...) to tensors (r, ...) on a CUDA device, replayed from a graph; itself where it cannot be captured.
+
+    The graph has as many rows as the first call. Fewer rows are computed beside rows of earlier calls, so no row may depend on another. For
+    more rows, and for few rows after `FEW_CALLS`, the function is captured anew. Results are copies and have no history. `name` chooses the
+    stream and begins the warning of a failed capture: two functions that are in use at the same time need two names.
+
+    The graph has a pool of its own. In the steps' pool another graph would overwrite results, and torch takes a pool no more once its
+    graphs are gone.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], name: str) -> None:
+        self.function, self.name = function, name
+        self.inputs: tuple[Tensor, ...] = ()
+        self.results: tuple[Tensor, ...] = ()
+        self.graph: Any = None
+        self.failed, self.few = False, 0
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        rows, room = len(inputs[0]), len(self.inputs[0]) if self.inputs else 0
+        self.few = self.few + 1 if rows * HOLD <= room else 0
+        if not self.failed and (rows > room or self.few >= FEW_CALLS):
+            self._capture(inputs)
+        if self.failed:
+            return self.function(*inputs)
+        for kept, source in zip(self.inputs, inputs, strict=True):
+            kept[:rows].copy_(source)
+        self.graph.replay()
+        return tuple(result[:rows].clone() for result in self.results)
+
+    def _capture(self, inputs: Sequence[Tensor]) -> None:
+        self.graph, self.results, self.few = None, (), 0  # the last graph ends before another is captured on its stream
+        self.inputs = tuple(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in inputs)
+        self.graph = _captured(self.name, self._step, _stream(self.name))
+        self.failed = self.graph is None
+        if self.failed:
+            self.inputs = self.results = ()
+
+    def _step(self) -> None:
+        self.results = self.function(*self.inputs)
 
 
 @contextmanager
@@ -245,8 +305,8 @@ def _no_waits() -> Iterator[None]:
 
 
 @cache
-def _stream(number: int) -> Any:
-    """The stream on which the program of that number among those kept is warmed up and captured.
+def _stream(user: int | str) -> Any:
+    """The stream on which the program of that number among those kept, or the function of that name, is warmed up and captured.
 
     torch keeps cuBLAS' workspaces by stream. So they are there before the capture, outside its pool, and few. One stream for all programs
     would not do: with a graph some versions free the workspaces of its stream, which another's steps still write to (pytorch#193402).
@@ -274,14 +334,8 @@ def _made(way: Way, stack: Stack, plan: BatchPlan, options: Options, device: Dev
     )  # fmt: skip
     program = Program(way, own, room, options, device)
     if device.kind == "cuda":
-        try:
-            program.graph = capture(program)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # an operation that this device or this version of torch does not capture
-            warnings.warn(
-                f"a training step could not be captured as a CUDA graph and runs uncaptured: {error}", CflprivWarning, stacklevel=2
-            )
+        how = (program.step, _stream(len(_PROGRAMS)), _pool(), program.at.zero_)
+        program.graph = _captured("a training step", *how, raised=(torch.cuda.OutOfMemoryError,))
     return program
 
 

@@ -1,5 +1,6 @@
 """What only a CUDA device shows. `make gpu` runs this file; it needs pytest, torch and numpy."""
 
+import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from engine_scenes import CUDA, EXTRAS, MODELS, TOLERANCES, differences, inputs, way_of
 
+from cflpriv.attacks.inversion.image_search import LocalSteps, invert_updates, unroll
 from cflpriv.engine import Engine, fast, graphs, memory
+from cflpriv.engine.device import Device, using
 from cflpriv.engine.models import Model
 from cflpriv.errors import CflprivWarning
 from cflpriv.tasks.training import Train
@@ -73,6 +76,27 @@ def test_a_module_of_ones_own_is_captured_unless_it_makes_the_host_wait(waits: b
     graphs.release_graphs()
     Engine(device="cuda").run(other, inputs(other.model, [21, 14, 20, 9]))
     assert all(program.graph is not None for program in graphs._PROGRAMS.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [5, 300])
+def test_inverted_images_there_are_those_of_the_cpu_and_all_is_captured(rows: int) -> None:
+    """Few iterations, before rounding has grown; then many, in which the directions are captured too, and the images come out."""
+    on_device()
+    model, rng, steps = Model("sigmoid_lenet", (1, 8, 8), 10, dtype="float64"), np.random.default_rng(0), LocalSteps()
+    x, y, starts = rng.random((rows, 1, *model.shape)), rng.integers(0, 10, (rows, 1)), np.stack([model.init(i) for i in range(rows)])
+    updates = unroll(model, steps)(torch.tensor(starts), torch.tensor(x), torch.tensor(y)).detach().numpy()
+
+    def inverted(device: Device, iterations: int) -> Any:
+        with using(device), warnings.catch_warnings():
+            warnings.simplefilter("error", CflprivWarning)
+            return invert_updates(model, starts, updates, y, steps, np.random.default_rng(1), iterations=iterations)
+
+    here, there = (inverted(device, graphs.FEWEST_STEPS)[0] for device in (Device(), CUDA))
+    np.testing.assert_allclose(there, here, rtol=0, atol=1e-8)
+    images, left = inverted(CUDA, 150)
+    assert left.max() < 1e-20
+    np.testing.assert_allclose(images, x, rtol=0, atol=1e-6)
 
 
 @pytest.mark.gpu

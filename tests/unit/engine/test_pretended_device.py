@@ -228,18 +228,27 @@ def test_ragged_clients_are_trained_there_as_in_the_plain_loop() -> None:
 
 
 def test_what_waits_is_not_captured() -> None:
-    class Waiting:
-        at = torch.zeros(1)
-        tensor: torch.Tensor
-
-        def step(self) -> None:
-            float((self.tensor * 2).sum())
-
     with pretended():
-        program = Waiting()
-        program.tensor = torch.ones(2, device="cuda")
+        tensor = torch.ones(2, device="cuda")
         with pytest.raises(NotCaptured):
-            graphs.capture(program)  # type: ignore[arg-type]
+            graphs.capture(lambda: float((tensor * 2).sum()), torch.cuda.Stream())  # type: ignore[no-untyped-call]
+
+
+def test_a_replayed_function_takes_fewer_rows_and_is_captured_anew_for_more_and_after_many_calls_with_few() -> None:
+    numbers = torch.arange(1.0, 11.0)
+    nearly = [(2, 2)] * (graphs.FEW_CALLS - 1)
+    calls = [(8, 1), (3, 1), (8, 1), (9, 2), *nearly, (3, 2), *nearly, (2, 3), (2, 3), (3, 4)]
+    with pretended() as counts:
+        there = numbers.to("cuda")
+        replayed = graphs.Replayed(lambda x, y: (x * y, x - y), "a function")
+        made = []
+        for rows, captured in calls:
+            made.append(replayed(there[:rows], there[1 : rows + 1]))
+            assert counts.captured == captured
+        assert counts.replayed == len(calls)
+        for (rows, _), (product, difference) in zip(calls, made, strict=True):
+            assert product.cpu().tolist() == (numbers[:rows] * numbers[1 : rows + 1]).tolist()
+            assert difference.cpu().tolist() == [-1.0] * rows
 
 
 @pytest.mark.parametrize("model", [MLP, LENET], ids=["mlp", "lenet5"])
