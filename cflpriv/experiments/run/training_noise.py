@@ -23,9 +23,10 @@ __all__ = ["CLIPPED", "RATIO", "due", "noise_warning", "not_the_noise", "over_ru
 CLIPPED, RATIO = "experimenter_clipped_share", "experimenter_noise_to_signal"
 CLIENTS, SAMPLES, LOOKS = 8, 32, 8
 """At most so many clients are looked at, and so many samples of each; in about so many rounds, because a gradient for each sample costs."""
-SWAMPED, HARMED, HARMLESS = 2.0, 0.75, 0.3
+SWAMPED, HARMED, LEARNED, HARMLESS = 2.0, 0.75, 10.0, 0.3
 """Ratios over a run. Above the first, noise swamps the signal; above the second it does where accuracy is below that of the majority class;
-below the third, noise is no reason for a model that learned nothing."""
+above the third where more than half of what chance leaves was learned: the gradients of a model that fits are short, so late rounds show a
+large ratio. Below the fourth, noise is no reason for a model that learned nothing."""
 
 
 def training_noise(
@@ -114,13 +115,22 @@ def not_the_noise(figures: Mapping[str, float], clip_norm: float) -> str:
 
 def noise_warning(figures: Mapping[str, float], row: Mapping[str, Any]) -> str:
     """That noise swamps the signal, as a sentence; "" where it does not. `row` has the final scores."""
-    ratio, baseline, accuracy = figures.get(RATIO, 0.0), row.get("majority_accuracy"), row.get("accuracy_mean")
-    below = baseline is not None and accuracy is not None and accuracy < baseline
-    if (constant := row.get("constant_error")) is not None:
-        below = row["root_mean_square_error"] > constant
-    if ratio <= (HARMED if below else SWAMPED):
+    ratio = figures.get(RATIO, 0.0)
+    if ratio <= _limit(row):
         return ""
     return (
         f"noise swamps the signal: over the run the noise of privacy changed the loss of a sample {ratio:.3g} times as much as the "
         "gradients can have lowered it; a larger privacy.epsilon, more samples or clients lessen it, and training.lr does not"
     )
+
+
+def _limit(row: Mapping[str, Any]) -> float:
+    """Above which ratio noise swamps the signal of a run with these final scores."""
+    if (constant := row.get("constant_error")) is not None:
+        unexplained = (row["root_mean_square_error"] / constant) ** 2 if constant else 1.0
+        return HARMED if unexplained > 1 else LEARNED if unexplained < 0.5 else SWAMPED
+    baseline, accuracy = row.get("majority_accuracy"), row.get("accuracy_mean")
+    if baseline is not None and accuracy is not None and accuracy < baseline:
+        return HARMED
+    chance, balanced = row.get("majority_balanced_accuracy"), row.get("balanced_accuracy")
+    return LEARNED if chance is not None and balanced is not None and balanced > (1 + chance) / 2 else SWAMPED
