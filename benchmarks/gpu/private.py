@@ -1,4 +1,4 @@
-"""Private training against clipped training, the share of a round in which the device waits for the host, and where noise is drawn."""
+"""Private training against clipped training, the share of a round in which the device waits for the host, and where noise is made."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,8 +9,7 @@ import torch
 
 from cflpriv.engine import Engine
 from cflpriv.engine.device import NoisePlace
-from cflpriv.engine.sgd import to_normals
-from cflpriv.protocols.entropy import derive, normals, signed_tails
+from cflpriv.engine.step_noise import keys_of, normals
 from cflpriv.tasks.training import Train
 
 from .busy import host_share
@@ -21,9 +20,9 @@ from .training import CASES, Case, clients_of, fresh
 __all__ = ["NOISES", "rows"]
 
 NOISES: tuple[NoisePlace, ...] = ("host", "device")
-"""Where noise becomes Gaussian; its bits come from the host either way."""
+"""Where noise is made, of the same keys."""
 SAMPLES, STEPS, SIZES = 40, 4, ((0, 1000), (0, 100), (1, 100))
-"""Samples of a client, steps of a round, and the cases, by number, with their clients: the host draws noise slowly."""
+"""Samples of a client, steps of a round, and the cases, by number, with their clients: the host makes noise slowly."""
 PRIVATE: dict[str, Any] = {"clip_norm": 1.0, "sampling_rate": 1 / STEPS, "noise_multiplier": 1.0, "public_samples": SAMPLES}
 MOST_WAITING = Floor("host share", 0.3, at_least=False)
 
@@ -40,7 +39,7 @@ def against_clipped(setting: Setting, case: Case, count: int, noise: NoisePlace)
     return {**figures, "x clipped": private / plain, "note": f"{len(inputs)} clients, {noisy.steps} steps; clipped {1000 * plain:.0f} ms"}
 
 
-def waiting(setting: Setting, case: Case, count: int, options: Mapping[str, Any], noise: NoisePlace = "host") -> Figures:
+def waiting(setting: Setting, case: Case, count: int, options: Mapping[str, Any], noise: NoisePlace = "auto") -> Figures:
     """The share of a round in which the device does nothing."""
     if setting.device == "cpu":
         raise Missing("the share of the host needs a CUDA device")
@@ -52,24 +51,19 @@ def waiting(setting: Setting, case: Case, count: int, options: Mapping[str, Any]
 
 
 def noise_of_a_step(setting: Setting, count: int) -> Figures:
-    """A step's noise for LeNet-5, from each client's cryptographic source: made on the host, or only its bits there."""
+    """A step's noise for LeNet-5, of each client's key: made on the host and sent, or made on the device."""
     dimension, count = CASES[0].model.dimension, setting.size(count, 4)
-    secrets = [client.to_bytes(32, "big") for client in range(count)]
-    room = torch.empty(count, dimension, dtype=torch.float64)
+    keys, number = keys_of([client.to_bytes(32, "big") for client in range(count)]), torch.zeros(1, dtype=torch.int64)
 
-    def made(there: bool) -> None:
-        for row, secret in zip(room.numpy(), secrets, strict=True):
-            row[:] = (signed_tails if there else normals)(derive(secret, "noise", 0), dimension)
-        sent_there = room.to(setting.device)
-        if there:
-            to_normals(sent_there, 1.0)
+    def made(kind: str) -> None:
+        normals(keys.to(kind), number.to(kind), dimension, 1.0).to(setting.device)
 
-    host, device = medians([partial(made, False), partial(made, True)], setting.device, 2, 1)
+    host, device = medians([partial(made, "cpu"), partial(made, setting.device)], setting.device, 2, 1)
     return {"host ms": 1000 * host, "device ms": 1000 * device, "note": f"{count} × {dimension}"}
 
 
 def rows(setting: Setting) -> list[Row]:
-    """Plain rounds first, then every place where noise is drawn."""
+    """Plain rounds first, then every place where noise is made."""
     rows, lenet = [], CASES[0]
     rows.append(Row("private", "LeNet-5, 1000 clients: host share", partial(waiting, case=lenet, count=1000, options={}), MOST_WAITING))
     for number, count in SIZES:

@@ -17,19 +17,16 @@ from ..types import Array
 __all__ = ["CPU", "Device", "NoisePlace", "Precision", "arithmetic", "half", "in_use", "placed", "resolved", "sent", "tensor", "using"]
 
 Precision = Literal["full", "tf32", "bf16"]
-NoisePlace = Literal["host", "device"]
+NoisePlace = Literal["auto", "host", "device"]
 
 
 @dataclass(frozen=True)
 class Device:
-    """`kind` "cpu" or "cuda"; `precision` as in `arithmetic` and `half`; `noise`: where a step's privacy noise becomes Gaussian.
-
-    The bits of the noise come from each client's cryptographic source, on the host, either way.
-    """
+    """`kind` "cpu" or "cuda"; `precision` as in `arithmetic` and `half`; `noise`: where it is made (`step_noise.noise_place`)."""
 
     kind: str = "cpu"
     precision: Precision = "full"
-    noise: NoisePlace = "host"
+    noise: NoisePlace = "auto"
 
 
 CPU = Device()

@@ -5,7 +5,8 @@ once; a step finds its own by a counter that lives there, and changes parameters
 and gives nothing to it, so one captured step, replayed, is an epoch. Captured steps are kept: their buffers take the next chunk, and the
 next round, of the same shapes.
 
-Privacy noise is drawn on the host, from each client's cryptographic source, and copied to a buffer that the step reads (`NoiseBuffer`).
+Privacy noise is a part of the step, made of keys that the plan has (`step_noise`). Where the host makes it (`run.noise_place`), it is
+copied to a buffer that the step reads (`NoiseBuffer`).
 
 Clients with fewer batches than others stay in the stack until only one of `HOLD` has any left, since each size of a stack would need a
 program of its own. Their further batches are empty; their parameters after the last batch are kept (`BatchPlan.last`).
@@ -32,7 +33,8 @@ from torch import Tensor
 
 from ..errors import CflprivWarning
 from .device import Device, sent
-from .sgd import Batch, Local, Options, Stack, Way, draw, take_step
+from .sgd import Batch, Local, Options, Stack, Way, take_step
+from .step_noise import keys_of, normals
 
 __all__ = [
     "FEWEST_STEPS", "BatchPlan", "NoiseBuffer", "Program", "Replayed", "capture", "planned_batches", "release_graphs", "steps_by_plan",
@@ -61,15 +63,18 @@ _SEEN: Counter[Hashable] = Counter()
 class BatchPlan:
     """All batches of a phase, padded to the longest of all: rows and weights as in `Batch`, with a leading axis for the batch's number.
 
-    `last` (S, C) marks each client's last batch; None where all clients have all batches.
+    `numbers` (S,) are the batches' own. `last` (S, C) marks each client's last batch; None where all clients have all batches.
+    `keys` (C, 4) are for the noise that steps make (`step_noise.keys_of`); None where they make none.
     """
 
     rows: Tensor
     weights: Tensor
+    numbers: Tensor
     last: Tensor | None = None
+    keys: Tensor | None = None
 
 
-def planned_batches(way: Way, stack: Stack, clients: Sequence[Local], span: range, stride: int, device: Device) -> BatchPlan:
+def planned_batches(way: Way, stack: Stack, clients: Sequence[Local], span: range, options: Options, device: Device) -> BatchPlan:
     """The batches numbered `span`, sent to the device in one piece.
 
     Poisson batches have room for as many samples as they hardly ever exceed, so that the next round's are of the same shape.
@@ -85,10 +90,13 @@ def planned_batches(way: Way, stack: Stack, clients: Sequence[Local], span: rang
     divisors = np.array([[client.expected] for client in clients])
     weights = inside / np.where(divisors > 0, divisors, np.maximum(1, sizes))[:, :, None]
     ordered = rows.transpose(1, 2, 0) if way.images else rows.transpose(1, 0, 2)
+    inside_steps = options.deviation > 0 and device.noise == "device"
     return BatchPlan(
         sent(torch.from_numpy(np.ascontiguousarray(ordered)), device),
         sent(torch.from_numpy(np.ascontiguousarray(weights.transpose(1, 0, 2))), device, stack.x.dtype),
-        _last(clients, span, stride, device),
+        sent(torch.tensor(span), device),
+        _last(clients, span, options.stride, device),
+        sent(keys_of([client.noise_key for client in clients]), device) if inside_steps else None,
     )
 
 
@@ -101,7 +109,7 @@ def _last(clients: Sequence[Local], span: range, stride: int, device: Device) ->
 
 
 class NoiseBuffer:
-    """The noise of the next step: the buffer `there` (batches, C, d) float64, which the step reads and uses up.
+    """The noise of the next step, made by the host: the buffer `there` (batches, C, d) float64, which the step reads and uses up.
 
     On a CUDA device it is drawn into one of two pinned buffers in turn and copied by a copy that the host does not wait for. The rule about
     order: copies and steps are on one stream, so a copy begins after the step that read what it overwrites and ends before the one that
@@ -109,8 +117,8 @@ class NoiseBuffer:
     most two steps ahead, and no step waits. Without a device it is drawn into the buffer itself.
     """
 
-    def __init__(self, batches: int, clients: int, dimension: int, device: Device) -> None:
-        shape = (batches, clients, dimension)
+    def __init__(self, batches: int, clients: int, dimension: int, deviation: float, device: Device) -> None:
+        self.deviation, shape = deviation, (batches, clients, dimension)
         self.there = torch.zeros(shape, dtype=torch.float64, device=device.kind)
         self.turns: list[tuple[Tensor, Any]] = []
         if device.kind == "cuda":
@@ -120,14 +128,21 @@ class NoiseBuffer:
     def load(self, clients: Sequence[Local], batches: range) -> None:
         """Draw the noise of the numbered batches and queue its copy. Clients without such batches keep what is there, for no use."""
         if not self.turns:
-            draw(clients, batches, self.there)
+            self._draw(clients, batches, self.there)
             return
         here, copied = self.turns[0]
         copied.synchronize()
-        draw(clients, batches, here)
+        self._draw(clients, batches, here)
         self.there.copy_(here, non_blocking=True)
         copied.record()
         self.turns.reverse()
+
+    def _draw(self, clients: Sequence[Local], batches: range, out: Tensor) -> None:
+        for rows, at in zip(out, batches, strict=True):
+            number = torch.tensor([at])
+            for row, client in zip(rows, clients, strict=True):
+                if at < len(client.batches):
+                    row.copy_(normals(keys_of([client.noise_key]), number, len(row), self.deviation)[0])
 
 
 class Program:
@@ -141,10 +156,10 @@ class Program:
         self.graph: Any = None
         self.steps = len(plan.rows)
         self.ended = [torch.zeros_like(parameter) for parameter in stack.parameters] if plan.last is not None else []
+        self.dimension = sum(parameter[0].numel() for parameter in stack.parameters)
         self.noise: NoiseBuffer | None = None
-        if options.grid:
-            dimension = sum(parameter[0].numel() for parameter in stack.parameters)
-            self.noise = NoiseBuffer(options.stride, len(stack.parameters[0]), dimension, device)
+        if options.deviation and plan.keys is None:
+            self.noise = NoiseBuffer(options.stride, len(stack.parameters[0]), self.dimension, options.deviation, device)
 
     def run(self, clients: Sequence[Local], span: range) -> None:
         """The steps on the batches numbered `span`, which are the plan's: replayed, or step by step where none is captured."""
@@ -155,11 +170,13 @@ class Program:
 
     def step(self) -> None:
         """One step on the next batch, or pair of batches, of the plan."""
-        batches = []
+        batches, noise = [], [] if self.noise is None else list(self.noise.there)
         for _ in range(self.options.stride):
             batches.append(Batch(self.plan.rows.index_select(0, self.at)[0], self.plan.weights.index_select(0, self.at)[0]))
+            if self.plan.keys is not None:
+                number = self.plan.numbers.index_select(0, self.at)
+                noise.append(normals(self.plan.keys, number, self.dimension, self.options.deviation))
             self.at += 1
-        noise = None if self.noise is None else self.noise.there
         take_step(self.way, self.stack, batches, self.options, self.rate, self.device, noise)
         if self.plan.last is not None:
             last = self.plan.last.index_select(0, self.at - 1)[0]
@@ -185,7 +202,7 @@ class Program:
 
 def steps_by_plan(way: Way, stack: Stack, clients: Sequence[Local], span: range, options: Options, device: Device) -> None:
     """As `sgd.steps_by_batch`, over fixed buffers; clients may have fewer batches than others."""
-    plan = planned_batches(way, stack, clients, span, options.stride, device)
+    plan = planned_batches(way, stack, clients, span, options, device)
     key = _key(way, stack, plan, options, device)
     if key not in _PROGRAMS:
         pays = len(span) >= WORTH and _SEEN[key] > 0
@@ -330,7 +347,8 @@ def _made(way: Way, stack: Stack, plan: BatchPlan, options: Options, device: Dev
     )  # fmt: skip
     room = BatchPlan(
         plan.rows.new_zeros(batches, *plan.rows.shape[1:]), plan.weights.new_zeros(batches, *plan.weights.shape[1:]),
-        None if plan.last is None else plan.last.new_zeros(batches, *plan.last.shape[1:]),
+        plan.numbers.new_zeros(batches), None if plan.last is None else plan.last.new_zeros(batches, *plan.last.shape[1:]),
+        None if plan.keys is None else torch.zeros_like(plan.keys),
     )  # fmt: skip
     program = Program(way, own, room, options, device)
     if device.kind == "cuda":
@@ -345,10 +363,10 @@ def _zeros(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _tensors(stack: Stack, plan: BatchPlan) -> Iterator[Tensor]:
     """Everything that a step reads or changes, in one order."""
-    yield from (stack.x, stack.y, plan.rows, plan.weights, stack.count, *stack.parameters)
+    yield from (stack.x, stack.y, plan.rows, plan.weights, plan.numbers, stack.count, *stack.parameters)
     for moment in stack.moments:
         yield from moment
-    yield from () if plan.last is None else (plan.last,)
+    yield from (tensor for tensor in (plan.last, plan.keys) if tensor is not None)
     yield from (*(stack.anchors or ()), *(stack.correction or ()), *(() if stack.prototypes is None else (stack.prototypes,)))
 
 

@@ -171,8 +171,7 @@ def _trial_clients(way: Way, shape: tuple[int, ...], dtype: torch.dtype, options
     )
     x, y = torch.full((1, *shape), np.nan if options.clip_norm else 0.0, dtype=dtype), torch.zeros(1, dtype=torch.int64)
     batches = [np.zeros(batch, dtype=np.int64)] * options.stride
-    noise = (lambda at: np.zeros(len(parameters))) if options.grid else None
-    return [Local(x, y, batches, parameters, noise=noise)] * TRIAL
+    return [Local(x, y, batches, parameters, noise_key=bytes(32) if options.deviation else b"")] * TRIAL
 
 
 def live_bytes(call: Callable[[], object]) -> int:

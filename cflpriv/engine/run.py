@@ -33,8 +33,8 @@ class Engine:
     `workers` processes share the chunks (1: this process alone, with `threads` intra-op threads, by default one, because they collapse when
     another process holds a core and change the last digits). `device` is "cpu", "cuda", "auto", or "" for the one
     in use. `precision` other than "full" is for stacked training on a CUDA device: "tf32" for the products of float32, "bf16" for those of
-    the forward pass (see `device`). `noise`: where stacked private training makes its noise Gaussian. `paths` counts the clients that each
-    task computed by each way, for the record.
+    the forward pass (see `device`). `noise`: where private training makes its noise (`step_noise.noise_place`). `paths` counts the
+    clients that each task computed by each way, for the record.
     """
 
     kind: Kind = "auto"
@@ -42,7 +42,7 @@ class Engine:
     device: str = ""
     threads: Annotated[int, Key("Threads of an operation.", "[1, inf)", "threads")] = 1
     precision: Precision = "full"
-    noise: NoisePlace = "host"
+    noise: NoisePlace = "auto"
     paths: Counter[tuple[str, str]] = field(default_factory=Counter)
     _pool: Workers | None = None
 

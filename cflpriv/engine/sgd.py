@@ -18,10 +18,11 @@ from .convolutions import side_by_side
 from .device import Device, half, sent
 from .losses import loss_of
 from .own_modules import flat
+from .step_noise import keys_of, normals
 
 __all__ = [
-    "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "draw", "gradients_stacked", "steps_by_batch", "take_step",
-    "to_normals", "to_prototypes", "train_stacked",
+    "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "gradients_stacked", "steps_by_batch", "take_step",
+    "to_prototypes", "train_stacked",
 ]  # fmt: skip
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
@@ -38,10 +39,9 @@ class Options:
     in pairs. With `clip_norm` above 0, each sample's gradient (of all parameters together) is first scaled down to that
     norm. `frozen` holds, by parameter, whether it stays as it is. With `pull` above 0 each sample's loss has pull·‖f − C_y‖²/e more, f (e,)
     being the input of the last layer and C_y the client's given prototype of the sample's class (FedProto). With `optimizer` "adam" the
-    step is Adam's on the same sum, in place of v. With `grid` above 0 each batch's gradient gets the noise of `Local.noise` and is rounded
-    to multiples of `grid`. With `deviation` above 0 the rows of `Local.noise` are signed tails (`entropy.signed_tails`), which become
-    normals of this standard deviation on the device. `loss`: of outputs and labels. `block`: samples that are computed together where
-    gradients are clipped (`clipped_sums`).
+    step is Adam's on the same sum, in place of v. With `deviation` above 0 each batch's gradient gets normals of this standard deviation
+    (`step_noise`, by `Local.noise_key`) and is rounded to multiples of `grid`. `loss`: of outputs and labels. `block`: samples that are
+    computed together where gradients are clipped (`clipped_sums`).
     """
 
     lr: float
@@ -53,8 +53,8 @@ class Options:
     frozen: tuple[bool, ...] = ()
     pull: float = 0.0
     optimizer: str = "sgd"
-    grid: float = 0.0
     deviation: float = 0.0
+    grid: float = 0.0
     loss: Loss = "cross_entropy"
     block: int = ROWS
 
@@ -99,8 +99,8 @@ class Local:
     A batch's gradients are divided by its length, or by `expected` where that is above 0 (Poisson batches, which may be empty and hardly
     ever have more than `longest` samples; 0 where batches are of a fixed size).
     `owner` is the client's data, with which may be kept what depends on nothing else; `model` (`engine.Model`) makes x of it again.
-    `prototypes` (classes, e) are what features are pulled to; rows of NaN pull nothing. `noise(at)` (d,) float64 is what the gradient of
-    batch number `at` gets, in the layout of the vectors.
+    `prototypes` (classes, e) are what features are pulled to; rows of NaN pull nothing. `noise_key` (32 secret bytes) is what the noise of
+    the batches' gradients is made of, in the layout of the vectors; of no other training.
     """
 
     x: Tensor
@@ -114,7 +114,7 @@ class Local:
     model: Any = None
     prototypes: Array | None = None
     longest: int = 0
-    noise: Callable[[int], Array] | None = None
+    noise_key: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -212,37 +212,27 @@ def steps_by_batch(way: Way, stack: Stack, clients: Sequence[Local], span: range
     """One batch (or, with MAML, pair of batches) after the other, each padded to its own longest."""
     expected = [client.expected for client in clients]
     plan = [_batch([client.batches[at] for client in clients], expected, stack.offsets, way.images, device) for at in span]
-    stride, noise = options.stride, None
+    keys = sent(keys_of([client.noise_key for client in clients]), device) if options.deviation else None
+    stride, noise = options.stride, list[Tensor]()
     for at in range(0, len(plan), stride):
-        if options.grid:
-            noise = torch.empty(stride, len(clients), len(clients[0].start), dtype=torch.float64)
-            draw(clients, span[at : at + stride], noise)
-            noise = sent(noise, device)
+        if keys is not None:
+            numbers = [sent(torch.tensor([number]), device) for number in span[at : at + stride]]
+            noise = [normals(keys, number, len(clients[0].start), options.deviation) for number in numbers]
         take_step(way, stack, plan[at : at + stride], options, options.lr, device, noise)
 
 
-def draw(clients: Sequence[Local], batches: range, out: Tensor) -> None:
-    """Fill `out` (batches, C, d) float64, on the host, with the noise of the numbered batches; rows of clients without such a one stay."""
-    for place, at in enumerate(batches):
-        for row, client in zip(out[place].numpy(), clients, strict=True):
-            if client.noise is not None and at < len(client.batches):
-                row[:] = client.noise(at)
-
-
 def take_step(
-    way: Way, stack: Stack, batches: Sequence["Batch"], options: Options, lr: float | Tensor, device: Device, noise: Tensor | None = None
+    way: Way, stack: Stack, batches: Sequence["Batch"], options: Options, lr: float | Tensor, device: Device, noise: Sequence[Tensor] = ()
 ) -> None:
-    """One step, in place, on one batch or a pair of them. `noise` (batches, C, d) is theirs; it is used up."""
-    if noise is not None and options.deviation:
-        to_normals(noise, options.deviation)
+    """One step, in place, on one batch or a pair of them. `noise` has a tensor (C, d) a batch, or none; it is used up."""
     gradients = _gradients(way, stack, stack.parameters, batches[0], options, device)
-    gradients = _noised(gradients, None if noise is None else way.layout.views(noise[0]), options.grid, stack.x.dtype)
+    gradients = _noised(gradients, way.layout.views(noise[0]) if noise else None, options.grid, stack.x.dtype)
     if options.maml_lr:
         ahead = list(stack.parameters)
         for i, gradient in zip(stack.moving, gradients, strict=True):
             ahead[i] = stack.parameters[i] - options.maml_lr * gradient
         gradients = _gradients(way, stack, ahead, batches[1], options, device)
-        gradients = _noised(gradients, None if noise is None else way.layout.views(noise[1]), options.grid, stack.x.dtype)
+        gradients = _noised(gradients, way.layout.views(noise[1]) if noise else None, options.grid, stack.x.dtype)
     for place, i in enumerate(stack.moving):
         if stack.anchors is not None:
             gradients[place] = gradients[place] + options.prox * (stack.parameters[i] - stack.anchors[i])
@@ -260,18 +250,6 @@ def take_step(
         parameters, gradients, stack.moments[0] if stack.moments else [], weight_decay=options.weight_decay, momentum=options.momentum,
         lr=rate, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
     )  # fmt: skip
-
-
-def to_normals(tails: Tensor, deviation: float) -> None:
-    """In place, normals of this standard deviation from signed tails u (`protocols.entropy.signed_tails`): ∓Φ⁻¹(|u|), in float64.
-
-    Guarantee: the law of `protocols.entropy.normals`, from the same secret bits; Φ⁻¹ is torch's in place of scipy's, both Cephes', and
-    the rounding to a grid that follows hides in which of a double's last digits the two differ. Reveals: nothing is released here. The
-    tails are as secret as the noise, and are overwritten.
-    """
-    # no tail is outside these bounds: rows of clients whose training is over hold anything, and stay finite
-    sizes = torch.special.ndtri(tails.abs().clamp_(2.0**-120, 0.5)).abs_().mul_(deviation)
-    tails.copy_(torch.copysign(sizes, tails).neg_())
 
 
 def _noised(gradients: Sequence[Tensor], noise: Sequence[Tensor] | None, grid: float, dtype: torch.dtype) -> list[Tensor]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count as counting
 from typing import Annotated, ClassVar, Literal
 
@@ -21,10 +20,11 @@ from ..engine.models import Model, dtype_of
 from ..engine.own_modules import slopes
 from ..engine.sgd import Local, Options, to_prototypes
 from ..engine.span import Movement
+from ..engine.step_noise import keys_of, noise_place, normals
 from ..errors import InputError, TrainingDiverged
 from ..keys import Key, check_ranges, readable
 from ..privacy.settings import Noise, secret_key
-from ..protocols.entropy import derive, normals, signed_tails, uniforms
+from ..protocols.entropy import derive, uniforms
 from ..protocols.events import Event, Relation, SampledGaussianEvent
 from ..protocols.mechanisms import snap, spacing
 from ..types import Array, Parts
@@ -348,9 +348,10 @@ class Train:
 
     @property
     def _options(self) -> Options:
+        scale = self._scale if self._noisy else 0.0
         return Options(
             self.lr, self.momentum, self.weight_decay, self.prox, self.maml_lr, self.clip_norm, tuple(self._frozen()), self.pull,
-            self.optimizer, spacing(self._scale) if self._noisy else 0.0, loss=self.model.loss, block=self._block,
+            self.optimizer, scale, spacing(scale) if scale else 0.0, loss=self.model.loss, block=self._block,
         )  # fmt: skip
 
     @property
@@ -373,11 +374,9 @@ class Train:
                 None if summed is None else [self._stepped(task_input, vector) for task_input, vector in zip(inputs, summed, strict=True)]
             )
         else:
-            options = self._options
-            if self._noisy and device.noise == "device":
-                options = replace(options, deviation=self._scale)
-                work = [replace(client, noise=partial(self.tails, task_input)) for client, task_input in zip(work, inputs, strict=True)]
-            moved, path = fast.train(self.model, work, options, self.epochs, device)
+            if self._noisy:
+                device = replace(device, noise=noise_place(device))
+            moved, path = fast.train(self.model, work, self._options, self.epochs, device)
         if moved is None:
             return [self.run(task_input) for task_input in inputs], "sequential"
         return [self._result(task_input, task_input.array("model"), update) for task_input, update in zip(inputs, moved, strict=True)], path
@@ -393,7 +392,7 @@ class Train:
             **vectors,
             expected=self._expected(task_input),
             longest=self._longest(len(y)),
-            noise=partial(self.noise, task_input) if self._noisy else None,
+            noise_key=self._noise_key(task_input) if self._noisy else b"",
             owner=task_input.data,
             model=self.model,
         )
@@ -417,15 +416,14 @@ class Train:
         """The standard deviation of a step's noise, which belongs to the mean of clipped gradients."""
         return self.noise_multiplier * self.clip_norm / (self.sampling_rate * self.public_samples)
 
+    def _noise_key(self, task_input: TaskInput) -> bytes:
+        """What the noise of all steps is made of (`engine.step_noise`): a key of this task alone, as its secret is fresh."""
+        return derive(secret_key(task_input), "noise")
+
     def noise(self, task_input: TaskInput, at: int) -> Array:
         """The noise (d,) float64 of batch number `at`, from the client's cryptographic source."""
-        made = normals(derive(secret_key(task_input), "noise", at), self.model.dimension)
-        made *= self._scale
-        return made
-
-    def tails(self, task_input: TaskInput, at: int) -> Array:
-        """What `noise` is made of, from the same bits: signed tails (d,) float64, to become normals on the device."""
-        return signed_tails(derive(secret_key(task_input), "noise", at), self.model.dimension)
+        keys = keys_of([self._noise_key(task_input)])
+        return normals(keys, torch.tensor([at]), self.model.dimension, self._scale)[0].numpy()
 
     def _result(self, task_input: TaskInput, start: Array, update: Array | Movement) -> Result:
         # of an array, one pass: a sum of finite numbers that overflows has diverged as well

@@ -20,7 +20,7 @@ from cflpriv.attacks.dp.dp_mechanisms import GAMES, CanaryGame
 from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.attacks.figures.family import judged_together
 from cflpriv.attacks.figures.leakage import Cell
-from cflpriv.engine import fast
+from cflpriv.engine import fast, sgd, step_noise
 from cflpriv.protocols.accounting import calibrate
 from cflpriv.protocols.entropy import Entropy, normals, public_entropy, uniforms
 from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
@@ -85,8 +85,9 @@ def audited_game(name: str, event: Event, seed: int, claimed: Event | None = Non
 
 
 def less_noise(patch: pytest.MonkeyPatch, share: float) -> None:
-    for module in (mechanisms, training):
-        patch.setattr(module, "normals", lambda key, count: share * normals(key, count))
+    patch.setattr(mechanisms, "normals", lambda key, count: share * normals(key, count))
+    for module in (sgd, training):
+        patch.setattr(module, "normals", lambda *of_step: share * step_noise.normals(*of_step))
 
 
 def a_third_of_the_noise(patch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cflpriv.engine import fast, graphs, memory
+from cflpriv.engine import fast, graphs, memory, step_noise
 
 __all__ = ["Counts", "Event", "MixedDevices", "NotCaptured", "pretended"]
 
@@ -301,3 +301,4 @@ def _forget() -> None:
     fast._vmapped.cache_clear()  # modules' buffers
     memory.release_samples()
     memory._free.cache_clear()
+    step_noise._fault.cache_clear()

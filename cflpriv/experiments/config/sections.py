@@ -125,10 +125,10 @@ class RunSection:
     noise_place: Annotated[
         NoisePlace,
         Key(
-            "Where the noise of private training becomes Gaussian: on the `host`, or where training is computed (`device`). Its bits come "
-            "from the clients' cryptographic source either way."
+            "Where the noise of private training is made, of keys from the clients' cryptographic source: on the `host`, where training is "
+            "computed (`device`), or there if that is CUDA and else on the host (`auto`)."
         ),
-    ] = "host"
+    ] = "auto"
     transport: Annotated[
         Literal["memory", "bytes"], Key("How requests reach clients: as objects (`memory`) or encoded as in a deployment (`bytes`).")
     ] = "memory"

@@ -13,18 +13,16 @@ import torch
 from engine_scenes import CUDA, MODELS, inputs, way_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import ndtri
 from torch import Tensor, nn
 
 from cflpriv.engine import Device, Engine, Result, TaskInput, convolutions, fast, graphs, memory
-from cflpriv.engine.device import CPU, _switches, arithmetic
+from cflpriv.engine.device import CPU, NoisePlace, _switches, arithmetic
 from cflpriv.engine.memory import resident_samples
 from cflpriv.engine.models import Model, dtype_of
 from cflpriv.engine.run import chunks
-from cflpriv.engine.sgd import Steps, steps_by_batch, to_normals, train_stacked
+from cflpriv.engine.sgd import Steps, steps_by_batch, train_stacked
 from cflpriv.errors import InputError
 from cflpriv.experiments.config.config import parse_config
-from cflpriv.protocols.entropy import normals, signed_tails
 from cflpriv.tasks.training import Gradient, Train
 from cflpriv.types import Array, Parts
 
@@ -47,14 +45,14 @@ options = st.fixed_dictionaries({
 @pytest.mark.slow
 @given(
     st.sampled_from(list(MODELS)), options, st.lists(st.integers(1, 12), min_size=2, max_size=5), st.booleans(),
-    st.sampled_from([0, 10**9]),
+    st.sampled_from([0, 10**9]), st.sampled_from(["host", "device"]),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_steps_over_fixed_buffers_equal_those_by_batch(
-    name: str, chosen: dict[str, Any], sizes: list[int], extra: bool, fewest: int
+    name: str, chosen: dict[str, Any], sizes: list[int], extra: bool, fewest: int, place: NoisePlace
 ) -> None:
-    """Every option, ragged clients, kept buffers (`fewest` 0) and none: 1e-12 in float64. Adam's rate is small: see `by_adam` in
-    test_engine.py."""
+    """Every option, ragged clients, kept buffers (`fewest` 0) and none, noise made in a step and before it: 1e-12 in float64. Adam's rate
+    is small: see `by_adam` in test_engine.py."""
     model = MODELS[name]
     adam = chosen.pop("adam")
     if adam:
@@ -73,7 +71,7 @@ def test_steps_over_fixed_buffers_equal_those_by_batch(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "FEWEST_STEPS", fewest)
         for _ in range(2):  # the second time, the buffers are there and hold the first's
-            fixed = moved(task, given_to, graphs.steps_by_plan)
+            fixed = moved(task, given_to, graphs.steps_by_plan, Device(noise=place))
     for ours, theirs in zip(fixed, moved(task, given_to, steps_by_batch), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
 
@@ -411,16 +409,3 @@ def test_precisions_that_cannot_be_are_refused_by_name() -> None:
     for tree, words in trees:
         with pytest.raises(InputError, match=words):
             parse_config(tree)
-
-
-def test_normals_are_made_of_signed_tails() -> None:
-    """Also by torch's inverse of the distribution function, on a device: relative errors of 1e-13, out to the farthest tail."""
-    key = bytes(range(32))
-    tails, drawn = signed_tails(key, 100_000), normals(key, 100_000)
-    np.testing.assert_array_equal(np.signbit(tails), drawn > 0)
-    np.testing.assert_array_equal(ndtri(np.abs(tails)), -np.abs(drawn))
-    extremes = np.array([2.0**-117, -(2.0**-117), 0.5, -0.5, 2.0**-60, -0.25])
-    both = torch.from_numpy(np.concatenate([tails, extremes]))
-    wanted = np.concatenate([drawn, -np.sign(extremes) * np.abs(ndtri(np.abs(extremes)))])
-    to_normals(both, 3.0)
-    np.testing.assert_allclose(both.numpy(), 3.0 * wanted, rtol=1e-13, atol=1e-15)

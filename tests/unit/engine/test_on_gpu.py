@@ -10,7 +10,7 @@ import torch
 from engine_scenes import CUDA, EXTRAS, MODELS, TOLERANCES, differences, inputs, way_of
 
 from cflpriv.attacks.inversion.image_search import LocalSteps, invert_updates, unroll
-from cflpriv.engine import Engine, fast, graphs, memory
+from cflpriv.engine import Engine, fast, graphs, memory, step_noise
 from cflpriv.engine.device import Device, using
 from cflpriv.engine.models import Model
 from cflpriv.errors import CflprivWarning
@@ -97,6 +97,42 @@ def test_inverted_images_there_are_those_of_the_cpu_and_all_is_captured(rows: in
     images, left = inverted(CUDA, 150)
     assert left.max() < 1e-20
     np.testing.assert_allclose(images, x, rtol=0, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("clients", "count"), [(1, 1), (2, 7), (3, 8), (5, 1000), (300, 44_426), (1000, 16_384)])
+def test_a_device_makes_the_words_and_normals_of_the_host(clients: int, count: int) -> None:
+    """Words bit for bit, for several batch numbers, streams and beginnings; normals to the last digits of Φ⁻¹."""
+    on_device()
+    keys = step_noise.keys_of([np.random.default_rng(client).bytes(32) for client in range(clients)])
+    for number, stream, first in ((0, 0, 0), (1, 1, 8), ((5 << 32) + 7, 2**31 - 1, 1 << 20), (2**63 - 1, 0, 8 * (2**32 - 200_000))):
+        batch = torch.tensor([number])
+        there = step_noise.keystream_words(keys.cuda(), batch.cuda(), stream, first, count)
+        assert torch.equal(there.cpu(), step_noise.keystream_words(keys, batch, stream, first, count))
+    assert step_noise._fault("cuda") == ""
+    there, here = (step_noise.normals(keys.to(kind), torch.tensor([3], device=kind), count, 2.0).cpu() for kind in ("cuda", "cpu"))
+    np.testing.assert_allclose(there.numpy(), here.numpy(), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.gpu
+def test_a_replayed_graph_makes_the_noise_of_the_batch_number_in_its_buffer() -> None:
+    on_device()
+    keys, number = step_noise.keys_of([bytes([client]) * 32 for client in range(20)]), torch.zeros(1, dtype=torch.int64, device="cuda")
+    there, around, graph = keys.cuda(), torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+    around.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(around):
+        step_noise.normals(there, number, 20_000, 1.0)
+        with graphs._no_waits():
+            step_noise.normals(there, number, 20_000, 1.0)
+        with torch.cuda.graph(graph, stream=around):
+            words, noise = step_noise.keystream_words(there, number, 0, 0, 20_000), step_noise.normals(there, number, 20_000, 1.0)
+    torch.cuda.current_stream().wait_stream(around)
+    for batch in (0, 1, 2**40, 1):
+        number.fill_(batch)
+        graph.replay()
+        here = torch.tensor([batch])
+        assert torch.equal(words.cpu(), step_noise.keystream_words(keys, here, 0, 0, 20_000))
+        np.testing.assert_allclose(noise.cpu().numpy(), step_noise.normals(keys, here, 20_000, 1.0).numpy(), rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.gpu

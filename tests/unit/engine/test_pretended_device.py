@@ -14,11 +14,11 @@ from cflpriv.algorithms.fedavg import fedavg
 from cflpriv.algorithms.ifca.ifca import ifca
 from cflpriv.algorithms.shared.choosing import EvaluateLowest
 from cflpriv.clustering.similarity import MEASURES, Gram, Measure, angles
-from cflpriv.engine import Engine, Streams, Task, TaskInput, graphs
+from cflpriv.engine import Engine, Streams, Task, TaskInput, graphs, step_noise
 from cflpriv.engine.clipped_sums import steady
-from cflpriv.engine.device import CPU, Device, in_use, using
+from cflpriv.engine.device import CPU, Device, NoisePlace, in_use, using
 from cflpriv.engine.models import Model
-from cflpriv.errors import CflprivWarning
+from cflpriv.errors import CflprivWarning, InputError
 from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.signatures import PrincipalVectors, principal_vectors
 from cflpriv.tasks.training import Gradient, Train
@@ -72,11 +72,11 @@ def inputs(model: Model, sizes: list[int]) -> list[TaskInput]:
     return [TaskInput(one, {"model": start} | more, {}, Streams(0, 0, one.id), secret=bytes([one.id]) * 32) for one in people]
 
 
-def same(task: Task, given: list[TaskInput], tolerance: float = 1e-10) -> Any:
+def same(task: Task, given: list[TaskInput], tolerance: float = 1e-10, noise: NoisePlace = "auto") -> Any:
     """Assert that the device has the plain loop's results; what was counted there."""
     plain = Engine("sequential").run(task, given)
     with pretended() as counts:
-        found = Engine(device="cuda").run(task, given)
+        found = Engine(device="cuda", noise=noise).run(task, given)
     for one, other in zip(plain, found, strict=True):
         for name, value in one.items():
             np.testing.assert_allclose(np.asarray(other[name]), np.asarray(value), rtol=tolerance, atol=tolerance)
@@ -121,7 +121,7 @@ def test_convolutions_by_patches_train_alike(options: dict[str, Any]) -> None:
 def test_noise_made_on_the_device_is_the_hosts(options: dict[str, Any]) -> None:
     """From the same secret bits; in replayed steps, and step by step, also with clients that end early."""
     task, given = Train(MLP, **{"lr": 0.05, **options}, epochs=4, batch_size=4), inputs(MLP, [40, 38, 40, 37])
-    plain = Engine().run(task, given)
+    plain = Engine("sequential").run(task, given)
     there = Engine(noise="device").run(task, given)
     with pretended() as counts:
         replayed = [Engine(device="cuda", noise="device").run(task, given) for _ in range(2)]
@@ -129,6 +129,23 @@ def test_noise_made_on_the_device_is_the_hosts(options: dict[str, Any]) -> None:
     for found in (there, *replayed):
         for one, other in zip(plain, found, strict=True):
             np.testing.assert_allclose(other["update"], one["update"], rtol=1e-9, atol=1e-9)
+
+
+def test_a_device_without_the_right_keystream_gets_noise_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a warning, unless the device was asked for by name."""
+    task, given = Train(MLP, lr=0.05, epochs=4, batch_size=4, **NOISY), inputs(MLP, [40, 40])
+    right = step_noise.keystream_words
+
+    def wrong_there(keys: torch.Tensor, *of_words: Any) -> torch.Tensor:
+        words = right(keys, *of_words)
+        return words ^ 1 if keys.is_cuda else words
+
+    monkeypatch.setattr(step_noise, "keystream_words", wrong_there)
+    with pytest.warns(CflprivWarning, match="not that of ChaCha20"):
+        counts = same(task, given)
+    assert counts.events > 0
+    with pytest.raises(InputError, match=r"run.noise_place = 'device'.*not that of ChaCha20.*use 'host'"):
+        same(task, given, noise="device")
 
 
 def test_samples_of_many_clients_are_one_copy_and_are_sent_once() -> None:
@@ -172,18 +189,21 @@ def test_training_there_equals_the_plain_loop_by_replayed_steps(model: Model, op
     """
     task, given = Train(model, **{"lr": 0.05, **options}, epochs=4, batch_size=4), inputs(model, [40, 38, 40, 37])
     plain = Engine("auto" if "clip_norm" in options else "sequential").run(task, given)
-    steady.cache_clear()
-    with pretended() as counts:
-        for _ in range(2):
-            for one, other in zip(plain, Engine(device="cuda").run(task, given), strict=True):
-                np.testing.assert_allclose(other["update"], one["update"], rtol=1e-10, atol=1e-10)
-    steps = 40 // (2 if "maml_lr" in options else 1)
-    assert counts.captured == 1
-    assert counts.replayed == 2 * steps, "none was computed step by step"
-    assert set(counts.waits) == {"to host"}
-    assert sum(counts.waits.values()) == 2 + ("clip_norm" in options), "once a round, for the results, and once for the trial of blocks"
-    assert counts.events == (2 * (steps - 2) if "noise_multiplier" in options else 0), "for the copy of the step before the last"
-    assert counts.behind >= 3, "a step, a copy and a step: the host draws while the device computes"
+    places: tuple[NoisePlace, ...] = ("host", "device") if "noise_multiplier" in options else ("auto",)
+    for place in places:
+        steady.cache_clear()
+        with pretended() as counts:
+            for _ in range(2):
+                for one, other in zip(plain, Engine(device="cuda", noise=place).run(task, given), strict=True):
+                    np.testing.assert_allclose(other["update"], one["update"], rtol=1e-10, atol=1e-10)
+        steps = 40 // (2 if "maml_lr" in options else 1)
+        assert counts.captured == 1
+        assert counts.replayed == 2 * steps, "none was computed step by step"
+        assert set(counts.waits) == {"to host"}
+        trials = ("clip_norm" in options) + (place == "device")
+        assert sum(counts.waits.values()) == 2 + trials, "once a round, for the results, and once for a trial of blocks, or of keystream"
+        assert counts.events == (2 * (steps - 2) if place == "host" else 0), "for the copy of the step before the last"
+        assert counts.behind >= 3, "a step, a copy and a step: the host draws while the device computes"
 
 
 def test_samples_whose_norm_overflows_are_lost_there_without_a_wait() -> None:
@@ -198,10 +218,10 @@ def test_samples_whose_norm_overflows_are_lost_there_without_a_wait() -> None:
 def test_noise_drawn_before_its_memory_was_copied_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device does what is queued as late as it may, so without the events steps would read the noise of later ones."""
     task, given = Train(MLP, lr=0.05, epochs=3, batch_size=4, **NOISY), inputs(MLP, [40, 40])
-    same(task, given)
+    same(task, given, noise="host")
     monkeypatch.setattr(Event, "synchronize", lambda event: None)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        same(task, given)
+        same(task, given, noise="host")
 
 
 def test_a_module_that_makes_the_host_wait_is_trained_step_by_step_with_one_warning() -> None:
