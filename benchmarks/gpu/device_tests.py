@@ -13,9 +13,13 @@ from .training import fresh
 
 __all__ = ["rows"]
 
-PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs")
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rfEs")
 MARKED = ("--noconftest", "-m", "gpu", "-k", "not equals_the_plain_loop", "tests/unit/engine/test_on_gpu.py")
-OF_ATTACKS = ("-p", "on_device", "-m", "not slow and not gpu and not flower and not nvflare", "tests/unit/attacks")
+OF_ATTACKS = (
+    "-p", "on_device", "-m", "not slow and not gpu and not flower and not nvflare", "tests/unit/attacks",
+    "--ignore", "tests/unit/attacks/inversion/test_captured_inversion.py",
+)  # fmt: skip
+"""Without those that pretend a device."""
 PROCESSES = 8
 """For the tests of attacks, where pytest-xdist is there."""
 

@@ -261,7 +261,7 @@ def _noised(gradients: Sequence[Tensor], noise: Sequence[Tensor] | None, grid: f
         return [gradient.to(dtype) for gradient in gradients]
     made = [torch.empty_like(gradient, dtype=dtype) for gradient in gradients]  # not the memory of the noise, which is used again
     for out, gradient, drawn in zip(made, gradients, noise, strict=True):
-        out.copy_(drawn.add_(gradient).div_(grid).round_().mul_(grid))
+        out.copy_(drawn.add_(gradient).mul_(1 / grid).round_().mul_(grid))  # the grid is a power of two, its inverse exact
     return made
 
 

@@ -138,12 +138,15 @@ def test_a_replayed_graph_makes_the_noise_of_the_batch_number_in_its_buffer() ->
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "most"), [("tf32", 1e-2), ("bf16", 1e-1)])
 def test_rough_precisions_are_near(precision: Any, most: float) -> None:
+    """Of a smooth network. On a CPU, factors rounded to ten bits move its updates by up to 0.002, to seven by up to 0.03; where maxima and
+    kinks may choose otherwise, as in LeNet-5, either moves them by 0.1.
+    """
     on_device()
-    model = Model("lenet5", (1, 28, 28), 10)
+    model = Model("sigmoid_lenet", (1, 28, 28), 10)
     task, given_to = Train(model, lr=0.05, momentum=0.5), inputs(model, [200] * 6, np.float32)
     full, rough = Engine(device="cuda").run(task, given_to), Engine(device="cuda", precision=precision).run(task, given_to)
     for a, b in zip(full, rough, strict=True):
-        assert np.linalg.norm(a["update"] - b["update"]) <= most * np.linalg.norm(a["update"])
+        assert 1e-5 < np.linalg.norm(a["update"] - b["update"]) / np.linalg.norm(a["update"]) <= most
 
 
 @pytest.mark.gpu
