@@ -138,10 +138,9 @@ _DEVICE = """
 ## On a CUDA device
 
 `make gpu OUT=folder BUDGET=480` measures rows within so many seconds and goes on where it stopped; `python -m benchmarks gpu --device cpu
---tiny` rehearses it. `make gpu-kit` collects what a machine without a network lacks. `python -m benchmarks --write` keeps a report for this
-page.
+--tiny` rehearses it. `make gpu-kit` collects what a machine without a network lacks.
 
-The plain loop trains on the CPU whatever the device, as do audits of other systems' updates.
+The plain loop and audits of other systems' updates compute on the CPU.
 
 An H200 was at hand for 15 minutes, in three calls. Two showed what was changed before the third, whose rows are below:
 
