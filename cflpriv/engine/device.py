@@ -24,12 +24,14 @@ NoisePlace = Literal["host", "device"]
 class Device:
     """`kind` "cpu" or "cuda"; `precision` as in `arithmetic` and `half`; `noise`: where a step's privacy noise becomes Gaussian.
 
-    The bits of the noise come from each client's cryptographic source, on the host, either way.
+    The bits of the noise come from each client's cryptographic source, on the host, either way. `native`: whether the compiled kernel may
+    train on the CPU (`engine.native`).
     """
 
     kind: str = "cpu"
     precision: Precision = "full"
     noise: NoisePlace = "host"
+    native: bool = True
 
 
 CPU = Device()

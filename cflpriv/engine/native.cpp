@@ -1,0 +1,315 @@
+// Local SGD of one client at a time, layer by layer. `native.py` describes a network as rows of numbers and calls this file through ctypes.
+//
+// What makes it quick:
+// - images lie with their channels last, so that a row of a convolution's kernel is contiguous, and nothing is unfolded;
+// - weights are copied once a client into panels that are one vector wide; the copies are the parameters until the client is done;
+// - a linear layer's gradient is never stored: each vector of it goes straight into the update of its weights;
+// - a max-pool follows each convolution, so most of the gradient there is zero, and only the rest is visited.
+//
+// Rows are padded to whole vectors. Padding of weights is zero when training begins, and its gradient is zero, so it stays zero.
+// Nothing is kept between clients. Indices and labels are checked by the caller.
+
+#include "native_layers.h"
+
+namespace {
+
+template <class T> struct Network {
+    std::vector<Layer<T>> layers;
+    size_t images = 0;  // this many layers, up to the first Flatten, take one sample after the other; the others take a batch
+    size_t sample = 0, classes = 0;
+    Settings settings;
+    Rule<T> rule;
+    Buffer<T> flat, scratch;
+    std::vector<Entry<T>> entries;
+
+    Network(const Shape* shapes, size_t count, size_t batch, const Settings& chosen) : settings(chosen) {
+        rule = {T(chosen.rate), T(chosen.momentum), T(chosen.decay), T(chosen.prox), false};
+        rule.pulled = chosen.decay != 0 || chosen.anchored || chosen.corrected;
+        sample = shapes[0].in * shapes[0].height * shapes[0].width;
+        classes = shapes[count - 1].out;
+        size_t most = 0;
+        for (size_t q = 0; q < count; q++)
+            if (shapes[q].kind == FLATTEN) images = q + 1;
+        for (size_t q = 0; q < count; q++) {
+            layers.emplace_back();
+            Layer<T>& layer = layers.back();
+            static_cast<Shape&>(layer) = shapes[q];
+            shape(layer, q < images, batch);
+            most = std::max({most, layer.height * layer.width * layer.in_step, layer.out_height * layer.out_width * layer.out_step});
+        }
+        size_t pooled = 0;
+        for (const Layer<T>& layer : layers)
+            if (layer.kind == MAX_POOL) pooled = std::max(pooled, layer.output_size);
+        entries.resize(pooled + 1);  // one more: a number that does not count is written, too
+        if (!images) flat.assign(batch * sample, 0);
+        scratch.assign(images ? most : 0, 0);
+    }
+
+    void shape(Layer<T>& layer, bool image, size_t batch) {
+        layer.in_step = rounded(layer.in, LANES<T>), layer.out_step = rounded(layer.out, LANES<T>);
+        if (layer.kind == CONVOLUTION) {
+            const size_t lines = layer.height + 2 * layer.pad_height;
+            layer.row = layer.kernel_width * layer.in, layer.row_step = rounded(layer.row, 8);
+            layer.image_row = (layer.width + 2 * layer.pad_width) * layer.in;
+            layer.input_size = rounded(lines * layer.image_row + layer.row_step + 8, LANES<T>);
+            layer.output_size = layer.out_height * layer.out_width * layer.out_step;
+            layer.weight.reserve(layer.out * layer.kernel_height * layer.row_step, settings, true);
+            layer.offset.reserve(layer.out_step, settings, true);
+            layer.turned.assign(layer.kernel_height * layer.row * layer.out_step, 0);
+            layer.input.assign(batch * layer.input_size, 0), layer.output.assign(layer.output_size, 0);
+            layer.slope.assign(layer.input_size, 0);
+            for (int64_t y = 0; y < layer.out_height; y++)
+                for (int64_t x = 0; x < layer.out_width; x++)
+                    layer.corners.push_back(y * layer.stride_height * layer.image_row + x * layer.stride_width * layer.in);
+        } else if (layer.kind == MAX_POOL) {
+            layer.output_size = layer.out_height * layer.out_width * layer.in_step;
+            layer.output.assign(layer.output_size, 0), layer.largest.assign(batch * layer.output_size, 0);
+        } else if (image && layer.kind != FLATTEN) {
+            layer.output_size = layer.height * layer.width * layer.in_step;
+            layer.output.assign(batch * layer.output_size, 0);
+        } else {  // rows of features
+            layer.output_size = rounded(layer.out, LANES<T>);
+            layer.output.assign(batch * layer.output_size, 0), layer.slope.assign(batch * layer.output_size, 0);
+            if (layer.kind == LINEAR) {
+                layer.weight.reserve(layer.in * layer.output_size, settings, false);
+                layer.offset.reserve(layer.output_size, settings, false);
+            }
+        }
+    }
+
+    // Calls `each(parameter, place in its buffers, place in the vector)` for every number of the vector.
+    template <class Each> void walk(Each each) {
+        size_t at = 0;
+        for (Layer<T>& layer : layers) {
+            if (layer.kind == LINEAR)
+                for (int64_t o = 0; o < layer.out; o++)
+                    for (size_t place = o / LANES<T> * layer.in * LANES<T> + o % LANES<T>, i = 0; i < size_t(layer.in); i++)
+                        each(layer.weight, place + i * LANES<T>, at++);
+            else if (layer.kind == CONVOLUTION)
+                for (int64_t o = 0; o < layer.out; o++)
+                    for (int64_t c = 0; c < layer.in; c++)
+                        for (int64_t y = 0; y < layer.kernel_height; y++)
+                            for (int64_t x = 0; x < layer.kernel_width; x++)
+                                each(layer.weight, (o * layer.kernel_height + y) * layer.row_step + x * layer.in + c, at++);
+            if ((layer.kind == LINEAR || layer.kind == CONVOLUTION) && layer.bias)
+                for (int64_t o = 0; o < layer.out; o++) each(layer.offset, o, at++);
+        }
+    }
+
+    void begin(const T* start, const T* anchor, const T* correction, const uint8_t* frozen) {
+        for (Layer<T>& layer : layers)
+            for (Parameter<T>* parameter : {&layer.weight, &layer.offset}) {
+                for (Buffer<T>* buffer : {&parameter->value, &parameter->velocity, &parameter->anchor, &parameter->correction})
+                    std::fill(buffer->begin(), buffer->end(), T(0));
+                if (parameter == &layer.weight ? layer.weight.count > 0 : layer.bias && layer.offset.count > 0) parameter->moves = !*frozen++;
+            }
+        walk([&](Parameter<T>& p, size_t place, size_t at) {
+            p.value[place] = start[at];
+            if (settings.anchored) p.anchor[place] = anchor[at];
+            if (settings.corrected) p.correction[place] = correction[at];
+        });
+        turn();
+    }
+
+    void end(T* to) {
+        walk([&](Parameter<T>& p, size_t place, size_t at) { to[at] = p.value[place]; });
+    }
+
+    void turn() {
+        for (Layer<T>& layer : layers)
+            if (layer.kind == CONVOLUTION) layer.turn();
+    }
+
+    const T* input_of(size_t q, size_t& step) const {  // of a layer of the flat part
+        step = q ? layers[q - 1].output_size : sample;
+        return q ? layers[q - 1].output.data() : flat.data();
+    }
+
+    void image_forward(size_t b, const T* x) {
+        bool raw = true;  // [channel][y][x], as the caller has it
+        for (size_t q = 0; q < images; q++) {
+            Layer<T>& layer = layers[q];
+            const size_t pixels = layer.height * layer.width, in = layer.in;
+            if (layer.kind == CONVOLUTION) {
+                T* input = &layer.input[b * layer.input_size];
+                const size_t pixel_step = raw ? 1 : layer.in_step, channel_step = raw ? pixels : 1, width = layer.width;
+                for (int64_t y = 0; y < layer.height; y++) {
+                    T* to = input + (y + layer.pad_height) * layer.image_row + layer.pad_width * in;
+                    const T* from = x + y * width * pixel_step;
+                    for (size_t p = 0; p < width; p++, from += pixel_step, to += in)
+                        for (size_t c = 0; c < in; c++) to[c] = from[c * channel_step];
+                }
+                if (layer.stride_width * layer.in == 1)
+                    convolution_forward<T, 1>(layer, input);
+                else
+                    convolution_forward<T, 0>(layer, input);
+                x = layer.output.data();
+            } else if (layer.kind == MAX_POOL) {
+                pool_forward(layer, x, &layer.largest[b * layer.output_size]);
+                x = layer.output.data();
+            } else if (layer.kind == FLATTEN) {
+                T* to = &layer.output[b * layer.output_size];
+                if (raw)
+                    std::copy(x, x + in * pixels, to);
+                else
+                    for (size_t p = 0; p < pixels; p++)
+                        for (size_t c = 0; c < in; c++) to[c * pixels + p] = x[p * layer.in_step + c];
+            } else {
+                T* to = &layer.output[b * layer.output_size];
+                activate(layer.kind, x, to, layer.output_size);
+                x = to;
+            }
+            raw = false;
+        }
+    }
+
+    // What a max-pool hands back to a convolution: the numbers that are not zero.
+    size_t list(const Layer<T>& pool, const Layer<T>& before, size_t b, const T* slope) {
+        const size_t in = pool.in, step = pool.in_step, pixels = pool.out_height * pool.out_width;
+        const Integer<T>* largest = &pool.largest[b * pool.output_size];
+        const int32_t* corners = before.corners.data();
+        Entry<T>* entry = entries.data();
+        for (size_t p = 0; p < pixels; p++, largest += step, slope += step)
+            for (size_t c = 0; c < in; c++) {
+                *entry = {corners[std::max<Integer<T>>(largest[c], 0)], int32_t(c), slope[c]};
+                entry += (largest[c] >= 0) & (slope[c] != 0);
+            }
+        return entry - entries.data();
+    }
+
+    void image_backward(size_t b) {
+        T* slope = scratch.data();
+        size_t listed = 0;  // numbers of the gradient that are in `entries`
+        for (size_t q = images; q-- > 0;) {
+            Layer<T>& layer = layers[q];
+            const size_t pixels = layer.height * layer.width, in = layer.in;
+            if (layer.kind == FLATTEN) {
+                const T* from = &layer.slope[b * layer.output_size];
+                for (size_t p = 0; p < pixels; p++)
+                    for (size_t c = 0; c < in; c++) slope[p * layer.in_step + c] = from[c * pixels + p];
+            } else if (layer.kind == MAX_POOL) {
+                listed = list(layer, layers[q - 1], b, slope);
+            } else if (layer.kind == CONVOLUTION) {
+                const T* input = &layer.input[b * layer.input_size];
+                if (q == 0) return sparse_backward<T, false>(layer, entries, listed, input);
+                std::fill(layer.slope.begin(), layer.slope.end(), T(0));
+                sparse_backward<T, true>(layer, entries, listed, input);
+                for (int64_t y = 0; y < layer.height; y++) {
+                    const T* from = &layer.slope[(y + layer.pad_height) * layer.image_row + layer.pad_width * in];
+                    T* to = slope + y * layer.width * layer.in_step;
+                    for (int64_t p = 0; p < layer.width; p++, from += in, to += layer.in_step)
+                        for (size_t c = 0; c < in; c++) to[c] = from[c];
+                }
+            } else {
+                activate_backward(layer.kind, &layer.output[b * layer.output_size], slope, layer.output_size);
+            }
+        }
+    }
+
+    void forward(const T* x, const int64_t* rows, size_t batch) {
+        for (size_t b = 0; b < batch; b++) {
+            const T* from = x + rows[b] * sample;
+            if (images)
+                image_forward(b, from);
+            else
+                std::copy(from, from + sample, &flat[b * sample]);
+        }
+        for (size_t q = images; q < layers.size(); q++) {
+            size_t step;
+            const T* input = input_of(q, step);
+            Layer<T>& layer = layers[q];
+            if (layer.kind == LINEAR)
+                linear_forward(layer, batch, input, step);
+            else
+                for (size_t b = 0; b < batch; b++) activate(layer.kind, input + b * step, &layer.output[b * layer.output_size], layer.in);
+        }
+    }
+
+    void loss_slopes(const int64_t* y, const int64_t* rows, size_t batch, T factor) {
+        Layer<T>& last = layers.back();
+        for (size_t b = 0; b < batch; b++) {
+            const T* scores = &last.output[b * last.output_size];
+            T* slope = &last.slope[b * last.output_size];
+            T most = scores[0], sum = 0;
+            for (size_t c = 1; c < classes; c++) most = scores[c] > most || scores[c] != scores[c] ? scores[c] : most;
+            for (size_t c = 0; c < classes; c++) slope[c] = exponential(scores[c] - most);
+            for (size_t c = 0; c < classes; c++) sum += slope[c];
+            for (size_t c = 0; c < classes; c++) slope[c] = (slope[c] / sum - T(size_t(y[rows[b]]) == c)) * factor;
+        }
+    }
+
+    void backward(size_t batch) {  // the gradients of convolutions, and the slopes of all layers
+        for (size_t q = layers.size(); q-- > images;) {
+            if (q == 0 || (q == images && images == 1)) break;  // what is before has no parameters
+            Layer<T>& layer = layers[q];
+            Layer<T>& before = layers[q - 1];
+            if (layer.kind == LINEAR) {
+                linear_backward(layer, batch, before.slope.data(), before.output_size);
+                continue;
+            }
+            for (size_t b = 0; b < batch; b++) {
+                T* to = &before.slope[b * before.output_size];
+                std::copy_n(&layer.slope[b * layer.output_size], layer.in, to);
+                activate_backward(layer.kind, &layer.output[b * layer.output_size], to, layer.in);
+            }
+        }
+        for (size_t q = 0; q < images; q++)
+            for (Parameter<T>* parameter : {&layers[q].weight, &layers[q].offset})
+                std::fill(parameter->gradient.begin(), parameter->gradient.end(), T(0));
+        if (images > 1)
+            for (size_t b = 0; b < batch; b++) image_backward(b);
+    }
+
+    void step(const T* x, const int64_t* y, const int64_t* rows, size_t batch, double expected) {
+        forward(x, rows, batch);
+        loss_slopes(y, rows, batch, T(1) / T(expected > 0 ? expected : double(batch)));
+        backward(batch);
+        for (size_t q = 0; q < layers.size(); q++) {
+            Layer<T>& layer = layers[q];
+            if (layer.kind == LINEAR) {
+                size_t stride;
+                const T* input = input_of(q, stride);
+                linear_update(layer, batch, input, stride, rule);
+            } else if (layer.kind == CONVOLUTION) {
+                layer.clear_padding();
+                layer.weight.update(rule);
+                if (layer.bias) layer.offset.update(rule);
+                layer.turn();
+            }
+        }
+    }
+};
+
+template <class T> void* create(const int64_t* shapes, int64_t layers, int64_t batch, const Settings* settings) {
+    try {
+        return new Network<T>(reinterpret_cast<const Shape*>(shapes), layers, batch, *settings);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+template <class T>
+void train(void* made, const T* x, const int64_t* y, const int64_t* rows, const int64_t* ends, int64_t batches, double expected, T* vector,
+           const T* anchor, const T* correction, const uint8_t* frozen) {
+    Network<T>& network = *static_cast<Network<T>*>(made);
+    network.begin(vector, anchor, correction, frozen);
+    for (int64_t at = 0, first = 0; at < batches; first = ends[at++]) network.step(x, y, rows + first, ends[at] - first, expected);
+    network.end(vector);
+}
+
+}  // namespace
+
+#define EXPORTED(T, NAME)                                                                                                                  \
+    extern "C" void* create_##NAME(const int64_t* shapes, int64_t layers, int64_t batch, const Settings* settings) {                       \
+        return create<T>(shapes, layers, batch, settings);                                                                                 \
+    }                                                                                                                                      \
+    extern "C" void destroy_##NAME(void* network) { delete static_cast<Network<T>*>(network); }                                            \
+    extern "C" void train_##NAME(void* network, const T* x, const int64_t* y, const int64_t* rows, const int64_t* ends, int64_t batches,   \
+                                 double expected, T* vector, const T* anchor, const T* correction, const uint8_t* frozen) {                \
+        train<T>(network, x, y, rows, ends, batches, expected, vector, anchor, correction, frozen);                                        \
+    }
+
+EXPORTED(float, float32)
+EXPORTED(double, float64)
+
+extern "C" const char* sources() { return SOURCES; }  // a digest of this file and native_layers.h, which `native.py` compares
