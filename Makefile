@@ -103,6 +103,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cflpriv needs Python 3.11 or newer; set PYTHON=python3.X"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,flower,nvflare]"
+	@test -e cflpriv/engine/libnative.so || echo "no C++ compiler: the engine trains with torch alone, about half as fast"
 	touch $(READY)
 
 clean:

@@ -13,6 +13,7 @@ import scipy.linalg
 
 from cflpriv.clustering.similarity import Gram, angles
 from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine.compute import Kind
 from cflpriv.engine.models import Model
 from cflpriv.tasks.signatures import principal_vectors
 from cflpriv.tasks.training import Train
@@ -55,11 +56,15 @@ def clients(model: Model, count: int, samples: int) -> list[TaskInput]:
 
 
 def against_loop(
-    task: Train, count: int, samples: int, floor: float, stretch: float, workers: int = 1, loops: int = 0, threads: int = 1
-) -> dict[str, Any]:
-    """The engine against one client after the other, one intra-op thread each. The loop does `loops` clients (0: all), scaled up."""
+    task: Train, count: int, samples: int, floor: float, stretch: float, workers: int = 1, loops: int = 0, threads: int = 1,
+    kind: Kind = "sequential",
+) -> dict[str, Any]:  # fmt: skip
+    """The engine against one client after the other, one intra-op thread each. The loop does `loops` clients (0: all), scaled up.
+
+    With `kind` "torch": against the engine without its compiled kernel.
+    """
     inputs = clients(task.model, count, samples)
-    engine, plain = Engine(workers=workers, threads=threads), Engine("sequential")
+    engine, plain = Engine(workers=workers, threads=threads), Engine(kind)
     few = inputs[: loops or count]
     try:
         ratios = interleaved(lambda: engine.run(task, inputs), lambda: plain.run(task, few), scale=count / len(few))
@@ -67,7 +72,7 @@ def against_loop(
         engine.close()
     paths = "+".join(sorted({path for _, path in engine.paths}))
     note = f"{count} clients × {samples}, batch {task.batch_size or 'full'}, {paths}, {workers} process(es) × {threads} thread(s)"
-    return row(ratios, floor, stretch, "plain loop", note)
+    return row(ratios, floor, stretch, "plain loop" if kind == "sequential" else "engine = 'torch'", note)
 
 
 LENET = Model("lenet5", (1, 28, 28), 10)
@@ -105,6 +110,10 @@ COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
     "LeNet-5, 10 clients": lambda: against_loop(Train(LENET, momentum=0.5), 10, 500, 2.2, 2.8),
     "LeNet-5, 10 clients, two threads": lambda: against_loop(Train(LENET, momentum=0.5), 10, 500, 3.0, 4.4, threads=2),
     "LeNet-5, 10 clients, two workers": lambda: against_loop(Train(LENET, momentum=0.5), 10, 500, 4.5, 10, workers=2),
+    "LeNet-5, kernel": lambda: against_loop(Train(LENET, momentum=0.5), 20, 500, 1.5, 2.8, kind="torch"),
+    "LeNet-5, batch 32, kernel": lambda: against_loop(Train(LENET, momentum=0.5, batch_size=32), 20, 480, 1.5, 2.4, kind="torch"),
+    "MLP-200, kernel": lambda: against_loop(Train(MLP, momentum=0.5), 20, 500, 1.5, 3.6, kind="torch"),
+    "MLP-200, batch 32, kernel": lambda: against_loop(Train(MLP, momentum=0.5, batch_size=32), 20, 480, 1.5, 2.4, kind="torch"),
     "LeNet-5, 2 clients": lambda: against_loop(Train(LENET, momentum=0.5), 2, 200, 0.95, 2),
     "LeNet-5, 200 clients": lambda: against_loop(Train(LENET, momentum=0.5), 200, 50, 0.95, 2.8, loops=50),
     "MLP-200, batch 10, 2 clients": lambda: against_loop(Train(MLP), 2, 200, 0.95, 2),

@@ -32,7 +32,7 @@ def against_clipped(setting: Setting, case: Case, count: int, noise: NoisePlace)
     noisy = Train(case.model, **PRIVATE)
     clipped = replace(noisy, noise_multiplier=0.0, public_samples=0)
     with fresh(setting.device):
-        inputs, engine = clients_of(case, setting, count, SAMPLES), Engine(device=setting.device, noise=noise)
+        inputs, engine = clients_of(case, setting, count, SAMPLES), Engine("torch", device=setting.device, noise=noise)
         works = [partial(engine.run, task, inputs) for task in (noisy, clipped)]
         private, plain = medians(works, setting.device, repeats=2)
     figures = floor_row(private, round_of(noisy, len(inputs), len(inputs[0].data.y_train)), setting)
@@ -44,7 +44,7 @@ def waiting(setting: Setting, case: Case, count: int, options: Mapping[str, Any]
     if setting.device == "cpu":
         raise Missing("the share of the host needs a CUDA device")
     with fresh(setting.device):
-        inputs, engine = clients_of(case, setting, count, SAMPLES if options else 0), Engine(device=setting.device, noise=noise)
+        inputs, engine = clients_of(case, setting, count, SAMPLES if options else 0), Engine("torch", device=setting.device, noise=noise)
         work = partial(engine.run, Train(case.model, **(options or {"momentum": 0.5})), inputs)
         (took,) = medians([work], setting.device)
         return {"ms": 1000 * took, "host share": host_share(work, took), "note": f"{len(inputs)} clients"}

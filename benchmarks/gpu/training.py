@@ -135,7 +135,7 @@ def eager(task: Train, inputs: list[TaskInput], device: Device) -> list[Array]:
 
 def trained(task: Train, inputs: list[TaskInput], setting: Setting, precision: Precision = "full") -> tuple[Figures, list[Any]]:
     """A round of the engine against the roofline, and its results."""
-    engine = Engine(device=setting.device, precision=precision)
+    engine = Engine("torch", device=setting.device, precision=precision)
     results: list[Any] = []
 
     def round() -> None:

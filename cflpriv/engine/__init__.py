@@ -8,6 +8,7 @@ the same way, and computes each chunk
 - `span`: full-batch training of a one-hidden-layer network in the span of its samples, exactly, without ever forming a client's weights
   (`span`), when there are fewer samples than inputs;
 - `vmap`: any other module that torch can vectorise;
+- `native`: on the CPU, one client after the other by a compiled kernel (`native`), where it was built, knows the layers and is quicker;
 - `sequential`: one client after the other, the reference that the others must equal (to 1e-12 in float64).
 
 On a CUDA device chunks are as large as its memory allows (`memory`), and steps are replayed from a graph where they can be (`graphs`).

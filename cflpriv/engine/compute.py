@@ -1,6 +1,7 @@
 """One chunk of clients, computed in this process."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -11,11 +12,12 @@ from .seam import Result, Task, TaskInput
 
 __all__ = ["Kind", "compute"]
 
-Kind = Literal["auto", "sequential"]
+Kind = Literal["auto", "torch", "sequential"]
 
 
 def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device, intra_op: int = 1) -> tuple[list[Result], str]:
     """One chunk, in this process. Of the kind "sequential" it is computed on the CPU. A device out of memory gets the chunk in halves."""
+    device = replace(device, native=kind == "auto")
     threads = torch.get_num_threads()
     torch.set_num_threads(intra_op)
     try:

@@ -22,11 +22,15 @@ NoisePlace = Literal["auto", "host", "device"]
 
 @dataclass(frozen=True)
 class Device:
-    """`kind` "cpu" or "cuda"; `precision` as in `arithmetic` and `half`; `noise`: where it is made (`step_noise.noise_place`)."""
+    """`kind` "cpu" or "cuda"; `precision` as in `arithmetic` and `half`; `noise`: where it is made (`step_noise.noise_place`).
+
+    `native`: whether the compiled kernel may train on the CPU (`engine.native`).
+    """
 
     kind: str = "cpu"
     precision: Precision = "full"
     noise: NoisePlace = "auto"
+    native: bool = True
 
 
 CPU = Device()

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from ..errors import InputError
 from ..types import Array
+from . import native
 from .clipped_sums import LARGEST_BLOCK, losses_in_blocks, steady
 from .convolutions import side_by_side
 from .device import Device, sent
@@ -69,6 +70,8 @@ def train(
     if device.kind == "cpu" and _spans(model, clients, options):
         hidden, width = model.layout[0][1]
         return train_span(hidden, width, clients, epochs, options), "span"
+    if device.kind == "cpu" and device.native and native.serves(model, options):
+        return native.train(model, clients, options), "native"
     way = _way(model, len(clients), options, device)
     if way is None:
         return None, "sequential"
@@ -84,6 +87,8 @@ def gradients(model: Model, clients: Sequence[Local], options: Options, device: 
     """
     if options.clip_norm:
         _check_precision(model, options, device)
+        if device.kind == "cpu" and device.native and native.serves(model, options):
+            return native.gradients(model, clients, options), "native"
     way = _way(model, len(clients), options, device)
     if way is None:
         return None, "sequential"

@@ -16,7 +16,7 @@ from .clipping import COLUMNS, ConvolutionRule, GroupNormRule, LinearRule, Rule
 from .convolutions import Form, convolved
 from .own_modules import EngineHook
 
-__all__ = ["Residual", "Stacked", "Tap", "Taps", "copies_nothing", "stack_layers"]
+__all__ = ["Residual", "Stacked", "Tap", "Taps", "copies_nothing", "flattened", "stack_layers"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ def stack_layers(module: nn.Module) -> Stacked | None:
 
     A layer is known by its exact class. A hook, a `forward` of its own, a frozen parameter, or a parameter of two layers makes it another.
     """
-    layers = _flattened(module)
+    layers = flattened(module)
     if layers is None or not all(_unchanged(layer) for layer in module.modules()):
         return None
     steps: list[tuple[Step, int]] = []
@@ -121,14 +121,14 @@ def _unchanged(layer: nn.Module) -> bool:
     return "forward" not in vars(layer) and all(isinstance(hook, EngineHook) for hook in hooks) and not any(others)
 
 
-def _flattened(module: nn.Module) -> list[nn.Module] | None:
+def flattened(module: nn.Module) -> list[nn.Module] | None:
     """The layers in order, nested Sequentials opened."""
     if type(module) is not nn.Sequential:
         return [module] if type(module) is nn.Linear else None
     layers: list[nn.Module] = []
     for child in module:
         if type(child) is nn.Sequential:
-            inner = _flattened(child)
+            inner = flattened(child)
             if inner is None:
                 return None
             layers += inner

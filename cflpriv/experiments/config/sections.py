@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from ...contract.operations import Participation, SamplingMode
 from ...contract.transcript import Level
 from ...data import DataSpec
+from ...engine.compute import Kind
 from ...engine.device import NoisePlace, Precision
 from ...engine.models import MODELS, OTHER_NAMES, Dtype, Hidden, InitScale, Model
 from ...engine.run import Processes
@@ -113,7 +114,7 @@ class RunSection:
         str, Key("Name of the run in the session contract. Clients answer one session for each contract, so a second run needs another.")
     ] = ""
     engine: Annotated[
-        Literal["auto", "sequential"], Key("Compute many clients at once where that gives the same (`auto`), or one by one.")
+        Kind, Key("The quickest way that gives the same (`auto`), the same without the compiled kernel (`torch`), or clients one by one.")
     ] = "auto"
     workers: Processes = 1
     device: Annotated[Literal["auto", "cpu", "cuda"], Key("Where clients' training is computed; `auto` takes CUDA if there is one.")] = (

@@ -535,12 +535,13 @@ def test_where_groups_cannot_be_found_k_is_asked_for(protection: dict[str, Any],
 def test_all_engine_paths_give_the_same() -> None:
     scene = digits()
     results = []
-    for kind in ("auto", "sequential"):
+    for kind in ("auto", "torch", "sequential"):
         fed = federation(scene.clients, engine=Engine(kind))
         state, _ = recorded_rounds(ifca(train_on(scene), k=2, shared=("1",)), fed, 3)
         results.append(models(fed, state))
-        assert {path for task, path in eye(fed).engine.paths if task == "PickAndTrain"} <= {"stacked", "span", "sequential"}
-    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-12)
+        assert {path for task, path in eye(fed).engine.paths if task == "PickAndTrain"} <= {"native", "stacked", "span", "sequential"}
+    np.testing.assert_allclose(results[0], results[2], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(results[1], results[2], rtol=0, atol=1e-12)
     assert "shared" not in PickAndTrain(Losses(train_on(scene).model), train_on(scene), "update").parts
 
 

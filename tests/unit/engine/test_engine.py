@@ -15,7 +15,7 @@ from torch import nn
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import build_population
-from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, fast
+from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, fast, native
 from cflpriv.engine.layers import Residual
 from cflpriv.engine.models import Model
 from cflpriv.engine.run import chunks
@@ -51,7 +51,8 @@ def inputs(model: Model, data: list[ClientData], own: bool = False, **vectors: A
 
 
 def compare(task: ManyTask, given_to: list[TaskInput], atol: float, expected: str | None = None) -> None:
-    engine = Engine()
+    """torch's ways against the plain loop; `test_native.py` has the compiled kernel."""
+    engine = Engine("torch")
     fast, plain = engine.run(task, given_to), Engine("sequential").run(task, given_to)
     for a, b in zip(fast, plain, strict=True):
         assert set(a) == set(b)
@@ -399,7 +400,7 @@ def test_a_federation_records_the_way_taken() -> None:
     model = SMALL_MODELS["lenet5"]
     fed = federation(clients(model.shape, [8, 8, 8]))
     fed.compute(Train(model, lr=0.1), {"model": model.init(0)})
-    assert eye(fed).engine.paths == {("Train", "stacked"): 3}
+    assert eye(fed).engine.paths == {("Train", "stacked" if native.library() is None else "native"): 3}
 
 
 def test_no_more_processes_start_than_a_machine_bears(monkeypatch: pytest.MonkeyPatch) -> None:

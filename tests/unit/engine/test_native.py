@@ -1,0 +1,363 @@
+"""The compiled kernel equals the plain loop, over random networks, options and ragged clients, and reads nothing outside of its arrays."""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkout import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from cflpriv.engine import Engine, Streams, TaskInput, native
+from cflpriv.engine.models import Model
+from cflpriv.engine.sgd import Local, Options
+from cflpriv.errors import CflprivWarning, TrainingDiverged
+from cflpriv.tasks.training import Train
+from cflpriv.types import Array, ClientData
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernel is not built, or this processor has no AVX2")
+
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Model:
+    """Convolutions with their pools, then linear layers, of any sizes, with and without biases."""
+    layers: list[nn.Module] = []
+    shape: tuple[int, ...] = (draw(st.integers(1, 3)), draw(st.integers(5, 12)), draw(st.integers(5, 12)))
+    sides = st.tuples(st.integers(1, 4), st.integers(1, 4))
+    x = torch.zeros(1, *shape)
+    for _ in range(draw(st.integers(0, 2))):
+        size, pool = draw(sides), draw(st.integers(1, 3))
+        padding = (draw(st.integers(0, 2)), draw(st.integers(0, 1)))
+        stride = (draw(st.integers(1, 2)), draw(st.integers(1, 2)))
+        convolution = nn.Conv2d(x.shape[1], draw(st.integers(1, 11)), size, stride, padding, bias=draw(st.booleans()))
+        pooling = nn.MaxPool2d(pool, draw(st.integers(1, 3)), draw(st.integers(0, pool // 2)))
+        order = draw(st.sampled_from(["relu first", "relu last", "tanh last", "none"]))
+        block = [convolution, *([nn.ReLU()] * (order == "relu first")), pooling, *([nn.ReLU()] * (order == "relu last"))]
+        block += [nn.Tanh()] * (order == "tanh last")
+        try:
+            x = nn.Sequential(*block)(x)
+        except RuntimeError:  # nothing is left of the image
+            break
+        layers += block
+    layers.append(nn.Flatten())
+    width = x[0].numel()
+    for _ in range(draw(st.integers(0, 2))):
+        units = draw(st.integers(1, 40))
+        layers += [nn.Linear(width, units, bias=draw(st.booleans())), ACTIVATIONS[draw(st.sampled_from(list(ACTIVATIONS)))]()]
+        width = units
+    classes = draw(st.integers(2, 11))
+    layers.append(nn.Linear(width, classes, bias=draw(st.booleans())))
+    module = nn.Sequential(*layers)
+    return Model("drawn", shape, classes, dtype="float64", factory=partial(deepcopy, module))
+
+
+training = st.fixed_dictionaries({
+    "epochs": st.integers(1, 3), "batch_size": st.integers(0, 7), "lr": st.floats(0.01, 0.1), "momentum": st.sampled_from([0.0, 0.5, 0.9]),
+    "weight_decay": st.sampled_from([0.0, 0.01]), "prox": st.sampled_from([0.0, 0.1]), "sampling_rate": st.sampled_from([0.0, 0.0, 0.3]),
+    "clip_norm": st.sampled_from([0.0, 0.0, 0.2, 3.0]),
+})  # fmt: skip
+sizes = st.lists(st.integers(1, 12), min_size=1, max_size=5)
+
+
+def inputs(model: Model, counts: list[int], extra: bool = False) -> list[TaskInput]:
+    rng = np.random.default_rng(len(counts))
+    vectors = {key: (0.01 * rng.normal(size=model.dimension)).astype(model.dtype) for key in ("anchor", "correction")} if extra else {}
+    made = []
+    for i, n in enumerate(counts):
+        x, y = rng.random((n, *model.shape)).astype(model.dtype), rng.integers(model.classes, size=n)
+        made.append(
+            TaskInput(ClientData(i, x, y, x[:1], y[:1]), {"model": model.init(i), **vectors}, {}, Streams(1, 2, i), secret=bytes([i]) * 32)
+        )
+    return made
+
+
+def updates(engine: Engine, task: Train, given_to: list[TaskInput]) -> list[Array]:
+    return [np.asarray(result["update"]) for result in engine.run(task, given_to)]
+
+
+def check(model: Model, chosen: dict[str, Any], counts: list[int], extra: bool, frozen: bool) -> None:
+    task = Train(model, **chosen)
+    if frozen and len(model.layout) > 1 and not task.clip_norm:
+        task = replace(task, frozen=(model.layout[0][0],))
+    given_to, engine = inputs(model, counts, extra), Engine()
+    for ours, theirs in zip(updates(engine, task, given_to), updates(Engine("sequential"), task, given_to), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+    assert {path for _, path in engine.paths} <= {"native", "span"}
+
+
+@given(networks(), training, sizes, st.booleans(), st.booleans())
+@settings(max_examples=25)
+def test_the_kernel_equals_the_plain_loop(model: Model, chosen: dict[str, Any], counts: list[int], extra: bool, frozen: bool) -> None:
+    check(model, chosen, counts, extra, frozen)
+
+
+@pytest.mark.slow
+@given(networks(), training, sizes, st.booleans(), st.booleans())
+@settings(max_examples=300)
+def test_it_does_in_many_more_cases(model: Model, chosen: dict[str, Any], counts: list[int], extra: bool, frozen: bool) -> None:
+    check(model, chosen, counts, extra, frozen)
+
+
+@pytest.mark.parametrize(
+    "model", [Model("linear", (1, 28, 28), 10), Model("mlp", (1, 28, 28), 10), Model("lenet5", (1, 28, 28), 10),
+              Model("lenet5", (3, 32, 32), 10, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 0.5))], ids=lambda model: f"{model.name} {model.shape}",
+)  # fmt: skip
+def test_float32_is_within_1e_6(model: Model) -> None:
+    """Relative to the largest number of the update. These clients meet no kink of a ReLU and no tie of a pool."""
+    given_to, engine = inputs(model, [23, 9]), Engine()
+    task = Train(model, epochs=2, batch_size=10, lr=0.05, momentum=0.5, weight_decay=0.001)
+    for ours, theirs in zip(updates(engine, task, given_to), updates(Engine("sequential"), task, given_to), strict=True):
+        assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(theirs).max()
+    assert engine.paths == {("Train", "native"): 2}
+
+
+def test_an_update_has_the_same_bits_beside_any_other_clients() -> None:
+    model = Model("lenet5", (1, 16, 16), 3)
+    task, given_to = Train(model, epochs=2, batch_size=4, momentum=0.5), inputs(model, [9, 4, 12, 7, 5, 9])
+    for ours, given_one in zip(updates(Engine(), task, given_to), given_to, strict=True):
+        np.testing.assert_array_equal(ours, updates(Engine(), task, [given_one])[0])
+
+
+@pytest.mark.slow
+def test_an_update_has_the_same_bits_in_any_number_of_workers() -> None:
+    model = Model("lenet5", (1, 16, 16), 3)
+    task, given_to = Train(model, epochs=2, batch_size=4, momentum=0.5), inputs(model, [9, 4, 12, 7, 5, 9])
+    two = Engine(workers=2)
+    try:
+        for ours, theirs in zip(updates(two, task, given_to), updates(Engine(), task, given_to), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert two.paths == {("Train", "native"): 6}
+    finally:
+        two.close()
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+def test_noise_is_rounded_to_the_grid_as_torch_rounds_it(name: str) -> None:
+    """Equal bits with both: sums that differ in their last digits are rounded to the same multiples of the grid."""
+    model = Model(name, (1, 16, 16), 3, dtype="float64")
+    task = Train(model, 2, 0, 0.1, 0.5, 0.01, clip_norm=0.5, sampling_rate=0.3, noise_multiplier=1.0, public_samples=30)
+    kernel, without, given_to = Engine(), Engine("torch"), inputs(model, [30, 1, 12])
+    ours, theirs, plain = (updates(engine, task, given_to) for engine in (kernel, without, Engine("sequential")))
+    assert (kernel.paths, without.paths) == ({("Train", "native"): 3}, {("Train", "stacked"): 3})
+    for a, b, c in zip(ours, theirs, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(a, c, rtol=0, atol=1e-12)
+
+
+def test_a_sample_without_a_finite_gradient_adds_nothing() -> None:
+    model = Model("lenet5", (1, 16, 16), 3)
+    task, (client,) = Train(model, clip_norm=0.5, sampling_rate=1.0, noise_multiplier=1.0, public_samples=7, shares=2), inputs(model, [7])
+    kept = np.arange(7) != 3
+    without = replace(
+        client, data=ClientData(0, client.data.x_train[kept], client.data.y_train[kept], client.data.x_test, client.data.y_test)
+    )
+    client.data.x_train[3] = np.inf
+    (first,), (second,) = updates(Engine(), task, [client]), updates(Engine(), task, [without])
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_client_that_diverges_does_not_reach_the_next() -> None:
+    model = Model("lenet5", (1, 16, 16), 3)
+    task, (first, second) = Train(model, batch_size=4, on_divergence="skip"), inputs(model, [6, 6])
+    first.data.x_train[2] = np.inf
+    broken, whole = Engine().run(task, [first, second])
+    assert broken == {}
+    np.testing.assert_array_equal(whole["update"], updates(Engine(), task, [second])[0])
+    with pytest.raises(TrainingDiverged):
+        Engine().run(replace(task, on_divergence="stop"), [first])
+
+
+def pooled(*between: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), *between, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+
+
+def test_networks_that_torch_trains_faster_or_the_kernel_does_not_know_stay_with_torch() -> None:
+    others = {
+        "dropout": nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout()),
+        "no pool": nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)),
+        "tanh between": pooled(nn.Tanh()),
+        "two convolutions": pooled(nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)),
+        "ends otherwise": nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU()),
+        "last axis": nn.Sequential(nn.Linear(8, 2), nn.Flatten(), nn.Linear(16, 3)),
+        "dilated": nn.Sequential(nn.Conv2d(1, 4, 2, dilation=2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)),
+    }
+    assert native.described(Model("known", (1, 8, 8), 3, factory=lambda: pooled(nn.ReLU()))) is not None
+    for name, module in others.items():
+        assert native.described(Model(name, (1, 8, 8), 3, factory=partial(deepcopy, module))) is None, name
+    for name in ("sigmoid_lenet", "resnet9"):
+        assert native.described(Model(name, (3, 32, 32), 3)) is None
+
+
+def test_options_that_the_kernel_lacks_stay_with_torch() -> None:
+    model = Model("mlp", (1, 5, 5), 3, hidden=4)
+    assert native.serves(model, Options(0.1, 0.5, 0.01, 0.1))
+    assert native.serves(model, Options(0.1, clip_norm=1.0, grid=2.0**-20, deviation=1.0))
+    half_frozen = {"clip_norm": 1.0, "frozen": (True, False, False, False)}
+    for other in ({"optimizer": "adam"}, {"maml_lr": 0.1}, half_frozen, {"pull": 0.1}, {"grid": 0.1, "deviation": 1.0}):
+        assert not native.serves(model, Options(0.1, **other))
+    assert not native.serves(replace(model, classes=1, loss="squared"), Options(0.1))
+
+
+def test_the_engine_torch_uses_no_kernel() -> None:
+    model = Model("lenet5", (1, 16, 16), 3)
+    engine = Engine("torch")
+    engine.run(Train(model, batch_size=4), inputs(model, [6, 6]))
+    assert engine.paths == {("Train", "stacked"): 2}
+
+
+def test_the_trial_finds_weights_that_leak_from_their_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off by a thousandth in the second step alone, as padding once was, while the first step is right."""
+    model, right = Model("lenet5", (1, 16, 16), 3), native.train
+
+    def leaking(model: Model, clients: list[Local], options: Options) -> list[Array]:
+        (whole,) = right(model, clients, options)
+        (first,) = right(model, [replace(clients[0], batches=clients[0].batches[:1])], options)
+        return [first + (whole - first) * 1.001]
+
+    native._agrees.cache_clear()
+    monkeypatch.setattr(native, "train", leaking)
+    assert not native.serves(model, Options(0.1))
+    native._agrees.cache_clear()
+    monkeypatch.undo()
+    assert native.serves(model, Options(0.1))
+
+
+def local(model: Model, **other: Any) -> Local:
+    rng = np.random.default_rng(0)
+    x, y = torch.from_numpy(rng.random((5, *model.shape), dtype=np.float32)), torch.from_numpy(rng.integers(model.classes, size=5))
+    return replace(Local(x, y, [np.array([0, 4])], model.init(0)), **other)
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "words"),
+    [
+        ({"batches": [np.array([0, 5])]}, IndexError, "sample 5 of 5"),
+        ({"batches": [np.array([-1])]}, IndexError, "sample -1 of 5"),
+        ({"y": torch.tensor([0, 1, 2, 3, 0])}, IndexError, "labels from 0 to 3, expected 0 to 2"),
+        ({"y": torch.tensor([0, 1, 2, -1, 0])}, IndexError, "labels from -1"),
+        ({"y": torch.zeros(4, dtype=torch.int64)}, ValueError, "samples of shape"),
+        ({"y": torch.zeros(5, dtype=torch.int32)}, ValueError, "labels"),
+        ({"x": torch.zeros(5, 1, 4, 5)}, ValueError, "samples of shape"),
+        ({"x": torch.zeros(5, 1, 4, 4, dtype=torch.float64)}, ValueError, "float64"),
+        ({"start": np.zeros(7, np.float32)}, ValueError, "start: shape"),
+        ({"anchor": np.zeros(7, np.float32)}, ValueError, "anchor: shape"),
+        ({"correction": np.zeros(7, np.float32)}, ValueError, "correction: shape"),
+    ],
+)
+def test_what_would_reach_outside_of_an_array_is_refused(other: dict[str, Any], error: type[Exception], words: str) -> None:
+    model = Model("mlp", (1, 4, 4), 3, hidden=5)
+    with pytest.raises(error, match=words):
+        native.train(model, [local(model, **other)], Options(0.1, prox=0.1))
+
+
+def test_arrays_in_any_order_are_read_as_they_are() -> None:
+    model = Model("mlp", (1, 4, 4), 3, hidden=5)
+    plain = local(model, batches=[np.array([0, 3]), np.array([4, 1, 2])])
+    turned = replace(
+        plain, x=plain.x.transpose(2, 3).contiguous().transpose(2, 3), batches=[np.array([0, 9, 3, 9])[::2], np.array([4, 1, 2], np.int32)]
+    )
+    (first,), (second,) = (native.train(model, [client], Options(0.1)) for client in (plain, turned))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    changed = tmp_path / "native.cpp"
+    changed.write_bytes(native.SOURCES[0].read_bytes() + b"\n")
+    native.library.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "SOURCES", (changed, native.SOURCES[1]))
+        with pytest.warns(CflprivWarning, match="other sources"):
+            assert native.library() is None
+    native.library.cache_clear()
+    assert native.library() is not None
+
+
+def test_a_missing_library_and_a_processor_without_avx2_leave_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = Model("lenet5", (1, 16, 16), 3)
+    for change in ("file", "processor"):
+        native.library.cache_clear()
+        with monkeypatch.context() as patch:
+            if change == "file":
+                patch.setattr(native, "FILE", tmp_path / "libnative.so")
+            else:
+                patch.setattr("platform.machine", lambda: "x86_64")
+                patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+            engine = Engine()
+            engine.run(Train(model, batch_size=4), inputs(model, [6, 6]))
+            assert engine.paths == {("Train", "stacked"): 2}
+        native.library.cache_clear()
+
+
+CHILD = """
+import sys
+from pathlib import Path
+
+from cflpriv.engine import native
+
+native.FILE = Path(sys.argv[1])
+assert native.library() is not None
+import test_native
+
+private = {"clip_norm": 0.5, "sampling_rate": 0.3, "noise_multiplier": 1.0, "public_samples": 40, "momentum": 0.5}
+for model in (test_native.with_everything("float32"), test_native.with_everything("float64")):
+    pulled = {"momentum": 0.9, "weight_decay": 0.01, "prox": 0.1, "batch_size": 7}
+    for options in ({}, {"momentum": 0.5}, pulled, {"sampling_rate": 0.2}, {"clip_norm": 0.1}, private):
+        engine = test_native.Engine()
+        engine.run(test_native.Train(model, epochs=2, **options), test_native.inputs(model, [1, 13, 40], extra=True))
+        assert engine.paths == {("Train", "native"): 3}, engine.paths
+print("done")
+"""
+
+
+def with_everything(dtype: Any) -> Model:
+    """Odd sizes: padding, strides, pools that overlap and reach outside, layers without biases, and one output more than whole vectors."""
+    return Model("everything", (3, 13, 11), 9, dtype=dtype, factory=_everything)
+
+
+def _everything() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 7, (3, 2), (2, 1), (2, 1), bias=False), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(7, 17, 3, padding=1),
+        nn.MaxPool2d(2, 1), nn.Tanh(), nn.Flatten(), nn.Linear(17 * 3 * 5, 25), nn.Sigmoid(), nn.Linear(25, 9, bias=False),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_sanitisers_find_no_access_outside_of_memory_and_nothing_undefined(tmp_path: Path) -> None:
+    """The library is built with the address and undefined-behaviour sanitisers and trains in a process of its own."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    library, (source, header) = tmp_path / "libnative.so", native.SOURCES
+    digest = hashlib.sha256(source.read_bytes() + header.read_bytes()).hexdigest()
+    flags = ["-std=c++17", "-O1", "-g", "-mavx2", "-mfma", "-fPIC", "-shared", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    if platform.machine().lower() not in native.X86:
+        flags = [flag for flag in flags if not flag.startswith("-m")]
+    subprocess.run([compiler, *flags, f'-DSOURCES="{digest}"', str(source), "-o", str(library)], check=True)
+    runtime = [
+        subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    here = Path(__file__)
+    path = os.pathsep.join(str(folder) for folder in (ROOT, here.parent, ROOT / "tests" / "helpers"))
+    settings_of_sanitisers = {"LD_PRELOAD": " ".join(runtime), "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(library)], env=os.environ | settings_of_sanitisers | {"PYTHONPATH": path}, capture_output=True,
+        text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "done\n"
