@@ -2,7 +2,8 @@
 
 Clipping bounds what a sample adds. It does not bound how a sample changes what the others add. A kernel of matrix products may round a row
 differently beside other rows, and at parameters that cancel (equal and large rows of classes, hidden units at the kink of a ReLU) such a
-last digit is all of a gradient: one more sample then replaces the clipped gradients of all others. So here
+last digit is all of a gradient: one more sample then replaces the clipped gradients of all others. The compiled kernel (`native`) computes
+one sample at a time. Here, by torch,
 
 - samples are computed in blocks of one size (`Options.block`), which depends on public numbers alone; a short block is padded;
 - `steady` tries whether a network's blocks give a sample the same bits at every place and beside any others; a network that fails is

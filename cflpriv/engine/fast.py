@@ -87,6 +87,8 @@ def gradients(model: Model, clients: Sequence[Local], options: Options, device: 
     """
     if options.clip_norm:
         _check_precision(model, options, device)
+        if device.kind == "cpu" and device.native and native.serves(model, options):
+            return native.gradients(model, clients, options), "native"
     way = _way(model, len(clients), options, device)
     if way is None:
         return None, "sequential"

@@ -22,7 +22,8 @@ template <class T> struct Network {
     Buffer<T> flat, scratch;
     std::vector<Entry<T>> entries;
 
-    Network(const Shape* shapes, size_t count, size_t batch, const Settings& chosen) : settings(chosen) {
+    Network(const Shape* shapes, size_t count, size_t longest, const Settings& chosen) : settings(chosen) {
+        const size_t batch = chosen.clip != 0 ? 1 : longest;  // samples whose gradients are clipped are computed one at a time
         rule = {T(chosen.rate), T(chosen.momentum), T(chosen.decay), T(chosen.prox), false};
         rule.pulled = chosen.decay != 0 || chosen.anchored || chosen.corrected;
         sample = shapes[0].in * shapes[0].height * shapes[0].width;
@@ -35,6 +36,10 @@ template <class T> struct Network {
             Layer<T>& layer = layers.back();
             static_cast<Shape&>(layer) = shapes[q];
             shape(layer, q < images, batch);
+            if (layer.kind == LINEAR && chosen.clip != 0) {
+                layer.clipped_inputs.assign(longest * layer.in, 0);
+                layer.clipped_slopes.assign(longest * layer.output_size, 0);
+            }
             most = std::max({most, layer.height * layer.width * layer.in_step, layer.out_height * layer.out_width * layer.out_step});
         }
         size_t pooled = 0;
@@ -260,6 +265,70 @@ template <class T> struct Network {
             for (size_t b = 0; b < batch; b++) image_backward(b);
     }
 
+    // The sum over a batch of gradients, each scaled down to the norm `clip`, in float64. A sample is computed by itself, so it adds the
+    // same bits beside any others; one whose gradient has no finite norm adds nothing.
+    void clipped_sum(const T* x, const int64_t* y, const int64_t* rows, size_t batch, double expected) {
+        for (Layer<T>& layer : layers)
+            for (Parameter<T>* parameter : {&layer.weight, &layer.offset})
+                std::fill(parameter->sum.begin(), parameter->sum.end(), 0.0);
+        for (size_t b = 0; b < batch; b++) {
+            forward(x, rows + b, 1);
+            loss_slopes(y, rows + b, 1, T(1));
+            backward(1);
+            const T norm = gradient_norm();
+            const double factor = double(T(settings.clip) / std::max(norm, T(settings.clip))) / (expected > 0 ? expected : double(batch));
+            keep(b, factor, std::isfinite(norm));
+        }
+        for (Layer<T>& layer : layers)
+            if (layer.kind == LINEAR) linear_sums(layer, batch);
+    }
+
+    T gradient_norm() {
+        T sum = 0;
+        for (size_t q = 0; q < layers.size(); q++) {
+            Layer<T>& layer = layers[q];
+            size_t step;
+            if (layer.kind == LINEAR) {
+                sum += (squares(input_of(q, step), layer.in) + T(layer.bias)) * squares(layer.slope.data(), layer.out);
+            } else if (layer.kind == CONVOLUTION) {
+                layer.clear_padding();
+                sum += squares(layer.weight.gradient.data(), layer.weight.count);
+                if (layer.bias) sum += squares(layer.offset.gradient.data(), layer.out);
+            }
+        }
+        return std::sqrt(sum);
+    }
+
+    void keep(size_t b, double factor, bool finite) {  // of a sample without a finite norm, nothing
+        for (size_t q = 0; q < layers.size(); q++) {
+            Layer<T>& layer = layers[q];
+            if (layer.kind == LINEAR) {
+                size_t step;
+                const T* input = input_of(q, step);
+                double *inputs = &layer.clipped_inputs[b * layer.in], *slopes = &layer.clipped_slopes[b * layer.output_size];
+                for (int64_t i = 0; i < layer.in; i++) inputs[i] = finite ? double(input[i]) : 0.0;
+                for (int64_t o = 0; o < layer.out; o++) slopes[o] = finite ? double(layer.slope[o]) * factor : 0.0;
+            } else if (layer.kind == CONVOLUTION && finite) {
+                for (size_t k = 0; k < layer.weight.count; k++) layer.weight.sum[k] += double(layer.weight.gradient[k]) * factor;
+                for (int64_t o = 0; o < layer.out * layer.bias; o++) layer.offset.sum[o] += double(layer.offset.gradient[o]) * factor;
+            }
+        }
+    }
+
+    // One step on clipped gradients. `noise`, in the order of the vector, is added in float64 and the sum rounded to multiples of `grid`.
+    void clipped_step(const T* x, const int64_t* y, const int64_t* rows, size_t batch, double expected, const double* noise) {
+        clipped_sum(x, y, rows, batch, expected);
+        if (noise)
+            walk([&](Parameter<T>& p, size_t place, size_t at) {
+                p.sum[place] = std::nearbyint((noise[at] + p.sum[place]) / settings.grid) * settings.grid;
+            });
+        for (Layer<T>& layer : layers) {
+            layer.weight.update_by_sum(rule);
+            if (layer.bias) layer.offset.update_by_sum(rule);
+        }
+        turn();
+    }
+
     void step(const T* x, const int64_t* y, const int64_t* rows, size_t batch, double expected) {
         forward(x, rows, batch);
         loss_slopes(y, rows, batch, T(1) / T(expected > 0 ? expected : double(batch)));
@@ -288,13 +357,30 @@ template <class T> void* create(const int64_t* shapes, int64_t layers, int64_t b
     }
 }
 
+// Sets a client's parameters and forgets the one before.
 template <class T>
-void train(void* made, const T* x, const int64_t* y, const int64_t* rows, const int64_t* ends, int64_t batches, double expected, T* vector,
-           const T* anchor, const T* correction, const uint8_t* frozen) {
+void begin(void* network, const T* start, const T* anchor, const T* correction, const uint8_t* frozen) {
+    static_cast<Network<T>*>(network)->begin(start, anchor, correction, frozen);
+}
+
+template <class T>
+void steps(void* made, const T* x, const int64_t* y, const int64_t* rows, const int64_t* ends, int64_t first, int64_t end, double expected,
+           const double* noise) {
     Network<T>& network = *static_cast<Network<T>*>(made);
-    network.begin(vector, anchor, correction, frozen);
-    for (int64_t at = 0, first = 0; at < batches; first = ends[at++]) network.step(x, y, rows + first, ends[at] - first, expected);
-    network.end(vector);
+    for (int64_t at = first; at < end; at++) {
+        const int64_t from = at ? ends[at - 1] : 0;
+        if (network.settings.clip != 0)
+            network.clipped_step(x, y, rows + from, ends[at] - from, expected, noise);
+        else
+            network.step(x, y, rows + from, ends[at] - from, expected);
+    }
+}
+
+template <class T>
+void clipped_sum(void* made, const T* x, const int64_t* y, const int64_t* rows, int64_t count, double expected, double* to) {
+    Network<T>& network = *static_cast<Network<T>*>(made);
+    network.clipped_sum(x, y, rows, count, expected);
+    network.walk([&](Parameter<T>& p, size_t place, size_t at) { to[at] = p.sum[place]; });
 }
 
 }  // namespace
@@ -304,10 +390,18 @@ void train(void* made, const T* x, const int64_t* y, const int64_t* rows, const 
         return create<T>(shapes, layers, batch, settings);                                                                                 \
     }                                                                                                                                      \
     extern "C" void destroy_##NAME(void* network) { delete static_cast<Network<T>*>(network); }                                            \
-    extern "C" void train_##NAME(void* network, const T* x, const int64_t* y, const int64_t* rows, const int64_t* ends, int64_t batches,   \
-                                 double expected, T* vector, const T* anchor, const T* correction, const uint8_t* frozen) {                \
-        train<T>(network, x, y, rows, ends, batches, expected, vector, anchor, correction, frozen);                                        \
-    }
+    extern "C" void begin_##NAME(void* network, const T* start, const T* anchor, const T* correction, const uint8_t* frozen) {             \
+        begin<T>(network, start, anchor, correction, frozen);                                                                              \
+    }                                                                                                                                      \
+    extern "C" void steps_##NAME(void* network, const T* x, const int64_t* y, const int64_t* rows, const int64_t* ends, int64_t first,     \
+                                 int64_t end, double expected, const double* noise) {                                                      \
+        steps<T>(network, x, y, rows, ends, first, end, expected, noise);                                                                  \
+    }                                                                                                                                      \
+    extern "C" void clipped_sum_##NAME(void* network, const T* x, const int64_t* y, const int64_t* rows, int64_t count, double expected,   \
+                                       double* to) {                                                                                       \
+        clipped_sum<T>(network, x, y, rows, count, expected, to);                                                                          \
+    }                                                                                                                                      \
+    extern "C" void end_##NAME(void* network, T* to) { static_cast<Network<T>*>(network)->end(to); }
 
 EXPORTED(float, float32)
 EXPORTED(double, float64)

@@ -10,7 +10,8 @@ import hashlib
 import math
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -30,7 +31,7 @@ from .models import Model, build_module, dtype_of
 from .own_modules import slopes
 from .sgd import Local, Options
 
-__all__ = ["Shape", "described", "library", "serves", "train"]
+__all__ = ["Shape", "described", "gradients", "library", "serves", "train"]
 
 FILE = Path(__file__).with_name("libnative.so")
 SOURCES = FILE.with_name("native.cpp"), FILE.with_name("native_layers.h")
@@ -66,7 +67,7 @@ class Shape:
 
 class _Settings(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_double) for name in ("rate", "momentum", "decay", "prox")),
+        *((name, ctypes.c_double) for name in ("rate", "momentum", "decay", "prox", "clip", "grid")),
         *((name, ctypes.c_int64) for name in ("anchored", "corrected")),
     ]  # fmt: skip
 
@@ -87,23 +88,28 @@ def library() -> ctypes.CDLL | None:
         message = f"{FILE}: built from other sources, so training uses torch alone; run `python setup.py build_ext --inplace`"
         warnings.warn(message, CflprivWarning, stacklevel=2)
         return None
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    for name in ("float32", "float64"):
-        create, destroy, steps = (getattr(found, f"{verb}_{name}") for verb in ("create", "destroy", "train"))
-        create.argtypes, create.restype = [pointer, integer, integer, ctypes.POINTER(_Settings)], pointer
-        destroy.argtypes, destroy.restype = [pointer], None
-        steps.argtypes = [*[pointer] * 5, integer, ctypes.c_double, *[pointer] * 4]
-        steps.restype = None
+    pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    arguments = {
+        "create": [pointer, integer, integer, ctypes.POINTER(_Settings)], "destroy": [pointer], "begin": [pointer] * 5,
+        "steps": [*[pointer] * 5, integer, integer, number, pointer], "clipped_sum": [*[pointer] * 4, integer, number, pointer],
+        "end": [pointer] * 2,
+    }  # fmt: skip
+    for name, types in arguments.items():
+        for dtype in ("float32", "float64"):
+            function = getattr(found, f"{name}_{dtype}")
+            function.argtypes, function.restype = types, pointer if name == "create" else None
     return found
 
 
 def serves(model: Model, options: Options) -> bool:
     """Whether the kernel trains this model with these options."""
-    if library() is None or options.optimizer != "sgd" or options.maml_lr or options.clip_norm or options.pull or options.grid:
+    if library() is None or options.optimizer != "sgd" or options.maml_lr or options.pull or options.deviation:
         return False
-    if model.loss != "cross_entropy" or described(model) is None:
+    if model.loss != "cross_entropy" or (options.clip_norm and any(options.frozen)) or (options.grid and not options.clip_norm):
         return False
-    return _agrees(model, replace(options, lr=TRIAL_RATE))
+    if described(model) is None:
+        return False
+    return _agrees(model, replace(options, lr=TRIAL_RATE, grid=0.0, block=0))
 
 
 @lru_cache(maxsize=32)
@@ -177,28 +183,59 @@ def train(model: Model, clients: Sequence[Local], options: Options) -> list[Arra
     Raises `IndexError` for a batch with a number that no sample has, or a label that is no class, and `ValueError` for arrays of another
     shape or type than the model's.
     """
+    work = [_Arrays.of(model, client, options.prox != 0, clients[0].correction is not None) for client in clients]
+    frozen = np.array(options.frozen or [False] * len(model.layout), dtype=np.uint8)
+    moved = []
+    with _network(model, options, work) as call:
+        for client, arrays in zip(clients, work, strict=True):
+            call("begin", arrays.start.ctypes.data, *arrays.vectors, frozen.ctypes.data)
+            if options.grid and client.noise is not None:
+                for at in range(len(client.batches)):
+                    noise = _vector(model, "noise", client.noise(at), "float64")
+                    call("steps", *arrays.samples, at, at + 1, client.expected, noise.ctypes.data)
+            else:
+                call("steps", *arrays.samples, 0, len(client.batches), client.expected, None)
+            vector = np.empty_like(arrays.start)
+            call("end", vector.ctypes.data)
+            moved.append(vector - arrays.start)
+    return moved
+
+
+def gradients(model: Model, clients: Sequence[Local], options: Options) -> list[Array]:
+    """The sum (d,) float64 of clipped gradients of each client's one batch, at its start, divided as in training.
+
+    Raises as `train` does.
+    """
+    work = [_Arrays.of(model, client, False, False) for client in clients]
+    frozen, made = np.zeros(len(model.layout), dtype=np.uint8), []
+    with _network(model, options, work) as call:
+        for client, arrays in zip(clients, work, strict=True):
+            total = np.empty(model.dimension)
+            call("begin", arrays.start.ctypes.data, *arrays.vectors, frozen.ctypes.data)
+            call("clipped_sum", *arrays.samples[:3], int(arrays.ends[0]), client.expected, total.ctypes.data)
+            made.append(total)
+    return made
+
+
+@contextmanager
+def _network(model: Model, options: Options, work: Sequence["_Arrays"]) -> Iterator[Callable[..., None]]:
+    """While inside, a network in the memory of the library; what is given calls a function of it by name."""
     found, shapes = library(), described(model)
     assert found is not None
     assert shapes is not None
-    create, destroy, steps = (getattr(found, f"{verb}_{model.dtype}") for verb in ("create", "destroy", "train"))
-    anchored, corrected = options.prox != 0, clients[0].correction is not None
-    settings = _Settings(options.lr, options.momentum, options.weight_decay, options.prox, anchored, corrected)
+    settings = _Settings(
+        options.lr, options.momentum, options.weight_decay, options.prox, options.clip_norm, options.grid, work[0].anchor is not None,
+        work[0].correction is not None,
+    )  # fmt: skip
     numbers = np.array([shape.numbers() for shape in shapes], dtype=np.int64)
-    frozen = np.array(options.frozen or [False] * len(model.layout), dtype=np.uint8)
-    work = [_Arrays.of(model, client, anchored, corrected) for client in clients]
     longest = max(1, *(arrays.longest for arrays in work))
-    network = create(numbers.ctypes.data, len(shapes), longest, settings)
+    network = getattr(found, f"create_{model.dtype}")(numbers.ctypes.data, len(shapes), longest, settings)
     if network is None:
-        raise MemoryError(f"a batch of {longest} samples")
+        raise MemoryError(f"training on batches of {longest} samples")
     try:
-        moved = []
-        for client, arrays in zip(clients, work, strict=True):
-            vector = arrays.start.copy()
-            steps(network, *arrays.samples, len(arrays.ends), client.expected, vector.ctypes.data, *arrays.vectors, frozen.ctypes.data)
-            moved.append(vector - arrays.start)
-        return moved
+        yield lambda name, *arguments: getattr(found, f"{name}_{model.dtype}")(network, *arguments)
     finally:
-        destroy(network)
+        getattr(found, f"destroy_{model.dtype}")(network)
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,8 +283,8 @@ class _Arrays:
         return tuple(None if vector is None else vector.ctypes.data for vector in (self.anchor, self.correction))  # type: ignore[return-value]
 
 
-def _vector(model: Model, name: str, values: Array) -> Array:
-    vector = np.ascontiguousarray(values, dtype=model.dtype)
+def _vector(model: Model, name: str, values: Array, dtype: str = "") -> Array:
+    vector = np.ascontiguousarray(values, dtype=dtype or model.dtype)
     if vector.shape != (model.dimension,):
         raise ValueError(f"{name}: shape {vector.shape}, expected ({model.dimension},)")
     return vector
@@ -293,10 +330,20 @@ def _by_torch(model: Model, client: Local, options: Options) -> Array:
     velocities = [torch.zeros_like(parameter) for parameter in parameters]
     for batch in client.batches:
         leaves = [parameter.detach().requires_grad_() for parameter in parameters]
-        with torch.enable_grad():
-            named = {name: leaf for (name, _, _), leaf in zip(model.layout, leaves, strict=True)}
-            gradients = slopes(loss_of(model.loss, functional_call(module, named, (client.x[batch],)), client.y[batch]), leaves)
-        for i, gradient in enumerate(gradients):
+        named = {name: leaf for (name, _, _), leaf in zip(model.layout, leaves, strict=True)}
+
+        def of(rows: Array, leaves: list[Tensor] = leaves, named: dict[str, Tensor] = named) -> list[Tensor]:
+            with torch.enable_grad():
+                return slopes(loss_of(model.loss, functional_call(module, named, (client.x[rows],)), client.y[rows]), leaves)
+
+        if options.clip_norm:
+            alone = [of(np.array([row])) for row in batch]
+            norms = [torch.cat([gradient.reshape(-1) for gradient in own]).norm() for own in alone]
+            factors = [options.clip_norm / norm.clamp_min(options.clip_norm) / len(batch) for norm in norms]
+            made = [torch.stack([own[i] * factor for own, factor in zip(alone, factors, strict=True)]).sum(0) for i in range(len(leaves))]
+        else:
+            made = of(batch)
+        for i, gradient in enumerate(made):
             if options.frozen and options.frozen[i]:
                 continue
             pull = options.weight_decay * parameters[i] + options.prox * (parameters[i] - anchors[i]) + corrections[i]

@@ -92,7 +92,7 @@ struct Shape {  // a row of the description of a network
 };
 
 struct Settings {  // v ← momentum·v + g + decay·w + prox·(w − anchor) + correction;  w ← w − rate·v
-    double rate, momentum, decay, prox;
+    double rate, momentum, decay, prox, clip, grid;
     int64_t anchored, corrected;
 };
 
@@ -105,15 +105,18 @@ template <class T> struct Parameter {
     size_t count = 0;  // with padding
     bool moves = true;
     Buffer<T> value, velocity, anchor, correction, gradient;
+    Buffer<double> sum;  // of clipped gradients
 
     void reserve(size_t size, const Settings& settings, bool stored) {
         count = rounded(size, LANES<T>);
+        if (settings.clip != 0) sum.assign(count, 0);
         value.assign(count, 0);
         if (settings.momentum != 0) velocity.assign(count, 0);
         if (settings.anchored || settings.corrected || settings.decay != 0) anchor.assign(count, 0), correction.assign(count, 0);
         if (stored) gradient.assign(count, 0);
     }
     void update(const Rule<T>& rule);
+    void update_by_sum(const Rule<T>& rule);
 };
 
 template <class T> struct Update {  // of a parameter, with pointers of its own: compilers keep these in registers
@@ -140,6 +143,15 @@ template <class T> void Parameter<T>::update(const Rule<T>& rule) {
     for (size_t at = 0; at < count; at += LANES<T>) update(at, load(from + at));
 }
 
+template <class T> void Parameter<T>::update_by_sum(const Rule<T>& rule) {
+    const Update<T> update(*this, rule);
+    for (size_t at = 0; at < count; at += LANES<T>) {
+        T rounded_sum[LANES<T>];
+        for (size_t l = 0; l < LANES<T>; l++) rounded_sum[l] = T(sum[at + l]);
+        update(at, load(rounded_sum));
+    }
+}
+
 template <class T> struct Layer : Shape {
     size_t in_step = 0, out_step = 0;     // numbers of a pixel, with padding
     size_t row = 0, row_step = 0;         // numbers of a row of a convolution's kernel, without and with padding
@@ -148,6 +160,7 @@ template <class T> struct Layer : Shape {
     Parameter<T> weight, offset;
     Buffer<T> turned;                     // a convolution's weights with the output channels last
     Buffer<T> input, output, slope;       // `slope`: the gradient of the output, of a convolution that of the input
+    Buffer<double> clipped_inputs, clipped_slopes;  // of a linear layer, for each sample, the slopes scaled down
     std::vector<int32_t> corners;         // of each pixel of a convolution's output, the first number of the input under the kernel
     Buffer<Integer<T>> largest;           // the pixel that each output of a max-pool has its value from, -1: none
 
@@ -198,7 +211,11 @@ template <class T, int ROWS, class... More> inline void product_rows(size_t rows
 
 template <class T> void linear_forward(Layer<T>& layer, size_t batch, const T* x, size_t x_step) {
     const size_t inputs = layer.in, step = layer.output_size;
-    for (size_t at = 0; at < step; at += 2 * LANES<T>) {
+    size_t done = 0;
+    for (constexpr int MANY = 8; batch == 1 && done + MANY * LANES<T> <= step; done += MANY * LANES<T>)  // enough sums for one row
+        product_tile<T, 1, MANY>(
+            x, x_step, inputs, &layer.weight.value[done * inputs], &layer.offset.value[done], &layer.output[done], step);
+    for (size_t at = done; at < step; at += 2 * LANES<T>) {
         const size_t panels = step - at > LANES<T> ? 2 : 1;
         for (size_t b = 0; b < batch;) {
             const size_t left = batch - b, tiles = (left + TILE_ROWS - 1) / TILE_ROWS, rows = (left + tiles - 1) / tiles;
@@ -238,8 +255,9 @@ template <class T> void linear_backward(Layer<T>& layer, size_t batch, T* to, si
         }
 }
 
-template <class T, int INPUTS, int PANELS>
-inline void update_tile(const T* slope, size_t step, const T* x, size_t x_step, size_t batch, size_t at, size_t next, const Update<T>& update) {
+// Hands `each(panel, input, sum)` the sums over the batch of slopes times inputs.
+template <class T, int INPUTS, int PANELS, class Each>
+inline void gradient_tile(const T* slope, size_t step, const T* x, size_t x_step, size_t batch, Each each) {
     Vec<T> sums[PANELS][INPUTS] = {};
     for (size_t b = 0; b < batch; b++, slope += step, x += x_step) {
         Vec<T> d[PANELS];
@@ -248,7 +266,7 @@ inline void update_tile(const T* slope, size_t step, const T* x, size_t x_step, 
             UNROLL for (int p = 0; p < PANELS; p++) sums[p][i] += d[p] * x[i];
     }
     UNROLL for (int p = 0; p < PANELS; p++)
-        UNROLL for (int i = 0; i < INPUTS; i++) update(at + p * next + i * LANES<T>, sums[p][i]);
+        UNROLL for (int i = 0; i < INPUTS; i++) each(p, i, sums[p][i]);
 }
 
 template <class T, int PANELS>
@@ -258,13 +276,13 @@ void update_panels(Layer<T>& layer, size_t at, size_t batch, const T* x, size_t 
     const T* slope = &layer.slope[at];
     if (layer.weight.moves) {
         size_t i = 0;
-        for (; i + 6 <= inputs; i += 6)
-            update_tile<T, 6, PANELS>(slope, step, x + i, x_step, batch, at * inputs + i * LANES<T>, next, update_weight);
-        for (; i < inputs; i++)
-            update_tile<T, 1, PANELS>(slope, step, x + i, x_step, batch, at * inputs + i * LANES<T>, next, update_weight);
+        const auto each = [&](int p, int k, Vec<T> sum) { update_weight(at * inputs + p * next + (i + k) * LANES<T>, sum); };
+        for (; i + 6 <= inputs; i += 6) gradient_tile<T, 6, PANELS>(slope, step, x + i, x_step, batch, each);
+        for (; i < inputs; i++) gradient_tile<T, 1, PANELS>(slope, step, x + i, x_step, batch, each);
     }
     const T one = 1;
-    if (layer.bias && layer.offset.moves) update_tile<T, 1, PANELS>(slope, step, &one, 0, batch, at, LANES<T>, update_offset);
+    const auto each = [&](int p, int, Vec<T> sum) { update_offset(at + p * LANES<T>, sum); };
+    if (layer.bias && layer.offset.moves) gradient_tile<T, 1, PANELS>(slope, step, &one, 0, batch, each);
 }
 
 template <class T> void linear_update(Layer<T>& layer, size_t batch, const T* x, size_t x_step, const Rule<T>& rule) {
@@ -273,6 +291,32 @@ template <class T> void linear_update(Layer<T>& layer, size_t batch, const T* x,
             update_panels<T, 2>(layer, at, batch, x, x_step, rule);
         else
             update_panels<T, 1>(layer, at, batch, x, x_step, rule);
+}
+
+// The sums of clipped gradients, in float64, of which a panel has one or two vectors.
+template <class T> void linear_sums(Layer<T>& layer, size_t batch) {
+    constexpr size_t PARTS = LANES<T> / LANES<double>;
+    const size_t inputs = layer.in, step = layer.output_size;
+    const double one = 1, *x = layer.clipped_inputs.data();
+    for (size_t at = 0; at < step; at += LANES<T>) {
+        const double* slope = &layer.clipped_slopes[at];
+        double* sums = &layer.weight.sum[at * inputs];
+        const auto each = [&](int part, int k, Vec<double> sum) { store(sums + k * LANES<T> + part * LANES<double>, sum); };
+        size_t i = 0;
+        for (; i + 6 <= inputs; i += 6, sums += 6 * LANES<T>) gradient_tile<double, 6, PARTS>(slope, step, x + i, inputs, batch, each);
+        for (; i < inputs; i++, sums += LANES<T>) gradient_tile<double, 1, PARTS>(slope, step, x + i, inputs, batch, each);
+        sums = &layer.offset.sum[at];
+        if (layer.bias) gradient_tile<double, 1, PARTS>(slope, step, &one, 0, batch, each);
+    }
+}
+
+template <class T> T squares(const T* values, size_t count) {
+    Vec<T> sums = {};
+    size_t i = 0;
+    for (; i + LANES<T> <= count; i += LANES<T>) sums += load(values + i) * load(values + i);
+    T sum = total(sums);
+    for (; i < count; i++) sum += values[i] * values[i];
+    return sum;
 }
 
 // ---- convolutions: inputs [y][x][channel] with their padding, weights [output][kernel y][kernel x · channel] --------------------------

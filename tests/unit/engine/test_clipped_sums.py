@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from cflpriv.engine import Engine, Streams, TaskInput, clipped_sums, fast
+from cflpriv.engine import Engine, Streams, TaskInput, clipped_sums, fast, native
 from cflpriv.engine.clipped_sums import LARGEST_BLOCK, block_size
+from cflpriv.engine.compute import Kind
 from cflpriv.engine.device import CPU
 from cflpriv.engine.models import Model
 from cflpriv.privacy.private_signatures import NoisyGradient, NoisyMeanGradient
@@ -17,6 +18,8 @@ from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData
 
 MOST = 1.001
+KINDS: tuple[Kind, ...] = ("auto", "torch", "sequential")
+"""With the compiled kernel, where it serves; by torch in blocks; sample by sample."""
 SAMPLES = 37
 
 
@@ -54,15 +57,15 @@ def given(data: ClientData, theta: Array) -> TaskInput:
     return TaskInput(data, {"model": theta}, {}, Streams(0, 0, 0), secret=b"s" * 32)
 
 
-def total(model: Model, theta: Array, data: ClientData, kind: str = "auto") -> Array:
+def total(model: Model, theta: Array, data: ClientData, kind: Kind = "auto") -> Array:
     """The sum (d,) of clipped gradients of a private step, before its noise."""
     task = Train(
         model, lr=1.0, clip_norm=1.0, sampling_rate=1.0, noise_multiplier=1.0, public_samples=SAMPLES, shares=2
     )  # fmt: skip
-    return SAMPLES * np.asarray(Engine(kind).run(task, [given(data, theta)])[0]["update"], np.float64)  # type: ignore[arg-type]
+    return SAMPLES * np.asarray(Engine(kind).run(task, [given(data, theta)])[0]["update"], np.float64)
 
 
-def shift(model: Model, theta: Array, data: ClientData, kind: str = "auto") -> float:
+def shift(model: Model, theta: Array, data: ClientData, kind: Kind = "auto") -> float:
     """By how many clip norms the first, a middle or the last sample moves the sum, at most."""
     whole, places = total(model, theta, data, kind), (0, len(data.y_train) // 2, len(data.y_train) - 1)
     return max(float(np.linalg.norm(whole - total(model, theta, left_out(data, place), kind))) for place in places)
@@ -86,44 +89,64 @@ def at_the_kink(model: Model, data: ClientData, scale: float) -> Array:
     return theta
 
 
-def searched(model: Model, data: ClientData, steps: int, seed: int) -> Iterator[float]:
+def searched(model: Model, data: ClientData, steps: int, seed: int, kind: Kind) -> Iterator[float]:
     """An evolution of parameters towards those at which a sample moves the sum most: the figure of each that was tried."""
     rng, best, worst = np.random.default_rng(seed), cancelling(model, 1e5, seed), 0.0
     for step in range(steps):
         theta = best * np.where(rng.random(len(best)) < 0.1, rng.choice([-1.0, 0.5, 2.0, 10.0], len(best)), 1.0) if step else best
         if step % 3 == 2:  # equal rows again, at another scale
             theta = cancelling(model, float(10 ** rng.uniform(2, 9)), seed + step)
-        now = shift(model, np.clip(theta, -1e9, 1e9).astype(model.dtype), data)
+        now = shift(model, np.clip(theta, -1e9, 1e9).astype(model.dtype), data, kind)
         if now > worst:
             best, worst = theta, now
         yield now
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_one_sample_moves_the_sum_by_its_clip_norm_at_cancelling_parameters(name: str) -> None:
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in MODELS for kind in KINDS if name != "lstm" or kind == "sequential"])
+def test_one_sample_moves_the_sum_by_its_clip_norm_at_cancelling_parameters(name: str, kind: Kind) -> None:
     model = MODELS[name]
-    kind = "sequential" if name == "lstm" else "auto"
     for scale in (1e3, 1e5, 1e7, 1e9):
         assert shift(model, cancelling(model, scale, 1), data_of(model, SAMPLES, 0), kind) <= MOST
 
 
+@pytest.mark.parametrize("kind", ["auto", "torch"])
 @pytest.mark.parametrize("name", ["odd widths", "wide", "float64"])
-def test_it_does_at_the_kinks_of_hidden_units(name: str) -> None:
+def test_it_does_at_the_kinks_of_hidden_units(name: str, kind: Kind) -> None:
     data = data_of(MODELS[name], SAMPLES, 3)
     for scale in (1.0, 1e4):
-        assert shift(MODELS[name], at_the_kink(MODELS[name], data, scale), data) <= MOST
+        assert shift(MODELS[name], at_the_kink(MODELS[name], data, scale), data, kind) <= MOST
 
 
-def test_a_search_gets_no_further() -> None:
+@pytest.mark.parametrize("kind", ["auto", "torch"])
+def test_a_search_gets_no_further(kind: Kind) -> None:
     model = MODELS["linear"]
-    assert max(searched(model, data_of(model, SAMPLES, 5), 40, 0)) <= MOST
+    assert max(searched(model, data_of(model, SAMPLES, 5), 40, 0, kind)) <= MOST
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["auto", "torch"])
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "lstm"])
-def test_a_long_search_gets_no_further(name: str) -> None:
+def test_a_long_search_gets_no_further(name: str, kind: Kind) -> None:
     for seed in range(3):
-        assert max(searched(MODELS[name], data_of(MODELS[name], SAMPLES + seed, seed), 100, seed)) <= MOST
+        assert max(searched(MODELS[name], data_of(MODELS[name], SAMPLES + seed, seed), 100, seed, kind)) <= MOST
+
+
+@pytest.mark.skipif(native.library() is None, reason="the kernel is not built, or this processor has no AVX2")
+@pytest.mark.parametrize("name", ["linear", "odd widths", "wide", "float64", "lenet5"])
+def test_these_are_sums_of_the_compiled_kernel(name: str) -> None:
+    """Which "auto" is above. And one sample's sum has the same bits at every place and beside any others, whose sums are exact zeros."""
+    model, data, theta = MODELS[name], data_of(MODELS[name], SAMPLES, 7), cancelling(MODELS[name], 1e3, 1)
+    alone = total(model, theta, ClientData(0, data.x_train[:1], data.y_train[:1], data.x_test, data.y_test))
+    assert np.abs(alone).max() > 0
+    for place in (0, 5, SAMPLES - 1):
+        x, y = data.x_train.copy(), data.y_train.copy()
+        y[place], one = y[0], ClientData(0, x, y, data.x_test, data.y_test)
+        x[:], x[place] = np.nan, data.x_train[0]  # the others have no finite norm and add nothing
+        np.testing.assert_array_equal(alone, total(model, theta, one))
+    engine = Engine()
+    task = Train(model, lr=1.0, clip_norm=1.0, sampling_rate=1.0, noise_multiplier=1.0, public_samples=SAMPLES, shares=2)
+    engine.run(task, [given(data, theta)])
+    assert engine.paths == {("Train", "native"): 1}
 
 
 def test_the_search_finds_the_hole_where_samples_share_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +165,9 @@ def test_the_search_finds_the_hole_where_samples_share_one_product(monkeypatch: 
     shifts = []
     for place in range(0, SAMPLES, 6):
         monkeypatch.setattr(Train, "_block", SAMPLES)
-        one = total(model, theta, data)
+        one = total(model, theta, data, "torch")
         monkeypatch.setattr(Train, "_block", SAMPLES - 1)
-        shifts.append(float(np.linalg.norm(one - total(model, theta, left_out(data, place)))))
+        shifts.append(float(np.linalg.norm(one - total(model, theta, left_out(data, place), "torch"))))
     assert set(sizes) == {SAMPLES, SAMPLES - 1}
     assert max(shifts) > 1.5
 
@@ -153,10 +176,10 @@ def test_an_unsteady_network_is_trained_one_sample_at_a_time(monkeypatch: pytest
     model = MODELS["odd widths"]
     theta, data = cancelling(model, 1e6, 1), data_of(model, SAMPLES, 0)
     monkeypatch.setattr(fast, "steady", lambda *more: False)
-    engine = Engine()
+    engine = Engine("torch")
     engine.run(Train(model, clip_norm=1.0), [given(data, theta)])
     assert engine.paths == {("Train", "sequential"): 1}
-    assert shift(model, theta, data) <= MOST
+    assert shift(model, theta, data, "torch") <= MOST
 
 
 def test_the_trial_finds_products_that_differ_by_place(monkeypatch: pytest.MonkeyPatch) -> None:

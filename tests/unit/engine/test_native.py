@@ -68,6 +68,7 @@ def networks(draw: st.DrawFn) -> Model:
 training = st.fixed_dictionaries({
     "epochs": st.integers(1, 3), "batch_size": st.integers(0, 7), "lr": st.floats(0.01, 0.1), "momentum": st.sampled_from([0.0, 0.5, 0.9]),
     "weight_decay": st.sampled_from([0.0, 0.01]), "prox": st.sampled_from([0.0, 0.1]), "sampling_rate": st.sampled_from([0.0, 0.0, 0.3]),
+    "clip_norm": st.sampled_from([0.0, 0.0, 0.2, 3.0]),
 })  # fmt: skip
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
@@ -78,7 +79,9 @@ def inputs(model: Model, counts: list[int], extra: bool = False) -> list[TaskInp
     made = []
     for i, n in enumerate(counts):
         x, y = rng.random((n, *model.shape)).astype(model.dtype), rng.integers(model.classes, size=n)
-        made.append(TaskInput(ClientData(i, x, y, x[:1], y[:1]), {"model": model.init(i), **vectors}, {}, Streams(1, 2, i)))
+        made.append(
+            TaskInput(ClientData(i, x, y, x[:1], y[:1]), {"model": model.init(i), **vectors}, {}, Streams(1, 2, i), secret=bytes([i]) * 32)
+        )
     return made
 
 
@@ -88,7 +91,7 @@ def updates(engine: Engine, task: Train, given_to: list[TaskInput]) -> list[Arra
 
 def check(model: Model, chosen: dict[str, Any], counts: list[int], extra: bool, frozen: bool) -> None:
     task = Train(model, **chosen)
-    if frozen and len(model.layout) > 1:
+    if frozen and len(model.layout) > 1 and not task.clip_norm:
         task = replace(task, frozen=(model.layout[0][0],))
     given_to, engine = inputs(model, counts, extra), Engine()
     for ours, theirs in zip(updates(engine, task, given_to), updates(Engine("sequential"), task, given_to), strict=True):
@@ -98,7 +101,7 @@ def check(model: Model, chosen: dict[str, Any], counts: list[int], extra: bool, 
 
 
 @given(networks(), training, sizes, st.booleans(), st.booleans())
-@settings(max_examples=8)
+@settings(max_examples=25)
 def test_the_kernel_equals_the_plain_loop(model: Model, chosen: dict[str, Any], counts: list[int], extra: bool, frozen: bool) -> None:
     check(model, chosen, counts, extra, frozen)
 
@@ -143,6 +146,31 @@ def test_an_update_has_the_same_bits_in_any_number_of_workers() -> None:
         two.close()
 
 
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+def test_noise_is_rounded_to_the_grid_as_torch_rounds_it(name: str) -> None:
+    """Equal bits with both: sums that differ in their last digits are rounded to the same multiples of the grid."""
+    model = Model(name, (1, 16, 16), 3, dtype="float64")
+    task = Train(model, 2, 0, 0.1, 0.5, 0.01, clip_norm=0.5, sampling_rate=0.3, noise_multiplier=1.0, public_samples=30)
+    kernel, without, given_to = Engine(), Engine("torch"), inputs(model, [30, 1, 12])
+    ours, theirs, plain = (updates(engine, task, given_to) for engine in (kernel, without, Engine("sequential")))
+    assert (kernel.paths, without.paths) == ({("Train", "native"): 3}, {("Train", "stacked"): 3})
+    for a, b, c in zip(ours, theirs, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(a, c, rtol=0, atol=1e-12)
+
+
+def test_a_sample_without_a_finite_gradient_adds_nothing() -> None:
+    model = Model("lenet5", (1, 16, 16), 3)
+    task, (client,) = Train(model, clip_norm=0.5, sampling_rate=1.0, noise_multiplier=1.0, public_samples=7, shares=2), inputs(model, [7])
+    kept = np.arange(7) != 3
+    without = replace(
+        client, data=ClientData(0, client.data.x_train[kept], client.data.y_train[kept], client.data.x_test, client.data.y_test)
+    )
+    client.data.x_train[3] = np.inf
+    (first,), (second,) = updates(Engine(), task, [client]), updates(Engine(), task, [without])
+    np.testing.assert_array_equal(first, second)
+
+
 def test_a_client_that_diverges_does_not_reach_the_next() -> None:
     model = Model("lenet5", (1, 16, 16), 3)
     task, (first, second) = Train(model, batch_size=4, on_divergence="skip"), inputs(model, [6, 6])
@@ -178,7 +206,8 @@ def test_networks_that_torch_trains_faster_or_the_kernel_does_not_know_stay_with
 def test_options_that_the_kernel_lacks_stay_with_torch() -> None:
     model = Model("mlp", (1, 5, 5), 3, hidden=4)
     assert native.serves(model, Options(0.1, 0.5, 0.01, 0.1))
-    for other in ({"optimizer": "adam"}, {"maml_lr": 0.1}, {"clip_norm": 1.0}, {"pull": 0.1}):
+    half_frozen = {"clip_norm": 1.0, "frozen": (True, False, False, False)}
+    for other in ({"optimizer": "adam"}, {"maml_lr": 0.1}, half_frozen, {"pull": 0.1}, {"clip_norm": 1.0, "grid": 0.1, "deviation": 1.0}):
         assert not native.serves(model, Options(0.1, **other))
     assert not native.serves(replace(model, classes=1, loss="squared"), Options(0.1))
 
@@ -283,8 +312,10 @@ native.FILE = Path(sys.argv[1])
 assert native.library() is not None
 import test_native
 
+private = {"clip_norm": 0.5, "sampling_rate": 0.3, "noise_multiplier": 1.0, "public_samples": 40, "momentum": 0.5}
 for model in (test_native.with_everything("float32"), test_native.with_everything("float64")):
-    for options in ({}, {"momentum": 0.5}, {"momentum": 0.9, "weight_decay": 0.01, "prox": 0.1, "batch_size": 7}, {"sampling_rate": 0.2}):
+    pulled = {"momentum": 0.9, "weight_decay": 0.01, "prox": 0.1, "batch_size": 7}
+    for options in ({}, {"momentum": 0.5}, pulled, {"sampling_rate": 0.2}, {"clip_norm": 0.1}, private):
         engine = test_native.Engine()
         engine.run(test_native.Train(model, epochs=2, **options), test_native.inputs(model, [1, 13, 40], extra=True))
         assert engine.paths == {("Train", "native"): 3}, engine.paths

@@ -23,7 +23,7 @@ from small_runs import configured
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.handles import OwnAddend, Shared
 from cflpriv.contract.protection import Protection
-from cflpriv.engine import Engine, Streams, TaskInput
+from cflpriv.engine import Engine, Streams, TaskInput, native
 from cflpriv.engine.models import MODELS, Model
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
@@ -285,10 +285,12 @@ def test_the_engine_adds_the_same_noise_as_the_plain_loop(name: str, options: di
     task = Train(model, epochs=2, lr=0.2, **options).private(replace(NOISE, samples=40))  # type: ignore[arg-type]
     inputs = [input_with_secret(client(30 + 5 * i, seed=i, id=i), {"model": model.init(0)}, f"{i}") for i in range(5)]
     plain = Engine("sequential").run(task, inputs)
-    fast = Engine()
-    for one, other in zip(fast.run(task, inputs), plain, strict=True):
-        np.testing.assert_allclose(one["update"], other["update"], rtol=1e-9, atol=1e-12)
-    assert fast.paths["Train", "stacked"] == 5
+    kernel, torch_alone = Engine(), Engine("torch")
+    for engine in (kernel, torch_alone):
+        for one, other in zip(engine.run(task, inputs), plain, strict=True):
+            np.testing.assert_allclose(one["update"], other["update"], rtol=1e-9, atol=1e-12)
+    assert torch_alone.paths == {("Train", "stacked"): 5}
+    assert kernel.paths == {("Train", "stacked" if native.library() is None or task.maml_lr else "native"): 5}
 
 
 @pytest.mark.slow
@@ -310,7 +312,7 @@ def test_training_noise_has_its_size_and_its_own_secret() -> None:
         task.run(replace(input_with_secret(data, {"model": model.init(0)}), secret=b""))
 
 
-@pytest.mark.parametrize("kind", ["auto", "sequential"])
+@pytest.mark.parametrize("kind", ["auto", "torch", "sequential"])
 def test_a_sample_whose_gradient_overflows_moves_the_sum_by_nothing(kind: Any) -> None:
     model = linear()
     data = client(12)
@@ -322,7 +324,7 @@ def test_a_sample_whose_gradient_overflows_moves_the_sum_by_nothing(kind: Any) -
     np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["auto", "sequential"])
+@pytest.mark.parametrize("kind", ["auto", "torch", "sequential"])
 def test_a_convolution_whose_product_overflows_spoils_nobody_else(kind: Any) -> None:
     """Input and gradient of a layer are finite, their product is not, and 0 · ∞ would be no number."""
     model = Model("lenet5", (1, 28, 28), 3)
@@ -364,8 +366,8 @@ def test_poisson_batches_come_from_the_secret_and_not_from_the_public_seed() -> 
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("kind", ["stacked", "sequential"])
-def test_no_neighbouring_clients_train_further_apart_than_the_event_says(relation: Any, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["auto", "torch", "sequential"])
+def test_no_neighbouring_clients_train_further_apart_than_the_event_says(relation: Any, kind: Any) -> None:
     """One full-batch step with noise too small to see: how far one sample, however extreme, moves the update."""
     model = linear()
     noise = replace(NOISE, relation=relation, sampling_rate=1.0, samples=10, training=1e-9, clip_norm=0.8)
@@ -383,10 +385,7 @@ def test_no_neighbouring_clients_train_further_apart_than_the_event_says(relatio
             y2[-1] = (y[-1] + 1 + i % 2) % 3
             other = ClientData(0, x2, y2, x[:1], y[:1])
         start = model.init(i)
-        results = [
-            Engine("auto" if kind == "stacked" else "sequential").run(task, [input_with_secret(one, {"model": start})])[0]
-            for one in (last, other)
-        ]
+        results = [Engine(kind).run(task, [input_with_secret(one, {"model": start})])[0] for one in (last, other)]
         furthest = max(furthest, float(np.linalg.norm(np.asarray(results[0]["update"]) - np.asarray(results[1]["update"]))) * 10)
     limit = 0.8 * (1 if relation == "add_remove" else 2)
     assert furthest <= limit * (1 + 1e-6)

@@ -22,7 +22,7 @@ from cflpriv.attacks.active import ACTIVE_ATTACKS, audit, second_sum
 from cflpriv.attacks.active.audit import active_audit, run_all, table, written
 from cflpriv.attacks.active.outcome import ActiveGuess, ActiveResult
 from cflpriv.attacks.active.scene import scene_of
-from cflpriv.engine import fast, layers
+from cflpriv.engine import fast, layers, native
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config
 from cflpriv.federation import messages as m
@@ -515,6 +515,7 @@ def rounding_by_place(patch: pytest.MonkeyPatch) -> None:
         return made * (1 + 1e-7 * torch.sin(7.0 * torch.arange(x.shape[1]).view(1, -1, 1) + 3.0 * torch.arange(made.shape[2])))
 
     patch.setattr(layers, "_even", product)
+    patch.setattr(native, "library", lambda: None)  # which computes one sample at a time
     patch.setattr(fast, "steady", lambda *more: True)
 
 
