@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ..types import Array
+from . import native
 from .convolutions import side_by_side
 from .device import CPU, Device, arithmetic
 from .fast import LARGEST_IMAGE_NETWORK, stacked_form
 from .layers import Stacked
 from .memory import chunk_budget, live_bytes
 from .models import Model, build_module
-from .sgd import Layout
+from .sgd import Layout, Options
 
 __all__ = ["forward_chunk", "outputs"]
 
@@ -48,10 +49,13 @@ def outputs(model: Model, vectors: Sequence[Array], inputs: Sequence[Tensor], de
     """Each client's outputs (n, classes) on `device`, in evaluation mode, and the way taken.
 
     `vectors` has each client's parameters (d,), `inputs` its normalised samples (n, *shape) on `device`; n may differ. Flat features of
-    clients whose parameters are the same object make one batch ("shared"), other clients are stacked. A module of layers that cannot be
-    stacked takes one client after the other ("sequential").
+    clients whose parameters are the same object make one batch ("shared"), other clients are stacked. Networks for images pass through the
+    compiled kernel, where it trains them ("native"). A module of layers that cannot be stacked takes one client after the other
+    ("sequential").
     """
     stacked = stacked_form(model)
+    if stacked is not None and stacked.images and device.kind == "cpu" and device.native and native.serves(model, Options(0.0)):
+        return native.outputs(model, vectors, inputs), "native"
     with torch.no_grad(), arithmetic(device):
         if stacked is None:
             return [_passed(model, vector, x, device) for vector, x in zip(vectors, inputs, strict=True)], "sequential"

@@ -357,6 +357,18 @@ template <class T> void* create(const int64_t* shapes, int64_t layers, int64_t b
     }
 }
 
+template <class T> void outputs(void* made, const T* x, int64_t count, int64_t batch, T* to) {
+    Network<T>& network = *static_cast<Network<T>*>(made);
+    const Layer<T>& last = network.layers.back();
+    std::vector<int64_t> rows(batch);
+    for (int64_t at = 0; at < count; at += batch) {
+        const int64_t some = std::min(batch, count - at);
+        for (int64_t b = 0; b < some; b++) rows[b] = at + b;
+        network.forward(x, rows.data(), some);
+        for (int64_t b = 0; b < some; b++, to += last.out) std::copy_n(&last.output[b * last.output_size], last.out, to);
+    }
+}
+
 // Sets a client's parameters and forgets the one before.
 template <class T>
 void begin(void* network, const T* start, const T* anchor, const T* correction, const uint8_t* frozen) {
@@ -400,6 +412,9 @@ void clipped_sum(void* made, const T* x, const int64_t* y, const int64_t* rows, 
     extern "C" void clipped_sum_##NAME(void* network, const T* x, const int64_t* y, const int64_t* rows, int64_t count, double expected,   \
                                        double* to) {                                                                                       \
         clipped_sum<T>(network, x, y, rows, count, expected, to);                                                                          \
+    }                                                                                                                                      \
+    extern "C" void outputs_##NAME(void* network, const T* x, int64_t count, int64_t batch, T* to) {                                       \
+        outputs<T>(network, x, count, batch, to);                                                                                          \
     }                                                                                                                                      \
     extern "C" void end_##NAME(void* network, T* to) { static_cast<Network<T>*>(network)->end(to); }
 

@@ -41,6 +41,8 @@ KINDS: dict[type[nn.Module], int] = {
 }  # fmt: skip
 """What `native.cpp` calls the layers."""
 X86 = ("x86_64", "amd64")
+PASS = 32
+"""Samples in one pass forward."""
 TRIAL_RATE = 0.1
 """Of the trial's steps, whatever the rate of the training: the kernel takes the rate as a number."""
 
@@ -93,7 +95,7 @@ def library() -> ctypes.CDLL | None:
     arguments = {
         "create": [pointer, integer, integer, ctypes.POINTER(_Settings)], "destroy": [pointer], "begin": [pointer] * 5,
         "steps": [*[pointer] * 5, integer, integer, number, pointer], "clipped_sum": [*[pointer] * 4, integer, number, pointer],
-        "end": [pointer] * 2,
+        "end": [pointer] * 2, "outputs": [pointer, pointer, integer, integer, pointer],
     }  # fmt: skip
     for name, types in arguments.items():
         for dtype in ("float32", "float64"):
@@ -187,7 +189,8 @@ def train(model: Model, clients: Sequence[Local], options: Options) -> list[Arra
     work = [_Arrays.of(model, client, options.prox != 0, clients[0].correction is not None) for client in clients]
     frozen = np.array(options.frozen or [False] * len(model.layout), dtype=np.uint8)
     moved = []
-    with _network(model, options, work) as call:
+    longest = max(1, *(arrays.longest for arrays in work))
+    with _network(model, options, longest, work[0].anchor is not None, work[0].correction is not None) as call:
         for client, arrays in zip(clients, work, strict=True):
             call("begin", arrays.start.ctypes.data, *arrays.vectors, frozen.ctypes.data)
             if options.deviation:
@@ -210,7 +213,8 @@ def gradients(model: Model, clients: Sequence[Local], options: Options) -> list[
     """
     work = [_Arrays.of(model, client, False, False) for client in clients]
     frozen, made = np.zeros(len(model.layout), dtype=np.uint8), []
-    with _network(model, options, work) as call:
+    longest = max(1, *(arrays.longest for arrays in work))
+    with _network(model, options, longest, work[0].anchor is not None, work[0].correction is not None) as call:
         for client, arrays in zip(clients, work, strict=True):
             total = np.empty(model.dimension)
             call("begin", arrays.start.ctypes.data, *arrays.vectors, frozen.ctypes.data)
@@ -219,18 +223,37 @@ def gradients(model: Model, clients: Sequence[Local], options: Options) -> list[
     return made
 
 
+def outputs(model: Model, vectors: Sequence[Array], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Each client's outputs (n, classes), of its parameters (d,) and normalised samples (n, *shape). Raises `ValueError` as `train`."""
+    frozen = np.zeros(len(model.layout), dtype=np.uint8)
+    made = []
+    with _network(model, Options(0.0), PASS, False, False) as call:
+        for vector, x in zip(vectors, inputs, strict=True):
+            start, samples = _vector(model, "model", vector), _samples(model, x, len(x))
+            scores = torch.empty(len(x), model.classes, dtype=samples.dtype)
+            call("begin", start.ctypes.data, None, None, frozen.ctypes.data)
+            call("outputs", samples.data_ptr(), len(samples), PASS, scores.data_ptr())
+            made.append(scores)
+    return made
+
+
+def _samples(model: Model, x: Tensor, count: int) -> Tensor:
+    dtype = dtype_of(model.dtype)
+    if x.dtype != dtype or x.device.type != "cpu" or x.shape != (count, *model.shape):
+        raise ValueError(f"samples of shape {tuple(x.shape)} and {x.dtype}, expected ({count}, *{model.shape}) and {dtype}")
+    return x.contiguous()
+
+
 @contextmanager
-def _network(model: Model, options: Options, work: Sequence["_Arrays"]) -> Iterator[Callable[..., None]]:
-    """While inside, a network in the memory of the library; what is given calls a function of it by name."""
+def _network(model: Model, options: Options, longest: int, anchored: bool, corrected: bool) -> Iterator[Callable[..., None]]:
+    """While inside, a network for batches of up to `longest` samples in the library's memory. What is given calls a function by name."""
     found, shapes = library(), described(model)
     assert found is not None
     assert shapes is not None
     settings = _Settings(
-        options.lr, options.momentum, options.weight_decay, options.prox, options.clip_norm, options.grid, work[0].anchor is not None,
-        work[0].correction is not None,
+        options.lr, options.momentum, options.weight_decay, options.prox, options.clip_norm, options.grid, anchored, corrected
     )  # fmt: skip
     numbers = np.array([shape.numbers() for shape in shapes], dtype=np.int64)
-    longest = max(1, *(arrays.longest for arrays in work))
     network = getattr(found, f"create_{model.dtype}")(numbers.ctypes.data, len(shapes), longest, settings)
     if network is None:
         raise MemoryError(f"training on batches of {longest} samples")
@@ -255,10 +278,8 @@ class _Arrays:
 
     @classmethod
     def of(cls, model: Model, client: Local, anchored: bool, corrected: bool) -> "_Arrays":
-        dtype = dtype_of(model.dtype)
-        x, y = client.x.contiguous(), client.y.contiguous()
-        if x.dtype != dtype or x.device.type != "cpu" or x.shape != (len(y), *model.shape):
-            raise ValueError(f"samples of shape {tuple(x.shape)} and {x.dtype}, expected ({len(y)}, *{model.shape}) and {dtype}")
+        y = client.y.contiguous()
+        x = _samples(model, client.x, len(y))
         if y.dtype != torch.int64 or y.device.type != "cpu" or y.dim() != 1:
             raise ValueError(f"labels of shape {tuple(y.shape)} and {y.dtype}, expected one axis and torch.int64")
         lengths = [len(batch) for batch in client.batches]

@@ -24,6 +24,7 @@ from cflpriv.engine import Engine, Streams, TaskInput, native
 from cflpriv.engine.models import Model
 from cflpriv.engine.sgd import Local, Options
 from cflpriv.errors import CflprivWarning, TrainingDiverged
+from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData
 
@@ -144,6 +145,26 @@ def test_an_update_has_the_same_bits_in_any_number_of_workers() -> None:
         assert two.paths == {("Train", "native"): 6}
     finally:
         two.close()
+
+
+@given(networks(), sizes)
+@settings(max_examples=15)
+def test_outputs_are_the_module_s(model: Model, counts: list[int]) -> None:
+    vectors = [model.init(i) for i in range(len(counts))]
+    samples = [torch.from_numpy(client.data.x_train) for client in inputs(model, [10 * count for count in counts])]
+    for vector, x, made in zip(vectors, samples, native.outputs(model, vectors, samples), strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(made, model.load(vector)(x), rtol=0, atol=1e-12)
+
+
+def test_networks_for_images_are_evaluated_by_the_kernel() -> None:
+    """Others stay with torch, which is quicker for small ones, and for many samples under one model."""
+    for name, path in (("lenet5", "native"), ("mlp", "stacked")):
+        model = Model(name, (1, 16, 16), 3)
+        kernel, plain, given_to = Engine(), Engine("sequential"), inputs(model, [40, 3])
+        for ours, theirs in zip(kernel.run(Evaluate(model), given_to), plain.run(Evaluate(model), given_to), strict=True):
+            np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=1e-5)
+        assert kernel.paths == {("Evaluate", path): 2}
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5"])
@@ -320,6 +341,8 @@ for model in (test_native.with_everything("float32"), test_native.with_everythin
         engine = test_native.Engine()
         engine.run(test_native.Train(model, epochs=2, **options), test_native.inputs(model, [1, 13, 40], extra=True))
         assert engine.paths == {("Train", "native"): 3}, engine.paths
+    vectors, samples = [model.init(i) for i in range(2)], [model.inputs(given.data.x_train) for given in test_native.inputs(model, [1, 70])]
+    native.outputs(model, vectors, samples)
 print("done")
 """
 
