@@ -37,7 +37,9 @@ class Kernel(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()
         flags = [*FLAGS, *ARCHITECTURE.get(platform.machine().lower(), []), f'-DSOURCES="{digest}"']
-        done = subprocess.run([compiler, *flags, str(SOURCES[0]), "-o", str(target)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [compiler, *flags, str(SOURCES[0]), "-o", str(target)], capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
         if done.returncode:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
             print(f"cflpriv: {compiler} fails ({reason}), so training will use torch alone, which is about half as fast")

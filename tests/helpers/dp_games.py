@@ -20,7 +20,7 @@ from cflpriv.attacks.dp.dp_mechanisms import GAMES, CanaryGame
 from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.attacks.figures.family import judged_together
 from cflpriv.attacks.figures.leakage import Cell
-from cflpriv.engine import fast, sgd, step_noise
+from cflpriv.engine import fast, native, sgd, step_noise
 from cflpriv.protocols.accounting import calibrate
 from cflpriv.protocols.entropy import Entropy, normals, public_entropy, uniforms
 from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
@@ -86,7 +86,7 @@ def audited_game(name: str, event: Event, seed: int, claimed: Event | None = Non
 
 def less_noise(patch: pytest.MonkeyPatch, share: float) -> None:
     patch.setattr(mechanisms, "normals", lambda key, count: share * normals(key, count))
-    for module in (sgd, training):
+    for module in (sgd, native, training):
         patch.setattr(module, "normals", lambda *of_step: share * step_noise.normals(*of_step))
 
 

@@ -372,7 +372,7 @@ def test_sanitisers_find_no_access_outside_of_memory_and_nothing_undefined(tmp_p
         flags = [flag for flag in flags if not flag.startswith("-m")]
     subprocess.run([compiler, *flags, f'-DSOURCES="{digest}"', str(source), "-o", str(library)], check=True)
     runtime = [
-        subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, encoding="utf-8", check=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
     ]
     here = Path(__file__)
@@ -380,7 +380,7 @@ def test_sanitisers_find_no_access_outside_of_memory_and_nothing_undefined(tmp_p
     settings_of_sanitisers = {"LD_PRELOAD": " ".join(runtime), "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(library)], env=os.environ | settings_of_sanitisers | {"PYTHONPATH": path}, capture_output=True,
-        text=True, check=False, cwd=tmp_path,
+        encoding="utf-8", check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "done\n"

@@ -75,7 +75,7 @@ def test_the_function_for_a_device_makes_the_same_words(tmp_path: Path) -> None:
     outputs = ", ".join(f"out[{i}]" for i in range(8))
     call = f"chacha20_block<long long>(key[0], key[1], key[2], key[3], position, number, {outputs});"
     whole = f'{source}extern "C" void block(const long long* key, long long position, long long number, long long* out) {{ {call} }}\n'
-    (tmp_path / "block.cpp").write_text(whole)
+    (tmp_path / "block.cpp").write_text(whole, encoding="utf-8")
     library = tmp_path / "block.so"
     subprocess.run([compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, tmp_path / "block.cpp"], check=True)
     block, rng = ctypes.CDLL(str(library)).block, np.random.default_rng(0)
