@@ -68,7 +68,7 @@ def clipped_sums(
         some, their = rows[:, at : at + options.block], weights[:, at : at + options.block]
         _, layers = _layers(way.forward, way.images, x, y, leaves, some, options.loss)
         norms = torch.stack([layer.squares() for layer in layers]).sum(0).sqrt()
-        factors = (options.clip_norm / norms.clamp_min(options.clip_norm)).double() * their
+        factors = options.clip_norm / norms.clamp_min(options.clip_norm) * their
         # a sample whose gradient no norm bounds contributes nothing, and does not affect the others
         infinite = ~torch.isfinite(norms)
         lost = infinite if device.kind != "cpu" or infinite.any() else None  # a device is not asked: the host would wait for it

@@ -30,11 +30,18 @@ def even(rows: Tensor) -> Tensor:
     return functional.pad(rows, (0, more)) if more else rows
 
 
+def _norms(rows: Tensor) -> Tensor:
+    """The norms (C, B) of rows (C, B, n), in float64: in float32 a square of a small slope is zero, which beside large inputs is most of a
+    gradient's norm. Forms no tensor of squares."""
+    norms: Tensor = torch.linalg.vector_norm(even(rows), dim=2, dtype=torch.float64)
+    return norms
+
+
 class LayerGradients(Protocol):
     """The per-sample gradients of one layer, in whatever form is cheapest."""
 
     def squares(self) -> Tensor:
-        """The squared norm of each sample's gradient, (clients, batch)."""
+        """The squared norm of each sample's gradient, (clients, batch) float64."""
         ...
 
     def parts(self) -> list[Tensor]:
@@ -73,8 +80,7 @@ class _Linear:
     bias: bool
 
     def squares(self) -> Tensor:
-        inputs: Tensor = torch.linalg.vector_norm(even(self.before), dim=2)  # forms no tensor of squares
-        deltas: Tensor = torch.linalg.vector_norm(even(self.delta), dim=2)
+        inputs, deltas = _norms(self.before), _norms(self.delta)
         return (inputs.square() + float(self.bias)) * deltas.square()
 
     def parts(self) -> list[Tensor]:
@@ -95,7 +101,7 @@ class _Whole:
     gradients: Sequence[Tensor]
 
     def squares(self) -> Tensor:
-        return torch.stack([even(gradient.flatten(2)).square().sum(2) for gradient in self.gradients]).sum(0)
+        return torch.stack([_norms(gradient.flatten(2)).square() for gradient in self.gradients]).sum(0)
 
     def parts(self) -> list[Tensor]:
         return [*self.gradients, self.squares()]

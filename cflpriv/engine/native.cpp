@@ -275,21 +275,22 @@ template <class T> struct Network {
             forward(x, rows + b, 1);
             loss_slopes(y, rows + b, 1, T(1));
             backward(1);
-            const T norm = gradient_norm();
-            const double factor = double(T(settings.clip) / std::max(norm, T(settings.clip))) / (expected > 0 ? expected : double(batch));
+            const double norm = gradient_norm();
+            const double factor = settings.clip / std::max(norm, settings.clip) / (expected > 0 ? expected : double(batch));
             keep(b, factor, std::isfinite(norm));
         }
         for (Layer<T>& layer : layers)
             if (layer.kind == LINEAR) linear_sums(layer, batch);
     }
 
-    T gradient_norm() {
-        T sum = 0;
+    // In float64: a square of a small slope is zero in float32, and beside large inputs that is most of the norm.
+    double gradient_norm() {
+        double sum = 0;
         for (size_t q = 0; q < layers.size(); q++) {
             Layer<T>& layer = layers[q];
             size_t step;
             if (layer.kind == LINEAR) {
-                sum += (squares(input_of(q, step), layer.in) + T(layer.bias)) * squares(layer.slope.data(), layer.out);
+                sum += (squares(input_of(q, step), layer.in) + double(layer.bias)) * squares(layer.slope.data(), layer.out);
             } else if (layer.kind == CONVOLUTION) {
                 layer.clear_padding();
                 sum += squares(layer.weight.gradient.data(), layer.weight.count);

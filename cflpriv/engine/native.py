@@ -151,7 +151,22 @@ def described(model: Model) -> tuple[Shape, ...] | None:
         images = images and type(layer) is not nn.Flatten
         sides = (shape.out, shape.out_height, shape.out_width)
         shapes.append(shape)
-    return tuple(shapes)
+    return tuple(shapes) if _parameters(shapes) == [shape for _, shape, _ in model.layout] and _all_wide(shapes) else None
+
+
+def _parameters(shapes: Sequence[Shape]) -> list[tuple[int, ...]]:
+    """The parameters' shapes that the layers have by their settings. A weight may have been replaced by another."""
+    made: list[tuple[int, ...]] = []
+    for shape in shapes:
+        if shape.kind in (KINDS[nn.Linear], KINDS[nn.Conv2d]):
+            made.append((shape.out, shape.channels, *(shape.kernel if shape.kind == KINDS[nn.Conv2d] else ())))
+            made += [(shape.out,)] if shape.bias else []
+    return made
+
+
+def _all_wide(shapes: Sequence[Shape]) -> bool:
+    """Whether every layer has inputs and outputs."""
+    return all(min(shape.channels, shape.height, shape.width, shape.out) > 0 for shape in shapes)
 
 
 def _shape(kind: int, layer: nn.Module, channels: int, height: int, width: int) -> Shape | None:
@@ -163,7 +178,10 @@ def _shape(kind: int, layer: nn.Module, channels: int, height: int, width: int) 
         return Shape(kind, channels, height, width, channels * height * width)
     if not isinstance(layer, nn.Conv2d | nn.MaxPool2d):
         return Shape(kind, channels, height, width, channels, height, width)
-    size, stride, padding, dilation = (_pair(getattr(layer, name)) for name in ("kernel_size", "stride", "padding", "dilation"))
+    pairs = [pair for name in ("kernel_size", "stride", "padding", "dilation") if (pair := _pair(getattr(layer, name))) is not None]
+    if len(pairs) < 4:
+        return None
+    size, stride, padding, dilation = pairs
     tall, wide = (
         (side + 2 * more - kernel) // step + 1 for side, more, kernel, step in zip((height, width), padding, size, stride, strict=True)
     )
@@ -176,8 +194,10 @@ def _shape(kind: int, layer: nn.Module, channels: int, height: int, width: int) 
     return Shape(kind, channels, height, width, layer.out_channels, tall, wide, size, stride, padding, layer.bias is not None)
 
 
-def _pair(sides: Any) -> tuple[int, int]:
-    return (int(sides), int(sides)) if isinstance(sides, int) else (int(sides[0]), int(sides[1]))
+def _pair(sides: Any) -> tuple[int, int] | None:
+    """A setting of a layer for both sides; None for a form that torch reads in a way of its own."""
+    each = tuple(int(side) for side in sides) if isinstance(sides, tuple | list) else (int(sides), int(sides))
+    return (each[0], each[1]) if len(each) == 2 else None
 
 
 def train(model: Model, clients: Sequence[Local], options: Options) -> list[Array]:
@@ -186,7 +206,7 @@ def train(model: Model, clients: Sequence[Local], options: Options) -> list[Arra
     Raises `IndexError` for a batch with a number that no sample has, or a label that is no class, and `ValueError` for arrays of another
     shape or type than the model's.
     """
-    work = [_Arrays.of(model, client, options.prox != 0, clients[0].correction is not None) for client in clients]
+    work = [_Arrays.of(model, client, options.prox != 0, any(client.correction is not None for client in clients)) for client in clients]
     frozen = np.array(options.frozen or [False] * len(model.layout), dtype=np.uint8)
     moved = []
     longest = max(1, *(arrays.longest for arrays in work))

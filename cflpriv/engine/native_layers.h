@@ -68,11 +68,12 @@ inline double power_of_two(double shifted) {  // 2^n of 1.5·2^52 + n
     std::memcpy(&shifted, &bits, sizeof bits);
     return shifted;
 }
-template <class T> inline T exponential(T x) {  // within 2 units in the last place between the bounds, at which it stays outside of them
+template <class T> inline T exponential(T x) {  // within 2 units in the last place between the bounds; 0 below, and above as at the bound
     constexpr bool single = sizeof(T) == 4;
     constexpr T low = single ? T(-87) : T(-708), high = single ? T(88) : T(709), shift = single ? T(12582912) : T(6755399441055744.0);
     constexpr T upper = single ? T(0.693359375) : T(0.6931471803691238), lower = single ? T(-2.12194440e-4) : T(1.9082149292705877e-10);
-    x = x < low ? low : x;  // comparisons leave a NaN as it is
+    const bool below = x < low;
+    x = below ? low : x;  // comparisons leave a NaN as it is
     x = x > high ? high : x;
     const T shifted = x * T(1.4426950408889634) + shift, n = shifted - shift;
     const T r = (x - n * upper) - n * lower;  // |r| ≤ ln 2 / 2
@@ -81,7 +82,7 @@ template <class T> inline T exponential(T x) {  // within 2 units in the last pl
         for (T k : {T(1.0 / 479001600), T(1.0 / 39916800), T(1.0 / 3628800), T(1.0 / 362880), T(1.0 / 40320), T(1.0 / 5040)}) sum = sum * r + k;
     }
     for (T k : {T(1.0 / 720), T(1.0 / 120), T(1.0 / 24), T(1.0 / 6), T(0.5), T(1), T(1)}) sum = sum * r + k;
-    return sum * power_of_two(shifted);
+    return below ? T(0) : sum * power_of_two(shifted);
 }
 
 enum Kind : int64_t { LINEAR, CONVOLUTION, MAX_POOL, RELU, TANH, SIGMOID, FLATTEN };
@@ -172,7 +173,7 @@ template <class T> struct Layer : Shape {
     }
     void clear_padding() {  // of a convolution's gradient
         for (size_t line = 0; line < size_t(out * kernel_height); line++)
-            std::fill(&weight.gradient[line * row_step + row], &weight.gradient[line * row_step] + row_step, T(0));
+            std::fill_n(weight.gradient.data() + line * row_step + row, row_step - row, T(0));
     }
 };
 
@@ -310,12 +311,13 @@ template <class T> void linear_sums(Layer<T>& layer, size_t batch) {
     }
 }
 
-template <class T> T squares(const T* values, size_t count) {
-    Vec<T> sums = {};
+template <class T> double squares(const T* values, size_t count) {
+    double sums[8] = {}, sum = 0;
     size_t i = 0;
-    for (; i + LANES<T> <= count; i += LANES<T>) sums += load(values + i) * load(values + i);
-    T sum = total(sums);
-    for (; i < count; i++) sum += values[i] * values[i];
+    for (; i + 8 <= count; i += 8)
+        for (size_t k = 0; k < 8; k++) sums[k] += double(values[i + k]) * double(values[i + k]);
+    for (; i < count; i++) sum += double(values[i]) * double(values[i]);
+    for (double part : sums) sum += part;
     return sum;
 }
 

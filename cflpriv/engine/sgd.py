@@ -197,8 +197,11 @@ def _stacked(layout: Layout, clients: Sequence[Local], starts: Tensor, options: 
     parameters = layout.split(starts)
     anchors = _anchors(clients, parameters, layout, dtype, device) if options.prox else None
     correction = None
-    if clients[0].correction is not None:
-        correction = layout.split(_rows([client.correction for client in clients if client.correction is not None], dtype, device))
+    if any(client.correction is not None for client in clients):
+        corrections = [client.correction for client in clients if client.correction is not None]
+        if len(corrections) < len(clients):
+            raise ValueError("one client has a correction and another has none")
+        correction = layout.split(_rows(corrections, dtype, device))
     prototypes = None
     if options.pull:
         prototypes = sent(torch.from_numpy(np.stack([np.asarray(client.prototypes) for client in clients])), device, dtype)

@@ -258,11 +258,11 @@ class Train:
             for i in batch:
                 # by itself, in memory of its own: its gradient depends on no other sample, to the last bit (`engine.clipped_sums`)
                 own = slopes(loss_of(self.model.loss, module(x[i : i + 1].clone()), y[i : i + 1]), leaves)
-                norm = torch.stack([gradient.square().sum() for gradient in own]).sum().sqrt()
+                norm = torch.stack([gradient.double().square().sum() for gradient in own]).sum().sqrt()
                 if not torch.isfinite(norm):
                     continue  # no norm bounds it, so it contributes nothing
                 for sum_, gradient in zip(total, own, strict=True):
-                    sum_.add_(gradient.double() * (self.clip_norm / norm.clamp_min(self.clip_norm)).double() / divisor)
+                    sum_.add_(gradient.double() * (self.clip_norm / norm.clamp_min(self.clip_norm)) / divisor)
             return total
 
         numbers = counting()

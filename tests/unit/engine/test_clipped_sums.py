@@ -216,3 +216,16 @@ def test_losses_and_gradients_of_signatures_are_each_samples_own(name: str) -> N
 def test_blocks_depend_on_public_numbers_and_cover_usual_batches() -> None:
     assert [block_size(n) for n in (0.5, 16, 17, 45, 600)] == [16, 16, 32, 48, LARGEST_BLOCK]
     assert block_size(60, 0.1) == 80
+
+
+@pytest.mark.parametrize("kind", ["auto", "torch", "sequential"])
+@pytest.mark.parametrize("margin", [45.0, 52.0])
+def test_slopes_whose_squares_vanish_in_float32_are_clipped_beside_large_activations(kind: Kind, margin: float) -> None:
+    """Hidden units of 1.2e18, and a class that is nearly sure: with norms in float32 the sum moved by up to seven clip norms."""
+    model, clip = Model("mlp", (1, 28, 28), 62, hidden=200), 5e-4
+    theta = np.zeros(model.dimension, np.float32)
+    theta[200 * 784 : 200 * 784 + 200], theta[-62] = 1.2e18, margin
+    x = np.random.default_rng(0).random((1, 1, 28, 28)).astype(np.float32)
+    task = Train(model, lr=1.0, clip_norm=clip, sampling_rate=1.0, noise_multiplier=1.0, public_samples=1, shares=2)
+    one = given(ClientData(0, x, np.zeros(1, np.int64), x, np.zeros(1, np.int64)), theta)
+    assert np.linalg.norm(np.asarray(Engine(kind).run(task, [one])[0]["update"], np.float64)) <= clip * MOST

@@ -384,3 +384,45 @@ def test_sanitisers_find_no_access_outside_of_memory_and_nothing_undefined(tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "done\n"
+
+
+def test_a_layer_whose_weight_is_not_that_of_its_settings_stays_with_torch() -> None:
+    """A head cut to three classes keeps its `out_features`; the kernel would write beyond the vector."""
+
+    def cut() -> nn.Module:
+        head = nn.Linear(16, 40)
+        head.weight, head.bias = nn.Parameter(head.weight[:3].detach()), nn.Parameter(head.bias[:3].detach())
+        return nn.Sequential(nn.Flatten(), head)
+
+    model = Model("cut", (1, 4, 4), 3, dtype="float64", factory=cut)
+    assert native.described(model) is None
+    given_to = inputs(model, [6, 5])
+    for one, other in zip(Engine().run(Train(model), given_to), Engine("sequential").run(Train(model), given_to), strict=True):
+        np.testing.assert_allclose(one["update"], other["update"], rtol=0, atol=1e-12)
+
+
+ODD_POOLS: Any = [
+    {"kernel_size": (2,)},
+    {"kernel_size": np.int64(2)},
+    {"kernel_size": 2, "stride": ()},
+    {"kernel_size": 2, "padding": (1,)},
+]
+
+
+@pytest.mark.parametrize("setting", ODD_POOLS, ids=str)
+def test_settings_that_torch_reads_in_a_way_of_its_own_do_not_stop_training(setting: dict[str, Any]) -> None:
+    pool = nn.MaxPool2d(**setting)
+    side = pool(torch.zeros(1, 2, 6, 6)).shape[-1]
+    layers = nn.Sequential(nn.Conv2d(1, 2, 3), pool, nn.Flatten(), nn.Linear(2 * side * side, 3))
+    model = Model("pooled", (1, 8, 8), 3, factory=lambda: deepcopy(layers))
+    assert len(Engine().run(Train(model, batch_size=4), inputs(model, [6, 5]))) == 2
+
+
+def test_a_class_without_any_probability_has_no_slope() -> None:
+    """At a score 1,000 below the largest the exponential is 0, as torch's; times a large input anything else would move the weights."""
+    model = Model("linear", (4,), 3, dtype="float64")
+    start = np.zeros(model.dimension)
+    start[-3] = 1000.0
+    x = torch.full((1, 4), 1e300, dtype=torch.float64)
+    client = Local(x, torch.zeros(1, dtype=torch.int64), [np.zeros(1, np.int64)], start)
+    assert np.abs(native.train(model, [client], Options(0.1))[0]).max() == 0.0
