@@ -10,7 +10,7 @@ one sample at a time. Here, by torch,
   trained by the plain loop, one sample at a time;
 - the sum is in float64, whose rounding is below 1e-10 of the clip norm for batches up to 10⁶ samples.
 
-Then one sample more or less moves the sum by the clipped norm of that sample, up to rounding of that norm (1e-6 of it in float32).
+Then one sample more or less moves the sum by the clipped norm of that sample, up to rounding of that norm, which is taken in float64.
 """
 
 import math

@@ -71,7 +71,7 @@ class Train:
     are Poisson: round(epochs / q) steps, each with every sample independently with probability q, sums divided by q·n (DP-SGD, less noise).
     With `noise_multiplier` z above 0 (the private form, see `private`) each sum of clipped gradients gets Gaussian noise of z·clip_norm and
     is divided by q·`public_samples`; batches and noise come from the client's cryptographic source. Source: Abadi et al. 2016,
-    Algorithm 1. Deviations: the divisor is public; clipping in the model's dtype keeps the norm to 1e-5 of it (float32).
+    Algorithm 1. Deviations: the divisor is public; norms are taken in float64, whatever the model's dtype.
     With `shares` above 0 (noise that clients share) a training is one such step without the noise: the update of a client is
     −lr·(Σ clipped gradients)/(q·public_samples) and what is public (weight decay, the anchor's pull); one sample moves it by `moves`.
     With `pull` above 0 each sample's loss has pull·‖f − C_y‖²/e more: f (e,) is what the last linear layer takes, C_y the row of the
