@@ -72,11 +72,10 @@ def audit_run(
 
     Without `adversary`, five adversaries are audited: the server, the server with one client (if the secrets of a client were written), the
     key holder (if its key was written), one client, and whoever gets the released models; the last two attack the recorded run
-    alone. What is not run is named. `population`
-    replaces the data that the configuration names, for all seeds; `device` replaces `run.device`. `trust`: whether code that the folder
-    names runs, after its digests were checked (`experiments.trust`). With `workers` above 1 seeds and attacks are divided among so many
-    processes (None: one a core, on a CUDA device one); the figures are the same. `measure_remedies`: leaks are attacked again with
-    their remedies.
+    alone. What is not run is named. `population` replaces the data that the configuration names, for all seeds; `device` replaces
+    `run.device`. `trust`: whether code that the folder names runs, after its digests were checked (`experiments.trust`). With `workers`
+    above 1 seeds and attacks are divided among so many processes (None: one a core, on a CUDA device one); the figures are the same.
+    `measure_remedies`: leaks are attacked again with their remedies.
 
     Raises `InputError` for a folder that is no complete recorded run, was changed or is in use by another process, and for an unknown
     attack, adversary or budget.

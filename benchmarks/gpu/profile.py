@@ -20,10 +20,8 @@ PAGE = "profile.txt"
 def of_a_round(setting: Setting, case: Case, name: str, count: int, options: Mapping[str, Any]) -> Figures:
     """The operations, and functions of Python, of a round that take the longest."""
     with fresh(setting.device):
-        inputs, engine = (
-            clients_of(case, setting, count, SAMPLES if options else min(case.samples, 100)),
-            Engine("torch", device=setting.device),
-        )
+        inputs = clients_of(case, setting, count, SAMPLES if options else min(case.samples, 100))
+        engine = Engine("torch", device=setting.device)
         work = partial(engine.run, Train(case.model, **(options or {"momentum": 0.5})), inputs)
         (took,) = medians([work], setting.device, repeats=1)
         operations = profiled(work, setting.device, setting.out / PAGE, f"{case.name}, {len(inputs)} clients, {name}")

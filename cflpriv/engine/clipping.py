@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .convolutions import Form, windows
+from .convolutions import Form, patches
 
 __all__ = ["COLUMNS", "ConvolutionRule", "GroupNormRule", "LayerGradients", "LinearRule", "Rule", "even"]
 
@@ -122,10 +122,9 @@ class ConvolutionRule:
 
     def spread(self, before: Tensor, delta: Tensor, clients: int) -> LayerGradients:
         batch, channels = before.shape[0], before.shape[1] // clients
-        seen = windows(before.reshape(batch * clients, channels, *before.shape[2:]), self.form)
-        patches = seen.permute(0, 1, 4, 5, 2, 3).reshape(len(seen), -1, seen.shape[2] * seen.shape[3])  # (B·C, i·k·k, L)
-        deltas = delta.reshape(len(seen), -1, patches.shape[2])  # (B·C, o, L)
-        weight = torch.bmm(deltas, patches.transpose(1, 2)).view(batch, clients, -1, channels, *self.form.size).transpose(0, 1)
+        columns = patches(before.reshape(batch * clients, channels, *before.shape[2:]), self.form)  # (B·C, i·k·k, L)
+        deltas = delta.reshape(len(columns), -1, columns.shape[2])  # (B·C, o, L)
+        weight = torch.bmm(deltas, columns.transpose(1, 2)).view(batch, clients, -1, channels, *self.form.size).transpose(0, 1)
         if not self.bias:
             return _Whole([weight])
         return _Whole([weight, deltas.sum(2).view(batch, clients, -1).transpose(0, 1)])

@@ -40,7 +40,7 @@ MOST_STACKED_IMAGES = 16
 LARGEST_IMAGE_NETWORK = 2_000_000
 """Beyond this many parameters a convolutional network's loop is as quick by itself (FEMNIST CNN, ResNet-9)."""
 LARGEST_ON_CUDA = 1024
-"""Clients at once on a CUDA device, where there is memory for them. Chunks of 1000 were measured, no other size."""
+"""Clients at once on a CUDA device, where there is memory for them. Chunks of up to 1000 were measured."""
 
 
 def chunk_size(model: Model, batch: int, samples: int, options: Options, device: Device) -> int:

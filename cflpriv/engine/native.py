@@ -83,11 +83,11 @@ def library() -> ctypes.CDLL | None:
     if not FILE.exists():
         return None
     try:
-        found = ctypes.CDLL(str(FILE))
+        kernel = ctypes.CDLL(str(FILE))
     except OSError:  # of another system, such as a checkout that two machines share
         return None
-    found.sources.restype = ctypes.c_char_p
-    if found.sources().decode() != hashlib.sha256(b"".join(read_bytes(source) for source in SOURCES)).hexdigest():
+    kernel.sources.restype = ctypes.c_char_p
+    if kernel.sources().decode() != hashlib.sha256(b"".join(read_bytes(source) for source in SOURCES)).hexdigest():
         message = f"{FILE}: built from other sources, so training uses torch alone; run `python setup.py build_ext --inplace`"
         warnings.warn(message, CflprivWarning, stacklevel=2)
         return None
@@ -99,9 +99,9 @@ def library() -> ctypes.CDLL | None:
     }  # fmt: skip
     for name, types in arguments.items():
         for dtype in ("float32", "float64"):
-            function = getattr(found, f"{name}_{dtype}")
+            function = getattr(kernel, f"{name}_{dtype}")
             function.argtypes, function.restype = types, pointer if name == "create" else None
-    return found
+    return kernel
 
 
 def serves(model: Model, options: Options) -> bool:
@@ -206,11 +206,12 @@ def train(model: Model, clients: Sequence[Local], options: Options) -> list[Arra
     Raises `IndexError` for a batch with a number that no sample has, or a label that is no class, and `ValueError` for arrays of another
     shape or type than the model's.
     """
-    work = [_Arrays.of(model, client, options.prox != 0, any(client.correction is not None for client in clients)) for client in clients]
+    corrected = any(client.correction is not None for client in clients)
+    work = [_Arrays.of(model, client, options.prox != 0, corrected) for client in clients]
     frozen = np.array(options.frozen or [False] * len(model.layout), dtype=np.uint8)
     moved = []
     longest = max(1, *(arrays.longest for arrays in work))
-    with _network(model, options, longest, work[0].anchor is not None, work[0].correction is not None) as call:
+    with _network(model, options, longest, options.prox != 0, corrected) as call:
         for client, arrays in zip(clients, work, strict=True):
             call("begin", arrays.start.ctypes.data, *arrays.vectors, frozen.ctypes.data)
             if options.deviation:
@@ -234,7 +235,7 @@ def gradients(model: Model, clients: Sequence[Local], options: Options) -> list[
     work = [_Arrays.of(model, client, False, False) for client in clients]
     frozen, made = np.zeros(len(model.layout), dtype=np.uint8), []
     longest = max(1, *(arrays.longest for arrays in work))
-    with _network(model, options, longest, work[0].anchor is not None, work[0].correction is not None) as call:
+    with _network(model, options, longest, False, False) as call:
         for client, arrays in zip(clients, work, strict=True):
             total = np.empty(model.dimension)
             call("begin", arrays.start.ctypes.data, *arrays.vectors, frozen.ctypes.data)
@@ -267,20 +268,20 @@ def _samples(model: Model, x: Tensor, count: int) -> Tensor:
 @contextmanager
 def _network(model: Model, options: Options, longest: int, anchored: bool, corrected: bool) -> Iterator[Callable[..., None]]:
     """While inside, a network for batches of up to `longest` samples in the library's memory. What is given calls a function by name."""
-    found, shapes = library(), described(model)
-    assert found is not None
+    kernel, shapes = library(), described(model)
+    assert kernel is not None
     assert shapes is not None
     settings = _Settings(
         options.lr, options.momentum, options.weight_decay, options.prox, options.clip_norm, options.grid, anchored, corrected
     )  # fmt: skip
     numbers = np.array([shape.numbers() for shape in shapes], dtype=np.int64)
-    network = getattr(found, f"create_{model.dtype}")(numbers.ctypes.data, len(shapes), longest, settings)
+    network = getattr(kernel, f"create_{model.dtype}")(numbers.ctypes.data, len(shapes), longest, settings)
     if network is None:
         raise MemoryError(f"training on batches of {longest} samples")
     try:
-        yield lambda name, *arguments: getattr(found, f"{name}_{model.dtype}")(network, *arguments)
+        yield lambda name, *arguments: getattr(kernel, f"{name}_{model.dtype}")(network, *arguments)
     finally:
-        getattr(found, f"destroy_{model.dtype}")(network)
+        getattr(kernel, f"destroy_{model.dtype}")(network)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #define UNROLL _Pragma("GCC unroll 16")
@@ -54,17 +55,12 @@ template <class T> struct Aligned {  // memory that begins with a cache line
 template <class T> using Buffer = std::vector<T, Aligned<T>>;
 
 // Loops over these have no branches, so that compilers vectorise them; libm's functions they do not.
-inline float power_of_two(float shifted) {  // 2^n of 1.5·2^23 + n
-    int32_t bits;
+template <class T> inline T power_of_two(T shifted) {  // 2^n of 1.5·2^23 + n, or of 1.5·2^52 + n
+    constexpr int digits = sizeof(T) == 4 ? 23 : 52, bias = sizeof(T) == 4 ? 127 : 1023;
+    using Bits = std::make_unsigned_t<Integer<T>>;
+    Bits bits;
     std::memcpy(&bits, &shifted, sizeof bits);
-    bits = static_cast<int32_t>((static_cast<uint32_t>(bits) + 127u) << 23);
-    std::memcpy(&shifted, &bits, sizeof bits);
-    return shifted;
-}
-inline double power_of_two(double shifted) {  // 2^n of 1.5·2^52 + n
-    int64_t bits;
-    std::memcpy(&bits, &shifted, sizeof bits);
-    bits = static_cast<int64_t>((static_cast<uint64_t>(bits) + 1023u) << 52);
+    bits = (bits + Bits(bias)) << digits;
     std::memcpy(&shifted, &bits, sizeof bits);
     return shifted;
 }

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pretended_device import pretended
 
-from cflpriv.engine.convolutions import WAYS, Form, convolved, grouped, unfolded
+from cflpriv.engine.convolutions import WAYS, Form, convolved, grouped, patches, unfolded
 
 sides = st.tuples(st.integers(1, 3), st.integers(1, 3))
 forms = st.builds(Form, sides, sides, st.tuples(st.integers(0, 2), st.integers(0, 2)), st.tuples(st.integers(1, 2), st.integers(1, 2)))
@@ -35,6 +35,15 @@ def test_both_ways_agree(form: Form, clients: int, batch: int, channels: int, ou
     towards = torch.randn(one.shape, generator=generator, dtype=torch.float64)
     for mine, theirs in zip(torch.autograd.grad(other, leaves, towards), torch.autograd.grad(one, leaves, towards), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=15, deadline=None)
+@given(form=forms, n=st.integers(1, 2), channels=st.integers(1, 2), side=st.tuples(st.integers(5, 6), st.integers(5, 6)))
+def test_patches_are_those_of_unfold_and_are_differentiated_twice(form: Form, n: int, channels: int, side: Any) -> None:
+    x = torch.randn((n, channels, *side), generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    expected = torch.nn.functional.unfold(x, form.size, form.dilation, form.padding, form.stride)
+    torch.testing.assert_close(patches(x, form), expected, rtol=0, atol=0)
+    assert torch.autograd.gradgradcheck(lambda x: patches(x, form).square(), x)
 
 
 def convolution_inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Form]:

@@ -6,15 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pretended_device import Counts, pretended
 
 from cflpriv.attacks.inversion import image_search
 from cflpriv.attacks.inversion.image_search import LocalSteps, invert_updates, unroll
 from cflpriv.attacks.inversion.lbfgs import _two_loops, minimise
 from cflpriv.engine import graphs
-from cflpriv.engine.convolutions import Form
 from cflpriv.engine.device import Device, using
 from cflpriv.engine.models import Model
 from cflpriv.errors import CflprivWarning
@@ -22,16 +19,6 @@ from cflpriv.types import Array
 
 NET = Model("sigmoid_lenet", (1, 8, 8), 10, dtype="float64")
 CUDA, ONCE = Device("cuda"), LocalSteps()
-sides = st.tuples(st.integers(1, 3), st.integers(1, 3))
-forms = st.builds(Form, sides, sides, st.tuples(st.integers(0, 2), st.integers(0, 2)), st.just((1, 1)))
-
-
-@settings(max_examples=15, deadline=None)
-@given(form=forms, n=st.integers(1, 2), channels=st.integers(1, 2), side=st.tuples(st.integers(3, 4), st.integers(3, 4)))
-def test_patches_of_windows_are_those_of_unfold_and_are_differentiated_twice(form: Form, n: int, channels: int, side: Any) -> None:
-    x = torch.randn((n, channels, *side), generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
-    torch.testing.assert_close(image_search._copied_patches(x, form), image_search._patches(x, form), rtol=0, atol=0)
-    assert torch.autograd.gradgradcheck(lambda x: image_search._copied_patches(x, form).square(), x)
 
 
 class Waits(torch.nn.Module):
