@@ -4,17 +4,34 @@
 and need no argument for it. Where nobody says, that is the CPU.
 """
 
-from collections.abc import Iterator
+import os
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, cast
 
 import torch
 
 from ..types import Array
 
-__all__ = ["CPU", "Device", "NoisePlace", "Precision", "arithmetic", "half", "in_use", "placed", "resolved", "sent", "tensor", "using"]
+__all__ = [
+    "CPU",
+    "Device",
+    "NoisePlace",
+    "Precision",
+    "arithmetic",
+    "fetched",
+    "half",
+    "in_use",
+    "placed",
+    "resolved",
+    "sent",
+    "tensor",
+    "using",
+]
 
 Precision = Literal["full", "tf32", "bf16"]
 NoisePlace = Literal["auto", "host", "device"]
@@ -77,6 +94,59 @@ def sent(values: torch.Tensor, device: Device, dtype: torch.dtype | None = None)
     if device.kind != "cuda" or here.is_cuda:
         return here.to(device.kind)
     return here.pin_memory().to(device.kind, non_blocking=True)
+
+
+def fetched(values: torch.Tensor) -> Callable[[], Array]:
+    """Begin to bring a tensor to the host; calling what is returned waits for its values. One of the CPU shares its memory with them.
+
+    From a CUDA device they come into pinned memory, an eighth of the time that new memory takes, while there is `_pinned().room` for it.
+    torch keeps that memory for the next ones once nobody has these. The copy is queued on the current stream.
+    """
+    if not values.is_cuda:
+        return values.numpy
+    here = _pinned().empty(values)
+    if here is None:
+        return values.cpu().numpy
+    there: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    here.copy_(values, non_blocking=True)
+    there.record()
+    made: Array = here.numpy()
+
+    def arrived() -> Array:
+        there.synchronize()
+        return made
+
+    return arrived
+
+
+class _Pinned:
+    """Pinned memory of values that somebody still has: at most `room` bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def empty(self, like: torch.Tensor) -> torch.Tensor | None:
+        """A pinned tensor of that shape; None where there is no room. Its bytes are in use until no array has its memory."""
+        size = 1 << (like.nbytes - 1).bit_length()  # what torch takes for it
+        if size > self.room:
+            return None
+        try:
+            made = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+        except RuntimeError:  # the system has no more to pin
+            self.room = 0
+            return None
+        self.room -= size
+        weakref.finalize(made.untyped_storage(), self._freed, size)
+        return made
+
+    def _freed(self, size: int) -> None:
+        self.room += size
+
+
+@cache
+def _pinned() -> _Pinned:
+    """Up to a quarter of the machine's memory: what is pinned cannot be swapped."""
+    return _Pinned(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
 
 
 @contextmanager

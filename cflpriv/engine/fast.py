@@ -1,10 +1,10 @@
 """Choose the fastest method for a model and a chunk of clients, from measurements."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,12 @@ from .own_modules import in_mode
 from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_by_batch, train_stacked
 from .span import Movement, span_chunk_size, train_span
 
-__all__ = ["chunk_size", "gradients", "losses_apart", "stacked_form", "train"]
+__all__ = ["chunk_size", "gradients", "in_turns", "losses_apart", "stacked_form", "train"]
 
 # vmap computes some operations one client after the other, such as those of an LSTM; the scores and gradients are the same
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
 
+T = TypeVar("T")
 FEWEST_FOR_VMAP = 4
 """Below this many clients torch's vmap is slower than the loop."""
 STACKED_PARAMETERS = 700_000
@@ -40,7 +41,10 @@ MOST_STACKED_IMAGES = 16
 LARGEST_IMAGE_NETWORK = 2_000_000
 """Beyond this many parameters a convolutional network's loop is as quick by itself (FEMNIST CNN, ResNet-9)."""
 LARGEST_ON_CUDA = 1024
-"""Clients at once on a CUDA device, where there is memory for them. Chunks of up to 1000 were measured."""
+"""Clients of a chunk on a CUDA device, where there is memory for them. Chunks of up to 1000 were measured."""
+MOST_IN_TURN = 256
+"""Clients of a chunk that a CUDA device trains at once. While it does, the host makes the batches of the next ones and takes the results of
+the last. A client of LeNet-5 takes the device as long among 100 as among 1000."""
 
 
 def chunk_size(model: Model, batch: int, samples: int, options: Options, device: Device) -> int:
@@ -59,19 +63,28 @@ def chunk_size(model: Model, batch: int, samples: int, options: Options, device:
     return max(2, min(most, STACKED_PARAMETERS // model.dimension))
 
 
+def in_turns(clients: Sequence[T], device: Device) -> Iterator[Sequence[T]]:
+    """A chunk's clients as they are trained one lot after the other: all at once on the CPU."""
+    lots = -(-len(clients) // MOST_IN_TURN) if device.kind == "cuda" else 1
+    size = -(-len(clients) // lots)
+    return (clients[at : at + size] for at in range(0, len(clients), size))
+
+
 def train(
     model: Model, clients: Sequence[Local], options: Options, epochs: int, device: Device
-) -> tuple[Sequence[Array | Movement] | None, str]:
-    """The clients' movements (d,) and the way taken; None where the plain loop is the way.
+) -> tuple[Callable[[], Sequence[Array | Movement]] | None, str]:
+    """Begin to train. What gives the clients' movements (d,) when it is called, and the way taken; None where the plain loop is the way.
 
     Raises `InputError` for a precision that the training cannot have.
     """
     _check_precision(model, options, device)
     if device.kind == "cpu" and _spans(model, clients, options):
         hidden, width = model.layout[0][1]
-        return train_span(hidden, width, clients, epochs, options), "span"
+        spans = train_span(hidden, width, clients, epochs, options)
+        return lambda: spans, "span"
     if device.kind == "cpu" and device.native and native.serves(model, options):
-        return native.train(model, clients, options), "native"
+        moved = native.train(model, clients, options)
+        return lambda: moved, "native"
     way = _way(model, len(clients), options, device)
     if way is None:
         return None, "sequential"

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..types import Array, Loss
 from .clipped_sums import ROWS, chosen, clipped_sums
 from .convolutions import side_by_side
-from .device import Device, half, sent
+from .device import Device, fetched, half, sent
 from .losses import loss_of
 from .own_modules import flat
 from .step_noise import keys_of, normals
@@ -164,30 +164,36 @@ Steps = Callable[[Way, Stack, Sequence[Local], range, Options, Device], None]
 
 def train_stacked(
     way: Way, clients: Sequence[Local], options: Options, device: Device, steps: Steps, hold: int = 1
-) -> list[Array]:  # fmt: skip
-    """The movements of the clients' parameters (d,), in order.
+) -> Callable[[], list[Array]]:  # fmt: skip
+    """Begin to train; calling what is returned gives the movements of the clients' parameters (d,), in order.
 
-    Clients that are done leave the stack once only 1 / `hold` of it still trains; with `hold` = 1 at once.
+    A CUDA device then still computes, and the host may go on with other work. Clients that are done leave the stack once only 1 / `hold`
+    of it still trains; with `hold` = 1 at once.
     """
     order = sorted(range(len(clients)), key=lambda i: -len(clients[i].batches))
     ranked = [clients[i] for i in order]
     starts = _rows([client.start for client in ranked], ranked[0].x.dtype, device)
     stack = _stacked(way.layout, ranked, starts, options, device)
-    finished: list[Array | None] = [None] * len(clients)
+    finished: list[tuple[list[int], Callable[[], Array]]] = []
     step, stride = 0, options.stride
     while ranked:
         alive = sum(len(client.batches) >= step + stride for client in ranked)
         if alive < len(ranked):  # the last ones are done
-            rows = way.layout.join([p[alive:] for p in stack.parameters]).sub_(starts[alive : len(ranked)]).cpu().numpy()
-            for position in range(alive, len(ranked)):
-                finished[order[position]] = rows[position - alive]
+            rows = way.layout.join([p[alive:] for p in stack.parameters]).sub_(starts[alive : len(ranked)])
+            finished.append((order[alive : len(ranked)], fetched(rows)))
             ranked = ranked[:alive]
-            stack.shrink(alive)
+            if ranked:
+                stack.shrink(alive)
             continue
         until = len(ranked[(len(ranked) - 1) // hold].batches) // stride * stride
         steps(way, stack, ranked, range(step, until), options, device)
         step = until
-    return [vector for vector in finished if vector is not None]
+
+    def movements() -> list[Array]:
+        made = {position: vector for positions, rows in finished for position, vector in zip(positions, rows(), strict=True)}
+        return [made[position] for position in range(len(clients))]
+
+    return movements
 
 
 def _stacked(layout: Layout, clients: Sequence[Local], starts: Tensor, options: Options, device: Device) -> Stack:
@@ -289,10 +295,15 @@ def _together(clients: Sequence[Local], device: Device) -> tuple[Tensor, Tensor,
 
 
 def _rows(vectors: Sequence[Array], dtype: torch.dtype, device: Device) -> Tensor:
-    """The vectors as rows (C, d). One that all have is sent to the device once."""
-    if device.kind != "cpu" and all(vector is vectors[0] for vector in vectors):
-        return sent(torch.tensor(vectors[0], dtype=dtype), device).expand(len(vectors), -1)
-    return sent(torch.from_numpy(np.stack(vectors)), device, dtype)
+    """The vectors as rows (C, d). One that several have is sent to a device once."""
+    if device.kind == "cpu":
+        return torch.from_numpy(np.stack(vectors)).to(dtype)
+    distinct = list({id(vector): vector for vector in vectors}.values())
+    rows = sent(torch.from_numpy(np.stack(distinct)), device, dtype)
+    if len(distinct) == len(vectors):
+        return rows
+    places = {id(vector): place for place, vector in enumerate(distinct)}
+    return rows[sent(torch.tensor([places[id(vector)] for vector in vectors]), device)]
 
 
 def _anchors(clients: Sequence[Local], parameters: list[Tensor], layout: Layout, dtype: torch.dtype, device: Device) -> list[Tensor]:

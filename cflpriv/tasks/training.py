@@ -363,23 +363,40 @@ class Train:
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device)
-        work = [self._local(task_input, x, y) for task_input, (x, y) in zip(inputs, samples, strict=True)]
-        moved: Sequence[Array | Movement] | None
-        if self.shares:
-            summed, path = fast.gradients(
-                self.model, work,
-                Options(0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen()), loss=self.model.loss, block=self._block), device,
-            )  # fmt: skip
-            moved = (
-                None if summed is None else [self._stepped(task_input, vector) for task_input, vector in zip(inputs, summed, strict=True)]
-            )
-        else:
-            if self._noisy:
-                device = replace(device, noise=noise_place(device))
-            moved, path = fast.train(self.model, work, self._options, self.epochs, device)
+        if self._noisy:
+            device = replace(device, noise=noise_place(device))
+        results: list[Result] = []
+        paths: dict[str, None] = {}
+        before: Callable[[], list[Result]] = list
+        for pairs in fast.in_turns(list(zip(inputs, samples, strict=True)), device):
+            begun, path = self._begun(pairs, device)
+            results += before()  # only now: the device has work again
+            before, paths[path] = begun, None
+        return results + before(), "+".join(paths)
+
+    def _begun(
+        self, pairs: Sequence[tuple[TaskInput, tuple[torch.Tensor, torch.Tensor]]], device: Device
+    ) -> tuple[Callable[[], list[Result]], str]:
+        """Begin the training of some inputs, each with its samples: what gives the results when it is called, and the way taken."""
+        inputs = [task_input for task_input, _ in pairs]
+        work = [self._local(task_input, x, y) for task_input, (x, y) in pairs]
+        moved, path = (
+            self._gradients(inputs, work, device) if self.shares else fast.train(self.model, work, self._options, self.epochs, device)
+        )
         if moved is None:
-            return [self.run(task_input) for task_input in inputs], "sequential"
-        return [self._result(task_input, task_input.array("model"), update) for task_input, update in zip(inputs, moved, strict=True)], path
+            return lambda: [self.run(task_input) for task_input in inputs], "sequential"
+        return lambda: [self._result(each, each.array("model"), update) for each, update in zip(inputs, moved(), strict=True)], path
+
+    def _gradients(
+        self, inputs: Sequence[TaskInput], work: Sequence[Local], device: Device
+    ) -> tuple[Callable[[], Sequence[Array]] | None, str]:
+        """As `fast.train`, of the one step along sums of clipped gradients."""
+        options = Options(0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen()), loss=self.model.loss, block=self._block)
+        summed, path = fast.gradients(self.model, work, options, device)
+        if summed is None:
+            return None, path
+        stepped = [self._stepped(task_input, vector) for task_input, vector in zip(inputs, summed, strict=True)]
+        return lambda: stepped, path
 
     def _local(self, task_input: TaskInput, x: torch.Tensor, y: torch.Tensor) -> Local:
         names = ("prototypes",) if self.shares else ("anchor", "correction", "prototypes")

@@ -5,7 +5,7 @@ Tests of attacks compare with oracles. So under this plugin they show where an a
 
 from types import CodeType
 
-from cflpriv.engine import device
+from cflpriv.engine import device, graphs
 
 
 def resolved(kind: str) -> str:
@@ -20,3 +20,8 @@ def pytest_configure() -> None:
     """Before tests import these functions by name: the code is replaced, and the functions stay."""
     codes: list[CodeType] = [resolved.__code__, in_use.__code__]
     device.resolved.__code__, device.in_use.__code__ = codes
+
+
+def pytest_runtest_setup() -> None:
+    """Steps that an earlier test had captured would be replayed as they were, whatever this one replaces in them."""
+    graphs.release_graphs()

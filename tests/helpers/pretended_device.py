@@ -5,14 +5,13 @@ While `pretended()` is active, `device="cuda"` is accepted, and what is made or 
 - an operation on tensors of both sides raises `MixedDevices` (single numbers and copies may cross, as in torch), as does `.numpy()`;
 - what makes the host wait for the device is counted, by name, in `Counts.waits`, and raises `NotCaptured` during a capture;
 - a captured step is recorded, operation by operation, and replayed on the same tensors, as a CUDA graph replays it;
-- replays, and copies from pinned memory that need not be waited for, are done as late as may be: at the next wait, operation or event that
-  needs them. Pinned memory that is written to before its copy is done gives wrong results.
+- replays, and copies from or to pinned memory that need not be waited for, are done as late as may be: at the next wait, operation or
+  event that needs them. Pinned memory that is written to, or read, before its copy is done gives wrong results.
 
 It shows where tensors are, how often the host waits, and which buffers are reused. It shows nothing of kernels, several
 streams or speed.
 """
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -46,14 +45,13 @@ class NotCaptured(RuntimeError):
 
 @dataclass
 class Counts:
-    """`waits` by name ("to device", "to host", an operation), `events` waited for, and copies that nobody waits for (`queued`).
+    """`waits` by name ("to device", "to host", an operation), and copies that nobody waits for (`queued`).
 
-    `captured` and `replayed` count steps. `behind` is how much the device had still to do, at the least, when an event had been waited for.
+    `captured` and `replayed` count steps. `behind`: how much the device had still to do, each time that an event had been waited for.
     """
 
     waits: Counter[str] = field(default_factory=Counter)
-    events: int = 0
-    behind: float = math.inf
+    behind: list[int] = field(default_factory=list)
     queued: int = 0
     captured: int = 0
     replayed: int = 0
@@ -92,9 +90,9 @@ class _Device:
                 self.late.popleft()()
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """A copy from pinned memory that nobody waits for."""
+        """A copy from or to pinned memory that nobody waits for."""
         if self.recording is not None:
-            raise NotCaptured("copy from the host")
+            raise NotCaptured("copy between host and device")
         self.counts.queued += 1
         self.queue(lambda: to.copy_(source))
 
@@ -126,8 +124,8 @@ class _Operations(TorchDispatchMode):
         if not any(here):
             return func(*args, **named)
         name = func.overloadpacket.__name__
-        late = name == "copy_" and here[:2] == [True, False] and (args[2:] == (True,) or named.get("non_blocking"))
-        if late and _storage(args[1])._cdata in device.pinned:
+        late = name == "copy_" and here[0] != here[1] and (args[2:] == (True,) or named.get("non_blocking"))
+        if late and _storage(args[int(here[0])])._cdata in device.pinned:
             device.copy(args[0], args[1])
             return args[0]
         device.finish()
@@ -259,9 +257,8 @@ class Event:
 
     def synchronize(self) -> None:
         if self.place > self.device.queued - len(self.device.late):
-            self.device.counts.events += 1
             self.device.finish(self.place)
-            self.device.counts.behind = min(self.device.counts.behind, len(self.device.late))
+            self.device.counts.behind.append(len(self.device.late))
 
 
 class _Stream:

@@ -31,7 +31,7 @@ def moved(task: Train, given_to: Sequence[TaskInput], steps: Steps, device: Devi
     way = way_of(task.model, len(given_to))
     clients = [task._local(one, *resident_samples(task.model, [one.data], CPU)[0]) for one in given_to]
     held = graphs.HOLD if steps is graphs.steps_by_plan else 1
-    return train_stacked(way, clients, task._options, device, steps, held)
+    return train_stacked(way, clients, task._options, device, steps, held)()
 
 
 options = st.fixed_dictionaries({
