@@ -137,10 +137,9 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def medians(works: Sequence[Callable[[], object]], device: str, repeats: int = 3, warm_ups: int = 2) -> list[float]:
-    """The median seconds of each work, in turns (A B A B), after `warm_ups` of each. Works that took `LONG` together have one turn."""
+    """The median seconds of each work, in turns (A B A B), after `warm_ups` of each. Works whose last warm-up took `LONG` have one turn."""
     long = False
     for _ in range(warm_ups):
-        if not long:
-            long = sum([seconds(work, device) for work in works]) > LONG
+        long = sum([seconds(work, device) for work in works]) > LONG
     times = [[seconds(work, device) for work in works] for _ in range(1 if long else repeats)]
     return [statistics.median(column) for column in zip(*times, strict=True)]

@@ -139,7 +139,8 @@ def trained(task: Train, inputs: list[TaskInput], setting: Setting, precision: P
     results: list[Any] = []
 
     def round() -> None:
-        results[:] = engine.run(task, inputs)
+        results.clear()  # as a server drops the updates of a round that are summed
+        results.extend(engine.run(task, inputs))
 
     took = medians([round], setting.device)[0]
     figures = floor_row(took, round_of(task, len(inputs), len(inputs[0].data.y_train)), setting, precision)

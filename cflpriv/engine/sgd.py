@@ -174,7 +174,7 @@ def train_stacked(
     ranked = [clients[i] for i in order]
     starts = _rows([client.start for client in ranked], ranked[0].x.dtype, device)
     stack = _stacked(way.layout, ranked, starts, options, device)
-    finished: list[tuple[list[int], Callable[[], Array]]] = []
+    finished: list[tuple[list[int], Callable[[], list[Array]]]] = []
     step, stride = 0, options.stride
     while ranked:
         alive = sum(len(client.batches) >= step + stride for client in ranked)

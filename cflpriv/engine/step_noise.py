@@ -130,7 +130,7 @@ def _on_cuda(keys: Tensor, number: Tensor, stream: int, first: int, count: int) 
     begin, blocks = first // WORDS, -(-count // WORDS)
     positions = torch.arange(begin, begin + blocks, dtype=torch.int64, device=keys.device).add_(stream << 32)
     words = _compiled()(*torch.split(keys, 1, dim=1), positions.unsqueeze(0), number.unsqueeze(1))
-    return torch.stack(words, dim=-1).flatten(1)[:, :count]
+    return torch.stack(words).permute(1, 2, 0).flatten(1)[:, :count]  # two copies; by `dim=-1` one of five times their time
 
 
 @cache

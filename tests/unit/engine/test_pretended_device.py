@@ -278,22 +278,23 @@ def test_results_are_taken_while_the_next_clients_are_trained(monkeypatch: pytes
 
 
 def test_pinned_memory_is_taken_while_there_is_room_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned = device._Pinned(5000)
+    pinned = device._Pinned(13000)
     monkeypatch.setattr(device, "_pinned", lambda: pinned)
-    values = torch.arange(300.0, dtype=torch.float64)  # 2,400 bytes, for which torch takes 4,096
+    monkeypatch.setattr(device, "PINNED_AT_ONCE", 5000)
+    values = torch.arange(1500.0, dtype=torch.float64).view(5, 300)  # rows of 2,400 bytes; for two torch takes 8,192, for the last 4,096
     with pretended() as counts:
-        first, second = [device.fetched(sent(values, Device("cuda"))) for _ in range(2)]
-        assert counts.waits == {"to host": 1}, "the second has no room"
-        assert pinned.room == 904
-        np.testing.assert_array_equal(first(), values)
-        np.testing.assert_array_equal(second(), values)
-        row = first()[1:]
-    del first, second
+        rows = device.fetched(sent(values, Device("cuda")))
+        assert counts.waits == {"to host": 1}, "the second two rows have no room, the last has"
+        assert pinned.room == 13000 - 8192 - 4096
+        for row, value in zip(rows(), values, strict=True):
+            np.testing.assert_array_equal(row, value)
+        kept = rows()[1][1:]
+    del rows, row
     gc.collect()
-    assert pinned.room == 904, "a row of it is still there"
-    del row
+    assert pinned.room == 13000 - 8192, "a part of the first two is still there"
+    del kept
     gc.collect()
-    assert pinned.room == 5000
+    assert pinned.room == 13000
 
 
 def test_what_waits_is_not_captured() -> None:
