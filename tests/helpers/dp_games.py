@@ -1,6 +1,7 @@
 """Games of the canary audit as its tests play them: events that claim an ε, an oracle, planted bugs, and small private runs."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from cflpriv.attacks.dp.dp_mechanisms import GAMES, CanaryGame
 from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.attacks.figures.family import judged_together
 from cflpriv.attacks.figures.leakage import Cell
-from cflpriv.engine import fast, native, sgd, step_noise
+from cflpriv.engine import fast, step_noise
 from cflpriv.protocols.accounting import calibrate
 from cflpriv.protocols.entropy import Entropy, normals, public_entropy, uniforms
 from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
@@ -86,8 +87,10 @@ def audited_game(name: str, event: Event, seed: int, claimed: Event | None = Non
 
 def less_noise(patch: pytest.MonkeyPatch, share: float) -> None:
     patch.setattr(mechanisms, "normals", lambda key, count: share * normals(key, count))
-    for module in (sgd, native, training):
-        patch.setattr(module, "normals", lambda *of_step: share * step_noise.normals(*of_step))
+    made = step_noise.normals
+    users = [module for name, module in sys.modules.items() if name.startswith("cflpriv.") and vars(module).get("normals") is made]
+    for module in users:  # wherever steps are made
+        patch.setattr(module, "normals", lambda *of_step: share * made(*of_step))
 
 
 def a_third_of_the_noise(patch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from dp_games import (
     response_probabilities,
     whole_audit_says,
 )
+from pretended_device import pretended
 from scipy import stats
 
 from cflpriv.attacks.dp import dp_mechanisms
@@ -28,6 +29,7 @@ from cflpriv.attacks.dp.dp_claims import NoiseClaim
 from cflpriv.attacks.dp.dp_mechanisms import GAMES, quiet
 from cflpriv.attacks.dp.dp_references import released_scores
 from cflpriv.attacks.dp.dp_run import audit_release
+from cflpriv.engine.device import Device, using
 from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import public_entropy
@@ -62,6 +64,14 @@ def test_a_third_of_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPat
     result = audited_game(name, event_of(name, 2.0, "add_remove"), 0)
     assert 2.0 < result.epsilon <= result.ceiling
     assert whole_audit_says(result, 2.0) == "leaks"
+
+
+def test_a_third_of_the_noise_is_caught_where_a_device_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_third_of_the_noise(monkeypatch)
+    with pretended() as counts, using(Device("cuda")):
+        result = audited_game("training", event_of("training", 2.0, "add_remove"), 0)
+    assert counts.queued > 0
+    assert 2.0 < result.epsilon <= result.ceiling
 
 
 @pytest.mark.slow
