@@ -28,6 +28,8 @@ EXTRA_OF = {
     "datasets": "huggingface",
     "ray": "ray",
     "tensorboard": "tensorboard",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
     "torchvision": "vision",
     "transformers": "text",
     "peft": "text",

@@ -112,7 +112,7 @@ ALGORITHMS: Registry[Any] = Registry("algorithm", lambda spec: spec.make, home="
 """Name in a config -> `algorithms.interface.AlgorithmSpec`."""
 ATTACKS: Registry[Any] = Registry("attack", lambda attack: attack.cells)
 """Name -> `attacks.Attack`; here, because a file may register one before the attacks are imported."""
-CALLBACKS: Registry[Callable[[], Any]] = Registry("callback", home=".experiments.run.tensorboard")
+CALLBACKS: Registry[Callable[[], Any]] = Registry("callback", home=".experiments.trackers")
 """Name in `[run] callbacks` -> what makes a `Callback` for a run."""
 METRICS: Registry[Callable[[Any, Any], float]] = Registry("metric")
 """Name in `[run] metrics` -> a function of predictions and labels."""

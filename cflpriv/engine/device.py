@@ -143,8 +143,9 @@ class _Pinned:
 
 @cache
 def _pinned() -> _Pinned:
-    """Up to a quarter of the machine's memory: what is pinned cannot be swapped."""
-    return _Pinned(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
+    """Up to a quarter of the machine's memory: what is pinned cannot be swapped. None where its size is not known, as on Windows."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    return _Pinned(size // 4)
 
 
 @contextmanager

@@ -185,7 +185,8 @@ class RunSection:
         ),
     ] = False
     callbacks: Annotated[
-        tuple[str, ...], Key("Code that receives rounds, metrics and messages: `tensorboard`, or what a plugin registers.")
+        tuple[str, ...],
+        Key("Code that receives rounds, metrics and messages: `tensorboard`, `mlflow`, `wandb`, or a plugin's."),
     ] = ()
 
     metrics: Annotated[

@@ -199,6 +199,7 @@ FILES = (
     File("audit/*", "What attacks recovered, and finished parts of an audit.", "NumPy arrays (`.npz`), JSON"),
     File("active_audit.json", "Result of `cflpriv audit --active`; `active_audit.txt` has it as text.", "JSON, a list of rows"),
     File("tensorboard/*", "Events of the callback `tensorboard`.", "TensorFlow event files"),
+    File("trackers.json", "The run's number in MLflow and Weights & Biases, of their callbacks.", "JSON"),
     File("report.html", "The report of `cflpriv report`.", "HTML, one file"),
     File("results.csv", "A line for each run of the report.", "CSV with a header"),
     File(".lock", "Held by the process that runs or audits; always empty.", "empty"),

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -197,27 +196,3 @@ def test_a_private_choice_shows_no_run() -> None:
     }
     with pytest.raises(InputError, match=r"run\.callbacks = \['tensorboard'\]: would show runs that a private choice keeps secret"):
         parse_sweep(tree)
-
-
-@pytest.mark.skipif(find_spec("tensorboard") is None, reason="the extra [tensorboard] is not installed")
-def test_tensorboard_reads_each_round_once(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    config = parse_config({**TREE, "run": {"callbacks": ["tensorboard"]}})
-    with pytest.raises(CallbackFailed):
-        run_experiment(config, tmp_path / "run", callbacks=[Notes(bad=1)])
-    run_experiment(config, tmp_path / "run", resume=True)
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    rows = rows_of(tmp_path / "run")
-    scalars = events.Scalars("round/accuracy_mean")
-    assert [(one.step, pytest.approx(one.value)) for one in scalars] == [(row["round"], row["accuracy_mean"]) for row in rows]
-    assert events.Scalars("round/cohort")[0].value == 4.0
-    assert "round/round" not in events.Tags()["scalars"]
-    assert [one.step for one in events.Scalars("summary/accuracy_mean")] == [3]
-
-
-@pytest.mark.skipif(find_spec("tensorboard") is not None, reason="the extra [tensorboard] is installed")
-def test_tensorboard_names_its_extra(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'tensorboard' needs tensorboard, .* pip install 'cflpriv\[tensorboard\]'"):
-        run_experiment(parse_config({**TREE, "run": {"callbacks": ["tensorboard"]}}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()

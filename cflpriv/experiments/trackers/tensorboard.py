@@ -6,26 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.callbacks import Callback, register_callback
+from .figures import scalars
 
 if TYPE_CHECKING:
     from ..config.config import Config
 
-__all__ = ["FOLDER", "TensorBoard", "scalars"]
+__all__ = ["FOLDER", "TensorBoard"]
 
 FOLDER = "tensorboard"
 """Where the event files are, in the run folder."""
-LEFT_OUT = ("round",)
-
-
-def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row of rounds.jsonl by name; lists of clients count, and what is unknown is left out."""
-    values = {}
-    for name, value in row.items():
-        if isinstance(value, list) and name in ("cohort", "admitted", "lost"):
-            values[name] = float(len(value))
-        elif isinstance(value, int | float) and not isinstance(value, bool) and name not in LEFT_OUT:
-            values[name] = float(value)
-    return values
 
 
 class TensorBoard(Callback):
