@@ -23,7 +23,7 @@ from ..contract.schedule import Leaving, TaskRequest, same_task
 from ..errors import InputError
 from ..protocols.errors import MalformedMessage, RemoteError
 from . import messages as m
-from .contract_record import Contract, contract_digest, contract_from_bytes, excess, keys_that_differ
+from .contract_record import contract_digest, contract_from_bytes, excess, keys_that_differ
 from .settings import Settings
 from .store import Store
 from .values import Leaves, Origin, SharedWork
@@ -103,10 +103,10 @@ class ClientContract:
             elif self._store.get(KEPT) is not None:
                 raise self._error("no-contract", "the session has a contract")
             return
-        contract, digest = contract_from_bytes(data), contract_digest(data)
+        digest = contract_digest(data)
         if settings.contract and settings.contract != digest:
             raise self._error("other-contract", f"its digest is {digest.hex()}, the settings pin {settings.contract.hex()}")
-        for why in self._limits(contract):
+        for why in _limits(data, settings):
             raise self._error("other-contract", why)
         counted = self._counts(digest)
         if counted is not None and not counted.may_be_of(ask.session):
@@ -245,26 +245,6 @@ class ClientContract:
             counted.weighed |= dict.fromkeys(parts, by_samples)
             self._keep(contract_digest(data), counted)
 
-    def _limits(self, contract: Contract) -> list[str]:
-        """Why the client's settings do not allow a contract."""
-        settings, limits = self._settings, self._settings.limits
-        if too_long := excess(contract):
-            return [too_long]
-        why = [f"{key} differs from the client's settings" for key in keys_that_differ(contract, settings.protection, settings.privacy)]
-        own, protection = b"" if settings.roster is None else settings.roster.digest, settings.protection
-        pinned = protection.secure or protection.transformed or protection.encrypted
-        if contract.roster != own and (contract.roster or pinned):
-            why.append("its roster is not the client's")
-        if contract.rounds > limits.rounds:
-            why.append(f"it has {contract.rounds} rounds, the limit is {limits.rounds}")
-        if limits.algorithms and contract.algorithm not in limits.algorithms:
-            why.append(f"its algorithm is {contract.algorithm!r}, allowed are {', '.join(limits.algorithms)}")
-        if protection.secure and contract.clip <= 0:
-            why.append("its protection.secagg_clip is no number above 0")
-        if protection.secure and contract.models > settings.models:
-            why.append(f"members of a sum may have been sent {contract.models} models, the limit is models = {settings.models}")
-        return why
-
     def _declared(self, data: bytes) -> tuple[TaskRequest, ...]:
         """The requests of a contract. Raises `RemoteError` "not-agreed" if one of them is no possible task."""
         try:
@@ -298,3 +278,24 @@ def _declared(data: bytes) -> tuple[TaskRequest, ...]:
 @lru_cache(maxsize=16)
 def _name(digest: bytes) -> str:
     return f"{KEPT}/{digest.hex()}"
+
+
+def _limits(data: bytes, settings: Settings) -> list[str]:
+    """Why a client's settings do not allow a contract."""
+    contract, limits = contract_from_bytes(data), settings.limits
+    if too_long := excess(contract):
+        return [too_long]
+    why = [f"{key} differs from the client's settings" for key in keys_that_differ(data, settings.protection, settings.privacy)]
+    own, protection = b"" if settings.roster is None else settings.roster.digest, settings.protection
+    pinned = protection.secure or protection.transformed or protection.encrypted
+    if contract.roster != own and (contract.roster or pinned):
+        why.append("its roster is not the client's")
+    if contract.rounds > limits.rounds:
+        why.append(f"it has {contract.rounds} rounds, the limit is {limits.rounds}")
+    if limits.algorithms and contract.algorithm not in limits.algorithms:
+        why.append(f"its algorithm is {contract.algorithm!r}, allowed are {', '.join(limits.algorithms)}")
+    if protection.secure and contract.clip <= 0:
+        why.append("its protection.secagg_clip is no number above 0")
+    if protection.secure and contract.models > settings.models:
+        why.append(f"members of a sum may have been sent {contract.models} models, the limit is models = {settings.models}")
+    return why

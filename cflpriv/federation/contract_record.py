@@ -124,11 +124,13 @@ def contract_from_bytes(data: bytes) -> Contract:
     return m.codec.decode(data, Contract, LARGEST_CONTRACT_BYTES)
 
 
-def keys_that_differ(contract: Contract, protection: Protection, privacy: Privacy) -> tuple[str, ...]:
-    """The keys in which a contract is not what a client's own settings demand, of those that clients enforce.
+@lru_cache(maxsize=16)
+def keys_that_differ(data: bytes, protection: Protection, privacy: Privacy) -> tuple[str, ...]:
+    """The keys in which a contract, by its canonical bytes, is not what a client's own settings demand, of those that clients enforce.
 
     Raises `MalformedMessage` for values that no section takes.
     """
+    contract = contract_from_bytes(data)
     agreed = {key: _value(value) for key, value in contract.protection}
     unit = dict(contract.privacy).get("unit")
     keys = [key for key in ENFORCED if agreed.get(key) != _value(json.dumps(getattr(protection, key)))]

@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 __all__ += message_encoding.__all__
 
-VERSION = 13
+VERSION = 14
 LIMIT_BYTES = 1 << 31
 
 # --- noise
@@ -88,13 +88,15 @@ class NoiseShares(FederationMessage, frozen=True):
 class Enrol(FederationMessage, frozen=True, tag="enrol"):
     """Enrol into a session. `session` names this federation and never changes; `challenge` is fresh. `contract`: the canonical bytes of a
     session contract (`contract_record`), empty for a session without one. `answered`: a client that was at this place, and the latest
-    round in which it answered under the contract; nobody if empty."""
+    round in which it answered under the contract; nobody if empty. `signed`: whether the client proves its keys. Where no roster pins them,
+    the proof serves the server alone, by which it knows clients again; one whose clients are in its own process needs none."""
 
     version: Count
     session: Bytes16
     challenge: Bytes16
     contract: bytes = b""
     answered: tuple[tuple[Count, int], ...] = ()
+    signed: bool = True
 
 
 class Compute(FederationMessage, frozen=True, tag="compute"):
@@ -354,7 +356,8 @@ PartyRequest = (
 class Enrolled(FederationMessage, frozen=True, tag="enrolled"):
     """A client's number and keys. The signature covers the session, the number and the encryption key. The key holder's number is 0.
 
-    The server shows all this to other clients, but not `proof`: it covers the challenge, too, and authenticates the sender.
+    The server shows all this to other clients, but not `proof`: it covers the challenge, too, and authenticates the sender. Without
+    signatures (`Enrol.signed`) they and the signing key are zeros.
     """
 
     version: Count

@@ -71,9 +71,11 @@ def new_session(store: Store, session: bytes) -> None:
 
 
 def enrolled(identity: Identity, ask: m.Enrol, role: Literal["client", "key-holder"]) -> m.Enrolled:
-    """The answer of a client or the key holder to `Enrol`, with both signatures."""
+    """The answer of a client or the key holder to `Enrol`, with both signatures where these are asked for."""
     number, label = (identity.client, ENROL) if role == "client" else (0, ENROL_HOLDER)
     key = public_key(identity.encryption_seed)
+    if not ask.signed:
+        return m.Enrolled(m.VERSION, number, bytes(32), key, bytes(64), bytes(64), role)
     signed = (ask.session, number.to_bytes(8, "big"), key)
     proof = sign(identity, label + PROOF, *signed, ask.challenge)
     return m.Enrolled(m.VERSION, number, identity.public(), key, sign(identity, label, *signed), proof, role)
@@ -182,9 +184,9 @@ class ClientRegistry:
 
     def __init__(
         self, transport: Transport, session: bytes, roster: Roster | None, expect: Iterable[int] | None, entropy: Entropy = system_entropy,
-        contract: bytes = b"",
+        contract: bytes = b"", signed: bool = True,
     ) -> None:  # fmt: skip
-        self._contract = contract
+        self._contract, self._signed = contract, signed
         self._transport, self._session, self._roster, self._entropy = transport, session, roster, entropy
         self._expect = None if expect is None else frozenset(expect)
         self._places: dict[int, int] = {}
@@ -242,7 +244,8 @@ class ClientRegistry:
         answering = {place for client, place in self._places.items() if client not in self._lost} | {*self._holders.values()}
         fresh = {place: self._entropy(16) for place in self._transport.places() if place not in answering}
         asks: dict[int, m.PartyRequest] = {
-            place: m.Enrol(m.VERSION, self._session, challenge, self._contract, self._latest(place)) for place, challenge in fresh.items()
+            place: m.Enrol(m.VERSION, self._session, challenge, self._contract, self._latest(place), self._signed)
+            for place, challenge in fresh.items()
         }
         came = []
         for place, answer in sorted(self._exchange(asks, "enrol").items()):
@@ -301,7 +304,8 @@ class ClientRegistry:
         for code, holds in refused.items():
             if holds:
                 raise RemoteError(code)
-        check_enrolled(answer, self._session, challenge)
+        if self._signed:
+            check_enrolled(answer, self._session, challenge)
 
     def ask_holder(self, ask: m.ToHolder, stage: str) -> m.Answer:
         """The key holder's answer. Raises `KeyHolderLost` if it is absent, does not answer in time, or refuses."""

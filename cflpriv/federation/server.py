@@ -64,6 +64,8 @@ class FederationServer:
     `contract`: what is asked of clients in this run, which they agree to when they enrol; without a contract only clients enrol whose
     settings need none.
 
+    `signed`: whether clients prove their keys when they enrol, by which the server knows them again; with a roster they always do.
+
     Under `ckks` the roster names the key holder, a separate party at its own place, under `shares` several holders; without them `gram`
     raises `KeyHolderLost`.
 
@@ -89,6 +91,7 @@ class FederationServer:
         witness: Witness | None = None,
         drawn_from: Sequence[int] | None = None,
         contract: Contract | None = None,
+        signed: bool = True,
     ) -> None:
         self.protection = protection or Protection()
         self.sampling = sampling or Sampling()
@@ -102,7 +105,13 @@ class FederationServer:
         self.session = session or entropy(16)
         self._rounds = Rounds()
         self._registry = ClientRegistry(
-            transport, self.session, roster, expect, entropy, b"" if contract is None else contract_bytes(contract)
+            transport,
+            self.session,
+            roster,
+            expect,
+            entropy,
+            b"" if contract is None else contract_bytes(contract),
+            signed or roster is not None,
         )
         self._ask = self._registry.ask
         self._agreement = None

@@ -282,6 +282,7 @@ def simulate(
         roster=roster, transcript=transcript, entropy=entropy("server"), session=session, expect=data, privacy_ledger=privacy_ledger,
         clipped=clipped, local=local, strict=strict, witness=partial(_sent, host),
         contract=None if contract is None else structs.replace(contract, roster=b"" if roster is None else roster.digest),
+        signed=False,  # without a roster: these clients are where the experimenter put them
     )  # fmt: skip
     if stores is None:
         federation.enrol()

@@ -44,6 +44,9 @@ class Callback:
     def on_end(self, summary: Mapping[str, Any]) -> None:
         """The run has ended, or was stopped by Ctrl-C: its summary.json. `rounds` below `rounds_planned` tell the latter."""
 
+    def on_error(self, error: Exception) -> None:
+        """The run ends with an error, perhaps of a callback, in place of `on_end`. What this raises is only reported."""
+
 
 def register_callback(name: str, make: Callable[[], Callback]) -> None:
     """Add a callback under the name that `[run] callbacks` has. `make`, a subclass of `Callback` say, gives a new one for each run.
@@ -99,6 +102,14 @@ class Callbacks:
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self._tell("on_end", summary)
+
+    def failed(self, error: Exception) -> None:
+        """Tell each that the run ends with an error."""
+        for name, callback in self._active:
+            try:
+                callback.on_error(error)
+            except Exception as further:
+                self._print(f"callback {name!r}, on_error: {_one_line(further)}")
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Call a method of each. Raises `CallbackFailed` naming the first that failed, with its error, after all were called."""

@@ -243,6 +243,14 @@ FREE_SAVING, SAVING_SHARE = 1.0, 0.05
 
 def _rounds(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run the remaining rounds, saving each, and finish."""
+    try:
+        return _finished(run, out, observers, tick)
+    except Exception as error:
+        observers.failed(error)
+        raise
+
+
+def _finished(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     rounds, messages = run.config.training.rounds, run.federation.transcript.messages
     written = reported = len(messages)
     saving, began = 0.0, time.perf_counter()

@@ -52,6 +52,10 @@ class MLflow(Callback):
         self._log("summary", summary, summary["rounds"])
         self._client.set_terminated(self._number, "KILLED" if summary["rounds"] < summary["rounds_planned"] else "FINISHED")
 
+    def on_error(self, error: Exception) -> None:
+        if self._number:
+            self._client.set_terminated(self._number, "FAILED")
+
     def _log(self, group: str, row: Mapping[str, Any], step: int) -> None:
         now = int(1000 * time.time())
         self._client.log_batch(self._number, [self._metric(f"{group}/{name}", value, now, step) for name, value in scalars(row).items()])

@@ -39,6 +39,10 @@ class TensorBoard(Callback):
         self._numbers("summary", summary, summary["rounds"])
         self._writer.close()
 
+    def on_error(self, error: Exception) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
     def _numbers(self, group: str, row: Mapping[str, Any], step: int) -> None:
         values = [self._summaries.Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in scalars(row).items()]
         self._add(step=step, summary=self._summaries.Summary(value=values))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from ..config.callbacks import Callback, register_callback
 from .figures import keep_number, known_number, scalars, settings
@@ -23,11 +24,11 @@ class Wandb(Callback):
     def __init__(self) -> None:
         import wandb  # here, so that the name is known without the extra
 
-        self._start, self._new_number = wandb.init, wandb.util.generate_id
+        self._start = wandb.init
         self._run: Any = None
 
     def on_start(self, folder: Path, config: "Config", rounds: int) -> None:
-        number = known_number(folder, "wandb", rounds) or self._new_number()
+        number = known_number(folder, "wandb", rounds) or uuid4().hex[:8]
         keep_number(folder, "wandb", number)
         self._run = self._start(
             project=os.environ.get("WANDB_PROJECT") or "cflpriv", name=folder.name, id=number, resume="allow", config=settings(config),
@@ -42,6 +43,10 @@ class Wandb(Callback):
     def on_end(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update({f"summary/{name}": value for name, value in scalars(summary).items()})
         self._run.finish(exit_code=int(summary["rounds"] < summary["rounds_planned"]))
+
+    def on_error(self, error: Exception) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=1)
 
 
 register_callback("wandb", Wandb)

@@ -26,7 +26,7 @@ DIGESTS = {
     8: "c7a5824325aa06b8ee672fc3404a8824", 9: "6c35cb7f7d28548c35ea4b8f59e52d6b", 10: "f4585f4e82d7c0ea83ccebd8e5e1a337",
     11: "50a77bb601ed01c717bc9e929fd50773",
     12: "45b7d96573c44b48bde8bb59d86d9411",
-    13: "394e090f3ca77e74db982febd9419c8b",
+    13: "394e090f3ca77e74db982febd9419c8b", 14: "aa4b98b594b8c0c45bfacdca325d0fdd",
 }  # fmt: skip
 """The digest of all messages by version. A changed message gets a new version and a new line; a version's line never changes."""
 

@@ -15,6 +15,7 @@ from agreements import contract_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loopback import ENTROPY, Loopback, RawArray, remote
+from msgspec import structs
 from scenes import eye, federation, population, training
 from small_runs import after_rounds
 
@@ -283,6 +284,31 @@ def test_clients_that_exchange_their_places_are_both_there() -> None:
     assert fed.enrol() == (0, 1)
     assert fed.clients == here
     assert set(fed.compute(training(population(clients_per_group=3)), {"model": training(population()).model.init(0)}).clients) == set(here)
+
+
+def test_keys_are_proved_but_in_an_open_simulation() -> None:
+    scene = population(groups=1, clients_per_group=3)
+    open_one, secure = (federation(scene, Protection(sum=way)) for way in ("none", "secagg"))
+    assert {peer.signature for peer in open_one._registry.peers.values()} == {bytes(64)}
+    assert bytes(64) not in {peer.signature for peer in secure._registry.peers.values()}
+    transport, fed = remote(scene)  # open, too, but its clients are elsewhere
+    assert bytes(64) not in {peer.signature for peer in fed._registry.peers.values()}
+    exchange = transport.exchange
+
+    def lazy(requests: Mapping[int, bytes], stage: str) -> Mapping[int, bytes]:
+        answers = {place: m.decode_answer(data) for place, data in exchange(requests, stage).items()}
+        shown = {place: answer for place, answer in answers.items() if isinstance(answer, m.Enrolled)}
+        return {
+            place: m.encode(structs.replace(answer, signing_key=keys[answer.client], signature=bytes(64), proof=bytes(64)))
+            for place, answer in shown.items()
+        }
+
+    transport.exchange = lazy  # type: ignore[method-assign]
+    for known, code in ((True, "bad-signature"), (False, "other-identity")):
+        keys = {client: key if known else bytes(32) for client, key in enumerate(transport.roster.keys)}
+        fed._registry.lose(1)
+        assert fed.enrol() == ()
+        assert fed.refusals[-1] == (1, "enrol", code)
 
 
 def test_identities_are_pinned() -> None:

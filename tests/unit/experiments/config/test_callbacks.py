@@ -56,6 +56,9 @@ class Notes(cflpriv.Callback):
         self.calls.append("end")
         self.summary = summary
 
+    def on_error(self, error: Exception) -> None:
+        self.calls.append(type(error).__name__)
+
 
 def rows_of(folder: Path) -> list[Any]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -110,6 +113,19 @@ def test_one_that_fails_ends_the_run_which_goes_on_later(tmp_path: Path) -> None
     done = Notes()
     run_experiment(config, tmp_path / "run", callbacks=[done], resume=True)
     assert not done.calls, "a finished run is left alone"
+
+
+def test_all_learn_that_a_run_ends_with_an_error(tmp_path: Path) -> None:
+    class Worse(cflpriv.Callback):
+        def on_error(self, error: Exception) -> None:
+            raise KeyError("another")
+
+    failing, other, shown = Notes(bad=0), Notes(), list[str]()
+    with pytest.raises(CallbackFailed, match="by zero"):
+        run_experiment(parse_config(TREE), tmp_path / "run", callbacks=[Worse(), failing, other], report=shown.append)
+    assert failing.calls[-1] == other.calls[-1] == "CallbackFailed"
+    assert shown[-1] == "callback 'Worse', on_error: KeyError: 'another'"
+    assert "end" not in other.calls
 
 
 def test_one_that_is_not_required_is_left_out(tmp_path: Path) -> None:
