@@ -3,7 +3,7 @@
     python -m benchmarks clustering [--out FILE.csv] [--data-dir DIR] [--data development] [--methods "crossfit;stocfl"] [--tables]
 
 Every cell (scene, method) is one line of a CSV file, written when it is done. What is there is not run again, so an interrupted table goes
-on where it stopped. Only the clustering is run, no longer training. No method is told the number of groups, or whether there are any.
+on where it stopped. Only the clustering is run, no longer training. No method gets the number of groups, or whether there are any.
 
 `DEVELOPMENT` names the data sets that methods may be developed on; all others are for tests of what was fixed before.
 """

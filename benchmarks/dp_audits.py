@@ -65,7 +65,7 @@ def false_or_found(name: str, epsilon: float, share: float, audits: int, seed: i
 
 
 def alarms_of_runs(batch: int, epsilon: float, runs: int, first: int) -> tuple[int, int, list[float]]:
-    """Whole runs in which a claim is refuted: with the claimed noise, and with `FAULT` of it; and bound ÷ claim of the former."""
+    """Whole runs in which a claim is refuted: with the claimed noise, and with `FAULT` of it; and bound ÷ claim with the claimed noise."""
     alarms, bounds = [0, 0], []
     for seed in range(first, first + runs):
         config = parse_config({

@@ -172,7 +172,7 @@ def _home() -> Path:
 
 
 def memory_used(name: Literal["VmRSS", "VmHWM"]) -> float:
-    """MiB that this process holds (VmRSS), or has held at most (VmHWM). Elsewhere than on Linux always the latter.
+    """MiB that this process holds (VmRSS), or has held at most (VmHWM). Elsewhere than on Linux always VmHWM.
 
     `ru_maxrss` would not do on Linux: a new process begins with what its parent held.
     """

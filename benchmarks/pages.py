@@ -62,8 +62,8 @@ that are missing and writes `table.md`, `table.csv` and `picture.svg`; the same 
 - `--scale` (up to 1) multiplies rounds, clients or trials. `--cells` takes beginnings of cells' names.
 - `--set protection...` runs an entry under a protection. Where sample counts would show, clients weigh equally. Refused cells become rows
   with the reason. At a small scale set `training.participation=1.0`, or clusters are too small for sums.
-- Nothing is tuned on test data. The command's table lists the hyper-parameters of the paper and those that the paper leaves open. The
-  latter were set before these runs, some after earlier trials with known outcomes. Published numbers of clusters are given.
+- Nothing is tuned on test data. The command's table lists the hyper-parameters of the paper and those that the paper leaves open. Open
+  values were set before these runs, some after earlier trials with known outcomes. Published numbers of clusters are given.
 
 ## How to read the tables
 

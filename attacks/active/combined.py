@@ -29,7 +29,7 @@ WEIGHED = "secagg: the effective number of clients of every sum is at least the 
 RECORDED = "secagg: the record of sums outlives sessions, which a server opens at will"
 DECLARED = "federation/client_contract.py: a client answers what its contract declares and nothing else"
 TRIES, OFFERED, FAR = 20, 8, 1.0
-"""So often so many models are offered, at random and so far from the honest one."""
+"""Tries, models offered in each, and how far, at random, these are from the honest model."""
 PROBES = 8
 """Scores that are asked for at once, each of the loss at another model."""
 

@@ -43,7 +43,7 @@ COHORT = 8
 """So many clients are started, or two more than a sum needs: attacks on more of them show the same."""
 HOLDER_PLACE = -2
 DEALINGS = 40
-"""So often a dealing is made again."""
+"""How often a dealing is made again."""
 BOUNDLESS = 1e9
 """The ε in the ledger of a server that ignores budgets."""
 WHOLE: dict[str, Any] = {"epochs": 1, "batch_size": 0, "momentum": 0.0}

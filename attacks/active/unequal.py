@@ -1,6 +1,6 @@
 """Members of one sum that receive different requests: another model, task, uploaded value or weight.
 
-All but the victim are made to add next to nothing, so that the sum is the victim's update. In `unequal_weights` terms allow weights so
+All but the victim are made to add nearly zero, so that the sum is the victim's update. In `unequal_weights` terms allow weights so
 different that one client can be nearly all of a sum.
 
 Checks: "Every sum binds to the list of what its members were sent: one model, unless the algorithm declares more in public"
@@ -79,13 +79,13 @@ def listed_model(run: AttackRun) -> ActiveGuess:
 
 
 def other_task(run: AttackRun) -> ActiveGuess:
-    """All but the victim train at a rate of next to nothing."""
+    """All but the victim train at a rate near zero."""
     slow = m.Carried(replace(run.scene.train, lr=SLOW))
     return isolated(run, lambda ask: msgspec.structs.replace(ask, task=slow))
 
 
 def switched_value(run: AttackRun) -> ActiveGuess:
-    """All were invited for one value, and all but the victim are asked to upload another, of next to nothing."""
+    """All were invited for one value, and all but the victim are asked to upload another, which is nearly zero."""
     held, nothing = run.compute(), run.compute(lr=SLOW)
     number = run.number(nothing)
 

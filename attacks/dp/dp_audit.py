@@ -4,7 +4,7 @@ Each of m canaries (records that nobody else resembles) is put in or left out by
 Canaries may be spread over several clients: their samples are disjoint, so the whole is as private towards each coin as one client's
 release is. Two tests of the claim share the error (`GUESSED`); the bound is the larger of theirs.
 
-- *Of the claimed mechanism* (`dp_claims`): whether canaries are told apart better than the trade-off function of the ledger's events
+- *Of the claimed mechanism* (`dp_claims`): whether canaries are distinguished better than the trade-off function of the ledger's events
   allows. It is nearly tight, and assumes that scores are independent given the coins.
 - *Of any mechanism* (`audit_guesses`): the auditor guesses the coins of those it is surest of. If the release is (ε, δ)-private, hardly
   more guesses can be right than with a coin of probability e^ε/(1 + e^ε) each. It assumes nothing else, and it is all that there is where a
@@ -12,7 +12,7 @@ release is. Two tests of the claim share the error (`GUESSED`); the bound is the
 
 A bound is a statement at a confidence: the true ε is at or above it in a share of `confidence` of all audits. So an audit of a *sound*
 mechanism exceeds the accountant's ε in at most 1 − confidence of repetitions. And a bound has a ceiling: what it would be if all canaries
-had been told apart.
+had been distinguished.
 
 Source: Steinke, Nasr & Jagielski 2023 ("Privacy auditing with one (1) training run"), Algorithm 1 and Theorem 5.2, for guesses. Deviation:
 two numbers of guesses are tried, which share the error evenly. The games are in `dp_mechanisms` (one release) and `dp_run` (whole runs).

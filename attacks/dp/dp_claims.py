@@ -2,7 +2,7 @@
 
 The events of a ledger state a mechanism, and so the largest share of true positives that any test can have at each share of false ones
 (`NoiseClaim.power_at`, the complement of the trade-off function; a Gaussian release has Φ(Φ⁻¹(α) + μ) with μ = 1/noise multiplier).
-Canaries that are told apart better than that refute the claim. The bound on ε is the price, at the same δ, of the same events with their
+Canaries that are distinguished better than that refute the claim. The bound on ε is the price, at the same δ, of the same events with their
 noise multiplied by a factor s (of a choice: its ε divided by s), for the least s that the scores refute.
 
 The test. One class of canaries sets the threshold: its score of rank k, which is beaten by a further score of the class with a probability

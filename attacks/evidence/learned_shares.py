@@ -99,8 +99,8 @@ class LearnedShares:
 class RidgeShares:
     """A ridge regression of shares on updates: coefficients (f, classes) around a `centre` (f,) and a `middle` (classes,).
 
-    Updates are taken over `scale`, or over their own lengths where it is 0. The reading of a mean of updates is the mean of their readings,
-    but for the latter.
+    Updates are divided by `scale`, or by their own lengths where `scale` is 0. By a `scale` the reading of a mean of updates is the
+    mean of their readings.
     """
 
     centre: Array
@@ -161,7 +161,7 @@ def ridge_shares(updates: Array, shares: Array, scale: float = 0.0) -> RidgeShar
 def eigen_of_centred(rows: Array) -> tuple[Array, Array]:
     """Eigenvalues (n − 1,) and vectors (n, n − 1) of the products of centred rows (n, f), without the constant, which has none.
 
-    With the constant among them a small penalty would make it the most important, and every leave-one-out error next to nothing.
+    With the constant among them a small penalty would make it the most important, and every leave-one-out error nearly zero.
     """
     products = rows @ rows.T
     above = 1.0 + 2.0 * float(np.trace(products))

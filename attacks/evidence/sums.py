@@ -39,7 +39,7 @@ SURVIVORS = "secagg Unmask"
 
 @dataclass(frozen=True, eq=False)
 class CohortSum:
-    """One sum: its round, who was in it (nobody where that is not known), and the mean, where two models tell it.
+    """One sum: its round, who was in it (nobody if unknown), and the mean if two models show it.
 
     `start` is the model (d,) that members held, `label` its number (−1: one model for all), and `local` how they were asked to train it,
     without the pull to an anchor, as far as the transcript says. `until` is the round in which the next model

@@ -331,7 +331,7 @@ def cell(
 def nothing(case: Case, attack: str, metric: str, why: str, k_known: int | None = None) -> Cell:
     """The cell of an attack without a figure: `not_attempted` if `why` begins with "not attempted", else `not_applicable`.
 
-    Where the view shows no number of clients' data, the latter is `nothing_to_see`.
+    Where the view shows no number of clients' data, `not_applicable` becomes `nothing_to_see`.
     """
     known = len(case.view.coalition) if k_known is None else k_known
     none = (None,) * 5

@@ -87,7 +87,7 @@ def _figure(case: Case, metric: str, tables: Sequence[Array], note: str) -> Cell
 
 
 def _membership_cell(case: Case, feature: Feature, both: Sequence[Owners], clients: Sequence[int], sums: int) -> Cell:
-    """How well samples of a client are told from its test samples: those with a feature that it certainly lacks are none of its own."""
+    """How well samples of a client differ from its test samples: those with a feature that it certainly lacks are none of its own."""
     metric = f"excluded_{feature.name}s_auc"
     clients = [client for client in clients if len(case.truth.outside[client][1])]
     if not clients:

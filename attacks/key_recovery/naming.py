@@ -115,7 +115,7 @@ def _terms(h: Array) -> Array:
 class Naming:
     """Column `order[c]` of the structure is label c. `cloud_distance` of the clouds, and the attacker's `confidence` in [0, 1].
 
-    The confidence is the gap between the distance found and the lowest of a naming with another answer, in units of the latter.
+    The confidence is the gap between the distance found and the lowest distance of a naming with another answer, in units of that distance.
     """
 
     order: Array

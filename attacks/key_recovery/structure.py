@@ -53,8 +53,8 @@ class Structure:
     """What the server knows without names: `traces` (n, C), the first round's updates of one coordinate a class; `proportions` (n, C), the
     share of each class in each client's data. The columns' order is arbitrary.
 
-    `by` says how: "zero sums" (proved by a block), "clusters" (of coordinates that move alike, where no block was found), "groups" (clients
-    that train alike, where their number of labels is known) or "nothing". `signed` says that the transform also changes signs.
+    `by` says how: "zero sums" (proved by a block), "clusters" (of coordinates that move alike; if no block was found), "groups" (clients
+    that train alike; if their number of labels is known) or "nothing". `signed` says that the transform also changes signs.
     """
 
     traces: Array

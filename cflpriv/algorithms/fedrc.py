@@ -9,7 +9,7 @@ and C_{y;k} the share of label y in cluster k,
 - each client takes τ local steps on (1/n_i) Σ_j γ_ijk f(x_ij, y_ij; φ_k) for every k, and φ_k moves by the mean of the clients' movements;
 - C_{y;k} = Σ_{i,j: y_ij = y} γ_ijk / Σ_{i,j} γ_ijk over all clients, at first uniform.
 
-So clusters are told apart by what a label looks like or means, not by which labels there are: dividing by C_{y;k} takes that gain away.
+So clusters differ in what a label looks like or means, not in which labels there are: dividing by C_{y;k} takes that gain away.
 
 All k models and the label sums are one vector, and a client's step is the new one minus the one it was sent. So a round is FedAvg of a
 longer vector: one `mean` over the cohort, which transformed sums take as they are. γ and ω stay with their clients.

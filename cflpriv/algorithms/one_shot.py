@@ -40,7 +40,7 @@ from .shared.steps import moved
 __all__ = ["STARTS", "ClusterByMeans", "PlaceByMeans", "one_shot", "with_late"]
 
 STARTS = 10
-"""k-means is begun so often, and the best is kept."""
+"""How often k-means is begun; the best result is kept."""
 
 
 def _products(view: GramView) -> Array:

@@ -19,8 +19,8 @@ Deviations, each for a reason:
 - The change travels times η ‖a‖₁ of the fewest steps that a client can take: then no number of it is larger than that of the update, but
   for what c (a mean gradient) adds, and a secure sum that holds the one holds the other. In a round where a secure sum clipped anybody's
   values (it counts such clients) controls stay as they are, on both sides. A clip to a norm for client-level privacy, which is not
-  reported, and noise would stay in c for good: refused by name (`cflpriv.privacy`). The rounding of a secure sum does stay in c: next to
-  nothing with `secagg_bits = 32`, more with 16.
+  reported, and noise would stay in c for good: refused by name (`cflpriv.privacy`). The rounding of a secure sum does stay in c: nearly
+  none with `secagg_bits = 32`, more with 16.
 
 What it reveals, by which operation: `mean` carries two vectors a client, the update and the change of its control, which is (up to a known
 vector) the mean of its gradients along the way: the update again, so in the clear little that is new. Twice the bytes both ways.

@@ -59,7 +59,7 @@ def directions_of(moment: Array, noise: float, offset: float = 0.0, fewest: int 
     """The eigenvectors of a noisy second moment (r, r) above the edge of its noise, at most `MOST_DIRECTIONS`.
 
     `noise` is the standard deviation of the noise on the diagonal (off the diagonal it is smaller by √2). The edge is that of the known
-    noise or that of the spectrum's bulk, whichever is larger: the latter has the sampling noise of clients in it. `offset` is the squared
+    noise or that of the spectrum's bulk, whichever is larger: the bulk has the sampling noise of clients in it. `offset` is the squared
     length of the error of the centre that moments are taken around, which all clients share: from half the edge on it makes an eigenvalue
     of its own, and the edge is raised to that. Variances are shrunk by what noise adds to an eigenvalue above its edge. With `fewest` so
     many directions are taken at least.

@@ -33,8 +33,8 @@ __all__ = ["KEPT", "RETAKEN", "ClientContract"]
 KEPT = "contract"
 """The store's name for the contract in force, and the first part of the names of what was counted under each contract."""
 RETAKEN = 5
-"""So often an honest server takes a comparison again without clients that dropped out (`experiments.run.loop`), and as often it may ask
-a client again to join."""
+"""How often an honest server takes a comparison again without clients that dropped out (`experiments.run.loop`), and may ask a client again
+to join."""
 DIGEST_BYTES = 16
 log = logging.getLogger("cflpriv.federation")
 

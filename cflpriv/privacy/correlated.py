@@ -2,8 +2,8 @@
 
 A participation costs what it costs with independent noise of the same multiplier (`protocols.banded` has the proof): charges, and what is
 sent to clients, stay the same. For that a client's columns in one stream of noise must be at least as many rounds apart as there are
-bands. Nobody is refused: where a client comes back earlier, where a round is run again, or where a stream was silent for long, a stream
-with noise of its own begins. So the guarantee does not rest on who takes part; only the gain does. A stream keeps bands − 1 rows in memory.
+bands. Nobody is refused: if a client comes back earlier, a round is run again, or a stream was silent for long, a stream with noise
+of its own begins. So the guarantee does not rest on who takes part; only the gain does. A stream keeps bands − 1 rows in memory.
 """
 
 import math

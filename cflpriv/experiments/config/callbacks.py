@@ -42,7 +42,7 @@ class Callback:
         """A line for people, such as a note or a warning."""
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        """The run has ended, or was stopped by Ctrl-C: its summary.json. `rounds` below `rounds_planned` tell the latter."""
+        """The run has ended, or was stopped by Ctrl-C: its summary.json. `rounds` is below `rounds_planned` if it was stopped."""
 
     def on_error(self, error: Exception) -> None:
         """The run ends with an error, perhaps of a callback, in place of `on_end`. What this raises is only reported."""

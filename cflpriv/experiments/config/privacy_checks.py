@@ -127,7 +127,7 @@ def needless_steps(privacy: Privacy, training: TrainingSection, samples: int) ->
 
 
 def few_shares(privacy: Privacy, protection: Protection, clients: int) -> str:
-    """What a small minimum cohort size costs sums over up to `clients` clients, with a better one; "" where it is next to nothing."""
+    """What a small minimum cohort size costs sums over up to `clients` clients, with a better one; "" where the cost is small."""
     shared = protection.sum == "secagg" and (privacy.unit == "client" or privacy.noise == "shared")
     counted, better = protection.smallest_sum - 1, max(3, int(0.8 * clients))
     times = math.sqrt(clients / counted) if shared else 1.0

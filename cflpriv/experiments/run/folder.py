@@ -95,7 +95,7 @@ def carry_out(
     """Run an experiment into the folder `out`; the summary. `make` gives the run: a new one, or the one that a checkpoint is of.
 
     `tick` gets each round's row, `report` lines for people, `step` the progress (what, done, total) of a long step inside a round.
-    `places`, absolute paths by name, are kept in environment.json. `callbacks` are told of the run beside those that `run.callbacks` names.
+    `places`, absolute paths by name, are kept in environment.json. `callbacks` follow the run beside those that `run.callbacks` names.
     Another process that has the folder of a run that is to be resumed is waited for, up to `patience` seconds.
 
     Nothing is kept unless the data and the algorithm's start succeed. A checkpoint is saved after the beginning and after
