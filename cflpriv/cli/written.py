@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..protocols.bounded_files import read_bytes
+
 __all__ = ["described"]
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +72,7 @@ def _file(module: str) -> tuple[Mapping[str, ast.expr], Mapping[str, tuple[str, 
     """What a module of the package assigns, and where the names that it imports from others of its package come from."""
     path = ROOT.joinpath(*module.split("."))
     package = module if path.is_dir() else module.rpartition(".")[0]
-    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+    text = read_bytes(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
     values: dict[str, ast.expr] = {}
     homes: dict[str, tuple[str, str]] = {}
     for node in ast.parse(text).body:

@@ -15,14 +15,14 @@ import torch
 from ..errors import CflprivWarning
 from ..protocols.bounded_files import read_bytes
 
-__all__ = ["Settings", "library"]
+__all__ = ["KernelSettings", "library"]
 
 FILE = Path(__file__).with_name("libnative.so")
 SOURCES = tuple(FILE.with_name(name) for name in ("native.cpp", "native_layers.h", "native_noise.h"))
 X86 = ("x86_64", "amd64")
 
 
-class Settings(ctypes.Structure):
+class KernelSettings(ctypes.Structure):
     """The numbers of `sgd.Options` as `native_layers.h` has them."""
 
     _fields_ = [
@@ -49,7 +49,7 @@ def library() -> ctypes.CDLL | None:
         return None
     pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     arguments = {
-        "create": [pointer, integer, integer, ctypes.POINTER(Settings)], "destroy": [pointer], "begin": [pointer] * 5,
+        "create": [pointer, integer, integer, ctypes.POINTER(KernelSettings)], "destroy": [pointer], "begin": [pointer] * 5,
         "steps": [*[pointer] * 5, integer, integer, number, pointer], "clipped_sum": [*[pointer] * 4, integer, number, pointer],
         "end": [pointer] * 2, "outputs": [pointer, pointer, integer, integer, pointer],
     }  # fmt: skip

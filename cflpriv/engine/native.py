@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..types import Array
-from .compiled import Settings, library
+from .compiled import KernelSettings, library
 from .layers import flattened, stack_layers
 from .losses import loss_of
 from .models import Model, build_module, dtype_of
@@ -226,7 +226,7 @@ def _network(model: Model, options: Options, longest: int, anchored: bool, corre
     kernel, shapes = library(), described(model)
     assert kernel is not None
     assert shapes is not None
-    settings = Settings(
+    settings = KernelSettings(
         options.lr, options.momentum, options.weight_decay, options.prox, options.clip_norm, options.grid, anchored, corrected
     )  # fmt: skip
     numbers = np.array([shape.numbers() for shape in shapes], dtype=np.int64)
