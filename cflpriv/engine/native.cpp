@@ -60,7 +60,8 @@ template <class T> struct Network {
                 layer.clipped_inputs.assign(longest * layer.in, 0);
                 layer.clipped_slopes.assign(longest * layer.output_size, 0);
             }
-            most = std::max({most, layer.height * layer.width * layer.in_step, layer.out_height * layer.out_width * layer.out_step});
+            const size_t into = layer.height * layer.width * layer.in_step, out = layer.out_height * layer.out_width * layer.out_step;
+            most = std::max({most, into, out});
         }
         size_t pooled = 0;
         for (const Layer<T>& layer : layers)
