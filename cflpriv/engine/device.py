@@ -7,14 +7,17 @@ and need no argument for it. Where nobody says, that is the CPU.
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
 
 from ..types import Array
 
-__all__ = ["CPU", "Device", "NoisePlace", "Precision", "arithmetic", "half", "in_use", "placed", "resolved", "sent", "tensor", "using"]
+__all__ = [
+    "CPU", "Device", "NoisePlace", "Precision", "arithmetic", "cpu_in_use", "half", "in_use", "placed", "resolved", "sent", "tensor",
+    "using",
+]  # fmt: skip
 
 Precision = Literal["full", "tf32", "bf16"]
 NoisePlace = Literal["auto", "host", "device"]
@@ -24,7 +27,7 @@ NoisePlace = Literal["auto", "host", "device"]
 class Device:
     """`kind` "cpu" or "cuda"; `precision` as in `arithmetic` and `half`; `noise`: where it is made (`step_noise.noise_place`).
 
-    `native`: whether the compiled kernel may train on the CPU (`engine.native`).
+    `native`: whether the compiled library may train (`engine.native`) and make normals (`step_noise`) on the CPU.
     """
 
     kind: str = "cpu"
@@ -40,6 +43,11 @@ _IN_USE: ContextVar[Device] = ContextVar("device", default=CPU)
 def in_use() -> Device:
     """The device that the innermost `using` gives; the CPU outside of all."""
     return _IN_USE.get()
+
+
+def cpu_in_use() -> Device:
+    """The CPU, with the compiled library where `in_use` has it."""
+    return replace(CPU, native=in_use().native)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ is a tensor on the device.
 
 The keystream itself is an operation of torch with two kernels: the `cryptography` package for tensors of the CPU, and for those of a CUDA
 device a function that NVRTC compiles at its first use. `noise_place` compares the two before it lets a device make noise. Normals are made
-by the compiled library (`native_noise.h`) on a CPU, whatever trains there; by torch operations on a device, and where there is no library.
+by the compiled library (`native_noise.h`) on a CPU, whichever way trains there. Torch operations make them on a device, where there is no
+library, and under `run.engine` "torch" and "sequential".
 
 Guarantee: ChaCha20's keystream under a secret key is computationally indistinguishable from uniform bits. So is the noise from the normals
 that uniform bits would give. No two batches share keystream: a key is for one task of one client, whose secret is drawn anew for each task;
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from ..errors import CflprivWarning, InputError
 from .compiled import library
-from .device import Device, NoisePlace, sent
+from .device import Device, NoisePlace, in_use, sent
 
 __all__ = ["keys_of", "keystream_words", "noise_place", "normals", "tails"]
 
@@ -76,7 +77,7 @@ def normals(keys: Tensor, number: Tensor, count: int, deviation: float) -> Tenso
 
 def _fill(piece: Tensor, words: Tensor, more: Tensor, deviation: float) -> None:
     """Set `piece` (C, n) to the normals of these words (C, n) of the two streams, which are used up."""
-    kernel = None if piece.is_cuda else library()
+    kernel = library() if in_use().native and not piece.is_cuda else None
     if kernel is None:
         sizes = torch.special.ndtri(tails(words, more))
         torch.mul(sizes.copysign_(words.bitwise_not_().view(torch.float64)), deviation, out=piece)

@@ -20,7 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cflpriv.engine import Engine, Streams, TaskInput, compiled, native
+from cflpriv.engine import Engine, Streams, TaskInput, compiled, native, step_noise
+from cflpriv.engine.compute import Kind
+from cflpriv.engine.device import in_use
 from cflpriv.engine.models import Model
 from cflpriv.engine.sgd import Local, Options
 from cflpriv.errors import CflprivWarning, TrainingDiverged
@@ -234,11 +236,39 @@ def test_options_that_the_kernel_lacks_stay_with_torch() -> None:
     assert not native.serves(replace(model, classes=1, loss="squared"), Options(0.1))
 
 
-def test_the_engine_torch_uses_no_kernel() -> None:
-    model = Model("lenet5", (1, 16, 16), 3)
-    engine = Engine("torch")
-    engine.run(Train(model, batch_size=4), inputs(model, [6, 6]))
-    assert engine.paths == {("Train", "stacked"): 2}
+@pytest.mark.parametrize(("kind", "path"), [("torch", "stacked"), ("sequential", "sequential")])
+def test_the_other_engines_use_no_library(kind: Kind, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for training nor for its noise."""
+
+    def fails() -> None:
+        raise AssertionError
+
+    for module in (native, step_noise):
+        monkeypatch.setattr(module, "library", fails)
+    model, engine = Model("lenet5", (1, 16, 16), 3), Engine(kind)
+    private: dict[str, Any] = {"clip_norm": 0.5, "sampling_rate": 0.3, "noise_multiplier": 1.0, "public_samples": 6}
+    for task in (Train(model, batch_size=4), Train(model, **private)):
+        engine.run(task, inputs(model, [6, 6]))
+    assert engine.paths == {("Train", path): 4}
+    with pytest.raises(AssertionError):
+        Engine().run(Train(model, **private), inputs(model, [6, 6]))
+
+
+def test_the_plain_loop_of_the_engine_takes_its_noise_from_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that the kernel and the stacked form lack."""
+    model = Model("sigmoid", (4,), 3, factory=lambda: nn.Sequential(nn.Linear(4, 3), nn.GELU()))
+    task = Train(model, clip_norm=0.5, sampling_rate=0.3, noise_multiplier=1.0, public_samples=6)
+    engine, filled, fill = Engine(), list[bool](), step_noise._fill
+
+    def counted(*arguments: Any) -> None:
+        filled.append(in_use().native)
+        fill(*arguments)
+
+    monkeypatch.setattr(step_noise, "_fill", counted)
+    engine.run(task, inputs(model, [6, 6]))
+    assert engine.paths == {("Train", "sequential"): 2}
+    assert filled
+    assert all(filled)
 
 
 def test_the_trial_finds_weights_that_leak_from_their_padding(monkeypatch: pytest.MonkeyPatch) -> None:
